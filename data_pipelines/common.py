@@ -1,0 +1,155 @@
+"""What the pipelines share: progress, the manifest that marks a folder as complete, the lock, and the gold check."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vlm_pg.errors import ConfigError, SampleError, VlmPgError
+from vlm_pg.rewards import RewardSettings, score
+from vlm_pg.types import Sample
+
+Item = TypeVar("Item")
+MANIFEST = "manifest.json"
+
+
+def progress(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
+    """Yield the items; show a bar on a terminal, and a line for each quarter done otherwise."""
+    if sys.stdout.isatty():
+        from rich.progress import track
+
+        yield from track(items, description=label, total=total)
+        return
+    next_line = 1
+    for done, item in enumerate(items, start=1):
+        yield item
+        if done * 4 >= next_line * total:
+            print(f"{label}: {done} of {total}", flush=True)
+            next_line = done * 4 // total + 1
+
+
+def fingerprint(arguments: Mapping[str, Any]) -> str:
+    """SHA-256 of arguments that are JSON values: equal exactly when they are equal."""
+    return hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()
+
+
+def is_prepared(folder: Path, arguments: Mapping[str, Any]) -> bool:
+    """Whether the folder holds everything these arguments produce.
+
+    The manifest is written last, so a folder that has one was finished.
+
+    Raises:
+        ConfigError: the folder was finished with other arguments, or files of it are gone.
+    """
+    manifest = folder / MANIFEST
+    if not manifest.exists():
+        return False
+    written = _read_manifest(manifest)
+    if written["fingerprint"] != fingerprint(arguments):
+        before = {name: value for name, value in written["arguments"].items() if arguments.get(name) != value}
+        now = {name: value for name, value in arguments.items() if written["arguments"].get(name) != value}
+        raise ConfigError(
+            f"Folder '{folder}' was prepared with other arguments: it has {before}, asked for is {now}. A folder holds "
+            "one prepared set. Choose another --out, or pass --overwrite."
+        )
+    missing = [name for name in written["files"] if not (folder / name).is_file()]
+    if missing:
+        raise ConfigError(
+            f"Folder '{folder}' lost {', '.join(missing)} since it was prepared. All files its {MANIFEST} lists are "
+            "needed. Pass --overwrite to prepare it again."
+        )
+    return True
+
+
+def _read_manifest(manifest: Path) -> dict[str, Any]:
+    try:
+        written = json.loads(manifest.read_text(encoding="utf-8"))
+        if isinstance(written["arguments"], dict) and isinstance(written["files"], dict) and written["fingerprint"]:
+            return written
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        pass  # falls through to the one message for all of these
+    raise ConfigError(
+        f"'{manifest}' is not the manifest of a prepared folder. This program writes that file itself. Choose another "
+        "--out, or remove it."
+    )
+
+
+def write_manifest(folder: Path, arguments: Mapping[str, Any], files: Mapping[str, int]) -> None:
+    """Mark the folder as complete. Call it after everything else is written.
+
+    Args:
+        files: name -> number of records of each file that readers need.
+    """
+    content = {"fingerprint": fingerprint(arguments), "arguments": dict(arguments), "files": dict(files)}
+    write_text(folder / MANIFEST, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file that appears whole or not at all."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        with unfinished.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder while preparing it (it is made if need be); a second process waits and then finds it complete.
+
+    The system releases the lock when the process ends, however it ends.
+
+    Raises:
+        ConfigError: the folder cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot write to --out '{folder}': {error.strerror}. A folder that can be made and written is needed. "
+            "Choose another."
+        ) from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def check_gold_answer(sample: Sample) -> None:
+    """Refuse a sample whose own gold answer does not earn the full reward: it would teach the wrong thing.
+
+    Raises:
+        SampleError: ``unscorable_gold_answer``.
+    """
+    settings = RewardSettings()
+    response = f"<think>gold</think><answer>{sample.answer}</answer>"
+    breakdown = score(sample, response, settings)
+    if breakdown.parts["accuracy"] == 1.0 and breakdown.parts["format"] == 1.0:
+        return
+    came = ", ".join(f"{name} {value}" for name, value in breakdown.parts.items())
+    note = f" ({breakdown.notes['accuracy']})" if "accuracy" in breakdown.notes else ""
+    raise SampleError(
+        "unscorable_gold_answer",
+        f"the gold answer '{sample.answer[:80]}' to a {sample.answer_kind} question earns {came}{note}. It must earn "
+        "the full reward, 1.0 each. Correct 'solution' or 'problem_type', or remove the record.",
+    )
+
+
+def run(main: Callable[[], int]) -> int:
+    """Run a pipeline as a script: what the user can put right is one message on stderr and exit code 2."""
+    try:
+        return main()
+    except VlmPgError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,156 @@
+"""Flashing colours: a small video question-answering set, rendered here as real mp4 files.
+
+    python -m data_pipelines.embedded --out data/embedded
+
+A shape flashes four of five colours in random order; "Which colour is shown second?", options in random order. Some
+orders of colours never occur in training. Writes ``train.jsonl``, ``eval_seen.jsonl`` (new clips of the orders trained
+on), ``eval_unseen.jsonl`` (clips of the held-out orders) and ``clips/``. Equal arguments give equal records and pixels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_pipelines.common import MANIFEST, check_gold_answer, is_prepared, locked, progress, run, write_manifest
+from data_pipelines.flashes import (
+    POSITIONS,
+    RENDER_VERSION,
+    SEEN_ORDERS,
+    UNSEEN_ORDERS,
+    Clip,
+    Order,
+    draw,
+    encode_mp4,
+    make_clips,
+)
+from vlm_pg.data.records import write_records
+from vlm_pg.errors import ConfigError
+from vlm_pg.types import MediaRef, Sample
+
+SOURCE = "flashes"
+
+
+@dataclass(frozen=True)
+class Split:
+    """One file of records. ``key`` keeps the clips of the splits apart; ``orders`` are the colour orders it draws from.
+
+    Split("eval_unseen", 2, UNSEEN_ORDERS, "unseen order")
+    """
+
+    name: str
+    key: int
+    orders: tuple[Order, ...]
+    category: str
+
+
+SPLITS = (
+    Split("train", 0, SEEN_ORDERS, "seen order"),
+    Split("eval_seen", 1, SEEN_ORDERS, "seen order"),
+    Split("eval_unseen", 2, UNSEEN_ORDERS, "unseen order"),
+)
+# Clips that something other than this set needs (to start the model off, say) have keys from here on.
+FIRST_FREE_KEY = 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
+    arguments = _parse(argv)
+    out: Path = arguments.out
+    identity = {
+        "pipeline": "embedded",
+        "render_version": RENDER_VERSION,
+        "seed": arguments.seed,
+        "train": arguments.train,
+        "eval": arguments.eval,
+    }
+    with locked(out):
+        if arguments.overwrite:
+            _clear(out)
+        if is_prepared(out, identity):
+            print(f"{out} is already prepared: {arguments.train} training and 2 x {arguments.eval} evaluation clips.")
+            return 0
+        files = {}
+        for split in SPLITS:
+            count = arguments.train if split.name == "train" else arguments.eval
+            samples = _render_split(split, count, arguments.seed, out)
+            write_records(out / f"{split.name}.jsonl", samples)
+            files[f"{split.name}.jsonl"] = len(samples)
+        write_manifest(out, identity, files)
+    print(f"Wrote {', '.join(f'{name} ({count} clips)' for name, count in files.items())} to {out}.")
+    return 0
+
+
+def _render_split(split: Split, count: int, seed: int, out: Path) -> list[Sample]:
+    """Write the clips of one split and return their records; every gold answer was checked."""
+    folder = Path("clips") / split.name
+    (out / folder).mkdir(parents=True, exist_ok=True)
+    samples = []
+    clips = make_clips(count, split.orders, POSITIONS, (seed, split.key))
+    for index, clip in enumerate(progress(clips, count, f"Rendering {split.name} clips")):
+        path = folder / f"{index:05d}.mp4"
+        write_clip(clip, out / path)
+        sample = to_sample(clip, f"{split.name}-{index:05d}", MediaRef("video", path.as_posix()), split.category)
+        check_gold_answer(sample)
+        samples.append(sample)
+    return samples
+
+
+def to_sample(clip: Clip, sample_id: str, media: MediaRef, category: str) -> Sample:
+    """The question about a clip as a record."""
+    return Sample(
+        sample_id=sample_id,
+        question=f"Which colour is shown {clip.position}?",
+        media=(media,),
+        options=tuple(f"{letter}. {colour}" for letter, colour in zip("ABCD", clip.options, strict=True)),
+        answer=clip.answer,
+        answer_kind="multiple_choice",
+        source=SOURCE,
+        category=category,
+    )
+
+
+def write_clip(clip: Clip, path: Path) -> None:
+    """Write one mp4 that appears whole or not at all."""
+    unfinished = path.with_name(f".{path.stem}.{os.getpid()}.unfinished")
+    try:
+        encode_mp4(draw(clip), unfinished)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _clear(out: Path) -> None:
+    """Remove what an earlier run of this pipeline wrote, and nothing else."""
+    if not (out / MANIFEST).exists():
+        return
+    (out / MANIFEST).unlink()
+    for split in SPLITS:
+        (out / f"{split.name}.jsonl").unlink(missing_ok=True)
+        shutil.rmtree(out / "clips" / split.name, ignore_errors=True)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="vlm-pg prepare embedded", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder to write; it holds this one set")
+    parser.add_argument("--seed", type=int, default=0, help="decides all clips and questions (default 0)")
+    parser.add_argument("--train", type=int, default=2048, help="training clips (default 2048)")
+    parser.add_argument("--eval", type=int, default=256, help="clips in each evaluation file (default 256)")
+    parser.add_argument("--overwrite", action="store_true", help="replace a set prepared with other arguments")
+    arguments = parser.parse_args(argv)
+    for name, lowest in (("seed", 0), ("train", 1), ("eval", 1)):
+        if not lowest <= getattr(arguments, name) <= 99_999:
+            raise ConfigError(
+                f"--{name} is {getattr(arguments, name)}. {lowest} to 99999 is allowed. Choose a number in that range."
+            )
+    return arguments
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))

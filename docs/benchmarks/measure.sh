@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# The measurements behind docs/benchmarks: raw numbers (JSON), figures (SVG) and the table of arithmetic (Markdown).
+#
+#   docs/benchmarks/measure.sh cpu [MINUTES]   # models small and mid, fp32; default 60 minutes each
+#   docs/benchmarks/measure.sh gpu [MINUTES]   # Qwen2.5-VL 3B and 7B shapes, bf16, random weights; default 10 minutes each
+#   docs/benchmarks/measure.sh model           # no machine needed
+#
+# A run that was stopped goes on where it was when it is started again on the same day. Install prefix-grouper first, or
+# its two contestants are listed as left out.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+out="docs/benchmarks/$(date +%Y-%m-%d)"
+
+step() { # NAME, then options of `vlm-pg bench step`
+  local name=$1
+  shift
+  local resume=()
+  if [[ -e "$out-$name.json" ]]; then resume=(--resume); fi
+  vlm-pg bench step "$@" --checkpointing --out "$out-$name.json" --figure "$out-$name.svg" "${resume[@]}"
+}
+
+case "${1:-}" in
+  cpu)
+    step cpu-small --device cpu --model small --budget-minutes "${2:-60}"
+    step cpu-mid --device cpu --model mid --budget-minutes "${2:-60}"
+    step cpu-mid-ragged --device cpu --model mid --ragged --points 2048,8,256 4096,8,512 --budget-minutes "${2:-60}"
+    ;;
+  gpu)
+    step gpu-3b --device cuda --model 3b --dtype bf16 --budget-minutes "${2:-10}"
+    step gpu-7b --device cuda --model 7b --dtype bf16 --budget-minutes "${2:-10}"
+    ;;
+  model) vlm-pg bench model --out docs/benchmarks/model.md ;;
+  *)
+    sed -n '2,9s/^# \{0,1\}//p' "$0"
+    exit 2
+    ;;
+esac

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Everything that must pass before a change goes in. Further arguments go to pytest, for example -k rewards.
+#
+#   VLM_PG_MEDIA, VLM_PG_DATA   folders of real media and annotation files; tests that need them are skipped without
+set -euo pipefail
+
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+set_up_environment
+cd "$REPO_ROOT"
+export PATH="$VENV/bin:$PATH"
+
+check() {
+    echo "== $*"
+    "$@"
+}
+
+check ruff check .
+check ruff format --check .
+check mypy
+check lint-imports
+if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+    # One GPU is not shared by several workers.
+    options=(-n 0)
+else
+    # One torch thread per worker (tests/conftest.py), a file's tests on one worker because they share costly fixtures.
+    options=(-m "not gpu" -n "$(python -c 'import os; print(min(4, len(os.sched_getaffinity(0))))')" --dist loadfile)
+fi
+echo "== pytest"
+exec python -m pytest -q "${options[@]}" "$@"

@@ -1,0 +1,1 @@
+"""What ``scripts/build_tiny_model.py`` is made of."""

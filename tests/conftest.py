@@ -1,0 +1,34 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+# Tiny models gain nothing from threads, and results then do not depend on how many cores a machine has.
+torch.set_num_threads(1)
+
+
+def _shared_folder(variable: str) -> Path:
+    """The folder an environment variable names. Unset: the test is skipped. Set but absent: the test fails."""
+    value = os.environ.get(variable)
+    if not value:
+        pytest.skip(f"{variable} is not set: this test needs the real files it points to")
+    folder = Path(value)
+    assert folder.is_dir(), f"{variable}={value} is set but is not a folder"
+    return folder
+
+
+@pytest.fixture
+def media_dir() -> Path:
+    """Real videos and the records about them."""
+    return _shared_folder("VLM_PG_MEDIA")
+
+
+@pytest.fixture
+def data_dir() -> Path:
+    """Real annotation files of public data sets."""
+    return _shared_folder("VLM_PG_DATA")

@@ -1,0 +1,116 @@
+"""On a real GPU: every CUDA kernel against the oracle, and the grouped model against the repeated one in bf16."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.numerics.test_attention import random_inputs
+from tests.numerics.test_grouped_equals_repeated import weighted_sum
+from tests.support.groups import KINDS, make_case, random_group, repeated_logprobs, tiny_policy
+from tests.support.tiny import tiny_model, tiny_processor
+from vlm_pg.attention import PrefixTree, grouped_attention
+from vlm_pg.attention.kernels import available, select_kernel
+from vlm_pg.attention.kernels.registry import KERNELS
+from vlm_pg.attention.oracle import oracle_attention
+from vlm_pg.attention.selfcheck import check_kernel
+from vlm_pg.models.loading import make_policy
+from vlm_pg.models.registry import FAMILIES
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.types import ResponseGroup
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda", 0)
+HALF_PRECISION_KERNELS = ("flash-attn-3", "flash-attn-4", "cuda-flash")
+TREES = [
+    PrefixTree.from_groups([(300, [17, 1, 64]), (130, [5]), (7, [9, 9])]),
+    PrefixTree([200, 30, 40, 5, 1, 130, 2], [-1, -1, 0, 0, 1, 2, 2]),
+    PrefixTree([140, 33, 1], [-1, -1, 0]),
+]
+
+
+@pytest.mark.parametrize("tree", TREES, ids=["two levels", "three levels", "one token beside a group without any"])
+@pytest.mark.parametrize("dtype, bound", [(torch.bfloat16, 2e-2), (torch.float16, 4e-3), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("name", KERNELS)
+def test_cuda_kernels_equal_the_oracle(name: str, tree: PrefixTree, dtype: torch.dtype, bound: float) -> None:
+    if reason := available(CUDA, dtype)[name]:
+        pytest.skip(reason)
+    inputs = [
+        x.detach().repeat(1, 1, 8).to(CUDA, dtype).requires_grad_()
+        for x in random_inputs(tree, torch.float64, heads=8, kv_heads=2)
+    ]
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    out, expected = grouped_attention(*inputs, tree, kernel=name), oracle_attention(*wide, tree)
+    upstream = torch.randn_like(expected)
+    grads = torch.autograd.grad(out, inputs, upstream.to(dtype))
+    wide_grads = torch.autograd.grad(expected, wide, upstream)
+    for part, a, b in zip(("out", "dq", "dk", "dv"), (out, *grads), (expected, *wide_grads), strict=True):
+        error = ((a.double() - b).norm() / b.norm()).item()
+        assert error < bound, f"{name} {dtype} {part}: {error:.1e}"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_chosen_kernel_passes_its_self_check_at_real_head_sizes(dtype: torch.dtype) -> None:
+    kernel = select_kernel(CUDA, dtype)
+    assert kernel.name in (HALF_PRECISION_KERNELS if dtype == torch.bfloat16 else ("cuda-efficient",))
+    check_kernel(kernel, CUDA, dtype, num_heads=28, num_kv_heads=4, head_dim=128)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", [name for name in KERNELS if name != "oracle"])
+def test_no_kernel_waits_for_the_device(name: str, dtype: torch.dtype) -> None:
+    """Lengths reach the device once per tree; after that a layer queues its work and goes on."""
+    tree = TREES[1]
+    if reason := available(CUDA, dtype)[name]:
+        pytest.skip(reason)
+    q, k, v = (torch.randn(tree.num_tokens, n, 64, device=CUDA, dtype=dtype).requires_grad_() for n in (8, 2, 2))
+
+    def layer(*inputs: torch.Tensor) -> None:
+        out = grouped_attention(*inputs, tree, kernel=name)
+        torch.autograd.grad(out, inputs, torch.ones_like(out))
+
+    layer(q, k, v)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        layer(q, k, v)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_grouped_bf16_is_no_worse_than_repeated_bf16() -> None:
+    """Errors of both against the fp32 repeated forward."""
+    settings = ModelSettings(path="tiny")
+    policy = make_policy(tiny_model().to(CUDA, torch.bfloat16), tiny_processor(), settings)
+    reference = tiny_policy()
+    plain, repeated = tiny_model(), tiny_model().to(torch.bfloat16)
+    # The reference holds the rounded weights too: rounding them is not an error of either side.
+    plain.load_state_dict({name: weight.to(torch.bfloat16).float() for name, weight in plain.state_dict().items()})
+    grouped_error = repeated_error = 0.0
+    for index, kind in enumerate(KINDS):
+        case = make_case(reference, kind, seed=index)
+        group = random_group(reference, case, [30, 3, 12, 1], seed=index)
+        with torch.no_grad():
+            expected = repeated_logprobs(plain, case, group.responses)
+            half = repeated_logprobs(repeated, case, group.responses)
+            ours = policy.logprobs([group])[0]
+        grouped_error += sum((a.cpu() - b).abs().sum().item() for a, b in zip(ours, expected, strict=True))
+        repeated_error += sum((a - b).abs().sum().item() for a, b in zip(half, expected, strict=True))
+    assert grouped_error <= 1.5 * repeated_error
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generation_and_training_agree_on_the_device(family: str) -> None:
+    model = tiny_model(family).to(CUDA)
+    policy = make_policy(model, tiny_processor(family), ModelSettings(path="tiny", train_vision=True))
+    prompts = [make_case(policy, kind, seed=i).prompt for i, kind in enumerate(KINDS)]
+    engine = RolloutEngine(policy, RolloutSettings(num_generations=4, max_new_tokens=24), seed=0)
+    sampled = engine.generate(prompts, step=1)
+    groups = [ResponseGroup(p, tuple(r.token_ids for r in rs)) for p, rs in zip(prompts, sampled, strict=True)]
+    scored = policy.logprobs(groups)
+    for rollouts, logprobs in zip(sampled, scored, strict=True):
+        for rollout, expected in zip(rollouts, logprobs, strict=True):
+            assert (rollout.rollout_logprobs - expected.cpu()).abs().max() < 1e-4
+    weighted_sum(scored).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in policy.model.parameters() if p.requires_grad)

@@ -1,0 +1,137 @@
+"""Two ZeRO processes (gloo) update the weights as one process does, and a whole run trains, saves and resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+
+from tests.integration.zero_step import LEARNING_RATE
+from tests.support.groups import tiny_policy
+from tests.support.runs import read_lines, run_cli, save_tiny_model, write_config
+from tests.support.tiny import tiny_model
+from tests.support.training import make_groups
+from vlm_pg.algorithms.settings import AlgorithmSettings
+from vlm_pg.training.engines import TorchEngine
+from vlm_pg.training.settings import TrainingSettings
+from vlm_pg.training.step import update_policy
+
+ROOT = Path(__file__).parents[2]
+
+
+def launch(arguments: list[str], processes: int = 2) -> str:
+    """Run a module under torchrun; what it printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def deepspeed_config(folder: Path, stage: int) -> Path:
+    """The shipped file, except that under ZeRO-3 no weight is too small to be scattered over the ranks."""
+    settings = json.loads((ROOT / f"configs/deepspeed/zero{stage}.json").read_text())
+    if stage == 3:
+        settings["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    path = folder / "deepspeed.json"
+    path.write_text(json.dumps(settings))
+    return path
+
+
+@pytest.mark.parametrize(
+    "stage, budget, extra",
+    [(2, 10_000, []), (2, 102, []), (3, 10_000, ["chunks"]), (3, 102, ["checkpointing"])],
+    ids=str,
+)
+def test_two_zero_processes_equal_one_process(tmp_path: Path, stage: int, budget: int, extra: list[str]) -> None:
+    """With a budget of 102 one rank runs a group's prompt, its responses in chunks, and goes back through the prompt;
+    the other makes the same passes worth nothing, and has a micro-batch more for which the first one has no work."""
+    out = tmp_path / "weights.safetensors"
+    config = deepspeed_config(tmp_path, stage)
+    launch(["-m", "tests.integration.zero_step", str(out), str(config), str(budget), *extra])
+
+    policy = tiny_policy(train_vision=True)
+    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    rate = LEARNING_RATE
+    settings = TrainingSettings(steps=1, learning_rate=rate)
+    metrics = update_policy(
+        TorchEngine(policy, settings), None, make_groups(policy), AlgorithmSettings(), 10_000, 1.0, rate
+    )
+    weights = load_file(out)
+    for name, parameter in policy.model.named_parameters():
+        difference = weights[name] - parameter.detach()
+        assert difference.abs().max() < 1e-6, name
+        assert difference.norm() < 0.02 * (parameter.detach() - before[name]).norm(), name
+    with safe_open(out, "pt") as file:
+        reported = file.metadata()
+    assert float(reported["groups_chunked"]) == (budget == 102)
+    assert float(reported["loss"]) == pytest.approx(metrics["loss"], abs=1e-6)
+    assert float(reported["grad_norm"]) == pytest.approx(metrics["grad_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "stage, train_vision, dtype", [(2, True, "bf16"), (3, True, "fp32"), (3, False, "fp32")], ids=str
+)
+def test_a_run_on_two_processes_saves_and_resumes(
+    stage: int, train_vision: bool, dtype: str, tmp_path: Path, media_dir: Path
+) -> None:
+    """Video and text questions on different ranks: train, stop after two steps, go on, and the checkpoint loads."""
+    records = [r for r in json.loads((media_dir / "questions.json").read_text()) if r["problem_id"] in (5, 8)]
+    text = {"data_type": "text", "path": "", "problem_type": "numerical", "options": [], "process": ""}
+    text |= {"problem": "How much is 2 + 3?", "solution": "<answer>5</answer>", "data_source": "sums"}
+    records = [records[0], text | {"problem_id": 1001}, records[1], text | {"problem_id": 1002}]
+    (tmp_path / "records.json").write_text(json.dumps(records))
+    sections = {
+        "run": {"dir": str(tmp_path / "run"), "resume": "auto"},
+        "model": {"path": str(save_tiny_model(tmp_path / "model")), "train_vision": train_vision, "dtype": dtype},
+        "data": {"train": str(tmp_path / "records.json"), "media_root": str(media_dir), "shuffle": False},
+        "media": {"max_frames": 4, "max_pixels": 3136 * 4, "workers": 1},
+        "rollout": {"num_generations": 2, "max_new_tokens": 4},
+        "training": {
+            "steps": 2,
+            "prompts_per_step": 2,
+            "engine": "deepspeed",
+            "deepspeed_config": f"configs/deepspeed/zero{stage}.json",
+            "weight_decay": 0.1,
+            "learning_rate": 1e-3,
+        },
+        "observe": {"tensorboard": False, "report": False},
+    }
+    config = write_config(tmp_path / "run.yaml", sections)
+    launch(["-m", "vlm_pg.cli", "train", str(config)])
+    printed = launch(["-m", "vlm_pg.cli", "train", str(config), "training.steps=4"])
+    assert "resuming after step 2" in printed
+    assert "setting changed since the run began: training.steps: 2 -> 4" in printed
+    assert [line["step"] for line in read_lines(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4]
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-000004"
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(checkpoint)
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in tiny_model().parameters())
+    AutoProcessor.from_pretrained(checkpoint)
+
+
+def test_without_a_launcher_deepspeed_runs_in_one_process(tmp_path: Path) -> None:
+    text = {"data_type": "text", "path": "", "problem_type": "numerical", "options": [], "process": ""}
+    text |= {"problem_id": 1, "problem": "2 + 3?", "solution": "<answer>5</answer>", "data_source": "sums"}
+    (tmp_path / "records.json").write_text(json.dumps([text]))
+    sections = {
+        "run": {"dir": str(tmp_path / "run")},
+        "model": {"path": str(save_tiny_model(tmp_path / "model"))},
+        "data": {"train": str(tmp_path / "records.json")},
+        "rollout": {"num_generations": 2, "max_new_tokens": 4},
+        "training": {"steps": 1, "engine": "deepspeed", "deepspeed_config": "configs/deepspeed/zero2.json"},
+        "observe": {"tensorboard": False, "report": False},
+    }
+    config = write_config(tmp_path / "run.yaml", sections)
+    done = run_cli("train", str(config), DS_ACCELERATOR="cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    refused = run_cli("train", str(config), "training.deepspeed_config=nope.json", DS_ACCELERATOR="cpu")
+    assert refused.returncode == 2 and "cannot be read" in refused.stderr

@@ -1,0 +1,156 @@
+"""kill -9 anywhere, inside a checkpoint save too, then the same command: the same weights, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from data_pipelines.embedded import main as prepare_embedded
+from tests.support.runs import ROOT, read_lines, run_cli
+from vlm_pg.training.checkpoints import find_checkpoints
+
+STEPS = 5
+MOMENTS = [("training", 3), ("begun", 2), ("weights", 4), ("before_manifest", 4), ("before_rename", 4)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded default, shortened, on a few freshly rendered clips."""
+    path = tmp_path_factory.mktemp("resume")
+    prepare_embedded(["--out", str(path / "data"), "--train", "24", "--eval", "8"])
+    sections = {
+        "include": [str(ROOT / "configs" / "embedded.yaml")],
+        "data": {
+            "train": str(path / "data/train.jsonl"),
+            # Mappings are merged key by key, so the included config's own evaluation sets are replaced by name.
+            "eval": {name: str(path / "data/eval_seen.jsonl") for name in ("seen_orders", "unseen_orders")},
+        },
+        "media": {"workers": 1},
+        "training": {"steps": STEPS, "prompts_per_step": 4, "checkpoint_every": 2, "keep_checkpoints": 9},
+        "rollout": {"num_generations": 4},
+        "eval": {"controls": [], "control_sets": [], "headline_set": None},
+        "observe": {"tensorboard": False, "report": False},
+    }
+    (path / "run.yaml").write_text(yaml.safe_dump(sections))
+    return path
+
+
+def start(folder: Path, run: str, *command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", *command, str(folder / "run.yaml"), f"run.dir={folder / run}", "run.resume=auto"],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run_to_the_end(folder: Path, run: str) -> str:
+    process = start(folder, run, "vlm_pg.cli", "train")
+    printed = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, printed
+    return printed
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(folder: Path) -> Path:
+    run_to_the_end(folder, "whole")
+    return folder / "whole"
+
+
+def assert_same_outcome(run: Path, whole: Path) -> None:
+    name = f"checkpoints/step-{STEPS:06d}"
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        ours, theirs = load_file(run / name / file), load_file(whole / name / file)
+        assert ours.keys() == theirs.keys()
+        for key, tensor in theirs.items():
+            assert (ours[key] == tensor).all(), f"{file}: {key} differs"
+    lines, expected = read_lines(run / "metrics.jsonl"), read_lines(whole / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    for key in ("reward", "loss", "grad_norm", "entropy"):
+        assert [line[key] for line in lines] == [line[key] for line in expected]
+    rollouts = [(r["step"], r["sample_id"], r["response"]) for r in read_lines(run / "rollouts.jsonl")]
+    assert rollouts == [(r["step"], r["sample_id"], r["response"]) for r in read_lines(whole / "rollouts.jsonl")]
+    results = json.loads((run / "summary.json").read_text())
+    assert results["eval_after"] == json.loads((whole / "summary.json").read_text())["eval_after"]
+
+
+def test_the_run_trains_at_all(uninterrupted: Path) -> None:
+    """Otherwise equal weights would say nothing."""
+    lines = read_lines(uninterrupted / "metrics.jsonl")
+    assert all(line["grad_norm"] > 0 for line in lines)
+    checkpoints = find_checkpoints(uninterrupted / "checkpoints")
+    first, last = (load_file(checkpoints[i][1] / "model.safetensors") for i in (0, -1))
+    assert sum((first[key] != last[key]).any().item() for key in first) > 30
+
+
+@pytest.mark.parametrize("moment, step", MOMENTS)
+def test_killed_and_resumed_equals_uninterrupted(moment: str, step: int, folder: Path, uninterrupted: Path) -> None:
+    run = f"killed_{moment}"
+    process = start(folder, run, "tests.integration.dying_run", moment, str(step))
+    printed = process.communicate(timeout=600)[0]
+    assert process.returncode == -signal.SIGKILL, printed
+    assert all(number < step for number, _ in find_checkpoints(folder / run / "checkpoints"))
+    run_to_the_end(folder, run)
+    assert_same_outcome(folder / run, uninterrupted)
+    assert not list((folder / run / "checkpoints").glob(".tmp-*"))
+
+
+def test_killed_from_outside_at_any_time(folder: Path, uninterrupted: Path) -> None:
+    process = start(folder, "outside", "vlm_pg.cli", "train")
+    metrics = folder / "outside" / "metrics.jsonl"
+    deadline = time.monotonic() + 300
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    run_to_the_end(folder, "outside")
+    assert_same_outcome(folder / "outside", uninterrupted)
+
+
+def test_asked_to_stop_it_saves_and_goes_on(folder: Path, uninterrupted: Path) -> None:
+    """SIGTERM: a checkpoint at once, exit code 130, and the rest of the run as if nothing had happened."""
+    process = start(folder, "stopped", "vlm_pg.cli", "train")
+    metrics = folder / "stopped" / "metrics.jsonl"
+    deadline = time.monotonic() + 300
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 1):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    process.terminate()
+    printed = process.communicate(timeout=120)[0]
+    assert process.returncode == 130, printed
+    assert "stopped on request" in printed
+    run_to_the_end(folder, "stopped")
+    assert_same_outcome(folder / "stopped", uninterrupted)
+
+
+def test_the_eval_command_repeats_the_runs_own_figures(uninterrupted: Path) -> None:
+    """Same prompts, engine and rewards: the newest checkpoint scores as it did at the end of training."""
+    done = run_cli("eval", str(uninterrupted))
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((uninterrupted / f"eval-step-{STEPS:06d}" / "result.json").read_text())
+    summary = json.loads((uninterrupted / "summary.json").read_text())
+    assert result["sets"] == summary["eval_after"]["sets"]
+    assert result["protocol"]["media"]["max_frames"] == 8
+    assert "seen_orders: accuracy" in done.stdout
+
+
+def test_a_finished_run_is_left_as_it_is(folder: Path, uninterrupted: Path) -> None:
+    before = (uninterrupted / "summary.json").read_bytes()
+    assert "this run is finished at step 5" in run_to_the_end(folder, "whole")
+    assert (uninterrupted / "summary.json").read_bytes() == before
+    refused = run_cli(
+        "train", str(folder / "run.yaml"), f"run.dir={uninterrupted}", "run.resume=auto", "training.steps=3"
+    )
+    assert refused.returncode == 2 and "is at step 5, but training.steps is 3" in refused.stderr

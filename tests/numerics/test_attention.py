@@ -1,0 +1,147 @@
+"""Every kernel equals the plain softmax over an explicit mask: output, dq, dk and dv, on any tree."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vlm_pg.attention import PrefixTree, grouped_attention
+from vlm_pg.attention import grouped as grouped_module
+from vlm_pg.attention.kernels import Kernel, select_kernel
+from vlm_pg.attention.kernels.cpu import CpuFlashKernel
+from vlm_pg.attention.oracle import oracle_attention
+from vlm_pg.attention.selfcheck import check_kernel
+
+CPU = torch.device("cpu")
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> PrefixTree:
+    """Ragged forests of up to four levels, in stream order."""
+    lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))
+    parents = [-1] * len(lengths)
+    level = list(range(len(lengths)))
+    for _ in range(draw(st.integers(0, 3))):
+        children = []
+        for parent in level:
+            for _ in range(draw(st.integers(0, 3))):
+                children.append(len(lengths))
+                lengths.append(draw(st.integers(1, 9)))
+                parents.append(parent)
+        if not children or len(lengths) > 40:
+            break
+        level = children
+    return PrefixTree(lengths, parents)
+
+
+def random_inputs(tree: PrefixTree, dtype: torch.dtype, heads: int = 4, kv_heads: int = 2) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(tree.num_tokens)
+    return [
+        (2 * torch.randn(tree.num_tokens, n, 8, generator=generator, dtype=torch.float64)).to(dtype).requires_grad_()
+        for n in (heads, kv_heads, kv_heads)
+    ]
+
+
+def differences(tree: PrefixTree, dtype: torch.dtype, kernel: Kernel | str) -> dict[str, float]:
+    """Relative error of output and gradients in ``dtype`` against the oracle in float64."""
+    inputs = random_inputs(tree, dtype)
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    out, expected = grouped_attention(*inputs, tree, kernel=kernel), oracle_attention(*wide, tree)
+    upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    got = [out, *torch.autograd.grad(out, inputs, upstream.to(dtype))]
+    want = [expected, *torch.autograd.grad(expected, wide, upstream)]
+    return {
+        name: ((a.double() - b).norm() / b.norm().clamp_min(1e-3)).item()
+        for name, a, b in zip(("out", "dq", "dk", "dv"), got, want, strict=True)
+    }
+
+
+@pytest.mark.parametrize("kernel", ["cpu-flash", "oracle"])
+@settings(max_examples=150, deadline=None)
+@given(tree=trees())
+def test_kernels_of_this_machine_equal_the_oracle_on_random_trees(kernel: str, tree: PrefixTree) -> None:
+    for name, error in differences(tree, torch.float32, kernel).items():
+        assert error < 1e-5, f"{name} is off by {error:.1e} on lengths={tree.lengths} parents={tree.parents}"
+
+
+@pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)])
+def test_other_precisions(dtype: torch.dtype, bound: float) -> None:
+    tree = PrefixTree([11, 4, 5, 1, 6, 2], [-1, -1, 0, 0, 0, 1])
+    assert max(differences(tree, dtype, "cpu-flash").values()) < bound
+
+
+def test_oracle_can_be_asked_for_by_name() -> None:
+    tree = PrefixTree([5, 2, 3], [-1, 0, 0])
+    assert max(differences(tree, torch.float32, "oracle").values()) < 1e-5
+
+
+class _BackwardWithoutMergedLse(CpuFlashKernel):
+    """The usual mistake: each call differentiated through the merge with its log-sum-exp held constant."""
+
+    def segments_backward(self, grad_out, q, k, v, out, lse, call, scale):  # type: ignore[no-untyped-def]
+        own_out, own_lse = self.segments_forward(q, k, v, call, scale)
+        share = (own_lse - lse).exp().transpose(0, 1).unsqueeze(-1).to(grad_out.dtype)
+        return super().segments_backward(grad_out * share, q, k, v, own_out, own_lse, call, scale)
+
+
+def test_a_backward_that_drops_the_log_sum_exp_term_is_caught() -> None:
+    """Its forward and dv are right, so only dq and dk can tell."""
+    tree = PrefixTree.from_groups([(12, [5, 3]), (7, [4])])
+    errors = differences(tree, torch.float64, _BackwardWithoutMergedLse())
+    assert errors["out"] < 1e-12 and errors["dv"] < 1e-12
+    assert errors["dq"] > 0.05 and errors["dk"] > 0.01
+    with pytest.raises(RuntimeError, match="differs from the plain softmax"):
+        check_kernel(_BackwardWithoutMergedLse(), CPU, torch.float32, 4, 2, 8)
+
+
+def test_self_check_passes_the_chosen_kernel() -> None:
+    assert check_kernel(select_kernel(CPU, torch.float32), CPU, torch.float32, 4, 2, 16) < 1e-5
+
+
+def test_prefix_keys_are_attended_to_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two calls for any number of groups and rollouts, and prefix keys enter each call once."""
+    calls = []
+    original = CpuFlashKernel.segments_forward
+
+    def counting(self, q, k, v, call, scale):  # type: ignore[no-untyped-def]
+        calls.append((call.causal, k.shape[0]))
+        return original(self, q, k, v, call, scale)
+
+    monkeypatch.setattr(CpuFlashKernel, "segments_forward", counting)
+    tree = PrefixTree.from_groups([(30, [2] * 8), (20, [3] * 4)])
+    q, k, v = (x.detach() for x in random_inputs(tree, torch.float32))
+    grouped_module.forward_with_lse(q, k, v, tree.plan, 1.0, CpuFlashKernel())
+    assert calls == [(True, tree.num_tokens), (False, 50)]
+
+
+def test_extreme_scores_stay_finite() -> None:
+    tree = PrefixTree([4, 3], [-1, 0])
+    q, k, v = (x.detach().double() for x in random_inputs(tree, torch.float32))
+    out = grouped_attention(q * 300, k * 300, v, tree)
+    assert out.isfinite().all()
+    assert torch.allclose(out, oracle_attention(q * 300, k * 300, v, tree))
+
+
+@pytest.mark.parametrize(
+    "shapes, message",
+    [
+        (((6, 4, 8), (6, 2, 8)), "whole packed stream"),
+        (((7, 4, 8), (7, 3, 8)), "multiple of key-value heads"),
+        (((7, 4), (7, 2, 8)), r"q \[tokens, heads, dim\]"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(shapes: tuple, message: str) -> None:
+    q, k = (torch.zeros(shape) for shape in shapes)
+    with pytest.raises(ValueError, match=message):
+        grouped_attention(q, k, k, PrefixTree([4, 3], [-1, 0]))
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [("flash9", "Unknown attention kernel 'flash9'"), ("cuda-flash", "cannot run here: it runs on CUDA")],
+)
+def test_kernels_that_cannot_run_say_why(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        select_kernel(CPU, torch.float32, name)

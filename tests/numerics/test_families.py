@@ -1,0 +1,114 @@
+"""Every registered family: grouped equals transformers' own repeated forward, over hundreds of random cases.
+
+A case is one packed stream: one to four prompts of every kind, each with 1 to 16 ragged responses. Some prompts of a
+stream ask about the same media, or continue one another, so that trees of every depth occur where packing shares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.groups import (
+    KINDS,
+    Case,
+    batched_logprobs,
+    continued_case,
+    gradient_errors,
+    make_case,
+    plain_model,
+    random_group,
+    tiny_policy,
+    weighted_sum,
+)
+from tests.support.tiny import FAMILY_NAMES
+from vlm_pg.models.policy import Policy
+from vlm_pg.models.prompt_tree import prompt_tree
+
+CASES = 100  # per family and tower, so 200 per family
+CASES_PER_BACKWARD = 4
+GROUP_SIZES = (1, 1, 2, 2, 3, 3, 4, 5, 6, 8, 12, 16)
+
+
+def small_case(policy: Policy, kind: str, rng: np.random.Generator, media_seed: int | None = None) -> Case:
+    seconds = float(rng.choice([0.25, 0.5, 2.0, 30.0]))
+    return make_case(policy, kind, int(rng.integers(2**31)), seconds, media_seed, max_side=2, max_words=12)
+
+
+def some_tokens(policy: Policy, rng: np.random.Generator) -> torch.Tensor:
+    allowed = [token for token in range(policy.vocab_size) if token not in policy.media_token_ids]
+    return torch.tensor(rng.choice(allowed, int(rng.integers(1, 9))))
+
+
+def unrelated(policy: Policy, rng: np.random.Generator) -> list[Case]:
+    return [small_case(policy, str(rng.choice(KINDS)), rng) for _ in range(int(rng.integers(1, 4)))]
+
+
+def questions_on_one_video(policy: Policy, rng: np.random.Generator) -> list[Case]:
+    kind, media_seed = str(rng.choice(["video", "image", "images", "image+video"])), int(rng.integers(2**31))
+    times = int(rng.integers(2**31))
+    return [
+        make_case(policy, kind, times + turn, 0.5, media_seed, max_side=2, max_words=12)
+        for turn in range(int(rng.integers(2, 4)))
+    ]
+
+
+def continued(policy: Policy, rng: np.random.Generator) -> list[Case]:
+    """A conversation at two or three points in time, one prompt the beginning of the next."""
+    cases = [small_case(policy, str(rng.choice(KINDS)), rng)]
+    for _ in range(int(rng.integers(1, 3))):
+        cases.append(continued_case(policy, cases[-1], some_tokens(policy, rng)))
+    return cases
+
+
+def questions_continued(policy: Policy, rng: np.random.Generator) -> list[Case]:
+    """Two questions on one video, the second one continued twice from its end: four levels with the responses."""
+    first, second = questions_on_one_video(policy, rng)[:2]
+    branches = [continued_case(policy, second, some_tokens(policy, rng)) for _ in range(2)]
+    return [first, second, *branches]
+
+
+MAKERS: tuple[Callable[[Policy, np.random.Generator], list[Case]], ...] = (
+    unrelated,
+    questions_on_one_video,
+    continued,
+    questions_continued,
+)
+
+
+@pytest.mark.parametrize("train_vision", [False, True], ids=["frozen tower", "training tower"])
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_random_cases(family: str, train_vision: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whatever is shared becomes a node, however short: tiny prompts would not be worth one.
+    monkeypatch.setattr("vlm_pg.models.packing.prompt_tree", partial(prompt_tree, min_shared=1))
+    policy = tiny_policy(train_vision=train_vision, family=family)
+    oracle = plain_model(policy)
+    levels_seen = set()
+    for number in range(CASES):
+        rng = np.random.default_rng([number, train_vision])
+        cases = MAKERS[number % len(MAKERS)](policy, rng)
+        groups = []
+        for case in cases:
+            lengths = rng.integers(1, 10, int(rng.choice(GROUP_SIZES)))
+            groups.append(random_group(policy, case, [int(length) for length in lengths], int(rng.integers(2**31))))
+        levels_seen.add(len(policy.pack(groups).tree.level_nodes))
+        logprobs = policy.logprobs(groups)
+        expected = [batched_logprobs(oracle, c, g.responses) for c, g in zip(cases, groups, strict=True)]
+        for ours, theirs in zip(logprobs, expected, strict=True):
+            for a, b in zip(ours, theirs, strict=True):
+                assert a.shape == b.shape
+                assert (a - b).abs().max() < 1e-5, f"case {number} ({[case.prompt.sample_id for case in cases]})"
+        weighted_sum(logprobs).backward()
+        weighted_sum(expected).backward()
+        policy.weights_changed()  # a trained tower's graph is used up
+        if (number + 1) % CASES_PER_BACKWARD == 0:
+            errors = gradient_errors(policy.model, oracle)
+            assert len(errors) > 20
+            assert max(errors.values()) < 1e-4, f"up to case {number}: {max(errors.items(), key=lambda item: item[1])}"
+            policy.zero_grad()
+            oracle.zero_grad()
+    assert levels_seen >= {2, 3, 4}

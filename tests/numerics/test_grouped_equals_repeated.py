@@ -1,0 +1,140 @@
+"""Grouped equals repeated: values, and the gradient of every parameter.
+
+A batch of groups scored in one packed stream, each prefix once, gives the log-probabilities that transformers' own
+forward gives on every prompt + response sequence by itself, and the same gradient for every parameter.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.groups import KINDS, Case, make_case, plain_model, random_group, repeated_logprobs, tiny_policy
+from vlm_pg.models.policy import Policy
+from vlm_pg.types import ResponseGroup
+
+# (prompt kind, response lengths): groups of different sizes, ragged, length 1 included, G = 1 included.
+MIXED = [("video", [5, 1, 9, 3]), ("image", [1]), ("images", [7, 7]), ("text", [4, 1, 1]), ("image+video", [12, 2, 6])]
+LAYOUTS = {
+    "mixed": MIXED,
+    "video": [("video", [3, 8, 1]), ("video", [2, 2])],
+    "image": [("image", [6, 1, 4])],
+    "images": [("images", [1, 5])],
+    "text": [("text", [3, 1, 2]), ("text", [9])],
+    "one response": [("video", [7])],
+    "one token": [("video", [1])],
+    "only first tokens": [("image", [1, 1, 1])],
+}
+
+
+def build(policy: Policy, layout: str) -> list[tuple[Case, ResponseGroup]]:
+    pairs = []
+    for index, (kind, lengths) in enumerate(LAYOUTS[layout]):
+        case = make_case(policy, kind, seed=10 * index + len(lengths))
+        pairs.append((case, random_group(policy, case, lengths, seed=index)))
+    return pairs
+
+
+def weighted_sum(logprobs: list[list[torch.Tensor]]) -> torch.Tensor:
+    """A loss with another weight for every token, signs mixed, so that errors cannot cancel."""
+    flat = torch.cat([response for group in logprobs for response in group])
+    weights = torch.linspace(-1.0, 1.5, len(flat)).cos() + 0.3
+    return (flat * weights).sum()
+
+
+def assert_same_gradients(ours: torch.nn.Module, theirs: torch.nn.Module, tolerance: float) -> None:
+    reference = dict(theirs.named_parameters())
+    compared = 0
+    for name, parameter in ours.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        expected = reference[name].grad
+        assert parameter.grad is not None or expected is None, f"{name} has no gradient"
+        if expected is None:
+            assert parameter.grad is None or parameter.grad.abs().max() == 0, name
+            continue
+        error = (parameter.grad - expected).norm() / expected.norm().clamp_min(1e-12)
+        assert error < tolerance, f"{name}: relative gradient error {error:.1e}"
+        compared += 1
+    assert compared > 20
+
+
+@pytest.mark.parametrize("train_vision", [False, True], ids=["frozen tower", "training tower"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_values_and_every_gradient(layout: str, train_vision: bool) -> None:
+    policy = tiny_policy(train_vision=train_vision)
+    oracle = plain_model(policy)
+    pairs = build(policy, layout)
+
+    logprobs = policy.logprobs([group for _, group in pairs])
+    expected = [repeated_logprobs(oracle, case, group.responses) for case, group in pairs]
+
+    for ours, theirs in zip(logprobs, expected, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            assert a.shape == b.shape
+            assert (a - b).abs().max() < 1e-5
+    weighted_sum(logprobs).backward()
+    weighted_sum(expected).backward()
+    assert_same_gradients(policy.model, oracle, 1e-4)
+
+
+@pytest.mark.parametrize("saver", ["gradient_checkpointing", "chunked_logits"])
+def test_memory_savers_change_nothing(saver: str) -> None:
+    policy = tiny_policy(train_vision=True, gradient_checkpointing=saver == "gradient_checkpointing")
+    if saver == "chunked_logits":
+        policy.logits_chunk_rows = 3
+    oracle = plain_model(policy)
+    pairs = build(policy, "mixed")
+    weighted_sum(policy.logprobs([group for _, group in pairs])).backward()
+    weighted_sum([repeated_logprobs(oracle, case, group.responses) for case, group in pairs]).backward()
+    assert_same_gradients(policy.model, oracle, 1e-4)
+
+
+@pytest.mark.parametrize("seconds_per_frame", [0.5, 60.0], ids=["short video", "long video"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_positions_are_transformers_own(kind: str, seconds_per_frame: float) -> None:
+    """What transformers computes for prompt + response in one sequence, long videos included, whose time positions lie
+    beyond the prompt's last word."""
+    policy = tiny_policy()
+    oracle = plain_model(policy)
+    case = make_case(policy, kind, seed=3, seconds_per_frame=seconds_per_frame)
+    ids, types = case.inputs["input_ids"], case.inputs["mm_token_type_ids"]
+    group = random_group(policy, case, [5], seed=0)
+    sequence = torch.cat([ids, group.responses[0][None]], dim=1)
+    if kind == "text":
+        expected = torch.arange(sequence.shape[1]).expand(3, -1)
+    else:
+        grids = {k: case.inputs.get(k) for k in ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")}
+        expected = oracle.model.get_rope_index(sequence, torch.nn.functional.pad(types, (0, 5)), **grids)[0][:, 0]
+    # The last response token is predicted but never read.
+    assert torch.equal(policy.pack([group]).positions_3T, expected[:, :-1])
+
+
+def test_scores_what_generate_sampled_where_time_outgrows_the_text() -> None:
+    policy = tiny_policy()
+    case = make_case(policy, "video", seed=5, seconds_per_frame=60.0)
+    assert case.prompt.positions_3P.max() > case.prompt.positions_3P[:, -1].max()
+    inputs = {k: v for k, v in case.inputs.items() if k != "video_metadata"}
+    out = plain_model(policy).generate(
+        **inputs, max_new_tokens=6, do_sample=False, output_logits=True, return_dict_in_generate=True
+    )
+    response = out.sequences[0, inputs["input_ids"].shape[1] :]
+    expected = torch.cat(out.logits).float().log_softmax(-1).gather(-1, response[:, None])[:, 0]
+    ours = policy.logprobs([ResponseGroup(case.prompt, (response,))])[0][0]
+    assert (ours - expected).abs().max() < 1e-5
+
+
+def test_prefix_and_responses_enter_the_model_once() -> None:
+    """What sharing is for: the stream holds each prefix once and each response without its last token."""
+    policy = tiny_policy()
+    case = make_case(policy, "video", seed=1)
+    group = random_group(policy, case, [5, 1, 3], seed=0)
+    assert policy.pack([group]).num_tokens == case.prompt.num_tokens + 4 + 0 + 2
+
+
+def test_media_tokens_in_a_response_are_refused() -> None:
+    policy = tiny_policy()
+    case = make_case(policy, "video", seed=1)
+    response = torch.tensor([5, policy.media_token_ids[0]])
+    with pytest.raises(ValueError, match="contains media tokens"):
+        policy.logprobs([ResponseGroup(case.prompt, (response,))])

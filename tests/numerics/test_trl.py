@@ -1,0 +1,236 @@
+"""GroupedGRPOTrainer equals TRL's GRPOTrainer: loss, metrics and every gradient of a real training step.
+
+Both train the same tiny Qwen2.5-VL from the same seed on prompts with images; both sample with ``generate``, so that
+they see the same completions.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.support.tiny import tiny_model, tiny_processor
+
+trl = pytest.importorskip("trl")
+datasets = pytest.importorskip("datasets")
+
+from vlm_pg.integrations.trl import GroupedGRPOTrainer  # noqa: E402
+
+NUM_PROMPTS, NUM_GENERATIONS = 2, 4
+MEDIA_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
+
+
+def picture_questions(sizes: list[tuple[int, int]]) -> Any:
+    rng = np.random.default_rng(0)
+    texts = ("Which colour is shown first?", "How many times does the light blink in the video?", "What happens?")
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": texts[i % len(texts)]}],
+            "images": [Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8))],
+        }
+        for i, size in enumerate(sizes)
+    ]
+    return datasets.Dataset.from_list(rows)
+
+
+def count_letters(completions: list[Any], **_: Any) -> list[float]:
+    return [float(sum(letter in "aeiou" for letter in c[0]["content"])) + len(c[0]["content"]) for c in completions]
+
+
+class Recorded:
+    """Keeps what one training step did: losses, gradients before the optimizer, logged metrics."""
+
+    def __init__(self, trainer_class: type, folder: Path, peft_config: Any = None, **settings: Any):
+        options: dict[str, Any] = {
+            "output_dir": str(folder / trainer_class.__name__),
+            "per_device_train_batch_size": NUM_PROMPTS * NUM_GENERATIONS,
+            "num_generations": NUM_GENERATIONS,
+            "max_completion_length": 8,
+            "max_steps": 1,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": [],
+            "bf16": False,
+            "gradient_checkpointing": False,
+            "temperature": 0.7,
+            "seed": 3,
+            "use_cpu": True,
+            "max_grad_norm": 0.0,
+            "model_init_kwargs": {"dtype": "float32"},
+            "learning_rate": 1e-3,
+            "disable_tqdm": True,
+            "generation_kwargs": {"suppress_tokens": tiny_processor().tokenizer.convert_tokens_to_ids([*MEDIA_TOKENS])},
+        }
+        model = tiny_model(tie_word_embeddings=False)
+        with torch.no_grad():  # some responses end early, so that lengths differ and some are cut off
+            model.lm_head.weight[model.generation_config.eos_token_id] *= 4
+        model.save_pretrained(folder / "model")
+        processor = tiny_processor()
+        processor.image_processor.size = {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 16}
+        self.trainer = trainer_class(
+            model=str(folder / "model"),
+            reward_funcs=count_letters,
+            args=trl.GRPOConfig(**(options | settings)),
+            train_dataset=picture_questions([(56, 84), (84, 56), (56, 56), (28, 56)]),
+            eval_dataset=picture_questions([(56, 56)]),
+            processing_class=processor,
+            peft_config=peft_config,
+        )
+        self.losses: list[float] = []
+        self.gradients: list[dict[str, torch.Tensor]] = []
+        compute_loss = self.trainer.compute_loss
+
+        def recorded_loss(*args: Any, **kwargs: Any) -> Any:
+            loss = compute_loss(*args, **kwargs)
+            self.losses.append(float(loss))
+            return loss
+
+        self.trainer.compute_loss = recorded_loss
+        self.trainer.create_optimizer()
+        self.trainer.optimizer.register_step_pre_hook(lambda *_: self._keep_gradients())
+
+    def _keep_gradients(self) -> None:
+        named = self.trainer.model.named_parameters()
+        self.gradients.append({name: p.grad.clone() for name, p in named if p.grad is not None})
+
+    @property
+    def logged(self) -> dict[str, float]:
+        history = self.trainer.state.log_history
+        return next(entry for entry in history if "entropy" in entry)
+
+
+def assert_equal_training(ours: Recorded, theirs: Recorded) -> None:
+    assert len(theirs.losses) == len(ours.losses) > 0
+    assert ours.losses == pytest.approx(theirs.losses, abs=1e-5)
+    assert len(theirs.gradients) == len(ours.gradients) > 0
+    for mine, expected in zip(ours.gradients, theirs.gradients, strict=True):
+        assert mine.keys() == expected.keys()
+        largest = max(float(g.norm()) for g in expected.values())
+        assert largest > 0
+        for name, gradient in expected.items():
+            # Key biases cancel in the softmax: their gradient is rounding, so it is measured by the largest one.
+            scale = max(float(gradient.norm()), 1e-3 * largest)
+            assert float((mine[name] - gradient).norm()) <= 1e-4 * scale, name
+    for key in ("reward", "entropy", "completions/mean_length"):
+        assert ours.logged[key] == pytest.approx(theirs.logged[key], abs=1e-4), key
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"gradient_checkpointing": True},
+        {"beta": 0.1},
+        # Old log-probabilities are scored without gradient; the groups are scattered over two batches.
+        {"num_iterations": 2, "max_steps": 2, "per_device_train_batch_size": 4, "steps_per_generation": 2},
+        {"mask_truncated_completions": True},
+    ],
+    ids=["default", "checkpointing", "reference", "iterations", "truncated"],
+)
+def test_a_step_equals_trls_own(settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    theirs = Recorded(trl.GRPOTrainer, tmp_path, **settings)
+    theirs.trainer.train()
+    ours = Recorded(GroupedGRPOTrainer, tmp_path, **settings)
+    ours.trainer.train()
+    assert_equal_training(ours, theirs)
+    printed = capsys.readouterr().out
+    assert printed.count("vlm_pg: ") == 1
+    assert "responses of 2 prompt(s) through the model as" in printed
+    assert ours.logged["vlm_pg/tokens_saved"] > 0
+    assert ours.logged["vlm_pg/sharing_ratio"] > 1
+
+
+def test_under_autocast_it_is_as_near_as_bf16_allows(tmp_path: Path) -> None:
+    """TRL's default: fp32 weights, bf16 activations."""
+    theirs = Recorded(trl.GRPOTrainer, tmp_path, bf16=True)
+    theirs.trainer.train()
+    ours = Recorded(GroupedGRPOTrainer, tmp_path, bf16=True)
+    ours.trainer.train()
+    assert ours.losses == pytest.approx(theirs.losses, abs=1e-2)
+    mine, expected = (torch.cat([g.flatten() for g in run.gradients[0].values()]) for run in (ours, theirs))
+    assert (mine - expected).norm() < 0.1 * expected.norm()
+
+
+def test_two_processes_sum_the_same_gradients(tmp_path: Path) -> None:
+    """Scoring goes through DistributedDataParallel's forward, so gradients are reduced over the processes."""
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [sys.executable, *command, "-m", "tests.numerics.trl_two_processes", str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("equal under DistributedDataParallel") == 2
+
+
+def test_evaluation_scores_the_same(tmp_path: Path) -> None:
+    settings = {"num_generations_eval": 2, "per_device_eval_batch_size": 2, "beta": 0.1}
+    ours, theirs = (Recorded(kind, tmp_path, **settings).trainer for kind in (GroupedGRPOTrainer, trl.GRPOTrainer))
+    results = []
+    for trainer in (ours, theirs):
+        torch.manual_seed(0)
+        results.append(trainer.evaluate())
+    for key in ("eval_loss", "eval_reward", "eval_entropy", "eval_kl"):
+        assert results[0][key] == pytest.approx(results[1][key], abs=1e-5), key
+    assert results[0]["eval_vlm_pg/tokens_saved"] > 0
+
+
+@pytest.mark.parametrize("target_modules", [["q_proj", "v_proj"], "all-linear"], ids=["language model", "tower too"])
+def test_an_adapter_trains_the_same(target_modules: Any, tmp_path: Path) -> None:
+    """The reference of the KL term is the model without its adapter, in both; several steps see the same pictures."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=target_modules, init_lora_weights=False)
+    settings = {"peft_config": config, "beta": 0.1, "max_steps": 4, "learning_rate": 1e-4}
+    runs = []
+    for kind in (trl.GRPOTrainer, GroupedGRPOTrainer):
+        torch.manual_seed(0)
+        runs.append(Recorded(kind, tmp_path, **settings))
+        runs[-1].trainer.train()
+    theirs, ours = runs
+    assert_equal_training(ours, theirs)
+    assert all("lora_" in name for gradients in ours.gradients for name in gradients)
+    kls = [[entry["kl"] for entry in run.trainer.state.log_history if "kl" in entry] for run in runs]
+    assert len(kls[0]) == 4
+    assert kls[1] == pytest.approx(kls[0], rel=1e-3)
+    assert min(kls[1]) > 0
+
+
+def test_generation_is_left_as_it_was(tmp_path: Path) -> None:
+    trainer = Recorded(GroupedGRPOTrainer, tmp_path).trainer
+    trainer.train()
+    model = trainer.model.eval()
+    ids = torch.randint(10, 200, (2, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1] * 9])
+    generated = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=5, do_sample=False)
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=mask).logits
+    model.set_attn_implementation("eager")
+    assert torch.equal(generated, model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=5, do_sample=False))
+    with torch.no_grad():
+        torch.testing.assert_close(logits[:, -1], model(input_ids=ids, attention_mask=mask).logits[:, -1])
+
+
+def test_what_it_cannot_score_is_refused(tmp_path: Path) -> None:
+    trainer = Recorded(GroupedGRPOTrainer, tmp_path).trainer
+    ids = torch.full((2, 5), 20)
+    with pytest.raises(ValueError, match="token_type_ids"):
+        trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, torch.ones_like(ids), 2, token_type_ids=torch.zeros_like(ids)
+        )
+    with pytest.raises(ValueError, match="router_aux_loss_coef"):
+        trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), 2, compute_aux_loss=True)
+    ids[1, 4] = trainer.model.config.image_token_id
+    with pytest.raises(ValueError, match="media tokens"):
+        trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), 2)

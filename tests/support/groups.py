@@ -1,0 +1,172 @@
+"""Random prompts and groups of every kind, and transformers' own repeated forward over them: the oracle side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.support.tiny import tiny_model, tiny_processor
+from vlm_pg.models.loading import make_policy
+from vlm_pg.models.policy import Policy
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.prompts.processor_outputs import prompt_from_processor
+from vlm_pg.types import Prompt, ResponseGroup
+
+KINDS = ("text", "image", "images", "video", "image+video")
+_WORDS = [
+    "Which",
+    "colour",
+    "is",
+    "shown",
+    "first",
+    "?",
+    "How",
+    "many",
+    "times",
+    "does",
+    "the",
+    "light",
+    "blink",
+    "what",
+    "happens",
+    "in",
+    "the",
+    "video",
+    "last",
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One prompt twice: as ours, and as the Hugging Face processor returned it."""
+
+    prompt: Prompt
+    inputs: dict[str, Any]
+
+
+def tiny_policy(
+    train_vision: bool = False, dtype: torch.dtype = torch.float32, family: str = "qwen2_5_vl", **settings: Any
+) -> Policy:
+    model = tiny_model(family).to(dtype)
+    return make_policy(model, tiny_processor(family), ModelSettings(path="tiny", train_vision=train_vision, **settings))
+
+
+def plain_model(policy: Policy) -> Any:
+    """The same weights under transformers' own attention."""
+    model = tiny_model(policy.family.model_type).to(policy.dtype)
+    model.load_state_dict(policy.model.state_dict())
+    model.set_attn_implementation("sdpa")
+    model.model.visual.requires_grad_(policy.settings.train_vision)
+    return model
+
+
+def make_case(
+    policy: Policy,
+    kind: str,
+    seed: int,
+    seconds_per_frame: float = 0.5,
+    media_seed: int | None = None,
+    max_side: int = 4,
+    max_words: int = 29,
+) -> Case:
+    """A prompt of ``kind`` with random pixels, sizes and words; equal ``media_seed`` give equal media.
+
+    Sides are 1 to ``max_side`` visual tokens long, videos have 2 to 8 frames.
+    """
+    words = np.random.default_rng(seed)
+    rng = words if media_seed is None else np.random.default_rng(media_seed)
+
+    def picture(frames: int) -> np.ndarray:
+        height, width = (policy.pixel_factor * int(rng.integers(1, max_side + 1)) for _ in range(2))
+        return rng.integers(0, 256, (frames, 3, height, width), dtype=np.uint8)
+
+    images = [picture(1)[0] for _ in range({"image": 1, "images": 3, "image+video": 1}.get(kind, 0))]
+    videos = [picture(2 * int(rng.integers(1, 5))) for _ in range({"video": 1, "image+video": 1}.get(kind, 0))]
+    content: list[dict[str, str]] = [{"type": "image"} for _ in images] + [{"type": "video"} for _ in videos]
+    rng.shuffle(content)
+    count = int(words.integers(max_words // 2, max_words + 1))
+    content.append({"type": "text", "text": " ".join(words.choice(_WORDS, count))})
+    text = policy.processor.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+    )
+    metadata = [
+        {"fps": 1 / seconds_per_frame, "frames_indices": list(range(len(v))), "total_num_frames": len(v)}
+        for v in videos
+    ]
+    inputs = policy.processor(
+        text=[text],
+        images=images or None,
+        videos=videos or None,
+        video_metadata=metadata or None,
+        do_resize=False,
+        do_sample_frames=False,
+        return_tensors="pt",
+    )
+    return Case(prompt_from_processor(inputs, policy.positions, f"{kind}-{seed}"), dict(inputs))
+
+
+def continued_case(policy: Policy, case: Case, more: torch.Tensor) -> Case:
+    """The same conversation some tokens later: ``more`` int64 [n] after the prompt, positions computed anew."""
+    ids = torch.cat([case.inputs["input_ids"], more[None]], dim=1)
+    types = torch.nn.functional.pad(case.inputs["mm_token_type_ids"], (0, len(more)))
+    inputs = case.inputs | {"input_ids": ids, "mm_token_type_ids": types, "attention_mask": torch.ones_like(ids)}
+    return Case(prompt_from_processor(inputs, policy.positions, f"{case.prompt.sample_id}+{len(more)}"), inputs)
+
+
+def random_group(policy: Policy, case: Case, lengths: Sequence[int], seed: int) -> ResponseGroup:
+    generator = torch.Generator().manual_seed(seed)
+    allowed = torch.tensor([t for t in range(policy.vocab_size) if t not in policy.media_token_ids])
+    responses = tuple(allowed[torch.randint(len(allowed), (n,), generator=generator)] for n in lengths)
+    return ResponseGroup(case.prompt, responses)
+
+
+def repeated_logprobs(model: Any, case: Case, responses: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Each response's token log-probabilities from transformers' forward over prompt + response, one at a time."""
+    return [batched_logprobs(model, case, [response])[0] for response in responses]
+
+
+def batched_logprobs(model: Any, case: Case, responses: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The same with the prompt and its media repeated for every response, padded on the right, in one forward."""
+    count, prompt_length = len(responses), case.inputs["input_ids"].shape[1]
+    media = {
+        name: _repeat(case.inputs[name], count)
+        for name in ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
+        if case.inputs.get(name) is not None
+    }
+    read = torch.nn.utils.rnn.pad_sequence(list(responses), batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(r) for r in responses], batch_first=True)
+    ids = torch.cat([case.inputs["input_ids"].expand(count, -1), read], dim=1)
+    mask = torch.cat([case.inputs["attention_mask"].expand(count, -1), mask], dim=1)
+    types = torch.nn.functional.pad(case.inputs["mm_token_type_ids"].expand(count, -1), (0, read.shape[1]))
+    logits = model(input_ids=ids, mm_token_type_ids=types, attention_mask=mask, **media).logits
+    predicted = logits[:, prompt_length - 1 : -1].float().log_softmax(-1).gather(-1, read[:, :, None])[:, :, 0]
+    return [row[: len(response)] for row, response in zip(predicted, responses, strict=True)]
+
+
+def _repeat(values: Any, count: int) -> Any:
+    return values * count if isinstance(values, list) else values.repeat(count, *[1] * (values.dim() - 1))
+
+
+def weighted_sum(logprobs: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
+    """A loss with another weight for every token, signs mixed, so that errors cannot cancel."""
+    flat = torch.cat([response for group in logprobs for response in group])
+    weights = torch.linspace(-1.0, 1.5, len(flat)).cos() + 0.3
+    return (flat * weights).sum()
+
+
+def gradient_errors(ours: torch.nn.Module, theirs: torch.nn.Module) -> dict[str, float]:
+    """Relative error of every trained parameter's gradient; no gradient counts as a gradient of zeros."""
+    reference = dict(theirs.named_parameters())
+    errors = {}
+    for name, parameter in ours.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        got, expected = (
+            torch.zeros_like(parameter) if g is None else g for g in (parameter.grad, reference[name].grad)
+        )
+        errors[name] = float((got - expected).norm() / expected.norm().clamp_min(1e-12))
+    return errors

@@ -1,0 +1,48 @@
+"""The measure of peak memory reacts to a known allocation, also to one that was given back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# In a process of its own: the test process has threads and memory of earlier tests.
+_PROGRAM = """
+from vlm_pg.bench.memory import ChildKilled, give_freed_memory_back, in_child, peak_above_baseline
+
+def allocate(mib):
+    kept = bytearray(mib * 2**20)
+    kept[::4096] = b"x" * (len(kept) // 4096)
+    del kept
+    return mib
+
+def measure(mib):
+    give_freed_memory_back()
+    allocate(200)  # a higher peak before: it must not be seen
+    return peak_above_baseline(lambda: allocate(mib))
+
+for mib in (1, 64):
+    result, peak = in_child(lambda: measure(mib))
+    assert result == mib
+    print(peak.num_bytes / 2**20, peak.method)
+import os, signal
+for fault in (lambda: 1 / 0, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+    try:
+        in_child(fault)
+    except (ChildKilled, RuntimeError) as failure:
+        print(type(failure).__name__, str(failure).splitlines()[-1])
+"""
+
+
+def test_known_allocations_are_found() -> None:
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        pytest.skip("the peak cannot be reset here")
+    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True)
+    small, large, raised, killed = done.stdout.splitlines()
+    assert "clear_refs" in small and "clear_refs" in large
+    assert float(small.split()[0]) < 4
+    assert float(large.split()[0]) == pytest.approx(64, abs=3)
+    assert raised == "RuntimeError ZeroDivisionError: division by zero"
+    assert killed.startswith("ChildKilled killed by SIGKILL")

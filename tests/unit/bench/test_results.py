@@ -1,0 +1,142 @@
+"""The file of raw numbers: never overwritten, gone on with only where settings agree; and what is printed and drawn."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlm_pg.bench.figure import draw_figure
+from vlm_pg.bench.figure import main as figure_main
+from vlm_pg.bench.grid import Point
+from vlm_pg.bench.model import main as model_main
+from vlm_pg.bench.options import DEFAULT_MINUTES, step_parser
+from vlm_pg.bench.report import gain_words, point_lines, summarise
+from vlm_pg.bench.results import COMPARABLE, Results
+from vlm_pg.bench.shapes import SIZES
+from vlm_pg.bench.step import WorkerKilled, checked_options, run_worker
+from vlm_pg.bench.step import main as step_main
+from vlm_pg.bench.worker import check_agreement
+from vlm_pg.errors import ConfigError
+
+SETTINGS = dict.fromkeys(COMPARABLE, "x") | {"device": "cpu", "threads": 1, "checkpointing": False}
+
+
+def _record(
+    cpu_seconds: dict[str, list[float]] | None = None, prefix: int = 1024, count: int = 8, response: int = 128
+) -> dict[str, Any]:
+    numbers: dict[str, dict[str, Any]] = {
+        "grouped": {"seconds": [1.0, 3.0, 2.0], "peak_bytes": 2**30},
+        "transformers-batch": {"seconds": [8.0, 9.0, 8.0], "peak_bytes": 4 * 2**30},
+    }
+    for name, seconds in (cpu_seconds or {}).items():
+        numbers[name]["cpu_seconds"] = seconds
+    measured = {"contestants": numbers, "failed": {"prefix-grouper-kind": "killed by SIGKILL"}}
+    return summarise(Point(prefix, count, response), measured, SIZES["small"], False, 4)
+
+
+def test_a_gain_stands_beside_its_bound_and_its_share() -> None:
+    record = _record()
+    gain = record["contestants"]["transformers-batch"]["grouped_gain"]
+    assert gain["speedup"] == 4.0 and gain["memory"] == 4.0
+    assert gain["speedup_share"] == pytest.approx(4.0 / gain["bounds"]["flops"])
+    lines = point_lines(record)
+    assert "2.000 s" in lines[0] and "faster" not in lines[0]
+    assert f"{gain['speedup_share']:.0%} of the FLOP bound" in lines[1] and "4.00x less memory" in lines[1]
+    assert lines[2].endswith("failed: killed by SIGKILL")
+    assert "1.25x more memory" in gain_words({**gain, "memory": 0.8})
+
+
+def test_a_disturbed_measurement_says_so_and_gives_processor_seconds() -> None:
+    record = _record({"grouped": [1.0, 1.0, 2.0], "transformers-batch": [8.0, 9.0, 3.0]})  # grouped: 4 of 6 seconds
+    gain = record["contestants"]["transformers-batch"]["grouped_gain"]
+    assert gain["cpu_speedup"] == 8.0
+    busy, processor = (line for line in point_lines(record) if "busy" in line or "processor" in line)
+    assert "grouped, transformers-batch had a core only part" in busy
+    assert f"transformers-batch 8.00x (bound {gain['bounds']['flops']:.2f}x" in processor
+    calm = _record({"grouped": [1.0, 3.0, 2.0], "transformers-batch": [8.0, 9.0, 8.0]})
+    assert not any("busy" in line for line in point_lines(calm))
+
+
+def test_a_file_is_never_overwritten_and_resumed_only_with_the_same_settings(tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    results = Results.start(path, SETTINGS, "first")
+    results.add_point(_record())
+    results.add_skipped(Point(4096, 8, 512), "transformers-batch", "too long")
+    with pytest.raises(ConfigError, match="--resume"):
+        Results.start(path, SETTINGS, "again")
+    resumed = Results.resume(path, SETTINGS, "second")
+    assert resumed.find(Point(1024, 8, 128)) is not None
+    assert resumed.find(Point(4096, 8, 512)) is None and resumed.data["skipped"] == []
+    assert resumed.data["commands"] == ["first", "second"]
+    with pytest.raises(ConfigError, match=r"threads 1 \(now 2\)"):
+        Results.resume(path, {**SETTINGS, "threads": 2}, "third")
+    path.write_text('{"points": []}')
+    with pytest.raises(ConfigError, match="format None"):
+        Results.resume(path, SETTINGS, "fourth")
+
+
+def test_contestants_that_disagree_are_not_timed() -> None:
+    same = {"a": {"loss": -1.0, "gradient_norm": 2.0}, "b": {"loss": -1.00001, "gradient_norm": 2.0}}
+    check_agreement(same, 1e-4)
+    same["b"]["gradient_norm"] = 2.001
+    with pytest.raises(RuntimeError, match=r"gradient_norm is 2\.0 for a and 2\.001 for b"):
+        check_agreement(same, 1e-4)
+
+
+def test_figure_is_whole_and_labelled(tmp_path: Path) -> None:
+    points = [_record(), _record(response=64), _record(count=4), _record(prefix=4096, response=512)]
+    machine = {"processor": "<CPU>"}
+    data = {"format": 2, "settings": SETTINGS, "machine": machine, "points": points}
+    root = ElementTree.fromstring(draw_figure(data))
+    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    for expected in ("G=4", "G=8", "bound by FLOPs", "prefix 1,024 tokens", "prefix 4,096 tokens"):
+        assert expected in words
+    for expected in ("speed-up (times)", "prefix tokens per response token", "peak memory (GiB)", "transformers-batch"):
+        assert expected in words
+    paper = root.find("{http://www.w3.org/2000/svg}rect")
+    assert paper is not None and paper.get("fill") == "#ffffff"
+    raw = tmp_path / "step.json"
+    raw.write_text(json.dumps(data))
+    assert figure_main([str(raw)]) == 0 and (tmp_path / "step.svg").exists()
+    with pytest.raises(ConfigError, match="--against"):
+        draw_figure(data, "prefix-grouper-kind")
+
+
+def test_model_table_as_markdown(tmp_path: Path) -> None:
+    out = tmp_path / "model.md"
+    arguments = ["--models", "Qwen2.5-VL-7B", "--prefix", "8192", "--ratios", "8", "--generations", "4", "8"]
+    assert model_main([*arguments, "--out", str(out)]) == 0
+    assert "| prefix | ratio | G=4 | G=8 |\n|---|---|---|---|\n| 8,192 | 8 | 2.88x, " in out.read_text()
+    with pytest.raises(ConfigError, match="Qwen9"):
+        model_main(["--models", "Qwen9"])
+
+
+def test_help_explains_itself_and_options_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        step_parser().parse_args(["--help"])
+    words = capsys.readouterr().out
+    for expected in ("contestants:", "prefix-grouper-kind", "how it is measured:", "max_memory_allocated", "examples:"):
+        assert expected in words
+    with pytest.raises(ConfigError, match="--repeats is 0"):
+        step_main(["--repeats", "0"])
+    with pytest.raises(ConfigError, match="--out"):
+        step_main(["--resume"])
+
+
+def test_without_a_word_the_grid_gets_a_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    parse = step_parser().parse_args
+    assert checked_options(parse(["--device", "cpu"])).budget_minutes == DEFAULT_MINUTES
+    assert "--budget-minutes" in capsys.readouterr().out
+    for wanted in (["--points", "512,4,64"], ["--prefix", "512"]):
+        assert checked_options(parse(["--device", "cpu", *wanted])).budget_minutes is None
+
+
+def test_a_worker_that_hangs_is_stopped_and_named() -> None:
+    with pytest.raises(WorkerKilled, match="not done after"):
+        run_worker({"threads": 1}, patience_seconds=0.01)
+    with pytest.raises(RuntimeError, match=r"KeyError: 'contestants'"):
+        run_worker({"threads": 1}, patience_seconds=600)

@@ -1,0 +1,239 @@
+"""The command parses, dispatches and exits as its help says, and its help loads nothing heavy."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlm_pg import cli
+from vlm_pg.errors import VlmPgError
+from vlm_pg.training.checkpoints import begin, commit
+
+CONFIG = "model: {path: some/model}\ntraining: {steps: 3}\n"
+HEAVY = ("torch", "transformers", "numpy", "av", "decord", "deepspeed", "PIL", "pyarrow", "rich", "pydantic", "yaml")
+
+
+@pytest.fixture
+def fake_module(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts a module with the given attributes in place of a heavy one."""
+
+    def install(name: str, **attributes: Any) -> None:
+        module = types.ModuleType(name)
+        vars(module).update(attributes)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    return install
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run's folder with a config and one checkpoint."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_text(CONFIG)
+    save_checkpoint(tmp_path / "run", 3)
+    return tmp_path / "run"
+
+
+def save_checkpoint(run_dir: Path, step: int) -> Path:
+    temporary = begin(run_dir / "checkpoints", step)
+    (temporary / "config.json").write_text("{}")
+    return commit(temporary, step, {})
+
+
+@pytest.fixture
+def evaluated(fake_module: Callable[..., None]) -> list[tuple[Any, Path | None]]:
+    """What ``evaluate`` was called with."""
+    calls: list[tuple[Any, Path | None]] = []
+    fake_module("vlm_pg.eval.main", evaluate=lambda config, checkpoint: calls.append((config, checkpoint)))
+    return calls
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\nfrom vlm_pg.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit as exit:\n    assert exit.code == 0\n"
+        f"heavy = [name for name in {HEAVY} if name in sys.modules]\nassert not heavy, heavy\n"
+        "ours = {name for name in sys.modules if name.startswith('vlm_pg.')}\n"
+        "assert ours == {'vlm_pg.cli', 'vlm_pg.errors'}, ours\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for command in ("train", "prepare", "eval", "report", "bench", "doctor", "exit codes"):
+        assert command in done.stdout
+
+
+def test_reading_a_config_imports_neither_torch_nor_a_decoder(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    script = (
+        f"import sys\nfrom vlm_pg.config import load_config\nload_config({str(tmp_path / 'c.yaml')!r})\n"
+        "heavy = [n for n in ('torch', 'transformers', 'numpy', 'av', 'decord', 'PIL') if n in sys.modules]\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["train", "prepare", "eval", "report", "bench", "doctor"])
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([command, "--help"])
+    assert exit_.value.code == 0
+    assert f"usage: vlm-pg {command}" in capsys.readouterr().out
+
+
+def test_train_gets_the_config_with_its_overrides_and_says_how_to_exit(
+    tmp_path: Path, fake_module: Callable[..., None]
+) -> None:
+    calls: list[Any] = []
+    fake_module("vlm_pg.training.main", train=lambda config: calls.append(config) or 130)
+    path = tmp_path / "c.yaml"
+    path.write_text(CONFIG)
+    assert cli.main(["train", str(path), "training.steps=5", "run.name=x"]) == 130
+    assert [(call.training.steps, call.run.name) for call in calls] == [(5, "x")]
+
+
+def test_an_error_of_the_user_is_one_message_and_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", str(tmp_path / "absent.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("vlm-pg: error: The config file")
+    assert "Traceback" not in error
+
+
+def test_the_rank_is_named_when_there_are_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "3")
+    assert cli.main(["train", str(tmp_path / "absent.yaml")]) == 2
+    assert capsys.readouterr().err.startswith("[rank 3] vlm-pg: error: ")
+
+
+def test_a_bug_raises(tmp_path: Path, fake_module: Callable[..., None]) -> None:
+    def train(config: object) -> None:
+        raise RuntimeError("a bug")
+
+    fake_module("vlm_pg.training.main", train=train)
+    path = tmp_path / "c.yaml"
+    path.write_text(CONFIG)
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main(["train", str(path)])
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [(KeyboardInterrupt(), 130, "interrupted"), (VlmPgError("no such thing"), 2, "vlm-pg: error: no such thing")],
+)
+def test_exit_codes(
+    run_dir: Path,
+    fake_module: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    raised: BaseException,
+    code: int,
+    said: str,
+) -> None:
+    def write_report(path: Path) -> Path:
+        raise raised
+
+    fake_module("vlm_pg.observe.report", write_report=write_report)
+    assert cli.main(["report", str(run_dir)]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_report_prints_where_it_lies(
+    run_dir: Path, fake_module: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_module("vlm_pg.observe.report", write_report=lambda path: path / "report.html")
+    assert cli.main(["report", str(run_dir)]) == 0
+    assert capsys.readouterr().out.strip() == str(run_dir / "report.html")
+    assert cli.main(["report", str(run_dir / "absent")]) == 2
+    assert "is not a folder. A report is written from a run's folder. Give one" in capsys.readouterr().err
+
+
+def test_bench_passes_the_rest_on(fake_module: Callable[..., None]) -> None:
+    calls: list[list[str]] = []
+    fake_module("vlm_pg.bench.step", main=calls.append)
+    assert cli.main(["bench", "step", "--groups", "2", "x"]) == 0
+    assert calls == [["--groups", "2", "x"]]
+
+
+def test_eval_of_a_run_takes_its_newest_checkpoint_and_its_config(run_dir: Path, evaluated: list) -> None:
+    save_checkpoint(run_dir, 2)
+    (run_dir / "checkpoints/step-000004").mkdir()  # killed before its end
+    assert cli.main(["eval", str(run_dir), "eval.limit=7"]) == 0
+    [(config, checkpoint)] = evaluated
+    assert (config.eval.limit, checkpoint) == (7, run_dir / "checkpoints/step-000003")
+
+
+@pytest.mark.parametrize("below", ["checkpoints/step-000003", "checkpoints/step-000003/model"])
+def test_eval_of_a_checkpoint_finds_the_config_above_it(run_dir: Path, evaluated: list, below: str) -> None:
+    (run_dir / below).mkdir(exist_ok=True)
+    assert cli.main(["eval", str(run_dir / below)]) == 0
+    [(config, checkpoint)] = evaluated
+    assert (config.model.path, checkpoint) == ("some/model", run_dir / below)
+
+
+def test_eval_without_a_target_is_the_embedded_run(
+    run_dir: Path, evaluated: list, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(run_dir.parent)
+    assert cli.main(["eval"]) == 2
+    assert (
+        "runs/embedded does not exist. It must be a checkpoint or a run's folder. Run bash" in capsys.readouterr().err
+    )
+    (run_dir.parent / "runs").mkdir()
+    run_dir.rename("runs/embedded")
+    assert cli.main(["eval", "eval.limit=7"]) == 0
+    assert evaluated[0][1] == Path("runs/embedded/checkpoints/step-000003")
+    assert evaluated[0][0].eval.limit == 7
+
+
+def test_eval_with_a_config_only_is_the_model_it_names(run_dir: Path, evaluated: list) -> None:
+    assert cli.main(["eval", "--config", str(run_dir / "config.yaml")]) == 0
+    assert cli.main(["eval", str(run_dir / "config.yaml")]) == 0
+    assert [checkpoint for _, checkpoint in evaluated] == [None, None]
+
+
+def test_eval_of_a_model_folder_with_a_config_and_overrides_after_it(
+    run_dir: Path, tmp_path: Path, evaluated: list
+) -> None:
+    (tmp_path / "model").mkdir()
+    assert cli.main(["eval", str(tmp_path / "model"), "--config", str(run_dir / "config.yaml"), "eval.limit=7"]) == 0
+    [(config, checkpoint)] = evaluated
+    assert (config.eval.limit, checkpoint) == (7, tmp_path / "model")
+
+
+def test_eval_of_a_folder_that_belongs_to_no_run(
+    tmp_path: Path, evaluated: list, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["eval", str(tmp_path)]) == 2
+    assert "lies in no run's folder, so there is no config.yaml" in capsys.readouterr().err
+
+
+def test_eval_of_a_run_without_a_checkpoint(run_dir: Path, evaluated: list, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(run_dir / "checkpoints/step-000003")
+    assert cli.main(["eval", str(run_dir)]) == 2
+    assert "holds no complete checkpoint. A run saves one at its end" in capsys.readouterr().err
+
+
+def test_eval_of_a_checkpoint_that_was_never_finished(
+    run_dir: Path, evaluated: list, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_dir / "checkpoints/step-000003/manifest.json").unlink()
+    assert cli.main(["eval", str(run_dir / "checkpoints/step-000003")]) == 2
+    assert "is not a complete checkpoint: it has no manifest" in capsys.readouterr().err
+    assert evaluated == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["trian"], ["train"], ["bench", "steps"], ["train", "c.yaml", "--fast"]])
+def test_a_wrong_command_line_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(arguments)
+    assert exit_.value.code == 2
+    assert "usage: vlm-pg" in capsys.readouterr().err

@@ -1,0 +1,45 @@
+"""model.lora in a configuration: left out, given by file or command line, and refused with a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.runs import write_config
+from vlm_pg.config import RunConfig, dump_config, load_config
+from vlm_pg.errors import ConfigError
+from vlm_pg.models.settings import LoraSettings
+
+
+def load(folder: Path, *overrides: str) -> RunConfig:
+    sections = {"model": {"path": "tiny"}, "data": {"train": "x.jsonl"}, "training": {"steps": 1}}
+    return load_config(write_config(folder / "run.yaml", sections), overrides)
+
+
+def test_off_by_default_and_set_from_the_command_line(tmp_path: Path) -> None:
+    assert load(tmp_path).model.lora is None
+    assert load(tmp_path, "model.lora={}").model.lora == LoraSettings()
+    config = load(tmp_path, "model.lora.rank=4", "model.lora.target_modules=[q_proj]")
+    assert config.model.lora == LoraSettings(rank=4, target_modules=("q_proj",))
+    (tmp_path / "dumped.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "dumped.yaml") == config
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("model.lora.dropout=0.1", "model.lora.dropout: dropout is 0.1; it must be 0"),
+        ("model.lora.rnak=4", "Did you mean model.lora.rank?"),
+        ("model.lora.rank=0", "Rows of A and columns of B"),
+    ],
+)
+def test_refused_with_a_reason(override: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, override)
+    assert message in str(error.value)
+
+
+def test_an_adapter_beside_a_trained_tower_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Set model.train_vision=false, or leave model.lora out"):
+        load(tmp_path, "model.lora={}", "model.train_vision=true")

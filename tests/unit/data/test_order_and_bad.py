@@ -1,0 +1,126 @@
+"""The order of samples is a function of the step; faults are written once and stop the run at a stated share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlm_pg.data.bad import BadSampleLog
+from vlm_pg.data.order import indices_for_step
+from vlm_pg.data.settings import DataSettings
+from vlm_pg.errors import ConfigError, TooManyBadSamples
+from vlm_pg.types import BadSample
+
+
+@given(
+    num_samples=st.integers(1, 40),
+    prompts_per_step=st.integers(1, 60),
+    seed=st.integers(0, 2**40),
+    shuffle=st.booleans(),
+)
+def test_every_epoch_uses_every_sample_once(num_samples: int, prompts_per_step: int, seed: int, shuffle: bool):
+    """Steps joined end to end are whole epochs, each a permutation: nothing dropped or repeated at the border."""
+    steps = -(-3 * num_samples // prompts_per_step)
+    stream = [i for step in range(steps) for i in indices_for_step(num_samples, prompts_per_step, step, seed, shuffle)]
+    assert len(stream) == steps * prompts_per_step
+    for start in range(0, 3 * num_samples, num_samples):
+        assert sorted(stream[start : start + num_samples]) == list(range(num_samples))
+
+
+def test_order_by_hand():
+    assert indices_for_step(5, 3, 1, seed=0, shuffle=False) == [3, 4, 0]
+    first, again = (indices_for_step(100, 100, 0, seed=1, shuffle=True) for _ in range(2))
+    assert first == again != list(range(100))
+    assert first != indices_for_step(100, 100, 1, seed=1, shuffle=True)
+    assert first != indices_for_step(100, 100, 0, seed=2, shuffle=True)
+    assert indices_for_step(6, 6, 0, seed=0, shuffle=True) == [2, 1, 0, 3, 5, 4], "the order must never change"
+
+
+def test_no_samples():
+    with pytest.raises(ValueError, match=r"There are 0 usable samples; at least one is needed\. Check"):
+        indices_for_step(0, 1, 0, 0, True)
+
+
+def bad(number: int, reason: str = "corrupt_media") -> BadSample:
+    return BadSample(str(number), reason, "why", f"a.json:{number}")
+
+
+def test_faults_are_written_at_once_and_once(tmp_path: Path):
+    file = tmp_path / "run" / "bad_samples.jsonl"
+    log = BadSampleLog(file, 0.5, 20)
+    assert not file.exists()
+    log.count_seen(3)
+    log.record(bad(1))
+    log.record(bad(1))
+    log.record(bad(2, "missing_media"))
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert lines == [
+        {"sample_id": "1", "reason": "corrupt_media", "message": "why", "where": "a.json:1"},
+        {"sample_id": "2", "reason": "missing_media", "message": "why", "where": "a.json:2"},
+    ]
+    resumed = BadSampleLog(file, 0.5, 20)
+    resumed.record(bad(1))
+    resumed.record(bad(3))
+    assert len(file.read_text().splitlines()) == 3
+    assert resumed.counts == {"corrupt_media": 2, "missing_media": 1}
+
+
+def test_a_line_cut_off_by_a_kill_is_written_again(tmp_path: Path):
+    file = tmp_path / "bad_samples.jsonl"
+    BadSampleLog(file, 1, 1).record(bad(1))
+    whole = file.read_bytes()
+    file.write_bytes(whole + whole[:20])
+    log = BadSampleLog(file, 1, 1)
+    assert file.read_bytes() == whole
+    log.record(bad(2))
+    assert [json.loads(line)["sample_id"] for line in file.read_text().splitlines()] == ["1", "2"]
+
+
+def test_a_foreign_file_is_refused(tmp_path: Path):
+    file = tmp_path / "bad_samples.jsonl"
+    file.write_text('{"a": 1}\n')
+    with pytest.raises(ConfigError, match=r":1 is not a record of a bad sample: .* is expected\. Move the file away"):
+        BadSampleLog(file, 1, 1)
+
+
+def test_the_share_stops_the_run(tmp_path: Path):
+    log = BadSampleLog(tmp_path / "bad.jsonl", 0.5, 20)
+    log.count_seen(19)
+    for number in range(12):
+        log.record(bad(number))  # 12 of 19, but too few seen to judge
+    log.count_seen(5)
+    with pytest.raises(
+        TooManyBadSamples, match=r"13 of 24 .*\(corrupt_media: 12, remote_media: 1\)\. At most a share of 0\.5 .*raise"
+    ):
+        log.record(bad(99, "remote_media"))
+    assert log.seen == 24
+
+
+def test_exactly_the_share_is_allowed(tmp_path: Path):
+    log = BadSampleLog(tmp_path / "bad.jsonl", 0.5, 20)
+    log.count_seen(20)
+    for number in range(10):
+        log.record(bad(number))
+    with pytest.raises(TooManyBadSamples):
+        log.record(bad(10))
+
+
+def test_the_media_root_defaults_to_the_records_folder(tmp_path: Path):
+    assert DataSettings().root_for(tmp_path / "a.json") == tmp_path
+    assert DataSettings(media_root=Path("clips")).root_for(tmp_path / "a.json") == Path("clips")
+
+
+def test_a_file_of_records_is_judged_by_itself(tmp_path: Path):
+    """Some bad records among many do not stop a run, and good records do not dilute faults found later."""
+    log = BadSampleLog(tmp_path / "bad.jsonl", 0.5, 20)
+    log.record_file([bad(number) for number in range(25)], total=525)
+    assert log.seen == 0
+    log.count_seen(20)
+    for number in range(100, 110):
+        assert log.record(bad(number))
+    with pytest.raises(TooManyBadSamples, match="30 of 40 samples could not be used"):
+        BadSampleLog(tmp_path / "other.jsonl", 0.5, 20).record_file([bad(n) for n in range(30)], total=40)

@@ -1,0 +1,158 @@
+"""A prepared folder is complete or says why not; gold answers earn the full reward or are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from data_pipelines.common import (
+    MANIFEST,
+    check_gold_answer,
+    is_prepared,
+    locked,
+    progress,
+    run,
+    write_manifest,
+    write_text,
+)
+from vlm_pg.errors import ConfigError, SampleError
+from vlm_pg.types import Sample
+
+ARGUMENTS = {"seed": 0, "train": 8}
+
+
+def sample(answer: str, answer_kind: str, options: tuple[str, ...] = ()) -> Sample:
+    return Sample("1", "How many?", (), options, answer, answer_kind, "test", "test")  # type: ignore[arg-type]
+
+
+def prepared(folder: Path) -> Path:
+    (folder / "train.jsonl").write_text("{}\n")
+    write_manifest(folder, ARGUMENTS, {"train.jsonl": 1})
+    return folder
+
+
+def test_a_folder_without_manifest_is_not_prepared(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("{}\n")
+    assert not is_prepared(tmp_path, ARGUMENTS)
+
+
+def test_equal_arguments_find_it_prepared_whatever_their_order(tmp_path: Path) -> None:
+    assert is_prepared(prepared(tmp_path), {"train": 8, "seed": 0})
+
+
+def test_other_arguments_are_refused_and_both_sides_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has \{'seed': 0\}, asked for is \{'seed': 1\}.*Choose another --out"):
+        is_prepared(prepared(tmp_path), {**ARGUMENTS, "seed": 1})
+
+
+def test_a_lost_file_is_named(tmp_path: Path) -> None:
+    (prepared(tmp_path) / "train.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"lost train\.jsonl since it was prepared.*Pass --overwrite"):
+        is_prepared(tmp_path, ARGUMENTS)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"arguments": 1, "files": {}, "fingerprint": "x"}', "\udcff"])
+def test_a_manifest_of_something_else_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / MANIFEST).write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError, match=r"is not the manifest of a prepared folder.*Choose another --out"):
+        is_prepared(tmp_path, ARGUMENTS)
+
+
+def test_text_files_appear_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    write_text(path, "first")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "second\udcff")
+    assert path.read_text() == "first"
+    assert [found.name for found in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_folder_is_held_by_one_process_at_a_time_and_freed_when_it_dies(tmp_path: Path) -> None:
+    holder = (
+        "import sys, time; from pathlib import Path; from data_pipelines.common import locked\n"
+        "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
+    )
+    waiter = (
+        "import sys; from pathlib import Path; from data_pipelines.common import locked\n"
+        "print('asking', flush=True)\n"
+        "with locked(Path(sys.argv[1])): print('held', flush=True)"
+    )
+    with subprocess.Popen([sys.executable, "-c", holder, tmp_path], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None and first.stdout.readline() == "held\n"
+        with subprocess.Popen([sys.executable, "-c", waiter, tmp_path], stdout=subprocess.PIPE, text=True) as second:
+            assert second.stdout is not None and second.stdout.readline() == "asking\n"
+            os.set_blocking(second.stdout.fileno(), False)
+            time.sleep(0.5)
+            assert second.stdout.readline() == ""
+            first.kill()
+            assert second.wait(timeout=60) == 0
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
+def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigError, match="Cannot write to --out"), locked(tmp_path / "set"):
+        pass
+
+
+def test_an_out_below_a_file_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(ConfigError, match=r"Cannot write to --out .* Choose another"),
+        locked(tmp_path / "file" / "set"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("answer", "answer_kind", "options"),
+    [
+        ("B", "multiple_choice", ("A. red", "B. blue")),
+        ("5.0", "numerical", ()),
+        ("no entry", "ocr", ()),
+        ("a red lorry on a bridge", "free_form", ()),
+        ("keyboard", "free_form", ()),
+        ("3.25", "regression", ()),
+    ],
+)
+def test_good_gold_answers_pass(answer: str, answer_kind: str, options: tuple[str, ...]) -> None:
+    check_gold_answer(sample(answer, answer_kind, options))
+
+
+@pytest.mark.parametrize(
+    ("answer", "answer_kind", "said"),
+    [
+        ("many", "numerical", "does not state one number"),
+        ("0", "regression", "gold answer is 0"),
+        ("see <think>", "ocr", "format 0.0"),
+    ],
+)
+def test_gold_answers_that_cannot_be_rewarded_are_refused(answer: str, answer_kind: str, said: str) -> None:
+    with pytest.raises(SampleError, match=f"{said}.*must earn the full reward") as refused:
+        check_gold_answer(sample(answer, answer_kind))
+    assert refused.value.reason == "unscorable_gold_answer"
+
+
+def test_progress_yields_everything_and_prints_a_line_a_quarter(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(progress(iter(range(100)), 100, "Checking")) == list(range(100))
+    assert capsys.readouterr().out.splitlines() == [f"Checking: {done} of 100" for done in (25, 50, 75, 100)]
+
+
+def test_user_errors_of_a_script_are_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise ConfigError("--seed is -1.")
+
+    assert run(main) == 2
+    assert capsys.readouterr().err == "error: --seed is -1.\n"
+    assert run(lambda: 0) == 0
+
+
+def test_the_manifest_holds_the_arguments_readably(tmp_path: Path) -> None:
+    written = json.loads((prepared(tmp_path) / MANIFEST).read_text())
+    assert written["arguments"] == ARGUMENTS and written["files"] == {"train.jsonl": 1}

@@ -1,0 +1,151 @@
+"""Still images: limits before decoding, orientation, transparency, damage. Controls: frames moved, never lost."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vlm_pg.errors import SampleError
+from vlm_pg.media.controls import repeat_frame, shuffle_frames
+from vlm_pg.media.images import decode_image
+from vlm_pg.media.settings import MediaSettings
+from vlm_pg.types import DecodedMedia
+
+
+def decode(path: Path, **changes) -> DecodedMedia:
+    return decode_image(path, MediaSettings(**changes), 28)
+
+
+def picture(height: int = 90, width: int = 150, channels: int = 3) -> Image.Image:
+    rows, columns = np.mgrid[0:height, 0:width]
+    planes = [rows * 255 // height, columns * 255 // width, (rows + columns) % 256, np.full_like(rows, 255)]
+    return Image.fromarray(np.stack(planes[:channels], -1).astype(np.uint8))
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp"])
+def test_pixels_of_qwens_own_reader(tmp_path: Path, name: str):
+    from qwen_vl_utils.vision_process import fetch_image
+
+    picture().save(tmp_path / name)
+    media = decode(tmp_path / name)
+    theirs = fetch_image({"image": str(tmp_path / name), "min_pixels": 4 * 784, "max_pixels": 1280 * 784})
+    assert np.array_equal(media.frames[0], np.asarray(theirs).transpose(2, 0, 1))
+    assert (media.kind, media.frame_seconds, media.sampled_fps, media.decoder) == ("image", (0.0,), 0.0, "pillow")
+    assert media.frames.shape[0] == 1 and media.frames.dtype == np.uint8
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(tmp_path: Path, orientation: int):
+    """Stored turned with the tag that turns it back, the picture comes out like the upright one."""
+    back = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # the Pillow transposition that undoes each orientation
+    stored = picture() if orientation == 1 else picture().transpose(back[orientation])
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored.save(tmp_path / "a.png", exif=exif)
+    picture().save(tmp_path / "upright.png")
+    assert np.array_equal(decode(tmp_path / "a.png").frames, decode(tmp_path / "upright.png").frames)
+
+
+def test_transparency_becomes_white(tmp_path: Path):
+    pixels = np.zeros((56, 56, 4), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "rgba.png")
+    Image.fromarray(pixels[..., [0, 3]]).save(tmp_path / "la.png")
+    palette = Image.new("P", (56, 56), 0)
+    palette.putpalette([0, 0, 0, 9, 9, 9])
+    palette.save(tmp_path / "p.png", transparency=0)
+    for name in ("rgba.png", "la.png", "p.png"):
+        assert (decode(tmp_path / name).frames == 255).all(), name
+
+
+def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path):
+    Image.fromarray(np.full((56, 56), 0x8000, dtype=np.uint16)).save(tmp_path / "a.png")
+    assert (decode(tmp_path / "a.png").frames == 0x80).all()
+
+
+def huge_png(path: Path, side: int) -> None:
+    """A PNG of a few bytes whose header states ``side`` squared pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+
+
+@pytest.mark.parametrize("side", [9_000, 40_000])
+def test_a_huge_image_is_refused_by_its_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: int):
+    huge_png(tmp_path / "a.png", side)
+    monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("decoded"))
+    with pytest.raises(
+        SampleError, match=r"At most 64000000 pixels are allowed\. Scale .* media\.max_header_pixels"
+    ) as got:
+        decode(tmp_path / "a.png")
+    assert got.value.reason == "image_too_large"
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp"])
+def test_a_truncated_file(tmp_path: Path, name: str):
+    noise = np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / name)
+    data = (tmp_path / name).read_bytes()
+    for share in (0.0, 0.01, 0.5, 0.95):
+        (tmp_path / name).write_bytes(data[: int(len(data) * share)])
+        with pytest.raises(SampleError, match=r"cannot be decoded: .* A complete JPEG, PNG, WEBP file .* Fetch") as got:
+            decode(tmp_path / name)
+        assert got.value.reason == "corrupt_media"
+
+
+def test_a_file_of_another_format_is_not_even_opened(tmp_path: Path):
+    picture().save(tmp_path / "a.gif")
+    (tmp_path / "a.gif").rename(tmp_path / "a.png")
+    with pytest.raises(SampleError) as got:
+        decode(tmp_path / "a.png")
+    assert got.value.reason == "corrupt_media"
+
+
+def video(frames: int) -> DecodedMedia:
+    pixels = np.arange(frames, dtype=np.uint8)[:, None, None, None] * np.ones((1, 3, 2, 2), dtype=np.uint8)
+    return DecodedMedia("video", pixels, tuple(index * 0.5 for index in range(frames)), 2.0, "pyav")
+
+
+def order(media: DecodedMedia) -> list[int]:
+    return media.frames[:, 0, 0, 0].tolist()
+
+
+@pytest.mark.parametrize("frames", [4, 6, 8, 16])
+def test_shuffling_moves_whole_temporal_patches(frames: int):
+    seen = set()
+    for number in range(30):
+        shuffled = shuffle_frames(video(frames), f"key{number}")
+        pairs = [tuple(order(shuffled)[start : start + 2]) for start in range(0, frames, 2)]
+        assert sorted(pairs) == [(start, start + 1) for start in range(0, frames, 2)]
+        assert order(shuffled) != list(range(frames)), "never the true order"
+        assert shuffled.frame_seconds == video(frames).frame_seconds
+        seen.add(tuple(pairs))
+    assert len(seen) == 1 if frames == 4 else len(seen) > 3
+    assert order(shuffle_frames(video(frames), "a")) == order(shuffle_frames(video(frames), "a"))
+
+
+def test_repeating_leaves_one_temporal_patch():
+    seen = set()
+    for number in range(30):
+        repeated = order(repeat_frame(video(8), f"key{number}"))
+        assert repeated == repeated[:2] * 4 and repeated[1] == repeated[0] + 1
+        seen.add(repeated[0])
+    assert seen == {0, 2, 4, 6}
+
+
+def test_controls_leave_images_alone_and_refuse_what_cannot_be_shuffled():
+    still = DecodedMedia("image", np.zeros((1, 3, 2, 2), dtype=np.uint8), (0.0,), 0.0, "pillow")
+    assert shuffle_frames(still, "k") is still and repeat_frame(still, "k") is still
+    with pytest.raises(
+        SampleError, match=r"2 frames cannot be shuffled in runs of 2\. At least two .* Raise media"
+    ) as got:
+        shuffle_frames(video(2), "k")
+    assert got.value.reason == "too_few_frames"

@@ -1,0 +1,175 @@
+"""Decoding processes can be killed: deadlines, crashes and the parent's death cost one sample, never the run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vlm_pg.errors import ConfigError, SampleError
+from vlm_pg.media import loader as loader_module
+from vlm_pg.media.loader import MediaLoader
+from vlm_pg.media.pool import WorkerPool
+from vlm_pg.media.settings import MediaSettings
+from vlm_pg.types import DecodedMedia, MediaRef
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    pool = WorkerPool(1, deadline_seconds=3.0)
+    yield pool
+    pool.close()
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def wait_until_gone(pids: list[int]) -> bool:
+    for _ in range(600):
+        if all(is_gone(pid) for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_one_workers_faults_cost_one_call_each(pool: WorkerPool):
+    """Calls queued behind an overdue, an exiting, a killed and an aborting one still get their answers."""
+    ours = os.getpid()
+    calls = [
+        pool.submit(os.getpid),
+        pool.submit(time.sleep, 60, label="video 'slow.mp4'"),
+        pool.submit(os._exit, 3, label="video 'exits.mp4'"),
+        pool.submit(os.getpid),
+        pool.submit(signal.raise_signal, signal.SIGKILL, label="video 'killed.mp4'"),
+        pool.submit(os.getpid),
+    ]
+    pids = [calls[place].result() for place in (0, 3, 5)]
+    assert len({ours, *pids}) == 4, "each fault was followed by a new worker"
+    expected = {
+        1: ("decode_timeout", r"'slow.mp4' took longer than 3 s .* media.deadline_seconds. Raise it"),
+        2: ("decoder_crashed", "crashed on video 'exits.mp4': exit code 3"),
+        4: ("decoder_crashed", "'killed.mp4': signal SIGKILL"),
+    }
+    for place, (reason, part) in expected.items():
+        error = calls[place].exception()
+        assert isinstance(error, SampleError) and error.reason == reason
+        assert all(piece in str(error) for piece in part.split(" .* "))
+    assert all(is_gone(pid) for pid in pids[:2])
+
+
+def test_a_bug_raises_with_its_traceback(pool: WorkerPool):
+    with pytest.raises(RuntimeError, match=r"a bug surfaced while decoding int:\n(?s:.*)invalid literal for int"):
+        pool.submit(int, "x").result()
+    assert pool.submit(int, "7").result() == 7
+
+
+def test_workers_ignore_ctrl_c_and_use_one_thread(pool: WorkerPool):
+    assert pool.submit(signal.getsignal, signal.SIGINT).result() == signal.SIG_IGN
+    assert pool.submit(os.getenv, "OMP_NUM_THREADS").result() == "1"
+
+
+def test_closing_ends_busy_workers_and_fails_what_waits():
+    pool = WorkerPool(1, deadline_seconds=600)
+    pids = [pool.submit(os.getpid).result()]
+    busy, waiting = pool.submit(time.sleep, 600), pool.submit(os.getpid)
+    pool.close()
+    pool.close()
+    assert all(is_gone(pid) for pid in pids)
+    for call in (busy, waiting):
+        with pytest.raises(RuntimeError, match="closed before this file was decoded"):
+            call.result()
+    with pytest.raises(RuntimeError, match="is closed; nothing can be submitted"):
+        pool.submit(os.getpid)
+
+
+def test_workers_that_cannot_start_are_an_error_of_the_installation():
+    pool = WorkerPool(1, deadline_seconds=5, modules=("no_such_module_anywhere",))
+    with pytest.raises(RuntimeError, match=r"(?s)do not start \(3 tries, last: exit code 1\).*no_such_module_anywhere"):
+        pool.submit(os.getpid).result()
+    with pytest.raises(RuntimeError, match="have failed"):
+        pool.submit(os.getpid)
+    pool.close()
+
+
+def test_workers_die_with_a_killed_parent_and_never_run_its_main(tmp_path: Path):
+    """kill -9 of a parent script without a main guard: idle and busy workers end; the script's body ran once."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import os, time
+            open("ran", "a").write("x")
+            from vlm_pg.media.pool import WorkerPool
+            pool = WorkerPool(2, deadline_seconds=600)
+            pool.submit(os.getpid).result()
+            pool.submit(time.sleep, 600)
+            print(*pool.pids, flush=True)
+            time.sleep(600)
+            """
+        )
+    )
+    root = str(Path(__file__).parents[3])
+    parent = subprocess.Popen(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=dict(os.environ, PYTHONPATH=root),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert len(pids) == 2
+    assert wait_until_gone(pids)
+    assert (tmp_path / "ran").read_text() == "x"
+
+
+def test_loading_real_files_one_answer_each(media_dir: Path, caplog: pytest.LogCaptureFixture):
+    names = ["av1_video.mkv", "no.mp4", "video_90.mov", "corrupted.mp4", "av1_video.mkv"]
+    with MediaLoader(MediaSettings(workers=2), media_dir) as loader, caplog.at_level(logging.WARNING):
+        ticket = loader.submit([MediaRef("video", name) for name in names])
+        results = ticket.result()
+        assert ticket.result() == results, "a ticket can be asked again"
+    kinds = [one.reason if isinstance(one, SampleError) else one.decoder for one in results]
+    assert kinds == ["pyav", "missing_media", "decord", "corrupt_media", "pyav"]
+    said = [record.message for record in caplog.records if "PyAV" in record.message]
+    assert said == ["decord cannot open codec av1: PyAV reads such files (said once)"]
+    with MediaLoader(MediaSettings(workers=0), media_dir) as here:
+        assert here._pool is None
+        for ours, theirs in zip(here.load([MediaRef("video", name) for name in names]), results, strict=True):
+            if isinstance(ours, DecodedMedia):
+                assert isinstance(theirs, DecodedMedia) and np.array_equal(ours.frames, theirs.frames)
+            else:
+                assert isinstance(theirs, SampleError) and (ours.reason, str(ours)) == (theirs.reason, str(theirs))
+
+
+def test_waiting_can_be_stopped_and_taken_up_again(media_dir: Path):
+    with MediaLoader(MediaSettings(workers=1), media_dir) as loader:
+        ticket = loader.submit([MediaRef("video", "h265_video.mp4")])
+        with pytest.raises(InterruptedError, match="stopped while waiting for 1 media file"):
+            ticket.result(should_stop=lambda: True)
+        assert isinstance(ticket.result()[0], DecodedMedia)
+
+
+def test_a_loader_refuses_what_it_cannot_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ConfigError, match=r"data\.media_root is '.*none', which is not a folder\. .* Correct"):
+        MediaLoader(MediaSettings(), tmp_path / "none")
+    monkeypatch.setattr(loader_module, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"media\.decoder is decord, which is not installed\. .* set media\.decoder="):
+        MediaLoader(MediaSettings(decoder="decord"), tmp_path)

@@ -1,0 +1,116 @@
+"""Frame choice and sizes equal qwen-vl-utils' own functions, over random and over awkward numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from vlm_pg.errors import SampleError
+from vlm_pg.media import sampling
+from vlm_pg.media.settings import MediaSettings
+
+vision_process = pytest.importorskip("qwen_vl_utils.vision_process")
+
+
+@settings(deadline=None)
+@given(
+    total=st.integers(2, 20_000),
+    video_fps=st.one_of(st.floats(0.5, 240), st.sampled_from([24, 25, 29.97002997002997, 30, 60])),
+    fps=st.floats(0.1, 30),
+    min_frames=st.integers(2, 20),
+    extra=st.integers(0, 100),
+)
+@example(total=300, video_fps=30.0, fps=2.0, min_frames=4, extra=100)
+def test_number_and_choice_of_frames(total: int, video_fps: float, fps: float, min_frames: int, extra: int):
+    max_frames = min_frames + min_frames % 2 + extra
+    element = {"fps": fps, "min_frames": min_frames, "max_frames": max_frames}
+    expected = vision_process.smart_nframes(element, total, video_fps)
+    count = sampling.num_sampled_frames(total, video_fps, fps, min_frames, max_frames)
+    assert count == expected
+    assert sampling.frame_indices(total, count) == torch.linspace(0, total - 1, count).round().long().tolist()
+
+
+@settings(deadline=None)
+@given(
+    height=st.integers(1, 5000),
+    width=st.integers(1, 5000),
+    min_tokens=st.integers(1, 64),
+    extra=st.integers(0, 1000),
+    factor=st.sampled_from([28, 32, 14]),
+)
+@example(height=31, width=639, min_tokens=4, extra=16, factor=28)
+@example(height=10, width=2000, min_tokens=4, extra=16, factor=28)
+@example(height=10, width=2001, min_tokens=4, extra=16, factor=28)
+def test_resized_size(height: int, width: int, min_tokens: int, extra: int, factor: int):
+    min_pixels, max_pixels = min_tokens * factor**2, (min_tokens + extra) * factor**2
+    try:
+        expected = vision_process.smart_resize(height, width, factor, min_pixels, max_pixels)
+    except ValueError:
+        with pytest.raises(SampleError) as got:
+            sampling.resized_size(height, width, min_pixels, max_pixels, factor)
+        assert got.value.reason == "bad_aspect_ratio"
+        return
+    if 0 in expected:
+        with pytest.raises(SampleError) as got:
+            sampling.resized_size(height, width, min_pixels, max_pixels, factor)
+        assert got.value.reason == "too_narrow"
+        return
+    assert sampling.resized_size(height, width, min_pixels, max_pixels, factor) == expected
+
+
+def test_by_hand():
+    assert sampling.frame_indices(10, 4) == [0, 3, 6, 9]
+    assert sampling.num_sampled_frames(310, 30.0, 2.0, 4, 16) == 16
+    assert sampling.num_sampled_frames(300, 30.0, 2.0, 4, 64) == 20
+    assert sampling.num_sampled_frames(3, 30.0, 2.0, 4, 16) == 2
+    assert sampling.resized_size(240, 426, 4 * 784, 128 * 784) == (224, 420)
+    assert sampling.sampled_fps(16, 310, 30.0) == 16 / 310 * 30
+
+
+def test_many_frames_share_the_budget_of_the_video():
+    area = 28 * 28
+    assert sampling.video_max_pixels(16, 4 * area, 128 * area, 28) == 128 * area
+    assert sampling.video_max_pixels(16, 4 * area, 4000 * area, 28) == 768 * area
+    assert sampling.video_max_pixels(768, 4 * area, 768 * area, 28) == pytest.approx(300 * area)
+    assert sampling.video_max_pixels(768, 400 * area, 768 * area, 28) == int(400 * area * 1.05)
+
+
+def test_average_fps_prefers_the_exact_fraction_the_timestamps_confirm():
+    milliseconds = [round(index / 30, 3) for index in range(300)]
+    assert sampling.average_fps(milliseconds, 30.0) == 30.0
+    assert sampling.average_fps(milliseconds, 0.0) == pytest.approx(30.0, rel=1e-3)
+    assert sampling.average_fps(milliseconds, 1000.0) == pytest.approx(30.0, rel=1e-3)
+    uneven = [0.0, 0.1, 0.2, 4.0]
+    assert sampling.average_fps(uneven, 10.0) == pytest.approx(3 / 4.0)
+
+
+def test_faults():
+    with pytest.raises(SampleError, match=r"all 2 frames .* same timestamp .* must increase\. Re-encode") as got:
+        sampling.average_fps([1.0, 1.0], 30.0)
+    assert got.value.reason == "corrupt_media"
+    with pytest.raises(
+        SampleError, match=r"has 1 frame\(s\)\. At least 2 are needed\. Use the file as an image"
+    ) as got:
+        sampling.num_sampled_frames(1, 30.0, 2.0, 4, 16)
+    assert got.value.reason == "too_few_frames"
+    with pytest.raises(SampleError, match=r"2010x10 \(aspect ratio 201\)\. Ratios up to 200 are allowed\. Crop"):
+        sampling.resized_size(10, 2010, 1, math.inf)
+    with pytest.raises(SampleError, match=r"639x31; .* At least 28 are needed\. Raise max_pixels, crop") as got:
+        sampling.resized_size(31, 639, 4 * 784, 20 * 784)
+    assert got.value.reason == "too_narrow"
+
+
+def test_impossible_settings():
+    with pytest.raises(
+        ValidationError, match=r"min_frames is 6 and max_frames is 5: no even number .* Raise max_frames"
+    ):
+        MediaSettings(min_frames=6, max_frames=5)
+    with pytest.raises(ValidationError, match=r"min_pixels is 100 and max_pixels is 50: .* Raise max_pixels or lower"):
+        MediaSettings(min_pixels=100, max_pixels=50)
+    with pytest.raises(ValidationError, match="image_min_pixels is 100 and image_max_pixels is 50"):
+        MediaSettings(image_min_pixels=100, image_max_pixels=50)

@@ -1,0 +1,312 @@
+"""Real video files: the frames qwen-vl-utils picks, the same from both decoders, upright, faults with their reason."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vlm_pg.errors import SampleError
+from vlm_pg.media import decoders
+from vlm_pg.media.container import DecodeFailure, read_header, read_index
+from vlm_pg.media.decode import decode_file, decode_video, resize_frames
+from vlm_pg.media.decoders import DecordDecoder, PyAVDecoder
+from vlm_pg.media.settings import MediaSettings
+
+READABLE_BY_BOTH = (
+    "flipping_a_pancake.mkv",
+    "nasa_13013.mp4",
+    "h264_10bits.mp4",
+    "h265_10bits.mp4",
+    "bt709_full_range.mp4",
+    "unordered.mov",
+    "video_0.mov",
+    "video_90.mov",
+    "video_180.mov",
+    "video_270.mov",
+)
+
+
+def decode(path: Path, **changes):
+    return decode_video(path, MediaSettings(**changes), 28)
+
+
+@pytest.mark.parametrize("patch_size", [14, 16])
+@pytest.mark.parametrize("name", READABLE_BY_BOTH)
+def test_frames_and_pixels_of_qwen_vl_utils(media_dir: Path, name: str, patch_size: int):
+    """Same indices, same resized pixels, same rate as ``fetch_video`` with its decord reader."""
+    from qwen_vl_utils.vision_process import fetch_video
+
+    media, note = decode_video(media_dir / name, MediaSettings(), 2 * patch_size)
+    element = {"video": str(media_dir / name), "fps": 2.0, "min_frames": 4, "max_frames": 16,
+               "min_pixels": 4 * 784, "max_pixels": 128 * 784}  # fmt: skip
+    (theirs, metadata), their_fps = fetch_video(
+        element, image_patch_size=patch_size, return_video_sample_fps=True, return_video_metadata=True
+    )
+    assert metadata["video_backend"] == "decord"
+    assert (media.decoder, note) == ("decord", "")
+    assert media.frames.dtype == np.uint8
+    assert np.array_equal(media.frames, theirs.numpy())
+    assert media.sampled_fps == pytest.approx(their_fps, rel=1e-6)
+    stored = read_index(media_dir / name).pts_seconds
+    shown = [stored[index] - stored[0] for index in metadata["frames_indices"]]
+    assert media.frame_seconds == pytest.approx(shown, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", READABLE_BY_BOTH)
+def test_both_decoders_agree(media_dir: Path, name: str):
+    """Same frames at the same times; pixels equal except where 10-bit colour is interpolated differently."""
+    ours, theirs = (decode(media_dir / name, decoder=decoder)[0] for decoder in ("decord", "pyav"))
+    assert (ours.decoder, theirs.decoder) == ("decord", "pyav")
+    assert ours.frames.shape == theirs.frames.shape
+    assert ours.frame_seconds == pytest.approx(theirs.frame_seconds, abs=1e-5)
+    assert ours.sampled_fps == pytest.approx(theirs.sampled_fps)
+    difference = np.abs(ours.frames.astype(int) - theirs.frames.astype(int))
+    assert difference.mean() <= (5.0 if "10bits" in name else 0.5)
+
+
+def test_times_count_from_the_first_frame(tmp_path: Path):
+    """MPEG-TS starts counting where it likes; a viewer's clock, and the times the model reads, start at 0."""
+    import av
+
+    path = tmp_path / "offset.ts"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width = stream.height = 64
+        for place in range(20):
+            frame = av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8), format="rgb24")
+            frame.pts = 100 + place
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    assert read_index(path).pts_seconds[0] > 1.0
+    media, _ = decode(path, decoder="pyav")
+    assert media.frame_seconds == pytest.approx([0.0, 0.6, 1.3, 1.9], abs=1e-6)
+
+
+def test_av1_falls_to_pyav_and_says_so(media_dir: Path):
+    media, note = decode(media_dir / "av1_video.mkv")
+    assert media.decoder == "pyav"
+    assert note == "cannot open codec av1"
+    assert media.frames.shape == (10, 3, 224, 420)
+    assert media.frame_seconds[-1] == pytest.approx(4.96)
+    assert media.sampled_fps == pytest.approx(2.0)
+    with pytest.raises(SampleError, match=r"wanted index: -1\. A complete file .* set media\.decoder=auto"):
+        decode(media_dir / "av1_video.mkv", decoder="decord")
+
+
+def test_without_decord_pyav_reads_and_says_so(media_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("vlm_pg.media.decode.importlib.util.find_spec", lambda name: None)
+    media, note = decode(media_dir / "h265_video.mp4")
+    assert (media.decoder, note) == ("pyav", "is not installed")
+
+
+def test_pyav_seeking_equals_decoding_everything(media_dir: Path):
+    """nasa_13013 has several key frames: seeking must neither miss nor shift a frame."""
+    import av
+
+    index = read_index(media_dir / "nasa_13013.mp4")
+    decoder = PyAVDecoder(media_dir / "nasa_13013.mp4", index)
+    with av.open(str(media_dir / "nasa_13013.mp4")) as container:
+        stream = container.streams.best("video")
+        everything = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+    assert len(everything) == len(index.pts) == 390
+    for indices in ([389], [0], [249, 250, 251], list(range(0, 390, 37)), [388, 389]):
+        assert np.array_equal(decoder.read(indices), np.stack([everything[index] for index in indices]))
+
+
+@pytest.mark.parametrize("decoder", [DecordDecoder, PyAVDecoder])
+def test_the_larger_of_two_streams_is_read(media_dir: Path, decoder):
+    assert read_header(media_dir / "nasa_13013.mp4").width == 480
+    index = read_index(media_dir / "nasa_13013.mp4")
+    assert decoder(media_dir / "nasa_13013.mp4", index).read([0]).shape == (1, 270, 480, 3)
+
+
+@pytest.mark.parametrize("decoder", [DecordDecoder, PyAVDecoder])
+@pytest.mark.parametrize(("angle", "quarter_turns"), [(0, 0), (90, 3), (180, 2), (270, 1)])
+def test_rotation_is_applied(media_dir: Path, decoder, angle: int, quarter_turns: int):
+    """Four shots of a keyboard, letters upright once the stored picture is turned counter-clockwise so many times."""
+    import av
+
+    path = media_dir / f"video_{angle}.mov"
+    with av.open(str(path)) as container:
+        stored = next(container.decode(video=0)).to_ndarray(format="rgb24")
+    assert stored.shape == (320, 568, 3)
+    upright = decoder(path, read_index(path)).read([0])[0]
+    assert upright.shape == ((568, 320, 3) if angle in (90, 270) else (320, 568, 3))
+    assert np.array_equal(upright, np.rot90(stored, quarter_turns))
+
+
+def test_open_groups_of_pictures_go_to_pyav(media_dir: Path):
+    """h265_video shows its frame number. decord returns frame 7 for frame 9 there; we must not."""
+    import av
+    import decord
+
+    path = media_dir / "h265_video.mp4"
+    with av.open(str(path)) as container:
+        everything = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+    wrong = decord.VideoReader(str(path), num_threads=1).get_batch([0, 3, 6, 9]).asnumpy()
+    assert not np.array_equal(wrong, everything[[0, 3, 6, 9]]), "decord got it right: the detour can go"
+    media, note = decode(path)
+    assert (media.decoder, note) == ("pyav", "cannot open codec hevc with open groups of pictures")
+    assert media.frame_seconds == pytest.approx([0.0, 0.3, 0.6, 0.9])
+    assert np.array_equal(media.frames, resize_frames(everything[[0, 3, 6, 9]], 140, 140))
+    with pytest.raises(SampleError, match="decord misplaces frames"):
+        decode(path, decoder="decord")
+
+
+@pytest.mark.parametrize("decoder", ["auto", "decord", "pyav"])
+def test_a_corrupted_file_is_named_as_such(media_dir: Path, decoder: str):
+    with pytest.raises(
+        SampleError, match=r"'corrupted\.mp4' cannot be decoded: .* is needed\. Fetch or re-encode"
+    ) as got:
+        decode(media_dir / "corrupted.mp4", decoder=decoder)
+    assert got.value.reason == "corrupt_media"
+
+
+def test_a_file_that_is_no_video(tmp_path: Path):
+    (tmp_path / "a.mp4").write_bytes(b"no video at all" * 100)
+    with pytest.raises(SampleError, match=r"'a\.mp4' cannot be decoded") as got:
+        decode(tmp_path / "a.mp4")
+    assert got.value.reason == "corrupt_media"
+    with pytest.raises(DecodeFailure) as failure:
+        read_index(tmp_path / "a.mp4")
+    assert failure.value.stage == "open"
+
+
+def test_a_video_cut_short(media_dir: Path, tmp_path: Path):
+    """Half of an mp4 whose index comes first: frames that are not there are a fault, not the last frame repeated."""
+    data = (media_dir / "flipping_a_pancake.mkv").read_bytes()
+    (tmp_path / "half.mkv").write_bytes(data[: len(data) // 2])
+    media, _ = decode(tmp_path / "half.mkv", decoder="pyav")  # Matroska states no end: what is there is the video
+    assert media.frame_seconds[-1] < 9
+    data = (media_dir / "bt709_full_range.mp4").read_bytes()
+    (tmp_path / "half.mp4").write_bytes(data[: len(data) // 2])
+    with pytest.raises(SampleError) as got:
+        decode(tmp_path / "half.mp4", decoder="pyav")
+    assert got.value.reason == "corrupt_media"
+
+
+def test_decoders_deliver_exactly_the_indexed_frames_or_fail(media_dir: Path):
+    """An index that does not fit the file is noticed by both; no neighbouring frame is put in."""
+    path = media_dir / "bt709_full_range.mp4"
+    index = read_index(path)
+    between = replace(index, pts=(*index.pts[:5], index.pts[5] + 1, *index.pts[6:]))
+    with pytest.raises(DecodeFailure, match=r"no frame comes at 0\.167 s"):
+        PyAVDecoder(path, between).read([4, 5, 6])
+    with pytest.raises(DecodeFailure, match="decord counts 30 frames where 29 are shown"):
+        DecordDecoder(path, replace(index, pts=index.pts[1:]))
+
+
+def test_a_seek_that_goes_too_far_is_made_good(media_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    """With an index that calls frame 100 a key frame where a seek lands on a later one, decoding restarts in front."""
+    path = media_dir / "nasa_13013.mp4"
+    index = read_index(path)
+    expected = PyAVDecoder(path, index).read([100, 101])
+    late = iter([index.key_pts[1]])
+    real_open = decoders.open_video
+
+    class SeeksTooFar(contextlib.AbstractContextManager):
+        def __init__(self, container):
+            self.container, self.decode = container, container.decode
+
+        def seek(self, pts, **options):
+            self.container.seek(next(late, pts), **options)
+
+        def __exit__(self, *_):
+            self.container.close()
+
+    def open_with_bad_seek(file: Path):
+        container, stream = real_open(file)
+        return SeeksTooFar(container), stream
+
+    monkeypatch.setattr(decoders, "open_video", open_with_bad_seek)
+    assert np.array_equal(PyAVDecoder(path, index).read([100, 101]), expected)
+    assert next(late, None) is None, "the bad seek was used"
+
+
+def test_running_out_of_memory_is_a_fault_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def greedy(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("vlm_pg.media.decode.decode_image", greedy)
+    with pytest.raises(
+        SampleError, match=r"'a\.png' does not fit into memory .* should\. Scale .* media\.workers"
+    ) as got:
+        decode_file("image", str(tmp_path / "a.png"), MediaSettings(), 28)
+    assert got.value.reason == "out_of_memory"
+
+
+def encode(path: Path, frames: int, width: int = 64, height: int = 48, rate: int = 10, audio: bool = False) -> None:
+    import av
+
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for index in range(frames):
+            pixels = np.full((height, width, 3), index * 10, dtype=np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+
+
+def test_a_single_frame_is_too_few(tmp_path: Path):
+    encode(tmp_path / "one.mp4", 1)
+    with pytest.raises(SampleError, match="has 1 frame") as got:
+        decode(tmp_path / "one.mp4")
+    assert got.value.reason == "too_few_frames"
+
+
+def test_limits_of_the_header(tmp_path: Path):
+    encode(tmp_path / "a.mp4", 20)
+    for changes, reason, message in (
+        (
+            {"max_video_frame_pixels": 3000},
+            "video_too_large",
+            r"64x48 pixels\. At most 3000 .* raise media\.max_video_fr",
+        ),
+        (
+            {"max_video_seconds": 1},
+            "video_too_long",
+            r"lasts 2 s\. At most 1 s are allowed\. Cut .*media\.max_video_sec",
+        ),
+        (
+            {"max_video_frames": 19},
+            "video_too_long",
+            r"has 20 frames\. At most 19 are allowed\. Cut .*media\.max_video_fr",
+        ),
+    ):
+        with pytest.raises(SampleError, match=message) as got:
+            decode(tmp_path / "a.mp4", **changes)
+        assert got.value.reason == reason
+
+
+def test_a_strip_is_refused_by_its_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    encode(tmp_path / "a.mp4", 4, width=4096, height=16)
+    monkeypatch.setattr("vlm_pg.media.decode.read_index", lambda *_: pytest.fail("decoded"))
+    with pytest.raises(SampleError) as got:
+        decode(tmp_path / "a.mp4")
+    assert got.value.reason == "bad_aspect_ratio"
+
+
+@pytest.mark.parametrize("decoder", ["decord", "pyav"])
+def test_reading_in_runs_changes_nothing(media_dir: Path, monkeypatch: pytest.MonkeyPatch, decoder: str):
+    """Frames are read in runs that bound memory; the result is that of one run."""
+    whole, _ = decode(media_dir / "flipping_a_pancake.mkv", decoder=decoder)
+    monkeypatch.setattr("vlm_pg.media.decode.RUN_BYTES", 3 * 240 * 426 * 3)
+    parts, _ = decode(media_dir / "flipping_a_pancake.mkv", decoder=decoder)
+    assert np.array_equal(whole.frames, parts.frames)
+
+
+@pytest.mark.parametrize("size", [(56, 84), (28, 28), (140, 196), (30, 50)])
+def test_resizing_equals_torchvision(size: tuple[int, int]):
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.functional import resize
+
+    frames = np.random.default_rng(0).integers(0, 256, (3, 30, 50, 3), dtype=np.uint8)
+    expected = resize(
+        torch.from_numpy(frames).permute(0, 3, 1, 2), list(size), InterpolationMode.BICUBIC, antialias=True
+    )
+    assert np.array_equal(resize_frames(frames, *size), expected.numpy())

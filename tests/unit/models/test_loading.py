@@ -1,0 +1,75 @@
+"""Models that cannot be loaded or shared exactly are refused with what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+import vlm_pg
+from tests.support.runs import save_tiny_model
+from tests.support.tiny import tiny_model, tiny_processor
+from vlm_pg.errors import ModelError
+from vlm_pg.models.loading import make_policy
+
+
+def test_a_folder_loads_in_the_precision_asked_for(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path)
+    assert vlm_pg.load_policy(folder).dtype == torch.float32
+    policy = vlm_pg.load_policy(folder, dtype="bf16")
+    assert policy.dtype == torch.bfloat16
+    assert policy.kernel.name == "cpu-flash"
+    assert not any(p.requires_grad for p in policy.model.model.visual.parameters())
+
+
+@pytest.mark.parametrize("path", ["./no/such/model", "/no/such/model"])
+def test_a_missing_folder(path: str) -> None:
+    with pytest.raises(ModelError, match="which is not a folder"):
+        vlm_pg.load_policy(path)
+
+
+def test_a_folder_without_weights(tmp_path: Path) -> None:
+    tiny_model().config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="has a config but could not be loaded"):
+        vlm_pg.load_policy(tmp_path)
+
+
+def test_damaged_weights(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path)
+    (folder / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(ModelError, match="could not be loaded"):
+        vlm_pg.load_policy(folder)
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="No model configuration could be read"):
+        vlm_pg.load_policy(tmp_path)
+
+
+def test_another_family(tmp_path: Path) -> None:
+    LlamaConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="'llama' is not supported; supported are qwen2_5_vl"):
+        vlm_pg.load_policy(tmp_path)
+
+
+def test_dropout_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"attention_dropout=0\.1; sharing a prefix is exact only at 0"):
+        make_policy(tiny_model(attention_dropout=0.1), tiny_processor())
+
+
+def test_a_sliding_window_is_refused() -> None:
+    model = tiny_model(use_sliding_window=True, sliding_window=8, max_window_layers=0)
+    with pytest.raises(ModelError, match="sliding-window"):
+        make_policy(model, tiny_processor())
+
+
+def test_plain_forwards_need_plain_attention() -> None:
+    """The model object still works by itself once its own attention is set back; until then it says what to do."""
+    policy = make_policy(tiny_model(), tiny_processor())
+    ids = torch.tensor([[5, 6, 7]])
+    with pytest.raises(ValueError, match=r"model\.set_attn_implementation\('sdpa'\) for plain forwards"):
+        policy.model(input_ids=ids)
+    policy.model.set_attn_implementation("sdpa")
+    assert policy.model(input_ids=ids).logits.shape == (1, 3, policy.vocab_size)

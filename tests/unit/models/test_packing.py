@@ -1,0 +1,214 @@
+"""How groups are laid out in one stream, on miniatures that can be checked by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vlm_pg.models.packing import (
+    ChunkBatch,
+    PackedBatch,
+    pack,
+    pack_chunk,
+    pack_prefixes,
+    packed_tokens,
+    repeated_tokens,
+)
+from vlm_pg.types import Prompt, ResponseGroup
+
+CPU = torch.device("cpu")
+
+
+def prompt(ids: list[int], types: list[int] | None = None) -> Prompt:
+    positions = torch.arange(len(ids)).expand(3, -1)
+    return Prompt("p", torch.tensor(ids), torch.tensor(types or [0] * len(ids)), positions)
+
+
+def group(ids: list[int], *responses: list[int], types: list[int] | None = None) -> ResponseGroup:
+    return ResponseGroup(prompt(ids, types), tuple(torch.tensor(response) for response in responses))
+
+
+def rows_read(batch: PackedBatch | ChunkBatch) -> list[int]:
+    """Stream rows that predict, response token by response token."""
+    rows = batch.tree.reading(batch.reads).rows
+    return [rows[index] for index in batch.predict_rows.tolist()]
+
+
+def test_prefixes_first_then_what_is_read_of_the_responses() -> None:
+    batch = pack([group([1, 2, 3], [7, 8, 9], [6]), group([4, 5], [7, 6])], CPU)
+    assert batch.input_ids.tolist() == [1, 2, 3, 4, 5, 7, 8, 7]
+    assert batch.tree.lengths == (3, 2, 2, 1)
+    assert batch.tree.parents == (-1, -1, 0, 1)
+    assert batch.reads == ("last", "last", "all", "all")
+    assert batch.num_tokens == 8
+    assert batch.num_prompt_tokens == 5
+
+
+def test_first_tokens_are_predicted_by_the_prefix_end() -> None:
+    batch = pack([group([1, 2, 3], [7, 8, 9], [6]), group([4, 5], [7, 6])], CPU)
+    assert rows_read(batch) == [2, 5, 6, 2, 4, 7]
+    assert batch.targets.tolist() == [7, 8, 9, 6, 7, 6]
+    # Of the prefixes only the last rows are read: 2, 4, then the responses' 5, 6, 7.
+    assert batch.predict_rows.tolist() == [0, 2, 3, 0, 1, 4]
+
+
+def test_responses_of_a_group_share_their_positions() -> None:
+    batch = pack([group([1, 2, 3], [7, 8, 9], [7, 6])], CPU)
+    assert batch.positions_3T.tolist() == [[0, 1, 2, 3, 4, 3]] * 3
+
+
+def test_media_rows_point_into_the_stream() -> None:
+    batch = pack([group([1, 9, 9, 2], [7], types=[0, 2, 2, 0]), group([9, 3], [7], types=[1, 0])], CPU)
+    assert batch.media_rows.tolist() == [1, 2, 4]
+    assert batch.feature_rows is None
+
+
+VIDEO = [1, *[9] * 70, 2]
+KINDS = [0, *[2] * 70, 0]
+
+
+def on_video(question: list[int], *responses: list[int], key: str = "x") -> ResponseGroup:
+    ids = VIDEO + question
+    made = Prompt(
+        "p",
+        torch.tensor(ids),
+        torch.tensor(KINDS + [0] * len(question)),
+        torch.arange(len(ids)).expand(3, -1),
+        content_key=key,
+    )
+    return ResponseGroup(made, tuple(torch.tensor(response) for response in responses))
+
+
+def test_questions_on_one_video_hold_it_once() -> None:
+    """Another video stands between them; its features keep their place in the groups' features."""
+    groups = [on_video([3, 4], [7, 8]), on_video([3], [6, 7], key="y"), on_video([5], [8, 8, 8], [6])]
+    batch = pack(groups, CPU)
+    # The shared video with a question node each, which is why it stands first; the other video's prompt; responses.
+    assert batch.tree.lengths == (72, 73, 2, 1, 1, 1, 2)
+    assert batch.tree.parents == (-1, -1, 0, 0, 1, 2, 3)
+    assert batch.reads == ("none", "last", "last", "last", "all", "all", "all")
+    assert batch.input_ids.tolist() == [*VIDEO, *VIDEO, 3, 3, 4, 5, 6, 7, 8, 8]
+    assert batch.media_rows.tolist() == [*range(1, 71), *range(73, 143)]
+    assert batch.feature_rows is not None and batch.feature_rows.tolist() == list(range(140))
+    assert rows_read(batch) == [146, 149, 144, 148, 147, 150, 151, 147]
+    assert batch.targets.tolist() == [7, 8, 6, 7, 8, 8, 8, 6]
+    assert batch.positions_3T[0, 145:].tolist() == [72, 73, 72, 73, 74, 73, 74]
+    assert (batch.num_prompt_tokens, batch.tokens_shared, batch.num_sharing) == (74 + 73 + 73, 72, 2)
+
+
+def test_sharing_can_be_switched_off() -> None:
+    groups = [on_video([3, 4], [7, 8]), on_video([5], [8, 8, 8], [6])]
+    batch = pack(groups, CPU, share=False)
+    assert batch.tree.lengths == (74, 73, 1, 2)
+    assert batch.feature_rows is None
+    assert (batch.tokens_shared, batch.num_sharing) == (0, 0)
+
+
+def test_equal_prompts_are_one_node() -> None:
+    batch = pack([group([1, 2], [7, 8]), group([1, 2], [6])], CPU)
+    assert batch.tree.parents == (-1, 0)
+    assert rows_read(batch) == [1, 2, 1]
+
+
+def test_prefixes_alone() -> None:
+    batch = pack_prefixes([on_video([3, 4], [7, 8]), on_video([5], [8, 8, 8], [6])], CPU)
+    assert batch.tree.lengths == (72, 2, 1)
+    assert batch.reads == ("none", "last", "last")
+    assert batch.end_nodes == (1, 2)
+    assert batch.num_tokens == 75
+    assert batch.tokens_shared == 72
+
+
+def test_a_chunk_holds_its_responses_rows_only() -> None:
+    """Prompt rows read are 0 and 1; the chunk's own rows come after them."""
+    groups = [on_video([3, 4], [7, 8], [5, 6, 4]), on_video([5], [8, 8, 8], [6])]
+    prefixes = pack_prefixes(groups, CPU)
+    chunk = pack_chunk(prefixes, groups, [[1], [0, 1]], CPU)
+    assert chunk.input_ids.tolist() == [5, 6, 8, 8]
+    assert chunk.positions_3T.tolist() == [[74, 75, 73, 74]] * 3
+    assert chunk.tree.lengths == (72, 2, 1, 2, 2)
+    assert chunk.tree.parents == (-1, 0, 0, 1, 2)
+    assert chunk.reads == ("none", "none", "none", "all", "all")
+    assert chunk.node_of_prefix == (0, 1, 2)
+    assert chunk.predict_rows.tolist() == [0, 2, 3, 1, 4, 5, 1]
+    assert chunk.targets.tolist() == [5, 6, 4, 8, 8, 8, 6]
+    assert chunk.response_lengths == ((3,), (3, 1))
+    assert chunk.num_tokens == 4
+
+
+def test_responses_stand_between_prompts_of_different_depth() -> None:
+    """One prompt goes on where the other ends: its response is a sibling of the continuation."""
+    short, long = group([1] * 70, [7, 8]), group([*[1] * 70, 2, 3], [6, 5])
+    prefixes = pack_prefixes([short, long], CPU)
+    assert prefixes.tree.lengths == (70, 2)
+    assert prefixes.reads == ("last", "last")
+    chunk = pack_chunk(prefixes, [short, long], [[0], [0]], CPU)
+    assert chunk.tree.lengths == (70, 2, 1, 1)
+    assert chunk.tree.parents == (-1, 0, 0, 1)
+    assert chunk.node_of_prefix == (0, 1)
+    assert chunk.input_ids.tolist() == [7, 6]
+    assert chunk.predict_rows.tolist() == [0, 2, 1, 3]
+
+
+def test_prefix_nodes_keep_their_order_behind_responses_of_a_level_above() -> None:
+    """Level 1 holds a prompt's response before level 2 holds the other's deepest node."""
+    deep = [group([*[1] * 70, *[2] * 70, last], [7, 8]) for last in (3, 4)]
+    other = group([5, 6], [6, 5])
+    groups = [other, *deep]
+    prefixes = pack_prefixes(groups, CPU)
+    assert prefixes.tree.lengths == (140, 2, 1, 1)
+    chunk = pack_chunk(prefixes, groups, [[0], [0], [0]], CPU)
+    assert chunk.tree.lengths == (140, 2, 1, 1, 1, 1, 1)
+    assert chunk.tree.parents == (-1, -1, 0, 0, 1, 2, 3)
+    goes_on = group([*[1] * 70, *[2] * 70, 3, *[4] * 70], [7, 8])
+    ends = group([*[1] * 70], [7, 9])
+    groups = [ends, deep[0], goes_on]
+    prefixes = pack_prefixes(groups, CPU)
+    assert prefixes.tree.lengths == (70, 71, 70)
+    chunk = pack_chunk(prefixes, groups, [[0], [0], [0]], CPU)
+    # Levels: 70 | 71, response of `ends` | 70, response of the middle | response of the deepest.
+    assert chunk.tree.parents == (-1, 0, 0, 1, 1, 3)
+    assert chunk.node_of_prefix == (0, 1, 3)
+    assert chunk.reads == ("none", "none", "all", "none", "all", "all")
+    assert chunk.predict_rows.tolist() == [0, 3, 1, 4, 2, 5]
+
+
+def test_a_chunk_of_single_tokens_has_no_rows() -> None:
+    groups = [group([1, 2], [7], [8, 9])]
+    prefixes = pack_prefixes(groups, CPU)
+    chunk = pack_chunk(prefixes, groups, [[0]], CPU)
+    assert chunk.input_ids.shape == (0,)
+    assert chunk.positions_3T.shape == (3, 0)
+    assert chunk.tree.lengths == (2,)
+    assert chunk.predict_rows.tolist() == [0]
+
+
+def test_chunks_are_checked() -> None:
+    groups = [group([1, 2], [7], [8, 9])]
+    prefixes = pack_prefixes(groups, CPU)
+    with pytest.raises(ValueError, match="pass the groups of the prefix batch"):
+        pack_chunk(prefixes, [*groups, *groups], [[0], [0]], CPU)
+    with pytest.raises(ValueError, match="choose at least one"):
+        pack_chunk(prefixes, groups, [[]], CPU)
+    with pytest.raises(ValueError, match="Indices go from 0 to 1"):
+        pack_chunk(prefixes, groups, [[2]], CPU)
+
+
+def test_split_gives_values_back_by_response() -> None:
+    batch = pack([group([1], [7, 8], [6]), group([4], [7, 6, 5])], CPU)
+    parts = batch.split(torch.arange(6))
+    assert [[response.tolist() for response in of_group] for of_group in parts] == [[[0, 1], [2]], [[3, 4, 5]]]
+
+
+def test_token_counts() -> None:
+    assert packed_tokens(100, [5, 1, 3]) == 100 + 4 + 0 + 2
+    assert repeated_tokens(100, [5, 1, 3]) == 104 + 100 + 102
+
+
+@pytest.mark.parametrize(
+    "groups, message",
+    [([], "no groups"), ([group([1])], "has no responses"), ([group([1], [])], "at least one token")],
+)
+def test_what_cannot_be_packed_is_refused(groups: list[ResponseGroup], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pack(groups, CPU)

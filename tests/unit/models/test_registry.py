@@ -1,0 +1,123 @@
+"""Every registered family: its parts can be reached, and what cannot be shared exactly is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import vlm_pg
+from tests.support.groups import KINDS, make_case, plain_model, random_group, tiny_policy
+from tests.support.tiny import FAMILY_NAMES, tiny_model, tiny_processor
+from vlm_pg.errors import ModelError
+from vlm_pg.models.loading import make_policy
+from vlm_pg.models.registry import FAMILIES, family_of
+
+MIXTURES = ("qwen3_vl_moe", "qwen3_5_moe")
+
+
+def test_what_is_registered() -> None:
+    assert set(FAMILIES) == {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
+    assert set(FAMILY_NAMES) == set(FAMILIES), "a family without a tiny model is a family without tests"
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_a_folder_loads_as_its_family(name: str, tmp_path: Path) -> None:
+    model = tiny_model(name)
+    model.save_pretrained(tmp_path)
+    tiny_processor(name).save_pretrained(tmp_path)
+    policy = vlm_pg.load_policy(tmp_path, device="cpu")
+    assert policy.family is FAMILIES[name]
+    assert type(policy.model) is type(model)
+    assert type(policy.processor) is type(tiny_processor(name))
+    assert policy.pixel_factor == (28 if name in ("qwen2_vl", "qwen2_5_vl") else 32)
+    for key, value in model.state_dict().items():
+        assert torch.equal(policy.model.state_dict()[key], value), key
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_visual_features_have_one_row_per_media_token(name: str) -> None:
+    policy = tiny_policy(family=name)
+    prompt = make_case(policy, "image+video", seed=2).prompt
+    features = policy.vision.encode([prompt])[0].features
+    assert features is not None
+    tokens, width = int((prompt.mm_token_type_ids != 0).sum()), policy.model.config.get_text_config().hidden_size
+    assert features.shape == ((tokens, 3, width) if policy.family.deepstack else (tokens, width))
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_idle_ranks_touch_the_whole_tower(name: str) -> None:
+    policy = tiny_policy(train_vision=True, family=name)
+    policy.idle_vision_loss().backward()
+    tower = policy.family.vision_tower(policy.model)
+    assert [n for n, parameter in tower.named_parameters() if parameter.grad is None] == []
+
+
+@pytest.mark.parametrize("seconds_per_frame", [0.5, 60.0], ids=["short video", "long video"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_positions_are_transformers_own(name: str, kind: str, seconds_per_frame: float) -> None:
+    """What transformers computes for prompt + response in one sequence."""
+    policy = tiny_policy(family=name)
+    case = make_case(policy, kind, seed=3, seconds_per_frame=seconds_per_frame)
+    group = random_group(policy, case, [5], seed=0)
+    sequence = torch.cat([case.inputs["input_ids"], group.responses[0][None]], dim=1)
+    types = torch.nn.functional.pad(case.inputs["mm_token_type_ids"], (0, 5))
+    oracle = plain_model(policy)
+    names = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+    grids = {field: case.inputs[field] for field in names if case.inputs.get(field) is not None}
+    if kind == "text":
+        expected = torch.arange(sequence.shape[1]).expand(3, -1)
+    else:
+        expected = oracle.model.get_rope_index(sequence, types, **grids)[0][:, 0]
+    # The last response token is predicted but never read.
+    assert torch.equal(policy.pack([group]).positions_3T, expected[:, :-1])
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_the_balancing_loss_is_off_and_said_to_be(name: str) -> None:
+    policy = make_policy(tiny_model(name, output_router_logits=True), tiny_processor(name))
+    assert policy.model.config.get_text_config().output_router_logits is False
+    assert policy.family.notes == (
+        "mixture of experts: the auxiliary balancing loss is off (it depends on how often a prefix is repeated)",
+    )
+
+
+def test_dense_families_have_nothing_to_say() -> None:
+    assert all(family.notes == () for name, family in FAMILIES.items() if name not in MIXTURES)
+
+
+def test_another_family_is_refused_with_those_that_are_not() -> None:
+    config = tiny_model().config
+    config.model_type = "qwen9_vl"
+    registered = "qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe"
+    with pytest.raises(ModelError, match=f"'qwen9_vl' is not supported; supported are {registered}"):
+        family_of(config)
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_dropout_is_refused(name: str) -> None:
+    with pytest.raises(ModelError, match=r"attention_dropout=0\.1; sharing a prefix is exact only at 0"):
+        family_of(tiny_model(name, attention_dropout=0.1).config)
+
+
+def test_sliding_windows_are_refused() -> None:
+    model = tiny_model("qwen2_vl", use_sliding_window=True, sliding_window=8, max_window_layers=0)
+    with pytest.raises(ModelError, match="sliding-window"):
+        family_of(model.config)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+def test_linear_attention_is_for_qwen3_5(name: str) -> None:
+    config = tiny_model(name).config
+    config.get_text_config().layer_types = ["linear_attention", "full_attention"]
+    with pytest.raises(ModelError, match=f"layer_types linear_attention; for {name} allowed are full_attention"):
+        family_of(config)
+
+
+def test_layers_of_a_third_kind_are_refused() -> None:
+    config = tiny_model("qwen3_5").config
+    config.get_text_config().layer_types = ["linear_attention", "full_attention", "full_attention", "other_attention"]
+    with pytest.raises(ModelError, match=r"layer_types other_attention; .* allowed are full_attention, linear_att"):
+        family_of(config)

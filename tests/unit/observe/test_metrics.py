@@ -1,0 +1,145 @@
+"""metrics.jsonl and rollouts.jsonl hold each step once, with finite numbers or null."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.unit.observe.builders import make_group, make_run, read_lines
+from vlm_pg.errors import VlmPgError
+from vlm_pg.observe.metrics import MetricsLog
+from vlm_pg.observe.rollouts import RolloutsLog, pick_groups
+from vlm_pg.observe.run_folder import RunFolder
+from vlm_pg.observe.thumbnails import draw_strip, shown_frames
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run", resume=False)
+
+
+def test_a_line_is_on_disk_at_once_and_keeps_null(folder: RunFolder) -> None:
+    with MetricsLog(folder, tensorboard=False) as log:
+        log.write(1, {"reward": 0.5, "kl": None, "groups_without_spread": 3})
+        line = read_lines(folder.metrics)[0]
+    assert line.pop("time") > 1.7e9
+    assert line == {"step": 1, "phase": "train", "reward": 0.5, "kl": None, "groups_without_spread": 3}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_value_that_is_not_finite_is_refused_by_name_and_nothing_is_written(folder: RunFolder, value: float) -> None:
+    said = r"'grad_norm' of step 7 is (nan|-?inf).*must be finite.*lower training\."
+    with MetricsLog(folder, tensorboard=False) as log, pytest.raises(VlmPgError, match=said):
+        log.write(7, {"reward": 0.5, "grad_norm": value})
+    assert folder.metrics.read_bytes() == b""
+
+
+def test_a_metric_may_not_hide_the_step(folder: RunFolder) -> None:
+    with MetricsLog(folder, tensorboard=False) as log, pytest.raises(KeyError, match="hide the line's own 'step'"):
+        log.write(1, {"step": 3.0})
+
+
+def test_resume_removes_later_steps_so_that_none_appears_twice(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=4)
+    with folder.metrics.open("ab") as file:
+        file.write(b'{"step": 5, "phase": "tra')  # killed in the middle of a line
+    with MetricsLog(folder, tensorboard=False, resume_step=2) as metrics:
+        metrics.write(3, {"reward": 9.0})
+    with RolloutsLog(folder, resume_step=2) as rollouts:
+        rollouts.write(3, [make_group("again")])
+    assert [(line["step"], line["reward"]) for line in read_lines(folder.metrics)] == [(1, 0.25), (2, 0.5), (3, 9.0)]
+    assert [line["step"] for line in read_lines(folder.rollouts)] == [1, 1, 2, 2, 3, 3]
+    assert read_lines(folder.rollouts)[-1]["sample_id"] == "again"
+
+
+def test_a_damaged_line_is_set_aside_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make_run(tmp_path / "run", steps=2)
+    folder.metrics.write_bytes(b"{broken\n" + folder.metrics.read_bytes())
+    with caplog.at_level(logging.WARNING):
+        MetricsLog(folder, tensorboard=False, resume_step=2).close()
+    assert "1 line(s) that were not JSON" in caplog.text
+    assert (folder.path / "metrics.jsonl.damaged").read_bytes() == b"{broken\n"
+    assert [line["step"] for line in read_lines(folder.metrics)] == [1, 2]
+
+
+def test_tensorboard_gets_the_same_scalars(folder: RunFolder) -> None:
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with MetricsLog(folder, tensorboard=True) as log:
+        log.write(1, {"reward": 0.5, "kl": None})
+        log.write(2, {"reward": 0.75, "kl": None})
+    events = event_accumulator.EventAccumulator(str(folder.tensorboard)).Reload()
+    assert events.Tags()["scalars"] == ["train/reward"]
+    assert [(event.step, event.value) for event in events.Scalars("train/reward")] == [(1, 0.5), (2, 0.75)]
+
+
+def test_tensorboard_steps_after_the_resumed_one_are_superseded(folder: RunFolder) -> None:
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with MetricsLog(folder, tensorboard=True) as log:
+        for step in (1, 2, 3):
+            log.write(step, {"reward": 0.0})
+    with MetricsLog(folder, tensorboard=True, resume_step=1) as log:
+        log.write(2, {"reward": 1.0})
+    events = event_accumulator.EventAccumulator(str(folder.tensorboard)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/reward")] == [(1, 0.0), (2, 1.0)]
+
+
+def test_a_rollout_line_holds_what_a_person_needs(folder: RunFolder) -> None:
+    hard = 'quote " newline \n 中文 \u2028 \ud800'
+    with RolloutsLog(folder) as log:
+        log.write(3, [make_group(texts=(hard, "x"), totals=(1.1, None))])
+    with folder.rollouts.open("rb") as file:
+        lines = [json.loads(line) for line in file]
+    first, second = lines
+    assert first["response"] == hard
+    assert (first["step"], first["sample_id"], first["rollout"], first["rollouts"]) == (3, "17", 0, 2)
+    assert (first["answer"], first["options"], first["finish_reason"]) == ("B", ["A. red", "B. blue"], "stop")
+    assert (first["parts"], first["total"]) == ({"accuracy": 1.0, "format": 1.0}, 1.1)
+    assert (second["parts"], second["total"]) == ({"accuracy": None, "format": 1.0}, None)
+    assert (first["response_tokens"], first["prompt_tokens"]) == (3, 5)
+    assert (folder.path / first["thumbnails"]).is_file()
+
+
+def test_a_reward_that_is_not_finite_is_refused(folder: RunFolder) -> None:
+    said = r"rollout 0 of sample '17' in step 3: 'total' is not a finite.*must be None"
+    with RolloutsLog(folder) as log, pytest.raises(VlmPgError, match=said):
+        log.write(3, [make_group(totals=(float("nan"), 0.0))])
+
+
+def test_the_same_questions_are_logged_again_whatever_their_order_or_rewards() -> None:
+    groups = [make_group(str(index), totals=(index, index)) for index in range(16)]
+    chosen = [group.sample.sample_id for group in pick_groups(groups, 2)]
+    again = [make_group(str(index), totals=(-index, 0)) for index in reversed(range(16))]
+    assert [group.sample.sample_id for group in pick_groups(again, 2)] == chosen
+    assert pick_groups(groups, 0) == []
+
+
+def test_a_strip_is_saved_once_per_question(folder: RunFolder) -> None:
+    with RolloutsLog(folder, groups_per_step=9) as log:
+        log.write(1, [make_group("a"), make_group("b")])
+        log.write(2, [make_group("a")])
+    strips = sorted(folder.thumbnails.iterdir())
+    assert len(strips) == 2
+    with Image.open(strips[0]) as picture:
+        assert picture.size == (8 * 112 + 7 * 3, 130)  # 56 px frames at twice their size, and a line of seconds
+
+
+def test_no_picture_without_a_preview_or_when_switched_off(folder: RunFolder) -> None:
+    with RolloutsLog(folder) as log, RolloutsLog(folder, thumbnail_frames=0) as quiet:
+        log.write(1, [make_group(frames=0)])
+        quiet.write(2, [make_group()])
+    assert [line["thumbnails"] for line in read_lines(folder.rollouts)] == [None] * 4
+    assert not folder.thumbnails.exists()
+
+
+def test_a_strip_shows_first_and_last_frame() -> None:
+    prompt = make_group(frames=8).prompt
+    assert shown_frames(prompt, 3) == [0, 4, 7]
+    assert shown_frames(prompt, 1) == [0]
+    assert shown_frames(prompt, 20) == list(range(8))
+    strip = draw_strip(prompt, 3)
+    assert strip.getpixel((56, 56)) == (0, 0, 0)
+    assert strip.getpixel((2 * 115 + 56, 56)) == (210, 210, 210)

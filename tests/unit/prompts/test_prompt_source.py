@@ -1,0 +1,99 @@
+"""Samples in, prompts out: faults stay with their sample, prompts are kept while there is room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from data_pipelines.flashes import POSITIONS, SEEN_ORDERS, draw, encode_mp4, make_clips
+from tests.support.groups import tiny_policy
+from vlm_pg.data.settings import DataSettings
+from vlm_pg.errors import SampleError
+from vlm_pg.media.settings import MediaSettings
+from vlm_pg.prompts.builder import PromptBuilder
+from vlm_pg.prompts.settings import PromptSettings
+from vlm_pg.prompts.source import PromptSource
+from vlm_pg.prompts.sources import Sources
+from vlm_pg.types import DecodedMedia, MediaRef, Prompt, Sample
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> list[Sample]:
+    """Two clips that can be read, and one that is not there."""
+    made = []
+    for index, clip in enumerate(make_clips(2, SEEN_ORDERS, POSITIONS, (7, 7))):
+        encode_mp4(draw(clip), tmp_path / f"{index}.mp4")
+        made.append(sample(str(index), f"{index}.mp4"))
+    return [*made, sample("lost", "lost.mp4")]
+
+
+def sample(name: str, path: str) -> Sample:
+    options = ("A. red", "B. blue")
+    return Sample(name, "Which?", (MediaRef("video", path),), options, "A", "multiple_choice", "test", "test")
+
+
+def sources(tmp_path: Path, **check: object) -> Sources:
+    policy = tiny_policy()
+    builder = PromptBuilder(policy.processor, PromptSettings(), policy.positions)
+    media = MediaSettings(min_frames=8, max_frames=8, min_pixels=3136, max_pixels=3136, workers=0)
+    return Sources(builder, DataSettings(), media, 28, **check)
+
+
+def open_source(folder: Sources, tmp_path: Path, cache_bytes: int = 0) -> PromptSource:
+    return folder.for_records(tmp_path / "records.jsonl", cache_bytes)
+
+
+def test_good_samples_in_order_and_the_reason_for_the_other(tmp_path: Path, samples: list[Sample]) -> None:
+    with sources(tmp_path) as folder:
+        good, bad = open_source(folder, tmp_path).load([samples[1], samples[2], samples[0]])
+    assert [s.sample_id for s, _ in good] == ["1", "0"]
+    assert [prompt.sample_id for _, prompt in good] == ["1", "0"]
+    ((fault),) = bad
+    assert (fault.sample_id, fault.reason) == ("lost", "missing_media")
+    assert str(fault).startswith(f"{tmp_path / 'records.jsonl'}: sample lost is left out (missing_media): ")
+
+
+def test_prompts_are_kept_while_there_is_room(tmp_path: Path, samples: list[Sample]) -> None:
+    with sources(tmp_path) as folder:
+        source = open_source(folder, tmp_path, cache_bytes=10**7)
+        first, _ = source.load(samples[:2])
+        again, _ = source.load(samples[:2])
+        assert all(a[1] is b[1] for a, b in zip(first, again, strict=True))
+        pixels = first[0][1].pixel_values
+        assert pixels is not None
+        small = open_source(folder, tmp_path, cache_bytes=int(1.5 * pixels.numel() * 4))
+        kept = [small.load([samples[index]])[0][0][1] for index in (0, 1, 1, 0)]
+        assert kept[1] is kept[2] and kept[0] is not kept[3]
+
+
+def test_tampered_prompts_are_never_kept(tmp_path: Path, samples: list[Sample]) -> None:
+    def blacken(media: DecodedMedia, name: str) -> DecodedMedia:
+        return DecodedMedia(media.kind, media.frames * 0, media.frame_seconds, media.sampled_fps, media.decoder)
+
+    with sources(tmp_path) as folder:
+        source = open_source(folder, tmp_path, cache_bytes=10**7)
+        ((_, black),), _ = source.load(samples[:1], tamper=blacken)
+        ((_, plain),), _ = source.load(samples[:1])
+        assert black.content_key != plain.content_key
+        ((_, black_again),), _ = source.load(samples[:1], tamper=blacken)
+        assert black_again.content_key == black.content_key
+
+
+def test_a_prompt_the_model_cannot_answer_is_a_bad_sample(tmp_path: Path, samples: list[Sample]) -> None:
+    def refuse(prompt: Prompt) -> None:
+        raise SampleError("too_long_for_model", "too long")
+
+    with sources(tmp_path, check=refuse) as folder:
+        good, bad = open_source(folder, tmp_path).load(samples[:1])
+    assert good == [] and bad[0].reason == "too_long_for_model"
+
+
+def test_what_was_asked_for_ahead_is_decoded_once(tmp_path: Path, samples: list[Sample]) -> None:
+    with sources(tmp_path) as folder:
+        source = open_source(folder, tmp_path)
+        source.prefetch(samples[:2])
+        for file in tmp_path.glob("*.mp4"):
+            file.unlink()  # decoded already: the files are not needed any more
+        good, bad = source.load(samples[:2])
+    assert len(good) == 2 and not bad

@@ -1,0 +1,73 @@
+"""A letter is read in all its usual spellings; two letters, or the article "a", are never the right letter."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.rewards.helpers import make_sample
+from vlm_pg.rewards.multiple_choice import check_multiple_choice, named_letters, split_options
+from vlm_pg.rewards.settings import RewardSettings
+
+OPTIONS = ("A. red", "B. blue", "C. A dog", "D. Vitamin C")
+SETTINGS = RewardSettings()
+
+
+def accuracy(answer: str, gold: str = "B", options: tuple[str, ...] = OPTIONS) -> float | None:
+    return check_multiple_choice(answer, make_sample("multiple_choice", gold, options), SETTINGS).value
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["B", "b", " B\n", "B.", "B)", "(B)", "b)", "(b).", "B:", "Option B", "option b", "B. blue", "B) blue", "(B) blue"]
+    + ["B: blue", "B - blue", "blue", "Blue.", "The answer is B", "answer: b", "**B**", "\\boxed{B}", "$B$", "（B）"]
+    + ["I think it is B.", "B, I think"],
+)  # fmt: skip
+def test_usual_spellings_of_the_right_letter(answer: str) -> None:
+    assert accuracy(answer) == 1.0
+    assert accuracy(answer, gold="A") == 0.0
+
+
+@pytest.mark.parametrize(
+    "answer", ["A or B", "A, B", "B and C", "B. red", "B. blue or C", "(A) (B)", "not A but B", "option A, option B"]
+)
+@pytest.mark.parametrize("gold", ["A", "B", "C"])
+def test_two_letters_are_wrong_whichever_is_gold(answer: str, gold: str) -> None:
+    assert accuracy(answer, gold) == 0.0
+
+
+@pytest.mark.parametrize(
+    "answer", ["A red car", "a red car", "the answer is a blue one", "It shows a dog", "a dog or a cat"]
+)
+def test_the_article_is_not_option_a(answer: str) -> None:
+    assert accuracy(answer, gold="A") == 0.0
+
+
+def test_a_letter_inside_its_own_options_text_is_no_second_letter() -> None:
+    assert named_letters("D. Vitamin C", OPTIONS) == {"D"}
+    assert named_letters("C. A dog", OPTIONS) == {"C"}
+    assert named_letters("Vitamin C", OPTIONS) == {"D"}
+
+
+@pytest.mark.parametrize("answer", ["", "none", "Banana", "AB", "red blue", "E", "?"])
+def test_no_or_foreign_letter_is_wrong(answer: str) -> None:
+    assert accuracy(answer) == 0.0
+
+
+@pytest.mark.parametrize("gold", ["unclear", "A, B", "E", ""])
+def test_gold_that_names_no_single_option_has_no_value(gold: str) -> None:
+    verdict = check_multiple_choice("B", make_sample("multiple_choice", gold, OPTIONS), SETTINGS)
+    assert verdict.value is None
+    assert "gold answer" in verdict.note
+
+
+def test_gold_may_be_the_options_text() -> None:
+    assert accuracy("B", gold="blue") == 1.0
+
+
+def test_options_without_labels_are_lettered_in_order() -> None:
+    assert split_options(("red", "blue")) == [("A", "red"), ("B", "blue")]
+    assert accuracy("blue", gold="B", options=("red", "blue")) == 1.0
+
+
+def test_equal_option_texts_are_ambiguous() -> None:
+    assert accuracy("red", gold="A", options=("A. red", "B. red")) == 0.0

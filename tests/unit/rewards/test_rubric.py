@@ -1,0 +1,116 @@
+"""Format and accuracy add up by weight; what cannot be computed is "no value", never 0."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.rewards.helpers import make_sample, respond
+from vlm_pg.rewards import RewardSettings, score
+from vlm_pg.rewards.format import extract_answer, format_reward
+from vlm_pg.types import ANSWER_KINDS, AnswerKind
+
+SETTINGS = RewardSettings()
+GOLD: dict[AnswerKind, str] = {
+    "multiple_choice": "B",
+    "numerical": "5",
+    "ocr": "open the door",
+    "free_form": "a person flips a pancake",
+    "regression": "12.5",
+}
+UNUSABLE_GOLD: dict[AnswerKind, str] = dict.fromkeys(ANSWER_KINDS, "??") | {"ocr": " "}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("<think>x</think><answer>B</answer>", 1.0),
+        ("\n<think>x\ny</think>\n <answer>B</answer> \n", 1.0),
+        ("<answer>B</answer>", 0.0),
+        ("<think>x</think>", 0.0),
+        ("<answer>B</answer><think>x</think>", 0.0),
+        ("<think>x</think> so <answer>B</answer>", 0.0),
+        ("Sure. <think>x</think><answer>B</answer>", 0.0),
+        ("<think>x</think><answer>B</answer>.", 0.0),
+        ("<think>x</think><think>y</think><answer>B</answer>", 0.0),
+        ("<think>x</think><answer>B</answer><answer>C</answer>", 0.0),
+        ("<think>x<answer>B</answer></think>", 0.0),
+        ("<think><answer>B</think></answer>", 0.0),
+        ("<THINK>x</THINK><ANSWER>B</ANSWER>", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_format_is_one_think_block_then_one_answer_block(text: str, value: float) -> None:
+    assert format_reward(text) == value
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", " ", "x"]), max_size=8).map("".join))
+def test_format_agrees_with_an_independent_reading(text: str) -> None:
+    stripped, tags = text.strip(), ("<think>", "</think>", "<answer>", "</answer>")
+    order = [tag for _, tag in sorted((stripped.find(tag), tag) for tag in tags)]
+    once = all(stripped.count(tag) == 1 for tag in tags)
+    expected = once and tuple(order) == tags and stripped[:7] == "<think>" and stripped[-9:] == "</answer>"
+    expected = expected and stripped.split("</think>")[1].split("<answer>")[0].strip() == ""
+    assert format_reward(text) == float(expected)
+
+
+def test_the_first_answer_element_counts() -> None:
+    assert extract_answer("<answer> B </answer> <answer>C</answer>") == "B"
+    assert extract_answer("<answer>B") is None
+    assert extract_answer("</answer>B<answer>") is None
+
+
+@pytest.mark.parametrize("kind", ANSWER_KINDS)
+def test_a_gold_answer_earns_full_reward(kind: AnswerKind) -> None:
+    reward = score(make_sample(kind, GOLD[kind]), respond(GOLD[kind]), SETTINGS)
+    assert reward.total == pytest.approx(1.1)
+    assert reward.parts == {"accuracy": pytest.approx(1.0), "format": 1.0}
+    assert reward.notes == {}
+
+
+@pytest.mark.parametrize("kind", ANSWER_KINDS)
+@pytest.mark.parametrize("text", ["", "B", respond(""), respond("B"), "<answer>" + "9" * 5000 + "</answer>"])
+def test_unusable_gold_has_no_value_whatever_the_response(kind: AnswerKind, text: str) -> None:
+    reward = score(make_sample(kind, UNUSABLE_GOLD[kind]), text, SETTINGS)
+    assert reward.parts["accuracy"] is None
+    assert reward.total is None
+    assert "gold answer" in reward.notes["accuracy"]
+
+
+def test_a_part_that_does_not_count_may_have_no_value() -> None:
+    reward = score(make_sample("numerical", "??"), respond("5"), RewardSettings(accuracy_weight=0.0, format_weight=2.0))
+    assert reward.parts["accuracy"] is None
+    assert reward.total == 2.0
+
+
+@pytest.mark.parametrize("kind", ANSWER_KINDS)
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("<think>x</think> " + "B", "no <answer> block"),
+        ("<think>x</think><answer> </answer>", "empty answer"),
+        (
+            "<answer>" + "B " * 3000 + "</answer>",
+            "answer has 5999 characters, more than the 4096 that are read (reward.max_answer_characters)",
+        ),
+    ],
+)
+def test_a_response_without_a_readable_answer_is_wrong_and_says_why(kind: AnswerKind, text: str, note: str) -> None:
+    reward = score(make_sample(kind, GOLD[kind]), text, SETTINGS)
+    assert reward.parts["accuracy"] == 0.0
+    assert reward.notes == {"accuracy": note}
+
+
+def test_weights() -> None:
+    sample = make_sample("numerical", "5")
+    assert score(sample, "<answer>5</answer>", RewardSettings(accuracy_weight=2.0, format_weight=0.5)).total == 2.0
+    assert score(sample, respond("6"), RewardSettings(accuracy_weight=2.0, format_weight=0.5)).total == 0.5
+
+
+@pytest.mark.parametrize("kind", ANSWER_KINDS)
+@given(text=st.text(max_size=300))
+def test_no_text_breaks_a_checker(kind: AnswerKind, text: str) -> None:
+    reward = score(make_sample(kind, GOLD[kind], ("A. red", "B. blue")), respond(text), SETTINGS)
+    assert reward.total is not None
+    assert 0.0 <= reward.total <= 1.1

@@ -1,0 +1,52 @@
+"""OCR is one minus the word error rate; free-form answers are the mean of ROUGE-1, 2 and L."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.rewards.helpers import make_sample
+from vlm_pg.rewards.free_form import check_free_form
+from vlm_pg.rewards.ocr import check_ocr
+from vlm_pg.rewards.settings import RewardSettings
+
+SETTINGS = RewardSettings()
+
+
+@pytest.mark.parametrize(
+    ("answer", "accuracy"),
+    [
+        ("open the door", 1.0),  # no edit
+        ("open  the\ndoor", 1.0),  # only white space differs
+        ("open a door", 2 / 3),  # one word of three substituted
+        ("open door", 2 / 3),  # one deleted
+        ("please do open the very red front door", 0.0),  # five inserted: WER above 1 is held at 0
+        ("", 0.0),
+    ],
+)
+def test_ocr_accuracy(answer: str, accuracy: float) -> None:
+    assert check_ocr(answer, make_sample("ocr", "open the door"), SETTINGS).value == pytest.approx(accuracy, abs=1e-12)
+
+
+def test_empty_ocr_gold_has_no_value() -> None:
+    assert check_ocr("open", make_sample("ocr", "  "), SETTINGS).value is None
+
+
+def test_free_form_is_the_mean_of_three_f1() -> None:
+    # Words a b c against a c b: ROUGE-1 3/3, ROUGE-2 0 of 2 pairs, ROUGE-L 2/3.
+    value = check_free_form("red green blue", make_sample("free_form", "red blue green"), SETTINGS).value
+    assert value == pytest.approx((1.0 + 0.0 + 2 / 3) / 3, abs=1e-12)
+
+
+def test_free_form_stems_words() -> None:
+    assert check_free_form("the dogs jumped", make_sample("free_form", "the dog jumps"), SETTINGS).value == 1.0
+
+
+@pytest.mark.parametrize("gold", ["Pancakes", "A person flips a pancake."])
+def test_repeating_the_gold_answer_earns_one(gold: str) -> None:
+    assert check_free_form(gold, make_sample("free_form", gold), SETTINGS).value == pytest.approx(1.0)
+
+
+def test_gold_without_readable_words_has_no_value() -> None:
+    verdict = check_free_form("猫", make_sample("free_form", "猫"), SETTINGS)
+    assert verdict.value is None
+    assert "no words that ROUGE reads" in verdict.note

@@ -1,0 +1,186 @@
+"""Attention over a PrefixTree: shared nodes are attended to where they lie, once, by all their descendants.
+
+Forward: one call for every node's self-attention, one per (level, ancestor level) pair, partial results merged.
+Backward: each call's stock backward is given the upstream gradient, the MERGED output and the MERGED log-sum-exp.
+It recomputes P_ij = exp(S_ij - l_i) and D_i = <do_i, o_i> from them, which is its exact share of the full softmax's
+gradient: dq adds up over the calls and dk, dv need no correction. So only q, k, v, out and lse are kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from vlm_pg.attention.kernels import Kernel, select_kernel
+from vlm_pg.attention.merge import merge_
+from vlm_pg.attention.oracle import oracle_over_plan
+from vlm_pg.attention.plan import AttentionPlan
+from vlm_pg.attention.segments import SegmentCall
+from vlm_pg.attention.tree import PrefixTree
+
+
+def grouped_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tree: PrefixTree | AttentionPlan,
+    scale: float | None = None,
+    kernel: Kernel | str | None = None,
+    memo: AttentionMemo | None = None,
+) -> torch.Tensor:
+    """Attention in which every token sees its node's ancestors and, causally, its own node.
+
+    Args:
+        q: [T, N, H]; T is ``tree.num_tokens``. With a plan of some rows (``tree.reading(...)``): those rows only.
+        k, v: [T, K, H]; N must be a multiple of K (grouped-query attention, never repeated in memory).
+        tree: who attends to whom.
+        scale: factor on the scores; default H ** -0.5.
+        kernel: a kernel or its name; default: chosen by device and dtype.
+        memo: where the result is kept for a recomputation (activation checkpointing), which then costs nothing here.
+
+    Returns:
+        As q, in q's dtype, differentiable in q, k and v.
+
+    Raises:
+        ValueError: shapes that do not fit the tree or each other.
+    """
+    plan = tree if isinstance(tree, AttentionPlan) else tree.plan
+    _check_shapes(q, k, v, plan)
+    q, k, v = _one_dtype(q, k, v)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    chosen = kernel if isinstance(kernel, Kernel) else select_kernel(q.device, q.dtype, kernel or "auto")
+    if chosen.name == "oracle":
+        return oracle_over_plan(q, k, v, plan, scale)
+    return _GroupedAttention.apply(q, k, v, plan, scale, chosen, memo)
+
+
+class AttentionMemo:
+    """Output and log-sum-exp of one layer between a checkpointed forward and its recomputation.
+
+    A checkpointed layer runs twice; attention is its only part whose cost grows with the square of the length, and its
+    result is about as large as the layer's input. So the second run takes it from here.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def take(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        kept, self._kept = self._kept, None
+        return kept
+
+    def keep(self, out: torch.Tensor, lse: torch.Tensor) -> None:
+        self._kept = (out, lse)
+
+
+def forward_with_lse(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan, scale: float, kernel: Kernel
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merged output (as q) and merged log-sum-exp fp32/fp64 [N, rows of q]; no autograd."""
+    if len(plan.own) == 1 and plan.own[0].query_range == (0, plan.num_queries):
+        out, lse = _part(q, k, v, plan.own[0], scale, kernel)
+    else:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.promote_types(q.dtype, torch.float32))
+        for call in plan.own:
+            out[call.query_rows], lse[:, call.query_rows] = _part(q, k, v, call, scale, kernel)
+    if not plan.above:
+        return out, lse
+    wide = out.to(lse.dtype)
+    lse = lse.contiguous()
+    for call in plan.above:
+        merge_(wide[call.query_rows], lse[:, call.query_rows], *_part(q, k, v, call, scale, kernel))
+    return wide.to(q.dtype), lse
+
+
+def _part(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: SegmentCall, scale: float, kernel: Kernel
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return kernel.segments_forward(q[call.query_rows], k[call.key_rows], v[call.key_rows], call, scale)
+
+
+class _GroupedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        plan: AttentionPlan,
+        scale: float,
+        kernel: Kernel,
+        memo: AttentionMemo | None,
+    ) -> torch.Tensor:
+        known = memo.take() if memo is not None else None
+        out, lse = known or forward_with_lse(q, k, v, plan, scale, kernel)
+        if memo is not None and known is None:
+            # Detached: what is kept must not hold on to this run's graph.
+            memo.keep(out.detach(), lse)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.plan, ctx.scale, ctx.kernel = plan, scale, kernel
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        grad_out = grad_outputs[0].contiguous()
+        plan, scale, kernel = ctx.plan, ctx.scale, ctx.kernel
+
+        def part(call: SegmentCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            rows, keys = call.query_rows, call.key_rows
+            return kernel.segments_backward(
+                grad_out[rows], q[rows], k[keys], v[keys], out[rows], lse[:, rows], call, scale
+            )
+
+        calls = (*plan.own, *plan.above)
+        first = calls[0]
+        if first.query_range == (0, plan.num_queries) and first.key_range == (0, plan.num_keys):
+            grads = part(first)
+            calls = calls[1:]
+        else:
+            grads = (_zeros(q, lse.dtype), _zeros(k, lse.dtype), _zeros(v, lse.dtype))
+        if calls:
+            # Prefix keys and values collect gradients from every descendant: sum them in fp32.
+            sum_q, sum_k, sum_v = (grad.to(lse.dtype) for grad in grads)
+            for call in calls:
+                grad_q, grad_k, grad_v = part(call)
+                sum_q[call.query_rows] += grad_q
+                sum_k[call.key_rows] += grad_k
+                sum_v[call.key_rows] += grad_v
+            grads = (sum_q.to(q.dtype), sum_k.to(k.dtype), sum_v.to(v.dtype))
+        return *grads, None, None, None, None
+
+
+def _zeros(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(like.shape, dtype=dtype, device=like.device)
+
+
+def _one_dtype(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Under autocast projections come in half precision, and rotary positions widen queries and keys again."""
+    if torch.is_autocast_enabled(q.device.type):
+        dtype = torch.get_autocast_dtype(q.device.type)
+        return q.to(dtype), k.to(dtype), v.to(dtype)
+    if not q.dtype == k.dtype == v.dtype or not q.device == k.device == v.device:
+        raise ValueError(
+            f"grouped_attention got q {q.dtype} on {q.device}, k {k.dtype} on {k.device}, v {v.dtype} on {v.device}; "
+            "they must agree. Convert them, or use torch.autocast."
+        )
+    return q, k, v
+
+
+def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan) -> None:
+    if q.dim() != 3 or k.dim() != 3 or k.shape != v.shape:
+        raise ValueError(
+            f"grouped_attention got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}; "
+            "it takes q [tokens, heads, dim] and k, v [tokens, kv_heads, dim]."
+        )
+    if q.shape[0] != plan.num_queries or k.shape[0] != plan.num_keys:
+        raise ValueError(
+            f"grouped_attention got {q.shape[0]} query and {k.shape[0]} key tokens for a tree of {plan.num_keys}, of "
+            f"which {plan.num_queries} ask; pass the whole packed stream, and queries of exactly the rows that ask."
+        )
+    if q.shape[1] % k.shape[1] or q.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"grouped_attention got {q.shape[1]} query heads of {q.shape[2]} and {k.shape[1]} key-value heads of "
+            f"{k.shape[2]}; query heads must be a multiple of key-value heads, with one head dim."
+        )

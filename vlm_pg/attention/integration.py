@@ -1,0 +1,61 @@
+"""Grouped attention as a transformers attention implementation.
+
+A transformers model whose language model is set to ``ATTENTION_NAME`` hands every layer's q, k, v to
+``attention_forward``. What to do with them is decided by the ``attention_context`` passed through the forward call,
+never by positions or masks: transformers' own packed paths read position resets as sequence borders.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from transformers import AttentionInterface
+
+ATTENTION_NAME = "vlm_pg_grouped"
+# Implementations that hand a call with an attention_context to ``attention_forward``; any other would read a packed
+# stream as one causal sequence.
+GROUPED_NAMES = {ATTENTION_NAME}
+
+
+class AttentionContext(Protocol):
+    """What one forward pass does in the token-mixing part of each layer."""
+
+    def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        """Full attention: q [rows, N, H], k, v [rows, K, H] of the rows this layer runs on -> [rows, N, H]."""
+        ...
+
+    def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """A linear-attention layer (``mixer`` is transformers' module) on hidden [rows, D] -> [rows, D]."""
+        ...
+
+
+def attention_forward(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    attention_context: AttentionContext | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention signature: q [1, N, T, H], k, v [1, K, T, H] -> ([1, T, N, H], no weights)."""
+    if attention_context is None:
+        raise ValueError(
+            f"A layer set to attention implementation {ATTENTION_NAME!r} was called without attention_context. "
+            "Use Policy.logprobs or the rollout engine, or model.set_attn_implementation('sdpa') for plain forwards."
+        )
+    if dropout:
+        raise ValueError(f"Grouped attention got dropout={dropout}; only 0 is exact. Set attention_dropout to 0.")
+    if sliding_window is not None:
+        raise ValueError(f"Grouped attention got sliding_window={sliding_window}; only full attention is supported.")
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+    out = attention_context.attend(int(module.layer_idx), q, k, v, scale)
+    return out.unsqueeze(0), None
+
+
+AttentionInterface.register(ATTENTION_NAME, attention_forward)

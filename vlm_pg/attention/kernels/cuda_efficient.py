@@ -1,0 +1,136 @@
+"""torch's memory-efficient attention: fp32 on CUDA, for numerics and for GPUs before Ampere."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from vlm_pg.attention.kernels.base import Kernel
+from vlm_pg.attention.segments import SegmentCall
+
+# The operator's log-sum-exp is [segments, N, longest query rounded up to this many rows].
+_LSE_ROWS = 32
+_CAUSAL_TOP_LEFT = 1
+
+
+class CudaEfficientKernel(Kernel):
+    """No grouped-query heads in the operator: key-value heads are repeated for it."""
+
+    name = "cuda-efficient"
+
+    @classmethod
+    def unavailable_because(cls, device: torch.device, dtype: torch.dtype) -> str | None:
+        if device.type != "cuda":
+            return f"it runs on CUDA devices, the tensors are on {device.type}"
+        if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            return f"efficient attention takes fp32, bf16 or fp16, not {dtype}"
+        if dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) < (8, 0):
+            return "efficient attention in bf16 needs compute capability 8.0 (Ampere) or newer"
+        return None
+
+    def segments_forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: SegmentCall, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        cu_q, cu_k = call.cu_seqlens(q.device)
+        repeats = q.shape[1] // k.shape[1]
+        out, lse, *_ = torch.ops.aten._efficient_attention_forward(
+            q[None],
+            _repeat_heads(k, repeats)[None],
+            _repeat_heads(v, repeats)[None],
+            None,
+            cu_q,
+            cu_k,
+            call.max_query_length,
+            call.max_key_length,
+            0.0,
+            _CAUSAL_TOP_LEFT if call.causal else 0,
+            True,
+            scale=scale,
+        )
+        return out[0], _unpad(lse, call.query_lengths)
+
+    def segments_backward(
+        self,
+        grad_out: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        call: SegmentCall,
+        scale: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        cu_q, cu_k = call.cu_seqlens(q.device)
+        kv_heads, repeats = k.shape[1], q.shape[1] // k.shape[1]
+        nothing = torch.empty((), dtype=torch.int64, device=q.device)
+        grad_q, grad_k, grad_v, _ = torch.ops.aten._efficient_attention_backward(
+            grad_out[None],
+            q[None],
+            _repeat_heads(k, repeats)[None],
+            _repeat_heads(v, repeats)[None],
+            None,
+            out.contiguous()[None],  # its row stride is taken to be N * H
+            cu_q,
+            cu_k,
+            call.max_query_length,
+            call.max_key_length,
+            _pad(lse, call.query_lengths),
+            0.0,
+            nothing,
+            nothing,
+            _CAUSAL_TOP_LEFT if call.causal else 0,
+            False,
+            scale=scale,
+        )
+        grad_k, grad_v = (grad[0].unflatten(1, (kv_heads, repeats)).sum(2) for grad in (grad_k, grad_v))
+        return grad_q[0], grad_k, grad_v
+
+    def dense_forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        repeats = q.shape[2] // k.shape[2]
+        out, lse, *_ = torch.ops.aten._efficient_attention_forward(
+            q,
+            _repeat_heads(k, repeats),
+            _repeat_heads(v, repeats),
+            None,
+            None,
+            None,
+            None,
+            None,
+            0.0,
+            0,
+            True,
+            scale=scale,
+        )
+        return out, lse[:, :, : q.shape[1]]
+
+
+def _repeat_heads(x: torch.Tensor, repeats: int) -> torch.Tensor:
+    """[..., K, H] -> [..., K * repeats, H], each head ``repeats`` times in a row."""
+    return x.unsqueeze(-2).expand(*x.shape[:-1], repeats, x.shape[-1]).flatten(-3, -2)
+
+
+def _padded_length(lengths: tuple[int, ...]) -> int:
+    return -(-max(lengths) // _LSE_ROWS) * _LSE_ROWS
+
+
+@functools.lru_cache(maxsize=64)
+def _padded_rows(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Row of each query in [segments * padded length], int64 [rows]: made once per tree, not once per layer."""
+    padded = _padded_length(lengths)
+    rows = [torch.arange(length) + index * padded for index, length in enumerate(lengths)]
+    return torch.cat(rows).to(device)
+
+
+def _unpad(lse: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
+    """Log-sum-exp [segments, N, padded length] -> [N, rows]."""
+    return lse.transpose(0, 1).flatten(1)[:, _padded_rows(lengths, lse.device)]
+
+
+def _pad(lse: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
+    """[N, rows] -> [segments, N, padded length]; infinity in the padding makes probabilities of no query 0."""
+    padded = lse.new_full((lse.shape[0], len(lengths) * _padded_length(lengths)), torch.inf)
+    padded[:, _padded_rows(lengths, lse.device)] = lse
+    return padded.unflatten(1, (len(lengths), -1)).transpose(0, 1).contiguous()

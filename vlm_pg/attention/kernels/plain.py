@@ -1,0 +1,56 @@
+"""The slow kernel that needs nothing: matrix products and softmax, for comparisons and unusual devices."""
+
+from __future__ import annotations
+
+import torch
+
+from vlm_pg.attention.kernels.base import Kernel
+from vlm_pg.attention.segments import SegmentCall
+
+
+class OracleKernel(Kernel):
+    """Runs anywhere. ``grouped_attention`` sends it to the explicit mask; only decoding calls it segment by segment."""
+
+    name = "oracle"
+
+    @classmethod
+    def unavailable_because(cls, device: torch.device, dtype: torch.dtype) -> str | None:
+        return None
+
+    def segments_forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: SegmentCall, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        outs, lses = [], []
+        queries, keys, values = (
+            rows.split(list(lengths))
+            for rows, lengths in ((q, call.query_lengths), (k, call.key_lengths), (v, call.key_lengths))
+        )
+        for q_i, k_i, v_i in zip(queries, keys, values, strict=True):
+            out, lse = _softmax_attention(q_i[None], k_i[None], v_i[None], scale, call.causal)
+            outs.append(out[0])
+            lses.append(lse[0])
+        return torch.cat(outs), torch.cat(lses, dim=1)
+
+    def segments_backward(self, *_: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        raise AssertionError("the oracle is differentiated by plain autograd, see oracle_attention")
+
+    def dense_forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return _softmax_attention(q, k, v, scale, causal=False)
+
+
+def _softmax_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [B, Lq, N, H], k, v [B, Lk, K, H] -> out [B, Lq, N, H], lse [B, N, Lq]."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    repeats = q.shape[2] // k.shape[2]
+    keys, values = (x.to(wide).repeat_interleave(repeats, dim=2) for x in (k, v))
+    scores = torch.einsum("bqnh,bknh->bnqk", q.to(wide), keys) * scale
+    if causal:
+        scores = scores.masked_fill(
+            ~torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(), -torch.inf
+        )
+    lse = scores.logsumexp(-1)
+    return torch.einsum("bnqk,bknh->bqnh", (scores - lse[..., None]).exp(), values).to(q.dtype), lse

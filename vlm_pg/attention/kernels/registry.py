@@ -1,0 +1,65 @@
+"""Choosing a kernel by what the device and dtype allow."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from vlm_pg.attention.kernels.base import Kernel
+from vlm_pg.attention.kernels.cpu import CpuFlashKernel
+from vlm_pg.attention.kernels.cuda import CudaFlashKernel
+from vlm_pg.attention.kernels.cuda_efficient import CudaEfficientKernel
+from vlm_pg.attention.kernels.flash2 import Flash2Kernel
+from vlm_pg.attention.kernels.flash3 import Flash3Kernel
+from vlm_pg.attention.kernels.flash4 import Flash4Kernel
+from vlm_pg.attention.kernels.plain import OracleKernel
+from vlm_pg.errors import ConfigError
+
+# In order of preference. First what is written for the GPU at hand: FlashAttention-3 on Hopper, FlashAttention-4 on
+# Blackwell (and on Hopper where 3 is not installed; it is a beta). Then torch's own FlashAttention-2 before the
+# package's: the same algorithm, tested with the torch that is here. The oracle must be asked for.
+KERNELS: dict[str, type[Kernel]] = {
+    kernel.name: kernel
+    for kernel in (
+        Flash3Kernel,
+        Flash4Kernel,
+        CudaFlashKernel,
+        Flash2Kernel,
+        CudaEfficientKernel,
+        CpuFlashKernel,
+        OracleKernel,
+    )
+}
+
+
+def available(device: torch.device, dtype: torch.dtype) -> dict[str, str | None]:
+    """Kernel name -> None if it can run here, else the reason in words."""
+    return {name: kernel.unavailable_because(device, dtype) for name, kernel in KERNELS.items()}
+
+
+@functools.cache
+def select_kernel(device: torch.device, dtype: torch.dtype, name: str = "auto") -> Kernel:
+    """The kernel to use on ``device`` in ``dtype``.
+
+    Raises:
+        ConfigError: an unknown name, or a kernel that cannot run here (with the reason).
+    """
+    reasons = available(device, dtype)
+    if name == "auto":
+        fitting = [key for key, reason in reasons.items() if reason is None and key != "oracle"]
+        if not fitting:
+            raise ConfigError(
+                f"No attention kernel runs on {device} in {dtype}: {reasons}. "
+                "Set model.attention_kernel=oracle to use the slow reference."
+            )
+        name = fitting[0]
+    if name not in KERNELS:
+        raise ConfigError(
+            f"Unknown attention kernel {name!r}; known are auto, {', '.join(KERNELS)}. Choose one of these."
+        )
+    if reasons[name] is not None:
+        raise ConfigError(
+            f"Attention kernel {name!r} cannot run here: {reasons[name]}. Use auto to choose by capability."
+        )
+    return KERNELS[name]()

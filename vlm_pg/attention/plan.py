@@ -1,0 +1,119 @@
+"""Which rows of a tree ask, and the variable-length calls that answer them.
+
+Scoring needs no hidden state of most prefix tokens in the last layer, and a chunk of responses runs behind prefixes
+whose keys and values are already known. In both cases queries are some rows of the tree and keys are all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from vlm_pg.attention.segments import SegmentCall
+
+if TYPE_CHECKING:
+    from vlm_pg.attention.tree import PrefixTree
+
+Reads = Literal["all", "last", "none"]
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """The calls of one attention layer.
+
+    ``own``: calls in which rows meet their own node; together they hold every query row exactly once.
+    ``above``: calls in which rows meet their ancestors.
+    ``rows``: stream rows that ask, in stream order; None where all do.
+    """
+
+    tree: PrefixTree
+    own: tuple[SegmentCall, ...]
+    above: tuple[SegmentCall, ...]
+    rows: tuple[int, ...] | None = None
+    _on_device: dict = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def num_queries(self) -> int:
+        return self.tree.num_tokens if self.rows is None else len(self.rows)
+
+    @property
+    def num_keys(self) -> int:
+        return self.tree.num_tokens
+
+    def mask(self, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Boolean [queries, keys], True where a row attends: the definition, for the oracle."""
+        mask = self.tree.mask(device)
+        return mask if self.rows is None else mask[list(self.rows)]
+
+    def split_rows(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows that ask and rows that do not, int64; made once per device, not once per layer."""
+        if ("rows", device) not in self._on_device:
+            asks = torch.zeros(self.tree.num_tokens, dtype=torch.bool)
+            asks[slice(None) if self.rows is None else list(self.rows)] = True
+            self._on_device["rows", device] = tuple(
+                mask.nonzero()[:, 0].to(device, non_blocking=True) for mask in (asks, ~asks)
+            )
+        return self._on_device["rows", device]
+
+    def stream_order(self, device: torch.device) -> torch.Tensor:
+        """int64 [T]: brings (rows that ask, rows that do not) back into stream order."""
+        if ("order", device) not in self._on_device:
+            self._on_device["order", device] = torch.cat(self.split_rows(device)).argsort()
+        return self._on_device["order", device]
+
+
+def full_plan(tree: PrefixTree) -> AttentionPlan:
+    """Every row asks: one causal call over all nodes, one call per (level, ancestor level) pair."""
+    return AttentionPlan(tree, (tree.self_call,), tree.ancestor_calls)
+
+
+def reading_plan(tree: PrefixTree, reads: Sequence[Reads]) -> AttentionPlan:
+    """Only some rows of each node ask: all, its last one, or none.
+
+    Raises:
+        ValueError: not one entry per node, an unknown entry, or nothing to read.
+    """
+    if len(reads) != len(tree.lengths):
+        raise ValueError(f"The tree has {len(tree.lengths)} nodes but {len(reads)} reads were given; give one a node.")
+    unknown = set(reads) - {"all", "last", "none"}
+    if unknown:
+        raise ValueError(f"Unknown reads {sorted(unknown)}; allowed are 'all', 'last' and 'none'.")
+    rows: list[int] = []
+    own: list[SegmentCall] = []
+    above: list[SegmentCall] = []
+    for level, nodes in enumerate(tree.level_nodes):
+        level_start = len(rows)
+        # A node that is not read keeps its place in a call as a segment without queries.
+        for causal, run in groupby(nodes, key=lambda node: reads[node] == "all"):
+            members = list(run)
+            run_start = len(rows)
+            for node in members:
+                end = tree.starts[node] + tree.lengths[node]
+                rows.extend(range(end - _asked(tree, reads, node), end))
+            if len(rows) > run_start:
+                own.append(
+                    SegmentCall(
+                        (run_start, len(rows)),
+                        tree.token_range(range(members[0], members[-1] + 1)),
+                        tuple(_asked(tree, reads, node) for node in members),
+                        tuple(tree.lengths[node] for node in members),
+                        causal=causal,
+                    )
+                )
+        if len(rows) > level_start:
+            asked = [_asked(tree, reads, node) for node in nodes]
+            above.extend(
+                SegmentCall((level_start, len(rows)), tree.token_range(keys), queries, lengths, causal=False)
+                for keys, queries, lengths in tree.ancestor_segments(level, asked)
+            )
+    if not rows:
+        raise ValueError("No node is read; at least one must be.")
+    return AttentionPlan(tree, tuple(own), tuple(above), tuple(rows))
+
+
+def _asked(tree: PrefixTree, reads: Sequence[Reads], node: int) -> int:
+    return {"all": tree.lengths[node], "last": 1, "none": 0}[reads[node]]

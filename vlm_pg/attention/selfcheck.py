@@ -1,0 +1,100 @@
+"""Before a kernel is trusted: small trees and one decoding step against plain softmax, values and gradients."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import torch
+
+from vlm_pg.attention.grouped import grouped_attention
+from vlm_pg.attention.kernels import Kernel, select_kernel
+from vlm_pg.attention.kernels.plain import OracleKernel
+from vlm_pg.attention.oracle import oracle_over_plan
+from vlm_pg.attention.plan import AttentionPlan
+from vlm_pg.attention.tree import PrefixTree
+
+# Relative to the largest value; half precision rounds inputs, probabilities and outputs.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
+
+# Three levels, ragged, with nodes nobody descends from and a root longer than one block of most kernels; and one
+# response of one token beside a group without any, which kernels like to treat as decoding.
+TREES = (
+    PrefixTree([150, 9, 37, 1, 8, 3, 70], [-1, -1, 0, 0, 1, 2, 2]),
+    PrefixTree([33, 20, 1], [-1, -1, 0]),
+)
+
+# What a model runs: all rows ask; in a last layer prompt ends and responses do; in a chunk only responses.
+PLANS = (
+    TREES[0].plan,
+    TREES[1].plan,
+    TREES[0].reading(["last", "none", "all", "last", "last", "all", "all"]),
+    TREES[0].reading(["none", "none", "none", "all", "all", "all", "all"]),
+    TREES[1].reading(["last", "last", "all"]),
+)
+
+
+@functools.cache
+def checked_kernel(
+    device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int
+) -> Kernel:
+    """The kernel chosen by capability, checked once: under autocast activations have another dtype than weights."""
+    kernel = select_kernel(device, dtype)
+    check_kernel(kernel, device, dtype, num_heads, num_kv_heads, head_dim)
+    return kernel
+
+
+@torch.enable_grad()
+def check_kernel(
+    kernel: Kernel, device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int
+) -> float:
+    """Largest relative difference between ``kernel`` and plain softmax over output, dq, dk, dv and a decoding step.
+
+    Raises:
+        RuntimeError: the difference is too large or not a number: this kernel must not be used here.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, head_dim, generator=generator).to(device, dtype)
+
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    with torch.autocast(device.type, enabled=False):  # the oracle must not be rounded
+        for plan in PLANS:
+            inputs = [random(plan.num_queries, num_heads), *(random(plan.num_keys, num_kv_heads) for _ in range(2))]
+            pairs.extend(_plan_results(kernel, plan, inputs, random(plan.num_queries, num_heads)))
+        decoding = random(2, 1, num_heads), random(2, 19, num_kv_heads), random(2, 19, num_kv_heads)
+        pairs.extend(_decoding_results(kernel, *decoding))
+    # Reduced by torch: Python's max would pass over a NaN.
+    worst = torch.stack([((a.to(b.dtype) - b).abs().max() / b.abs().max()) for a, b in pairs]).max().item()
+    if not worst <= TOLERANCE[dtype]:
+        raise RuntimeError(
+            f"Attention kernel {kernel.name!r} differs from the plain softmax by {worst:.1e} (relative) on {device} in "
+            f"{dtype}; at most {TOLERANCE[dtype]:.0e} is allowed. Choose another model.attention_kernel."
+        )
+    return worst
+
+
+def _plan_results(
+    kernel: Kernel, plan: AttentionPlan, inputs: list[torch.Tensor], upstream: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(kernel's, plain softmax's) output and gradients of q, k, v."""
+    wide = torch.promote_types(upstream.dtype, torch.float32)
+    q, k, v = (x.requires_grad_() for x in inputs)
+    wide_q, wide_k, wide_v = (x.detach().to(wide).requires_grad_() for x in inputs)
+    out = grouped_attention(q, k, v, plan, kernel=kernel)
+    expected = oracle_over_plan(wide_q, wide_k, wide_v, plan)
+    yield out.detach(), expected.detach()
+    grads = torch.autograd.grad(out, (q, k, v), upstream)
+    yield from zip(grads, torch.autograd.grad(expected, (wide_q, wide_k, wide_v), upstream.to(wide)), strict=True)
+
+
+def _decoding_results(
+    kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(kernel's, plain softmax's) output and log-sum-exp of new tokens over their own keys."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[-1] ** -0.5
+    with torch.no_grad():
+        got = kernel.dense_forward(q, k, v, scale)
+        yield from zip(got, OracleKernel().dense_forward(q.to(wide), k.to(wide), v.to(wide), scale), strict=True)

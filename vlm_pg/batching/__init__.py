@@ -1,0 +1,1 @@
+"""How groups are cut into micro-batches under a token budget."""

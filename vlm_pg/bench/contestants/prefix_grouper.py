@@ -1,0 +1,153 @@
+"""The published package ``prefix_grouper`` (arXiv 2506.05433) on the same weights, driven in two ways.
+
+It gathers queries, keys and values into a prefix tensor and a tensor of suffixes in every layer, copies the prefix's
+keys and values per response, and calls a given attention function twice. That function must align causality at the
+bottom right, as FlashAttention-2 does; transformers' sdpa and eager functions do not. Where flash-attn is missing,
+``bottom_right_attention`` stands in for it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from vlm_pg.bench.contestants.base import Case, can_use_flash_attention_2, set_attention, target_logprobs
+
+LAYER_ATTENTION = "prefix_grouper_attention"
+STAND_IN = "vlm_pg_bench_bottom_right"
+
+
+class BottomRightMask:
+    """The additive mask of a suffix call, made once per step: [Q, L], shared by layers, heads and responses."""
+
+    def __init__(self) -> None:
+        self._masks: dict[tuple[int, int], torch.Tensor] = {}
+
+    def __call__(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        shape = query.shape[2], key.shape[2]
+        if shape not in self._masks:
+            never = torch.full(shape, float("-inf"), dtype=query.dtype, device=query.device)
+            self._masks[shape] = never.triu_(shape[1] - shape[0] + 1)
+        return self._masks[shape]
+
+
+def bottom_right_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    bench_mask: BottomRightMask | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention aligned at the bottom right: q [B, N, Q, H], k, v [B, K, L, H], Q <= L -> [B, Q, N, H].
+
+    The padding mask is not needed: with one group the prefix is not padded, and what pads a response comes after each
+    of its real queries. On a CPU heads are not repeated in memory; on a GPU in bf16 no mask is built either.
+    """
+    grouped = query.shape[1] != key.shape[1]
+    if query.shape[2] == key.shape[2]:
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+    elif query.is_cuda and query.dtype != torch.float32:
+        # The flash kernels behind this operator take fewer key-value heads and align at the bottom right.
+        out = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True, False, scale=scaling)[0]
+    else:
+        assert bench_mask is not None
+        mask = bench_mask(query, key)
+        if grouped and query.is_cuda:  # with a mask, only the slow kernel takes fewer key-value heads on a GPU
+            copies = query.shape[1] // key.shape[1]
+            key, value, grouped = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1), False
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped)
+    return out.transpose(1, 2), None
+
+
+def _unavailable(device: torch.device) -> str | None:
+    if find_spec("prefix_grouper") is None:
+        return "the package prefix_grouper is not installed (pip install prefix-grouper)"
+    return None
+
+
+def _attention_options(case: Case) -> dict[str, Any]:
+    """Sets the model to the package's attention and says which function it is to call twice a layer."""
+    from transformers import AttentionInterface
+
+    import_module("prefix_grouper.utils.register_transformers").register_attention()
+    AttentionInterface.register(STAND_IN, bottom_right_attention)
+    set_attention(case, LAYER_ATTENTION)
+    if can_use_flash_attention_2(case):
+        return {"prefix_grouper_attn_func": "flash_attention_2"}
+    return {"prefix_grouper_attn_func": STAND_IN, "bench_mask": BottomRightMask()}
+
+
+def _grouper(case: Case, ids: torch.Tensor, mask: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """The package's object, its input ids int64 [1, T], and positions int64 [3, 1, T] that go on behind the prefix."""
+    prefix = case.prefix[None]
+    prefix_mask = torch.ones_like(prefix, dtype=torch.bool)
+    grouper = import_module("prefix_grouper").PrefixGrouper.from_ungrouped_masks(
+        prefix_mask=prefix_mask, suffix_mask=mask, group_sizes=len(ids), padding_mode="right", device=case.device
+    )
+    input_ids = grouper.concat_input(prefix, prefix_mask, ids, mask)
+    count = prefix.shape[1]
+    parts = [torch.arange(count), *(count + torch.arange(length) for length in mask.sum(1).tolist())]
+    return grouper, input_ids, torch.cat(parts).to(case.device).expand(3, 1, -1)
+
+
+class PrefixGrouperReadme:
+    """As the README says: one more argument to the model, logits of everything, split afterwards."""
+
+    name = "prefix-grouper-readme"
+
+    def unavailable_because(self, device: torch.device) -> str | None:
+        return _unavailable(device)
+
+    def step(self, case: Case) -> float:
+        options = _attention_options(case)
+        ids, mask = case.padded_responses()
+        grouper, input_ids, positions = _grouper(case, ids, mask)
+        logits = case.model(
+            input_ids=input_ids,
+            position_ids=positions,
+            attention_mask={"full_attention": None},
+            use_cache=False,
+            prefix_grouper=grouper,
+            **options,
+        ).logits
+        _, _, suffix, suffix_mask = grouper.split_output(logits, include_prefix_last=1)
+        targets = grouper.convert_padding(ids, mask, padding_mode="right")
+        logprobs = target_logprobs(suffix[:, :-1], targets)
+        loss = case.loss([row[keep] for row, keep in zip(logprobs, suffix_mask[:, 1:], strict=True)])
+        loss.backward()
+        return loss.item()
+
+
+class PrefixGrouperKind:
+    """At its best: last tokens left out, hidden states split first, logits of real response tokens only."""
+
+    name = "prefix-grouper-kind"
+
+    def unavailable_because(self, device: torch.device) -> str | None:
+        return _unavailable(device)
+
+    def step(self, case: Case) -> float:
+        options = _attention_options(case)
+        ids, mask = case.padded_responses()
+        grouper, input_ids, positions = _grouper(case, ids[:, :-1], mask[:, 1:])
+        hidden = case.policy.family.language_model(case.model)(
+            input_ids=input_ids,
+            position_ids=positions,
+            attention_mask={"full_attention": None},
+            use_cache=False,
+            prefix_grouper=grouper,
+            **options,
+        ).last_hidden_state
+        _, _, suffix, suffix_mask = grouper.split_output(hidden, include_prefix_last=1)
+        # The same chunked output head that ours uses.
+        logprobs, _ = case.policy.token_logprobs(suffix[suffix_mask], ids[mask], 1.0)
+        loss = case.loss(logprobs.split(case.lengths))
+        loss.backward()
+        return loss.item()

@@ -1,0 +1,119 @@
+"""Floating-point operations and activation memory from a model's shape; a multiply-add counts as two operations.
+
+Backward costs a linear layer twice its forward (one product for the input, one for the weight). Flash attention makes
+2 products forward and 5 backward, because it computes the scores again. Checkpointing adds one forward of all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vlm_pg.bench.shapes import LanguageShape
+from vlm_pg.bench.work import Work, repeated_work, shared_work
+
+LINEAR_BACKWARD = 2.0
+ATTENTION_BACKWARD = 2.5
+
+
+def token_flops(shape: LanguageShape) -> float:
+    """Forward operations of one token in all layers, without the pairs of softmax attention and without the head."""
+    mlp = 3 * shape.hidden * shape.intermediate
+    width = shape.heads * shape.head_dim
+    queries = width * (2 if shape.gated_query else 1)
+    full = shape.hidden * (queries + 2 * shape.kv_heads * shape.head_dim) + width * shape.hidden
+    total = 2 * (shape.layers * mlp + shape.full_layers * full)
+    return total + (linear_attention_flops(shape) if shape.linear else 0)
+
+
+def linear_attention_flops(shape: LanguageShape) -> float:
+    """Forward operations of one token in all gated linear-attention layers.
+
+    Projections of query, key, value, output gate, decay and step size, and the output projection; a short convolution
+    over query, key and value; and per value head, on its state S [key_dim, value_dim]: decay it, read it with the key,
+    add the outer product of key and correction, read it with the query (1 + 2 + 2 + 2 operations per entry of S).
+    Source of the recurrence: Gated Delta Networks, arXiv 2412.06464, equation 10.
+    """
+    linear = shape.linear
+    assert linear is not None
+    keys, values = linear.key_heads * linear.key_dim, linear.value_heads * linear.value_dim
+    projections = 2 * shape.hidden * (2 * keys + 2 * values + 2 * linear.value_heads) + 2 * values * shape.hidden
+    convolution = 2 * linear.conv_width * (2 * keys + values)
+    recurrence = 7 * linear.value_heads * linear.key_dim * linear.value_dim
+    return linear.layers * (projections + convolution + recurrence)
+
+
+def pair_flops(shape: LanguageShape) -> float:
+    """Forward operations of one (query, key) pair in all softmax-attention layers: score and weighted sum."""
+    return shape.full_layers * 4 * shape.heads * shape.head_dim
+
+
+def step_flops(shape: LanguageShape, work: Work, checkpointing: bool) -> float:
+    """Operations of forward and backward."""
+    again = 1 if checkpointing else 0
+    linear = work.tokens * token_flops(shape) * (1 + LINEAR_BACKWARD + again)
+    attention = work.pairs * pair_flops(shape) * (1 + ATTENTION_BACKWARD + again)
+    head = work.logit_rows * 2 * shape.hidden * shape.vocab * (1 + LINEAR_BACKWARD)
+    return linear + attention + head
+
+
+def forward_flops(shape: LanguageShape, work: Work) -> float:
+    """Operations of a forward pass alone."""
+    head = work.logit_rows * 2 * shape.hidden * shape.vocab
+    return work.tokens * token_flops(shape) + work.pairs * pair_flops(shape) + head
+
+
+def parameter_count(shape: LanguageShape) -> float:
+    """Weights of the language model in linear layers and embeddings (norms and biases are left out)."""
+    linear_state = 7 * shape.linear.value_heads * shape.linear.key_dim * shape.linear.value_dim if shape.linear else 0
+    in_layers = (token_flops(shape) - (shape.linear.layers * linear_state if shape.linear else 0)) / 2
+    return in_layers + shape.hidden * shape.vocab * (1 if shape.tied else 2)
+
+
+def layer_elements(shape: LanguageShape) -> float:
+    """Elements one layer keeps for backward, per token.
+
+    Inputs and normalised inputs of both halves in the model's dtype and in fp32 (8 x hidden), queries, keys and values
+    before and after the rotation, the attention's output, and four tensors of the MLP's width.
+    """
+    heads = shape.heads * shape.head_dim
+    return 8 * shape.hidden + 2 * (heads + 2 * shape.kv_heads * shape.head_dim) + heads + 4 * shape.intermediate
+
+
+def activation_bytes(
+    shape: LanguageShape,
+    work: Work,
+    checkpointing: bool,
+    element_bytes: int,
+    logit_rows: int | None = None,
+    attention_kept: bool = False,
+) -> float:
+    """Peak activation memory of forward and backward, without weights and their gradients.
+
+    With checkpointing: each layer's input, plus everything one layer keeps while it is computed again;
+    ``attention_kept``: and each full-attention layer's output and log-sum-exp, as ours keeps them in order not to
+    compute attention twice. Logits are held in the model's dtype and in fp32, for ``logit_rows`` rows (default: those
+    of ``work``).
+    """
+    per_layer = layer_elements(shape) * element_bytes
+    kept = shape.layers * shape.hidden * element_bytes + per_layer if checkpointing else shape.layers * per_layer
+    if checkpointing and attention_kept:
+        kept += shape.full_layers * shape.heads * (shape.head_dim * element_bytes + 4)
+    rows = work.held_logit_rows if logit_rows is None else logit_rows
+    return work.held_tokens * kept + rows * shape.vocab * (element_bytes + 4)
+
+
+def bounds(shape: LanguageShape, theirs: Work, ours: Work, checkpointing: bool) -> dict[str, float]:
+    """How many times less ``ours`` is than ``theirs``: tokens, attention pairs, operations, tokens held in memory."""
+    return {
+        "tokens": theirs.tokens / ours.tokens,
+        "attention": theirs.pairs / ours.pairs,
+        "flops": step_flops(shape, theirs, checkpointing) / step_flops(shape, ours, checkpointing),
+        "held_tokens": theirs.held_tokens / ours.held_tokens,
+    }
+
+
+def sharing_gain(shape: LanguageShape, prefix: int, lengths: Sequence[int], full_squares: bool = False) -> float:
+    """Forward operations with the prefix repeated over those with it shared."""
+    repeated = repeated_work(prefix, lengths, full_squares=full_squares)
+    shared = shared_work(prefix, lengths, full_squares=full_squares)
+    return forward_flops(shape, repeated) / forward_flops(shape, shared)

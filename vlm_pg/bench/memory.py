@@ -1,0 +1,149 @@
+"""Peak memory of a piece of work on a CPU, above what was there before it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import pickle
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+RESETTABLE = "VmHWM after a reset through /proc/self/clear_refs, minus VmRSS before, in a child process of its own"
+NOT_RESETTABLE = (
+    "ru_maxrss minus what was resident before, in a child process of its own; loading the model counts, so small "
+    "peaks are hidden"
+)
+CUDA = "torch.cuda.max_memory_allocated minus memory_allocated before, in the timing process, during the warm-up"
+
+# mallopt parameters of glibc (malloc.h).
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+
+
+@dataclass(frozen=True)
+class Peak:
+    """``num_bytes`` above the level before; ``method`` says how that was found out."""
+
+    num_bytes: int
+    method: str
+
+
+class ChildKilled(Exception):
+    """The child process was killed by a signal; the message says which."""
+
+
+def give_freed_memory_back() -> None:
+    """Make glibc return freed tensors at once: one arena, and a map of its own for every block above 128 KiB.
+
+    Otherwise memory that was freed stays resident and is used again, and a peak depends on what ran before it. This
+    costs time, so only processes that measure memory do it. Other C libraries are left as they are.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_ARENA_MAX, 1)
+        libc.mallopt(_M_MMAP_THRESHOLD, 128 * 1024)
+        libc.mallopt(_M_TRIM_THRESHOLD, 128 * 1024)
+
+
+def peak_above_baseline(run: Callable[[], T]) -> tuple[T, Peak]:
+    """Run it and return its result and the peak of resident memory above the level before."""
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+    resettable = _reset_peak()
+    before = _resident_bytes()
+    result = run()
+    after = _status_bytes("VmHWM") if resettable else _max_resident_bytes()
+    return result, Peak(max(0, after - before), RESETTABLE if resettable else NOT_RESETTABLE)
+
+
+def in_child(run: Callable[[], T]) -> T:
+    """Run it in a forked child and return its (picklable) result.
+
+    Call it before this process has started threads: a fork copies only the calling one.
+
+    Raises:
+        ChildKilled: by a signal (out of memory, mostly).
+        RuntimeError: the child raised; the message is its traceback.
+    """
+    read_end, write_end = os.pipe()
+    sys.stdout.flush(), sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(read_end)
+        _work_and_exit(run, write_end)
+    os.close(write_end)
+    try:
+        with os.fdopen(read_end, "rb") as pipe:
+            answer = pipe.read()
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        name = signal.Signals(os.WTERMSIG(status)).name
+        hint = " (what the kernel sends when memory runs out)" if name == "SIGKILL" else ""
+        raise ChildKilled(f"killed by {name}{hint}")
+    fine, value = pickle.loads(answer)
+    if not fine:
+        raise RuntimeError(value)
+    return value
+
+
+def _work_and_exit(run: Callable[[], Any], write_end: int) -> None:
+    with contextlib.suppress(OSError):
+        # If memory runs out, this child goes first and the measurement lives on.
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    try:
+        answer = True, run()
+    except Exception:
+        answer = False, traceback.format_exc()
+    with os.fdopen(write_end, "wb") as pipe:
+        pickle.dump(answer, pipe)
+    # Not sys.exit: whatever the parent registered to run at exit is the parent's.
+    os._exit(0)
+
+
+def _reset_peak() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    # Some containers accept the write and do nothing.
+    return _status_bytes("VmHWM") - _status_bytes("VmRSS") < 4 * 2**20
+
+
+def _resident_bytes() -> int:
+    return _status_bytes("VmRSS") if Path("/proc/self/status").exists() else _max_resident_bytes()
+
+
+def _status_bytes(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _max_resident_bytes() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def available_bytes() -> int | None:
+    """Memory that programs can still take, or None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)

@@ -1,0 +1,173 @@
+"""The command ``vlm-pg``. Nothing heavy is imported before a subcommand runs, so ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import vlm_pg
+from vlm_pg.errors import ConfigError, VlmPgError
+
+EXIT_OK, EXIT_NOT_READY, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
+DEFAULT_RUN = "runs/embedded"
+
+_EPILOG = """\
+Overrides are KEY=VALUE with a dotted key and a YAML value, for example training.steps=5 or media.max_frames=32.
+Relative paths, in config files too, are relative to the current directory.
+
+exit codes:
+  0    done
+  1    a bug (with its traceback); or `doctor` found that a required part is missing
+  2    something you can put right: a setting, a file, a model (one message, no traceback)
+  130  stopped on request; `train` has written a checkpoint, from which run.resume=auto goes on
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return its exit code. Errors the user can put right are printed; bugs raise."""
+    arguments = _parse(argv)
+    try:
+        return arguments.run(arguments)
+    except VlmPgError as error:
+        print(f"{_rank_prefix()}vlm-pg: error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print(f"{_rank_prefix()}vlm-pg: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    # argparse takes no overrides that follow an option ("eval CHECKPOINT --config CONFIG training.steps=5").
+    if rest and not (hasattr(arguments, "overrides") and all(_is_override(word) for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides = [*arguments.overrides, *rest]
+    return arguments
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word and not word.startswith("-")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="vlm-pg",
+        description="GRPO for Qwen-VL on images and long video, with the visual prefix encoded once per group.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"vlm-pg {vlm_pg.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], summary: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        command.set_defaults(run=run)
+        return command
+
+    train = add("train", _train, "train with a config file")
+    train.add_argument("config", metavar="CONFIG", type=Path, help="YAML file, for example configs/embedded.yaml")
+    train.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="settings that override the file's")
+
+    prepare = add("prepare", _prepare, "turn a raw data set into prepared records; alone: list the data sets")
+    prepare.add_argument("name", metavar="NAME", nargs="?", help="data set; without it they are listed")
+    prepare.add_argument(
+        "rest", metavar="...", nargs=argparse.REMAINDER, help="its own arguments; NAME --help lists them"
+    )
+
+    evaluate = add("eval", _eval, "measure rollout accuracy of a checkpoint or model")
+    evaluate.add_argument(
+        "target",
+        metavar="CHECKPOINT",
+        nargs="?",
+        help=f"checkpoint, run folder or model folder (default: {DEFAULT_RUN})",
+    )
+    evaluate.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="settings that override the config's")
+    evaluate.add_argument(
+        "--config", type=Path, help="YAML file (default: config.yaml of the run that CHECKPOINT belongs to)"
+    )
+
+    report = add("report", _report, "write report.html of a run, finished or not")
+    report.add_argument("run_dir", metavar="RUN_DIR", type=Path, help=f"run folder, for example {DEFAULT_RUN}")
+
+    bench = add("bench", _bench, "measure what sharing the prefix saves")
+    bench.add_argument(
+        "measurement",
+        metavar="NAME",
+        choices=["step", "figure", "model"],
+        help="step: measure one group's forward and backward; figure: draw a file of `bench step`; "
+        "model: what arithmetic alone says for public models",
+    )
+    bench.add_argument(
+        "rest", metavar="...", nargs=argparse.REMAINDER, help="its own arguments; NAME --help lists them"
+    )
+
+    add("doctor", _doctor, "check what this machine offers, and say what to do about what is missing")
+    return parser
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from vlm_pg.config import load_config
+
+    config = load_config(arguments.config, arguments.overrides)
+    from vlm_pg.training.main import train
+
+    return train(config)
+
+
+def _prepare(arguments: argparse.Namespace) -> int:
+    from vlm_pg.cli_prepare import prepare
+
+    return prepare(arguments.name, arguments.rest)
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    from vlm_pg.cli_eval import choose_evaluation
+    from vlm_pg.config import load_config
+
+    target, overrides = arguments.target, list(arguments.overrides)
+    if target is not None and _is_override(target) and not Path(target).exists():
+        target, overrides = None, [target, *overrides]
+    chosen = choose_evaluation(target, arguments.config, DEFAULT_RUN)
+    config = load_config(chosen.config, overrides)
+    from vlm_pg.eval.main import evaluate
+
+    evaluate(config, chosen.checkpoint)
+    return EXIT_OK
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    if not arguments.run_dir.is_dir():
+        raise ConfigError(
+            f"{arguments.run_dir} is not a folder. A report is written from a run's folder. "
+            f"Give one, for example {DEFAULT_RUN}."
+        )
+    from vlm_pg.observe.report import write_report
+
+    print(write_report(arguments.run_dir))
+    return EXIT_OK
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from importlib import import_module
+
+    return int(import_module(f"vlm_pg.bench.{arguments.measurement}").main(arguments.rest) or EXIT_OK)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from vlm_pg.doctor import run_doctor
+
+    return EXIT_OK if run_doctor() else EXIT_NOT_READY
+
+
+def _rank_prefix() -> str:
+    """ "[rank 3] " in a run of several processes, so that one rank's error can be told from the others'."""
+    return f"[rank {os.environ.get('RANK', '?')}] " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

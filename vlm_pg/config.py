@@ -1,0 +1,178 @@
+"""One run's configuration: the sections of all packages, read from YAML.
+
+A config file is a YAML mapping of sections. ``include: [base.yaml]`` names files, relative to the file that includes
+them, which are merged first, in order; then the file itself; then ``key=value`` overrides with dotted keys, their
+values read as YAML. Mappings merge key by key; anything else replaces what was there.
+
+Relative paths *inside* sections (data, model, run folder, DeepSpeed file) are relative to the current directory, which
+is the repository's root for the shipped configs and scripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from vlm_pg.algorithms.settings import AlgorithmSettings
+from vlm_pg.config_errors import describe
+from vlm_pg.config_files import COMMAND_LINE, ConfigTree, apply_override, read_tree
+from vlm_pg.data.settings import DataSettings
+from vlm_pg.errors import ConfigError
+from vlm_pg.eval.settings import EvalSettings
+from vlm_pg.media.settings import MediaSettings
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.observe.settings import ObserveSettings
+from vlm_pg.prompts.settings import PromptSettings
+from vlm_pg.rewards.settings import RewardSettings
+from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.settings import Settings
+from vlm_pg.training.settings import TrainingSettings
+
+
+class RunSettings(Settings):
+    """What this run is called, where it lies, and how it starts."""
+
+    name: str = Field(
+        default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run and of its folder."
+    )
+    dir: str = Field(default="", description="Folder of everything the run writes; empty means runs/<name>.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="All random numbers of the run derive from it.")
+    resume: str = Field(
+        default="never",
+        description="never: start anew (an earlier run's folder is moved aside). auto: go on from the newest "
+        "checkpoint of the run's folder, if there is one. Anything else: the checkpoint folder to go on from.",
+    )
+
+    @field_validator("resume")
+    @classmethod
+    def _resume_is_not_empty(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("resume is empty; it must be never, auto or a checkpoint folder. Leave it out for never.")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_dir(cls, values: Any) -> Any:
+        if isinstance(values, dict) and not values.get("dir"):
+            return values | {"dir": f"runs/{values.get('name', 'run')}"}
+        return values
+
+
+class RunConfig(Settings):
+    """Everything one run depends on. Each section is documented beside the code it configures."""
+
+    run: RunSettings = Field(default_factory=RunSettings)
+    model: ModelSettings
+    data: DataSettings
+    media: MediaSettings = Field(default_factory=MediaSettings)
+    prompt: PromptSettings = Field(default_factory=PromptSettings)
+    rollout: RolloutSettings = Field(default_factory=RolloutSettings)
+    reward: RewardSettings = Field(default_factory=RewardSettings)
+    algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings)
+    training: TrainingSettings
+    eval: EvalSettings = Field(default_factory=EvalSettings)
+    observe: ObserveSettings = Field(default_factory=ObserveSettings)
+
+    @model_validator(mode="after")
+    def _combinations_are_possible(self) -> Self:
+        problems = impossible_combinations(self)
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+
+def impossible_combinations(config: RunConfig) -> list[str]:
+    """Every pair of settings that is fine alone and cannot be run together; one sentence each, with the way out."""
+    longest = config.prompt.max_prompt_tokens + config.rollout.max_new_tokens
+    checks = (
+        (
+            config.training.micro_batch_tokens < longest,
+            f"training.micro_batch_tokens is {config.training.micro_batch_tokens}, but one prompt "
+            f"(prompt.max_prompt_tokens={config.prompt.max_prompt_tokens}) with one response "
+            f"(rollout.max_new_tokens={config.rollout.max_new_tokens}) may need {longest}. "
+            f"Set training.micro_batch_tokens={longest} or more, or lower the other two.",
+        ),
+        (
+            config.training.engine == "deepspeed" and config.training.deepspeed_config is None,
+            "training.engine is deepspeed and training.deepspeed_config is not set. DeepSpeed needs a JSON file. "
+            "Set training.deepspeed_config, for example to configs/deepspeed/zero2.json.",
+        ),
+        (
+            config.training.engine == "torch" and config.training.deepspeed_config is not None,
+            f"training.engine is torch and training.deepspeed_config is {config.training.deepspeed_config}, which only "
+            "engine deepspeed reads. Set training.engine=deepspeed or training.deepspeed_config=null.",
+        ),
+        (
+            config.rollout.num_generations < 2,
+            f"rollout.num_generations is {config.rollout.num_generations}. GRPO compares the rollouts of a group, so "
+            "at least 2 are needed. Set rollout.num_generations=2 or more.",
+        ),
+        (
+            config.rollout.temperature == 0.0,
+            "rollout.temperature is 0, which makes all rollouts of a group alike. Training needs a temperature above "
+            "0. Set rollout.temperature=1.0; greedy evaluation is eval.temperature=0.",
+        ),
+        (
+            config.eval.temperature == 0.0 and config.eval.num_generations > 1,
+            f"eval.temperature is 0 and eval.num_generations is {config.eval.num_generations}: greedy rollouts are all "
+            "alike. Set eval.num_generations=1, or eval.temperature above 0.",
+        ),
+        (
+            config.reward.accuracy_weight == 0.0 and config.reward.format_weight == 0.0,
+            "reward.accuracy_weight and reward.format_weight are both 0, so every reward is 0. At least one must be "
+            "positive. Set reward.accuracy_weight=1.0.",
+        ),
+        (
+            bool(config.eval.controls) != bool(config.eval.control_sets),
+            f"eval.controls is {list(config.eval.controls)} and eval.control_sets is {list(config.eval.control_sets)}. "
+            "Controls need sets to run on, and the other way round. Set both or neither.",
+        ),
+    )
+    problems = [message for impossible, message in checks if impossible]
+    named_sets = [("eval.control_sets", name) for name in config.eval.control_sets]
+    if config.eval.headline_set is not None:
+        named_sets.append(("eval.headline_set", config.eval.headline_set))
+    known = ", ".join(config.data.eval) or "none"
+    problems += [
+        f"{key} names {name!r}, which is not an evaluation set. Sets in data.eval: {known}. "
+        f"Add data.eval.{name}=PATH or change {key}."
+        for key, name in named_sets
+        if name not in config.data.eval
+    ]
+    return problems
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration in ``path``, with its includes, and with ``key=value`` overrides on top.
+
+    Raises:
+        ConfigError: a file that is missing or no YAML mapping, an unknown key (with the nearest valid name), a value
+            out of range, a missing value, or a combination that cannot be run. All faults of a kind are named at once.
+    """
+    tree = read_tree(Path(path))
+    for override in overrides:
+        apply_override(tree, override)
+    return _validate(tree, Path(path))
+
+
+def dump_config(config: RunConfig) -> str:
+    """``config`` as YAML, every value written out; ``load_config`` of that text gives an equal configuration."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _validate(tree: ConfigTree, path: Path) -> RunConfig:
+    values = dict(tree.values)
+    for section in RunConfig.model_fields:
+        # A section that is absent or left empty ("eval:") has its defaults, and is asked for what has none.
+        if values.get(section) is None:
+            values[section] = {}
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        lines = describe(error, RunConfig, tree.sources, default_source=str(path))
+        hint = f" (with overrides from the {COMMAND_LINE})" if COMMAND_LINE in tree.sources.values() else ""
+        raise ConfigError(f"The configuration {path}{hint} cannot be run:\n  " + "\n  ".join(lines)) from None

@@ -1,0 +1,108 @@
+"""The record of samples that could not be used, and the point at which there are too many of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from vlm_pg.errors import ConfigError, TooManyBadSamples
+from vlm_pg.types import BadSample
+
+
+class BadSampleLog:
+    """Writes ``bad_samples.jsonl`` as faults happen and stops the run when too large a share is bad.
+
+    A fault (same sample, same reason, same place) is written once, also after a resume or in a later epoch. The share
+    is that of the samples tried since the log was opened; count samples before their faults.
+
+    Args:
+        path: the file; continued when it exists.
+        max_share: largest allowed share of bad samples, 0 to 1.
+        min_seen: the share is not judged before so many samples.
+    """
+
+    def __init__(self, path: Path, max_share: float, min_seen: int):
+        self._path, self._max_share, self._min_seen = path, max_share, min_seen
+        self._seen = 0
+        self._bad = 0
+        self._known: dict[tuple[str, str, str], str] = {}
+        if path.exists():
+            self._load()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Number of different faults in the file, by reason, the most frequent first."""
+        return dict(Counter(self._known.values()).most_common())
+
+    @property
+    def seen(self) -> int:
+        """Samples tried since the log was opened."""
+        return self._seen
+
+    def count_seen(self, n: int) -> None:
+        """``n`` more samples are about to be tried."""
+        self._seen += n
+
+    def record_file(self, bad: Sequence[BadSample], total: int) -> None:
+        """Write the faults found in reading a file of ``total`` records; the file is judged by itself.
+
+        Raises:
+            TooManyBadSamples: the share of bad records in the file exceeds ``max_share``.
+        """
+        for fault in bad:
+            self._write(fault)
+        self._judge(len(bad), total)
+
+    def record(self, bad: BadSample) -> bool:
+        """Write the fault at once; whether it is a new one.
+
+        Raises:
+            TooManyBadSamples: the share of bad samples exceeds ``max_share``.
+        """
+        self._bad += 1
+        is_new = self._write(bad)
+        self._judge(self._bad, self._seen)
+        return is_new
+
+    def _write(self, bad: BadSample) -> bool:
+        key = (bad.sample_id, bad.reason, bad.where)
+        if key in self._known:
+            return False
+        self._known[key] = bad.reason
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(bad), ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return True
+
+    def _judge(self, bad: int, seen: int) -> None:
+        if seen < self._min_seen or bad <= self._max_share * seen:
+            return
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in self.counts.items())
+        raise TooManyBadSamples(
+            f"{bad} of {seen} samples could not be used ({reasons}). At most a share of "
+            f"{self._max_share:g} is allowed. The cause of each is in '{self._path}'; repair the data, or raise "
+            "data.max_bad_share."
+        )
+
+    def _load(self) -> None:
+        """Read the file of an earlier run; a last line that a kill left unfinished is cut off."""
+        data = self._path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) != len(data):
+            with self._path.open("r+b") as file:
+                file.truncate(len(whole))
+        for number, line in enumerate(whole.splitlines(), start=1):
+            try:
+                bad = BadSample(**json.loads(line))
+            except (ValueError, TypeError) as error:
+                raise ConfigError(
+                    f"{self._path}:{number} is not a record of a bad sample: {error}. One JSON object a line with "
+                    "sample_id, reason, message and where is expected. Move the file away and start again."
+                ) from error
+            self._known[(bad.sample_id, bad.reason, bad.where)] = bad.reason

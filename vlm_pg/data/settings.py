@@ -1,0 +1,39 @@
+"""What the user can choose about records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from vlm_pg.settings import Settings
+
+
+class DataSettings(Settings):
+    """Which records are used and how many of them may be unusable."""
+
+    train: Path | None = Field(None, description="File of training records: .json, .jsonl or .parquet.")
+    eval: dict[str, Path] = Field(
+        default_factory=dict, description="Evaluation sets: name -> file of records, same formats."
+    )
+    media_root: Path | None = Field(
+        None,
+        description="Folder that media paths start from and must stay in; default: the folder of each record file.",
+    )
+    max_bad_share: float = Field(
+        0.5, ge=0, le=1, description="The run stops when more than this share of the samples seen so far was unusable."
+    )
+    min_seen_for_bad_share: int = Field(20, ge=1, description="The share is not judged before so many samples.")
+    allow_remote: bool = Field(False, description="Download media from http and https URLs.")
+    shuffle: bool = Field(True, description="A new random order in every epoch, fixed by the run's seed.")
+    limit: int | None = Field(None, ge=1, description="Use only the first so many usable training records.")
+
+    prompt_cache_mb: int = Field(
+        512,
+        ge=0,
+        description="Memory for finished training prompts, pixels included, in MiB; later epochs need not decode them.",
+    )
+
+    def root_for(self, records: Path) -> Path:
+        """The folder the media paths of a record file start from."""
+        return self.media_root if self.media_root is not None else records.parent

@@ -1,0 +1,172 @@
+"""``vlm-pg doctor``: what this machine offers, and what to do about what is missing."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Status = Literal["ok", "note", "missing"]
+INSTALL = "Run bash scripts/train_video.sh, which installs it, or pip install -c constraints.txt -e ."
+MIN_PYTHON = (3, 11)
+MIN_FREE_GIB = 5.0
+_MARKS: dict[Status, str] = {"ok": "ok     ", "note": "note   ", "missing": "MISSING"}
+_GIB = 1024.0**3
+
+_REQUIRED = (
+    "torch",
+    "torchvision",
+    "transformers",
+    "qwen-vl-utils",
+    "pydantic",
+    "PyYAML",
+    "numpy",
+    "pillow",
+    "pyarrow",
+)
+_OPTIONAL = {
+    "deepspeed": f"Needed with training.engine=deepspeed. {INSTALL}",
+    "tensorboard": "Set observe.tensorboard=false, or pip install tensorboard.",
+    "flash-attn": "Optional, for the vision tower on a GPU: pip install flash-attn. Grouped attention needs none.",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. ``remedy`` says what to do, for everything that is not ``ok``."""
+
+    name: str
+    status: Status
+    detail: str
+    remedy: str = ""
+
+
+def run_doctor() -> bool:
+    """Print every finding; True if nothing that is required is missing."""
+    ready = True
+    for finding in findings():
+        ready = ready and finding.status != "missing"
+        print(f"{_MARKS[finding.status]} {finding.name:21} {finding.detail}")
+        if finding.remedy:
+            print(f"        {'':21} -> {finding.remedy}")
+    print("Ready." if ready else "Not ready: a required part is missing, see above.")
+    return ready
+
+
+def findings() -> Iterator[Finding]:
+    """All checks, in the order in which they are printed."""
+    yield from _machine()
+    yield from _packages()
+    yield from _decoders()
+    yield from _devices_and_kernels()
+
+
+def _machine() -> Iterator[Finding]:
+    version_ok = sys.version_info >= MIN_PYTHON
+    yield Finding(
+        "python",
+        "ok" if version_ok else "missing",
+        f"{platform.python_version()} at {sys.executable}",
+        "" if version_ok else "Python 3.11 or newer is needed: remove .venv and run the script with a newer python3.",
+    )
+    yield Finding("system", "ok", f"{platform.system()} {platform.release()} {platform.machine()}")
+    yield Finding("cores", "ok", f"{_usable_cores()} usable of {os.cpu_count()}")
+    page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
+    yield Finding("memory", "ok", f"{page * pages / _GIB:.1f} GiB in all")
+    free_gib = shutil.disk_usage(Path.cwd()).free / _GIB
+    roomy = free_gib >= MIN_FREE_GIB
+    yield Finding(
+        "disk",
+        "ok" if roomy else "note",
+        f"{free_gib:.1f} GiB free here",
+        "" if roomy else "Checkpoints need room: free some, or set run.dir to another disk.",
+    )
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _packages() -> Iterator[Finding]:
+    for name in _REQUIRED:
+        version = _version(name)
+        yield Finding(name, "ok", version) if version else Finding(name, "missing", "not installed", INSTALL)
+    for name, remedy in _OPTIONAL.items():
+        version = _version(name)
+        yield Finding(name, "ok", version) if version else Finding(name, "note", "not installed", remedy)
+
+
+def _decoders() -> Iterator[Finding]:
+    """decord first, PyAV for what it cannot read; one of them is required."""
+    problems = {name: _import_problem(module) for name, module in (("decord", "decord"), ("PyAV", "av"))}
+    none_works = all(problem is not None for problem in problems.values())
+    for name, problem in problems.items():
+        if problem is None:
+            package = "av" if name == "PyAV" else name
+            yield Finding(name, "ok", f"{_version(package)} reads video")
+        elif none_works:
+            yield Finding(name, "missing", problem, f"No video decoder works. {INSTALL}")
+        else:
+            other = (
+                "PyAV reads everything it would" if name == "decord" else "AV1 and a few other videos cannot be read"
+            )
+            yield Finding(name, "note", problem, f"{other}. {INSTALL}")
+
+
+def _devices_and_kernels() -> Iterator[Finding]:
+    problem = _import_problem("torch")
+    if problem is not None:
+        yield Finding("torch", "missing", f"does not import: {problem}", INSTALL)
+        return
+    import torch
+
+    from vlm_pg.attention.kernels import available
+
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            capability = f"{properties.major}.{properties.minor}"
+            memory = f"{properties.total_memory / _GIB:.0f} GiB"
+            yield Finding(f"GPU {index}", "ok", f"{properties.name}, {memory}, compute capability {capability}")
+        device, dtype = torch.device("cuda"), torch.bfloat16
+    else:
+        remedy = "Fine for the embedded default. Larger models need a CUDA GPU"
+        if torch.version.cuda is None:
+            remedy += " and a torch built for CUDA (this one is not)"
+        elif shutil.which("nvidia-smi"):
+            remedy += "; nvidia-smi is there, so torch's CUDA version may not fit the driver"
+        yield Finding("GPU", "note", "none that torch can use", remedy + ".")
+        device, dtype = torch.device("cpu"), torch.float32
+    reasons = available(device, dtype)
+    # In order of preference; the oracle, the last, is never chosen by itself.
+    chosen = next((name for name, reason in reasons.items() if reason is None and name != "oracle"), None)
+    for name, reason in reasons.items():
+        detail = f"runs on {device.type} in {str(dtype).removeprefix('torch.')}" if reason is None else reason
+        if name == chosen:
+            detail += ", chosen by model.attention_kernel=auto"
+        yield Finding(f"kernel {name}", "ok" if reason is None else "note", detail)
+    if all(reason is not None for reason in reasons.values()):
+        yield Finding("kernels", "missing", "no attention kernel runs here", INSTALL)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _import_problem(module: str) -> str | None:
+    """None if ``module`` imports; else why not (a missing package, or a shared library it cannot load)."""
+    try:
+        importlib.import_module(module)
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+    return None

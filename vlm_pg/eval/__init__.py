@@ -1,0 +1,1 @@
+"""Rollout accuracy on prepared records, through the prompts, engine and rewards of training."""

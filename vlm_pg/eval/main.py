@@ -1,0 +1,84 @@
+"""``vlm-pg eval``: a checkpoint against the evaluation sets of its configuration."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vlm_pg.config import RunConfig
+from vlm_pg.data.bad import BadSampleLog
+from vlm_pg.errors import ConfigError
+from vlm_pg.eval.runner import Evaluator, table
+from vlm_pg.models.loading import load_policy
+from vlm_pg.observe.console import Console
+from vlm_pg.observe.files import write_json_atomic
+from vlm_pg.observe.quiet import quiet_libraries
+from vlm_pg.prompts.builder import PromptBuilder
+from vlm_pg.prompts.sources import Sources
+from vlm_pg.types import BadSample, Prompt
+
+
+def evaluate(config: RunConfig, checkpoint: Path | None) -> dict[str, Any]:
+    """Evaluate ``checkpoint`` (default: ``model.path``), print the figures, and write them beside the answers.
+
+    Everything lands in ``eval-<checkpoint name>/`` in the checkpoint's run folder (``runs/`` for other models), with
+    the number of rollouts and temperature in its name unless greedy: ``result.json`` with the figures and the protocol
+    (frames, pixels, sampling), one JSON line of answers per question and set, and the samples that could not be used.
+
+    Raises:
+        ConfigError: the configuration names no evaluation sets.
+    """
+    if not config.data.eval:
+        raise ConfigError(
+            "The configuration names no evaluation sets. Add them as data.eval.NAME=PATH, files of prepared records."
+        )
+    quiet_libraries()
+    path = Path(config.model.path) if checkpoint is None else checkpoint
+    console = Console(enabled=True)
+    folder = _folder(config, path)
+    folder.mkdir(parents=True, exist_ok=True)
+    start_seconds = time.monotonic()
+    policy = load_policy(path, settings=config.model)
+    console.info(f"model: {path}; attention kernel {policy.kernel.name} (checked: {policy.kernel_error:.0e})")
+    builder = PromptBuilder(policy.processor, config.prompt, policy.positions)
+    log = BadSampleLog(folder / "bad_samples.jsonl", config.data.max_bad_share, config.data.min_seen_for_bad_share)
+
+    def on_bad(seen: int, bad: Sequence[BadSample]) -> None:
+        log.count_seen(seen)
+        for item in bad:
+            if log.record(item):
+                console.warn(str(item))
+
+    def on_bad_records(bad: Sequence[BadSample], total: int) -> None:
+        for item in bad:
+            console.warn(str(item))
+        log.record_file(bad, total)
+
+    def check(prompt: Prompt) -> None:
+        policy.check_length(prompt, config.rollout.max_new_tokens)
+
+    with Sources(builder, config.data, config.media, policy.pixel_factor, check) as sources:
+        results = Evaluator(config, policy, sources, console, on_bad_records, on_bad).run("answers", folder)
+    results["protocol"] = {
+        "checkpoint": str(path),
+        "media": config.media.model_dump(mode="json"),
+        "eval": config.eval.model_dump(mode="json"),
+        "max_new_tokens": config.rollout.max_new_tokens,
+        "seconds": round(time.monotonic() - start_seconds, 1),
+    }
+    write_json_atomic(folder / "result.json", results)
+    for line in table(results):
+        console.info(line)
+    console.info(f"written to {folder}")
+    return results
+
+
+def _folder(config: RunConfig, path: Path) -> Path:
+    """Where results go; results under other sampling settings do not overwrite each other."""
+    run = Path(config.run.dir)
+    home = run if run.resolve() in path.resolve().parents else run.parent
+    sampling = config.eval
+    suffix = "" if sampling.temperature == 0 else f"-n{sampling.num_generations}-t{sampling.temperature:g}"
+    return home / f"eval-{path.name}{suffix}"

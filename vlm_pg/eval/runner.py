@@ -1,0 +1,226 @@
+"""Answering the questions of evaluation sets and scoring the answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vlm_pg.config import RunConfig
+from vlm_pg.data.records import read_records
+from vlm_pg.eval.scoring import Scored, summarize
+from vlm_pg.eval.settings import Control
+from vlm_pg.media.controls import repeat_frame, shuffle_frames
+from vlm_pg.models.policy import Policy
+from vlm_pg.observe.console import Console
+from vlm_pg.prompts.source import Tamper
+from vlm_pg.prompts.sources import Sources
+from vlm_pg.rewards.rubric import score
+from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.types import BadSample, Prompt, RolloutGroup, Sample
+
+# A question of a control is asked once with each of these; its accuracy is their mean.
+TAMPERS: dict[Control, tuple[Tamper, ...]] = {
+    "frames_shuffled": (shuffle_frames,),
+    "frame_repeated": tuple(partial(repeat_frame, turn=turn, turns=4) for turn in range(4)),
+}
+
+
+@dataclass(frozen=True)
+class EvalSet:
+    """One set of questions, or a control on it. ``name`` is what results are reported under."""
+
+    name: str
+    records: Path
+    samples: tuple[Sample, ...]
+    kind: str = "eval"
+    tampers: tuple[Tamper | None, ...] = (None,)
+
+
+class Evaluator:
+    """Runs all evaluation sets of a configuration against one policy, wherever its weights are by then.
+
+    Args:
+        on_bad_records: told once per file: the records that cannot be used, and how many there are in all.
+        on_bad: told once per set: how many questions were tried, and those that could not be used.
+        ranks: (this rank, number of ranks); questions are dealt out in turn.
+        gather: every rank's list, in rank order, on every rank.
+        weights_at_hand: entered around generation.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        policy: Policy,
+        sources: Sources,
+        console: Console,
+        on_bad_records: Callable[[Sequence[BadSample], int], None],
+        on_bad: Callable[[int, Sequence[BadSample]], None],
+        should_stop: Callable[[], bool] = lambda: False,
+        ranks: tuple[int, int] = (0, 1),
+        gather: Callable[[Any], list[Any]] = lambda value: [value],
+        weights_at_hand: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ):
+        self._config, self._policy, self._sources, self._console = config, policy, sources, console
+        self._on_bad_records, self._on_bad, self._should_stop = on_bad_records, on_bad, should_stop
+        self._rank, self._world = ranks
+        self._gather, self._weights_at_hand = gather, weights_at_hand
+        self.sets = self._read_sets()
+        rollout = config.rollout.model_copy(
+            update={
+                "num_generations": config.eval.num_generations,
+                "temperature": config.eval.temperature,
+                "top_p": config.eval.top_p,
+                "top_k": 0,
+            }
+        )
+        self._engine = RolloutEngine(policy, rollout, config.run.seed, should_stop)
+        self._per_batch = max(1, rollout.max_batch_rollouts // rollout.num_generations)
+
+    def _read_sets(self) -> list[EvalSet]:
+        sets = []
+        for name, records in self._config.data.eval.items():
+            samples, bad = read_records(records)
+            self._on_bad_records(bad, len(samples) + len(bad))
+            chosen = tuple(samples[: self._config.eval.limit])
+            sets.append(EvalSet(name, records, chosen))
+            if name in self._config.eval.control_sets:
+                sets += [
+                    EvalSet(f"{name} ({control})", records, chosen, "control", TAMPERS[control])
+                    for control in self._config.eval.controls
+                ]
+        return sets
+
+    def run(self, tag: str, folder: Path | None) -> dict[str, Any]:
+        """Evaluate every set: the headline figures, and those of each set under ``sets``.
+
+        Args:
+            tag: e.g. "before"; answers go to ``eval_<set>_<tag>.jsonl`` in ``folder`` (None: not written).
+        """
+        results: dict[str, Any] = {}
+        total = sum(len(item.samples) for item in self.sets)
+        with self._console.progress(f"evaluating {tag}", total) as bar, self._weights_at_hand():
+            for item in self.sets:
+                groups: list[RolloutGroup] = []
+                bad: list[BadSample] = []
+                for part, part_bad, tried in self._answer(item):
+                    groups.extend(part)
+                    bad.extend(part_bad)
+                    bar.advance(tried * self._world)
+                if item.kind == "eval":
+                    # A control shows the same files again; its faults are the set's own.
+                    self._on_bad(len(item.samples), [fault for faults in self._gather(bad) for fault in faults])
+                rows = [row for rank_rows in self._gather([_row(group) for group in groups]) for row in rank_rows]
+                scored = [s for part in self._gather([Scored.of(group) for group in groups]) for s in part]
+                results[item.name] = summarize(scored, item.kind)
+                results[item.name]["n_bad_media"] = len(item.samples) - len(scored)
+                if folder is not None and self._rank == 0:
+                    _write_rows(folder / f"eval_{_file_name(item.name)}_{tag}.jsonl", rows)
+        headline = self._config.eval.headline_set or next(iter(results), None)
+        chosen = results[headline] if headline is not None else {"accuracy": None, "n": 0}
+        return {"accuracy": chosen["accuracy"], "n": chosen["n"], "headline_set": headline, "sets": results}
+
+    def _answer(self, item: EvalSet) -> Iterator[tuple[list[RolloutGroup], list[BadSample], int]]:
+        """Batch by batch: answered and scored questions, those that could not be used, how many were tried."""
+        source = self._sources.for_records(item.records)
+        mine = item.samples[self._rank :: self._world]
+        batches = [mine[i : i + self._per_batch] for i in range(0, len(mine), self._per_batch)]
+        for index, batch in enumerate(batches):
+            if index + 1 < len(batches):
+                source.prefetch(batches[index + 1])
+            groups: dict[str, RolloutGroup] = {}
+            bad: list[BadSample] = []
+            for number, tamper in enumerate(item.tampers):
+                questions, faults = source.load(batch, tamper, self._should_stop)
+                bad.extend(faults)
+                for group in self._ask(questions, f"{item.name}/{number}"):
+                    earlier = groups.get(group.sample.sample_id)
+                    groups[group.sample.sample_id] = group if earlier is None else _joined(earlier, group)
+            yield list(groups.values()), bad, len(batch)
+
+    def _ask(self, questions: Sequence[tuple[Sample, Prompt]], name: str) -> list[RolloutGroup]:
+        """Answers and their rewards; ``name`` keys the random numbers beside the sample's id."""
+        rollouts = self._engine.generate([prompt for _, prompt in questions], f"eval/{name}")
+        return [
+            RolloutGroup(
+                sample,
+                prompt,
+                answers,
+                self._policy.weights_version,
+                rewards=tuple(score(sample, answer.text, self._config.reward) for answer in answers),
+            )
+            for (sample, prompt), answers in zip(questions, rollouts, strict=True)
+        ]
+
+
+def _joined(first: RolloutGroup, second: RolloutGroup) -> RolloutGroup:
+    return replace(first, rollouts=first.rollouts + second.rollouts, rewards=first.rewards + second.rewards)
+
+
+def table(results: dict[str, Any]) -> list[str]:
+    """Lines for the console: one a set, categories indented."""
+    lines = []
+    for name, figures in results["sets"].items():
+        lines.append(_line(name, figures))
+        if len(figures["by_category"]) > 1:
+            lines += [f"    {_line(category, part)}" for category, part in figures["by_category"].items()]
+    return lines
+
+
+def _line(name: str, figures: dict[str, Any]) -> str:
+    if figures["accuracy"] is None:
+        return f"{name}: no question could be scored"
+    text = f"{name}: accuracy {figures['accuracy']:.3f}"
+    if figures.get("standard_error") is not None:
+        text += f" ± {figures['standard_error']:.3f}"
+    text += f" (n {figures['n']}"
+    if figures.get("chance") is not None:
+        text += f", chance {figures['chance']:.2f}"
+    if figures.get("format_rate") is not None:
+        text += f", format {figures['format_rate']:.2f}"
+    if figures.get("n_no_value"):
+        text += f", {figures['n_no_value']} without a value"
+    if figures.get("n_bad_media"):
+        text += f", {figures['n_bad_media']} unusable"
+    passes = figures.get("pass_at_k", {})
+    text += "".join(f", pass@{k} {value:.3f}" for k, value in passes.items() if k != "1" and value is not None)
+    return text + ")"
+
+
+def _row(group: RolloutGroup) -> dict[str, Any]:
+    sample = group.sample
+    return {
+        "sample_id": sample.sample_id,
+        "category": sample.category,
+        "question": sample.question,
+        "options": list(sample.options),
+        "gold": sample.answer,
+        "responses": [
+            {
+                "text": rollout.text,
+                "parts": dict(reward.parts),
+                "notes": dict(reward.notes),
+                "finish_reason": rollout.finish_reason,
+                "tokens": len(rollout.token_ids),
+            }
+            for rollout, reward in zip(group.rollouts, group.rewards, strict=True)
+        ],
+    }
+
+
+def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text("".join(_dump_line(row) for row in rows), encoding="utf-8")
+    temporary.replace(path)
+
+
+def _dump_line(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def _file_name(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "_" for c in name).strip("_")

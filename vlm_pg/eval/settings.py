@@ -1,0 +1,31 @@
+"""How rollout accuracy is measured."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from vlm_pg.settings import Settings
+
+Control = Literal["frames_shuffled", "frame_repeated"]
+
+
+class EvalSettings(Settings):
+    """Section ``eval``. The sets themselves are listed under ``data.eval``."""
+
+    num_generations: int = Field(1, ge=1, description="Rollouts per question for mean@n and pass@k.")
+    temperature: float = Field(0.0, ge=0.0, description="0 is greedy and needs num_generations=1.")
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="Keep the smallest set of tokens with this probability.")
+    limit: int | None = Field(None, ge=1, description="Use only the first questions of each set.")
+    before: bool = Field(True, description="Evaluate before training.")
+    after: bool = Field(True, description="Evaluate after training.")
+    controls: tuple[Control, ...] = Field(
+        (),
+        description="Also score the sets in control_sets with tampered frames: shuffled in time, or one frame "
+        "repeated. A model that uses temporal evidence falls to chance.",
+    )
+    control_sets: tuple[str, ...] = Field((), description="Names of data.eval sets the controls run on.")
+    headline_set: str | None = Field(
+        None, description="The set whose accuracy is the run's headline; default: the first one."
+    )

@@ -1,0 +1,1 @@
+"""Grouped attention inside other trainers."""

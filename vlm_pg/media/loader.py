@@ -1,0 +1,130 @@
+"""The door to this package: media references in, decoded media or the reason why not out, one for one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+
+from vlm_pg.errors import ConfigError, SampleError
+from vlm_pg.media.paths import resolve
+from vlm_pg.media.pool import WorkerPool
+from vlm_pg.media.settings import MediaSettings
+from vlm_pg.types import DecodedMedia, MediaRef
+
+log = logging.getLogger(__name__)
+POLL_SECONDS = 0.2
+_DECODE_MODULE = "vlm_pg.media.decode"
+_Decoded = tuple[DecodedMedia, str]
+
+
+class Ticket:
+    """Decoding under way. ``result`` may be called any number of times."""
+
+    def __init__(self, loader: MediaLoader, futures: Sequence[Future[_Decoded] | SampleError]):
+        self._loader = loader
+        self._futures = futures
+
+    def result(self, should_stop: Callable[[], bool] = lambda: False) -> list[DecodedMedia | SampleError]:
+        """What became of each reference, in order.
+
+        Args:
+            should_stop: asked several times a second; a true answer ends the wait.
+
+        Raises:
+            InterruptedError: ``should_stop`` said so. The decoding goes on and can be asked for again.
+            RuntimeError: a bug of the program surfaced in a worker.
+        """
+        pending = {item for item in self._futures if isinstance(item, Future)}
+        while pending:
+            if should_stop():
+                raise InterruptedError(f"stopped while waiting for {len(pending)} media file(s) to be decoded")
+            pending = wait(pending, timeout=POLL_SECONDS).not_done
+        return [item if isinstance(item, SampleError) else self._unpack(item) for item in self._futures]
+
+    def _unpack(self, future: Future[_Decoded]) -> DecodedMedia | SampleError:
+        try:
+            media, passed_over = future.result()
+        except SampleError as error:
+            return error
+        if passed_over:
+            self._loader.note_passed_over(passed_over)
+        return media
+
+
+class MediaLoader:
+    """Decodes media files of one data root, in worker processes or (``workers=0``, for debugging) in this one.
+
+    Args:
+        settings: frames, sizes, limits, workers.
+        root: the data root; only files below it are read.
+        allow_remote: whether http and https URLs are downloaded.
+        factor: patch size times merge size of the vision tower; sides of frames become its multiples.
+
+    Raises:
+        ConfigError: the data root is not a folder, or decord is demanded but not installed.
+    """
+
+    def __init__(self, settings: MediaSettings, root: Path, allow_remote: bool = False, factor: int = 28):
+        if not root.is_dir():
+            raise ConfigError(
+                f"data.media_root is '{root}', which is not a folder. The folder that the media paths of the records "
+                "start from is expected. Correct data.media_root."
+            )
+        if settings.decoder == "decord" and find_spec("decord") is None:
+            raise ConfigError(
+                "media.decoder is decord, which is not installed. auto, decord and pyav are allowed. Install decord, "
+                "or set media.decoder=auto."
+            )
+        self._settings, self._root, self._allow_remote, self._factor = settings, root, allow_remote, factor
+        self._passed_over: set[str] = set()
+        self._pool = (
+            WorkerPool(settings.workers, settings.deadline_seconds, (_DECODE_MODULE,)) if settings.workers else None
+        )
+
+    def submit(self, refs: Sequence[MediaRef]) -> Ticket:
+        """Start decoding in the background (with ``workers=0``: decode now)."""
+        return Ticket(self, [self._submit_one(ref) for ref in refs])
+
+    def load(self, refs: Sequence[MediaRef]) -> list[DecodedMedia | SampleError]:
+        """Decode and wait."""
+        return self.submit(refs).result()
+
+    def _submit_one(self, ref: MediaRef) -> Future[_Decoded] | SampleError:
+        try:
+            path = resolve(ref, self._root, self._allow_remote)
+        except SampleError as error:
+            return error
+        from vlm_pg.media.decode import decode_file  # torch: imported when the first file is decoded, not before
+
+        args = (ref.kind, path, self._settings, self._factor)
+        if self._pool is not None:
+            return self._pool.submit(decode_file, *args, label=f"{ref.kind} '{ref.path}'")
+        future: Future[_Decoded] = Future()
+        try:
+            future.set_result(decode_file(*args))
+        except SampleError as error:
+            return error
+        return future
+
+    def note_passed_over(self, cause: str) -> None:
+        """Say once per cause that decord could not read a file and PyAV did."""
+        if cause not in self._passed_over:
+            self._passed_over.add(cause)
+            log.warning("decord %s: PyAV reads such files (said once)", cause)
+
+    def close(self) -> None:
+        """End the workers; what is still being decoded fails."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def __enter__(self) -> MediaLoader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

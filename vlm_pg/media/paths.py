@@ -1,0 +1,98 @@
+"""From a media reference to a file that may be read: confined to the data root, of a known kind."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+from vlm_pg.errors import SampleError
+from vlm_pg.types import MediaRef
+
+EXTENSIONS = {
+    "video": (".mp4", ".mkv", ".mov", ".webm"),
+    "image": (".jpg", ".jpeg", ".png", ".webp"),
+}
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_REMOTE_SCHEMES = ("http", "https")
+
+
+def resolve(ref: MediaRef, root: Path, allow_remote: bool = False) -> str:
+    """The absolute path of the file ``ref`` names, or its URL where remote media are allowed.
+
+    Args:
+        ref: its path is relative to ``root``, absolute (inside ``root``), ``file://`` plus a path, or a URL.
+        root: the data root; nothing outside of it is read, links resolved.
+        allow_remote: whether http and https URLs are accepted.
+
+    Raises:
+        SampleError: ``remote_media``, ``outside_root``, ``missing_media`` or ``unsupported_media``.
+    """
+    text = ref.path.removeprefix("file://")
+    scheme = _SCHEME.match(text)
+    if scheme:
+        if not allow_remote or scheme[1].lower() not in _REMOTE_SCHEMES:
+            raise SampleError(
+                "remote_media",
+                f"media path '{_short(ref.path)}' is a URL. Files under the data root are read, and http or https URLs "
+                "only with data.allow_remote=true. Download the file, or set that option.",
+            )
+        _check_extension(ref, PurePosixPath(urlsplit(text).path).suffix)
+        return text
+    path = _inside(ref, text, root)
+    if not _safely(ref, path.exists):
+        raise SampleError(
+            "missing_media",
+            f"media path '{_short(ref.path)}' names no file in the data root '{root}'. Paths relative to that folder "
+            "are expected. Fetch the file, correct the path, or set data.media_root.",
+        )
+    if not path.is_file():
+        raise SampleError(
+            "unsupported_media",
+            f"media path '{_short(ref.path)}' is not a regular file. Only {ref.kind} files can be "
+            "read. Correct the path.",
+        )
+    _check_extension(ref, path.suffix)
+    return str(path)
+
+
+def _inside(ref: MediaRef, text: str, root: Path) -> Path:
+    """The resolved path, refused when it leaves the root."""
+    real_root = root.resolve()
+    path = _safely(ref, (real_root / text).resolve)
+    if not path.is_relative_to(real_root):
+        raise SampleError(
+            "outside_root",
+            f"media path '{_short(ref.path)}' leaves the data root '{root}' once '..' and links are resolved. Only "
+            "files below that folder are read. Move the file there, or set data.media_root to a folder that holds "
+            "them all.",
+        )
+    return path
+
+
+def _safely(ref: MediaRef, ask):  # type: ignore[no-untyped-def]
+    """Ask the file system; what it cannot even look up (too long, a NUL, a loop of links) is a missing file."""
+    try:
+        return ask()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise SampleError(
+            "missing_media",
+            f"media path '{_short(ref.path)}' cannot be looked up: {error}. A path to a file in the data root is "
+            "expected. Correct the path.",
+        ) from error
+
+
+def _check_extension(ref: MediaRef, suffix: str) -> None:
+    known = EXTENSIONS[ref.kind]
+    if suffix.lower() not in known:
+        raise SampleError(
+            "unsupported_media",
+            f"media path '{_short(ref.path)}' ends in '{suffix}'. A {ref.kind} may end in {', '.join(known)}. Convert "
+            "the file, or correct data_type in the record.",
+        )
+
+
+def _short(text: str, limit: int = 200) -> str:
+    """A path fit for a message: printable, and cut in the middle when it is endless."""
+    shown = "".join(char if char.isprintable() else "?" for char in text)
+    return shown if len(shown) <= limit else f"{shown[: limit // 2]}...{shown[-limit // 2 :]}"

@@ -1,0 +1,128 @@
+"""Which frames, and at which size: pure functions on numbers.
+
+The rules are those of qwen-vl-utils 0.0.14 (``smart_nframes``, ``smart_resize`` and the pixel budget of
+``fetch_video``), so that a model sees here what it saw when it was pretrained. Its sources are not imported: they pull
+in torchvision, which would double the start-up time of every decoding worker. Tests hold both implementations equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from vlm_pg.errors import SampleError
+
+FRAME_MULTIPLE = 2
+MAX_ASPECT_RATIO = 200
+# qwen-vl-utils' pixel budget of a video, counted in merged patches ("tokens") of factor x factor pixels
+FRAME_MAX_TOKENS = 768
+VIDEO_TOTAL_TOKENS = 128_000 * 0.9
+# how far the container's stated rate may lie from the timestamps before the timestamps are believed instead
+RATE_TOLERANCE = 0.02
+
+
+def _down(value: float, multiple: int) -> int:
+    return math.floor(value / multiple) * multiple
+
+
+def _up(value: float, multiple: int) -> int:
+    return math.ceil(value / multiple) * multiple
+
+
+def average_fps(pts_seconds: Sequence[float], stated_fps: float) -> float:
+    """Frames per second of a stored video.
+
+    The container's own figure is taken when the timestamps agree with it: it is an exact fraction, while timestamps
+    are rounded (Matroska: to milliseconds) and the frame count below rounds down, so 29.999 instead of 30 would lose
+    two frames. Where they disagree, e.g. with a variable rate, the timestamps count.
+
+    Args:
+        pts_seconds: presentation times in ascending order, at least two.
+        stated_fps: the container's average rate; 0 when it states none.
+    """
+    span_seconds = pts_seconds[-1] - pts_seconds[0]
+    if span_seconds <= 0:
+        raise SampleError(
+            "corrupt_media",
+            f"all {len(pts_seconds)} frames of the video carry the same timestamp ({pts_seconds[0]} s). Frame times "
+            "must increase. Re-encode the file, or remove the sample.",
+        )
+    measured_fps = (len(pts_seconds) - 1) / span_seconds
+    if stated_fps > 0 and abs(stated_fps - measured_fps) <= RATE_TOLERANCE * measured_fps:
+        return stated_fps
+    return measured_fps
+
+
+def num_sampled_frames(total: int, video_fps: float, fps: float, min_frames: int, max_frames: int) -> int:
+    """How many of ``total`` stored frames are read: even, and never more than there are.
+
+    Raises:
+        SampleError: ``too_few_frames`` for a video of fewer than two frames.
+    """
+    if total < FRAME_MULTIPLE:
+        raise SampleError(
+            "too_few_frames",
+            f"the video has {total} frame(s). At least {FRAME_MULTIPLE} are needed. Use the file as an image, or "
+            "remove the sample.",
+        )
+    wanted = total / video_fps * fps
+    bounded = min(max(wanted, _up(min_frames, FRAME_MULTIPLE)), _down(max_frames, FRAME_MULTIPLE), total)
+    return _down(bounded, FRAME_MULTIPLE)
+
+
+def frame_indices(total: int, count: int) -> list[int]:
+    """``count`` indices spread evenly over ``0 .. total - 1``, both ends included, ascending.
+
+    ``frame_indices(10, 4) == [0, 3, 6, 9]``. Computed by ``torch.linspace`` in float32 like the reference, whose
+    rounding of halves would be hard to imitate otherwise.
+    """
+    import torch
+
+    return torch.linspace(0, total - 1, count).round().long().tolist()
+
+
+def sampled_fps(count: int, total: int, video_fps: float) -> float:
+    """Rate of the sampled frames: ``count`` of ``total`` frames of a video of ``video_fps``."""
+    return count / total * video_fps
+
+
+def video_max_pixels(count: int, min_pixels: int, max_pixels: int, factor: int) -> float:
+    """The largest area of one frame: ``max_pixels``, lowered when many frames share the budget of the whole video."""
+    area = factor * factor
+    share = VIDEO_TOTAL_TOKENS * area / count * FRAME_MULTIPLE
+    return min(max_pixels, max(min(FRAME_MAX_TOKENS * area, share), int(min_pixels * 1.05)))
+
+
+def check_aspect_ratio(height: int, width: int) -> None:
+    """Raise SampleError ``bad_aspect_ratio`` for an empty picture or one more than 200 times as long as wide."""
+    ratio = max(height, width) / max(min(height, width), 1)
+    if min(height, width) < 1 or ratio > MAX_ASPECT_RATIO:
+        raise SampleError(
+            "bad_aspect_ratio",
+            f"the picture is {width}x{height} (aspect ratio {ratio:.0f}). Ratios up to {MAX_ASPECT_RATIO} are allowed. "
+            "Crop the file, or remove the sample.",
+        )
+
+
+def resized_size(height: int, width: int, min_pixels: float, max_pixels: float, factor: int = 28) -> tuple[int, int]:
+    """Height and width as multiples of ``factor``, area within the bounds, aspect kept as well as possible.
+
+    Raises:
+        SampleError: ``bad_aspect_ratio`` above 200, ``too_narrow`` when a side would shrink to nothing.
+    """
+    check_aspect_ratio(height, width)
+    new_height = max(factor, round(height / factor) * factor)
+    new_width = max(factor, round(width / factor) * factor)
+    if new_height * new_width > max_pixels:
+        scale = math.sqrt(height * width / max_pixels)
+        new_height, new_width = _down(height / scale, factor), _down(width / scale, factor)
+    elif new_height * new_width < min_pixels:
+        scale = math.sqrt(min_pixels / (height * width))
+        new_height, new_width = _up(height * scale, factor), _up(width * scale, factor)
+    if new_height == 0 or new_width == 0:
+        raise SampleError(
+            "too_narrow",
+            f"the picture is {width}x{height}; scaled down to {max_pixels:.0f} pixels, a side would be shorter than "
+            f"{factor} pixels. At least {factor} are needed. Raise max_pixels, crop the file, or remove the sample.",
+        )
+    return new_height, new_width

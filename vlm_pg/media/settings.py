@@ -1,0 +1,62 @@
+"""What the user can choose about media."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from vlm_pg.settings import Settings
+
+MAX_FRAMES_LIMIT = 768
+
+
+class MediaSettings(Settings):
+    """How many frames at which size are read, within which limits, by how many workers."""
+
+    fps: float = Field(2.0, gt=0, le=1000, description="Frames sampled per second of video, before min and max_frames.")
+    min_frames: int = Field(4, ge=2, le=MAX_FRAMES_LIMIT, description="At least so many frames (rounded up to even).")
+    max_frames: int = Field(16, ge=2, le=MAX_FRAMES_LIMIT, description="At most so many frames (rounded down to even).")
+    min_pixels: int = Field(4 * 28 * 28, ge=1, description="Smaller video frames are scaled up to at least this area.")
+    max_pixels: int = Field(128 * 28 * 28, ge=1, description="Larger video frames are scaled down to this area.")
+    image_min_pixels: int = Field(4 * 28 * 28, ge=1, description="Smaller images are scaled up to at least this area.")
+    image_max_pixels: int = Field(1280 * 28 * 28, ge=1, description="Larger images are scaled down to this area.")
+    max_header_pixels: int = Field(
+        64_000_000,
+        ge=1,
+        le=170_000_000,
+        description="An image whose header states a larger area is refused before anything is decoded.",
+    )
+    max_video_frame_pixels: int = Field(
+        36_000_000, ge=1, description="A video whose header states a larger frame area is refused before decoding."
+    )
+    max_video_seconds: float = Field(
+        4 * 3600.0, gt=0, description="A video whose header or timestamps say it is longer is refused."
+    )
+    max_video_frames: int = Field(2_000_000, ge=2, description="A video with more stored frames is refused.")
+    workers: int = Field(
+        2, ge=0, le=256, description="Decoding processes; 0 decodes in this process, without deadline."
+    )
+    deadline_seconds: float = Field(
+        60.0, gt=0, le=86_400, description="A file that takes a worker longer is given up and the worker replaced."
+    )
+    decoder: Literal["auto", "decord", "pyav"] = Field(
+        "auto", description="auto: decord, and PyAV for what decord cannot read (reported, logged once per cause)."
+    )
+    max_remote_bytes: int = Field(1 << 30, ge=1, description="Largest download, when remote media are allowed.")
+    remote_timeout_seconds: float = Field(20.0, gt=0, description="Longest silence of a server during a download.")
+
+    @model_validator(mode="after")
+    def _ranges_are_not_empty(self) -> MediaSettings:
+        if self.min_frames + self.min_frames % 2 > self.max_frames - self.max_frames % 2:
+            raise ValueError(
+                f"min_frames is {self.min_frames} and max_frames is {self.max_frames}: no even number of frames lies "
+                "between them. Raise max_frames or lower min_frames."
+            )
+        for low, high in (("min_pixels", "max_pixels"), ("image_min_pixels", "image_max_pixels")):
+            if getattr(self, low) > getattr(self, high):
+                raise ValueError(
+                    f"{low} is {getattr(self, low)} and {high} is {getattr(self, high)}: the least area must not "
+                    f"exceed the largest. Raise {high} or lower {low}."
+                )
+        return self

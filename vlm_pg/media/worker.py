@@ -1,0 +1,68 @@
+"""The decoding process: takes one call at a time from its parent and may be killed at any moment.
+
+It is started as a fresh interpreter, never forked and never importing the user's main script. It ends when its parent
+ends, whatever it is doing: by the hang-up of the pipe, by the change of its parent's id, and, should a decoder hold
+the interpreter's lock meanwhile, by an alarm that the kernel delivers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import select
+import signal
+import threading
+import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from vlm_pg.errors import SampleError
+
+PARENT_CHECK_MS = 1000
+
+
+def main(descriptor: int, parent_pid: int, modules: Sequence[str]) -> None:
+    """Serve calls until the parent hangs up.
+
+    Args:
+        descriptor: the worker's end of a socket pair.
+        parent_pid: process id of the parent, as the parent saw it.
+        modules: imported before the first call, so that no call's deadline pays for it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
+    threading.Thread(target=_end_with_parent, args=(descriptor, parent_pid), daemon=True).start()
+    connection = Connection(descriptor)
+    for module in modules:
+        importlib.import_module(module)
+    try:
+        connection.send(("ready", None))
+        while True:
+            connection.send(_run(connection.recv_bytes()))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the parent hung up
+
+
+def _run(call: bytes) -> tuple[str, Any]:
+    """One call: ``("done", value)``, ``("bad_sample", (reason, message))`` or ``("failed", traceback)``."""
+    function, args, limit_seconds = pickle.loads(call)
+    # left at its default action: ends the process even while C code holds the interpreter's lock
+    signal.setitimer(signal.ITIMER_REAL, limit_seconds)
+    try:
+        return "done", function(*args)
+    except SampleError as error:
+        return "bad_sample", (error.reason, str(error))
+    except Exception:  # a bug: carried to the parent, raised there
+        return "failed", traceback.format_exc()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _end_with_parent(descriptor: int, parent_pid: int) -> None:
+    """End this process at once when the parent is gone."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # hang-up and error are always reported
+    while not poll.poll(PARENT_CHECK_MS) and os.getppid() == parent_pid:
+        pass
+    os._exit(0)

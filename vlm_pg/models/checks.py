@@ -1,0 +1,59 @@
+"""What a policy refuses to score or to continue, and what it says then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from vlm_pg.errors import SampleError
+from vlm_pg.types import Prompt, ResponseGroup
+
+
+def check_prompt(prompt: Prompt, patches_per_token: int) -> None:
+    """Raise ValueError if ids, pixels and grids do not belong together, or do not lie on the CPU."""
+    if prompt.input_ids.device.type != "cpu":
+        raise ValueError(
+            f"Prompt {prompt.sample_id!r} lies on {prompt.input_ids.device}; prompts are packed on the CPU and moved "
+            "to the device as one stream. Pass prompt tensors on the CPU."
+        )
+    patches = 0 if prompt.grid_thw is None else int(prompt.grid_thw.prod(-1).sum())
+    pixels = 0 if prompt.pixel_values is None else len(prompt.pixel_values)
+    tokens = prompt.num_visual_tokens
+    if pixels != patches or tokens * patches_per_token != patches:
+        raise ValueError(
+            f"Prompt {prompt.sample_id!r} has {tokens} media tokens, {pixels} patches of pixels and grids of {patches} "
+            f"patches; {patches_per_token} patches make one token. Take ids, pixels and grids from one processor call, "
+            "without truncation."
+        )
+
+
+def check_length(prompt: Prompt, response_tokens: int, max_positions: int | None) -> None:
+    """Raise SampleError ("too_long_for_model") if prompt and response go beyond the positions the model knows."""
+    last = max(int(prompt.positions_3P.max()) + 1, prompt.next_position + response_tokens)
+    if max_positions is not None and last > max_positions:
+        raise SampleError(
+            "too_long_for_model",
+            f"Sample {prompt.sample_id!r} reaches position {last} with a response of {response_tokens} tokens; the "
+            f"model knows positions up to {max_positions}. Lower media.max_frames, media.max_pixels or "
+            "rollout.max_new_tokens; as a library, use a shorter prompt or response.",
+        )
+
+
+def check_response_ids(
+    group: ResponseGroup, index: int, response: torch.Tensor, vocab_size: int, media_token_ids: Sequence[int]
+) -> None:
+    """Raise ValueError if a response has ids beyond the vocabulary, or media tokens."""
+    name = f"Response {index} of {group.prompt.sample_id!r}"
+    lowest, highest = int(response.min()), int(response.max())
+    if highest >= vocab_size or lowest < 0:
+        raise ValueError(
+            f"{name} has token ids from {lowest} to {highest}; the vocabulary is 0 to {vocab_size - 1}. Use this "
+            "model's tokenizer."
+        )
+    found = [token for token in media_token_ids if (response == token).any()]
+    if found:
+        raise ValueError(
+            f"{name} contains media tokens {found}; only the processor may place the ids {list(media_token_ids)}. "
+            "Never sample them: vlm_pg.rollout masks them, and transformers' generate does with suppress_tokens."
+        )

@@ -1,0 +1,159 @@
+"""What token-mixing layers do in training and scoring: a whole tree, prefixes to be kept, chunks behind prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from vlm_pg.attention.grouped import AttentionMemo, grouped_attention
+from vlm_pg.attention.kernels import Kernel
+from vlm_pg.attention.plan import AttentionPlan
+from vlm_pg.attention.selfcheck import checked_kernel
+from vlm_pg.attention.tree import PrefixTree
+from vlm_pg.models.linear_attention import LinearLayout, LinearStates, linear_attention_over_tree
+
+KeysValues = tuple[torch.Tensor, torch.Tensor]
+
+
+class TreeContext:
+    """One packed stream, differentiable.
+
+    Args:
+        tree: who attends to whom.
+        last_plan: the rows that are read off the last layer; only they ask in it. None: all rows ask everywhere.
+        remember: keep each layer's attention output for the recomputation under checkpointing.
+    """
+
+    def __init__(
+        self, tree: PrefixTree, kernel: Kernel, last_plan: AttentionPlan | None = None, remember: bool = False
+    ):
+        self.tree = tree
+        self.kernel = kernel
+        self.last_plan = last_plan
+        self._remember = remember
+        self._memos: dict[int, AttentionMemo] = {}
+        self._unread: dict[int, KeysValues] = {}
+        self._layout: LinearLayout | None = None
+
+    def supply_unread(self, layer_index: int, keys_values: KeysValues) -> None:
+        """Keys and values [unread rows, K, H] of a layer that runs on the read rows only."""
+        self._unread[layer_index] = keys_values
+
+    def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        plan = self.tree.plan
+        unread = self._unread.get(layer_index)
+        if unread is not None:
+            assert self.last_plan is not None
+            plan = self.last_plan
+            k, v = (_interleave(*pair, plan) for pair in ((k, unread[0]), (v, unread[1])))
+            # A recomputation needs the values only. The graph holds this context (through the checkpointed call), so
+            # the context must not hold the graph: nothing would ever free a forward that no backward followed.
+            self._unread[layer_index] = (unread[0].detach(), unread[1].detach())
+        self.keep_keys_values(layer_index, k, v)
+        return grouped_attention(q, k, v, plan, scale, _fitting(self.kernel, q, k), self._memo(layer_index))
+
+    def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Called with keys and values [T, K, H] of all rows."""
+
+    def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
+        if self._layout is None:
+            self._layout = LinearLayout(self.tree.lengths, self.tree.parents, (), hidden.device)
+        out, states = linear_attention_over_tree(mixer, hidden, self._layout)
+        self.keep_states(layer_index, states)
+        return out
+
+    def keep_states(self, layer_index: int, states: LinearStates) -> None:
+        """Called with the linear layers' states at the end of every node."""
+
+    def _memo(self, layer_index: int) -> AttentionMemo | None:
+        if not self._remember or not torch.is_grad_enabled():
+            return None
+        return self._memos.setdefault(layer_index, AttentionMemo())
+
+
+class PrefixContext(TreeContext):
+    """The prefixes alone; what responses will need of every layer is kept, graph included."""
+
+    def __init__(
+        self, tree: PrefixTree, kernel: Kernel, last_plan: AttentionPlan | None = None, remember: bool = False
+    ):
+        super().__init__(tree, kernel, last_plan, remember)
+        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = {}
+
+    def take(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """What was kept. Recomputations keep nothing from now on, and this object lets go of the graph."""
+        assert self._kept is not None
+        kept, self._kept = self._kept, None
+        return kept
+
+    def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        # A checkpointed layer comes here again when it is recomputed; the graph is the first run's.
+        if self._kept is not None:
+            self._kept[layer_index] = (k, v)
+
+    def keep_states(self, layer_index: int, states: LinearStates) -> None:
+        if self._kept is not None:
+            self._kept[layer_index] = (states.conv_tail, states.recurrent)
+
+
+class ChunkContext:
+    """Some responses behind prefixes that have already run: only response rows are in the stream.
+
+    Args:
+        tree: prefix nodes and response nodes together.
+        plan: all response rows ask.
+        prefix_nodes: indices in ``tree`` of the prefix nodes, in the order in which their states are stored.
+        stored: per layer what ``PrefixContext`` kept: keys and values of all prefix rows, or states per node.
+    """
+
+    def __init__(
+        self,
+        tree: PrefixTree,
+        plan: AttentionPlan,
+        prefix_nodes: Sequence[int],
+        stored: Any,
+        kernel: Kernel,
+        remember: bool = False,
+    ):
+        self.tree = tree
+        self.plan = plan
+        self.prefix_nodes = tuple(prefix_nodes)
+        self.stored = stored
+        self.kernel = kernel
+        self._remember = remember
+        self._memos: dict[int, AttentionMemo] = {}
+        self._layout: LinearLayout | None = None
+
+    def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        prefix_k, prefix_v = self.stored[layer_index]
+        k, v = (_interleave(own, prefix, self.plan) for own, prefix in ((k, prefix_k), (v, prefix_v)))
+        memo = None
+        if self._remember and torch.is_grad_enabled():
+            memo = self._memos.setdefault(layer_index, AttentionMemo())
+        return grouped_attention(q, k, v, self.plan, scale, _fitting(self.kernel, q, k), memo)
+
+    def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
+        if self._layout is None:
+            self._layout = LinearLayout(self.tree.lengths, self.tree.parents, self.prefix_nodes, hidden.device)
+        known = LinearStates(*self.stored[layer_index])
+        return linear_attention_over_tree(mixer, hidden, self._layout, known)[0]
+
+
+def _fitting(kernel: Kernel, q: torch.Tensor, k: torch.Tensor) -> Kernel:
+    """Under autocast attention runs in another dtype than the weights for which ``kernel`` was chosen."""
+    if not torch.is_autocast_enabled(q.device.type) or kernel.name == "oracle":
+        return kernel
+    return checked_kernel(q.device, torch.get_autocast_dtype(q.device.type), q.shape[1], k.shape[1], q.shape[2])
+
+
+def _interleave(asking: torch.Tensor, others: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+    """Rows that ask and rows that do not, back in stream order: [queries, ...], [others, ...] -> [T, ...]."""
+    if not others.shape[0]:
+        return asking
+    rows = plan.rows
+    assert rows is not None
+    if rows[0] == others.shape[0] and rows[-1] == plan.num_keys - 1:
+        return torch.cat([others, asking])
+    return torch.cat([asking, others])[plan.stream_order(asking.device)]

@@ -1,0 +1,105 @@
+"""A packed stream through the decoder layers of any registered family.
+
+transformers' own layers are called one by one, for three things its model's forward cannot know: the last layer runs
+only on rows that are read, DeepStack features are added at known rows without masks, and no mask is built.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from vlm_pg.attention.integration import AttentionContext
+from vlm_pg.attention.plan import AttentionPlan
+from vlm_pg.models.contexts import KeysValues, TreeContext
+
+
+def run_decoder(
+    language_model: Any,
+    embeddings: torch.Tensor,
+    positions_3T: torch.Tensor,
+    context: AttentionContext,
+    media_rows: torch.Tensor | None = None,
+    early_features: Sequence[torch.Tensor] = (),
+) -> torch.Tensor:
+    """Last hidden states of the rows that are read, after the final norm.
+
+    Args:
+        language_model: transformers' text model (layers, norm, rotary_emb).
+        embeddings: [T, D], visual features already in place.
+        positions_3T: int64 [3, T].
+        context: what the layers do; a ``TreeContext`` with a ``last_plan`` says which rows are read.
+        media_rows: int64 [M], rows of visual tokens.
+        early_features: DeepStack (Qwen3-VL): [M, D] each, added to the output of layer 0, 1, ... at ``media_rows``.
+
+    Returns:
+        [rows read, D]; all T rows where the context names none.
+    """
+    hidden = embeddings[None]
+    rotary = language_model.rotary_emb(hidden, positions_3T[:, None])
+    last = len(language_model.layers) - 1
+    for index, layer in enumerate(language_model.layers):
+        if index == last and isinstance(context, TreeContext) and context.last_plan is not None:
+            hidden = _last_layer(layer, hidden, rotary, context, context.last_plan)
+        else:
+            hidden = _run(layer, hidden, rotary, context)
+        # Visual tokens are never read: behind a last layer cut to the rows that are, there is nothing to add.
+        if index < len(early_features) and hidden.shape[1] == embeddings.shape[0]:
+            assert media_rows is not None
+            hidden = hidden.index_add(1, media_rows, early_features[index].to(hidden.dtype)[None])
+    return language_model.norm(hidden)[0]
+
+
+def _run(layer: Any, hidden: torch.Tensor, rotary: tuple[torch.Tensor, ...], context: AttentionContext) -> torch.Tensor:
+    # Who attends to whom is the context's business; no mask is built. A gradient that enters a checkpointed layer
+    # through its hidden states reaches the weights; nothing else in the call needs one.
+    out = layer(hidden, position_embeddings=rotary, attention_mask=None, attention_context=context)
+    return out[0] if isinstance(out, tuple) else out
+
+
+def _last_layer(
+    layer: Any,
+    hidden: torch.Tensor,
+    rotary: tuple[torch.Tensor, ...],
+    context: TreeContext,
+    plan: AttentionPlan,
+) -> torch.Tensor:
+    """Nothing comes after it: rows that are not read owe their descendants keys and values, and no more."""
+    read, unread = plan.split_rows(hidden.device)
+    if not hasattr(layer, "self_attn"):
+        # A recurrent layer must pass through every row.
+        return _run(layer, hidden, rotary, context)[:, read]
+    if len(unread):
+        keys_values = partial(_keys_values, layer)
+        operands = (hidden[:, unread], *(part[..., unread, :] for part in rotary))
+        if torch.is_grad_enabled() and getattr(layer, "gradient_checkpointing", False) and layer.training:
+            supplied = checkpoint(keys_values, *operands, use_reentrant=False, preserve_rng_state=False)
+        else:
+            supplied = keys_values(*operands)
+        context.supply_unread(layer.self_attn.layer_idx, supplied)
+    return _run(layer, hidden[:, read], tuple(part[..., read, :] for part in rotary), context)
+
+
+def _keys_values(layer: Any, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> KeysValues:
+    """Keys and values [rows, K, H] as the layer's own attention makes them, without queries and outputs."""
+    attention = layer.self_attn
+    normed = layer.input_layernorm(hidden)
+    shape = (*normed.shape[:-1], -1, attention.head_dim)
+    key = attention.k_proj(normed).view(shape)
+    if hasattr(attention, "k_norm"):
+        key = attention.k_norm(key)
+    key = _rotate(attention, key.transpose(1, 2), cos, sin)
+    value = attention.v_proj(normed).view(shape)
+    return key[0].transpose(0, 1), value[0]
+
+
+def _rotate(attention: Any, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """The modeling file's own rotation, looked up at call time so that a patched one (Liger) is used here too."""
+    rotation = sys.modules[type(attention).__module__].apply_rotary_pos_emb
+    # It rotates queries and keys together; one key head stands in for the queries, which nobody asks for here.
+    return rotation(key[:, :1], key, cos, sin)[1]

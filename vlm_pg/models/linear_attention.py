@@ -1,0 +1,243 @@
+"""Gated linear attention (Qwen3.5) over a tree: a node starts from the state its parent ended in.
+
+Such a layer reads a token through a short causal convolution and a recurrent state, so what a response needs of its
+prefix is small and of fixed size: the last inputs of the convolution and the state after the last token. Both are
+computed once per node and handed to every child, with gradient.
+
+Shape letters: C convolution channels, W convolution width, Hk, Hv key and value heads, dk, dv their sizes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from types import MethodType
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+# transformers' (and FLA's) gated delta rule works in chunks of this many tokens and fills the last one up itself; nodes
+# with equally many chunks go through it together, so nothing is padded beyond that.
+CHUNK_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class LinearStates:
+    """State at the end of each of n nodes.
+
+    ``conv_tail`` [n, W - 1, C]: last inputs of the convolution. ``recurrent`` fp32 [n, Hv, dk, dv].
+    """
+
+    conv_tail: torch.Tensor
+    recurrent: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Nodes of one level with equally many chunks: ``rows`` int64 [nodes, padded length] (T where there is none)."""
+
+    nodes: tuple[int, ...]
+    rows: torch.Tensor
+    filled: torch.Tensor
+
+
+class LinearLayout:
+    """Where the nodes of a tree lie; made once per stream, used by every linear layer.
+
+    Args:
+        lengths, parents: the tree's nodes, breadth first.
+        known: nodes that are not in the stream because their state is already known, in the order of that state.
+    """
+
+    def __init__(self, lengths: Sequence[int], parents: Sequence[int], known: Sequence[int], device: torch.device):
+        self.parents = tuple(parents)
+        self.known = {node: place for place, node in enumerate(known)}
+        self.present = tuple(node for node in range(len(lengths)) if node not in self.known)
+        self.lengths = tuple(lengths)
+        sizes = [lengths[node] for node in self.present]
+        self.num_rows = sum(sizes)
+        self.starts = dict(zip(self.present, (0, *accumulate(sizes)), strict=False))
+        self.device = device
+        self._conv_indices: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+
+    def conv_indices(self, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """How the convolution's input is laid out, as indices into (one zero row, known tails, stream rows).
+
+        Returns:
+            The input: before each node the ``width - 1`` inputs that precede it on its path.
+            For each stream row its place in the convolution's output.
+            For each present node the last ``width - 1`` inputs up to its end, [present, width - 1].
+        """
+        if width not in self._conv_indices:
+            tail = width - 1
+            first_row = 1 + len(self.known) * tail
+            ends = {node: list(range(1 + i * tail, 1 + (i + 1) * tail)) for node, i in self.known.items()}
+            source: list[int] = []
+            places: list[int] = []
+            for node in self.present:
+                parent = self.parents[node]
+                before = ends[parent] if parent >= 0 else [0] * tail
+                start = first_row + self.starts[node]
+                rows = list(range(start, start + self.lengths[node]))
+                places.extend(range(len(source), len(source) + len(rows)))
+                source.extend(before + rows)
+                ends[node] = (before + rows)[-tail:]
+            self._conv_indices[width] = (
+                torch.tensor(source, device=self.device),
+                torch.tensor(places, device=self.device),
+                torch.tensor([ends[node] for node in self.present], device=self.device),
+            )
+        return self._conv_indices[width]
+
+    @cached_property
+    def levels(self) -> list[list[_Bucket]]:
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        buckets: dict[tuple[int, int], list[int]] = {}
+        for node in self.present:
+            buckets.setdefault((depths[node], -(-self.lengths[node] // CHUNK_TOKENS)), []).append(node)
+        levels: list[list[_Bucket]] = [[] for _ in range(max(depths) + 1)]
+        for (depth, chunks), nodes in sorted(buckets.items()):
+            length = max(self.lengths[node] for node in nodes) if chunks == 1 else chunks * CHUNK_TOKENS
+            rows = torch.full((len(nodes), length), self.num_rows)
+            for row, node in zip(rows, nodes, strict=True):
+                row[: self.lengths[node]] = torch.arange(self.lengths[node]) + self.starts[node]
+            filled = (rows.flatten() < self.num_rows).nonzero()[:, 0]
+            levels[depth].append(_Bucket(tuple(nodes), rows.to(self.device), filled.to(self.device)))
+        return levels
+
+    @cached_property
+    def back_to_stream(self) -> torch.Tensor:
+        """Order that brings the buckets' filled rows, one bucket after the other, back into stream order."""
+        rows = [bucket.rows.flatten()[bucket.filled] for level in self.levels for bucket in level]
+        return torch.cat(rows).argsort()
+
+
+def linear_attention_over_tree(
+    mixer: Any, hidden: torch.Tensor, layout: LinearLayout, known: LinearStates | None = None
+) -> tuple[torch.Tensor, LinearStates]:
+    """transformers' gated delta layer with every node continuing its parent.
+
+    Args:
+        mixer: transformers' ``Qwen3_5GatedDeltaNet`` or its mixture-of-experts twin.
+        hidden: [rows, D], the present nodes' tokens in stream order.
+        layout: the tree.
+        known: states of ``layout.known``.
+
+    Returns:
+        [rows, D], and the states at the end of the present nodes.
+    """
+    rows = hidden.shape[0]
+    qkv, conv_tail = _convolution(mixer, mixer.in_proj_qkv(hidden), layout, known)
+    query, key, value = qkv.split([mixer.key_dim, mixer.key_dim, mixer.value_dim], dim=-1)
+    beta = mixer.in_proj_b(hidden).sigmoid()
+    decay = -mixer.A_log.float().exp() * F.softplus(mixer.in_proj_a(hidden).float() + mixer.dt_bias)
+    inputs = (
+        per_value_head(mixer, query.reshape(rows, -1, mixer.head_k_dim)),
+        per_value_head(mixer, key.reshape(rows, -1, mixer.head_k_dim)),
+        value.reshape(rows, -1, mixer.head_v_dim),
+        decay,
+        beta,
+    )
+    core, recurrent = _delta_rule(mixer, inputs, layout, known)
+    z = mixer.in_proj_z(hidden).reshape(-1, mixer.head_v_dim)
+    normed = mixer.norm(core.reshape(-1, mixer.head_v_dim), z).reshape(rows, -1)
+    return mixer.out_proj(normed), LinearStates(conv_tail, recurrent)
+
+
+def per_value_head(mixer: Any, heads: torch.Tensor) -> torch.Tensor:
+    """[..., Hk, dk] -> [..., Hv, dk]: each key head serves consecutive value heads. transformers' rule does this itself
+    in some releases and leaves it to the caller in others; heads repeated beforehand are right for both."""
+    return heads.repeat_interleave(mixer.num_v_heads // mixer.num_k_heads, dim=-2)
+
+
+def _convolution(
+    mixer: Any, qkv: torch.Tensor, layout: LinearLayout, known: LinearStates | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Depthwise causal convolution along every path: [rows, C] -> [rows, C], and the nodes' tails."""
+    width = mixer.conv1d.kernel_size[0]
+    source, places, tails = layout.conv_indices(width)
+    bank = (
+        [qkv.new_zeros(1, qkv.shape[1]), qkv]
+        if known is None
+        else [
+            qkv.new_zeros(1, qkv.shape[1]),
+            known.conv_tail.flatten(0, 1),
+            qkv,
+        ]
+    )
+    inputs = torch.cat(bank)
+    stream = inputs[source].to(mixer.conv1d.weight.dtype).transpose(0, 1)[None]
+    # Called as a module, so that hooks that gather scattered weights run; its own zero padding (width - 1) is cut off.
+    out = mixer.conv1d(stream)[0, :, width - 1 : stream.shape[-1]].transpose(0, 1)
+    return _activation(mixer)(out[places]).to(qkv.dtype), inputs[tails]
+
+
+def _delta_rule(
+    mixer: Any, inputs: tuple[torch.Tensor, ...], layout: LinearLayout, known: LinearStates | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The recurrence level by level: [rows, Hv, dv] and the present nodes' last states [present, Hv, dk, dv]."""
+    padded = [torch.cat([x, x.new_zeros(1, *x.shape[1:])]) for x in inputs]
+    chunk_rule = _chunk_rule(mixer)
+    states: dict[int, torch.Tensor] = {}
+    if known is not None:
+        states.update({node: known.recurrent[place] for node, place in layout.known.items()})
+    outputs = []
+    for level in layout.levels:
+        for bucket in level:
+            query, key, value, decay, beta = (x[bucket.rows] for x in padded)
+            parents = [layout.parents[node] for node in bucket.nodes]
+            initial = torch.stack([states[parent] for parent in parents]) if parents[0] >= 0 else None
+            # A padded token has beta 0 and decay 1: it leaves the state as it is.
+            out, last = chunk_rule(
+                query,
+                key,
+                value,
+                g=decay,
+                beta=beta,
+                initial_state=initial,
+                output_final_state=True,
+                use_qk_l2norm_in_kernel=True,
+            )
+            states.update(zip(bucket.nodes, last.unbind(), strict=True))
+            outputs.append(out.flatten(0, 1)[bucket.filled])
+    core = torch.cat(outputs)[layout.back_to_stream]
+    return core, torch.stack([states[node] for node in layout.present])
+
+
+def _chunk_rule(mixer: Any) -> Any:
+    """transformers' own function: a fused kernel where one is installed, else its torch code."""
+    own = getattr(mixer, "chunk_gated_delta_rule", None)
+    return own or sys.modules[type(mixer).__module__].torch_chunk_gated_delta_rule
+
+
+def _activation(mixer: Any) -> Any:
+    from transformers.activations import ACT2FN
+
+    return ACT2FN[mixer.activation]
+
+
+def route_linear_layers(language_model: torch.nn.Module) -> None:
+    """Let linear-attention layers ask the call's ``attention_context``; without one they stay transformers' own."""
+    for module in language_model.modules():
+        if hasattr(module, "in_proj_qkv") and hasattr(module, "conv1d") and not hasattr(module, "vlm_pg_routed"):
+            _route(module)
+
+
+def _route(mixer: Any) -> None:
+    # A bound method: copy.deepcopy binds it to the copy, where a closure would keep the original's weights.
+    mixer.forward = MethodType(_forward, mixer)
+    mixer.vlm_pg_routed = True
+
+
+def _forward(
+    self: Any, hidden_states: torch.Tensor, *args: Any, attention_context: Any = None, **kwargs: Any
+) -> torch.Tensor:
+    if attention_context is None:
+        return type(self).forward(self, hidden_states, *args, **kwargs)
+    return attention_context.mix_linear(int(self.layer_idx), self, hidden_states[0])[None]

@@ -1,0 +1,158 @@
+"""From a folder or hub name to a Policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+import vlm_pg.attention.integration as integration
+from vlm_pg.errors import ModelError
+from vlm_pg.models.liger import apply_liger
+from vlm_pg.models.lora import adapter_base, add_lora, base_model, check_adapter, has_adapter, load_adapter
+from vlm_pg.models.policy import Policy
+from vlm_pg.models.registry import family_of
+from vlm_pg.models.settings import ModelSettings
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def load_policy(
+    path: str | Path,
+    dtype: str | torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    settings: ModelSettings | None = None,
+) -> Policy:
+    """Load a Qwen-VL checkpoint as a policy.
+
+    Args:
+        path: local folder or hub name; also the folder of an adapter, which names the model it belongs to.
+        dtype: "fp32", "bf16" or a torch dtype; default: the settings'.
+        device: default: CUDA if there is one, else CPU.
+        settings: everything else about the model; ``path`` and ``dtype`` given here win.
+
+    Raises:
+        ModelError: nothing there, unreadable, or of a kind that is not supported.
+    """
+    settings = settings or ModelSettings(path=str(path))
+    torch_dtype = _dtype(dtype or settings.dtype)
+    adapter, path = str(path), adapter_base(path) or path
+    config = _load_config(str(path), settings)
+    family = family_of(config)
+    import transformers
+
+    try:
+        model = getattr(transformers, family.class_name).from_pretrained(
+            str(path),
+            dtype=torch_dtype,
+            attn_implementation={
+                "text_config": integration.ATTENTION_NAME,
+                "vision_config": _vision_attention(_device(device), torch_dtype),
+            },
+            use_safetensors=True,
+            trust_remote_code=settings.trust_remote_code,
+        )
+        processor = transformers.AutoProcessor.from_pretrained(str(path), trust_remote_code=settings.trust_remote_code)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelError(
+            f"The model at {str(path)!r} has a config but could not be loaded: {error} A checkpoint needs its weights "
+            "as safetensors and its processor files beside config.json."
+        ) from error
+    _check_tokenizer(str(path), model, processor)
+    model = model.to(_device(device))
+    if adapter != str(path):
+        load_adapter(model, adapter, settings.lora)
+    return make_policy(model, processor, settings)
+
+
+def make_policy(model: Any, processor: Any, settings: ModelSettings | None = None) -> Policy:
+    """A policy around a transformers model that is already in memory; sets its attention, freezes what is frozen.
+
+    ``policy.family.notes`` says what a user should know about the family; the router's balancing loss is one.
+    """
+    settings = settings or ModelSettings(path=getattr(model, "name_or_path", "") or "in memory")
+    model = base_model(model)
+    family = family_of(model.config)
+    if family.moe:
+        # Only the balancing loss reads the router's logits, and it depends on how often a prefix is repeated.
+        model.config.get_text_config().output_router_logits = False
+    model.set_attn_implementation({"text_config": integration.ATTENTION_NAME})
+    if settings.liger:
+        apply_liger(model)
+    if settings.gradient_checkpointing:
+        enable_checkpointing(model)
+    if settings.lora is not None and not has_adapter(model):
+        add_lora(model, settings.lora)
+    tower = family.vision_tower(model)
+    if has_adapter(model):
+        # Which weights train has been decided by whoever made the adapter.
+        check_adapter(model, tower, settings.train_vision)
+    else:
+        tower.requires_grad_(settings.train_vision)
+    # No module of these families behaves differently in training mode once dropout is 0, except checkpointing.
+    model.train()
+    return Policy(model, processor, family, settings)
+
+
+def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype is {dtype!r}; allowed are {', '.join(DTYPES)}, or a torch dtype.")
+    return DTYPES[dtype]
+
+
+def _check_tokenizer(path: str, model: Any, processor: Any) -> None:
+    """A processor with another model's tokenizer, or none, would fail much later and far from its cause."""
+    vocabulary = processor.tokenizer.get_vocab()
+    for token, field in (("<|image_pad|>", "image_token_id"), ("<|video_pad|>", "video_token_id")):
+        if vocabulary.get(token) != getattr(model.config, field):
+            raise ModelError(
+                f"The tokenizer at {path!r} has id {vocabulary.get(token)} for {token}, the model expects "
+                f"{getattr(model.config, field)}. Its tokenizer files are missing or another model's; copy them "
+                "from the checkpoint the model comes from."
+            )
+
+
+def enable_checkpointing(model: Any) -> None:
+    """Recompute activations layer by layer in backward; what the method is called depends on transformers' release."""
+    # Nothing random happens in a layer (dropout is 0), so no generator state needs to be kept.
+    options = {"use_reentrant": False, "preserve_rng_state": False}
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(options)
+    else:
+        model.gradient_checkpointing_enable(options)
+
+
+def _load_config(path: str, settings: ModelSettings) -> Any:
+    from transformers import AutoConfig
+
+    looks_local = path.startswith((".", "/", "~")) or Path(path).exists() or path.count("/") > 1
+    if looks_local and not Path(path).expanduser().is_dir():
+        raise ModelError(
+            f"model.path is {path!r}, which is not a folder. Give a folder with config.json and safetensors weights, "
+            "or a hub name such as Qwen/Qwen2.5-VL-7B-Instruct."
+        )
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=settings.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"No model configuration could be read from {path!r}: {error} Give a folder with config.json and "
+            "safetensors weights, or a hub name that this machine can reach."
+        ) from error
+
+
+def _vision_attention(device: torch.device, dtype: torch.dtype) -> str:
+    """flash-attn's variable-length kernel where it is installed and can run, else torch's own."""
+    from transformers.utils.import_utils import is_flash_attn_2_available
+
+    runs = device.type == "cuda" and dtype != torch.float32 and torch.cuda.get_device_capability(device) >= (8, 0)
+    return "flash_attention_2" if runs and is_flash_attn_2_available() else "sdpa"
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

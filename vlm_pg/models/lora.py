@@ -1,0 +1,224 @@
+"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) on the language model, through peft.
+
+The adapter is put into the transformers model itself: its forward, its ``save_pretrained`` (which then writes the
+adapter alone) and everything of ours that reaches into it stay what they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from vlm_pg.errors import ModelError
+from vlm_pg.models.registry import family_of
+from vlm_pg.models.settings import LoraSettings
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+
+
+def linear_layers(language_model: torch.nn.Module) -> list[str]:
+    """Names of all linear layers below ``language_model``; the in_proj_* of Qwen3.5's linear attention among them."""
+    return [name for name, module in language_model.named_modules() if isinstance(module, torch.nn.Linear)]
+
+
+def add_lora(model: Any, settings: LoraSettings, seed: int = 0) -> None:
+    """Freeze ``model`` and put a new adapter into its language model; B starts at zero, A depends on ``seed`` alone.
+
+    Raises:
+        ModelError: peft is missing, a target names no linear layer, or the model has an adapter already.
+    """
+    peft = _import_peft()
+    if has_adapter(model):
+        raise ModelError("The model has an adapter already. Merge it or load the model without it, then add another.")
+    language_model = family_of(model.config).language_model(model)
+    prefix = next(name for name, module in model.named_modules() if module is language_model)
+    names = linear_layers(language_model)
+    known = sorted({name.rpartition(".")[2] for name in names})
+    unknown = sorted(set(settings.target_modules) - set(known))
+    if unknown:
+        raise ModelError(
+            f"model.lora.target_modules names {', '.join(unknown)}; the language model's linear layers are called "
+            f"{', '.join(known)}. Choose among them, or leave target_modules out for all."
+        )
+    targets = settings.target_modules or known
+    config = peft.LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        # Full names: the vision tower has layers of the same short names.
+        target_modules=[f"{prefix}.{name}" for name in names if name.rpartition(".")[2] in targets],
+    )
+    # Ranks and resumed runs must start from the same adapter, whatever was drawn before.
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model.add_adapter(config)
+    model.requires_grad_(False)
+    for parameter in adapter_parameters(model):
+        parameter.requires_grad_(True)
+
+
+def base_model(model: Any) -> Any:
+    """The transformers model inside a PeftModel, adapter layers in place; any other model as it is.
+
+    Raises:
+        ModelError: an adapter that is not LoRA.
+    """
+    configs = getattr(model, "peft_config", None) or {}
+    others = sorted({str(getattr(c.peft_type, "value", c.peft_type)) for c in configs.values()} - {"LORA"})
+    if others:
+        raise ModelError(
+            f"The model has an adapter of type {', '.join(others)}; only LORA is supported. Merge it into the model "
+            "(merge_and_unload), or make a LoRA adapter with lora_dropout=0."
+        )
+    is_peft_model = hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+    return model.get_base_model() if is_peft_model else model
+
+
+def adapter_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """A and B of every adapted layer."""
+    return [parameter for name, parameter in model.named_parameters() if ".lora_" in name]
+
+
+def has_adapter(model: torch.nn.Module) -> bool:
+    """Whether adapter layers are in place, put there by ``add_lora`` or by peft."""
+    return bool(adapter_parameters(model))
+
+
+def check_adapter(
+    model: torch.nn.Module, tower: torch.nn.Module | None = None, train_vision: bool | None = None
+) -> None:
+    """Refuse what cannot be shared exactly, or would be left without gradient, in an adapter that somebody else made.
+
+    Raises:
+        ModelError: an adapter layer has dropout, or the vision ``tower`` trains and ``train_vision`` says it does not
+            (or the other way round).
+    """
+    rates = {m.p for name, m in model.named_modules() if ".lora_dropout" in name and isinstance(m, torch.nn.Dropout)}
+    if any(rates):
+        raise ModelError(
+            f"The adapter has lora_dropout={max(rates)}; it must be 0. A shared prefix is computed once for all "
+            "responses, so dropout cannot differ between them. Make the adapter with lora_dropout=0."
+        )
+    if tower is not None and any(p.requires_grad for p in tower.parameters()) != train_vision:
+        state, wanted = ("frozen", "false") if train_vision else ("trained", "true")
+        raise ModelError(
+            f"With this adapter the vision tower is {state}, but model.train_vision is {str(train_vision).lower()}. "
+            f"Set model.train_vision={wanted}, or make the adapter for other layers."
+        )
+
+
+@contextmanager
+def adapter_disabled(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, adapted layers answer as the frozen layers they wrap.
+
+    Raises:
+        ModelError: the model has no adapter, so that it would answer as it always does.
+    """
+    if not has_adapter(model):
+        raise ModelError("The model has no adapter that could be disabled. Add one with add_lora.")
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    before = [layer.disable_adapters for layer in layers]
+    for layer in layers:
+        # peft's own switch also turns requires_grad of the adapter off and on, which engines watch.
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer, disabled in zip(layers, before, strict=True):
+            layer._disable_adapters = disabled
+
+
+class AdapterFreeReference:
+    """The reference policy of a KL term without a second copy of the weights: the policy with its adapter disabled.
+
+    Has what scoring asks of a policy; results carry no gradient.
+    """
+
+    def __init__(self, policy: Any):
+        if policy.vision.trains:
+            raise ModelError(
+                "The vision tower trains, so the policy without its adapter has other visual features. Load a second "
+                "policy as the reference, or set algorithm.kl_coef=0."
+            )
+        self._policy = policy
+        self.vision = policy.vision
+        self.join_features = policy.join_features
+
+    @torch.no_grad()
+    def __call__(self, *args: Any) -> Any:
+        """As ``Policy.forward``."""
+        with adapter_disabled(self._policy.model):
+            return self._policy(*args)
+
+    @torch.no_grad()
+    def logprobs(self, *args: Any, **kwargs: Any) -> list[list[torch.Tensor]]:
+        """As ``Policy.logprobs``."""
+        with adapter_disabled(self._policy.model):
+            return self._policy.logprobs(*args, **kwargs)
+
+
+def adapter_base(path: str | Path) -> str | None:
+    """The model that the adapter in folder ``path`` was trained on; None if ``path`` is no adapter folder."""
+    file = Path(path).expanduser() / CONFIG_FILE
+    if not file.is_file() or (file.parent / "config.json").is_file():
+        return None
+    base = json.loads(file.read_text()).get("base_model_name_or_path")
+    if not base:
+        raise ModelError(f"{file} does not say which model it belongs to; set base_model_name_or_path in it.")
+    return str(base)
+
+
+def load_adapter(model: Any, folder: str | Path, settings: LoraSettings | None) -> None:
+    """Put the adapter in ``folder`` into ``model``: trainable as ``settings`` say, or frozen if they are None.
+
+    Raises:
+        ModelError: peft is missing, or the adapter's layers are not those the settings name.
+    """
+    peft = _import_peft()
+    if settings is None:
+        model.load_adapter(str(folder))
+        return
+    _check_scaling(folder, settings)
+    add_lora(model, settings)
+    saved = load_file(Path(folder) / WEIGHTS_FILE)
+    expected = {name: tensor.shape for name, tensor in peft.get_peft_model_state_dict(model).items()}
+    found = {name.removeprefix("base_model.model."): tensor for name, tensor in saved.items()}
+    if {name: tensor.shape for name, tensor in found.items()} != expected:
+        raise ModelError(
+            f"The adapter in {folder} has {len(found)} tensors, the adapter that model.lora describes has "
+            f"{len(expected)}, and their names or shapes differ. Use the model.lora settings it was trained with "
+            f"(see {CONFIG_FILE} there)."
+        )
+    peft.set_peft_model_state_dict(model, found)
+
+
+def _check_scaling(folder: str | Path, settings: LoraSettings) -> None:
+    """Names and shapes say nothing about the factor on an adapter's output."""
+    config = json.loads((Path(folder) / CONFIG_FILE).read_text())
+    alpha = config.get("lora_alpha")
+    odd = [name for name in ("use_rslora", "rank_pattern", "alpha_pattern") if config.get(name)]
+    if alpha != settings.alpha or odd:
+        raise ModelError(
+            f"The adapter in {folder} has {', '.join([f'lora_alpha={alpha}', *odd])}; model.lora has "
+            f"alpha={settings.alpha} and none of use_rslora, rank_pattern, alpha_pattern. Set model.lora.alpha to the "
+            "adapter's, or merge the adapter into the model."
+        )
+
+
+def _import_peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise ModelError(
+            "LoRA adapters need the package peft, which is not installed. Install it with pip install 'vlm-pg[lora]', "
+            "or leave model.lora out to train all weights."
+        ) from error
+    return peft

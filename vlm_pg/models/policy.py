@@ -1,0 +1,254 @@
+"""The policy: one transformers model behind generation, scoring and training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from vlm_pg.attention.integration import ATTENTION_NAME, GROUPED_NAMES, AttentionContext
+from vlm_pg.attention.kernels import Kernel, select_kernel
+from vlm_pg.attention.selfcheck import check_kernel
+from vlm_pg.models import checks
+from vlm_pg.models.contexts import TreeContext
+from vlm_pg.models.decoder import run_decoder
+from vlm_pg.models.linear_attention import route_linear_layers
+from vlm_pg.models.logits import token_logprobs
+from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, checked_responses, pack
+from vlm_pg.models.prefix_run import run_chunk, run_prefixes, select_features
+from vlm_pg.models.registry import Family
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.vision import VisionEncoder
+from vlm_pg.types import Prompt, ResponseGroup, VisualFeatures
+
+
+class Policy(torch.nn.Module):
+    """A Qwen-VL model whose language layers attend over shared prefixes.
+
+    ``model`` is the transformers model itself; ``processor`` its processor. ``weights_version`` counts optimizer steps.
+    """
+
+    def __init__(self, model: Any, processor: Any, family: Family, settings: ModelSettings):
+        super().__init__()
+        self.model = model
+        self.processor = processor
+        self.family = family
+        self.settings = settings
+        self.weights_version = 0
+        route_linear_layers(family.language_model(model))
+        parameter = next(model.parameters())
+        self.kernel: Kernel = select_kernel(parameter.device, parameter.dtype, settings.attention_kernel)
+        text = model.config.get_text_config()
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        self.kernel_error = check_kernel(
+            self.kernel, self.device, self.dtype, text.num_attention_heads, text.num_key_value_heads, head_dim
+        )
+        self.vision = VisionEncoder(
+            lambda pixels, grids: family.encode_vision(model, pixels, grids),
+            merge_size=model.config.vision_config.spatial_merge_size,
+            trains=settings.train_vision,
+            cache_bytes=settings.vision_cache_mb * 2**20,
+            device=self.device,
+        )
+        self.media_token_ids = self._media_token_ids()
+        self.logits_chunk_rows = max(1, settings.logits_chunk_mb * 2**20 // (4 * self.vocab_size))
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.processor.tokenizer
+
+    @property
+    def pixel_factor(self) -> int:
+        """Pixels per side of one visual token: patch size times merge size."""
+        vision = self.model.config.vision_config
+        return vision.patch_size * vision.spatial_merge_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.get_text_config().vocab_size
+
+    def _media_token_ids(self) -> tuple[int, ...]:
+        ids = {getattr(self.model.config, name, None) for name in self.family.media_token_fields}
+        if self.processor is not None:
+            ids |= {self.tokenizer.get_vocab().get(name) for name in self.family.media_token_names}
+        return tuple(sorted(token for token in ids if token is not None))
+
+    def weights_changed(self) -> None:
+        """Call after every optimizer step: whatever was computed from the old weights may no longer be used."""
+        self.weights_version += 1
+        self.vision.weights_changed()
+
+    def positions(self, *args: Any) -> torch.Tensor:
+        """Rotary positions int64 [3, P] of a prompt; arguments as ``Family.rope_positions`` without the model."""
+        return self.family.rope_positions(self.model, *args)
+
+    def logprobs(
+        self,
+        groups: Sequence[ResponseGroup],
+        features: Sequence[VisualFeatures] | None = None,
+        temperature: float = 1.0,
+    ) -> list[list[torch.Tensor]]:
+        """Log-probability of every response token; differentiable.
+
+        Args:
+            groups: prompts with their responses' token ids.
+            features: vision outputs per group; default: taken from the encoder (with graph if the tower trains and
+                gradients are on).
+            temperature: divides the logits.
+
+        Returns:
+            Per group, per response: fp32 [R].
+
+        Raises:
+            ValueError: empty input, media tokens in a response, features of other weights.
+        """
+        batch = self.pack(groups)  # checks the groups, before the tower runs
+        if features is None:
+            with_graph = self.vision.trains and torch.is_grad_enabled()
+            features = self.vision.encode([group.prompt for group in groups], with_graph=with_graph)
+        logprobs, _ = self(batch, self.join_features(groups, features), temperature)
+        return batch.split(logprobs)
+
+    def pack(self, groups: Sequence[ResponseGroup]) -> PackedBatch:
+        """The groups as one stream on the policy's device, checked against what the model can read."""
+        for group in groups:
+            self.check_group(group)
+        return pack(groups, self.device)
+
+    def join_features(self, groups: Sequence[ResponseGroup], features: Sequence[VisualFeatures]) -> torch.Tensor | None:
+        """Features of all groups in stream order, [M, D]; None without media. Refuses features of other weights."""
+        if len(features) != len(groups):
+            raise ValueError(f"Got {len(features)} visual features for {len(groups)} groups; pass one per group.")
+        tensors = []
+        for group, item in zip(groups, features, strict=True):
+            rows = 0 if item.features is None else item.features.shape[0]
+            if rows != group.prompt.num_visual_tokens:
+                raise ValueError(
+                    f"Prompt {group.prompt.sample_id!r} has {group.prompt.num_visual_tokens} media tokens but {rows} "
+                    "visual features; pass the features of the same prompts in the same order."
+                )
+            if item.weights_version != self.vision.version:
+                raise ValueError(
+                    f"Visual features of {group.prompt.sample_id!r} come from version {item.weights_version} of the "
+                    f"vision tower, which is now at {self.vision.version}; encode the prompt again."
+                )
+            if item.features is not None:
+                tensors.append(item.features)
+        return torch.cat(tensors) if tensors else None
+
+    def forward(self, batch: Any, *args: Any) -> Any:
+        """One pass of the model, through this method so that hooks on the policy (DeepSpeed) see it.
+
+        ``forward(PackedBatch, features [M, ...] or None, temperature) -> (logprobs fp32 [R], entropies fp32 [R])``:
+        everything in one stream; log-probabilities of all response tokens, and entropies in nats (detached).
+        ``forward(PrefixBatch, features) -> PrefixStates``: prefixes alone, for groups beyond memory.
+        ``forward(ChunkBatch, PrefixStates, temperature) -> (logprobs, entropies)``: some responses behind them.
+        """
+        if isinstance(batch, PrefixBatch):
+            return run_prefixes(self, batch, *args)
+        if isinstance(batch, ChunkBatch):
+            return run_chunk(self, batch, *args)
+        return self._score(batch, *args)
+
+    def _score(
+        self, batch: PackedBatch, features: torch.Tensor | None, temperature: float = 1.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        context = TreeContext(batch.tree, self.kernel, batch.tree.reading(batch.reads), self.checkpointing)
+        hidden = self.hidden_states(
+            batch.input_ids, batch.positions_3T, context, select_features(batch, features), batch.media_rows
+        )
+        return self.token_logprobs(hidden[batch.predict_rows], batch.targets, temperature)
+
+    def token_logprobs(
+        self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of each target under the distribution its hidden state [R, D] predicts, and that distribution's entropy."""
+        head = self.model.lm_head
+        chunks = -(-hidden.shape[0] // self.logits_chunk_rows)
+        if torch.distributed.is_initialized() and any(hasattr(weight, "ds_id") for weight in head.parameters()):
+            # ZeRO-3 gathers the head's weights at every call of it, on all ranks together.
+            agreed = torch.tensor(chunks, device=hidden.device)
+            torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
+            chunks = int(agreed)
+        return token_logprobs(head, hidden, targets, temperature, self.logits_chunk_rows, chunks)
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether decoder layers are recomputed in backward."""
+        return any(getattr(layer, "gradient_checkpointing", False) for layer in self.language_model.layers)
+
+    @property
+    def language_model(self) -> Any:
+        return self.family.language_model(self.model)
+
+    def hidden_states(
+        self,
+        input_ids: torch.Tensor,
+        positions_3T: torch.Tensor,
+        context: AttentionContext,
+        features: torch.Tensor | None = None,
+        media_rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Last hidden states [rows read, D] of a packed stream: the one forward behind generation, scoring, training.
+
+        ``features``: [M, D], or [M, 1 + n, D] for a family whose first n decoder layers get features of their own.
+        """
+        implementation = self.language_model.config._attn_implementation
+        if implementation not in GROUPED_NAMES:
+            raise ValueError(
+                f"The language model's attention implementation is {implementation!r}, which would read a stream as "
+                f"one sequence; allowed are {', '.join(sorted(GROUPED_NAMES))}. Call model.set_attn_implementation("
+                f"{{'text_config': {ATTENTION_NAME!r}}}) before the policy is used again."
+            )
+        embeddings = self.model.get_input_embeddings()(input_ids)
+        early: tuple[torch.Tensor, ...] = ()
+        if features is not None:
+            assert media_rows is not None
+            if features.shape[0] != media_rows.shape[0]:
+                raise ValueError(
+                    f"The stream has {media_rows.shape[0]} media tokens but {features.shape[0]} visual features; "
+                    "prompt and pixels do not belong together."
+                )
+            if features.dim() == 3:
+                features, *rest = features.unbind(1)
+                early = tuple(rest)
+            embeddings = embeddings.index_copy(0, media_rows, features.to(embeddings.dtype))
+        return run_decoder(self.language_model, embeddings, positions_3T, context, media_rows, early)
+
+    def idle_vision_loss(self) -> torch.Tensor:
+        """Zero with a gradient path through the whole vision tower, for a rank whose questions have no media.
+
+        Ranks that reduce gradients together must all touch the same parameters.
+        """
+        vision = self.model.config.vision_config
+        side = vision.spatial_merge_size
+        patch_dim = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        pixels = torch.zeros(side * side, patch_dim, device=self.device)
+        grid = torch.tensor([[1, side, side]], device=self.device)
+        return self.family.encode_vision(self.model, pixels, grid).sum() * 0.0
+
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Raise ValueError if ids, pixels and grids do not belong together."""
+        checks.check_prompt(prompt, self.model.config.vision_config.spatial_merge_size**2)
+
+    def check_length(self, prompt: Prompt, response_tokens: int) -> None:
+        """Raise SampleError ("too_long_for_model") if prompt and response go beyond the positions the model knows."""
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        checks.check_length(prompt, response_tokens, limit)
+
+    def check_group(self, group: ResponseGroup) -> None:
+        """Raise ValueError or SampleError for a group that cannot be scored exactly, and say why."""
+        responses = checked_responses(group)
+        self.check_prompt(group.prompt)
+        self.check_length(group.prompt, max(len(response) for response in responses))
+        for index, response in enumerate(responses):
+            checks.check_response_ids(group, index, response, self.vocab_size, self.media_token_ids)

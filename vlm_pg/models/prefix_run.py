@@ -1,0 +1,138 @@
+"""Groups beyond memory: the prefixes run once, responses follow in chunks, one backward goes through the prefixes.
+
+What the responses need of the prefixes (keys and values of each layer, states of linear layers, last hidden states) is
+cut from the prefixes' graph. Every chunk's backward leaves its gradient there, in fp32; a last backward carries the sum
+through the prefixes. Exact: d loss / d weights = (d loss / d states)(d states / d weights) plus the chunks' own part.
+Memory is one prefix and one chunk, whatever the number of responses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vlm_pg.models.contexts import ChunkContext, PrefixContext
+from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch
+
+if TYPE_CHECKING:
+    from vlm_pg.models.policy import Policy
+
+
+@dataclass
+class PrefixStates:
+    """What responses need of prefixes that have run.
+
+    ``last_hidden`` [prompt ends, D]: final hidden states of the rows the prefix batch reads.
+    ``layers``: per decoder layer keys and values [prefix rows, K, H], or the linear layer's states per node.
+
+    All are outputs of the prefixes' graph; chunks see them through ``for_chunk``, which ends their gradients here.
+    """
+
+    last_hidden: torch.Tensor
+    layers: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    _gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def for_chunk(self) -> tuple[torch.Tensor, dict[int, tuple[torch.Tensor, torch.Tensor]]]:
+        """The states as a chunk may use them: same values, gradients summed up here in fp32."""
+        return self._cut(self.last_hidden), {
+            layer: (self._cut(first), self._cut(second)) for layer, (first, second) in self.layers.items()
+        }
+
+    def _cut(self, state: torch.Tensor) -> torch.Tensor:
+        if not state.requires_grad or not torch.is_grad_enabled():
+            return state.detach()
+        anchor = torch.zeros((), device=state.device, requires_grad=True)
+        return _CollectGradient.apply(anchor, state.detach(), self._gradients, id(state))
+
+    def surrogate_loss(self, loss_scale: float = 1.0) -> torch.Tensor:
+        """A scalar, zero in value, whose backward runs through the prefixes with what the chunks left here.
+
+        Args:
+            loss_scale: what the caller's ``backward`` multiplies losses by; the chunks' gradients were scaled already.
+        """
+        states = [self.last_hidden, *(state for pair in self.layers.values() for state in pair)]
+        touched = [state for state in states if id(state) in self._gradients]
+        if not touched:
+            return self.last_hidden.sum() * 0.0
+        gradients = [self._gradients.pop(id(state)) for state in touched]
+        return _InjectGradient.apply(gradients, loss_scale, *touched)
+
+
+def run_prefixes(policy: Policy, batch: PrefixBatch, features: torch.Tensor | None) -> PrefixStates:
+    """The prefixes of some groups through the model once."""
+    context = PrefixContext(batch.tree, policy.kernel, batch.tree.reading(batch.reads), policy.checkpointing)
+    hidden = policy.hidden_states(
+        batch.input_ids, batch.positions_3T, context, select_features(batch, features), batch.media_rows
+    )
+    return PrefixStates(hidden, context.take())
+
+
+def run_chunk(
+    policy: Policy, batch: ChunkBatch, states: PrefixStates, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities fp32 [R] of the chunk's response tokens, and entropies in nats [R] (detached)."""
+    last_hidden, layers = states.for_chunk()
+    hidden = last_hidden
+    if batch.input_ids.shape[0]:
+        context = ChunkContext(
+            batch.tree,
+            batch.tree.reading(batch.reads),
+            batch.node_of_prefix,
+            layers,
+            policy.kernel,
+            policy.checkpointing,
+        )
+        own = policy.hidden_states(batch.input_ids, batch.positions_3T, context)
+        hidden = torch.cat([last_hidden, own])
+    return policy.token_logprobs(hidden[batch.predict_rows], batch.targets, temperature)
+
+
+def select_features(batch: PackedBatch | PrefixBatch, features: torch.Tensor | None) -> torch.Tensor | None:
+    """Of the groups' features, joined group by group, those the stream takes: media shared by groups enter once."""
+    if features is None or batch.feature_rows is None:
+        return features
+    return features[batch.feature_rows]
+
+
+class _CollectGradient(torch.autograd.Function):
+    """Identity whose backward adds to a sum in fp32 and goes no further."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: torch.Tensor, state: torch.Tensor, sums: dict[int, torch.Tensor], key: int
+    ) -> torch.Tensor:
+        ctx.sums, ctx.key = sums, key
+        return state.view_as(state)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[None, ...]:
+        gradient = grad_outputs[0]
+        if ctx.key in ctx.sums:
+            ctx.sums[ctx.key] += gradient
+        else:
+            ctx.sums[ctx.key] = gradient.to(torch.promote_types(gradient.dtype, torch.float32), copy=True)
+        return None, None, None, None
+
+
+class _InjectGradient(torch.autograd.Function):
+    """Zero whose gradients are given: sum(state * gradient) without its products."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: list[Any], loss_scale: float, *states: torch.Tensor) -> torch.Tensor:
+        ctx.gradients, ctx.loss_scale, ctx.dtypes = gradients, loss_scale, [state.dtype for state in states]
+        return torch.zeros((), device=states[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[Any, ...]:
+        # Whoever still holds the loss must not hold these: in fp32 they are as large as the prefixes' keys and values.
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise RuntimeError("The gradients left in PrefixStates were used already; run the prefixes again.")
+        factor = grad_outputs[0] / ctx.loss_scale
+        results = []
+        for place, dtype in enumerate(ctx.dtypes):
+            results.append(gradients[place].mul_(factor).to(dtype))
+            gradients[place] = None
+        return None, None, *results

@@ -1,0 +1,75 @@
+"""Which model is trained, and how it is held in memory."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from vlm_pg.settings import Settings
+
+
+class LoraSettings(Settings):
+    """Section ``model.lora``: y = W x + (alpha / rank) B A x with W frozen, A [rank, in] and B [out, rank] trained."""
+
+    rank: int = Field(16, ge=1, description="Rows of A and columns of B.")
+    alpha: float = Field(32.0, gt=0, description="The adapter's output is multiplied by alpha / rank.")
+    dropout: float = Field(0.0, description="Must be 0; see the error for why.")
+    target_modules: tuple[str, ...] = Field(
+        (), description="Linear layers of the language model to adapt, such as q_proj; empty for all of them."
+    )
+
+    @field_validator("dropout")
+    @classmethod
+    def _no_dropout(cls, value: float) -> float:
+        if value:
+            raise ValueError(
+                f"dropout is {value}; it must be 0. A shared prefix is computed once for all responses, so dropout "
+                "cannot differ between them, and the policy that is trained would not be the one that sampled. "
+                "Set it to 0; a lower rank or weight decay regularise too."
+            )
+        return value
+
+
+class ModelSettings(Settings):
+    """Section ``model``."""
+
+    path: str = Field(description="Local folder or hub name of a Qwen-VL checkpoint.")
+    dtype: Literal["fp32", "bf16"] = Field("fp32", description="Precision of weights and activations.")
+    train_vision: bool = Field(
+        False,
+        description="Train the vision tower. False: it is frozen and its output is kept for scoring, training and "
+        "later epochs. True: it runs once per group and optimizer step, with gradient.",
+    )
+    gradient_checkpointing: bool = Field(False, description="Recompute activations layer by layer in backward.")
+    attention_kernel: Literal[
+        "auto", "cpu-flash", "cuda-flash", "cuda-efficient", "flash-attn-2", "flash-attn-3", "flash-attn-4", "oracle"
+    ] = Field("auto", description="Kernel behind grouped attention; auto chooses by device and dtype.")
+    vision_cache_mb: int = Field(
+        1024, ge=0, description="Memory for the frozen vision tower's outputs, in MiB; least recently used go first."
+    )
+    logits_chunk_mb: int = Field(
+        256, ge=1, description="Memory for one chunk of fp32 logits, in MiB; chunks are recomputed in backward."
+    )
+    trust_remote_code: bool = Field(
+        False, description="Let a hub model run its own Python code. Off unless you say so."
+    )
+    lora: LoraSettings | None = Field(
+        None,
+        description="Train low-rank adapters (peft) on the frozen language model instead of its weights; {} for the "
+        "defaults. Checkpoints hold the adapter alone, and a KL term's reference is the model without it.",
+    )
+    liger: bool = Field(
+        False,
+        description="Use liger-kernel's Triton kernels for RMSNorm, SwiGLU and rotary positions where it has them for "
+        "the model's family; its fused loss is never used. Needs a GPU.",
+    )
+
+    @model_validator(mode="after")
+    def _an_adapter_is_alone(self) -> Self:
+        if self.lora is not None and self.train_vision:
+            raise ValueError(
+                "model.lora is set and model.train_vision is true, but an adapter is all that is trained and saved "
+                "with it. Set model.train_vision=false, or leave model.lora out."
+            )
+        return self

@@ -1,0 +1,129 @@
+"""The vision tower, run once per prompt and version of its weights."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from weakref import WeakValueDictionary
+
+import torch
+
+from vlm_pg.types import Prompt, VisualFeatures
+
+
+class VisionEncoder:
+    """Runs the tower and remembers what it said.
+
+    A frozen tower's outputs are kept in a least-recently-used cache of ``cache_bytes`` over the whole run; a trained
+    tower's outputs are kept, graph included, until its weights change. Equal media (by content key) share one output.
+
+    Args:
+        run_tower: (pixel_values [patches, dim], grid_thw [media, 3]) -> [M, D], or [M, 1 + E, D] for a family with
+            DeepStack (``Family.encode_vision``).
+        merge_size: side of the square of patches merged into one visual token.
+    """
+
+    def __init__(
+        self,
+        run_tower: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        merge_size: int,
+        trains: bool,
+        cache_bytes: int,
+        device: torch.device,
+    ):
+        self._run_tower = run_tower
+        self._merged_patches = merge_size**2
+        self._cache_bytes = cache_bytes
+        self._device = device
+        self._kept: OrderedDict[str, VisualFeatures] = OrderedDict()
+        self._kept_bytes = 0
+        # Outputs somebody still holds, whatever the cache has room for: a step's own videos are never encoded twice.
+        self._in_use: WeakValueDictionary[str, VisualFeatures] = WeakValueDictionary()
+        self.trains = trains
+        self.version = 0
+        self.prompts_encoded = 0
+
+    def weights_changed(self) -> None:
+        """Call after every optimizer step. A frozen tower's version, and so its cache, outlives the step."""
+        if self.trains:
+            self.version += 1
+            self._kept.clear()
+            self._in_use.clear()
+            self._kept_bytes = 0
+
+    def encode(
+        self, prompts: Sequence[Prompt], with_graph: bool = False, keep_graph: bool = False
+    ) -> list[VisualFeatures]:
+        """Features of each prompt; only what is not kept already goes through the tower.
+
+        With ``with_graph`` (a trained tower) all new prompts go through in one call and stay attached to its graph.
+        ``keep_graph``: until the weights change, later calls get these outputs and their graph again; without it a
+        graph belongs to one caller and one backward. Without ``with_graph`` each prompt goes through alone, so that its
+        features do not depend on what else is in the batch.
+        """
+        if with_graph and not self.trains:
+            raise ValueError("Features with a graph were asked of a frozen vision tower; set model.train_vision=true.")
+        results: dict[str, VisualFeatures] = {}
+        missing: dict[str, Prompt] = {}
+        for prompt in prompts:
+            if prompt.pixel_values is None:
+                continue
+            if not prompt.content_key:
+                raise ValueError(
+                    f"Prompt {prompt.sample_id!r} has pixels but no content_key, by which features are kept. Build it "
+                    "with prompt_from_processor, or set content_key(pixel_values, grid_thw)."
+                )
+            kept = self._kept.get(prompt.content_key) or self._in_use.get(prompt.content_key)
+            if kept is not None and (kept.carries_graph or not with_graph):
+                if prompt.content_key in self._kept:
+                    self._kept.move_to_end(prompt.content_key)
+                results[prompt.content_key] = kept
+            else:
+                missing[prompt.content_key] = prompt
+        results.update(self._encode_missing(list(missing.values()), with_graph, keep_graph))
+        nothing = VisualFeatures(None, self.version, carries_graph=False)
+        return [nothing if prompt.pixel_values is None else results[prompt.content_key] for prompt in prompts]
+
+    def _encode_missing(self, prompts: list[Prompt], with_graph: bool, keep_graph: bool) -> dict[str, VisualFeatures]:
+        results = {}
+        for batch in [prompts] if with_graph else [[prompt] for prompt in prompts]:
+            if not batch:
+                continue
+            with torch.set_grad_enabled(with_graph):
+                pixels = torch.cat([_pixels(prompt) for prompt in batch]).to(self._device, non_blocking=True)
+                grids = torch.cat([_grids(prompt) for prompt in batch]).to(self._device, non_blocking=True)
+                sizes = [int(_grids(prompt).prod(-1).sum()) // self._merged_patches for prompt in batch]
+                outputs = self._run_tower(pixels, grids).split(sizes)
+            self.prompts_encoded += len(batch)
+            for prompt, features in zip(batch, outputs, strict=True):
+                results[prompt.content_key] = VisualFeatures(features, self.version, carries_graph=with_graph)
+                if keep_graph or not with_graph:
+                    self._in_use[prompt.content_key] = results[prompt.content_key]
+                    self._keep(prompt.content_key, results[prompt.content_key])
+        return results
+
+    def _keep(self, key: str, features: VisualFeatures) -> None:
+        assert features.features is not None
+        size = features.features.numel() * features.features.element_size()
+        if features.carries_graph:
+            # Needed again by this step's backward; the next weights_changed() lets it go.
+            self._kept[key] = features
+            return
+        if self.trains or size > self._cache_bytes:
+            return
+        self._kept[key] = features
+        self._kept_bytes += size
+        while self._kept_bytes > self._cache_bytes:
+            _, oldest = self._kept.popitem(last=False)
+            assert oldest.features is not None
+            self._kept_bytes -= oldest.features.numel() * oldest.features.element_size()
+
+
+def _pixels(prompt: Prompt) -> torch.Tensor:
+    assert prompt.pixel_values is not None
+    return prompt.pixel_values
+
+
+def _grids(prompt: Prompt) -> torch.Tensor:
+    assert prompt.grid_thw is not None
+    return prompt.grid_thw

@@ -1,0 +1,109 @@
+"""metrics.jsonl: one line of numbers per step, and the same numbers for tensorboard."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from vlm_pg.errors import ConfigError, VlmPgError
+from vlm_pg.observe.files import json_line, keep_json_lines
+from vlm_pg.observe.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+logger = logging.getLogger(__name__)
+RESERVED_KEYS = ("step", "phase", "time")
+
+
+class MetricsLog:
+    """Appends metrics of one run; usable as a context manager.
+
+    A line is flat: ``{"step": 12, "phase": "train", "time": 1760000000.1, "reward": 0.61, "kl": null}``.
+
+    Args:
+        folder: the run's folder.
+        tensorboard: also write scalars, tagged ``<phase>/<key>``, under ``tensorboard/``.
+        resume_step: the step the run continues after; lines beyond it are removed so that no step appears twice.
+            None for a new run.
+    """
+
+    def __init__(self, folder: RunFolder, tensorboard: bool, resume_step: int | None = None):
+        forget_later_steps(folder.metrics, resume_step)
+        self._file = folder.metrics.open("ab")
+        self._writer = _open_tensorboard(folder.tensorboard, resume_step) if tensorboard else None
+
+    def write(self, step: int, values: Mapping[str, float | None], phase: str = "train") -> None:
+        """Write one line and flush it. None is kept as null; NaN or infinity raises VlmPgError naming the key."""
+        numbers = {key: _checked(step, key, value) for key, value in values.items()}
+        line = {"step": step, "phase": phase, "time": round(time.time(), 3), **numbers}
+        self._file.write(json_line(line))
+        self._file.flush()
+        if self._writer is not None:
+            for key, number in numbers.items():
+                if number is not None:
+                    self._writer.add_scalar(f"{phase}/{key}", number, global_step=step)
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Close the files; writing afterwards is an error."""
+        self._file.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def forget_later_steps(path: Path, resume_step: int | None) -> None:
+    """Remove the lines of ``path`` that lie after ``resume_step``; damaged lines are set aside with a warning."""
+    if resume_step is None:
+        return
+    _, damaged = keep_json_lines(path, lambda record: _step_of(record) <= resume_step)
+    if damaged:
+        logger.warning(
+            "%s had %d line(s) that were not JSON (a killed run leaves one); moved to %s.damaged",
+            path, damaged, path.name,
+        )  # fmt: skip
+
+
+def _step_of(record: Mapping[str, Any]) -> float:
+    """The step of a line; a line without one belongs to no step and is kept."""
+    step = record.get("step")
+    return step if isinstance(step, int | float) else -math.inf
+
+
+def _checked(step: int, key: str, value: float | None) -> float | int | None:
+    if key in RESERVED_KEYS:
+        raise KeyError(f"metric '{key}' would hide the line's own '{key}'; call it something else")
+    if value is None:
+        return None
+    number = value if isinstance(value, int) else float(value)
+    if not math.isfinite(number):
+        raise VlmPgError(
+            f"metric '{key}' of step {step} is {number}. Metrics must be finite numbers, or null where there is no "
+            "value. If training diverged, lower training.learning_rate or raise algorithm.kl_coef and resume from the "
+            "last checkpoint."
+        )
+    return number
+
+
+def _open_tensorboard(path: Path, resume_step: int | None) -> SummaryWriter:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ConfigError(
+            f"observe.tensorboard is true, but tensorboard cannot be imported ({error}). It is optional: install it "
+            "with 'pip install tensorboard' or set observe.tensorboard=false."
+        ) from error
+    return SummaryWriter(str(path), purge_step=None if resume_step is None else resume_step + 1)

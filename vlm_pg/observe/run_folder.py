@@ -1,0 +1,146 @@
+"""The folder of one run: where each file lies, and how a new run gets an empty one without losing an old one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from vlm_pg.errors import ConfigError
+from vlm_pg.observe.files import write_bytes_atomic, write_json_atomic
+
+_OWN_FILES = ("config.yaml", "metrics.jsonl", "rollouts.jsonl", "bad_samples.jsonl", "summary.json", "report.html")
+_OWN_NAMES = frozenset((*_OWN_FILES, "checkpoints", "tensorboard", "thumbnails"))
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of a run's files. Making the object touches nothing on disk; ``RunFolder.create`` does.
+
+    RunFolder(Path("runs/embedded")).metrics == Path("runs/embedded/metrics.jsonl")
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The configuration as resolved."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line per step and phase."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        """One JSON line per logged rollout."""
+        return self.path / "rollouts.jsonl"
+
+    @property
+    def bad_samples(self) -> Path:
+        """One JSON line per sample that could not be used."""
+        return self.path / "bad_samples.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """Results of the run: accuracy before and after, seconds per phase, versions."""
+        return self.path / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        """The report, one self-contained HTML file."""
+        return self.path / "report.html"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of tensorboard event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def thumbnails(self) -> Path:
+        """Folder of picture strips, one per logged question."""
+        return self.path / "thumbnails"
+
+    @classmethod
+    def create(cls, path: Path, resume: bool, announce: Callable[[str], None] = print) -> RunFolder:
+        """Make the folder of a run ready.
+
+        With ``resume`` an existing folder is kept as it is. Without, an existing run is moved aside to
+        ``<name>.old-<timestamp>`` and ``announce`` is given one line that says so. Raises ConfigError when ``path``
+        holds something that is not a run, or is the current directory or one above it.
+        """
+        folder = cls(Path(path))
+        _refuse_what_is_no_run(folder.path)
+        if not resume and folder.path.is_dir() and any(folder.path.iterdir()):
+            aside = _free_name(folder.path, datetime.now().strftime("%Y%m%d-%H%M%S"))
+            folder.path.rename(aside)
+            announce(f"{folder.path} holds an earlier run: moved it to {aside} (run.resume=auto would continue it)")
+        try:
+            for needed in (folder.path, folder.checkpoints):
+                needed.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"run.dir '{path}' cannot be made: {error}. Choose a folder that can be written."
+            ) from None
+        for entry in folder.path.iterdir():
+            if _is_leftover(entry.name):
+                entry.unlink()
+        return folder
+
+    def write_config(self, yaml_text: str) -> None:
+        """Write config.yaml in one piece."""
+        write_bytes_atomic(self.config, yaml_text.encode())
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write summary.json in one piece; a NaN or infinity in it is refused with its key."""
+        write_json_atomic(self.summary, dict(summary))
+
+
+def _refuse_what_is_no_run(path: Path) -> None:
+    """Raise ConfigError when ``path`` is something whose content must not be moved or written to."""
+    advice = "Point run.dir at a new folder or at the folder of an earlier run, e.g. run.dir=runs/mine."
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"run.dir '{path}' is a file. A run needs a folder. {advice}")
+    resolved, current = path.resolve(), Path.cwd().resolve()
+    if resolved == current or resolved in current.parents:
+        raise ConfigError(
+            f"run.dir '{path}' is the current directory or one above it. A run needs a folder of its own. {advice}"
+        )
+    if not path.is_dir():
+        return
+    names = {entry.name for entry in path.iterdir()}
+    is_run = "config.yaml" in names and names & {"metrics.jsonl", "checkpoints"}
+    strange_names = sorted(name for name in names if not _is_own(name))
+    if strange_names and not is_run:
+        strangers = ", ".join(strange_names[:3])
+        raise ConfigError(
+            f"run.dir '{path}' holds files that are not a run's ({strangers}). "
+            f"Only an empty folder or an earlier run's folder is used. {advice}"
+        )
+
+
+def _is_own(name: str) -> bool:
+    return name in _OWN_NAMES or name.startswith(("eval_", "eval-")) or name.endswith(".damaged") or _is_leftover(name)
+
+
+def _is_leftover(name: str) -> bool:
+    """A temporary file that a killed process left behind."""
+    return name.startswith(".") and name.endswith(".tmp")
+
+
+def _free_name(path: Path, timestamp: str) -> Path:
+    """``<name>.old-<timestamp>``, with a number when two runs are moved within one second."""
+    aside = path.with_name(f"{path.name}.old-{timestamp}")
+    number = 2
+    while aside.exists():
+        aside = path.with_name(f"{path.name}.old-{timestamp}-{number}")
+        number += 1
+    return aside

@@ -1,0 +1,162 @@
+"""A sample and its pixels to a ``Prompt``, through the model's own processor and chat template.
+
+Shape letters: P prompt tokens, F frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vlm_pg.errors import ModelError, SampleError
+from vlm_pg.prompts.preview import preview_frames
+from vlm_pg.prompts.processor_outputs import prompt_from_processor
+from vlm_pg.prompts.settings import PromptSettings
+from vlm_pg.types import DecodedMedia, MediaKind, Prompt, Sample
+
+if TYPE_CHECKING:
+    from transformers import ProcessorMixin
+
+PositionFn = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[MediaKind, ...], tuple[float, ...]], torch.Tensor
+]
+
+
+class PromptBuilder:
+    """Builds prompts for one model.
+
+    Args:
+        processor: a Hugging Face processor of a registered Qwen-VL family, with a chat template.
+        settings: texts and the length limit.
+        position_fn: ``(input_ids [P], mm_token_type_ids [P], grid_thw, media_kinds, second_per_grid_ts)`` to the
+            multimodal positions, int64 [3, P]; ``second_per_grid_ts`` has one entry per video.
+
+    Raises:
+        ModelError: the processor cannot handle chats with media.
+    """
+
+    def __init__(self, processor: ProcessorMixin, settings: PromptSettings, position_fn: PositionFn):
+        lacking = [
+            name
+            for name in ("tokenizer", "image_processor", "video_processor", "chat_template")
+            if getattr(processor, name, None) is None
+        ]
+        if lacking:
+            raise ModelError(
+                f"The model's processor ({type(processor).__name__}) has no {' and no '.join(lacking)}. The processor "
+                "of a Qwen-VL instruct checkpoint is needed. Add its preprocessor and chat template files to the "
+                "model folder."
+            )
+        self._processor: Any = processor
+        self._settings = settings
+        self._position_fn = position_fn
+        # Only Qwen2.5-VL's processor passes seconds on to the positions; the others write times into the text, or none.
+        self._times_by_rate = "second_per_grid_ts" in self._processor.model_input_names
+        added = self._processor.tokenizer.get_added_vocab()
+        self._control_tokens = tuple(token for token in added if token.startswith("<|") and token.endswith("|>"))
+
+    def build(self, sample: Sample, media: Sequence[DecodedMedia]) -> Prompt:
+        """The prompt of a sample.
+
+        Args:
+            sample: the question.
+            media: the decoded media of the sample, in its order.
+
+        Raises:
+            SampleError: ``media_token_in_text`` or ``prompt_too_long``.
+        """
+        kinds = tuple(item.kind for item in media)
+        if kinds != tuple(ref.kind for ref in sample.media):
+            raise ValueError(f"sample {sample.sample_id} has media {sample.media}, but {kinds} were handed in")
+        self._refuse_control_tokens(sample)
+        text = self._processor.apply_chat_template(self._messages(sample), tokenize=False, add_generation_prompt=True)
+        inputs = self._process(text, media)
+        self._check_length(sample, inputs)
+        preview, preview_seconds = preview_frames(media)
+        return prompt_from_processor(
+            inputs,
+            self._position_fn,
+            sample.sample_id,
+            text=text,
+            preview=preview,
+            preview_seconds=preview_seconds,
+        )
+
+    def question_text(self, sample: Sample) -> str:
+        """The words of the user's turn: question, options on lines of their own, instruction of the answer kind."""
+        parts = (sample.question, *sample.options, self._settings.instructions[sample.answer_kind])
+        return "\n".join(part for part in parts if part)
+
+    def _messages(self, sample: Sample) -> list[dict[str, Any]]:
+        content: list[dict[str, str]] = [{"type": ref.kind} for ref in sample.media]
+        content.append({"type": "text", "text": self.question_text(sample)})
+        system = [{"role": "system", "content": self._settings.system}] if self._settings.system else []
+        return [*system, {"role": "user", "content": content}]
+
+    def _process(self, text: str, media: Sequence[DecodedMedia]) -> dict[str, Any]:
+        """The processor's outputs for one conversation; frames go in as they are, already sampled and resized."""
+        images = [torch.from_numpy(item.frames[0]) for item in media if item.kind == "image"]
+        videos = [item for item in media if item.kind == "video"]
+        media_arguments: dict[str, Any] = {}
+        if images:
+            media_arguments |= {"images": images, "images_kwargs": {"do_resize": False}}
+        if videos:
+            media_arguments |= {
+                "videos": [torch.from_numpy(item.frames) for item in videos],
+                "videos_kwargs": {
+                    "do_resize": False,
+                    "do_sample_frames": False,
+                    "video_metadata": [_metadata(item, self._times_by_rate) for item in videos],
+                },
+            }
+        outputs = dict(self._processor(text=[text], return_tensors="pt", **media_arguments))
+        # as a tensor, then as numbers: the float32 rounding of transformers' own path decides positions at the margin
+        seconds = torch.as_tensor(outputs.get("second_per_grid_ts", ()), dtype=torch.float32)
+        return outputs | {"second_per_grid_ts": seconds.tolist()}
+
+    def _refuse_control_tokens(self, sample: Sample) -> None:
+        text = self.question_text(sample)
+        for token in self._control_tokens:
+            if token in text:
+                raise SampleError(
+                    "media_token_in_text",
+                    f"the text of the question contains the model's control token '{token}'. Control tokens may come "
+                    "from the chat template only. Remove it from the record.",
+                )
+
+    def _check_length(self, sample: Sample, inputs: dict[str, Any]) -> None:
+        tokens, limit = int(inputs["input_ids"].shape[1]), self._settings.max_prompt_tokens
+        if tokens <= limit:
+            return
+        visual = int((inputs["mm_token_type_ids"] != 0).sum())
+        change = "Lower media.max_frames or media.max_pixels" if visual > tokens // 2 else "Shorten the question"
+        raise SampleError(
+            "prompt_too_long",
+            f"the prompt has {tokens} tokens, {visual} of them visual. At most {limit} are allowed, and prompts are "
+            f"never cut. {change}, or raise prompt.max_prompt_tokens.",
+        )
+
+
+def _metadata(video: DecodedMedia, by_rate: bool) -> Any:
+    """Tells the processor when the frames it gets were shown.
+
+    Args:
+        by_rate: the processor derives seconds per temporal patch from the frame rate (Qwen2.5-VL). Otherwise it takes
+            frame index / rate of every frame for its time and writes it into the text (Qwen3-VL and later): at rate 1
+            the index is the frame's own time in seconds, exact whatever the sampling.
+    """
+    from transformers.video_utils import VideoMetadata
+
+    count = len(video.frames)
+    indices: list[Any] = list(range(count)) if by_rate else list(video.frame_seconds)
+    return VideoMetadata(
+        total_num_frames=count,
+        fps=video.sampled_fps if by_rate else 1.0,
+        height=video.frames.shape[2],
+        width=video.frames.shape[3],
+        duration=count / video.sampled_fps,
+        video_backend=video.decoder,
+        frames_indices=indices,
+    )

@@ -1,0 +1,55 @@
+"""What the user can choose about prompts, and our own prompt texts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from vlm_pg.settings import Settings
+from vlm_pg.types import ANSWER_KINDS, AnswerKind
+
+_THINK = (
+    "Work it out step by step between <think> and </think>. Then write the result between <answer> and </answer>, and "
+    "nothing after it. "
+)
+DEFAULT_INSTRUCTIONS: dict[AnswerKind, str] = {
+    "multiple_choice": _THINK + "The result is the letter of the right option, for example <answer>C</answer>.",
+    "numerical": _THINK + "The result is one number in digits, for example <answer>12</answer>.",
+    "ocr": _THINK + "The result is the text exactly as it can be read, for example <answer>No entry</answer>.",
+    "free_form": _THINK + "The result is a short reply in words, for example <answer>a red lorry</answer>.",
+    "regression": _THINK + "The result is one number, with decimals where needed, for example <answer>3.25</answer>.",
+}
+_CONTROL_TOKEN = re.compile(r"<\|\w+\|>")
+
+
+class PromptSettings(Settings):
+    """The words around a question, and how long a prompt may become."""
+
+    system: str = Field("", description="System message; empty: none, which leaves it to the model's chat template.")
+    instructions: dict[AnswerKind, str] = Field(
+        default_factory=lambda: dict(DEFAULT_INSTRUCTIONS),
+        description="What is written under the question, by answer kind; kinds left out keep the built-in text.",
+    )
+    max_prompt_tokens: int = Field(
+        16_384, ge=1, description="A longer prompt (text and visual tokens) makes its sample unusable; nothing is cut."
+    )
+
+    @field_validator("instructions", mode="before")
+    @classmethod
+    def _fill_in(cls, value: Any) -> Any:
+        return (
+            {**DEFAULT_INSTRUCTIONS, **value} if isinstance(value, dict) and set(value) <= set(ANSWER_KINDS) else value
+        )
+
+    @field_validator("system", "instructions")
+    @classmethod
+    def _no_control_tokens(cls, value: Any) -> Any:
+        for text in value.values() if isinstance(value, dict) else (value,):
+            if found := _CONTROL_TOKEN.search(text):
+                raise ValueError(
+                    f"contains the control token '{found[0]}'. Plain text is allowed; the chat template adds the "
+                    "control tokens. Remove it."
+                )
+        return value

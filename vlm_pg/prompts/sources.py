@@ -1,0 +1,58 @@
+"""One prompt source per file of records, one pool of decoders per data root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from vlm_pg.data.settings import DataSettings
+from vlm_pg.media.loader import MediaLoader
+from vlm_pg.media.settings import MediaSettings
+from vlm_pg.prompts.builder import PromptBuilder
+from vlm_pg.prompts.source import PromptSource
+from vlm_pg.types import Prompt
+
+
+class Sources:
+    """Makes prompt sources and owns the decoding processes behind them; a context manager.
+
+    Args:
+        builder: makes prompts of decoded media.
+        data: where the media of a record file lie, and whether remote ones are allowed.
+        media: frames, sizes, limits, workers.
+        factor: patch size times merge size of the vision tower, in pixels.
+        check: raises SampleError for a prompt that the model cannot answer.
+    """
+
+    def __init__(
+        self,
+        builder: PromptBuilder,
+        data: DataSettings,
+        media: MediaSettings,
+        factor: int,
+        check: Callable[[Prompt], None] = lambda prompt: None,
+    ):
+        self._builder, self._data, self._media, self._factor = builder, data, media, factor
+        self._check = check
+        self._loaders: dict[Path, MediaLoader] = {}
+
+    def for_records(self, records: Path, cache_bytes: int = 0) -> PromptSource:
+        """The source of the samples in ``records``."""
+        root = self._data.root_for(records)
+        if root not in self._loaders:
+            self._loaders[root] = MediaLoader(self._media, root, self._data.allow_remote, self._factor)
+        return PromptSource(self._loaders[root], self._builder, str(records), self._check, cache_bytes)
+
+    def close(self) -> None:
+        """End the decoding processes."""
+        for loader in self._loaders.values():
+            loader.close()
+
+    def __enter__(self) -> Sources:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

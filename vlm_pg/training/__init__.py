@@ -1,0 +1,1 @@
+"""From rollouts to updated weights: one step, the loop around it, engines, checkpoints."""

@@ -1,0 +1,179 @@
+"""The DeepSpeed engine: ZeRO stages over the same policy."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from vlm_pg.errors import CheckpointError, ConfigError
+from vlm_pg.models.policy import Policy
+from vlm_pg.training.distributed import world_size
+from vlm_pg.training.engines import Engine, check_finite
+from vlm_pg.training.settings import TrainingSettings
+
+# What this program decides itself; a config file that sets them would be contradicted in silence.
+OWN_KEYS = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "optimizer",
+    "scheduler",
+    "bf16",
+    "fp16",
+    "data_types",
+    "communication_data_type",
+)
+
+
+def connect() -> None:
+    """Join the processes that the launcher started: NCCL with GPUs, gloo without."""
+    import deepspeed
+
+    if "RANK" not in os.environ:
+        # Started without a launcher: a world of one.
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in alone.items()})
+    if torch.cuda.is_available():
+        deepspeed.init_distributed(dist_backend="nccl", verbose=False)
+        return
+    # On CPUs DeepSpeed would compile a C++ extension for shared-memory collectives at first start, which takes minutes
+    # and a compiler; gloo needs neither.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+
+
+class DeepSpeedEngine(Engine):
+    """Wraps the policy in a DeepSpeed engine; every rank makes the same number of backward calls."""
+
+    def __init__(self, policy: Policy, settings: TrainingSettings):
+        import deepspeed
+
+        self.policy = policy
+        parameters = [p for p in policy.parameters() if p.requires_grad]
+        config = read_deepspeed_config(settings)
+        if policy.dtype == torch.bfloat16:
+            # Sums over micro-batches and ranks are kept in fp32: bf16 has 8 bits of mantissa.
+            config |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+            config["communication_data_type"] = "fp32"
+        optimizer = torch.optim.AdamW(
+            parameters,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.adam_epsilon,
+            weight_decay=settings.weight_decay,
+        )
+        self._engine, *_ = deepspeed.initialize(
+            model=policy, optimizer=optimizer, model_parameters=parameters, config=config
+        )
+        # DeepSpeed averages gradients over ranks; the loss weights already make them a sum.
+        self.loss_scale = float(world_size())
+        self._stage = config.get("zero_optimization", {}).get("stage", 0)
+
+    def forward(self, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._engine(*args)
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        self._engine.set_gradient_accumulation_boundary(last)
+        self._engine.backward(loss * self.loss_scale)
+
+    def step(self, learning_rate: float) -> float:
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._engine.step()
+        # DeepSpeed leaves the weights alone when the norm is not finite, and reports it all the same.
+        norm = float(self._engine.get_global_grad_norm())
+        check_finite(norm)
+        self.policy.weights_changed()
+        return norm
+
+    def save_optimizer(self, folder: Path) -> None:
+        self._engine.save_checkpoint(str(folder), tag="deepspeed", exclude_frozen_parameters=True, save_latest=False)
+
+    def load_optimizer(self, folder: Path) -> None:
+        loaded = None
+        if (folder / "deepspeed").is_dir():
+            loaded, _ = self._engine.load_checkpoint(str(folder), tag="deepspeed", load_module_strict=False)
+        if loaded is None:
+            raise CheckpointError(
+                f"{folder} holds no DeepSpeed state that could be loaded. Resume with the engine that wrote it, or "
+                "start a new run with model.path set to it."
+            )
+
+    @contextmanager
+    def generation(self) -> Iterator[None]:
+        if self._stage < 3:
+            yield
+            return
+        with self._gathered(), self._without_hooks():
+            yield
+
+    @contextmanager
+    def full_weights(self) -> Iterator[None]:
+        if self._stage < 3:
+            yield
+            return
+        with self._gathered():
+            yield
+
+    @contextmanager
+    def _gathered(self) -> Iterator[None]:
+        """ZeRO-3: every rank holds all weights inside, so that ranks may generate at their own pace."""
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(list(self.policy.parameters())):
+            yield
+
+    @contextmanager
+    def _without_hooks(self) -> Iterator[None]:
+        """ZeRO-3's module hooks would take gathered weights apart again after each module."""
+        offload = self._engine.optimizer.parameter_offload
+        for parameter in self.policy.parameters():
+            cast("Any", parameter).ds_active_sub_modules.clear()
+        offload._remove_module_hooks()
+        try:
+            yield
+        finally:
+            offload.setup_zero_stage3_hooks()
+
+
+def read_deepspeed_config(settings: TrainingSettings) -> dict[str, Any]:
+    """The user's DeepSpeed file with the parts this program decides.
+
+    Raises:
+        ConfigError: no file, not JSON, or it sets what other settings decide.
+    """
+    if settings.deepspeed_config is None:
+        raise ConfigError(
+            "training.engine is deepspeed but training.deepspeed_config is not set. Give a DeepSpeed JSON file, for "
+            "example training.deepspeed_config=configs/deepspeed/zero2.json."
+        )
+    path = Path(settings.deepspeed_config)
+    try:
+        config = json.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"training.deepspeed_config {str(path)!r} cannot be read: {error}.") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"training.deepspeed_config {str(path)!r} is not JSON: {error}.") from error
+    clashes = sorted(set(config) & set(OWN_KEYS))
+    if clashes:
+        raise ConfigError(
+            f"{path} sets {', '.join(clashes)}, which the training and model sections decide. Remove them from the "
+            "file and use training.micro_batch_tokens, training.learning_rate, training.max_grad_norm and model.dtype."
+        )
+    return config | {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": settings.max_grad_norm,
+        "zero_allow_untested_optimizer": True,
+    }

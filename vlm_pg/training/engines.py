@@ -1,0 +1,148 @@
+"""Who owns gradients and optimizer state: torch alone, or DeepSpeed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from vlm_pg.errors import CheckpointError
+from vlm_pg.models.policy import Policy
+from vlm_pg.training.settings import TrainingSettings
+
+
+class Engine(ABC):
+    """Accumulates gradients over backward calls and applies them in one step.
+
+    ``forward`` is the policy's forward, possibly wrapped. Losses carry weights that sum to 1 over all ranks, so
+    gradients are added up over ranks, never averaged.
+    """
+
+    policy: Policy
+    # What backward() multiplies losses by before they reach the graph.
+    loss_scale: float = 1.0
+
+    @abstractmethod
+    def forward(self, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``Policy.forward``."""
+
+    @abstractmethod
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        """Add this loss's gradient; ``last`` marks the step's final call."""
+
+    @abstractmethod
+    def step(self, learning_rate: float) -> float:
+        """Clip, update the weights, clear the gradients; the gradient's global norm before clipping.
+
+        Raises:
+            FloatingPointError: the norm is not finite; weights and optimizer state are untouched.
+        """
+
+    @abstractmethod
+    def save_optimizer(self, folder: Path) -> None:
+        """Write what a bitwise resume needs beside the weights; called on every rank."""
+
+    @abstractmethod
+    def load_optimizer(self, folder: Path) -> None:
+        """The inverse, on a policy that already holds the checkpoint's weights."""
+
+    @contextmanager
+    def generation(self) -> Iterator[None]:
+        """Around generation and evaluation: all weights are at hand inside."""
+        yield
+
+    @contextmanager
+    def full_weights(self) -> Iterator[None]:
+        """Around saving: ``policy.model.state_dict()`` is whole inside, at least on rank 0."""
+        yield
+
+
+def check_finite(norm: float) -> None:
+    if not 0 <= norm < float("inf"):
+        raise FloatingPointError(
+            f"The gradient norm is {norm}; the step was not taken and no checkpoint was written. Resume from the last "
+            "checkpoint with a lower training.learning_rate, or look at the last rollouts for what went wrong."
+        )
+
+
+class TorchEngine(Engine):
+    """One process, AdamW. bf16 weights keep an fp32 copy that gradients are summed into and updates are applied to."""
+
+    def __init__(self, policy: Policy, settings: TrainingSettings):
+        self.policy = policy
+        self._max_grad_norm = settings.max_grad_norm
+        self._named = [(name, p) for name, p in policy.model.named_parameters() if p.requires_grad]
+        self._weights = [p for _, p in self._named]
+        self._has_masters = any(p.dtype != torch.float32 for p in self._weights)
+        self._masters = [p.detach().float().clone() for p in self._weights] if self._has_masters else self._weights
+        self._optimizer = torch.optim.AdamW(
+            self._masters,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.adam_epsilon,
+            weight_decay=settings.weight_decay,
+        )
+
+    def forward(self, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.policy(*args)
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        loss.backward()
+        if self._has_masters:
+            # bf16 has 8 bits of mantissa: sums over micro-batches are kept in fp32.
+            for weight, master in zip(self._weights, self._masters, strict=True):
+                if weight.grad is not None:
+                    gradient = weight.grad.float()
+                    master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+                    weight.grad = None
+
+    def step(self, learning_rate: float) -> float:
+        norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self._max_grad_norm))
+        check_finite(norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._has_masters:
+            with torch.no_grad():
+                torch._foreach_copy_(self._weights, self._masters)
+        self.policy.weights_changed()
+        return norm
+
+    def save_optimizer(self, folder: Path) -> None:
+        tensors: dict[str, torch.Tensor] = {}
+        for (name, _), master in zip(self._named, self._masters, strict=True):
+            state = self._optimizer.state.get(master, {})
+            tensors |= {f"{name}/{key}": value.contiguous() for key, value in state.items()}
+            if self._has_masters:
+                tensors[f"{name}/master"] = master.contiguous()
+        save_file(tensors, folder / "optimizer.safetensors")
+
+    def load_optimizer(self, folder: Path) -> None:
+        path = folder / "optimizer.safetensors"
+        if not path.is_file():
+            raise CheckpointError(
+                f"{folder} holds no optimizer.safetensors: it was written by another engine. Resume with the engine "
+                "that wrote it (training.engine), or start a new run with model.path set to it."
+            )
+        tensors = load_file(path, device=str(self.policy.device))
+        for (name, _), master in zip(self._named, self._masters, strict=True):
+            prefix = f"{name}/"
+            state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+            if self._has_masters:
+                with torch.no_grad():
+                    master.copy_(state.pop("master"))
+            if "step" in state:
+                state["step"] = state["step"].cpu()
+            if state:
+                self._optimizer.state[master] = state
+        if len(self._optimizer.state) not in (0, len(self._named)):
+            raise CheckpointError(
+                f"{path} has optimizer state for {len(self._optimizer.state)} of {len(self._named)} trained weights. "
+                "Resume with the model settings it was written under, or start a new run with model.path set to it."
+            )

@@ -1,0 +1,34 @@
+"""How the policy is updated."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from vlm_pg.settings import Settings
+
+
+class TrainingSettings(Settings):
+    """Section ``training``. Batch sizes are for the whole run, over all ranks."""
+
+    steps: int = Field(ge=1, description="Optimizer steps.")
+    prompts_per_step: int = Field(16, ge=1, description="Questions per optimizer step, over all ranks.")
+    micro_batch_tokens: int = Field(
+        20480, ge=1, description="Token budget of one forward and backward; a shared prefix counts once."
+    )
+    engine: Literal["torch", "deepspeed"] = Field("torch", description="Who owns optimizer and gradients.")
+    deepspeed_config: str | None = Field(None, description="DeepSpeed JSON file; needed with engine=deepspeed.")
+    learning_rate: float = Field(1e-6, gt=0.0, description="Peak learning rate.")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's betas.")
+    adam_epsilon: float = Field(1e-8, gt=0.0, description="AdamW's epsilon.")
+    weight_decay: float = Field(0.0, ge=0.0, description="AdamW's decoupled weight decay.")
+    warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises linearly from 0.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="How the learning rate falls after the warm-up, to min_learning_rate_ratio."
+    )
+    min_learning_rate_ratio: float = Field(0.0, ge=0.0, le=1.0, description="Last learning rate / peak.")
+    max_grad_norm: float = Field(1.0, gt=0.0, description="Gradients are scaled down to this global L2 norm.")
+    checkpoint_every: int = Field(100, ge=0, description="Steps between checkpoints; 0 saves only the last one.")
+    keep_checkpoints: int = Field(2, ge=1, description="How many of the newest checkpoints stay on disk.")
+    torch_threads: int | None = Field(None, ge=1, description="CPU threads for torch; default: torch's own choice.")

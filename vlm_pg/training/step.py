@@ -1,0 +1,125 @@
+"""One optimizer step: loss weights from the whole batch, micro-batches under a budget, one update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from vlm_pg.algorithms.settings import AlgorithmSettings
+from vlm_pg.algorithms.weights import response_token_weights
+from vlm_pg.batching.plan import plan_micro_batches, tree_tokens
+from vlm_pg.models.packing import repeated_tokens
+from vlm_pg.models.policy import Policy
+from vlm_pg.models.prompt_tree import shared_tokens
+from vlm_pg.training.calls import agreed_places
+from vlm_pg.training.distributed import max_over_ranks, sum_over_ranks
+from vlm_pg.training.engines import Engine
+from vlm_pg.training.passes import Passes, StepSums
+from vlm_pg.training.vision_leaves import VisionLeaves
+from vlm_pg.types import RolloutGroup
+
+
+def update_policy(
+    engine: Engine,
+    reference: Policy | None,
+    groups: Sequence[RolloutGroup],
+    algorithm: AlgorithmSettings,
+    micro_batch_tokens: int,
+    temperature: float,
+    learning_rate: float,
+    leaves: VisionLeaves | None = None,
+) -> dict[str, float]:
+    """Train on complete groups (this rank's share) and return the step's metrics, equal on all ranks.
+
+    ``leaves``: visual features of the groups' prompts, in order, where they were made before generation.
+
+    Raises:
+        FloatingPointError: loss or gradient is not finite; the weights are untouched.
+    """
+    policy = engine.policy
+    prompts = [group.prompt for group in groups]
+    weights = _sequence_weights(groups, algorithm, policy.device)
+    leaves = leaves or VisionLeaves(policy, prompts)
+    shared = shared_tokens(prompts)
+    counts = [_token_counts(group) for group in groups]
+    plan = plan_micro_batches(counts, micro_batch_tokens, lambda i, j: shared[i][j])
+    places = agreed_places(plan, policy.device)
+    num_calls = sum(place.backward_calls for place in places)
+    passes = Passes(engine, reference, groups, leaves, weights, algorithm, temperature)
+    for call, loss in enumerate(passes.losses(places), start=1):
+        engine.backward(loss, last=call == num_calls and not leaves.tower_due)
+    if leaves.tower_due:
+        engine.backward(leaves.surrogate_loss(engine.loss_scale), last=True)
+    grad_norm = engine.step(learning_rate)
+    in_one_tree = tree_tokens([prompt for prompt, _ in counts], range(len(groups)), lambda i, j: shared[i][j])
+    in_one_tree += sum(sum(responses) for _, responses in counts)
+    return _metrics(passes.sums, groups, in_one_tree, policy.device) | {
+        "grad_norm": grad_norm,
+        "lr": learning_rate,
+        "micro_batches": float(len(places)),
+        "backward_calls": float(num_calls),
+    }
+
+
+def _token_counts(group: RolloutGroup) -> tuple[int, list[int]]:
+    return group.prompt.num_tokens, [len(rollout.token_ids) - 1 for rollout in group.rollouts]
+
+
+def _sequence_weights(
+    groups: Sequence[RolloutGroup], algorithm: AlgorithmSettings, device: torch.device
+) -> list[list[float]]:
+    """Weight of each token of each rollout of each group: fixed here, over all ranks, before anything is cut."""
+    lengths = [[len(rollout.token_ids) for rollout in group.rollouts] for group in groups]
+    flat = [length for group in lengths for length in group]
+    totals = sum_over_ranks({"tokens": float(sum(flat)), "sequences": float(len(flat))}, device)
+    weights = iter(
+        response_token_weights(flat, algorithm.loss_average, int(totals["tokens"]), int(totals["sequences"]))
+    )
+    return [[next(weights) for _ in group] for group in lengths]
+
+
+def _metrics(
+    sums: StepSums, groups: Sequence[RolloutGroup], in_one_tree: int, device: torch.device
+) -> dict[str, float]:
+    """Means over the response tokens of all ranks, and what sharing saved.
+
+    ``in_one_tree``: tokens this rank would compute if all its groups fitted in one pass.
+    """
+    lengths = [[len(rollout.token_ids) for rollout in group.rollouts] for group in groups]
+    prompts = [group.prompt.num_tokens for group in groups]
+    local = {
+        "repeated": sum(map(repeated_tokens, prompts, lengths)),
+        "in_one_tree": in_one_tree,
+        "groups": len(groups),
+        "rollouts": sum(map(len, lengths)),
+        "prompt_tokens": sum(prompts),
+    }
+    names = ("loss", "entropy", "kl", "tokens", "clipped_low", "clipped_high", "ratio_sum", "behaviour_kl_sum")
+    counted = ("tokens_computed", "tokens_shared", "sharing_groups", "groups_chunked")
+    totals = sum_over_ranks(
+        {name: sums.totals.get(name, 0.0) for name in (*names, *counted)}
+        | {name: float(count) for name, count in local.items()},
+        device,
+    )
+    tokens = max(1.0, totals["tokens"])
+    return {
+        "loss": totals["loss"],
+        "entropy": totals["entropy"] / tokens,
+        "kl": totals["kl"] / tokens,
+        "clip_low": totals["clipped_low"] / tokens,
+        "clip_high": totals["clipped_high"] / tokens,
+        "ratio_mean": totals["ratio_sum"] / tokens,
+        "ratio_max": max_over_ranks({"ratio_max": sums.largest.get("ratio_max", 0.0)}, device)["ratio_max"],
+        "rollout_mismatch_kl": totals["behaviour_kl_sum"] / tokens,
+        "response_tokens": totals["tokens"],
+        "prompt_tokens_mean": totals["prompt_tokens"] / max(1.0, totals["groups"]),
+        "generations_mean": totals["rollouts"] / max(1.0, totals["groups"]),
+        "tokens_computed": totals["tokens_computed"],
+        "tokens_repeated": totals["repeated"],
+        "tokens_shared_across_questions": totals["tokens_shared"],
+        "questions_sharing": totals["sharing_groups"],
+        "groups_chunked": totals["groups_chunked"],
+        "sharing_ratio": totals["repeated"] / max(1.0, totals["tokens_computed"]),
+        "sharing_ratio_bound": totals["repeated"] / max(1.0, totals["in_one_tree"]),
+    }

@@ -1,0 +1,204 @@
+"""The records that stages pass to each other.
+
+    record -> Sample -> Prompt -> VisualFeatures -> RolloutGroup -> rewards -> advantages
+           -> PackedBatch -> token logprobs -> loss -> optimizer step
+
+Shape letters, here and in every tensor file: B groups, G rollouts a group, P prefix tokens, R response tokens,
+T packed tokens, N query heads, K key-value heads, H head dim, D model dim, V vocabulary, F frames, M visual tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+MediaKind = Literal["image", "video"]
+AnswerKind = Literal["multiple_choice", "numerical", "ocr", "free_form", "regression"]
+ANSWER_KINDS: tuple[AnswerKind, ...] = ("multiple_choice", "numerical", "ocr", "free_form", "regression")
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class MediaRef:
+    """Where one image or video lies.
+
+    ``path`` is as written in the record: relative to the data root, or a URL (refused unless remote media are allowed).
+
+        MediaRef(kind="video", path="clips/0001.mp4")
+    """
+
+    kind: MediaKind
+    path: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One question as stored.
+
+    ``options`` are written with their letters ("A. red"). ``answer`` is the gold answer without tags ("B", "5.0").
+    ``category`` is what evaluation reports by (falls back to ``source``).
+
+        Sample("17", "Which colour is shown first?", (MediaRef("video", "17.mp4"),), ("A. red", "B. blue"), "B",
+               "multiple_choice", source="flashes", category="seen order")
+    """
+
+    sample_id: str
+    question: str
+    media: tuple[MediaRef, ...]
+    options: tuple[str, ...]
+    answer: str
+    answer_kind: AnswerKind
+    source: str
+    category: str
+
+
+@dataclass(frozen=True)
+class BadSample:
+    """A sample that could not be used, as written to ``bad_samples.jsonl``.
+
+    BadSample("103", "outside_root", "media path '../../etc/passwd' leaves the data root ...", "train.jsonl:3")
+    """
+
+    sample_id: str
+    reason: str
+    message: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: sample {self.sample_id} is left out ({self.reason}): {self.message}"
+
+
+@dataclass(frozen=True)
+class DecodedMedia:
+    """Pixels of one image or video: already sampled, rotated and resized to what the vision tower will see.
+
+    ``frames``: uint8 [F, 3, height, width]; F is 1 for an image, even for a video.
+    ``frame_seconds``: time of each frame in seconds since the video's first one; ``(0.0,)`` for an image.
+    ``sampled_fps``: frames per second of the sampled frames (0.0 for an image).
+    ``decoder``: which decoder produced it ("decord", "pyav", "pillow").
+    """
+
+    kind: MediaKind
+    frames: np.ndarray
+    frame_seconds: tuple[float, ...]
+    sampled_fps: float
+    decoder: str
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question as the model reads it: the prefix that all rollouts of a group share.
+
+    ``input_ids`` int64 [P]; media placeholders are already expanded to one token per merged patch.
+    ``mm_token_type_ids`` int64 [P]: 0 text, 1 image, 2 video.
+    ``positions_3P`` int64 [3, P]: multimodal rotary positions (time, height, width), transformers' own.
+    ``pixel_values`` float32 [patches, patch_dim] or None: patches of all media in order of appearance.
+    ``grid_thw`` int64 [number of media, 3]: patches along time, height and width (before merging).
+    ``media_kinds``: one entry per row of ``grid_thw``.
+    ``content_key``: hash of pixels and grids ("" without media); equal keys mean equal visual features.
+    ``media_keys``: one hash per row of ``grid_thw``, of that item's pixels and grid: prompts that share only their
+    first video have an equal first key. Times are not in it: a video's seconds show in token ids or positions.
+    ``preview``: a few uint8 [height, width, 3] thumbnails, and their times, for people.
+    """
+
+    sample_id: str
+    input_ids: torch.Tensor
+    mm_token_type_ids: torch.Tensor
+    positions_3P: torch.Tensor
+    pixel_values: torch.Tensor | None = None
+    grid_thw: torch.Tensor | None = None
+    media_kinds: tuple[MediaKind, ...] = ()
+    content_key: str = ""
+    text: str = ""
+    preview: tuple[np.ndarray, ...] = ()
+    preview_seconds: tuple[float, ...] = ()
+    media_keys: tuple[str, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """P, the number of prefix tokens."""
+        return int(self.input_ids.shape[0])
+
+    @property
+    def num_visual_tokens(self) -> int:
+        """Tokens that take visual features."""
+        return int((self.mm_token_type_ids != 0).sum())
+
+    @property
+    def next_position(self) -> int:
+        """Position of the first response token: one past the prompt's last token, as transformers' forward and
+        `generate` count. For a long video the time positions may lie beyond it; a prompt always ends in text."""
+        return int(self.positions_3P[0, -1]) + 1
+
+
+@dataclass(frozen=True)
+class VisualFeatures:
+    """The vision tower's output for one prompt.
+
+    ``features`` [M, D] in the model's dtype, or None for a text-only prompt; [M, 1 + E, D] where E early decoder layers
+    get visual features of their own (DeepStack).
+    ``weights_version``: version of the tower's weights it came from; using it under another version raises.
+    ``carries_graph``: whether ``features`` is attached to the tower's autograd graph.
+    """
+
+    features: torch.Tensor | None
+    weights_version: int
+    carries_graph: bool
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sampled answer.
+
+    ``token_ids`` int64 [R], the stop token included when there is one. ``rollout_logprobs`` float32 [R]:
+    log-probability of each token under the policy that sampled it, at the sampling temperature, before top-p/top-k.
+    """
+
+    token_ids: torch.Tensor
+    rollout_logprobs: torch.Tensor
+    finish_reason: FinishReason
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class RewardBreakdown:
+    """Rewards of one rollout. ``total`` is None ("no value") when a part that counts could not be computed.
+
+    RewardBreakdown(total=1.1, parts={"accuracy": 1.0, "format": 1.0}, notes={})
+    RewardBreakdown(total=None, parts={"accuracy": None, "format": 1.0}, notes={"accuracy": "gold has no number"})
+    """
+
+    total: float | None
+    parts: Mapping[str, float | None]
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RolloutGroup:
+    """One prompt and its G rollouts; rewards and advantages are present once they are computed.
+
+    ``policy_version``: optimizer steps the policy had seen when it sampled.
+    """
+
+    sample: Sample
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+    policy_version: int
+    rewards: tuple[RewardBreakdown, ...] = ()
+    advantages: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class ResponseGroup:
+    """A prompt and the token ids of its responses, as ``Policy.logprobs`` takes them.
+
+    ``responses``: int64 [R_g] each, at least one token long.
+    """
+
+    prompt: Prompt
+    responses: tuple[torch.Tensor, ...]
