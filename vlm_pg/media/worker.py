@@ -32,8 +32,9 @@ def main(descriptor: int, parent_pid: int, modules: Sequence[str]) -> None:
         modules: imported before the first call, so that no call's deadline pays for it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
-    threading.Thread(target=_end_with_parent, args=(descriptor, parent_pid), daemon=True).start()
     connection = Connection(descriptor)
+    # The thread holds the connection open until this process ends: the parent reads how it ended at the hang-up.
+    threading.Thread(target=_end_with_parent, args=(connection, parent_pid), daemon=True).start()
     for module in modules:
         importlib.import_module(module)
     try:
@@ -59,10 +60,10 @@ def _run(call: bytes) -> tuple[str, Any]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _end_with_parent(descriptor: int, parent_pid: int) -> None:
+def _end_with_parent(connection: Connection, parent_pid: int) -> None:
     """End this process at once when the parent is gone."""
     poll = select.poll()
-    poll.register(descriptor, 0)  # hang-up and error are always reported
+    poll.register(connection, 0)  # hang-up and error are always reported
     while not poll.poll(PARENT_CHECK_MS) and os.getppid() == parent_pid:
         pass
     os._exit(0)

@@ -105,6 +105,17 @@ def test_workers_that_cannot_start_are_an_error_of_the_installation():
     pool.close()
 
 
+def test_a_worker_that_ends_slowly_still_tells_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Long after its frames are gone, an interpreter still takes its modules apart."""
+    body = "from time import sleep\nclass Slow:\n    def __del__(self, sleep=sleep): sleep(1.5)\nslow = Slow()"
+    (tmp_path / "slow_to_end.py").write_text(body)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    pool = WorkerPool(1, deadline_seconds=5, modules=("slow_to_end", "no_such_module_anywhere"))
+    with pytest.raises(RuntimeError, match=r"(?s)last: exit code 1\).*no_such_module_anywhere"):
+        pool.submit(os.getpid).result()
+    pool.close()
+
+
 def test_workers_die_with_a_killed_parent_and_never_run_its_main(tmp_path: Path):
     """kill -9 of a parent script without a main guard: idle and busy workers end; the script's body ran once."""
     script = tmp_path / "train.py"
