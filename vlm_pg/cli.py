@@ -114,9 +114,13 @@ def _train(arguments: argparse.Namespace) -> int:
     from vlm_pg.config import load_config
 
     config = load_config(arguments.config, arguments.overrides)
+    from vlm_pg.training.distributed import end_rank
     from vlm_pg.training.main import train
 
-    return train(config)
+    code = train(config)
+    if "RANK" in os.environ:
+        end_rank(code)
+    return code
 
 
 def _prepare(arguments: argparse.Namespace) -> int:

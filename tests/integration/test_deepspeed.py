@@ -69,7 +69,8 @@ def test_two_zero_processes_equal_one_process(tmp_path: Path, stage: int, budget
     weights = load_file(out)
     for name, parameter in policy.model.named_parameters():
         difference = weights[name] - parameter.detach()
-        assert difference.abs().max() < 1e-6, name
+        # Adam's first step is the learning rate whatever the gradient's size: rounding shows in the smallest gradients.
+        assert difference.abs().max() < 0.05 * LEARNING_RATE, name
         assert difference.norm() < 0.02 * (parameter.detach() - before[name]).norm(), name
     with safe_open(out, "pt") as file:
         reported = file.metadata()

@@ -15,7 +15,7 @@ from tests.support.groups import tiny_policy
 from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect
-from vlm_pg.training.distributed import disconnect, rank, world_size
+from vlm_pg.training.distributed import disconnect, end_rank, rank, world_size
 from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.step import update_policy
 
@@ -45,3 +45,4 @@ def main(out: Path, deepspeed_config: str, budget: int, checkpointing: bool, log
 if __name__ == "__main__":
     out, deepspeed_config, budget, *options = sys.argv[1:]
     main(Path(out), deepspeed_config, int(budget), "checkpointing" in options, "chunks" in options)
+    end_rank(0)

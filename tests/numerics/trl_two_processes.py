@@ -11,6 +11,7 @@ import trl
 
 from tests.numerics.test_trl import Recorded, assert_equal_training
 from vlm_pg.integrations.trl import GroupedGRPOTrainer
+from vlm_pg.training.distributed import end_rank
 
 
 def main(folder: Path) -> None:
@@ -30,6 +31,7 @@ def main(folder: Path) -> None:
     assert torch.equal(*everywhere)
     print(f"equal under {type(wrapped).__name__}", flush=True)
     torch.distributed.destroy_process_group()
+    end_rank(0)
 
 
 if __name__ == "__main__":

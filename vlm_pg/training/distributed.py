@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -41,10 +43,22 @@ def barrier() -> None:
 
 
 def disconnect() -> None:
-    """Leave together. A rank that simply exits can abort in the background threads of a group still connected."""
+    """Leave together: a rank that simply goes takes its end of a collective with it that others may still be in."""
     if is_distributed():
         dist.barrier()
         dist.destroy_process_group()
+
+
+def end_rank(code: int) -> NoReturn:
+    """End a connected process without taking its interpreter apart.
+
+    DeepSpeed keeps groups that were destroyed, and their gloo threads live on. One that lets go of a tensor of Python's
+    while the interpreter ends aborts the process, after all its work was done (pytorch/pytorch issue 190489).
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def sum_over_ranks(values: Mapping[str, float], device: torch.device) -> dict[str, float]:
