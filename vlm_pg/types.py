@@ -157,12 +157,17 @@ class Rollout:
 
     ``token_ids`` int64 [R], the stop token included when there is one. ``rollout_logprobs`` float32 [R]:
     log-probability of each token under the policy that sampled it, at the sampling temperature, before top-p/top-k.
+    ``sampling_logprobs`` float32 [R]: under the distribution it was drawn from, after all filters and penalties.
+    ``entropies`` float32 [R], nats: of the policy at the sampling temperature, before filters.
+    The last two are None where the engine does not know them.
     """
 
     token_ids: torch.Tensor
     rollout_logprobs: torch.Tensor
     finish_reason: FinishReason
     text: str = ""
+    sampling_logprobs: torch.Tensor | None = None
+    entropies: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,70 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
+
+from pydantic import Field, model_validator
 
 from vlm_pg.settings import Settings
+
+
+class ServerSettings(Settings):
+    """Section ``rollout.server``: an OpenAI-compatible server that samples instead of this process."""
+
+    url: str | None = Field(None, description="Base URL with its version, for example http://127.0.0.1:8000/v1.")
+    model: str | None = Field(None, description="Model name the server knows; default: the first one it lists.")
+    api_key: str | None = Field(None, description="Sent as bearer token; default: the variable OPENAI_API_KEY, if set.")
+    timeout_seconds: float = Field(600.0, gt=0.0, description="Longest wait for one answer.")
+    retries: int = Field(3, ge=0, description="Times a request that failed is sent again.")
+    wait_seconds: float = Field(
+        120.0, ge=0.0, description="A server that does not answer is waited for this long before the run stops."
+    )
+    concurrency: int = Field(16, ge=1, description="Requests in flight at a time.")
 
 
 class RolloutSettings(Settings):
     """Section ``rollout``."""
 
+    engine: Literal["in_process", "server"] = Field(
+        "in_process", description="in_process: the policy itself; server: an OpenAI-compatible one, see rollout.server."
+    )
     num_generations: int = Field(8, ge=1, le=1024, description="Rollouts per question, G.")
     max_new_tokens: int = Field(768, ge=1, description="Longest response, in tokens, the stop token included.")
+    min_new_tokens: int = Field(0, ge=0, description="No response stops before it has this many tokens.")
     temperature: float = Field(1.0, ge=0.0, le=100.0, description="Softmax temperature; 0 is greedy (evaluation only).")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Keep the smallest set of tokens with this probability.")
     top_k: int = Field(0, ge=0, description="Keep the k most probable tokens; 0 keeps all.")
+    min_p: float = Field(
+        0.0, ge=0.0, le=1.0, description="Keep tokens at least this probable relative to the most probable one."
+    )
+    repetition_penalty: float = Field(
+        1.0, gt=0.0, description="Divides positive and multiplies negative logits of tokens already in the sequence."
+    )
+    stop_token_ids: tuple[int, ...] = Field((), description="End a response, besides the model's own end tokens.")
+    stop_strings: tuple[str, ...] = Field((), description="A response ends with the token that completes one of them.")
     max_batch_rollouts: int = Field(
         256, ge=1, description="Rollouts decoded together; several groups are decoded in one batch up to this number."
     )
+    memory_gb: float | None = Field(
+        None,
+        gt=0.0,
+        description="GiB for keys and values of prefixes and responses; default: 60% of what is free when it starts.",
+    )
+    prefill_tokens: int = Field(16384, ge=64, description="Prompt tokens per prefill pass; longer prompts take several.")
+    logprobs: Literal["reuse", "recompute"] = Field(
+        "reuse",
+        description="Log-probabilities of the sampling policy in the loss: those of generation, or scored once more.",
+    )
+    mismatch_every: int = Field(
+        50, ge=0, description="Every so many steps the two are compared and the difference is logged; 0 never."
+    )
+    server: ServerSettings = Field(default_factory=ServerSettings)
+
+    @model_validator(mode="after")
+    def _fitting(self) -> RolloutSettings:
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"rollout.min_new_tokens is {self.min_new_tokens}, above rollout.max_new_tokens "
+                f"{self.max_new_tokens}; lower one or raise the other."
+            )
+        return self
