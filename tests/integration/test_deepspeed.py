@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
+from tests.integration.zero_generate import policy_with_many_stops, prompts_of, rollouts_of, tokens_of
 from tests.integration.zero_step import LEARNING_RATE
 from tests.support.groups import tiny_policy
 from tests.support.runs import read_lines, run_cli, save_tiny_model, write_config
@@ -136,3 +137,21 @@ def test_without_a_launcher_deepspeed_runs_in_one_process(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
     refused = run_cli("train", str(config), "training.deepspeed_config=nope.json", DS_ACCELERATOR="cpu")
     assert refused.returncode == 2 and "cannot be read" in refused.stderr
+
+
+@pytest.mark.parametrize("gather, rounds", [("all", 40), ("layers", 10)])
+def test_ranks_generate_at_their_own_pace(gather: str, rounds: int, tmp_path: Path) -> None:
+    """Under ZeRO-3 one rank has a short question, the other four with media: tokens are those of one process."""
+    out = tmp_path / "tokens"
+    config = deepspeed_config(tmp_path, 3)
+    launch(["-m", "tests.integration.zero_generate", str(out), str(config), gather, str(rounds)])
+    policy = policy_with_many_stops()
+    rollouts = rollouts_of(policy)
+    lengths = []
+    for rank in range(2):
+        prompts = prompts_of(policy, rank)
+        expected = [tokens_of(rollouts, prompts, step) for step in range(rounds)]
+        assert json.loads(Path(f"{out}.{rank}").read_text()) == expected
+        lengths.append([sum(len(tokens) for tokens in said) for said in expected])
+    assert all(short < long for short, long in zip(*lengths, strict=True))
+    assert min(lengths[0]) * 8 < max(lengths[1]), "the ranks should finish at very different lengths"

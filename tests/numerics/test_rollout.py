@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +11,17 @@ import torch
 
 from tests.support.groups import KINDS, Case, make_case, plain_model, tiny_policy
 from tests.support.tiny import FAMILY_NAMES
+from vlm_pg.errors import ConfigError
 from vlm_pg.models.policy import Policy
+from vlm_pg.rollout.cohort import Cohort
 from vlm_pg.rollout.decode import DecodeContext
 from vlm_pg.rollout.engine import RolloutEngine, stop_token_ids
-from vlm_pg.rollout.kv import PrefillContext
+from vlm_pg.rollout.memory import GIB, TokenCosts
+from vlm_pg.rollout.prefill import Prefill
 from vlm_pg.rollout.settings import RolloutSettings
-from vlm_pg.types import ResponseGroup
+from vlm_pg.types import Prompt, ResponseGroup, Rollout
+
+VIDEO = {"kind": "video", "media_seed": 9, "max_side": 8}
 
 
 def engine(policy: Policy, **settings: object) -> RolloutEngine:
@@ -65,12 +71,10 @@ def test_greedy_equals_generate_on_mixed_prompts(family: str, monkeypatch: pytes
     policy = tiny_policy(family=family)
     stops = ragged_stops(policy)
     oracle = plain_model(policy)
-    count = 50 if family == "qwen2_5_vl" else 15
-    cases = [mixed_case(policy, i) for i in range(count)]
-    compactions = count_calls(monkeypatch, DecodeContext, "keep")
-    ours = engine(policy, num_generations=2, temperature=0.0, max_batch_rollouts=20).generate(
-        [case.prompt for case in cases], step=0
-    )
+    cases = [mixed_case(policy, i) for i in range(100)]
+    let_go = count_calls(monkeypatch, Cohort, "let_go")
+    sampler = engine(policy, num_generations=2, temperature=0.0, max_batch_rollouts=20)
+    ours = sampler.generate([case.prompt for case in cases], step=0)
     lengths = set()
     for case, rollouts in zip(cases, ours, strict=True):
         expected = generated(policy, oracle, case, stops)
@@ -79,7 +83,8 @@ def test_greedy_equals_generate_on_mixed_prompts(family: str, monkeypatch: pytes
             assert (rollout.finish_reason == "stop") == (expected[-1] in stops)
         lengths.add(len(expected))
     assert len(lengths) > 4, "the prompts should have finished at different lengths"
-    assert len(compactions) > 2, "finished rollouts should have left the batch before the others were done"
+    assert len(let_go) > 2, "finished rollouts should have left the batch before the others were done"
+    assert sampler.stats.cohorts > 10, "waiting prompts should have entered as others left"
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
@@ -117,19 +122,131 @@ def test_sampled_logprobs_are_the_policys(family: str, temperature: float) -> No
             assert (rollout.rollout_logprobs - expected).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_how_prefixes_are_cut_for_the_prefill_changes_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = tiny_policy(family=family)
-    prompts = [make_case(policy, kind, seed=i).prompt for i, kind in enumerate(KINDS)]
-    together = engine(policy, num_generations=2).generate(prompts, step=0)
-    monkeypatch.setattr("vlm_pg.rollout.engine.PREFILL_TOKENS", 150)
-    prefills = count_calls(monkeypatch, PrefillContext, "__init__")
-    in_parts = engine(policy, num_generations=2).generate(prompts, step=0)
-    assert 1 < len(prefills) < len(prompts)
-    for a, b in zip(together, in_parts, strict=True):
+def assert_same(ours: Sequence[Sequence[Rollout]], others: Sequence[Sequence[Rollout]]) -> None:
+    for a, b in zip(ours, others, strict=True):
         for one, other in zip(a, b, strict=True):
             assert one.token_ids.tolist() == other.token_ids.tolist()
+            assert (one.finish_reason, one.text) == (other.finish_reason, other.text)
             assert (one.rollout_logprobs - other.rollout_logprobs).abs().max() < 1e-4
+
+
+def questions(policy: Policy) -> list[Prompt]:
+    """All kinds, two more questions on one of two videos, and one question twice, in mixed order."""
+    cases = [make_case(policy, kind, seed=i) for i, kind in enumerate(KINDS)]
+    cases += [make_case(policy, seed=seed, **VIDEO) for seed in (20, 21)]
+    cases.insert(1, make_case(policy, seed=22, **VIDEO))
+    prompts = [case.prompt for case in cases]
+    return [*prompts, replace(prompts[1], sample_id="again")]
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_how_prompts_are_cut_admitted_and_shared_changes_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy(family=family)
+    ragged_stops(policy)
+    prompts = questions(policy)
+    alone = [engine(policy, num_generations=3).generate([prompt], step=4)[0] for prompt in prompts]
+    together = engine(policy, num_generations=3)
+    assert_same(together.generate(prompts, step=4), alone)
+    assert together.stats.cohorts == 1
+    assert together.stats.prefill_tokens < together.stats.prompt_tokens
+    in_passes = engine(policy, num_generations=3, prefill_tokens=64)
+    passes = count_calls(monkeypatch, Prefill, "_pass")
+    assert_same(in_passes.generate(prompts, step=4), alone)
+    assert len(passes) > 5
+    few_at_a_time = engine(policy, num_generations=3, max_batch_rollouts=7)
+    assert_same(few_at_a_time.generate(prompts, step=4), alone)
+    assert few_at_a_time.stats.cohorts > 3
+    assert few_at_a_time.stats.prefill_tokens == together.stats.prefill_tokens, "what is shared should stay"
+
+
+def test_memory_is_held_to_its_budget() -> None:
+    policy = tiny_policy()
+    ragged_stops(policy)
+    prompts = questions(policy)
+    free = engine(policy, num_generations=3)
+    expected = free.generate(prompts, step=4)
+    largest = max(prompt.num_tokens for prompt in prompts)
+    costs = TokenCosts.of(policy)
+    budget = (largest + 7 * 64) * costs.per_token
+    assert free.stats.peak_bytes > budget
+    tight = engine(policy, num_generations=3, memory_gb=budget / GIB)
+    assert_same(tight.generate(prompts, step=4), expected)
+    assert budget / 2 < tight.stats.peak_bytes <= budget
+    assert tight.stats.cohorts > 2
+    too_small = engine(policy, num_generations=3, memory_gb=(largest + 2 * 64) * costs.per_token / GIB)
+    with pytest.raises(ConfigError, match=r"One group needs .* Raise rollout.memory_gb to at least"):
+        too_small.generate(prompts, step=4)
+
+
+def test_memory_of_the_prompt_does_not_grow_with_the_number_of_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy()
+    prompt = make_case(policy, seed=0, **VIDEO).prompt
+    stored: list[set[int]] = []
+    original = DecodeContext.attend
+
+    def attend(self: Any, layer_index: int, q: torch.Tensor, *rest: Any) -> torch.Tensor:
+        stored[-1].add(self._store.keys[layer_index].untyped_storage().nbytes())
+        return original(self, layer_index, q, *rest)
+
+    monkeypatch.setattr(DecodeContext, "attend", attend)
+    for count in (1, 32):
+        stored.append(set())
+        engine(policy, num_generations=count, max_new_tokens=3).generate([prompt], step=0)
+    assert stored[0] == stored[1] and len(stored[0]) == 1
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_entropies_and_sampling_logprobs_are_recorded_beside_the_policys(family: str) -> None:
+    policy = tiny_policy(family=family)
+    prompts = [make_case(policy, kind, seed=i).prompt for i, kind in enumerate(KINDS[:3])]
+    sampled = engine(policy, num_generations=2, temperature=0.8, top_k=5).generate(prompts, step=3)
+    groups = [ResponseGroup(p, tuple(r.token_ids for r in rs)) for p, rs in zip(prompts, sampled, strict=True)]
+    features = policy.join_features(groups, policy.vision.encode(prompts))
+    with torch.no_grad():
+        _, entropies = policy(policy.pack(groups), features, 0.8)
+    recorded = torch.cat([rollout.entropies for rollouts in sampled for rollout in rollouts])
+    assert (recorded - entropies).abs().max() < 1e-4
+    for rollout in (rollout for rollouts in sampled for rollout in rollouts):
+        # Five tokens are left of many: each is more probable among them.
+        assert bool((rollout.sampling_logprobs > rollout.rollout_logprobs).all())
+
+
+def test_stop_strings_end_a_response_and_are_cut_from_its_text() -> None:
+    policy = tiny_policy()
+    prompt = make_case(policy, "image", seed=1).prompt
+    settings = {"num_generations": 4, "max_new_tokens": 40}
+    free = engine(policy, **settings).generate([prompt], step=0)[0]
+    string = free[0].text[3:5]
+    stopped = engine(policy, stop_strings=(string,), **settings).generate([prompt], step=0)[0]
+    ends = set()
+    for one, other in zip(stopped, free, strict=True):
+        assert other.token_ids[: len(one.token_ids)].tolist() == one.token_ids.tolist()
+        assert string not in one.text and other.text.startswith(one.text)
+        ends.add(len(one.token_ids) < len(other.token_ids))
+        assert one.finish_reason == "stop" or string not in other.text
+    assert True in ends
+
+
+def test_a_response_has_its_fewest_tokens_before_it_may_stop() -> None:
+    policy = tiny_policy()
+    ragged_stops(policy)
+    prompt = make_case(policy, "image", seed=1).prompt
+    settings = {"num_generations": 16, "max_new_tokens": 20}
+    lengths = [len(r.token_ids) for r in engine(policy, **settings).generate([prompt], step=0)[0]]
+    assert min(lengths) < 6
+    longer = engine(policy, min_new_tokens=6, **settings).generate([prompt], step=0)[0]
+    assert min(len(rollout.token_ids) for rollout in longer) == 7, "the stop token comes after the fewest tokens"
+
+
+def test_more_stop_tokens_can_be_named() -> None:
+    policy = tiny_policy()
+    prompt = make_case(policy, "image", seed=1).prompt
+    free = engine(policy, num_generations=2).generate([prompt], step=0)[0]
+    named = int(free[0].token_ids[4])
+    stopped = engine(policy, num_generations=2, stop_token_ids=(named,)).generate([prompt], step=0)[0]
+    expected = free[0].token_ids.tolist()
+    assert stopped[0].token_ids.tolist() == expected[: expected.index(named) + 1]
+    assert stopped[0].finish_reason == "stop"
 
 
 def test_sampling_is_keyed_by_name_not_by_order() -> None:
@@ -177,7 +294,8 @@ def test_one_pass_of_the_tower_and_of_the_prefix_per_group(family: str) -> None:
 def test_a_stop_request_is_honoured_between_tokens() -> None:
     policy = tiny_policy()
     prompt = make_case(policy, "text", seed=0).prompt
-    asked = iter([False, False, True])
+    layers = len(policy.language_model.layers)
+    asked = iter([False] * (layers + 3) + [True])
     stopping = RolloutEngine(policy, RolloutSettings(max_new_tokens=50), seed=0, should_stop=lambda: next(asked))
     with pytest.raises(InterruptedError):
         stopping.generate([prompt], step=0)

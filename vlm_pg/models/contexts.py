@@ -127,6 +127,7 @@ class ChunkContext:
         self._layout: LinearLayout | None = None
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        self.keep_keys_values(layer_index, k, v)
         prefix_k, prefix_v = self.stored[layer_index]
         k, v = (_interleave(own, prefix, self.plan) for own, prefix in ((k, prefix_k), (v, prefix_v)))
         memo = None
@@ -138,7 +139,15 @@ class ChunkContext:
         if self._layout is None:
             self._layout = LinearLayout(self.tree.lengths, self.tree.parents, self.prefix_nodes, hidden.device)
         known = LinearStates(*self.stored[layer_index])
-        return linear_attention_over_tree(mixer, hidden, self._layout, known)[0]
+        out, states = linear_attention_over_tree(mixer, hidden, self._layout, known)
+        self.keep_states(layer_index, states)
+        return out
+
+    def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Called with keys and values [rows, K, H] of the rows in the stream."""
+
+    def keep_states(self, layer_index: int, states: LinearStates) -> None:
+        """Called with the linear layers' states at the end of the nodes in the stream."""
 
 
 def _fitting(kernel: Kernel, q: torch.Tensor, k: torch.Tensor) -> Kernel:

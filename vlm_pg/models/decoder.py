@@ -26,6 +26,7 @@ def run_decoder(
     context: AttentionContext,
     media_rows: torch.Tensor | None = None,
     early_features: Sequence[torch.Tensor] = (),
+    trim: bool = True,
 ) -> torch.Tensor:
     """Last hidden states of the rows that are read, after the final norm.
 
@@ -36,6 +37,7 @@ def run_decoder(
         context: what the layers do; a ``TreeContext`` with a ``last_plan`` says which rows are read.
         media_rows: int64 [M], rows of visual tokens.
         early_features: DeepStack (Qwen3-VL): [M, D] each, added to the output of layer 0, 1, ... at ``media_rows``.
+        trim: leave out in the last layer what is not read; else it is run on all rows and cut afterwards.
 
     Returns:
         [rows read, D]; all T rows where the context names none.
@@ -45,7 +47,7 @@ def run_decoder(
     last = len(language_model.layers) - 1
     for index, layer in enumerate(language_model.layers):
         if index == last and isinstance(context, TreeContext) and context.last_plan is not None:
-            hidden = _last_layer(layer, hidden, rotary, context, context.last_plan)
+            hidden = _last_layer(layer, hidden, rotary, context, context.last_plan, trim)
         else:
             hidden = _run(layer, hidden, rotary, context)
         # Visual tokens are never read: behind a last layer cut to the rows that are, there is nothing to add.
@@ -68,10 +70,11 @@ def _last_layer(
     rotary: tuple[torch.Tensor, ...],
     context: TreeContext,
     plan: AttentionPlan,
+    trim: bool,
 ) -> torch.Tensor:
     """Nothing comes after it: rows that are not read owe their descendants keys and values, and no more."""
     read, unread = plan.split_rows(hidden.device)
-    if not hasattr(layer, "self_attn"):
+    if not trim or not hasattr(layer, "self_attn"):
         # A recurrent layer must pass through every row.
         return _run(layer, hidden, rotary, context)[:, read]
     if len(unread):

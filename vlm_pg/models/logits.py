@@ -6,12 +6,14 @@ and computed again in backward.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.utils.checkpoint import checkpoint
 
 
 def token_logprobs(
-    head: torch.nn.Module,
+    head: Callable[[torch.Tensor], torch.Tensor],
     hidden: torch.Tensor,
     targets: torch.Tensor,
     temperature: float,
@@ -21,7 +23,7 @@ def token_logprobs(
     """Log-probability of each target and entropy of each distribution.
 
     Args:
-        head: maps [rows, D] to [rows, V]; called as a module, so that its hooks run.
+        head: maps [rows, D] to [rows, V]; calls the module, so that its hooks run.
         hidden: [R, D].
         targets: int64 [R].
         temperature: divides the logits.
@@ -45,7 +47,7 @@ def token_logprobs(
 
 
 def _chunk(
-    head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
+    head: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, targets: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = head(hidden).float()
     if temperature != 1.0:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 
 from vlm_pg.attention.integration import ATTENTION_NAME, GROUPED_NAMES, AttentionContext
 from vlm_pg.attention.kernels import Kernel, select_kernel
 from vlm_pg.attention.selfcheck import check_kernel
+from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.models import checks
 from vlm_pg.models.contexts import TreeContext
 from vlm_pg.models.decoder import run_decoder
@@ -19,8 +21,11 @@ from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, checked_
 from vlm_pg.models.prefix_run import run_chunk, run_prefixes, select_features
 from vlm_pg.models.registry import Family
 from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.turns import Turns
 from vlm_pg.models.vision import VisionEncoder
 from vlm_pg.types import Prompt, ResponseGroup, VisualFeatures
+
+T = TypeVar("T")
 
 
 class Policy(torch.nn.Module):
@@ -36,6 +41,8 @@ class Policy(torch.nn.Module):
         self.family = family
         self.settings = settings
         self.weights_version = 0
+        self.turns: Turns | None = None
+        self._own_pace = False
         route_linear_layers(family.language_model(model))
         parameter = next(model.parameters())
         self.kernel: Kernel = select_kernel(parameter.device, parameter.dtype, settings.attention_kernel)
@@ -45,7 +52,7 @@ class Policy(torch.nn.Module):
             self.kernel, self.device, self.dtype, text.num_attention_heads, text.num_key_value_heads, head_dim
         )
         self.vision = VisionEncoder(
-            lambda pixels, grids: family.encode_vision(model, pixels, grids),
+            lambda pixels, grids: self.in_turn("vision", lambda: family.encode_vision(model, pixels, grids)),
             merge_size=model.config.vision_config.spatial_merge_size,
             trains=settings.train_vision,
             cache_bytes=settings.vision_cache_mb * 2**20,
@@ -172,14 +179,19 @@ class Policy(torch.nn.Module):
         self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Of each target under the distribution its hidden state [R, D] predicts, and that distribution's entropy."""
-        head = self.model.lm_head
+        head, chunks_agree = self.model.lm_head, not self._own_pace
         chunks = -(-hidden.shape[0] // self.logits_chunk_rows)
-        if torch.distributed.is_initialized() and any(hasattr(weight, "ds_id") for weight in head.parameters()):
+        scattered = torch.distributed.is_initialized() and any(hasattr(w, "ds_id") for w in head.parameters())
+        if scattered and chunks_agree:
             # ZeRO-3 gathers the head's weights at every call of it, on all ranks together.
             agreed = torch.tensor(chunks, device=hidden.device)
             torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
             chunks = int(agreed)
-        return token_logprobs(head, hidden, targets, temperature, self.logits_chunk_rows, chunks)
+        return token_logprobs(self.logits, hidden, targets, temperature, self.logits_chunk_rows, chunks)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, D] -> [rows, V], in the weights' dtype."""
+        return self.in_turn("head", lambda: self.model.lm_head(hidden))
 
     @property
     def checkpointing(self) -> bool:
@@ -202,6 +214,18 @@ class Policy(torch.nn.Module):
 
         ``features``: [M, D], or [M, 1 + n, D] for a family whose first n decoder layers get features of their own.
         """
+        return self.in_turn(
+            "decoder", lambda: self._hidden_states(input_ids, positions_3T, context, features, media_rows)
+        )
+
+    def _hidden_states(
+        self,
+        input_ids: torch.Tensor,
+        positions_3T: torch.Tensor,
+        context: AttentionContext,
+        features: torch.Tensor | None,
+        media_rows: torch.Tensor | None,
+    ) -> torch.Tensor:
         implementation = self.language_model.config._attn_implementation
         if implementation not in GROUPED_NAMES:
             raise ValueError(
@@ -222,19 +246,59 @@ class Policy(torch.nn.Module):
                 features, *rest = features.unbind(1)
                 early = tuple(rest)
             embeddings = embeddings.index_copy(0, media_rows, features.to(embeddings.dtype))
-        return run_decoder(self.language_model, embeddings, positions_3T, context, media_rows, early)
+        # Ranks that take turns run whole layers only: which rows are read must not decide what weights are gathered.
+        trim = self.turns is None
+        return run_decoder(self.language_model, embeddings, positions_3T, context, media_rows, early, trim)
 
     def idle_vision_loss(self) -> torch.Tensor:
         """Zero with a gradient path through the whole vision tower, for a rank whose questions have no media.
 
         Ranks that reduce gradients together must all touch the same parameters.
         """
+        return self._idle_vision().sum() * 0.0
+
+    def _idle_vision(self) -> torch.Tensor:
+        """The tower on one empty visual token."""
         vision = self.model.config.vision_config
         side = vision.spatial_merge_size
         patch_dim = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
         pixels = torch.zeros(side * side, patch_dim, device=self.device)
         grid = torch.tensor([[1, side, side]], device=self.device)
-        return self.family.encode_vision(self.model, pixels, grid).sum() * 0.0
+        return self.family.encode_vision(self.model, pixels, grid)
+
+    def in_turn(self, part: str, work: Callable[[], T]) -> T:
+        """Run a part of the model: at once, or when it is its turn on all ranks."""
+        return work() if self.turns is None else self.turns.run(part, work)
+
+    @contextmanager
+    def at_own_pace(self, scattered: bool) -> Iterator[None]:
+        """Inside, without gradients, ranks need not make the same calls.
+
+        ``scattered``: weights lie with several ranks and are gathered part by part, so the ranks take turns; else all
+        weights are at hand. Leaving waits for the other ranks in the first case.
+        """
+        self._own_pace = True
+        self.turns = self._new_turns() if scattered else None
+        try:
+            yield
+        finally:
+            if self.turns is not None:
+                turns, self.turns = self.turns, None
+                with torch.no_grad():
+                    turns.finish()
+            self._own_pace = False
+
+    def _new_turns(self) -> Turns:
+        def decoder() -> torch.Tensor:
+            token = torch.zeros(1, dtype=torch.int64, device=self.device)
+            context = TreeContext(PrefixTree([1], [-1]), self.kernel)
+            return self._hidden_states(token, token.expand(3, 1), context, None, None)
+
+        def head() -> torch.Tensor:
+            width = self.model.get_input_embeddings().embedding_dim
+            return self.model.lm_head(torch.zeros(1, width, device=self.device, dtype=self.dtype))
+
+        return Turns({"vision": self._idle_vision, "decoder": decoder, "head": head}, self.device)
 
     def check_prompt(self, prompt: Prompt) -> None:
         """Raise ValueError if ids, pixels and grids do not belong together."""

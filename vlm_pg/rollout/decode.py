@@ -1,8 +1,9 @@
-"""Decoding: one token at a time for all rollouts of a batch, behind prefixes that are stored once per group."""
+"""Decoding: one token at a time for all running rollouts, behind prompts that are stored once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,83 +18,125 @@ from vlm_pg.rollout.linear_step import linear_attention_step
 BLOCK_TOKENS = 64
 
 
-class DecodeContext:
-    """One new token for each active rollout: its own tokens and its group's prefix, merged.
+class OwnTokens:
+    """Keys, values and states of the tokens that rollouts have generated themselves.
 
-    In linear-attention layers a rollout starts from its group's state and has a state of its own from then on.
-    All rollouts of a batch started together, so at any time all hold ``num_own`` tokens of their own: no padding.
+    Rollouts that were admitted together have equally many, ``length``, at any time: nothing is padded. Room grows in
+    blocks, not to the longest length.
 
     Args:
-        store: the prefixes.
-        groups: group index of each rollout, ascending.
+        paths: for each rollout the stored nodes of its prompt, first to last.
     """
 
-    def __init__(self, store: PrefixStore, groups: Sequence[int], kernel: Kernel):
-        self._store = store
-        self._kernel = kernel
-        self._groups = list(groups)
-        self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    def __init__(self, paths: Sequence[tuple[int, ...]]):
+        self.paths = list(paths)
+        self.length = 0
+        self._keys_values: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._states: dict[int, LinearStates] = {}
-        self._prefix_calls: dict[int, SegmentCall] = {}
-        self.num_own = 0
 
     def keep(self, rows: torch.Tensor) -> None:
         """Go on with these rollouts only (int64 [kept], ascending)."""
-        self._groups = [self._groups[i] for i in rows.tolist()]
-        self._prefix_calls.clear()
-        self._own = {layer: (k[rows], v[rows]) for layer, (k, v) in self._own.items()}
-        self._states = {layer: _rows(states, rows) for layer, states in self._states.items()}
+        self.paths = [self.paths[i] for i in rows.tolist()]
+        self._keys_values = {layer: (k[rows], v[rows]) for layer, (k, v) in self._keys_values.items()}
+        self._states = {
+            layer: LinearStates(states.conv_tail[rows], states.recurrent[rows])
+            for layer, states in self._states.items()
+        }
+
+    def append(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """This token's keys and values [rollouts, K, H] behind the earlier ones: [rollouts, length + 1, K, H] each."""
+        own: Any = self._keys_values.get(layer_index)
+        if own is None or own[0].shape[1] == self.length:
+            room = k.new_empty(2, k.shape[0], BLOCK_TOKENS, *k.shape[1:]).unbind()
+            own = room if own is None else tuple(torch.cat(pair, dim=1) for pair in zip(own, room, strict=True))
+            self._keys_values[layer_index] = own
+        end = self.length + 1
+        own[0][:, self.length], own[1][:, self.length] = k, v
+        return own[0][:, :end], own[1][:, :end]
+
+    def step_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor, store: PrefixStore) -> torch.Tensor:
+        """A linear-attention layer on the new tokens [rollouts, D]; a rollout starts from its prompt's state."""
+        states = self._states.get(layer_index)
+        if states is None:
+            states = store.read_states(layer_index, [path[-1] for path in self.paths])
+        out, self._states[layer_index] = linear_attention_step(mixer, hidden, states)
+        return out
+
+
+@dataclass(frozen=True)
+class _Level:
+    """Rollouts whose prompts have a node at this depth: the call, and their rows in it (None: all, in order)."""
+
+    call: SegmentCall
+    rows: torch.Tensor | None
+
+
+class DecodeContext:
+    """One new token for each rollout: its own tokens and, level by level, its prompt's nodes, merged.
+
+    Args:
+        owns: the rollouts, in the order of the stream.
+    """
+
+    def __init__(self, store: PrefixStore, owns: Sequence[OwnTokens], kernel: Kernel):
+        self._store = store
+        self._owns = list(owns)
+        self._sizes = [len(own.paths) for own in owns]
+        self._kernel = kernel
+        self._levels: dict[int, list[_Level]] = {}
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         """q [rollouts, N, H], k, v [rollouts, K, H] of the new tokens -> [rollouts, N, H]."""
-        own_k, own_v = self._append(layer_index, k, v)
-        own_out, own_lse = self._kernel.dense_forward(q[:, None], own_k, own_v, scale)
+        parts = [
+            self._kernel.dense_forward(one_q[:, None], *own.append(layer_index, one_k, one_v), scale)
+            for own, one_q, one_k, one_v in zip(
+                self._owns, q.split(self._sizes), k.split(self._sizes), v.split(self._sizes), strict=True
+            )
+        ]
+        lse = torch.cat([part_lse[:, :, 0] for _, part_lse in parts]).transpose(0, 1).contiguous()
+        merged = torch.cat([part[:, 0] for part, _ in parts]).to(lse.dtype)
         repeats = q.shape[1] // k.shape[1]
-        # Query heads of one key-value head become extra query rows, so that the prefix is read once for all of them.
-        folded = q.unflatten(1, (k.shape[1], repeats)).transpose(1, 2).flatten(0, 1)
-        out, lse = self._kernel.segments_forward(
-            folded,
-            self._store.keys[layer_index],
-            self._store.values[layer_index],
-            self._prefix_call(repeats),
-            scale,
-        )
-        out = out.unflatten(0, (-1, repeats)).transpose(1, 2).flatten(1, 2)
-        lse = lse.unflatten(1, (-1, repeats)).transpose(1, 2).flatten(0, 1)
-        merged, merged_lse = out.to(lse.dtype), lse.contiguous()
-        merge_(merged, merged_lse, own_out[:, 0], own_lse[:, :, 0].transpose(0, 1))
+        for level in self._levels_for(repeats, q.device):
+            asking = q if level.rows is None else q[level.rows]
+            out, out_lse = self._prompt_part(layer_index, asking, level.call, repeats, scale)
+            if level.rows is None:
+                merge_(merged, lse, out, out_lse)
+                continue
+            some, some_lse = merged[level.rows], lse[:, level.rows]
+            merge_(some, some_lse, out, out_lse)
+            merged[level.rows], lse[:, level.rows] = some, some_lse
         return merged.to(q.dtype)
 
     def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [rollouts, D] of the new tokens -> [rollouts, D]."""
-        states = self._states.get(layer_index)
-        if states is None:
-            states = _rows(self._store.states[layer_index], torch.tensor(self._groups, device=hidden.device))
-        out, self._states[layer_index] = linear_attention_step(mixer, hidden, states)
-        return out
+        parts = zip(self._owns, hidden.split(self._sizes), strict=True)
+        return torch.cat([own.step_linear(layer_index, mixer, part, self._store) for own, part in parts])
 
-    def _append(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """This token's keys and values behind the earlier ones; room grows in blocks, not to the longest length."""
-        own: Any = self._own.get(layer_index)
-        if own is None or own[0].shape[1] == self.num_own:
-            block = (k.shape[0], BLOCK_TOKENS, *k.shape[1:])
-            room = k.new_empty(block), v.new_empty(block)
-            own = room if own is None else tuple(torch.cat(pair, dim=1) for pair in zip(own, room, strict=True))
-            self._own[layer_index] = own
-        end = self.num_own + 1
-        own[0][:, self.num_own], own[1][:, self.num_own] = k, v
-        return own[0][:, :end], own[1][:, :end]
+    def _prompt_part(
+        self, layer_index: int, q: torch.Tensor, call: SegmentCall, repeats: int, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rollouts q [n, N, H] and one stored node each: out [n, N, H], lse [N, n]."""
+        # Query heads of one key-value head become extra query rows, so that a node is read once for all of them.
+        folded = q.unflatten(1, (-1, repeats)).transpose(1, 2).flatten(0, 1)
+        keys, values = self._store.keys[layer_index], self._store.values[layer_index]
+        out, lse = self._kernel.segments_forward(folded, keys, values, call, scale)
+        out = out.unflatten(0, (-1, repeats)).transpose(1, 2).flatten(1, 2)
+        return out, lse.unflatten(1, (-1, repeats)).transpose(1, 2).flatten(0, 1)
 
-    def _prefix_call(self, repeats: int) -> SegmentCall:
-        if repeats not in self._prefix_calls:
-            rows = [0] * len(self._store.prefix_lengths)
-            for group in self._groups:
-                rows[group] += repeats
-            self._prefix_calls[repeats] = SegmentCall(
-                (0, sum(rows)), (0, self._store.num_tokens), tuple(rows), self._store.prefix_lengths, causal=False
-            )
-        return self._prefix_calls[repeats]
+    def _levels_for(self, repeats: int, device: torch.device) -> list[_Level]:
+        """Made once for these rollouts, not once per layer."""
+        if repeats not in self._levels:
+            paths = [path for own in self._owns for path in own.paths]
+            depth = max(len(path) for path in paths)
+            self._levels[repeats] = [self._level(paths, at, repeats, device) for at in range(depth)]
+        return self._levels[repeats]
 
-
-def _rows(states: LinearStates, rows: torch.Tensor) -> LinearStates:
-    return LinearStates(states.conv_tail[rows], states.recurrent[rows])
+    def _level(self, paths: Sequence[tuple[int, ...]], at: int, repeats: int, device: torch.device) -> _Level:
+        place = {node: index for index, node in enumerate(self._store.order)}
+        reading = [row for row, path in enumerate(paths) if len(path) > at]
+        rows = sorted(reading, key=lambda row: place[paths[row][at]])
+        counts: dict[int, int] = {}
+        for row in rows:
+            counts[paths[row][at]] = counts.get(paths[row][at], 0) + repeats
+        everyone = rows == list(range(len(paths)))
+        return _Level(self._store.call(counts), None if everyone else torch.tensor(rows, device=device))

@@ -1,44 +1,59 @@
-"""Sampling G answers per question with one vision pass, one prefill and one copy of the prefix per group."""
+"""Sampling G answers per question: one vision pass, one prefill, one copy of what prompts share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from vlm_pg.attention.tree import PrefixTree
+from vlm_pg.errors import ConfigError
 from vlm_pg.models.policy import Policy
-from vlm_pg.rollout.decode import DecodeContext
-from vlm_pg.rollout.kv import PrefillContext, PrefixStore
-from vlm_pg.rollout.sampling import choose_tokens, rollout_key, uniforms
+from vlm_pg.rollout.cohort import Cohort, Said
+from vlm_pg.rollout.decode import BLOCK_TOKENS, DecodeContext
+from vlm_pg.rollout.kv import PrefixStore
+from vlm_pg.rollout.memory import TokenCosts, budget_bytes, check_fits
+from vlm_pg.rollout.prefill import Prefill
+from vlm_pg.rollout.sampling import Sampler, rollout_key, uniforms
 from vlm_pg.rollout.settings import RolloutSettings
-from vlm_pg.types import Prompt, Rollout
+from vlm_pg.rollout.stopping import StopStrings
+from vlm_pg.rollout.waiting import WaitingPrompts
+from vlm_pg.types import FinishReason, Prompt, Rollout
 
-PREFILL_TOKENS = 16384
-# Finished rollouts leave the batch once they are a quarter of it: copying keys and values costs too.
-COMPACT_BELOW = 0.75
+# Finished rollouts are let go once they are a quarter of their cohort: copying keys and values costs too.
+LET_GO_BELOW = 0.75
 
 
 @dataclass
-class _Batch:
-    """Rollouts that are decoded together. Tensors are [rollouts, ...] over all of them, finished ones included."""
+class RolloutStats:
+    """What one ``generate`` call did.
 
-    prompts: list[Prompt]
-    tokens: torch.Tensor
-    logprobs: torch.Tensor
-    lengths: torch.Tensor
-    stopped: torch.Tensor
+    ``prompt_tokens`` counts every prompt once, ``prefill_tokens`` what of them was computed: less where prompts share.
+    ``peak_bytes``: the most that keys, values and states were booked for at a time. ``cohorts``: admissions.
+    """
+
+    prompt_tokens: int = 0
+    prefill_tokens: int = 0
+    new_tokens: int = 0
+    decode_steps: int = 0
+    cohorts: int = 0
+    peak_bytes: int = 0
 
 
 class RolloutEngine:
     """Generates with the policy itself: no second copy of the weights, no transfer, the trainer's own numbers.
 
+    Prompts enter as memory allows and leave when their rollouts are finished (continuous batching). Memory is booked
+    for the longest response of every running rollout, so a rollout that has begun is never interrupted for another.
+
     Args:
         policy: whose answers are sampled.
         settings: how.
         seed: the run's seed; a rollout's random numbers depend on (seed, step, sample id, rollout index, token index).
-        should_stop: asked at every token; True raises InterruptedError.
+        should_stop: asked at every layer of a prefill and at every token; True raises InterruptedError.
+
+    Raises:
+        ValueError: settings the model or its tokenizer cannot follow.
     """
 
     def __init__(
@@ -47,7 +62,9 @@ class RolloutEngine:
         self.policy = policy
         self.settings = settings
         self.seed = seed
-        self.stop_token_ids = stop_token_ids(policy)
+        self.stop_token_ids = tuple(sorted({*stop_token_ids(policy), *settings.stop_token_ids}))
+        self.stop_strings = _stop_strings(policy, settings)
+        self.stats = RolloutStats()
         self._should_stop = should_stop
 
     @torch.no_grad()
@@ -60,108 +77,208 @@ class RolloutEngine:
 
         Raises:
             SampleError: prompt and longest response exceed the model's positions.
+            ConfigError: the memory budget has no room for one group alone.
             InterruptedError: a stop was asked for.
         """
         for prompt in prompts:
             self.policy.check_prompt(prompt)
             self.policy.check_length(prompt, self.settings.max_new_tokens)
-        per_batch = max(1, self.settings.max_batch_rollouts // self.settings.num_generations)
-        results: list[tuple[Rollout, ...]] = []
-        for start in range(0, len(prompts), per_batch):
-            results.extend(self._generate_batch(list(prompts[start : start + per_batch]), step))
-        return results
+        if not prompts:
+            return []
+        generation = _Generation(self, prompts, step)
+        try:
+            return generation.run()
+        finally:
+            self.stats = generation.stats
 
-    def _generate_batch(self, prompts: list[Prompt], step: int | str) -> Iterator[tuple[Rollout, ...]]:
-        count = self.settings.num_generations
-        store, last_hidden = self._prefill(prompts)
-        keys = [rollout_key(self.seed, step, p.sample_id, g) for p in prompts for g in range(count)]
-        device = self.policy.device
-        shape = (len(keys), self.settings.max_new_tokens)
-        batch = _Batch(
-            prompts,
-            tokens=torch.zeros(shape, dtype=torch.int64, device=device),
-            logprobs=torch.zeros(shape, dtype=torch.float32, device=device),
-            lengths=torch.full(shape[:1], shape[1], dtype=torch.int64, device=device),
-            stopped=torch.zeros(shape[:1], dtype=torch.bool, device=device),
-        )
-        self._decode(batch, store, last_hidden, torch.from_numpy(uniforms(keys, shape[1])).to(device))
-        return self._collect(batch, count)
+    def check_stop(self) -> None:
+        """Raise InterruptedError if a stop was asked for."""
+        if self._should_stop():
+            raise InterruptedError("generation was asked to stop")
 
-    def _prefill(self, prompts: list[Prompt]) -> tuple[PrefixStore, torch.Tensor]:
-        """Each prefix through the model once; the hidden state of its last token [prompts, D]."""
-        policy = self.policy
-        store = PrefixStore([prompt.num_tokens for prompt in prompts])
-        last_hidden: list[torch.Tensor] = []
-        start = first_group = 0
-        for part in _within_budget(prompts, PREFILL_TOKENS):
-            tree = PrefixTree([prompt.num_tokens for prompt in part], [-1] * len(part))
-            features = [f.features for f in policy.vision.encode(part) if f.features is not None]
-            hidden = policy.hidden_states(
-                torch.cat([prompt.input_ids for prompt in part]).to(policy.device),
-                torch.cat([prompt.positions_3P for prompt in part], dim=1).to(policy.device),
-                PrefillContext(store, tree, start, first_group, policy.kernel),
-                torch.cat(features).detach() if features else None,
-                torch.cat([prompt.mm_token_type_ids for prompt in part]).nonzero()[:, 0].to(policy.device),
-            )
-            last_hidden.append(hidden)
-            start += tree.num_tokens
-            first_group += len(part)
-        return store, torch.cat(last_hidden)
-
-    def _decode(self, batch: _Batch, store: PrefixStore, last_hidden: torch.Tensor, uniform: torch.Tensor) -> None:
-        policy, settings = self.policy, self.settings
-        count, device = settings.num_generations, policy.device
-        groups = [g for g in range(len(batch.prompts)) for _ in range(count)]
-        context = DecodeContext(store, groups, policy.kernel)
-        forbidden = torch.zeros(policy.vocab_size, dtype=torch.bool, device=device)
-        forbidden[list(policy.media_token_ids)] = True
-        stops = torch.tensor(self.stop_token_ids, device=device)
-        positions = torch.tensor([p.next_position for p in batch.prompts], device=device).repeat_interleave(count)
-        active = torch.arange(len(groups), device=device)
-        hidden = last_hidden.repeat_interleave(count, dim=0)
-        for index in range(settings.max_new_tokens):
-            if self._should_stop():
-                raise InterruptedError("generation was asked to stop")
-            logits = policy.model.lm_head(hidden).float()
-            tokens, logprobs = choose_tokens(
-                logits, uniform[active, index], forbidden, settings.temperature, settings.top_p, settings.top_k
-            )
-            batch.tokens[active, index], batch.logprobs[active, index] = tokens, logprobs
-            stops_now = torch.isin(tokens, stops) & ~batch.stopped[active]
-            batch.lengths[active] = torch.where(stops_now, index + 1, batch.lengths[active])
-            batch.stopped[active] |= stops_now
-            running = ~batch.stopped[active]
-            # The only look at the device from the host, once a token.
-            num_running = int(running.sum())
-            if num_running == 0 or index + 1 == settings.max_new_tokens:
-                return
-            if num_running < COMPACT_BELOW * len(active):
-                rows = running.nonzero()[:, 0]
-                context.keep(rows)
-                active, tokens = active[rows], tokens[rows]
-            # A rollout's response token number i sits at its prefix's next position + i.
-            hidden = policy.hidden_states(tokens, (positions[active] + index).expand(3, -1), context)
-            context.num_own += 1
-
-    def _collect(self, batch: _Batch, count: int) -> Iterator[tuple[Rollout, ...]]:
-        tokens, logprobs = batch.tokens.cpu(), batch.logprobs.cpu()
-        lengths, stopped = batch.lengths.tolist(), batch.stopped.tolist()
-        for group in range(len(batch.prompts)):
-            rows = range(group * count, (group + 1) * count)
-            yield tuple(
-                Rollout(
-                    token_ids=tokens[row, : lengths[row]].clone(),
-                    rollout_logprobs=logprobs[row, : lengths[row]].clone(),
-                    finish_reason="stop" if stopped[row] else "length",
-                    text=self._text(tokens[row, : lengths[row]].tolist(), stopped[row]),
-                )
-                for row in rows
-            )
-
-    def _text(self, token_ids: list[int], stopped: bool) -> str:
+    def text(self, token_ids: list[int]) -> str:
+        """What a response says: without the stop token that ended it, and up to the stop string that did."""
         if self.policy.processor is None:
             return ""
-        return self.policy.tokenizer.decode(token_ids[:-1] if stopped else token_ids, skip_special_tokens=False)
+        if token_ids and token_ids[-1] in self.stop_token_ids:
+            token_ids = token_ids[:-1]
+        text = self.policy.tokenizer.decode(token_ids, skip_special_tokens=False)
+        return text if self.stop_strings is None else self.stop_strings.cut(text)
+
+
+class _Generation:
+    """One ``generate`` call."""
+
+    def __init__(self, engine: RolloutEngine, prompts: Sequence[Prompt], step: int | str):
+        self.engine, self.policy, self.settings = engine, engine.policy, engine.settings
+        self.prompts, self.step = list(prompts), step
+        self.waiting = WaitingPrompts(prompts)
+        self.store = PrefixStore()
+        self.prefill = Prefill(
+            self.policy, self.store, self.waiting.nodes, self.prompts, self.settings.prefill_tokens, engine.check_stop
+        )
+        self.sampler = Sampler(
+            self.settings,
+            self.policy.vocab_size,
+            self.policy.media_token_ids,
+            engine.stop_token_ids,
+            self.policy.device,
+        )
+        self.stats = RolloutStats(prompt_tokens=sum(prompt.num_tokens for prompt in prompts))
+        self.costs = TokenCosts.of(self.policy)
+        self.budget = budget_bytes(self.settings, self.policy.device)
+        # Room grows in blocks, so that is how it is booked.
+        blocks = -(-self.settings.max_new_tokens // BLOCK_TOKENS)
+        self.rollout_bytes = blocks * BLOCK_TOKENS * self.costs.per_token + self.costs.per_state
+        for prompt, path in zip(self.prompts, self.waiting.paths, strict=True):
+            needed = self._bytes(path) + self.settings.num_generations * self.rollout_bytes
+            check_fits(needed, self.budget, prompt.sample_id, self.settings)
+        self.cohorts: list[Cohort] = []
+        self.context: DecodeContext | None = None
+        self.ends = {path[-1] for path in self.waiting.paths}
+        self.last_hidden: dict[int, torch.Tensor] = {}
+        self.said: list[list[Said]] = [[] for _ in prompts]
+
+    def run(self) -> list[tuple[Rollout, ...]]:
+        while self.waiting or self.cohorts:
+            self.engine.check_stop()
+            self._admit()
+            self._sample()
+            self._let_go_of_finished(LET_GO_BELOW)
+            if self.cohorts:
+                self._forward()
+        return [tuple(self._rollout(said) for said in sorted(group, key=_index)) for group in self.said]
+
+    def _admit(self) -> None:
+        """Waiting prompts enter, as many as memory and ``max_batch_rollouts`` have room for; one if nothing runs."""
+        stored = {node for node in self.store.order if self.waiting.is_needed(node)}
+        new: set[int] = set()
+        chosen: list[int] = []
+        rows = sum(cohort.num_running for cohort in self.cohorts)
+        while self.waiting:
+            path = self.waiting.paths[self.waiting.peek()]
+            after = rows + self.settings.num_generations
+            booked = self._bytes(stored.union(new, path)) + after * self.rollout_bytes
+            if rows and (after > self.settings.max_batch_rollouts or booked > self.budget):
+                break
+            chosen.append(self.waiting.take())
+            new.update(node for node in path if node not in stored)
+            rows = after
+            self.stats.peak_bytes = max(self.stats.peak_bytes, booked)
+        if chosen:
+            self._let_go_of_finished(1.0)
+            self._start(chosen, stored, sorted(new))
+
+    def _start(self, chosen: Sequence[int], stored: set[int], new: Sequence[int]) -> None:
+        self.store.rearrange(stored, {node: self.waiting.nodes[node].num_tokens for node in new})
+        self.last_hidden = {node: hidden for node, hidden in self.last_hidden.items() if node in stored}
+        self.last_hidden |= self.prefill.run(new, self.ends)
+        self.cohorts.append(self._cohort(chosen))
+        self.context = None
+        self.stats.prefill_tokens += sum(self.waiting.nodes[node].num_tokens for node in new)
+        self.stats.cohorts += 1
+
+    def _cohort(self, chosen: Sequence[int]) -> Cohort:
+        device = self.policy.device
+        rollouts = [(prompt, index) for prompt in chosen for index in range(self.settings.num_generations)]
+        paths = [self.waiting.paths[prompt] for prompt, _ in rollouts]
+        samples = [self.prompts[prompt].sample_id for prompt, _ in rollouts]
+        keys = [
+            rollout_key(self.engine.seed, self.step, sample, index)
+            for sample, (_, index) in zip(samples, rollouts, strict=True)
+        ]
+        return Cohort(
+            rollouts,
+            paths,
+            torch.stack([self.last_hidden[path[-1]] for path in paths]),
+            torch.tensor([self.prompts[prompt].next_position for prompt, _ in rollouts], device=device),
+            torch.from_numpy(uniforms(keys, self.settings.max_new_tokens)).to(device),
+            self._seen([prompt for prompt, _ in rollouts]) if self.sampler.needs_seen else None,
+        )
+
+    def _seen(self, prompts: Sequence[int]) -> torch.Tensor:
+        seen = torch.zeros(len(prompts), self.policy.vocab_size, dtype=torch.bool, device=self.policy.device)
+        for row, prompt in zip(seen, prompts, strict=True):
+            row[self.prompts[prompt].input_ids.to(seen.device)] = True
+        return seen
+
+    def _sample(self) -> None:
+        """The next token of every rollout, and which of them have said everything."""
+        cohorts = self.cohorts
+        logits = self.policy.logits(torch.cat([cohort.hidden for cohort in cohorts])).float()
+        choice = self.sampler.choose(
+            logits,
+            torch.cat([cohort.uniform for cohort in cohorts]),
+            [cohort.num_generated for cohort in cohorts for _ in range(cohort.num_rows)],
+            torch.cat([cohort.seen for cohort in cohorts if cohort.seen is not None])
+            if self.sampler.needs_seen
+            else None,
+        )
+        # The only look at the device from the host, once a token.
+        token_ids = choice.tokens.tolist()
+        start = 0
+        for cohort in cohorts:
+            place = slice(start, start + cohort.num_rows)
+            cohort.record(choice, place, token_ids[place])
+            for row in cohort.running_rows():
+                reason = self._reason_to_end(cohort.tokens_of(row))
+                if reason is not None:
+                    self._finish(cohort.finish(row, reason))
+            start = place.stop
+
+    def _reason_to_end(self, token_ids: list[int]) -> FinishReason | None:
+        if token_ids[-1] in self.engine.stop_token_ids:
+            return "stop"
+        strings = self.engine.stop_strings
+        if strings is not None and len(token_ids) >= self.settings.min_new_tokens and strings.ends(token_ids):
+            return "stop"
+        return "length" if len(token_ids) == self.settings.max_new_tokens else None
+
+    def _finish(self, said: Said) -> None:
+        group = self.said[said.prompt]
+        group.append(said)
+        self.stats.new_tokens += len(said.token_ids)
+        if len(group) == self.settings.num_generations:
+            self.waiting.done(said.prompt)
+
+    def _let_go_of_finished(self, below: float) -> None:
+        """Cohorts without a running rollout end; others let go of finished ones if fewer than this share still run."""
+        remaining = []
+        for cohort in self.cohorts:
+            if not cohort.num_running:
+                self.context = None
+                continue
+            if cohort.num_running < below * cohort.num_rows:
+                cohort.let_go()
+                self.context = None
+            remaining.append(cohort)
+        self.cohorts = remaining
+
+    def _forward(self) -> None:
+        """The tokens sampled last through the model."""
+        cohorts = self.cohorts
+        if self.context is None:
+            self.context = DecodeContext(self.store, [cohort.own for cohort in cohorts], self.policy.kernel)
+        tokens = torch.cat([cohort.last_tokens for cohort in cohorts])
+        positions = torch.cat([cohort.positions for cohort in cohorts])
+        hidden = self.policy.hidden_states(tokens, positions.expand(3, -1), self.context)
+        for cohort, part in zip(cohorts, hidden.split([cohort.num_rows for cohort in cohorts]), strict=True):
+            cohort.hidden = part
+            cohort.own.length += 1
+        self.stats.decode_steps += 1
+
+    def _bytes(self, nodes: Iterable[int]) -> int:
+        return sum(self.waiting.nodes[node].num_tokens * self.costs.per_token + self.costs.per_state for node in nodes)
+
+    def _rollout(self, said: Said) -> Rollout:
+        return Rollout(
+            token_ids=said.token_ids,
+            rollout_logprobs=said.logprobs,
+            finish_reason=said.finish_reason,
+            text=self.engine.text(said.token_ids.tolist()),
+            sampling_logprobs=said.sampling_logprobs,
+            entropies=said.entropies,
+        )
 
 
 def stop_token_ids(policy: Policy) -> tuple[int, ...]:
@@ -179,15 +296,16 @@ def stop_token_ids(policy: Policy) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
-def _within_budget(prompts: list[Prompt], budget: int) -> Iterator[list[Prompt]]:
-    """Consecutive prompts of at most ``budget`` tokens together, at least one at a time."""
-    part: list[Prompt] = []
-    used = 0
-    for prompt in prompts:
-        if part and used + prompt.num_tokens > budget:
-            yield part
-            part, used = [], 0
-        part.append(prompt)
-        used += prompt.num_tokens
-    if part:
-        yield part
+def _stop_strings(policy: Policy, settings: RolloutSettings) -> StopStrings | None:
+    if not settings.stop_strings:
+        return None
+    if policy.processor is None:
+        raise ConfigError(
+            "rollout.stop_strings is set but the model was loaded without a processor, whose tokenizer says how tokens "
+            "read. Load the processor, or use rollout.stop_token_ids."
+        )
+    return StopStrings(policy.tokenizer, settings.stop_strings)
+
+
+def _index(said: Said) -> int:
+    return said.index

@@ -1,79 +1,96 @@
-"""What generation keeps of the prefixes: keys, values and linear-attention states, once per group."""
+"""What generation keeps of the prompts: keys, values and linear-attention states, once per shared run of tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 
 import torch
 
-from vlm_pg.attention.kernels import Kernel
-from vlm_pg.attention.tree import PrefixTree
-from vlm_pg.models.contexts import TreeContext
+from vlm_pg.attention.segments import SegmentCall
 from vlm_pg.models.linear_attention import LinearStates
 
 
 class PrefixStore:
-    """What every layer knows of the prefixes of several groups, one after the other.
+    """Nodes of a prompt tree, whatever their number of readers, each stored once.
 
-    ``keys``, ``values``: per full-attention layer [all prefix tokens, K, H].
-    ``states``: per linear-attention layer the states at the end of each prefix, one per group.
+    The keys and values of all nodes lie one after the other in one tensor per layer, so that one variable-length call
+    reaches any of them. ``order`` names the nodes as they lie, ``lengths`` their tokens.
+
+    ``keys``, ``values``: per full-attention layer [all tokens, K, H].
+    ``states``: per linear-attention layer and node the state behind the node's last stored token (one row).
 
     They belong to the weights they were computed with and live for one ``generate`` call only.
     """
 
-    def __init__(self, prefix_lengths: Sequence[int]):
-        self.prefix_lengths = tuple(prefix_lengths)
-        self.num_tokens = sum(prefix_lengths)
+    def __init__(self) -> None:
+        self.order: list[int] = []
+        self.lengths: dict[int, int] = {}
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
-        self.states: dict[int, LinearStates] = {}
+        self.states: dict[int, dict[int, LinearStates]] = {}
+        self._starts: dict[int, int] = {}
 
-    def write(self, layer_index: int, start: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Keys and values [n, K, H] of the prefix tokens ``start`` onwards."""
-        _write(self.keys, layer_index, start, k, self.num_tokens)
-        _write(self.values, layer_index, start, v, self.num_tokens)
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.lengths[node] for node in self.order)
 
-    def write_states(self, layer_index: int, first_group: int, states: LinearStates) -> None:
-        """States of the groups ``first_group`` onwards."""
-        count = len(self.prefix_lengths)
-        if states.recurrent.shape[0] == count:
-            self.states[layer_index] = states
-            return
-        if layer_index not in self.states:
-            self.states[layer_index] = LinearStates(_room(states.conv_tail, count), _room(states.recurrent, count))
-        rows = slice(first_group, first_group + states.recurrent.shape[0])
-        self.states[layer_index].conv_tail[rows] = states.conv_tail
-        self.states[layer_index].recurrent[rows] = states.recurrent
+    def rearrange(self, keep: Collection[int], new: Mapping[int, int]) -> None:
+        """Only the nodes ``keep`` stay, in their order; room for ``new`` nodes (with their lengths) follows them.
+
+        One layer is copied at a time: beside the new arrangement no more than one old layer is held.
+        """
+        kept = [node for node in self.order if node in keep]
+        rows = [slice(self._starts[node], self._starts[node] + self.lengths[node]) for node in kept]
+        lengths = {node: self.lengths[node] for node in kept} | dict(new)
+        total = sum(lengths.values())
+        for tensors in (self.keys, self.values):
+            for layer, old in tensors.items():
+                tensors[layer] = _moved(old, rows, total)
+        for states in self.states.values():
+            for node in [node for node in states if node not in lengths]:
+                del states[node]
+        self.order, self.lengths = list(lengths), lengths
+        self._starts = dict(zip(self.order, (0, *accumulate(lengths.values())), strict=False))
+
+    def write(self, layer_index: int, node: int, offset: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Keys and values [n, K, H] of a node's tokens ``offset`` onwards."""
+        start = self._starts[node] + offset
+        for tensors, rows in ((self.keys, k), (self.values, v)):
+            if layer_index not in tensors:
+                tensors[layer_index] = rows.new_empty(self.num_tokens, *rows.shape[1:])
+            tensors[layer_index][start : start + rows.shape[0]] = rows
+
+    def read(self, layer_index: int, parts: Iterable[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the first tokens of some nodes, ``(node, tokens)`` each, one after the other."""
+        rows = [slice(self._starts[node], self._starts[node] + count) for node, count in parts]
+        k, v = (torch.cat([tensors[layer_index][r] for r in rows]) for tensors in (self.keys, self.values))
+        return k, v
+
+    def write_states(self, layer_index: int, node: int, states: LinearStates) -> None:
+        """The state [1, ...] behind the tokens of a node that have run."""
+        self.states.setdefault(layer_index, {})[node] = states
+
+    def read_states(self, layer_index: int, nodes: Sequence[int]) -> LinearStates:
+        """States [nodes, ...]; a node may be named several times."""
+        of_layer = self.states[layer_index]
+        return LinearStates(
+            torch.cat([of_layer[node].conv_tail for node in nodes]),
+            torch.cat([of_layer[node].recurrent for node in nodes]),
+        )
+
+    def call(self, rows: Mapping[int, int]) -> SegmentCall:
+        """The call in which ``rows[node]`` queries, in the order in which the nodes lie, meet each node."""
+        queries = tuple(rows.get(node, 0) for node in self.order)
+        lengths = tuple(self.lengths[node] for node in self.order)
+        return SegmentCall((0, sum(queries)), (0, sum(lengths)), queries, lengths, causal=False)
 
 
-class PrefillContext(TreeContext):
-    """First pass over some of the prefixes, whose last rows are read; what decoding needs of every layer is stored.
-
-    Args:
-        tree: these prefixes, all of them roots.
-        start: tokens of the prefixes before them.
-        first_group: number of the prefixes before them.
-    """
-
-    def __init__(self, store: PrefixStore, tree: PrefixTree, start: int, first_group: int, kernel: Kernel):
-        super().__init__(tree, kernel, tree.reading(["last"] * len(tree.lengths)))
-        self._store, self._start, self._first_group = store, start, first_group
-
-    def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        self._store.write(layer_index, self._start, k, v)
-
-    def keep_states(self, layer_index: int, states: LinearStates) -> None:
-        self._store.write_states(layer_index, self._first_group, states)
-
-
-def _write(store: dict[int, torch.Tensor], layer_index: int, start: int, rows: torch.Tensor, total: int) -> None:
-    if rows.shape[0] == total:
-        store[layer_index] = rows.contiguous()
-        return
-    if layer_index not in store:
-        store[layer_index] = _room(rows, total)
-    store[layer_index][start : start + rows.shape[0]] = rows
-
-
-def _room(like: torch.Tensor, rows: int) -> torch.Tensor:
-    return like.new_empty(rows, *like.shape[1:])
+def _moved(old: torch.Tensor, rows: Sequence[slice], total: int) -> torch.Tensor:
+    new = old.new_empty(total, *old.shape[1:])
+    start = 0
+    for part in rows:
+        stop = start + part.stop - part.start
+        new[start:stop] = old[part]
+        start = stop
+    return new

@@ -1,12 +1,21 @@
-"""Choosing the next token. Which random number is used depends on names, never on order or batch."""
+"""Choosing the next token. Which random number is used depends on names, never on order or batch.
+
+Filters and penalties are transformers' own, in the order of its ``generate``: repetition penalty, forbidden tokens,
+temperature, top-k, top-p, min-p. Equal logits are common (bf16 has 8 bits for a mantissa), so ties are treated as
+transformers treats them: top-k keeps all tokens equal to the k-th, top-p keeps of equal ones those it sorts last.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+from vlm_pg.errors import ConfigError
+from vlm_pg.rollout.settings import RolloutSettings
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -30,53 +39,172 @@ def uniforms(keys: Sequence[int], num_tokens: int) -> np.ndarray:
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def choose_tokens(
-    logits: torch.Tensor,
-    uniform: torch.Tensor,
-    forbidden: torch.Tensor,
-    temperature: float,
-    top_p: float,
-    top_k: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The next token of each rollout and its log-probability.
+@dataclass(frozen=True)
+class Choice:
+    """The next token of n rollouts.
+
+    ``tokens`` int64 [n].
+    ``logprobs`` fp32 [n]: of the tokens under the policy at the sampling temperature (1 when greedy), before penalties,
+    forbidden tokens and filters. This is what training computes again.
+    ``sampling_logprobs`` fp32 [n]: under the distribution they were drawn from; 0 when greedy, all mass on one token.
+    ``entropies`` fp32 [n], nats: of the distribution behind ``logprobs``.
+    """
+
+    tokens: torch.Tensor
+    logprobs: torch.Tensor
+    sampling_logprobs: torch.Tensor
+    entropies: torch.Tensor
+
+
+class Sampler:
+    """Chooses tokens as the settings say, without ever making the host wait for the device.
 
     Args:
-        logits: fp32 [rollouts, V].
-        uniform: fp64 [rollouts] in [0, 1).
-        forbidden: bool [V]; these tokens are never chosen.
-        temperature: 0 takes the most probable token.
-        top_p, top_k: keep only the most probable tokens; 1.0 and 0 keep all.
+        settings: temperature, filters, repetition penalty and shortest response.
+        vocab_size: V, the number of logits.
+        media_token_ids: placeholders of images and videos; never chosen, as they have no features to stand for.
+        stop_token_ids: what ends a response; not chosen before ``min_new_tokens``.
+        device: where the logits are.
 
-    Returns:
-        int64 [rollouts], and fp32 [rollouts]: log-probability under the policy at this temperature (1 when greedy),
-        before forbidden tokens, top-p and top-k are taken out.
+    Raises:
+        ConfigError: a stop token is outside the vocabulary.
     """
-    if temperature > 0 and temperature != 1.0:
-        logits = logits / temperature
-    allowed = logits.masked_fill(forbidden, -torch.inf)
-    if temperature == 0:
-        tokens = allowed.argmax(-1)
-    else:
-        tokens = _inverse_cdf(_filtered(allowed, top_p, top_k).softmax(-1), uniform)
-    logprobs = logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
-    return tokens, logprobs
+
+    def __init__(
+        self,
+        settings: RolloutSettings,
+        vocab_size: int,
+        media_token_ids: Sequence[int],
+        stop_token_ids: Sequence[int],
+        device: torch.device,
+    ):
+        outside = [token for token in stop_token_ids if not 0 <= token < vocab_size]
+        if outside:
+            raise ConfigError(
+                f"Stop tokens {outside} are outside the model's vocabulary; its token ids are 0 to {vocab_size - 1}. "
+                "Correct rollout.stop_token_ids, or eos_token_id in the model's generation_config.json."
+            )
+        self._settings = settings
+        self._media = torch.tensor(media_token_ids, dtype=torch.int64, device=device)
+        self._stops = torch.tensor(stop_token_ids, dtype=torch.int64, device=device)
+
+    @property
+    def needs_seen(self) -> bool:
+        """Whether ``choose`` must be told which tokens were in the sequence so far."""
+        return self._settings.repetition_penalty != 1.0
+
+    def choose(
+        self,
+        logits: torch.Tensor,
+        uniform: torch.Tensor,
+        num_generated: Sequence[int] | torch.Tensor,
+        seen: torch.Tensor | None,
+    ) -> Choice:
+        """One token per rollout.
+
+        Args:
+            logits: fp32 [n, V]; left as they are.
+            uniform: fp64 [n] in [0, 1), one random number per rollout; not looked at when greedy.
+            num_generated: [n] response tokens so far, on the host or on the device.
+            seen: bool [n, V], tokens of prompt and response so far; only where ``needs_seen``.
+        """
+        scores = self.scores(logits, num_generated, seen)
+        if self._settings.temperature == 0:
+            tokens = scores.argmax(-1)
+            sampling_logprobs = torch.zeros_like(tokens, dtype=torch.float32)
+        else:
+            tokens, sampling_logprobs = _draw(scores, uniform)
+        # Buffers of [n, V] are the memory of this function; one less before the policy's own.
+        del scores
+        logprobs, entropies = _policy_statistics(logits, self._settings.temperature or 1.0, tokens)
+        return Choice(tokens, logprobs, sampling_logprobs, entropies)
+
+    def scores(
+        self, logits: torch.Tensor, num_generated: Sequence[int] | torch.Tensor, seen: torch.Tensor | None
+    ) -> torch.Tensor:
+        """fp32 [n, V]: logits of the distribution that is drawn from, ``-inf`` where a token cannot be drawn.
+
+        Equal to what transformers' processors make of the same logits. Greedy has no temperature and no filters.
+        Arguments as in ``choose``.
+        """
+        settings = self._settings
+        if self.needs_seen:
+            assert seen is not None
+            scores = _penalized(logits, seen, settings.repetition_penalty)
+        else:
+            scores = logits.clone()
+        scores.index_fill_(1, self._media, -torch.inf)
+        self._forbid_early_stops(scores, num_generated)
+        if settings.temperature == 0:
+            return scores
+        if settings.temperature != 1.0:
+            scores.div_(settings.temperature)
+        if 0 < settings.top_k < scores.shape[-1]:
+            scores = _keep_top_k(scores, settings.top_k)
+        if settings.top_p < 1.0:
+            scores = _keep_top_p(scores, settings.top_p)
+        if settings.min_p > 0:
+            scores = _keep_min_p(scores, settings.min_p)
+        return scores
+
+    def _forbid_early_stops(self, scores: torch.Tensor, num_generated: Sequence[int] | torch.Tensor) -> None:
+        """Stop tokens to ``-inf``, in place, in the rows of responses shorter than ``min_new_tokens``."""
+        shortest = self._settings.min_new_tokens
+        if shortest == 0:
+            return
+        if isinstance(num_generated, torch.Tensor):
+            early = num_generated < shortest
+        else:
+            too_short = [count < shortest for count in num_generated]
+            if not any(too_short):
+                return
+            early = torch.tensor(too_short).to(scores.device, non_blocking=True)
+        scores[:, self._stops] = scores[:, self._stops].masked_fill(early[:, None], -torch.inf)
 
 
-def _filtered(logits: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
-    if top_k and top_k < logits.shape[-1]:
-        smallest_kept = logits.topk(top_k, dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
-    if top_p < 1.0:
-        ordered, order = logits.sort(dim=-1, descending=True)
-        probabilities = ordered.softmax(-1)
-        # A token stays if the more probable ones before it do not yet reach top_p; the first always stays.
-        drop = probabilities.cumsum(-1) - probabilities >= top_p
-        logits = logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
-    return logits
+def _penalized(logits: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch.Tensor:
+    """Keskar et al.: CTRL (2019), section 4.1, with negative logits multiplied instead of divided."""
+    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
-def _inverse_cdf(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    cumulative = probabilities.double().cumsum(-1)
-    threshold = uniform[:, None] * cumulative[:, -1:]
+def _keep_top_k(scores: torch.Tensor, top_k: int) -> torch.Tensor:
+    """The k highest scores and all that equal the lowest of them."""
+    return scores.masked_fill_(scores < scores.topk(top_k, dim=-1).values[:, -1:], -torch.inf)
+
+
+def _keep_top_p(scores: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The smallest set of probability ``top_p``: the lowest scores go while together they have at most the rest."""
+    ascending, order = scores.sort(dim=-1)
+    drop = ascending.softmax(-1).cumsum(-1) <= 1 - top_p
+    # At least one token stays: rounding can put the whole cumulative sum below a tiny top_p's threshold.
+    drop[:, -1] = False
+    return scores.masked_fill_(torch.empty_like(drop).scatter_(-1, order, drop), -torch.inf)
+
+
+def _keep_min_p(scores: torch.Tensor, min_p: float) -> torch.Tensor:
+    """Tokens at least ``min_p`` times as probable as the most probable one (Nguyen et al., arXiv 2407.01082)."""
+    probabilities = scores.softmax(-1)
+    return scores.masked_fill_(probabilities < min_p * probabilities.amax(-1, keepdim=True), -torch.inf)
+
+
+def _draw(scores: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens int64 [n] by inversion of the cumulative distribution, and their log-probabilities fp32 [n]."""
+    probabilities = scores.softmax(-1)
+    # fp64: the rounding of 150,000 additions in fp32 is larger than many a token's probability.
+    cumulative = probabilities.double().cumsum_(-1)
     # right=True steps over tokens of probability 0, whose cumulative sum equals their predecessor's.
-    return torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp_max(probabilities.shape[-1] - 1)
+    tokens = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
+    # Logits that are not numbers must show as such in the log-probabilities, not end as an index outside the row.
+    tokens.clamp_max_(scores.shape[-1] - 1)
+    return tokens[:, 0], probabilities.gather(-1, tokens)[:, 0].log()
+
+
+def _policy_statistics(
+    logits: torch.Tensor, temperature: float, tokens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of the tokens and entropies in nats, both fp32 [n], of ``softmax(logits / temperature)``."""
+    vocabulary = (logits if temperature == 1.0 else logits / temperature).log_softmax(-1)
+    logprobs = vocabulary.gather(-1, tokens[:, None])[:, 0]
+    # p log p is 0 for a token of probability 0; 0 times -inf is not.
+    probabilities = vocabulary.exp()
+    return logprobs, -probabilities.mul_(vocabulary.clamp_(min=torch.finfo(vocabulary.dtype).min)).sum(-1)

@@ -51,7 +51,12 @@ class RolloutSettings(Settings):
         gt=0.0,
         description="GiB for keys and values of prefixes and responses; default: 60% of what is free when it starts.",
     )
-    prefill_tokens: int = Field(16384, ge=64, description="Prompt tokens per prefill pass; longer prompts take several.")
+    prefill_tokens: int = Field(16384, ge=64, description="Prompt tokens a prefill pass; longer prompts take several.")
+    gather: Literal["auto", "all", "layers"] = Field(
+        "auto",
+        description="Under ZeRO-3: all weights gathered once for generation, or layer by layer with the ranks in step; "
+        "auto: all if they fit.",
+    )
     logprobs: Literal["reuse", "recompute"] = Field(
         "reuse",
         description="Log-probabilities of the sampling policy in the loss: those of generation, or scored once more.",

@@ -8,13 +8,14 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 
 from vlm_pg.errors import CheckpointError, ConfigError
 from vlm_pg.models.policy import Policy
-from vlm_pg.training.distributed import world_size
+from vlm_pg.rollout.memory import free_bytes
+from vlm_pg.training.distributed import sum_over_ranks, world_size
 from vlm_pg.training.engines import Engine, check_finite
 from vlm_pg.training.settings import TrainingSettings
 
@@ -31,6 +32,9 @@ OWN_KEYS = (
     "data_types",
     "communication_data_type",
 )
+
+# Of free memory, when all weights are gathered for generation: keys and values need room too.
+SHARE_FOR_WEIGHTS = 0.5
 
 
 def connect() -> None:
@@ -56,7 +60,7 @@ def connect() -> None:
 class DeepSpeedEngine(Engine):
     """Wraps the policy in a DeepSpeed engine; every rank makes the same number of backward calls."""
 
-    def __init__(self, policy: Policy, settings: TrainingSettings):
+    def __init__(self, policy: Policy, settings: TrainingSettings, gather: Literal["auto", "all", "layers"] = "auto"):
         import deepspeed
 
         self.policy = policy
@@ -79,6 +83,7 @@ class DeepSpeedEngine(Engine):
         # DeepSpeed averages gradients over ranks; the loss weights already make them a sum.
         self.loss_scale = float(world_size())
         self._stage = config.get("zero_optimization", {}).get("stage", 0)
+        self.gathers_all = self._stage < 3 or gather == "all" or (gather == "auto" and self._weights_fit())
 
     def forward(self, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return self._engine(*args)
@@ -114,9 +119,18 @@ class DeepSpeedEngine(Engine):
     def generation(self) -> Iterator[None]:
         if self._stage < 3:
             yield
-            return
-        with self._gathered(), self._without_hooks():
-            yield
+        elif self.gathers_all:
+            with self._gathered(), self._without_hooks(), self.policy.at_own_pace(scattered=False):
+                yield
+        else:
+            with self.policy.at_own_pace(scattered=True):
+                yield
+
+    def _weights_fit(self) -> bool:
+        """Whether every rank has room for all weights beside its share of them."""
+        size = sum(cast("Any", p).ds_numel * p.element_size() for p in self.policy.parameters())
+        lacking = {"ranks": float(size > SHARE_FOR_WEIGHTS * free_bytes(self.policy.device))}
+        return sum_over_ranks(lacking, self.policy.device)["ranks"] == 0
 
     @contextmanager
     def full_weights(self) -> Iterator[None]:

@@ -316,7 +316,7 @@ def _make_engine(config: RunConfig, policy: Policy) -> Engine:
         return TorchEngine(policy, config.training)
     from vlm_pg.training.deepspeed_engine import DeepSpeedEngine
 
-    return DeepSpeedEngine(policy, config.training)
+    return DeepSpeedEngine(policy, config.training, config.rollout.gather)
 
 
 def _load_reference(config: RunConfig, policy: Policy) -> Policy:

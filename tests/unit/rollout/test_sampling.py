@@ -2,69 +2,315 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import GenerationConfig, GenerationMixin
 
-from vlm_pg.rollout.sampling import choose_tokens, rollout_key, uniforms
+from vlm_pg.rollout.sampling import Choice, Sampler, rollout_key, uniforms
+from vlm_pg.rollout.settings import RolloutSettings
 
 DRAWS = 20_000
-# 99.9 % quantile of chi-square by degrees of freedom (the tokens that can be drawn, less one).
-CHI_SQUARE_999 = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52, 6: 22.46, 7: 24.32, 8: 26.12, 9: 27.88}
+VOCAB_SIZE = 24
+MEDIA, STOPS = (3, 17), (0, 5)
+# Tokens of the prompt and of the response so far, for the repetition penalty: probable and improbable ones, repeated.
+PROMPT, RESPONSE = (1, 9, 9, 20, 3), (9, 12)
+DEVICE = torch.device("cpu")
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "temperature": {"temperature": 0.6},
+    "hot": {"temperature": 1.7},
+    "top_k": {"top_k": 5},
+    "top_k of one": {"top_k": 1},
+    "top_k above the vocabulary": {"top_k": 100},
+    "top_p": {"top_p": 0.8},
+    "tiny top_p": {"top_p": 1e-9},
+    "min_p": {"min_p": 0.1},
+    "min_p of one": {"min_p": 1.0},
+    "repetition_penalty": {"repetition_penalty": 1.3},
+    "repetition reward": {"repetition_penalty": 0.7},
+    "min_new_tokens": {"min_new_tokens": 3},
+    "min_new_tokens reached": {"min_new_tokens": 2},
+    "temperature, top_k and top_p": {"temperature": 1.3, "top_p": 0.7, "top_k": 9},
+    "top_k, top_p and min_p": {"top_k": 12, "top_p": 0.95, "min_p": 0.05},
+    "everything": {
+        "temperature": 0.8,
+        "top_k": 10,
+        "top_p": 0.9,
+        "min_p": 0.02,
+        "repetition_penalty": 1.2,
+        "min_new_tokens": 3,
+    },
+    "greedy": {"temperature": 0.0},
+    "greedy, other settings on": {
+        "temperature": 0.0,
+        "top_k": 2,
+        "top_p": 0.5,
+        "min_p": 0.3,
+        "repetition_penalty": 2.0,
+        "min_new_tokens": 3,
+    },
+}
+SAMPLED = [name for name, given_settings in SETTINGS.items() if given_settings.get("temperature") != 0.0]
+GREEDY = [name for name in SETTINGS if name not in SAMPLED]
 
 
-def logits() -> torch.Tensor:
-    return torch.tensor([[2.0, 1.5, 0.3, 0.0, -0.5, -1.0, 1.0, -2.0, 0.7, -0.1]])
+def logits(rows: int = 1, seed: int = 0) -> torch.Tensor:
+    """Different rows; the stop tokens and one media token are among the most probable."""
+    values = 1.5 * torch.randn(rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
+    values[:, [STOPS[0], MEDIA[0]]] += 3.0
+    values[:, RESPONSE[0]] += 2.0
+    return values
 
 
-@pytest.mark.parametrize(
-    "temperature, top_p, top_k", [(1.0, 1.0, 0), (0.6, 1.0, 0), (1.0, 0.8, 0), (1.0, 1.0, 4), (1.3, 0.7, 6)]
+def sampler(**values: Any) -> Sampler:
+    return Sampler(RolloutSettings(max_new_tokens=100, **values), VOCAB_SIZE, MEDIA, STOPS, DEVICE)
+
+
+def seen(rows: int) -> torch.Tensor:
+    mask = torch.zeros(rows, VOCAB_SIZE, dtype=torch.bool)
+    mask[:, list(PROMPT + RESPONSE)] = True
+    return mask
+
+
+def choose(settings: dict[str, Any], values: torch.Tensor, uniform: torch.Tensor) -> Choice:
+    rows = len(values)
+    return sampler(**settings).choose(values, uniform, [len(RESPONSE)] * rows, seen(rows))
+
+
+class Generates(GenerationMixin):
+    """As much of a model as the choice of processors looks at."""
+
+    config = SimpleNamespace(is_encoder_decoder=False)
+
+
+def transformers_scores(settings: RolloutSettings, values: torch.Tensor) -> torch.Tensor:
+    """What ``generate`` with these settings would draw from: its own processors in its own order."""
+    config = GenerationConfig(
+        do_sample=settings.temperature > 0,
+        temperature=settings.temperature or None,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        min_p=settings.min_p,
+        repetition_penalty=settings.repetition_penalty,
+        min_new_tokens=settings.min_new_tokens,
+        suppress_tokens=list(MEDIA),
+        num_beams=1,
+    )
+    config._eos_token_tensor = torch.tensor(STOPS)
+    generates: Any = Generates()
+    processors: Any = generates._get_logits_processor(config, input_ids_seq_length=len(PROMPT), device="cpu")
+    return processors(torch.tensor([PROMPT + RESPONSE] * len(values)), values.clone())
+
+
+def one_stream(count: int) -> torch.Tensor:
+    return torch.from_numpy(uniforms([rollout_key(0, 1, "sample", 0)], count)[0])
+
+
+def chi_square_999(degrees: int) -> float:
+    """99.9 % quantile of chi-square (Wilson and Hilferty 1931; for 1, 5 and 20 degrees 10.8, 20.5 and 45.3)."""
+    spread = 2 / (9 * degrees)
+    return degrees * (1 - spread + 3.0902 * spread**0.5) ** 3
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_scores_are_those_of_transformers_to_the_bit(name: str) -> None:
+    values = logits(rows=50)
+    expected = transformers_scores(RolloutSettings(**SETTINGS[name]), values)
+    before = values.clone()
+    scores = sampler(**SETTINGS[name]).scores(values, [len(RESPONSE)] * 50, seen(50))
+    assert torch.equal(scores, expected)
+    assert torch.equal(values, before)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_every_token_has_its_interval_of_the_random_number(name: str) -> None:
+    """The middle of a token's interval in transformers' cumulative distribution chooses this token, with its
+    log-probability: probabilities and support are equal, without chance."""
+    values = logits(seed=3)
+    expected = transformers_scores(RolloutSettings(**SETTINGS[name]), values)[0].double().softmax(-1)
+    support = expected.nonzero()[:, 0]
+    middles = (expected.cumsum(-1) - expected / 2)[support]
+    chosen = choose(SETTINGS[name], values.expand(len(support), -1), middles)
+    assert chosen.tokens.tolist() == support.tolist()
+    assert torch.allclose(chosen.sampling_logprobs.double().exp(), expected[support], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_draws_follow_transformers_distribution(name: str) -> None:
+    values = logits(seed=7)
+    expected = transformers_scores(RolloutSettings(**SETTINGS[name]), values).double().softmax(-1)[0].numpy()
+    chosen = choose(SETTINGS[name], values.expand(DRAWS, -1), one_stream(DRAWS))
+    counts = np.bincount(chosen.tokens.numpy(), minlength=VOCAB_SIZE)
+    assert (counts[expected == 0] == 0).all()
+
+    rare = DRAWS * expected < 10
+    cells, means = (
+        np.append(counts[~rare], counts[rare].sum()),
+        DRAWS * np.append(expected[~rare], expected[rare].sum()),
+    )
+    cells, means = cells[means > 0], means[means > 0]
+    chi_square = ((cells - means) ** 2 / means).sum()
+    assert chi_square < chi_square_999(max(1, len(cells) - 1))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_log_probabilities_and_entropies_are_the_policys(name: str) -> None:
+    """Penalties, forbidden tokens and filters change what is chosen, not what is said about the policy."""
+    values = logits(rows=200)
+    chosen = choose(SETTINGS[name], values, one_stream(200))
+    policy = (values / (SETTINGS[name].get("temperature", 1.0) or 1.0)).log_softmax(-1)
+    assert torch.equal(chosen.logprobs, policy.gather(1, chosen.tokens[:, None])[:, 0])
+    assert torch.allclose(chosen.entropies, -(policy.exp() * policy).sum(-1), rtol=0, atol=1e-6)
+    assert chosen.tokens.dtype == torch.int64
+    assert {chosen.logprobs.dtype, chosen.sampling_logprobs.dtype, chosen.entropies.dtype} == {torch.float32}
+
+
+def test_without_filters_only_forbidden_tokens_part_the_two_log_probabilities() -> None:
+    values = logits(rows=200)
+    chosen = choose({}, values, one_stream(200))
+    allowed = 1 - values.softmax(-1)[:, list(MEDIA)].sum(-1)
+    assert torch.allclose(chosen.sampling_logprobs, chosen.logprobs - allowed.log(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_greedy_takes_the_highest_score(name: str) -> None:
+    values = logits(rows=500)
+    expected = transformers_scores(RolloutSettings(**SETTINGS[name]), values).argmax(-1)
+    chosen = choose(SETTINGS[name], values, one_stream(500))
+    assert torch.equal(chosen.tokens, expected)
+    assert (chosen.sampling_logprobs == 0).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_media_tokens_are_never_chosen(temperature: float) -> None:
+    """Even where nearly all probability is theirs."""
+    values = logits()
+    values[:, list(MEDIA)] = 300.0
+    chosen = choose({"temperature": temperature}, values.expand(DRAWS, -1), one_stream(DRAWS))
+    assert not set(chosen.tokens.tolist()) & set(MEDIA)
+    if temperature:
+        expected = values.index_fill(1, torch.tensor(MEDIA), -torch.inf).log_softmax(-1)[0]
+        assert torch.allclose(chosen.sampling_logprobs, expected[chosen.tokens], atol=1e-6)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_stop_tokens_wait_for_each_rows_own_length(on_device: bool) -> None:
+    values = torch.zeros(4, VOCAB_SIZE)
+    values[:, STOPS[1]] = 50.0
+    generated = [0, 3, 2, 9]
+    chosen = sampler(min_new_tokens=3).choose(
+        values, one_stream(4), torch.tensor(generated) if on_device else generated, None
+    )
+    assert [token in STOPS for token in chosen.tokens.tolist()] == [False, True, False, True]
+
+
+def test_tied_scores_are_kept_as_transformers_keeps_them() -> None:
+    """Top-k keeps every token that equals the k-th, so more than k; top-p cuts through a tie."""
+    values = torch.zeros(1, VOCAB_SIZE)
+    values[0, [8, 9, 10]] = 4.0
+    assert torch.isfinite(sampler(top_k=5).scores(values, [0], None)).sum() == VOCAB_SIZE - len(MEDIA)
+    kept = sampler(top_p=0.5).scores(values, [0], None)
+    assert torch.equal(kept, transformers_scores(RolloutSettings(top_p=0.5), values))
+    assert torch.isfinite(kept).sum() == 2
+
+
+@hypothesis_settings(max_examples=150, deadline=None)
+@given(
+    values=st.lists(st.integers(-12, 12).map(lambda i: i / 2), min_size=VOCAB_SIZE, max_size=VOCAB_SIZE),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
+    top_k=st.integers(0, VOCAB_SIZE + 1),
+    top_p=st.floats(0.001, 1.0),
+    min_p=st.floats(0.0, 1.0),
+    repetition_penalty=st.sampled_from([0.5, 1.0, 1.1, 4.0]),
+    min_new_tokens=st.integers(0, 4),
+    uniform=st.floats(0.0, 1.0, exclude_max=True),
 )
-def test_draws_follow_transformers_distribution(temperature: float, top_p: float, top_k: int) -> None:
-    processors = LogitsProcessorList([TemperatureLogitsWarper(temperature)] if temperature != 1.0 else [])
-    if top_k:
-        processors.append(TopKLogitsWarper(top_k))
-    if top_p < 1.0:
-        processors.append(TopPLogitsWarper(top_p))
-    expected = processors(torch.zeros(1, 1, dtype=torch.long), logits().clone()).softmax(-1)[0].numpy()
-
-    uniform = torch.from_numpy(uniforms([rollout_key(0, 1, "sample", 0)], DRAWS)[0])
-    nothing = torch.zeros(10, dtype=torch.bool)
-    tokens, logprobs = choose_tokens(logits().expand(DRAWS, -1), uniform, nothing, temperature, top_p, top_k)
-    counts = np.bincount(tokens.numpy(), minlength=10)
-
-    possible = expected > 0
-    assert (counts[~possible] == 0).all()
-    chi_square = (((counts - DRAWS * expected) ** 2)[possible] / (DRAWS * expected[possible])).sum()
-    assert chi_square < CHI_SQUARE_999[possible.sum() - 1]
-    plain = (logits() / temperature).log_softmax(-1)[0]
-    assert torch.allclose(logprobs, plain[tokens], atol=1e-6)
-
-
-def test_forbidden_tokens_are_never_chosen_and_log_probabilities_stay_the_policys() -> None:
-    forbidden = torch.zeros(10, dtype=torch.bool)
-    forbidden[0] = forbidden[1] = True
-    uniform = torch.from_numpy(uniforms([3], 2000)[0])
-    tokens, logprobs = choose_tokens(logits().expand(2000, -1), uniform, forbidden, 1.0, 1.0, 0)
-    assert not set(tokens.tolist()) & {0, 1}
-    assert torch.allclose(logprobs, logits().log_softmax(-1)[0][tokens], atol=1e-6)
-    assert choose_tokens(logits(), uniform[:1], forbidden, 0.0, 1.0, 0)[0].item() == 6
+def test_any_settings_agree_with_transformers(values: list[float], uniform: float, **settings: Any) -> None:
+    """Logits are multiples of a half, so most examples have ties."""
+    row = torch.tensor([values])
+    expected = transformers_scores(RolloutSettings(max_new_tokens=100, **settings), row)
+    assert torch.equal(sampler(**settings).scores(row, [len(RESPONSE)], seen(1)), expected)
+    chosen = choose(settings, row, torch.tensor([uniform], dtype=torch.float64))
+    assert torch.isfinite(expected[0, chosen.tokens[0]])
+    if settings["temperature"]:
+        assert torch.allclose(chosen.sampling_logprobs, expected.log_softmax(-1)[0, chosen.tokens], atol=1e-5)
 
 
 def test_the_edges_of_the_unit_interval_choose_possible_tokens() -> None:
     """A probability of exactly 0 at either end of the vocabulary is stepped over."""
     edge = torch.tensor([[-torch.inf, 1.0, 1.0, -torch.inf]]).expand(2, -1)
     uniform = torch.tensor([0.0, 1.0 - 2.0**-53], dtype=torch.float64)
-    tokens, _ = choose_tokens(edge, uniform, torch.zeros(4, dtype=torch.bool), 1.0, 1.0, 0)
-    assert tokens.tolist() == [1, 2]
+    chosen = Sampler(RolloutSettings(), 4, (), (), DEVICE).choose(edge, uniform, [0, 0], None)
+    assert chosen.tokens.tolist() == [1, 2]
+    assert torch.allclose(chosen.entropies, torch.tensor(2.0).log())
+
+
+def test_logits_that_are_not_numbers_show_in_every_number() -> None:
+    values = torch.full((1, VOCAB_SIZE), torch.nan)
+    chosen = choose({}, values, one_stream(1))
+    assert 0 <= chosen.tokens.item() < VOCAB_SIZE
+    assert chosen.logprobs.isnan().all() and chosen.sampling_logprobs.isnan().all() and chosen.entropies.isnan().all()
+
+
+def test_a_draw_depends_on_its_name_and_not_on_the_rows_around_it() -> None:
+    names = [(0, step, sample, rollout) for step in (1, "eval/seen") for sample in ("a", "b") for rollout in range(4)]
+    values = logits(rows=len(names))
+    settings = SETTINGS["everything"]
+
+    def draw(rows: list[int]) -> list[tuple[int, float, float]]:
+        uniform = torch.from_numpy(uniforms([rollout_key(*names[row]) for row in rows], 6)[:, 5])
+        chosen = choose(settings, values[rows], uniform)
+        return list(
+            zip(chosen.tokens.tolist(), chosen.logprobs.tolist(), chosen.sampling_logprobs.tolist(), strict=True)
+        )
+
+    together = draw(list(range(len(names))))
+    shuffled = [5, 0, 11, 3, 15, 8]
+    assert draw(shuffled) == [together[row] for row in shuffled]
+    assert [draw([row])[0] for row in range(len(names))] == together
+    assert len({token for token, _, _ in together}) > 3
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_host_never_waits_for_the_device(name: str) -> None:
+    """A tensor without values cannot be read by the host: the call would raise."""
+    with FakeTensorMode():
+        chosen = sampler(**SETTINGS[name]).choose(
+            torch.empty(2, VOCAB_SIZE),
+            torch.empty(2, dtype=torch.float64),
+            torch.empty(2, dtype=torch.int64),
+            torch.empty(2, VOCAB_SIZE, dtype=torch.bool),
+        )
+    assert (
+        chosen.tokens.shape == chosen.logprobs.shape == chosen.sampling_logprobs.shape == chosen.entropies.shape == (2,)
+    )
+
+
+def test_only_a_repetition_penalty_asks_for_the_tokens_so_far() -> None:
+    assert not sampler().needs_seen
+    assert sampler(repetition_penalty=1.1).needs_seen
+
+
+@pytest.mark.parametrize("token", [VOCAB_SIZE, -1])
+def test_a_stop_token_outside_the_vocabulary_is_refused(token: int) -> None:
+    with pytest.raises(ValueError, match=rf"Stop tokens \[{token}\] .* 0 to 23\. Correct rollout\.stop_token_ids"):
+        Sampler(RolloutSettings(), VOCAB_SIZE, MEDIA, (*STOPS, token), DEVICE)
 
 
 def test_streams_are_uniform_and_independent() -> None:
     values = uniforms([rollout_key(0, 1, "a", i) for i in range(100)], 500)
     assert values.min() >= 0.0 and values.max() < 1.0
     counts = np.histogram(values, bins=10, range=(0, 1))[0]
-    assert ((counts - 5000) ** 2 / 5000).sum() < CHI_SQUARE_999[9]
+    assert ((counts - 5000) ** 2 / 5000).sum() < chi_square_999(9)
     correlation = np.corrcoef(values[:, :-1].ravel(), values[:, 1:].ravel())[0, 1]
     assert abs(correlation) < 0.02
     assert abs(np.corrcoef(values[:-1].ravel(), values[1:].ravel())[0, 1]) < 0.02

@@ -1,0 +1,68 @@
+"""Generation under ZeRO-3: python -m torch.distributed.run ... OUT CONFIG GATHER ROUNDS.
+
+Ranks have unlike prompts that finish at very different lengths. Every rank writes its tokens to OUT.RANK as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from tests.support.groups import make_case, tiny_policy
+from vlm_pg.models.policy import Policy
+from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect
+from vlm_pg.training.distributed import disconnect, end_rank, rank
+from vlm_pg.training.settings import TrainingSettings
+from vlm_pg.types import Prompt
+
+VIDEO = {"kind": "video", "media_seed": 9, "max_side": 8}
+
+
+def policy_with_many_stops() -> Policy:
+    policy = tiny_policy()
+    policy.model.generation_config.eos_token_id = list(range(0, policy.vocab_size, 5))
+    return policy
+
+
+def prompts_of(policy: Policy, rank: int) -> list[Prompt]:
+    """Rank 0: one short question. Rank 1: two questions on a video, several images and a text."""
+    kinds: Sequence[dict] = [{"kind": "text"}]
+    if rank == 1:
+        kinds = [VIDEO, {"kind": "images"}, VIDEO, {"kind": "text"}]
+    return [make_case(policy, seed=10 * rank + i, **kind).prompt for i, kind in enumerate(kinds)]
+
+
+def rollouts_of(policy: Policy) -> RolloutEngine:
+    # Seven rollouts at a time: the second rank's prompts enter one after the other.
+    return RolloutEngine(policy, RolloutSettings(num_generations=3, max_new_tokens=24, max_batch_rollouts=7), seed=5)
+
+
+def tokens_of(rollouts: RolloutEngine, prompts: Sequence[Prompt], step: int) -> list[list[int]]:
+    return [rollout.token_ids.tolist() for group in rollouts.generate(prompts, step) for rollout in group]
+
+
+def main(out: str, deepspeed_config: str, gather: str, rounds: int) -> None:
+    torch.set_num_threads(1)
+    connect()
+    policy = policy_with_many_stops()
+    settings = TrainingSettings(steps=1, engine="deepspeed", deepspeed_config=deepspeed_config)
+    engine = DeepSpeedEngine(policy, settings, gather)
+    prompts, rollouts = prompts_of(policy, rank()), rollouts_of(policy)
+    said = []
+    for step in range(rounds):
+        with engine.generation():
+            said.append(tokens_of(rollouts, prompts, step))
+    with open(f"{out}.{rank()}", "w") as file:
+        json.dump(said, file)
+    disconnect()
+
+
+if __name__ == "__main__":
+    out, deepspeed_config, gather, rounds = sys.argv[1:]
+    main(out, deepspeed_config, gather, int(rounds))
+    end_rank(0)

@@ -1,0 +1,81 @@
+"""How much memory keys, values and states take, and how much there is."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlm_pg.errors import ConfigError
+from vlm_pg.models.policy import Policy
+from vlm_pg.rollout.settings import RolloutSettings
+
+GIB = 2**30
+SHARE_OF_FREE = 0.6
+
+
+@dataclass(frozen=True)
+class TokenCosts:
+    """Bytes that generation keeps: per token of a prompt or a response, and per node or rollout (linear layers)."""
+
+    per_token: int
+    per_state: int
+
+    @classmethod
+    def of(cls, policy: Policy) -> TokenCosts:
+        text = policy.model.config.get_text_config()
+        kinds = list(getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers)
+        linear = sum(kind == "linear_attention" for kind in kinds)
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        size = torch.empty((), dtype=policy.dtype).element_size()
+        per_token = 2 * text.num_key_value_heads * head_dim * size * (len(kinds) - linear)
+        return cls(per_token, linear * _state_bytes(text, size) if linear else 0)
+
+
+def _state_bytes(text: Any, size: int) -> int:
+    keys = text.linear_num_key_heads * text.linear_key_head_dim
+    values = text.linear_num_value_heads * text.linear_value_head_dim
+    tail = (text.linear_conv_kernel_dim - 1) * (2 * keys + values) * size
+    # The recurrent state is fp32 whatever the weights are.
+    return tail + text.linear_num_value_heads * text.linear_key_head_dim * text.linear_value_head_dim * 4
+
+
+def budget_bytes(settings: RolloutSettings, device: torch.device) -> int:
+    """What keys, values and states may take: as the settings say, else a share of what is free now."""
+    if settings.memory_gb is not None:
+        return int(settings.memory_gb * GIB)
+    return int(SHARE_OF_FREE * free_bytes(device))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory of the device; a CPU's is shared by the processes of this machine."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # What torch holds without using it is free for us too.
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return _free_host_bytes() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _free_host_bytes() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):  # no cgroup, or "max"
+        return free
+    return min(free, max(0, limit - used))
+
+
+def check_fits(needed: int, budget: int, sample_id: str, settings: RolloutSettings) -> None:
+    """Raise ConfigError if one group alone goes beyond the budget."""
+    if needed > budget:
+        raise ConfigError(
+            f"One group needs {needed / GIB:.3g} GiB for keys and values ({settings.num_generations} rollouts of up to "
+            f"{settings.max_new_tokens} tokens behind the prompt of sample {sample_id}), but generation may take "
+            f"{budget / GIB:.3g} GiB. Raise rollout.memory_gb to at least {needed / GIB:.3g}, or lower "
+            "rollout.num_generations, rollout.max_new_tokens or the media's size."
+        )
