@@ -236,6 +236,15 @@ def test_a_response_has_its_fewest_tokens_before_it_may_stop() -> None:
     assert min(lengths) < 6
     longer = engine(policy, min_new_tokens=6, **settings).generate([prompt], step=0)[0]
     assert min(len(rollout.token_ids) for rollout in longer) == 7, "the stop token comes after the fewest tokens"
+    free = engine(policy, num_generations=1, max_new_tokens=20, temperature=0.0)
+    free.stop_token_ids = ()
+    text = free.generate([prompt], step=0)[0][0].text
+    string = next(a for a in text if text.count(a) > 1 and text.index(a) < 4)
+    settings = {"num_generations": 1, "max_new_tokens": 20, "min_new_tokens": 6, "stop_strings": (string,)}
+    late = engine(policy, temperature=0.0, **settings)
+    late.stop_token_ids = ()
+    rollout = late.generate([prompt], step=0)[0][0]
+    assert len(rollout.token_ids) >= 6 and string in rollout.text, "an early one stays in the text"
 
 
 def test_more_stop_tokens_can_be_named() -> None:

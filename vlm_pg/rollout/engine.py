@@ -100,10 +100,25 @@ class RolloutEngine:
         """What a response says: without the stop token that ended it, and up to the stop string that did."""
         if self.policy.processor is None:
             return ""
-        if token_ids and token_ids[-1] in self.stop_token_ids:
+        if token_ids[-1] in self.stop_token_ids:
             token_ids = token_ids[:-1]
+        elif self._is_ended_by_string(token_ids):
+            assert self.stop_strings is not None
+            return self.stop_strings.cut(token_ids)
         text = self.policy.tokenizer.decode(token_ids, skip_special_tokens=False)
-        return text if self.stop_strings is None else self.stop_strings.cut(text)
+        assert isinstance(text, str)
+        return text
+
+    def reason_to_end(self, token_ids: list[int]) -> FinishReason | None:
+        """Why a response is finished with these tokens; None if it goes on."""
+        if token_ids[-1] in self.stop_token_ids or self._is_ended_by_string(token_ids):
+            return "stop"
+        return "length" if len(token_ids) == self.settings.max_new_tokens else None
+
+    def _is_ended_by_string(self, token_ids: list[int]) -> bool:
+        if self.stop_strings is None or len(token_ids) < self.settings.min_new_tokens:
+            return False
+        return self.stop_strings.ends(token_ids)
 
 
 class _Generation:
@@ -221,18 +236,10 @@ class _Generation:
             place = slice(start, start + cohort.num_rows)
             cohort.record(choice, place, token_ids[place])
             for row in cohort.running_rows():
-                reason = self._reason_to_end(cohort.tokens_of(row))
+                reason = self.engine.reason_to_end(cohort.tokens_of(row))
                 if reason is not None:
                     self._finish(cohort.finish(row, reason))
             start = place.stop
-
-    def _reason_to_end(self, token_ids: list[int]) -> FinishReason | None:
-        if token_ids[-1] in self.engine.stop_token_ids:
-            return "stop"
-        strings = self.engine.stop_strings
-        if strings is not None and len(token_ids) >= self.settings.min_new_tokens and strings.ends(token_ids):
-            return "stop"
-        return "length" if len(token_ids) == self.settings.max_new_tokens else None
 
     def _finish(self, said: Said) -> None:
         group = self.said[said.prompt]

@@ -64,7 +64,7 @@ class RolloutSettings(Settings):
     mismatch_every: int = Field(
         50, ge=0, description="Every so many steps the two are compared and the difference is logged; 0 never."
     )
-    server: ServerSettings = Field(default_factory=ServerSettings)
+    server: ServerSettings = Field(default_factory=ServerSettings, description="The server, where one samples.")
 
     @model_validator(mode="after")
     def _fitting(self) -> RolloutSettings:

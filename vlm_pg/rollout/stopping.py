@@ -57,8 +57,18 @@ class StopStrings:
         # The search starts where a match still reaches into the last token.
         return any(tail.find(string, max(0, before - len(string) + 1)) >= 0 for string in self._encoded)
 
-    def cut(self, text: str) -> str:
-        """The text before the first stop string; all of it if there is none."""
+    def cut(self, token_ids: Sequence[int]) -> str:
+        """The text of a response that has ended, before the stop string that its last token completed.
+
+        An earlier one, from before the fewest tokens were there, stays.
+        """
+        pieces = [self._token_bytes(token) for token in token_ids]
+        text, before = b"".join(pieces), sum(map(len, pieces[:-1]))
+        found = [text.find(string, max(0, before - len(string) + 1)) for string in self._encoded]
+        return text[: min(position for position in found if position >= 0)].decode(errors="replace")
+
+    def before_first(self, text: str) -> str:
+        """The text before the first stop string in it; all of it if there is none."""
         found = [position for string in self._strings if (position := text.find(string)) >= 0]
         return text[: min(found)] if found else text
 

@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vlm_pg.algorithms.advantages import group_advantages
 from vlm_pg.algorithms.settings import AlgorithmSettings
+from vlm_pg.config import RunConfig
+from vlm_pg.errors import ConfigError
+from vlm_pg.models.policy import Policy
+from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.rewards.rubric import score
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.types import Prompt, RolloutGroup, Sample
 
+if TYPE_CHECKING:
+    from vlm_pg.rollout.server.engine import ServerEngine
+
+
+def make_rollout_engine(
+    config: RunConfig,
+    policy: Policy,
+    samples: Sequence[Sample],
+    run_folder: Path,
+    should_stop: Callable[[], bool],
+    warn: Callable[[str], None],
+) -> RolloutEngine | ServerEngine:
+    """What ``rollout.engine`` names; a server is asked what it is at once.
+
+    Raises:
+        ConfigError: the packages of the server engine are not installed.
+    """
+    if config.rollout.engine == "in_process":
+        return RolloutEngine(policy, config.rollout, config.run.seed, should_stop)
+    try:
+        from vlm_pg.rollout.server.engine import ServerEngine
+        from vlm_pg.rollout.server.messages import ChatMessages
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"rollout.engine is server, which needs the package {error.name}. Install it with: "
+            "pip install 'vlm-pg[server]'."
+        ) from error
+    builder = PromptBuilder(policy.processor, config.prompt, policy.positions)
+    by_id = {sample.sample_id: sample for sample in samples}
+    messages = ChatMessages(policy, by_id, builder.question_text, config.prompt.system)
+    return ServerEngine(policy, config.rollout, config.run.seed, should_stop, messages, run_folder / "served", warn)
+
 
 def sample_groups(
-    engine: RolloutEngine, questions: Sequence[tuple[Sample, Prompt]], step: int | str
+    engine: RolloutEngine | ServerEngine, questions: Sequence[tuple[Sample, Prompt]], step: int | str
 ) -> list[RolloutGroup]:
     """``num_generations`` rollouts of every question under the policy as it is now."""
     rollouts = engine.generate([prompt for _, prompt in questions], step)

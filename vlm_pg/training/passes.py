@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.batching.plan import MicroBatch, Piece
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, pack_chunk, pack_prefixes
 from vlm_pg.models.policy import Policy
+from vlm_pg.training.behaviour import mismatch_sums
 from vlm_pg.training.calls import Place
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.filler import filler_group
@@ -22,14 +23,26 @@ from vlm_pg.types import ResponseGroup, RolloutGroup
 
 @dataclass
 class StepSums:
-    """Sums over this rank's micro-batches; ``largest`` holds maxima."""
+    """Sums and maxima over this rank's micro-batches.
 
-    totals: dict[str, float] = field(default_factory=dict)
-    largest: dict[str, float] = field(default_factory=dict)
+    Tensors stay on their device, as fp64 scalars: reading one would make the host wait for all the work it has queued.
+    """
+
+    _totals: dict[str, float | torch.Tensor] = field(default_factory=dict)
+    _largest: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def add(self, **values: float | torch.Tensor) -> None:
         for name, value in values.items():
-            self.totals[name] = self.totals.get(name, 0.0) + float(value)
+            self._totals[name] = self._totals.get(name, 0.0) + _wide(value)
+
+    def keep_largest(self, **values: torch.Tensor) -> None:
+        for name, value in values.items():
+            known = self._largest.get(name)
+            self._largest[name] = _wide(value) if known is None else torch.maximum(known, _wide(value))
+
+    def read(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Sums and maxima by name."""
+        return _on_host(self._totals), _on_host(self._largest)
 
 
 @dataclass
@@ -39,6 +52,9 @@ class Passes:
     Args:
         reference: the policy that the KL term measures from; None without one.
         weights: loss weight of each token of each rollout of each group.
+        behaviour_logprobs: fp32 [R] of each rollout of each group, what the loss's ratio is taken to; None for those of
+            the same forward, where the ratio is 1.
+        measure_mismatch: sum up how the recorded log-probabilities differ from those of the forward.
         sums: what the step's metrics are made of; filled on the way.
     """
 
@@ -49,14 +65,12 @@ class Passes:
     weights: Sequence[Sequence[float]]
     algorithm: AlgorithmSettings
     temperature: float
+    behaviour_logprobs: Sequence[Sequence[torch.Tensor]] | None
+    measure_mismatch: bool = False
     sums: StepSums = field(default_factory=StepSums)
 
     def losses(self, places: Sequence[Place]) -> Iterator[torch.Tensor]:
-        """One loss per backward call. Each must have been backpropagated before the next one is asked for.
-
-        Raises:
-            FloatingPointError: a loss is not finite.
-        """
+        """One loss per backward call. Each must have been backpropagated before the next one is asked for."""
         for place in places:
             if place.chunks > 1:
                 yield from self._chunked(place)
@@ -170,7 +184,7 @@ class Passes:
         per_token = self._per_token(pieces)
         loss, metrics = policy_loss(
             logprobs,
-            per_token["rollout_logprobs"],
+            per_token.get("behaviour_logprobs", logprobs.detach()),
             per_token["advantages"],
             per_token["weights"],
             clip_low=self.algorithm.clip_low,
@@ -181,30 +195,60 @@ class Passes:
             kl = kl_k3(logprobs, ref_logprobs, log_ratio_clamp=self.algorithm.log_ratio_clamp)
             loss = loss + self.algorithm.kl_coef * (per_token["weights"] * kl).sum()
             self.sums.add(kl=kl.detach().sum())
-        if not torch.isfinite(loss):
-            raise FloatingPointError(
-                f"The loss is {loss.item()}; the step was not taken and no checkpoint was written. Resume from the "
-                "last checkpoint with a lower training.learning_rate, or look at the last rollouts for what went wrong."
-            )
-        largest = self.sums.largest
-        largest["ratio_max"] = max(largest.get("ratio_max", 0.0), float(metrics.pop("ratio_max")))
+        self.sums.keep_largest(ratio_max=metrics.pop("ratio_max"))
         self.sums.add(loss=loss.detach(), entropy=entropies.sum(), **metrics)
+        if self.measure_mismatch:
+            self._sum_mismatch(pieces, logprobs.detach())
         return loss
 
+    def _sum_mismatch(self, pieces: Sequence[Piece], logprobs: torch.Tensor) -> None:
+        """Only over what these weights sampled: elsewhere the difference is that between the weights."""
+        members = [(self.groups[group], i) for group, i in _rollouts_of(pieces)]
+        trained = logprobs.split([len(group.rollouts[i].token_ids) for group, i in members])
+        pairs = [
+            (group.rollouts[i].rollout_logprobs, own)
+            for (group, i), own in zip(members, trained, strict=True)
+            if group.policy_version == self.policy.weights_version
+        ]
+        if not pairs:
+            return
+        recorded = self._to_device(torch.cat([sampled for sampled, _ in pairs]))
+        sums, abs_max = mismatch_sums(torch.cat([own for _, own in pairs]), recorded, self.algorithm.log_ratio_clamp)
+        self.sums.add(**sums)
+        self.sums.keep_largest(mismatch_abs_max=abs_max)
+
     def _per_token(self, pieces: Sequence[Piece]) -> dict[str, torch.Tensor]:
-        """Sampled log-probabilities, advantages and loss weights, each fp32 [R]."""
-        logprobs, advantages, token_weights = [], [], []
-        for piece in pieces:
-            group = self.groups[piece.group]
-            for i in piece.responses:
-                sampled = group.rollouts[i].rollout_logprobs
-                logprobs.append(sampled)
-                advantages.append(torch.full_like(sampled, group.advantages[i]))
-                token_weights.append(torch.full_like(sampled, self.weights[piece.group][i]))
-        return {
-            name: torch.cat(parts).to(self.policy.device)
-            for name, parts in (("rollout_logprobs", logprobs), ("advantages", advantages), ("weights", token_weights))
-        }
+        """Advantages, loss weights and, where they are given, behaviour log-probabilities, each fp32 [R]."""
+        members = _rollouts_of(pieces)
+        lengths = torch.tensor([len(self.groups[group].rollouts[i].token_ids) for group, i in members])
+        advantages = torch.tensor([self.groups[group].advantages[i] for group, i in members], dtype=torch.float32)
+        weights = torch.tensor([self.weights[group][i] for group, i in members], dtype=torch.float32)
+        values = {"advantages": advantages.repeat_interleave(lengths), "weights": weights.repeat_interleave(lengths)}
+        if self.behaviour_logprobs is not None:
+            values["behaviour_logprobs"] = torch.cat([self.behaviour_logprobs[group][i] for group, i in members])
+        return {name: self._to_device(value) for name, value in values.items()}
+
+    def _to_device(self, values: torch.Tensor) -> torch.Tensor:
+        """Without waiting for what the device has to do before."""
+        return values.to(self.policy.device, non_blocking=True)
+
+
+def _rollouts_of(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
+    """Group and place in it of each response, in the order in which they are packed."""
+    return [(piece.group, i) for piece in pieces for i in piece.responses]
+
+
+def _wide(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) else value
+
+
+def _on_host(values: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
+    """All tensors in one transfer."""
+    numbers = {name: value for name, value in values.items() if not isinstance(value, torch.Tensor)}
+    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    if not tensors:
+        return numbers
+    return numbers | dict(zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True))
 
 
 def _idle_chunk(prefixes: PrefixBatch, groups: Sequence[ResponseGroup], device: torch.device) -> ChunkBatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,7 @@ from vlm_pg.batching.plan import plan_micro_batches, tree_tokens
 from vlm_pg.models.packing import repeated_tokens
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.prompt_tree import shared_tokens
+from vlm_pg.training.behaviour import LogprobsSource, behaviour_logprobs, mismatch_metrics
 from vlm_pg.training.calls import agreed_places
 from vlm_pg.training.distributed import max_over_ranks, sum_over_ranks
 from vlm_pg.training.engines import Engine
@@ -29,15 +31,24 @@ def update_policy(
     temperature: float,
     learning_rate: float,
     leaves: VisionLeaves | None = None,
+    *,
+    logprobs: LogprobsSource = "reuse",
+    measure_mismatch: bool = False,
 ) -> dict[str, float]:
     """Train on complete groups (this rank's share) and return the step's metrics, equal on all ranks.
 
-    ``leaves``: visual features of the groups' prompts, in order, where they were made before generation.
+    Args:
+        leaves: visual features of the groups' prompts, in order, where they were made before generation.
+        logprobs: what the loss's ratio is taken to, see ``behaviour_logprobs``.
+        measure_mismatch: add ``mismatch/...``: how the recorded log-probabilities differ from the training forward's,
+            over the rollouts that the weights as they are now sampled. The same on all ranks.
 
     Raises:
+        ConfigError: ``logprobs`` is recompute and other weights sampled these rollouts.
         FloatingPointError: loss or gradient is not finite; the weights are untouched.
     """
     policy = engine.policy
+    behaviour = behaviour_logprobs(groups, logprobs, policy.weights_version)
     prompts = [group.prompt for group in groups]
     weights = _sequence_weights(groups, algorithm, policy.device)
     leaves = leaves or VisionLeaves(policy, prompts)
@@ -46,20 +57,31 @@ def update_policy(
     plan = plan_micro_batches(counts, micro_batch_tokens, lambda i, j: shared[i][j])
     places = agreed_places(plan, policy.device)
     num_calls = sum(place.backward_calls for place in places)
-    passes = Passes(engine, reference, groups, leaves, weights, algorithm, temperature)
+    passes = Passes(engine, reference, groups, leaves, weights, algorithm, temperature, behaviour, measure_mismatch)
     for call, loss in enumerate(passes.losses(places), start=1):
         engine.backward(loss, last=call == num_calls and not leaves.tower_due)
     if leaves.tower_due:
         engine.backward(leaves.surrogate_loss(engine.loss_scale), last=True)
-    grad_norm = engine.step(learning_rate)
     in_one_tree = tree_tokens([prompt for prompt, _ in counts], range(len(groups)), lambda i, j: shared[i][j])
     in_one_tree += sum(sum(responses) for _, responses in counts)
-    return _metrics(passes.sums, groups, in_one_tree, policy.device) | {
+    metrics = _metrics(passes.sums, groups, in_one_tree, policy.device)
+    # Of the sum over ranks, so that all of them stop here or none.
+    _check_finite(metrics["loss"])
+    grad_norm = engine.step(learning_rate)
+    return metrics | {
         "grad_norm": grad_norm,
         "lr": learning_rate,
         "micro_batches": float(len(places)),
         "backward_calls": float(num_calls),
     }
+
+
+def _check_finite(loss: float) -> None:
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"The loss is {loss}; the step was not taken and no checkpoint was written. Resume from the last "
+            "checkpoint with a lower training.learning_rate, or look at the last rollouts for what went wrong."
+        )
 
 
 def _token_counts(group: RolloutGroup) -> tuple[int, list[int]]:
@@ -97,11 +119,14 @@ def _metrics(
     }
     names = ("loss", "entropy", "kl", "tokens", "clipped_low", "clipped_high", "ratio_sum", "behaviour_kl_sum")
     counted = ("tokens_computed", "tokens_shared", "sharing_groups", "groups_chunked")
+    compared = ("mismatch_tokens", "mismatch_kl", "mismatch_abs", "mismatch_exp_abs")
+    sums_here, largest_here = sums.read()
     totals = sum_over_ranks(
-        {name: sums.totals.get(name, 0.0) for name in (*names, *counted)}
+        {name: sums_here.get(name, 0.0) for name in (*names, *counted, *compared)}
         | {name: float(count) for name, count in local.items()},
         device,
     )
+    largest = max_over_ranks({name: largest_here.get(name, 0.0) for name in ("ratio_max", "mismatch_abs_max")}, device)
     tokens = max(1.0, totals["tokens"])
     return {
         "loss": totals["loss"],
@@ -110,8 +135,8 @@ def _metrics(
         "clip_low": totals["clipped_low"] / tokens,
         "clip_high": totals["clipped_high"] / tokens,
         "ratio_mean": totals["ratio_sum"] / tokens,
-        "ratio_max": max_over_ranks({"ratio_max": sums.largest.get("ratio_max", 0.0)}, device)["ratio_max"],
-        "rollout_mismatch_kl": totals["behaviour_kl_sum"] / tokens,
+        "ratio_max": largest["ratio_max"],
+        "behaviour_kl": totals["behaviour_kl_sum"] / tokens,
         "response_tokens": totals["tokens"],
         "prompt_tokens_mean": totals["prompt_tokens"] / max(1.0, totals["groups"]),
         "generations_mean": totals["rollouts"] / max(1.0, totals["groups"]),
@@ -122,4 +147,4 @@ def _metrics(
         "groups_chunked": totals["groups_chunked"],
         "sharing_ratio": totals["repeated"] / max(1.0, totals["tokens_computed"]),
         "sharing_ratio_bound": totals["repeated"] / max(1.0, totals["in_one_tree"]),
-    }
+    } | mismatch_metrics(totals, largest["mismatch_abs_max"])

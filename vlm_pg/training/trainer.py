@@ -19,8 +19,17 @@ from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.sharing import sharing_line
 from vlm_pg.prompts.source import PromptSource
 from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.training import checkpoints
-from vlm_pg.training.collect import advantage_groups, group_metrics, group_sums, reward_groups, sample_groups
+from vlm_pg.training.behaviour import mismatch_due, mismatch_warning
+from vlm_pg.training.collect import (
+    advantage_groups,
+    group_metrics,
+    group_sums,
+    make_rollout_engine,
+    reward_groups,
+    sample_groups,
+)
 from vlm_pg.training.dealing import share_of_rank
 from vlm_pg.training.distributed import gather_objects, rank, sum_over_ranks, world_size
 from vlm_pg.training.engines import Engine
@@ -65,7 +74,9 @@ class Trainer:
         self.samples, self.source, self.bad_log = samples, source, bad_log
         self.console, self.stop, self.phases, self.progress = console, stop, phases, progress
         self.policy = engine.policy
-        self.rollouts = RolloutEngine(self.policy, config.rollout, config.run.seed, stop.between_tokens)
+        self.rollouts = make_rollout_engine(
+            config, self.policy, samples, folder.path, stop.between_tokens, console.warn
+        )
         self._told_sharing = False
         self._updates = 0
 
@@ -86,6 +97,9 @@ class Trainer:
                     bar.advance()
         except InterruptedError:
             return self._stopped()
+        except ServerError:
+            self._keep_finished_steps()
+            raise
         if first <= steps and not self._updates:
             raise TooManyBadSamples(
                 f"No question of steps {first} to {steps} could be used, so nothing was trained. The cause of each is "
@@ -98,6 +112,12 @@ class Trainer:
         self.save()
         self.console.warn(f"stopped on request after step {self.progress.step}; run.resume=auto continues from there")
         return False
+
+    def _keep_finished_steps(self) -> None:
+        """Saving is for all ranks together, and with several the others may still be waiting for their answers."""
+        if world_size() == 1:
+            self.save()
+            self.console.warn(f"the checkpoint of step {self.progress.step} is written")
 
     def _step(self, step: int) -> tuple[dict[str, float | None], list[RolloutGroup]]:
         start_seconds = time.perf_counter()
@@ -117,6 +137,8 @@ class Trainer:
             groups = advantage_groups(groups, self.config.algorithm)
         sums = sum_over_ranks(group_sums(groups), self.policy.device)
         values: dict[str, float | None] = dict(group_metrics(sums))
+        if not isinstance(self.rollouts, RolloutEngine) and self.rollouts.lag_steps is not None:
+            values["rollout_lag_steps"] = self.rollouts.lag_steps
         if sums["groups"] == 0:
             self.console.warn(f"step {step}: no question of this step could be used, so there was no update")
             return values | {"step_seconds": time.perf_counter() - start_seconds}, groups
@@ -141,7 +163,12 @@ class Trainer:
             self.config.rollout.temperature,
             learning_rate(training, step),
             leaves,
+            logprobs=self.config.rollout.logprobs,
+            measure_mismatch=mismatch_due(self.config.rollout, step),
         )
+        warning = mismatch_warning(values)
+        if warning is not None:
+            self.console.warn(f"step {step}: {warning}")
         self._updates += 1
         self.progress.tokens_computed += values["tokens_computed"]
         self.progress.tokens_repeated += values["tokens_repeated"]
@@ -217,3 +244,5 @@ class Trainer:
             save_checkpoint(self.folder.checkpoints, self.progress.step, self.policy, self.engine, state)
             if rank() == 0:
                 checkpoints.prune(self.folder.checkpoints, self.config.training.keep_checkpoints)
+        if not isinstance(self.rollouts, RolloutEngine):
+            self.rollouts.use_checkpoint(path)

@@ -51,7 +51,5 @@ def test_a_budget_is_stated_or_a_share_of_what_is_free(monkeypatch: pytest.Monke
 
 def test_one_group_beyond_the_budget_says_how_much_is_needed() -> None:
     check_fits(GIB, GIB, "17", RolloutSettings())
-    with pytest.raises(
-        ConfigError, match=r"needs 2 GiB .* sample 17\), but generation may take 1 GiB. Raise"
-    ):
+    with pytest.raises(ConfigError, match=r"needs 2 GiB .* sample 17\), but generation may take 1 GiB. Raise"):
         check_fits(2 * GIB, GIB, "17", RolloutSettings())

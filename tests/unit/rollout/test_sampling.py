@@ -216,7 +216,7 @@ def test_stop_tokens_wait_for_each_rows_own_length(on_device: bool) -> None:
 def test_tied_scores_are_kept_as_transformers_keeps_them() -> None:
     """Top-k keeps every token that equals the k-th, so more than k; top-p cuts through a tie."""
     values = torch.zeros(1, VOCAB_SIZE)
-    values[0, [8, 9, 10]] = 4.0
+    values[0, [8, 9, 10, 11]] = 60.0  # a quarter each, to the bit
     assert torch.isfinite(sampler(top_k=5).scores(values, [0], None)).sum() == VOCAB_SIZE - len(MEDIA)
     kept = sampler(top_p=0.5).scores(values, [0], None)
     assert torch.equal(kept, transformers_scores(RolloutSettings(top_p=0.5), values))

@@ -79,7 +79,7 @@ def test_the_first_end_is_where_the_whole_text_first_contains_a_string(seed: int
     assert next((n for n in lengths if stop.ends(sequence[:n])), None) == by_text
     if by_text is not None:
         text = text_of(sequence[:by_text])
-        assert stop.cut(text) == text[: min(text.find(s) for s in strings if s in text)]
+        assert stop.cut(sequence[:by_text]) == text[: min(text.find(s) for s in strings if s in text)]
 
 
 def test_a_string_completed_inside_the_last_token_ends_the_response() -> None:
@@ -90,7 +90,7 @@ def test_a_string_completed_inside_the_last_token_ends_the_response() -> None:
     assert stop.ends(ids)
     assert not stop.ends(ids[:1])
     assert not stop.ends([*ids, *tokens_of("x")])
-    assert stop.cut(text_of(ids)) == ""
+    assert stop.cut(ids) == ""
 
 
 def test_a_character_that_is_not_complete_ends_nothing() -> None:
@@ -131,16 +131,26 @@ def test_only_trailing_tokens_are_looked_at() -> None:
 
 def test_the_text_is_cut_before_the_string_that_begins_first() -> None:
     stop = StopStrings(tokenizer(), ["b", "abc", "</answer>"])
-    assert stop.cut("xx abc") == "xx "
-    assert stop.cut("A</answer>\nb") == "A"
-    assert stop.cut("nothing") == "nothing"
-    assert stop.cut("") == ""
+    assert stop.cut([*tokens_of("xx a"), *tokens_of("b")]) == "xx a"
+    assert stop.cut([*tokens_of("A"), *tokens_of("</answer>")]) == "A"
+
+
+def test_a_string_completed_before_the_last_token_stays_in_the_text() -> None:
+    """It came before the fewest tokens were there."""
+    stop = StopStrings(tokenizer(), ["b"])
+    assert stop.cut(spelled("abcb")) == "abc"
+
+
+def test_of_a_text_what_comes_before_the_first_string_is_kept() -> None:
+    stop = StopStrings(tokenizer(), ["b", "abc", "</answer>"])
+    assert stop.before_first("xx abc") == "xx "
+    assert stop.before_first("A</answer>\nb") == "A"
+    assert stop.before_first("nothing") == "nothing"
 
 
 def test_no_strings_end_nothing() -> None:
     stop = StopStrings(tokenizer(), [])
     assert not stop.ends(tokens_of("</answer>"))
-    assert stop.cut("</answer>") == "</answer>"
 
 
 def test_an_empty_string_is_refused() -> None:
@@ -154,14 +164,27 @@ def test_a_string_the_tokenizer_never_writes_is_refused() -> None:
         StopStrings(tokenizer(), ["</answer>", "e\u0301"])
 
 
-def test_a_character_the_tokenizer_has_no_bytes_for_is_refused() -> None:
-    model = models.BPE({"a": 0, "b": 1}, [])
-    backend = Tokenizer(model)
+def small_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level, of the tokens 'a' and 'b' only."""
+    backend = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    small = PreTrainedTokenizerFast(tokenizer_object=backend)
-    assert StopStrings(small, ["ab"]).ends([0, 1])
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def test_a_character_the_tokenizer_has_no_bytes_for_is_refused() -> None:
+    assert StopStrings(small_tokenizer(), ["ab"]).ends([0, 1])
     with pytest.raises(ValueError, match=r"has 'ac'.*decodes to 'a'.*or remove it"):
-        StopStrings(small, ["ac"])
+        StopStrings(small_tokenizer(), ["ac"])
+
+
+def test_an_added_token_is_read_as_it_is_written() -> None:
+    """Added tokens are not in the byte alphabet: a space in one is a space."""
+    with_added = small_tokenizer()
+    with_added.add_tokens(["日 b"])
+    assert with_added.decode([0, 2]) == "a日 b"
+    stop = StopStrings(with_added, ["a日 b"])
+    assert stop.ends([0, 2])
+    assert not stop.ends([1, 2])
 
 
 def test_a_tokenizer_that_is_not_byte_level_is_refused() -> None:

@@ -1,0 +1,200 @@
+"""Whole runs whose rollouts come from a real ``transformers serve``: it trains, the server follows the checkpoints, and
+a server that dies stops the run in a way that can be resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.support.runs import ROOT, read_lines
+
+httpx2 = pytest.importorskip("httpx2")
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+
+STEPS = 3
+QUESTIONS = 2
+GENERATIONS = 4
+START_SECONDS = 120
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+
+
+class Server:
+    """``transformers serve`` on a free port of this machine."""
+
+    def __init__(self, log: Path):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.log = log
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def begin(self) -> None:
+        command = [sys.executable, "-m", "transformers.cli.transformers", "serve", "--host", "127.0.0.1"]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--port", str(self.port), "--device", "cpu"], env=ENVIRONMENT, stdout=log, stderr=log
+            )
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                httpx2.get(f"http://127.0.0.1:{self.port}/health")
+                return
+            except httpx2.TransportError:
+                assert time.monotonic() < deadline, self.log.read_text()
+                time.sleep(0.2)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+    def models_asked_for(self) -> list[str]:
+        lines = [line for line in self.log.read_text().splitlines() if "Request received" in line]
+        return [Path(line.split("Model: ")[1].split("@main")[0]).name for line in lines]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server") / "serve.log")
+    server.begin()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
+    """Questions with and without a picture."""
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("run")
+    rng = np.random.default_rng(0)
+    records: list[dict[str, Any]] = []
+    for number in range(4):
+        has_picture = number % 2 == 1
+        if has_picture:
+            pixels = rng.integers(0, 256, (70 + 28 * number, 90, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+        records.append(
+            {
+                "problem_id": number,
+                "problem": "Which colour is shown first?",
+                "data_type": "image" if has_picture else "text",
+                "problem_type": "multiple choice",
+                "options": ["A. red", "B. green", "C. blue", "D. yellow"],
+                "solution": f"<answer>{'ABCD'[number]}</answer>",
+                "path": f"{number}.png" if has_picture else "",
+                "data_source": "test",
+            }
+        )
+    (folder / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    sections = {
+        "include": [str(ROOT / "configs" / "models" / "tiny.yaml")],
+        "data": {"train": str(folder / "train.jsonl")},
+        "media": {"workers": 1, "min_pixels": 3136, "max_pixels": 12544},
+        # The words the tiny model was trained on: some of its answers earn a reward.
+        "prompt": {"instructions": {"multiple_choice": "Name the colours in order, then answer with a letter."}},
+        "rollout": {
+            "engine": "server",
+            "num_generations": GENERATIONS,
+            "max_new_tokens": 32,
+            "server": {"url": server.url, "retries": 1, "concurrency": 1},
+        },
+        "training": {
+            "steps": STEPS,
+            "prompts_per_step": QUESTIONS,
+            "checkpoint_every": 1,
+            "learning_rate": 1e-4,
+            "micro_batch_tokens": 20_000,
+        },
+        "observe": {"tensorboard": False, "report": False},
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump(sections))
+    return folder / "run.yaml"
+
+
+@contextmanager
+def running(config: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "vlm_pg.cli", "train", str(config), f"run.dir={config.parent / 'run'}"]
+    run = subprocess.Popen(
+        [*command, *overrides],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield run
+    finally:
+        run.kill()
+        run.wait()
+
+
+def kill_within_step_2(run: subprocess.Popen[str], server: Server) -> None:
+    """Once the server has been asked questions of the second step."""
+    assert run.stdout is not None
+    printed = ""
+    for line in run.stdout:
+        printed += line
+        if "step 1/" in line:
+            break
+    else:
+        raise AssertionError(printed)
+    deadline = time.monotonic() + START_SECONDS
+    while len(server.models_asked_for()) <= QUESTIONS * GENERATIONS:
+        assert time.monotonic() < deadline, server.log.read_text()
+        time.sleep(0.02)
+    server.kill()
+
+
+def test_a_run_survives_its_server(config: Path, server: Server) -> None:
+    folder = config.parent / "run"
+    server.wait()
+    with running(config, "rollout.server.wait_seconds=2") as first:
+        kill_within_step_2(first, server)
+        rest, _ = first.communicate(timeout=START_SECONDS)
+    assert first.returncode not in (0, 130)
+    assert f"the server at {server.url} does not answer" in rest
+    assert f"The server at {server.url} has not answered for 2 s" in rest and "run.resume=auto" in rest
+    assert [line["step"] for line in read_lines(folder / "metrics.jsonl")] == [1]
+
+    # The server needs longer to start than the run: the run waits for it.
+    server.begin()
+    with running(config, "run.resume=auto", f"rollout.server.wait_seconds={START_SECONDS}") as second:
+        resumed, _ = second.communicate(timeout=2 * START_SECONDS)
+    assert second.returncode == 0, resumed + server.log.read_text()
+    assert "resuming after step 1" in resumed
+
+    lines = read_lines(folder / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert any(line["grad_norm"] > 0 for line in lines)
+    assert all(line["rollout_lag_steps"] == 0 for line in lines)
+    # The server was asked for the weights of every step, the second step's twice.
+    asked = [name.rpartition("-")[0] for name in dict.fromkeys(server.models_asked_for())]
+    assert asked == ["tiny-qwen2_5-vl", "step-000001", "step-000002"]
+
+    # Tags survive, which the server's own template takes out.
+    said = [line["response"] for line in read_lines(folder / "rollouts.jsonl")]
+    assert len(said) == STEPS * QUESTIONS * GENERATIONS
+    assert any("<think>" in text for text in said)

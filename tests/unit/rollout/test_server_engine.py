@@ -1,0 +1,295 @@
+"""The server engine against a small server of our own that answers, fails, lies and dies on demand."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.groups import tiny_policy
+from vlm_pg.errors import ConfigError
+from vlm_pg.models.policy import Policy
+from vlm_pg.prompts.builder import PromptBuilder
+from vlm_pg.prompts.settings import PromptSettings
+from vlm_pg.rollout.sampling import rollout_key
+from vlm_pg.rollout.server import client
+from vlm_pg.rollout.server.engine import ServerEngine
+from vlm_pg.rollout.server.errors import ServerError
+from vlm_pg.rollout.server.messages import ChatMessages
+from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.types import Prompt, ResponseGroup, Sample
+
+GENERATIONS = 4
+
+
+class FakeServer:
+    """Answers "a0", "a1", ... in the order of choices. Attributes say how it behaves; ``asked`` holds the requests."""
+
+    def __init__(self) -> None:
+        self.models: Any = {"object": "list", "data": [{"id": "tiny", "owned_by": "vllm"}]}
+        self.honours_n = True
+        self.extra_prompt_tokens = 0
+        self.fail_first = 0
+        self.status = 503
+        self.delay_seconds = 0.0
+        self.prompt_tokens: int | None = None
+        self.asked: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+        self._httpd: ThreadingHTTPServer | None = None
+        self.port = 0
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def start(self) -> None:
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._reply(*((200, outer.models) if self.path == "/v1/models" else (404, {"error": "no such page"})))
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self._reply(*outer.answer(body))
+
+            def _reply(self, status: int, value: Any) -> None:
+                data = (value if isinstance(value, str) else json.dumps(value)).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self._httpd = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self._httpd.daemon_threads = True
+        self.port = self._httpd.server_address[1]
+        threading.Thread(target=self._httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def stop(self) -> None:
+        if self._httpd is not None:
+            self._httpd.shutdown()
+            self._httpd.server_close()
+            self._httpd = None
+
+    def answer(self, body: dict[str, Any]) -> tuple[int, Any]:
+        with self._lock:
+            self.asked.append(body)
+            if self.fail_first:
+                self.fail_first -= 1
+                return self.status, {"error": {"message": "out of  memory"}}
+        time.sleep(self.delay_seconds)
+        count = body.get("n", 1) if self.honours_n else 1
+        choices = [
+            {"index": i, "finish_reason": "stop", "message": {"role": "assistant", "content": f"a{i}"}}
+            for i in range(count)
+        ]
+        usage = {} if self.prompt_tokens is None else {"prompt_tokens": self.prompt_tokens}
+        return 200, {"choices": choices, "usage": usage}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
+    server = FakeServer()
+    yield server
+    server.stop()
+
+
+@lru_cache(maxsize=1)
+def policy() -> Policy:
+    return tiny_policy()
+
+
+@lru_cache(maxsize=1)
+def questions() -> tuple[tuple[Prompt, ...], ChatMessages]:
+    builder = PromptBuilder(policy().processor, PromptSettings(), policy().positions)
+    samples = {name: Sample(name, f"Question {name}?", (), (), "1", "numerical", "t", "t") for name in ("x", "y")}
+    messages = ChatMessages(policy(), samples, builder.question_text, "")
+    return tuple(builder.build(sample, ()) for sample in samples.values()), messages
+
+
+def make_engine(
+    server: FakeServer,
+    told: list[str] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    url: str | None = None,
+    **server_settings: Any,
+) -> ServerEngine:
+    settings = RolloutSettings.model_validate(
+        {
+            "engine": "server",
+            "num_generations": GENERATIONS,
+            "max_new_tokens": 20,
+            "server": {"url": url or server.url, "wait_seconds": 0.0, "retries": 1, **server_settings},
+        }
+    )
+    lines = [] if told is None else told
+    return ServerEngine(policy(), settings, 7, should_stop, questions()[1], Path("unused"), lines.append)
+
+
+def test_one_request_brings_a_group(server: FakeServer) -> None:
+    engine = make_engine(server)
+    prompts, _ = questions()
+    groups = engine.generate(prompts, 3)
+    assert [[rollout.text for rollout in group] for group in groups] == [["a0", "a1", "a2", "a3"]] * 2
+    assert [body["n"] for body in server.asked] == [GENERATIONS] * 2
+    assert {body["seed"] for body in server.asked} == {rollout_key(7, 3, name, 0) % 2**53 for name in "xy"}
+    assert all(body["model"] == "tiny" and body["top_k"] == -1 for body in server.asked)
+
+
+def test_rollouts_are_scored_by_the_policy(server: FakeServer) -> None:
+    prompts, _ = questions()
+    (group, _) = make_engine(server).generate(prompts, 1)
+    end = policy().tokenizer.eos_token_id
+    for rollout in group:
+        expected = [*policy().tokenizer(rollout.text)["input_ids"], end]
+        assert rollout.token_ids.tolist() == expected and rollout.finish_reason == "stop"
+        with torch.no_grad():
+            ((logprobs,),) = policy().logprobs([ResponseGroup(prompts[0], (rollout.token_ids,))])
+        torch.testing.assert_close(rollout.rollout_logprobs, logprobs, atol=1e-5, rtol=1e-4)
+        assert rollout.sampling_logprobs is None and rollout.entropies is None
+
+
+def test_a_server_without_n_is_asked_for_each_rollout(server: FakeServer) -> None:
+    server.honours_n = False
+    told: list[str] = []
+    engine = make_engine(server, told)
+    prompts, _ = questions()
+    assert [len(group) for group in engine.generate(prompts[:1], 1)] == [GENERATIONS]
+    assert ["n" in body for body in server.asked] == [True, False, False, False]
+    assert len({body["seed"] for body in server.asked}) == GENERATIONS
+    engine.generate(prompts[:1], 2)
+    assert not any("n" in body for body in server.asked[GENERATIONS:])
+    assert len(server.asked) == 2 * GENERATIONS and sum("1 of 4 choices" in line for line in told) == 1
+
+
+def test_failures_are_retried(server: FakeServer) -> None:
+    engine = make_engine(server)
+    server.fail_first = 1
+    assert len(engine.generate(questions()[0][:1], 1)[0]) == GENERATIONS
+    assert len(server.asked) == 2 and server.asked[0] == server.asked[1]
+
+
+def test_a_server_that_keeps_failing_stops_the_run_in_its_own_words(server: FakeServer) -> None:
+    engine = make_engine(server)
+    server.fail_first = 99
+    with pytest.raises(ServerError, match=r"failed 2 times .* status 503: .*out of memory"):
+        engine.generate(questions()[0][:1], 1)
+
+
+def test_a_refusal_is_not_retried_and_shows_the_servers_words(server: FakeServer) -> None:
+    engine = make_engine(server)
+    server.fail_first, server.status = 99, 422
+    with pytest.raises(ServerError, match=r"refused POST .* status 422: .*out of memory"):
+        engine.generate(questions()[0][:1], 1)
+    assert len(server.asked) == 1
+
+
+def test_a_slow_server_runs_into_the_time_limit(server: FakeServer) -> None:
+    engine = make_engine(server, timeout_seconds=0.2)
+    server.delay_seconds = 3.0
+    with pytest.raises(ServerError, match=r"ReadTimeout.*rollout\.server\.timeout_seconds \(0\.2 now\)"):
+        engine.generate(questions()[0][:1], 1)
+    assert len(server.asked) == 2
+
+
+def test_a_dead_server_stops_the_run_and_says_how_to_go_on(server: FakeServer) -> None:
+    told: list[str] = []
+    engine = make_engine(server, told, wait_seconds=1.0)
+    server.stop()
+    with pytest.raises(ServerError, match=rf"{re.escape(server.url)} has not answered for 1 s .*run\.resume=auto"):
+        engine.generate(questions()[0], 1)
+    assert sum("does not answer" in line and "waiting up to 1 s" in line for line in told) == 1
+
+
+def test_a_server_that_comes_back_is_waited_for(server: FakeServer) -> None:
+    told: list[str] = []
+    engine = make_engine(server, told, wait_seconds=30.0)
+    server.stop()
+    threading.Timer(0.5, server.start).start()
+    assert len(engine.generate(questions()[0][:1], 1)[0]) == GENERATIONS
+    assert "answers again" in told[-1]
+
+
+def test_a_stop_request_is_heard_while_waiting(server: FakeServer) -> None:
+    asked_to_stop = threading.Event()
+    engine = make_engine(server, should_stop=asked_to_stop.is_set)
+    server.delay_seconds = 30.0
+    threading.Timer(0.3, asked_to_stop.set).start()
+    with pytest.raises(InterruptedError):
+        engine.generate(questions()[0][:1], 1)
+
+
+def test_a_stop_request_is_heard_while_the_server_is_away(server: FakeServer) -> None:
+    asked_to_stop = threading.Event()
+    engine = make_engine(server, should_stop=asked_to_stop.is_set, wait_seconds=1000.0)
+    server.stop()
+    threading.Timer(0.3, asked_to_stop.set).start()
+    with pytest.raises(InterruptedError):
+        engine.generate(questions()[0][:1], 1)
+
+
+@pytest.mark.parametrize(
+    "models,message",
+    [
+        ("<html>hello</html>", r"no JSON object.*hello.*base URL"),
+        ({"object": "list"}, "lists no model"),
+        ({"data": []}, "lists no model"),
+    ],
+)
+def test_what_is_no_model_server_is_refused_at_once(server: FakeServer, models: Any, message: str) -> None:
+    server.models = models
+    with pytest.raises(ServerError, match=message):
+        make_engine(server)
+
+
+def test_a_wrong_address_is_refused_at_once(server: FakeServer) -> None:
+    with pytest.raises(ServerError, match=r"status 404\. rollout\.server\.url must be the base URL"):
+        make_engine(server, url=server.url.removesuffix("/v1"))
+
+
+def test_another_model_is_refused_at_once(server: FakeServer) -> None:
+    with pytest.raises(ServerError, match=r"'large', which the server does not serve\. It lists: tiny"):
+        make_engine(server, model="large")
+
+
+def test_answers_without_choices_are_refused(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(server)
+    monkeypatch.setattr(server, "answer", lambda body: (200, {"text": "hello"}))
+    with pytest.raises(ServerError, match=r"gave \{'text': 'hello'\}"):
+        engine.generate(questions()[0][:1], 1)
+
+
+def test_a_prompt_of_another_length_is_refused(server: FakeServer) -> None:
+    prompts, _ = questions()
+    engine = make_engine(server)
+    server.prompt_tokens = prompts[0].num_tokens
+    engine.generate(prompts[:1], 1)
+    server.prompt_tokens += 5
+    with pytest.raises(ServerError, match=f"of {server.prompt_tokens} tokens, .* scores {prompts[0].num_tokens}"):
+        engine.generate(prompts[:1], 1)
+
+
+def test_no_address_is_a_config_error(server: FakeServer) -> None:
+    settings = RolloutSettings(engine="server")
+    with pytest.raises(ConfigError, match=r"rollout\.server\.url is not set"):
+        ServerEngine(policy(), settings, 0, lambda: False, questions()[1], Path("unused"), print)
+
+
+def test_the_lag_of_weights_nobody_knows_is_not_reported(server: FakeServer) -> None:
+    told: list[str] = []
+    assert make_engine(server, told).lag_steps is None
+    assert "weights it was started with" in told[0]

@@ -1,0 +1,129 @@
+"""What a server is sent is what the trainer scores: pixels come back exactly, words and positions are checked."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.support.groups import tiny_policy
+from vlm_pg.errors import SampleError
+from vlm_pg.models.policy import Policy
+from vlm_pg.prompts.builder import PromptBuilder
+from vlm_pg.prompts.settings import PromptSettings
+from vlm_pg.rollout.server.errors import ServerError
+from vlm_pg.rollout.server.messages import ChatMessages, check_prompt_echo, frames_of
+from vlm_pg.types import DecodedMedia, MediaKind, MediaRef, Prompt, Sample
+
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
+
+
+def medium(policy: Policy, kind: MediaKind, frames: int, fps: float = 2.0) -> DecodedMedia:
+    side = policy.pixel_factor
+    pixels = np.random.default_rng(frames).integers(0, 256, (frames, 3, 2 * side, 3 * side), dtype=np.uint8)
+    if kind == "image":
+        return DecodedMedia(kind, pixels, (0.0,), 0.0, "test")
+    return DecodedMedia(kind, pixels, tuple(i / fps for i in range(frames)), fps, "test")
+
+
+def build(policy: Policy, media: tuple[DecodedMedia, ...], system: str = "") -> tuple[Prompt, ChatMessages]:
+    sample = Sample(
+        "s",
+        "Which?",
+        tuple(MediaRef(item.kind, "x") for item in media),
+        ("A. red", "B. blue"),
+        "A",
+        "multiple_choice",
+        "test",
+        "test",
+    )
+    builder = PromptBuilder(policy.processor, PromptSettings(system=system), policy.positions)
+    return builder.build(sample, media), ChatMessages(policy, {"s": sample}, builder.question_text, system)
+
+
+def decoded(part: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(part)))).transpose(2, 0, 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pixels_come_back_as_they_went_in(family: str) -> None:
+    policy = tiny_policy(family=family)
+    media = (medium(policy, "image", 1), medium(policy, "video", 4), medium(policy, "video", 3))
+    prompt, _ = build(policy, media)
+    image, even, odd = frames_of(prompt, policy.processor)
+    assert np.array_equal(image[:1], media[0].frames)
+    assert np.array_equal(even, media[1].frames)
+    # Temporal patches are whole: the last frame stands in for the one that lacks.
+    assert np.array_equal(odd, media[2].frames[[0, 1, 2, 2]])
+
+
+def test_pixels_that_are_no_frames_are_refused() -> None:
+    policy = tiny_policy()
+    prompt, messages = build(policy, (medium(policy, "image", 1),))
+    assert prompt.pixel_values is not None
+    with pytest.raises(ValueError, match="not 8-bit frames"):
+        messages(replace(prompt, pixel_values=prompt.pixel_values * 1.01), "vllm")
+
+
+def test_messages_hold_system_media_and_words_in_order() -> None:
+    policy = tiny_policy()
+    image = medium(policy, "image", 1)
+    prompt, messages = build(policy, (image,), system="Be brief.")
+    system, user = messages(prompt, "openai")
+    assert system == {"role": "system", "content": "Be brief."}
+    picture, words = user["content"]
+    head, _, data = picture["image_url"]["url"].partition(",")
+    assert (picture["type"], head) == ("image_url", "data:image/png;base64")
+    assert np.array_equal(decoded(data), image.frames[0])
+    assert words["text"].startswith("Which?\nA. red\nB. blue\n")
+
+
+def test_words_of_another_sample_are_refused() -> None:
+    policy = tiny_policy()
+    prompt, messages = build(policy, ())
+    with pytest.raises(ValueError, match="same samples, prompt settings"):
+        messages(replace(prompt, text=prompt.text.replace("red", "green")), "vllm")
+
+
+def test_a_video_goes_to_vllm_as_its_frames() -> None:
+    policy = tiny_policy()
+    video = medium(policy, "video", 4)
+    prompt, messages = build(policy, (video,))
+    (user,) = messages(prompt, "vllm")
+    head, *frames = user["content"][0]["video_url"]["url"].split(",")
+    assert head == "data:video/jpeg;base64"
+    assert np.array_equal(np.stack([decoded(frame) for frame in frames]), video.frames)
+
+
+def test_a_video_at_another_rate_is_refused() -> None:
+    policy = tiny_policy()
+    prompt, messages = build(policy, (medium(policy, "video", 8, fps=1.0),))
+    with pytest.raises(SampleError, match=r"media\.fps=2"):
+        messages(prompt, "vllm")
+
+
+@pytest.mark.parametrize("kind", ["transformers", "sglang", "openai"])
+def test_other_servers_are_given_no_video(kind: str) -> None:
+    policy = tiny_policy()
+    prompt, messages = build(policy, (medium(policy, "video", 4),))
+    with pytest.raises(SampleError, match=f"of kind {kind}"):
+        messages(prompt, kind)  # type: ignore[arg-type]
+
+
+def test_another_prompt_at_the_server_is_refused() -> None:
+    prompt, _ = build(tiny_policy(), ())
+    ids = prompt.input_ids.tolist()
+    check_prompt_echo(prompt, {})
+    check_prompt_echo(prompt, {"usage": {"prompt_tokens": len(ids)}, "prompt_token_ids": ids})
+    with pytest.raises(ServerError, match=rf"{len(ids) + 3} tokens, the trainer scores {len(ids)}\. "):
+        check_prompt_echo(prompt, {"usage": {"prompt_tokens": len(ids) + 3}})
+    other = [*ids]
+    other[4] += 1
+    with pytest.raises(ServerError, match=f"token 4 of the prompt is {other[4]} at the server and {ids[4]} here"):
+        check_prompt_echo(prompt, {"usage": {"prompt_tokens": len(ids)}, "prompt_token_ids": other})
+    assert torch.equal(prompt.input_ids, torch.tensor(ids))

@@ -1,0 +1,189 @@
+"""The parts of the server engine that need no server: requests, answers, scoring, folders to serve."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from tests.support.groups import make_case, random_group, tiny_policy
+from tests.support.tiny import tiny_tokenizer
+from vlm_pg.errors import SampleError
+from vlm_pg.rollout.server.answers import AnswerReader
+from vlm_pg.rollout.server.dialects import ServerInfo, check_settings, media_fields, request_fields
+from vlm_pg.rollout.server.errors import ServerError
+from vlm_pg.rollout.server.scoring import passes, score
+from vlm_pg.rollout.server.served import served_folder
+from vlm_pg.rollout.settings import RolloutSettings, ServerSettings
+from vlm_pg.rollout.stopping import StopStrings
+
+ROOT = Path(__file__).parents[3]
+TOKENIZER = tiny_tokenizer()
+END, IMAGE = (TOKENIZER.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|image_pad|>"))
+
+
+def reader(stop_strings: tuple[str, ...] = (), max_new_tokens: int = 50) -> AnswerReader:
+    strings = StopStrings(TOKENIZER, stop_strings) if stop_strings else None
+    return AnswerReader(TOKENIZER, (END,), strings, max_new_tokens, (IMAGE,))
+
+
+def choice(content: str | None, finish_reason: str = "stop", **extra: Any) -> dict[str, Any]:
+    return {"finish_reason": finish_reason, "message": {"content": content}} | extra
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(TOKENIZER(text, add_special_tokens=False)["input_ids"])
+
+
+def test_neutral_settings_are_sent_where_servers_have_defaults_of_their_own() -> None:
+    fields = request_fields("vllm", RolloutSettings(), (7, 9), (3,))
+    assert fields["top_k"] == -1 and fields["min_p"] == 0.0 and fields["repetition_penalty"] == 1.0
+    assert fields["stop_token_ids"] == [7, 9] and fields["logit_bias"] == {"3": -100} and fields["return_token_ids"]
+    config = json.loads(request_fields("transformers", RolloutSettings(), (7, 9), (3,))["generation_config"])
+    assert config["do_sample"] and config["top_k"] == 0 and config["repetition_penalty"] == 1.0
+    assert config["eos_token_id"] == [7, 9] and config["suppress_tokens"] == [3]
+
+
+def test_an_unknown_server_gets_extras_only_where_they_matter() -> None:
+    plain = {"temperature", "top_p", "max_tokens", "logit_bias"}
+    assert request_fields("openai", RolloutSettings(), (7,), (3,)).keys() == plain
+    settings = RolloutSettings(top_k=5, min_p=0.1, repetition_penalty=1.2, min_new_tokens=2, stop_token_ids=(7,))
+    fields = request_fields("openai", settings, (7, 9), (3,))
+    assert {name: fields[name] for name in fields.keys() - plain} == {
+        "top_k": 5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "min_tokens": 2,
+        "stop_token_ids": [7],
+    }
+
+
+def test_greedy_is_greedy_everywhere() -> None:
+    settings = RolloutSettings(temperature=0.0)
+    assert request_fields("sglang", settings, (7,), ())["temperature"] == 0.0
+    config = json.loads(request_fields("transformers", settings, (7,), ())["generation_config"])
+    assert config["do_sample"] is False and "temperature" not in config
+
+
+def test_transformers_serve_keeps_the_size_of_media() -> None:
+    assert media_fields("transformers", True) == {"chat_template_kwargs": {"do_resize": False}}
+    assert media_fields("transformers", False) == {}
+
+
+def test_what_transformers_serve_cannot_do_is_refused() -> None:
+    with pytest.raises(ServerError, match="cannot apply stop strings"):
+        check_settings("transformers", RolloutSettings(stop_strings=("x",)))
+    with pytest.raises(ServerError, match=r"Leave rollout\.server\.model out"):
+        check_settings("transformers", RolloutSettings(server=ServerSettings(model="m")))
+
+
+def test_a_model_that_is_not_served_is_refused() -> None:
+    info = ServerInfo("vllm", ("qwen", "other"))
+    assert info.check_model(None) == "qwen" and info.check_model("other") == "other"
+    with pytest.raises(ServerError, match="It lists: qwen, other"):
+        info.check_model("llama")
+
+
+def test_the_stop_token_is_in_the_response_once() -> None:
+    hidden, shown = reader().read("s", choice("a b")), reader().read("s", choice("a b<|im_end|>"))
+    assert hidden.token_ids == shown.token_ids == (*ids("a b"), END)
+    assert hidden.text == shown.text == "a b" and hidden.finish_reason == "stop"
+
+
+def test_a_response_at_its_limit_has_no_stop_token() -> None:
+    answer = reader().read("s", choice("a b", "length"))
+    assert answer.token_ids == ids("a b") and answer.finish_reason == "length"
+    # Some servers call a response "length" whose last allowed token is the stop token.
+    assert reader().read("s", choice("a b<|im_end|>", "length")).finish_reason == "stop"
+
+
+def test_token_ids_of_the_server_are_taken_as_they_are() -> None:
+    letters = [TOKENIZER.convert_tokens_to_ids(letter) for letter in "red"]
+    assert tuple(letters) != ids("red")
+    answer = reader().read("s", choice("red", token_ids=[*letters, END]))
+    assert answer.token_ids == (*letters, END) and answer.exact and answer.text == "red"
+
+
+def test_a_stop_string_ends_a_response_without_a_stop_token() -> None:
+    answer = reader(stop_strings=("</answer>",)).read("s", choice("A</answer>"))
+    assert answer.token_ids == ids("A</answer>")
+    assert answer.text == "A" and answer.finish_reason == "stop"
+
+
+def test_a_text_of_too_many_tokens_is_cut() -> None:
+    answer = reader(max_new_tokens=2).read("s", choice("abcdef"))
+    assert len(answer.token_ids) == 2 and answer.num_read == len(ids("abcdef")) + 1
+    assert answer.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "given,message",
+    [
+        (choice("a", "tool_calls"), "finish_reason 'tool_calls'"),
+        (choice("", "length"), "without tokens"),
+        ({"finish_reason": "stop", "message": {"content": "a", "reasoning_content": "b"}}, "reasoning_content out of"),
+    ],
+)
+def test_answers_that_cannot_be_learned_from_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ServerError, match=message):
+        reader().read("s", given)
+
+
+def test_media_tokens_in_a_response_are_refused() -> None:
+    with pytest.raises(SampleError, match=rf"sample 's' contains media tokens \[{IMAGE}\]"):
+        reader().read("s", choice("a<|image_pad|>b"))
+
+
+def test_passes_keep_to_the_budget_and_lose_nothing() -> None:
+    policy = tiny_policy()
+    groups = [
+        random_group(policy, make_case(policy, kind, seed), [5, 9, 3, 7], seed)
+        for seed, kind in enumerate(("text", "image", "video"))
+    ]
+    parts = list(passes(groups, 60))
+    lengths = {group: [len(response) for response in groups[group].responses] for group in range(3)}
+    found: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for part in parts:
+        used = sum(group.prompt.num_tokens + sum(map(len, group.responses)) for _, group in part)
+        assert used <= 60 or (len(part) == 1 and len(part[0][1].responses) == 1)
+        for index, group in part:
+            found[index] += [len(response) for response in group.responses]
+    assert found == lengths and len(parts) > 1
+    whole = policy.logprobs(groups, temperature=0.7)
+    for ours, theirs in zip(score(policy, groups, 0.7, 60), whole, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            assert not a.requires_grad
+            torch.testing.assert_close(a, b.detach(), atol=1e-5, rtol=1e-4)
+
+
+def test_scoring_can_be_stopped() -> None:
+    policy = tiny_policy()
+    group = random_group(policy, make_case(policy, "text", 0), [3], 0)
+    with pytest.raises(InterruptedError):
+        score(policy, [group], 1.0, 60, should_stop=lambda: True)
+
+
+def test_a_served_folder_hands_back_every_word(tmp_path: Path) -> None:
+    folder = served_folder(str(ROOT / "assets/tiny-qwen2_5-vl"), tmp_path / "served")
+    assert (folder / "model.safetensors").resolve() == ROOT / "assets/tiny-qwen2_5-vl/model.safetensors"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    said = " <think> a</think>\n<answer>B</answer> <tool_call>x</tool_call>\n<|im_end|>"
+    for prefix in ("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n"):
+        parsed = tokenizer.parse_response(tokenizer(said)["input_ids"], tokenizer.response_template, prefix=prefix)
+        assert parsed["content"] == said
+
+
+def test_a_served_folder_is_named_by_its_content_and_replaces_the_last(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "step-000001"
+    checkpoint.mkdir()
+    for name in ("config.json", "tokenizer_config.json", "model.safetensors"):
+        (checkpoint / name).write_text("{}")
+    first = served_folder(str(checkpoint), tmp_path / "served")
+    assert served_folder(str(checkpoint), tmp_path / "served") == first
+    (checkpoint / "model.safetensors").write_text("{ }")
+    second = served_folder(str(checkpoint), tmp_path / "served")
+    assert second != first and second.is_dir() and not first.exists()

@@ -1,0 +1,191 @@
+"""Which server it is, and what it is asked: the same settings in the words of each kind of server."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vlm_pg.rollout.server.client import ServerClient, json_object
+from vlm_pg.rollout.server.errors import ServerError
+from vlm_pg.rollout.settings import RolloutSettings
+
+Kind = Literal["vllm", "sglang", "transformers", "openai"]
+
+# Frames of a video go to vLLM as a list without times; it takes this rate for them.
+VLLM_FRAMES_PER_SECOND = 2.0
+_LISTED = 8
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """What a server said about itself. ``models`` is empty for one that loads whatever a request names."""
+
+    kind: Kind
+    models: tuple[str, ...] = ()
+
+    @property
+    def takes_n(self) -> bool:
+        """Whether to ask for all rollouts of a group at once.
+
+        SGLang draws the choices of one seeded request from equal seeds; ``transformers serve`` ignores ``n``.
+        """
+        return self.kind in ("vllm", "openai")
+
+    @property
+    def loads_by_name(self) -> bool:
+        """Whether a request may name any checkpoint folder."""
+        return self.kind == "transformers"
+
+    def check_model(self, name: str | None) -> str:
+        """The model to ask for: ``name``, or the first one listed.
+
+        Raises:
+            ServerError: the server does not list it.
+        """
+        if name is None:
+            return self.models[0]
+        if name not in self.models:
+            others = ", ".join(self.models[:_LISTED]) + (", ..." if len(self.models) > _LISTED else "")
+            raise ServerError(
+                f"rollout.server.model is {name!r}, which the server does not serve. It lists: {others}. Set "
+                "rollout.server.model to one of them, or leave it out for the first."
+            )
+        return name
+
+
+async def recognize(client: ServerClient) -> ServerInfo:
+    """Ask the server what it is.
+
+    Raises:
+        ServerError: it is no OpenAI-compatible server, or lists no model.
+    """
+    # transformers serve lists the models of its download cache, which says nothing about what it can load.
+    schema = await client.get(f"{client.url.removesuffix('/v1')}/openapi.json")
+    if schema.status_code == 200 and _has_paths(schema.text, "/load_model", "/v1/chat/completions"):
+        return ServerInfo("transformers")
+    response = await client.get(f"{client.url}/models")
+    if response.status_code != 200:
+        raise ServerError(
+            f"{client.url}/models answers with status {response.status_code}. rollout.server.url must be the base URL "
+            "of an OpenAI-compatible server with its version, for example http://127.0.0.1:8000/v1; status 401 or 403 "
+            "asks for rollout.server.api_key or the variable OPENAI_API_KEY."
+        )
+    listed = json_object(response).get("data")
+    entries = (
+        [entry for entry in listed if isinstance(entry, dict) and "id" in entry] if isinstance(listed, list) else []
+    )
+    if not entries:
+        raise ServerError(
+            f"{client.url}/models lists no model. rollout.server.url must be the base URL of an OpenAI-compatible "
+            "server that serves one."
+        )
+    owner = entries[0].get("owned_by")
+    kind: Kind = "vllm" if owner == "vllm" else "sglang" if owner == "sglang" else "openai"
+    return ServerInfo(kind, tuple(str(entry["id"]) for entry in entries))
+
+
+def check_settings(kind: Kind, settings: RolloutSettings) -> None:
+    """Raise ServerError for what this kind of server cannot do."""
+    if kind == "transformers" and settings.stop_strings:
+        raise ServerError(
+            "rollout.stop_strings is set, but transformers serve cannot apply stop strings to vision-language models "
+            "(it answers with status 500). Use rollout.stop_token_ids, another server, or rollout.engine=in_process."
+        )
+    if kind == "transformers" and settings.server.model is not None:
+        raise ServerError(
+            f"rollout.server.model is {settings.server.model!r}, but transformers serve takes any folder, and is asked "
+            "for the run's own weights. Leave rollout.server.model out (docs/servers.md)."
+        )
+
+
+def request_fields(
+    kind: Kind, settings: RolloutSettings, stop_token_ids: tuple[int, ...], media_token_ids: tuple[int, ...]
+) -> dict[str, Any]:
+    """The sampling settings as fields of a chat completion request.
+
+    Every setting is sent to servers that know it, neutral or not: they fill gaps from the model's
+    ``generation_config.json``, and those of Qwen-VL checkpoints are far from neutral. Media tokens are ruled out.
+    """
+    if kind == "transformers":
+        return {"generation_config": json.dumps(_generation_config(settings, stop_token_ids, media_token_ids))}
+    fields: dict[str, Any] = {
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "max_tokens": settings.max_new_tokens,
+        "logit_bias": {str(token): -100 for token in media_token_ids},
+    }
+    if settings.stop_strings:
+        fields["stop"] = list(settings.stop_strings)
+    if kind == "openai":
+        return fields | _not_neutral(settings)
+    fields |= {
+        "top_k": settings.top_k or -1,
+        "min_p": settings.min_p,
+        "repetition_penalty": settings.repetition_penalty,
+        "min_tokens": settings.min_new_tokens,
+        "stop_token_ids": list(stop_token_ids),
+        "skip_special_tokens": False,
+    }
+    if kind == "sglang":
+        return fields | {"no_stop_trim": True}
+    return fields | {
+        "include_stop_str_in_output": True,
+        "spaces_between_special_tokens": False,
+        "return_token_ids": True,
+    }
+
+
+def media_fields(kind: Kind, has_media: bool) -> dict[str, Any]:
+    """Media arrive at their final size and rate: keep the server from changing them where a request can."""
+    if not has_media:
+        return {}
+    if kind == "transformers":
+        return {"chat_template_kwargs": {"do_resize": False}}
+    if kind == "vllm":
+        return {"media_io_kwargs": {"video": {"num_frames": -1, "fps": VLLM_FRAMES_PER_SECOND}}}
+    return {}
+
+
+def _not_neutral(settings: RolloutSettings) -> dict[str, Any]:
+    """A server of unknown kind is asked for extras, in vLLM's words, only where they matter: it may refuse them."""
+    extras: dict[str, tuple[Any, Any]] = {
+        "top_k": (settings.top_k, 0),
+        "min_p": (settings.min_p, 0.0),
+        "repetition_penalty": (settings.repetition_penalty, 1.0),
+        "min_tokens": (settings.min_new_tokens, 0),
+        "stop_token_ids": (list(settings.stop_token_ids), []),
+    }
+    fields = {name: value for name, (value, neutral) in extras.items() if value != neutral}
+    return fields | ({"include_stop_str_in_output": True} if settings.stop_strings else {})
+
+
+def _generation_config(
+    settings: RolloutSettings, stop_token_ids: tuple[int, ...], media_token_ids: tuple[int, ...]
+) -> dict[str, Any]:
+    """transformers' own names; the whole replaces the model's ``generation_config.json``."""
+    fields: dict[str, Any] = {
+        "do_sample": settings.temperature > 0,
+        "max_new_tokens": settings.max_new_tokens,
+        "min_new_tokens": settings.min_new_tokens or None,
+        "repetition_penalty": settings.repetition_penalty,
+        "eos_token_id": list(stop_token_ids),
+        "pad_token_id": stop_token_ids[0],
+        "suppress_tokens": list(media_token_ids) or None,
+    }
+    if settings.temperature > 0:
+        fields |= {
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "top_k": settings.top_k,
+            "min_p": settings.min_p or None,
+        }
+    return fields
+
+
+def _has_paths(schema: str, *paths: str) -> bool:
+    try:
+        known = json.loads(schema).get("paths", {})
+    except (ValueError, AttributeError):
+        return False
+    return all(path in known for path in paths)

@@ -1,0 +1,173 @@
+"""A prompt as chat messages with its media inline: what the trainer scores, in a form a server can read.
+
+The media are taken from the prompt's own pixels. Patches are put back in place and the normalization is undone, which
+gives exactly the frames that the processor was handed: nothing is decoded or resized a second time.
+
+Shape letters: F frames.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from vlm_pg.errors import SampleError
+from vlm_pg.models.policy import Policy
+from vlm_pg.rollout.server.dialects import VLLM_FRAMES_PER_SECOND, Kind
+from vlm_pg.rollout.server.errors import ServerError
+from vlm_pg.types import Prompt, Sample
+
+# How far from a whole number a pixel may be after float32 normalization was undone.
+LARGEST_ROUNDING = 0.05
+
+
+class ChatMessages:
+    """Chat messages of prompts.
+
+    Args:
+        policy: whose processor and chat template the prompts were built with.
+        samples: by sample id; the prompts' words are theirs.
+        question_text: the words of a sample's user turn (``PromptBuilder.question_text``).
+        system: the system message; empty: none.
+    """
+
+    def __init__(
+        self, policy: Policy, samples: Mapping[str, Sample], question_text: Callable[[Sample], str], system: str
+    ):
+        self._policy, self._samples, self._question_text, self._system = policy, samples, question_text, system
+
+    def __call__(self, prompt: Prompt, kind: Kind) -> list[dict[str, Any]]:
+        """OpenAI chat messages with media as data URLs.
+
+        Raises:
+            SampleError: a medium that this kind of server cannot be given.
+            ValueError: the prompt was not built from the sample of its id.
+        """
+        text = self._question_text(self._samples[prompt.sample_id])
+        self._check_same(prompt, text)
+        if "video" in prompt.media_kinds:
+            self._check_video(prompt, kind)
+        content = [
+            {
+                "type": f"{medium}_url",
+                f"{medium}_url": {"url": _video_url(frames) if medium == "video" else _url(frames[0])},
+            }
+            for medium, frames in zip(prompt.media_kinds, frames_of(prompt, self._policy.processor), strict=True)
+        ]
+        return self._conversation([*content, {"type": "text", "text": text}])
+
+    def _conversation(self, content: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        return [*system, {"role": "user", "content": content}]
+
+    def _check_same(self, prompt: Prompt, text: str) -> None:
+        content: list[dict[str, Any]] = [{"type": kind} for kind in prompt.media_kinds]
+        content.append({"type": "text", "text": text})
+        rendered = self._policy.processor.apply_chat_template(
+            self._conversation(content), tokenize=False, add_generation_prompt=True
+        )
+        if rendered != prompt.text:
+            raise ValueError(
+                f"The prompt of sample {prompt.sample_id!r} reads {prompt.text!r}, its sample gives {rendered!r}. "
+                "Build prompts and messages with the same samples, prompt settings and processor."
+            )
+
+    def _check_video(self, prompt: Prompt, kind: Kind) -> None:
+        if kind != "vllm":
+            raise SampleError(
+                "video_for_server",
+                f"sample {prompt.sample_id!r} has a video, and frames that are sampled already can be given to vLLM "
+                f"alone; this server is of kind {kind}. Use images, vLLM, or rollout.engine=in_process.",
+            )
+        vision = self._policy.model.config.vision_config
+        seconds = (vision.temporal_patch_size / VLLM_FRAMES_PER_SECOND,) * prompt.media_kinds.count("video")
+        served = self._policy.positions(
+            prompt.input_ids, prompt.mm_token_type_ids, prompt.grid_thw, prompt.media_kinds, seconds
+        )
+        if not torch.equal(served, prompt.positions_3P):
+            raise SampleError(
+                "video_for_server",
+                f"the video of sample {prompt.sample_id!r} has another frame rate than the "
+                f"{VLLM_FRAMES_PER_SECOND:g} frames per second that vLLM takes for a list of frames, so its rotary "
+                f"positions would differ. Set media.fps={VLLM_FRAMES_PER_SECOND:g} and enough media.max_frames, or "
+                "use rollout.engine=in_process.",
+            )
+
+
+def frames_of(prompt: Prompt, processor: Any) -> list[np.ndarray]:
+    """The frames the processor was handed, uint8 [F, 3, height, width] per medium, in order.
+
+    F is a whole number of temporal patches: a video with an odd number of frames ends in its last one twice, an image
+    comes as often as a temporal patch has frames.
+
+    Raises:
+        ValueError: the pixels do not come from 8-bit frames under this processor's normalization.
+    """
+    if prompt.pixel_values is None or prompt.grid_thw is None:
+        return []
+    parts = prompt.pixel_values.split(prompt.grid_thw.prod(-1).tolist())
+    return [
+        _frames(pixels, grid.tolist(), processor.image_processor if kind == "image" else processor.video_processor)
+        for pixels, grid, kind in zip(parts, prompt.grid_thw, prompt.media_kinds, strict=True)
+    ]
+
+
+def _frames(pixels: torch.Tensor, grid_thw: list[int], processor: Any) -> np.ndarray:
+    times, rows, columns = grid_thw
+    merge, patch, depth = processor.merge_size, processor.patch_size, processor.temporal_patch_size
+    # As transformers lays patches out: time, blocks of merge x merge patches, then colour, time and place within one.
+    layout = (times, rows // merge, columns // merge, merge, merge, 3, depth, patch, patch)
+    frames = pixels.view(layout).permute(0, 6, 5, 1, 3, 7, 2, 4, 8)
+    frames = frames.reshape(times * depth, 3, rows * patch, columns * patch).double()
+    mean, std = (torch.tensor(values).double().view(3, 1, 1) for values in (processor.image_mean, processor.image_std))
+    values = (frames * std + mean) / processor.rescale_factor
+    whole = values.round()
+    if (values - whole).abs().max() > LARGEST_ROUNDING or whole.min() < 0 or whole.max() > 255:
+        raise ValueError(
+            "The prompt's pixels are not 8-bit frames under the processor's image_mean, image_std and rescale_factor, "
+            "so they cannot be sent to a server. Build the prompt with the policy's own processor."
+        )
+    return whole.to(torch.uint8).numpy()
+
+
+def _url(frame: np.ndarray) -> str:
+    return "data:image/png;base64," + _png(frame)
+
+
+def _video_url(frames: np.ndarray) -> str:
+    # vLLM reads this type as a list of pictures and opens each by its content, so that lossless ones may stand in it.
+    return "data:video/jpeg;base64," + ",".join(_png(frame) for frame in frames)
+
+
+def _png(frame: np.ndarray) -> str:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    # Colours survive any level; a low one is several times faster.
+    Image.fromarray(np.ascontiguousarray(frame.transpose(1, 2, 0))).save(buffer, "PNG", compress_level=1)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def check_prompt_echo(prompt: Prompt, answer: Mapping[str, Any]) -> None:
+    """Raise ServerError if the server says it read another prompt: by its ids where it gives them, else its length."""
+    ours = prompt.num_tokens
+    ids = answer.get("prompt_token_ids")
+    theirs = len(ids) if ids else (answer.get("usage") or {}).get("prompt_tokens")
+    if theirs is not None and theirs != ours:
+        raise ServerError(
+            f"Sample {prompt.sample_id!r}: the server read a prompt of {theirs} tokens, the trainer scores {ours}. "
+            "Serve the same model with the same chat template and processor files, and image limits (min_pixels, "
+            "max_pixels) that contain media.min_pixels and media.max_pixels; a server must not sample "
+            "frames again."
+        )
+    if ids and ids != prompt.input_ids.tolist():
+        place = next(i for i, (a, b) in enumerate(zip(ids, prompt.input_ids.tolist(), strict=True)) if a != b)
+        raise ServerError(
+            f"Sample {prompt.sample_id!r}: token {place} of the prompt is {ids[place]} at the server and "
+            f"{int(prompt.input_ids[place])} here. Serve the same model with the same chat template and processor."
+        )
