@@ -98,9 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "measurement",
         metavar="NAME",
-        choices=["step", "figure", "model"],
-        help="step: measure one group's forward and backward; figure: draw a file of `bench step`; "
-        "model: what arithmetic alone says for public models",
+        choices=["step", "rollout", "figure", "model"],
+        help="step: measure one group's forward and backward; rollout: measure generation; figure: draw a file of "
+        "the two; model: what arithmetic alone says for public models",
     )
     bench.add_argument(
         "rest", metavar="...", nargs=argparse.REMAINDER, help="its own arguments; NAME --help lists them"

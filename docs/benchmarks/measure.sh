@@ -3,6 +3,8 @@
 #
 #   docs/benchmarks/measure.sh cpu [MINUTES]   # models small and mid, fp32; default 60 minutes each
 #   docs/benchmarks/measure.sh gpu [MINUTES]   # Qwen2.5-VL 3B and 7B shapes, bf16, random weights; default 10 minutes each
+#   docs/benchmarks/measure.sh rollout-cpu [MINUTES]   # the same for generation
+#   docs/benchmarks/measure.sh rollout-gpu [MINUTES]
 #   docs/benchmarks/measure.sh model           # no machine needed
 #
 # A run that was stopped goes on where it was when it is started again on the same day. Install prefix-grouper first, or
@@ -12,11 +14,19 @@ cd "$(dirname "$0")/../.."
 out="docs/benchmarks/$(date +%Y-%m-%d)"
 
 step() { # NAME, then options of `vlm-pg bench step`
-  local name=$1
-  shift
+  measure step "$@" --checkpointing
+}
+
+rollout() { # NAME, then options of `vlm-pg bench rollout`
+  measure rollout "$@"
+}
+
+measure() { # step or rollout, NAME, options
+  local measurement=$1 name=$2
+  shift 2
   local resume=()
   if [[ -e "$out-$name.json" ]]; then resume=(--resume); fi
-  vlm-pg bench step "$@" --checkpointing --out "$out-$name.json" --figure "$out-$name.svg" "${resume[@]}"
+  vlm-pg bench "$measurement" "$@" --out "$out-$name.json" --figure "$out-$name.svg" "${resume[@]}"
 }
 
 case "${1:-}" in
@@ -29,9 +39,19 @@ case "${1:-}" in
     step gpu-3b --device cuda --model 3b --dtype bf16 --budget-minutes "${2:-10}"
     step gpu-7b --device cuda --model 7b --dtype bf16 --budget-minutes "${2:-10}"
     ;;
+  rollout-cpu)
+    rollout rollout-cpu-small --device cpu --model small --budget-minutes "${2:-60}"
+    rollout rollout-cpu-mid --device cpu --model mid --budget-minutes "${2:-60}"
+    rollout rollout-cpu-mid-count --device cpu --model mid --prefix 4096 --generations 1 2 4 8 16 32 --new-tokens 64 \
+      --groups 1 --budget-minutes "${2:-60}"
+    ;;
+  rollout-gpu)
+    rollout rollout-gpu-3b --device cuda --model 3b --dtype bf16 --budget-minutes "${2:-10}"
+    rollout rollout-gpu-7b --device cuda --model 7b --dtype bf16 --budget-minutes "${2:-10}"
+    ;;
   model) vlm-pg bench model --out docs/benchmarks/model.md ;;
   *)
-    sed -n '2,9s/^# \{0,1\}//p' "$0"
+    sed -n '2,11s/^# \{0,1\}//p' "$0"
     exit 2
     ;;
 esac

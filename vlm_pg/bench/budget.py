@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from vlm_pg.bench.flops import activation_bytes, parameter_count, step_flops
 from vlm_pg.bench.grid import Point
 from vlm_pg.bench.names import OURS, WORK
 from vlm_pg.bench.shapes import LanguageShape
+
+PointT = TypeVar("PointT")
 
 # Before anything is measured: operations per second of one CPU thread, of a GPU, and seconds to start a process.
 CPU_THREAD_RATE, GPU_RATE = 5e10, 1e14
@@ -38,36 +42,50 @@ def expected_peak_bytes(
     return activations + gradient_bytes(shape, element_bytes)
 
 
-@dataclass
-class Estimator:
-    """Scales the formulas for operations and memory by what was measured.
+@dataclass(kw_only=True)
+class CostEstimator(ABC, Generic[PointT]):
+    """Scales formulas for operations and memory by what was measured.
 
     ``seconds_seen``, ``memory_seen``: per contestant, (formula, measured) of earlier points.
     """
 
-    shape: LanguageShape
-    checkpointing: bool
-    element_bytes: int
     first_rate: float
     start_seconds: float = START_SECONDS
     seconds_seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     memory_seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
-    def learn(self, name: str, point: Point, seconds: float, peak_bytes: int | None) -> None:
-        """Take in what a contestant needed for one forward and backward."""
+    def learn(self, name: str, point: PointT, seconds: float, peak_bytes: int | None) -> None:
+        """Take in what a contestant needed for one run."""
         self.seconds_seen.setdefault(name, []).append((self._flops(name, point), seconds))
         if peak_bytes is not None:
             self.memory_seen.setdefault(name, []).append((self._peak(name, point), peak_bytes))
 
-    def seconds(self, name: str, point: Point) -> float:
-        """One forward and backward."""
+    def seconds(self, name: str, point: PointT) -> float:
+        """One run."""
         flops = self._flops(name, point)
         return flops * _nearest_factor(self.seconds_seen, name, flops, 1 / self.first_rate)
 
-    def peak_bytes(self, name: str, point: Point) -> float:
-        """Peak memory of one forward and backward."""
+    def peak_bytes(self, name: str, point: PointT) -> float:
+        """Peak memory of one run."""
         peak = self._peak(name, point)
         return peak * _nearest_factor(self.memory_seen, name, peak, 1.0)
+
+    @abstractmethod
+    def _flops(self, name: str, point: PointT) -> float:
+        """Operations of one run."""
+
+    @abstractmethod
+    def _peak(self, name: str, point: PointT) -> float:
+        """Peak memory of one run in bytes, by formula."""
+
+
+@dataclass
+class Estimator(CostEstimator[Point]):
+    """One run is one group's forward and backward."""
+
+    shape: LanguageShape
+    checkpointing: bool
+    element_bytes: int
 
     def _flops(self, name: str, point: Point) -> float:
         return step_flops(self.shape, WORK[name](point.prefix, point.lengths), self.checkpointing)
@@ -94,9 +112,9 @@ class Plan:
 
 
 def plan_point(
-    point: Point,
+    point: PointT,
     contestants: Sequence[str],
-    estimator: Estimator,
+    estimator: CostEstimator[PointT],
     runs: int,
     seconds_left: float | None,
     seconds_total: float | None,
@@ -105,7 +123,7 @@ def plan_point(
     """Take contestants in order as long as they fit.
 
     Args:
-        runs: forward-backward passes per contestant: warm-up, repeats, and the memory run where there is one.
+        runs: per contestant: warm-up, repeats, and the memory run where there is one.
         seconds_left, seconds_total: of the budget; None without one.
         memory_limit: bytes a contestant may be expected to take, None for any.
     """

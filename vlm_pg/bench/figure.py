@@ -1,4 +1,4 @@
-"""``vlm-pg bench figure``: speed-up against its bound, and peak memory, drawn from a file of ``bench step``."""
+"""``vlm-pg bench figure``: a file of ``bench step`` (speed-up, its bound, peak memory) or ``bench rollout``, drawn."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.bench import svg
+from vlm_pg.bench.generation.figure import draw_rollout_figure
+from vlm_pg.bench.generation.work import GENERATION_WORK
+from vlm_pg.bench.generation.work import OURS as OUR_GENERATION
 from vlm_pg.bench.names import OURS, WORK
-from vlm_pg.bench.results import read_results
+from vlm_pg.bench.results import machine_words, read_results
 from vlm_pg.errors import ConfigError
 
 PANEL_WIDTH, PANEL_HEIGHT, LEFT, TOP, GAP = 250, 200, 64, 96, 62
@@ -21,18 +24,21 @@ GIB = 2**30
 def main(argv: Sequence[str]) -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(prog="vlm-pg bench figure", description=__doc__)
-    parser.add_argument("file", type=Path, help="JSON written by `vlm-pg bench step --out`")
+    parser.add_argument("file", type=Path, help="JSON written by --out of `vlm-pg bench step` or `rollout`")
     parser.add_argument("--out", type=Path, help="SVG file (default: beside the JSON)")
-    parser.add_argument("--against", choices=[n for n in WORK if n != OURS], default="transformers-batch")
+    others = [name for name in (*WORK, *GENERATION_WORK) if name not in (OURS, OUR_GENERATION)]
+    defaults = ", ".join(f"{measurement}: {name}" for measurement, name in AGAINST.items())
+    parser.add_argument("--against", choices=others, help=f"whom ours is compared with (default of {defaults})")
     arguments = parser.parse_args(argv)
     out = arguments.out or arguments.file.with_suffix(".svg")
     print(write_figure(read_results(arguments.file), out, arguments.against))
     return 0
 
 
-def write_figure(results: dict[str, Any], path: Path, against: str = "transformers-batch") -> Path:
-    """Draw and write; returns the path."""
-    path.write_text(draw_figure(results, against))
+def write_figure(results: dict[str, Any], path: Path, against: str | None = None) -> Path:
+    """Draw what was measured and write it; returns the path."""
+    measurement = results["measurement"]
+    path.write_text(DRAW[measurement](results, against or AGAINST[measurement]))
     return path
 
 
@@ -50,12 +56,7 @@ def draw_figure(results: dict[str, Any], against: str = "transformers-batch") ->
     width = LEFT + len(prefixes) * (PANEL_WIDTH + GAP)
     with_memory = [point for point in results["points"] if _peaks(point)][:BAR_POINTS]
     width = max(width, 640, LEFT + 150 * len(with_memory) + 40)
-    settings, machine = results["settings"], results["machine"]
-    where = (
-        machine.get("gpu")
-        if settings["device"] == "cuda"
-        else f"{machine['processor']}, threads: {settings['threads']}"
-    )
+    settings, where = results["settings"], machine_words(results)
     recomputed = ", checkpointing" if settings["checkpointing"] else ""
     parts = [
         svg.text(20, 24, f"One group, forward and backward: grouped against {against}", bold=True),
@@ -157,3 +158,8 @@ def _peaks(point: dict[str, Any]) -> dict[str, float]:
 
 def _color(index: int) -> str:
     return svg.COLORS[index % len(svg.COLORS)]
+
+
+# By measurement: who draws a file, and whom ours is compared with unless --against says otherwise.
+DRAW = {"step": draw_figure, "rollout": draw_rollout_figure}
+AGAINST = {"step": "transformers-batch", "rollout": "transformers-generate"}

@@ -47,9 +47,15 @@ class Point:
         draw = random.Random(f"{self.prefix},{self.generations},{self.response}")
         return tuple(draw.randint(max(2, self.response // 4), self.response) for _ in range(self.generations))
 
+    @property
+    def identity(self) -> dict[str, int]:
+        """What tells this point from the others of a file of results."""
+        return {"prefix": self.prefix, "generations": self.generations, "response": self.response}
+
     def __str__(self) -> str:
         kind = "ragged, up to " if self.ragged else ""
-        return f"prefix {self.prefix:,} x {self.generations} responses of {kind}{self.response:,} tok"
+        size = f"prefix {self.prefix:,} x {self.generations} responses of {kind}{self.response:,} tok"
+        return f"{size} (ratio {self.ratio:g})"
 
 
 def grid_points(

@@ -64,23 +64,35 @@ def step_parser() -> argparse.ArgumentParser:
         "--generations", type=int, nargs="+", default=GENERATIONS, metavar="G", help="responses per prompt"
     )
     what.add_argument("--ragged", action="store_true", help="response lengths drawn from R/4 to R, the same every time")
+    how = add_measurement_options(parser, list(WORK), list(DEFAULT))
+    how.add_argument("--checkpointing", action="store_true", help="recompute activations in backward, all contestants")
+    add_budget_and_output_options(parser, "--points or --prefix")
+    return parser
+
+
+def add_measurement_options(
+    parser: argparse.ArgumentParser, contestants: list[str], default: list[str]
+) -> argparse._ArgumentGroup:
+    """Who is measured on what; returns the group, for options of one measurement alone."""
     how = parser.add_argument_group("measurement")
-    how.add_argument(
-        "--contestants", nargs="+", choices=list(WORK), default=list(DEFAULT), metavar="NAME", help="see below"
-    )
+    how.add_argument("--contestants", nargs="+", choices=contestants, default=default, metavar="NAME", help="see below")
     how.add_argument("--model", choices=sorted(SIZES), default="small", help="shape of the random model")
     how.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of weights and activations")
     how.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU if there is one")
-    how.add_argument("--checkpointing", action="store_true", help="recompute activations in backward, all contestants")
     how.add_argument("--repeats", type=int, default=3, help="timed runs of each contestant, after one warm-up")
     how.add_argument("--threads", type=int, default=None, help="CPU threads; default: all cores this process may use")
     how.add_argument("--no-memory", dest="memory", action="store_false", help="leave out the memory runs of a CPU")
+    return how
+
+
+def add_budget_and_output_options(parser: argparse.ArgumentParser, wishes: str) -> None:
+    """How long it may take and where the numbers go; ``wishes``: the options that say what is wanted."""
     budget = parser.add_argument_group("budget; what is left out is listed with its reason")
     budget.add_argument(
         "--budget-minutes",
         type=float,
         help="start nothing that is expected to end later; one point gets half at most "
-        f"(default: {DEFAULT_MINUTES}; none where --points or --prefix say what is wanted)",
+        f"(default: {DEFAULT_MINUTES}; none where {wishes} say what is wanted)",
     )
     budget.add_argument(
         "--memory-gib", type=float, help="leave out who is expected to need more (CPU default: 80%% of what is free)"
@@ -91,4 +103,3 @@ def step_parser() -> argparse.ArgumentParser:
         "--resume", action="store_true", help="go on with the file --out: measure only the points it lacks"
     )
     out.add_argument("--figure", type=Path, help="draw the results into this SVG file")
-    return parser

@@ -71,23 +71,21 @@ def point_lines(record: dict[str, Any]) -> list[str]:
         if gain := entry.get("grouped_gain"):
             line += f"   {gain_words(gain)}"
         lines.append(line)
-    if disturbed := _disturbed(record):
+    if busy := disturbed(record):
         by_processor = ", ".join(
             f"{name} {gain['cpu_speedup']:.2f}x (bound {gain['bounds']['flops']:.2f}x, "
             f"{gain['cpu_speedup'] / gain['bounds']['flops']:.0%} of it)"
             for name, entry in record["contestants"].items()
             if "cpu_speedup" in (gain := entry.get("grouped_gain", {}))
         )
-        lines.append(
-            f"  other programs were busy: {', '.join(disturbed)} had a core only part of the time; measure again"
-        )
+        lines.append(f"  other programs were busy: {', '.join(busy)} had a core only part of the time; measure again")
         if by_processor:
             lines.append(f"  in processor seconds, grouped is faster than {by_processor}")
     lines += [f"  {name:24} failed: {reason}" for name, reason in record["failed"].items()]
     return lines
 
 
-def _disturbed(record: dict[str, Any]) -> list[str]:
+def disturbed(record: dict[str, Any]) -> list[str]:
     """Contestants that had to wait for a core; processor seconds are taken on CPUs only."""
     return [
         name
@@ -106,11 +104,11 @@ def gain_words(gain: dict[str, Any]) -> str:
     )
     if "memory" in gain:
         words += (
-            f", {_memory_words(gain['memory'])} memory (bound {_memory_words(gain['memory_bound'])} by the memory "
+            f", {memory_words(gain['memory'])} memory (bound {memory_words(gain['memory_bound'])} by the memory "
             f"model: {gain['memory_share']:.0%} of it)"
         )
     return words
 
 
-def _memory_words(ratio: float) -> str:
+def memory_words(ratio: float) -> str:
     return f"{ratio:.2f}x less" if ratio >= 1 else f"{1 / ratio:.2f}x more"

@@ -7,15 +7,23 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from vlm_pg.bench.grid import Point
 from vlm_pg.errors import ConfigError
 
 FORMAT = 2
-# What must be the same for points to stand in one file.
+# Settings of `bench step` that must be the same for points to stand in one file.
 COMPARABLE = ("model", "dtype", "device", "checkpointing", "ragged", "repeats", "threads")
 PACKAGES = ("torch", "transformers", "prefix-grouper", "flash-attn")
+
+
+class MeasuredPoint(Protocol):
+    """A point of a grid."""
+
+    @property
+    def identity(self) -> dict[str, int]:
+        """What tells this point from the others of a file of results."""
+        ...
 
 
 class Results:
@@ -29,24 +37,33 @@ class Results:
         self.data = data
 
     @classmethod
-    def start(cls, path: Path | None, settings: dict[str, Any], command: str) -> Results:
-        """A new file. Raises ConfigError if there is one already: measurements are not thrown away."""
+    def start(cls, path: Path | None, settings: dict[str, Any], command: str, measurement: str = "step") -> Results:
+        """A new file of ``vlm-pg bench MEASUREMENT``; ``settings`` are what all its points have in common.
+
+        Raises:
+            ConfigError: there is one already; measurements are not thrown away.
+        """
         if path is not None and path.exists():
             raise ConfigError(
                 f"{path} exists. Add --resume to measure only what it lacks, or give another file to --out."
             )
         head = {"format": FORMAT, "commands": [command], "machine": describe_machine(), "settings": settings}
-        return cls(path, {**head, "points": [], "skipped": []})
+        return cls(path, {**head, "measurement": measurement, "points": [], "skipped": []})
 
     @classmethod
-    def resume(cls, path: Path, settings: dict[str, Any], command: str) -> Results:
+    def resume(cls, path: Path, settings: dict[str, Any], command: str, measurement: str = "step") -> Results:
         """A file that was begun with the same settings; what was skipped is tried again.
 
         Raises:
-            ConfigError: no such file, not one of ours, or other settings.
+            ConfigError: no such file, not one of ours, of another measurement, or other settings.
         """
         data = read_results(path)
-        differ = [key for key in COMPARABLE if data["settings"].get(key) != settings[key]]
+        if data["measurement"] != measurement:
+            raise ConfigError(
+                f"{path} was written by `vlm-pg bench {data['measurement']}`, not by `vlm-pg bench {measurement}`. "
+                "Give another file to --out."
+            )
+        differ = [key for key in settings if data["settings"].get(key) != settings[key]]
         if differ:
             was = ", ".join(f"{key} {data['settings'].get(key)!r} (now {settings[key]!r})" for key in differ)
             raise ConfigError(f"{path} was measured with {was}. Use the same settings, or another file for --out.")
@@ -54,19 +71,18 @@ class Results:
         data["skipped"] = []
         return cls(path, data)
 
-    def find(self, point: Point) -> dict[str, Any] | None:
+    def find(self, point: MeasuredPoint) -> dict[str, Any] | None:
         """The measured point, or None."""
-        key = [point.prefix, point.generations, point.response]
-        return next((p for p in self.data["points"] if [p["prefix"], p["generations"], p["response"]] == key), None)
+        identity = point.identity
+        return next((p for p in self.data["points"] if all(p[key] == identity[key] for key in identity)), None)
 
     def add_point(self, measured: dict[str, Any]) -> None:
         self.data["points"].append(measured)
         self.save()
 
-    def add_skipped(self, point: Point, contestant: str, reason: str) -> None:
+    def add_skipped(self, point: MeasuredPoint, contestant: str, reason: str) -> None:
         """Write down that a contestant was not measured at a point."""
-        entry = {"prefix": point.prefix, "generations": point.generations, "response": point.response}
-        self.data["skipped"].append({**entry, "contestant": contestant, "reason": reason})
+        self.data["skipped"].append({**point.identity, "contestant": contestant, "reason": reason})
         self.save()
 
     def save(self) -> None:
@@ -80,18 +96,17 @@ class Results:
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """Raises ConfigError where there is no file of `vlm-pg bench step`."""
+    """Raises ConfigError where there is no file of `vlm-pg bench step` or `vlm-pg bench rollout`."""
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path} cannot be read as a file of `vlm-pg bench step`: {error}. Check the path."
-        ) from error
+        raise ConfigError(f"{path} cannot be read as a file of `vlm-pg bench`: {error}. Check the path.") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise ConfigError(
-            f"{path} has format {found!r}; this release reads format {FORMAT}. Measure again with `vlm-pg bench step`."
+            f"{path} has format {found!r}; this release reads format {FORMAT}. Measure again with `vlm-pg bench`."
         )
+    data.setdefault("measurement", "step")
     return data
 
 
@@ -111,6 +126,14 @@ def describe_machine() -> dict[str, Any]:
         found["gpu"] = torch.cuda.get_device_name(0)
         found["gpu_memory_gib"] = round(torch.cuda.get_device_properties(0).total_memory / 2**30, 1)
     return found
+
+
+def machine_words(results: dict[str, Any]) -> str:
+    """The GPU, or the processor and the number of threads, that a file was measured with."""
+    settings, machine = results["settings"], results["machine"]
+    if settings["device"] == "cuda":
+        return str(machine.get("gpu"))
+    return f"{machine['processor']}, threads: {settings['threads']}"
 
 
 def _processor() -> str:

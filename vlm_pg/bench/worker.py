@@ -7,38 +7,29 @@ agree) and times them in turn: A B C, A B C, ...
 
 from __future__ import annotations
 
-import json
 import math
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from vlm_pg.bench.contestants import CONTESTANTS, Case, Contestant, make_case
 from vlm_pg.bench.contestants.base import gradient_norm
-from vlm_pg.bench.memory import CUDA, ChildKilled, give_freed_memory_back, in_child, peak_above_baseline
+from vlm_pg.bench.memory import CUDA, give_freed_memory_back, peak_above_baseline
 from vlm_pg.bench.models import random_model
+from vlm_pg.bench.process import Spec, measure_from_files, peaks_in_children, timed
 from vlm_pg.models.loading import DTYPES, make_policy
 from vlm_pg.models.settings import ModelSettings
 
 # Largest relative difference of loss and gradient norm between contestants. In bf16 each of them rounds differently.
 TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}
 
-Spec = dict[str, Any]
-
 
 def main(argv: Sequence[str]) -> int:
     """Measure what the specification names and write the numbers."""
-    spec_path, result_path = (Path(word) for word in argv)
-    spec = json.loads(spec_path.read_text())
-    torch.set_num_threads(spec["threads"])
-    result = measure(spec)
-    result_path.write_text(json.dumps(result))
-    return 0
+    return measure_from_files(argv, measure)
 
 
 def measure(spec: Spec) -> dict[str, Any]:
@@ -48,12 +39,8 @@ def measure(spec: Spec) -> dict[str, Any]:
     failed: dict[str, str] = {}
     on_cpu = spec["device"] == "cpu"
     if on_cpu and spec["memory"]:
-        for name in names:
-            print(f"  {name}: peak memory", flush=True)
-            try:
-                measured[name] |= in_child(partial(_memory_in_child, spec, CONTESTANTS[name]))
-            except ChildKilled as failure:
-                failed[name] = f"memory run failed: {failure}"
+        peaks, failed = peaks_in_children(names, lambda name: _memory_in_child(spec, CONTESTANTS[name]))
+        measured |= peaks
     case = _build(spec, spec["prefix"], spec["lengths"])
     alive = [name for name in names if name not in failed]
     for name in alive:
@@ -70,7 +57,8 @@ def measure(spec: Spec) -> dict[str, Any]:
     for repeat in range(spec["repeats"]):
         print(f"  timed run {repeat + 1} of {spec['repeats']} of each", flush=True)
         for name in alive:
-            seconds, cpu_seconds = _timed(case, CONTESTANTS[name])
+            case.policy.zero_grad(set_to_none=True)
+            seconds, cpu_seconds = timed(case.device, partial(CONTESTANTS[name].step, case))
             measured[name].setdefault("seconds", []).append(seconds)
             if on_cpu:
                 measured[name].setdefault("cpu_seconds", []).append(cpu_seconds)
@@ -118,21 +106,6 @@ def _warm_up(case: Case, contestant: Contestant) -> dict[str, Any]:
     if cuda:
         found |= {"peak_bytes": torch.cuda.max_memory_allocated() - before, "peak_method": CUDA}
     return found
-
-
-def _timed(case: Case, contestant: Contestant) -> tuple[float, float]:
-    """Seconds on the clock, and processor seconds of all threads."""
-    case.policy.zero_grad(set_to_none=True)
-    _synchronize(case.device)
-    start_seconds, start_cpu_seconds = time.perf_counter(), time.process_time()
-    contestant.step(case)
-    _synchronize(case.device)
-    return time.perf_counter() - start_seconds, time.process_time() - start_cpu_seconds
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

@@ -12,17 +12,10 @@ from vlm_pg.models.policy import Policy
 
 
 @dataclass(frozen=True)
-class Case:
-    """One group on one model.
-
-    ``policy.model`` is the transformers model every contestant runs, with the same weights. ``prefix`` int64 [P];
-    ``responses`` int64 [R_g] each; ``weights``: one positive factor per response, in the place of an advantage.
-    """
+class ModelCase:
+    """``policy.model`` is the transformers model every contestant runs, with the same weights."""
 
     policy: Policy
-    prefix: torch.Tensor
-    responses: tuple[torch.Tensor, ...]
-    weights: tuple[float, ...]
 
     @property
     def model(self) -> Any:
@@ -30,7 +23,20 @@ class Case:
 
     @property
     def device(self) -> torch.device:
-        return self.prefix.device
+        return self.policy.device
+
+
+@dataclass(frozen=True)
+class Case(ModelCase):
+    """One group on one model.
+
+    ``prefix`` int64 [P]; ``responses`` int64 [R_g] each; ``weights``: one positive factor per response, in the place
+    of an advantage.
+    """
+
+    prefix: torch.Tensor
+    responses: tuple[torch.Tensor, ...]
+    weights: tuple[float, ...]
 
     @property
     def lengths(self) -> list[int]:
@@ -77,14 +83,19 @@ def make_case(policy: Policy, prefix: int, lengths: Sequence[int], seed: int = 0
     return Case(policy, draw[0], tuple(draw[1:]), weights)
 
 
-def set_attention(case: Case, name: str) -> None:
+def set_attention(case: ModelCase, name: str) -> None:
     """The attention implementation that the language model's layers look up."""
     text = case.model.config.get_text_config()
     if text._attn_implementation != name:
         case.model.set_attn_implementation({"text_config": name})
 
 
-def can_use_flash_attention_2(case: Case) -> bool:
+def best_attention(case: ModelCase) -> str:
+    """The fastest attention of transformers' own for sequences without padding."""
+    return "flash_attention_2" if can_use_flash_attention_2(case) else "sdpa"
+
+
+def can_use_flash_attention_2(case: ModelCase) -> bool:
     """Whether the package flash-attn is there, and takes this device and dtype."""
     from transformers.utils.import_utils import is_flash_attn_2_available
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vlm_pg.bench.contestants.base import Case, can_use_flash_attention_2, set_attention, target_logprobs
-
-
-def _best_attention(case: Case) -> str:
-    return "flash_attention_2" if can_use_flash_attention_2(case) else "sdpa"
+from vlm_pg.bench.contestants.base import Case, best_attention, set_attention, target_logprobs
 
 
 def _logits(case: Case, input_ids: torch.Tensor, response: int) -> torch.Tensor:
@@ -24,7 +20,7 @@ class TransformersBatch:
         return None
 
     def step(self, case: Case) -> float:
-        set_attention(case, _best_attention(case))
+        set_attention(case, best_attention(case))
         responses, _ = case.padded_responses()
         prefixes = case.prefix.expand(len(responses), -1)
         logits = _logits(case, torch.cat([prefixes, responses], 1), responses.shape[1])
@@ -41,7 +37,7 @@ class TransformersSequential:
         return None
 
     def step(self, case: Case) -> float:
-        set_attention(case, _best_attention(case))
+        set_attention(case, best_attention(case))
         total = 0.0
         for response, weight in zip(case.responses, case.weights, strict=True):
             logits = _logits(case, torch.cat([case.prefix, response])[None], len(response))[0]

@@ -1,0 +1,39 @@
+"""``vlm-pg bench rollout`` from the command line: two points, memory included; then the file is resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vlm_pg.cli import main
+
+
+def test_measure_then_resume(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out, figure = tmp_path / "rollout.json", tmp_path / "rollout.svg"
+    contestants = ["--contestants", "ours", "transformers-generate"]
+    common = ["bench", "rollout", "--repeats", "1", "--threads", "1", "--device", "cpu", *contestants]
+    common += ["--out", str(out)]
+    assert main([*common, "--points", "256,4,3", "--figure", str(figure)]) == 0
+
+    result = json.loads(out.read_text())
+    (point,) = result["points"]
+    assert result["measurement"] == "rollout" and result["commands"][0].startswith("vlm-pg bench rollout")
+    assert (point["prefix"], point["generations"], point["new_tokens"], point["groups"]) == (256, 4, 3, 1)
+    ours, generate = (point["contestants"][name] for name in ("ours", "transformers-generate"))
+    assert generate["equal_tokens"] == 1.0 and "child process" in ours["peak_method"]
+    assert 0 < ours["peak_bytes"] < generate["peak_bytes"]
+    assert generate["prefill_tokens"] == 4 * ours["prefill_tokens"] == 4 * 256
+    printed = capfd.readouterr().out
+    assert "timed run 1 of 1" in printed and "tok/s, first after" in printed
+    assert figure.read_text().startswith("<svg")
+
+    # A budget of nothing: the measured point stays, the new one is named with its reason.
+    assert main([*common, "--points", "256,4,3", "40,2,4,2", "--resume", "--budget-minutes", "0.0001"]) == 0
+    again = json.loads(out.read_text())
+    assert again["points"] == result["points"] and len(again["commands"]) == 2
+    assert {entry["contestant"] for entry in again["skipped"]} == {"ours", "transformers-generate"}
+    assert all("budget" in entry["reason"] and entry["groups"] == 2 for entry in again["skipped"])
+    printed = capfd.readouterr().out
+    assert "1 of 2 points are in" in printed and "40,2,4,2" in printed

@@ -1,0 +1,129 @@
+"""Everybody generates the tokens of a plain greedy loop; who does not, or cannot, is told apart from a tie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+import vlm_pg.bench.generation.worker as worker
+from vlm_pg.bench.contestants.base import set_attention
+from vlm_pg.bench.generation.agreement import check_count, check_tokens, equal_share
+from vlm_pg.bench.generation.base import (
+    SPECIAL_IDS,
+    CannotRun,
+    Generate,
+    GenerationCase,
+    make_generation_case,
+    never_choose_special_tokens,
+)
+from vlm_pg.bench.generation.contestants import GENERATORS
+from vlm_pg.bench.generation.work import GENERATION_DESCRIPTIONS, GENERATION_WORK
+from vlm_pg.bench.models import random_model
+from vlm_pg.models.loading import make_policy
+from vlm_pg.models.settings import ModelSettings
+
+PREFIX, GENERATIONS, NEW_TOKENS, GROUPS = 300, 2, 6, 3
+
+
+@pytest.fixture(scope="module")
+def case() -> GenerationCase:
+    policy = make_policy(random_model("small"), None, ModelSettings(path="bench"))
+    never_choose_special_tokens(policy)
+    return make_generation_case(policy, PREFIX, GENERATIONS, NEW_TOKENS, GROUPS)
+
+
+@pytest.fixture(scope="module")
+def greedy(case: GenerationCase) -> torch.Tensor:
+    """int64 [B*G, N]: the whole sequence read again for every token, no keys and values kept."""
+    set_attention(case, "sdpa")
+    ids = case.prompts
+    with torch.no_grad():
+        for _ in range(NEW_TOKENS):
+            logits = case.model(input_ids=ids, logits_to_keep=1, use_cache=False).logits[:, -1]
+            ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], dim=1)
+    return ids[:, PREFIX:].repeat_interleave(GENERATIONS, dim=0)
+
+
+@pytest.mark.parametrize("name", list(GENERATION_WORK))
+@pytest.mark.parametrize("new_tokens", [1, NEW_TOKENS])
+def test_everybody_generates_the_same_tokens(
+    case: GenerationCase, greedy: torch.Tensor, name: str, new_tokens: int
+) -> None:
+    try:
+        with GENERATORS[name].session(case) as generate:
+            tokens = generate(new_tokens)
+    except CannotRun as reason:
+        pytest.skip(str(reason))
+    check_count(name, tokens, case, new_tokens)
+    assert tokens.tolist() == greedy[:, :new_tokens].tolist()
+    assert int(tokens.max()) < case.policy.vocab_size - SPECIAL_IDS
+
+
+def test_names_are_the_same_everywhere() -> None:
+    assert GENERATORS.keys() == GENERATION_WORK.keys() == GENERATION_DESCRIPTIONS.keys()
+
+
+def test_a_difference_names_its_first_position(case: GenerationCase, greedy: torch.Tensor) -> None:
+    wrong = greedy.clone()
+    wrong[3, 4:] = wrong[3, 4:] ^ 1
+    assert equal_share(greedy, wrong) == pytest.approx(1 - 2 / 36)
+    with pytest.raises(RuntimeError, match=r"token 4 of rollout 1 of group 1 is \d+ for ours and \d+ for other"):
+        check_tokens(case, {"ours": greedy, "other": wrong})
+    check_tokens(case, {"ours": greedy, "other": greedy.clone()})
+    with pytest.raises(RuntimeError, match=r"shape \(6, 5\), \(6, 6\) were asked for"):
+        check_count("other", greedy[:, :5], case, NEW_TOKENS)
+
+
+def test_a_tie_is_no_difference(case: GenerationCase, greedy: torch.Tensor) -> None:
+    other = greedy.clone()
+    other[0, 2:] = torch.tensor([1, 2, 3, 4])
+    chosen, head = int(greedy[0, 2]), case.model.lm_head.weight
+    assert chosen != 1
+    kept = head[1].detach().clone()
+    with torch.no_grad():
+        head[1] = head[chosen]
+    try:
+        check_tokens(case, {"ours": greedy, "other": other})
+    finally:
+        with torch.no_grad():
+            head[1] = kept
+
+
+class _Broken:
+    """Cannot run with this model."""
+
+    name = "transformers-continuous"
+
+    def unavailable_because(self, device: torch.device) -> str | None:
+        return None
+
+    @contextmanager
+    def session(self, case: GenerationCase) -> Iterator[Generate]:
+        raise CannotRun("no such cache")
+        yield
+
+
+def test_who_cannot_run_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GENERATORS, "transformers-continuous", _Broken())
+    spec: dict[str, Any] = {
+        "model": "small",
+        "dtype": "fp32",
+        "device": "cpu",
+        "threads": 1,
+        "repeats": 2,
+        "memory": False,
+        "prefix": 20,
+        "generations": 2,
+        "new_tokens": 3,
+        "groups": 1,
+        "contestants": ["ours", "transformers-generate", "transformers-continuous"],
+    }
+    result = worker.measure(spec)
+    assert result["failed"] == {"transformers-continuous": "no such cache"}
+    assert list(result["contestants"]) == ["ours", "transformers-generate"]
+    for entry in result["contestants"].values():
+        assert len(entry["seconds"]) == len(entry["first_seconds"]) == 2 and entry["equal_tokens"] == 1.0

@@ -1,0 +1,1 @@
+"""The measurement behind ``vlm-pg bench rollout``: generating G responses per prompt, ours against transformers'."""
