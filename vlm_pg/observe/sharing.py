@@ -35,6 +35,23 @@ def sharing_line(values: Mapping[str, float | None]) -> str:
     return line + _why_little(number)
 
 
+def generation_line(values: Mapping[str, float | None]) -> str:
+    """What the first step's generation shared.
+
+    generation: 2,288 prompt tokens prefilled once for all rollouts, 2,048 after what prompts share; 412 new tokens/s;
+    keys and values booked up to 0.013 GiB
+    """
+    number = {name: value or 0.0 for name, value in values.items()}
+    prompt, prefill = number["generation/prompt_tokens"], number["generation/prefill_tokens"]
+    line = f"generation: {prompt:,.0f} prompt tokens prefilled once for all rollouts"
+    if prefill < prompt:
+        line += f", {prefill:,.0f} after what prompts share"
+    return (
+        f"{line}; {number['generation/tokens_per_second']:,.0f} new tokens/s; keys and values booked up to "
+        f"{number['generation/peak_gib']:.2g} GiB"
+    )
+
+
 def _why_little(number: Mapping[str, float]) -> str:
     if number["sharing_ratio"] >= LITTLE_GAIN:
         return ""

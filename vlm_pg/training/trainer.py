@@ -16,9 +16,10 @@ from vlm_pg.observe.console import Console
 from vlm_pg.observe.metrics import MetricsLog
 from vlm_pg.observe.rollouts import RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
-from vlm_pg.observe.sharing import sharing_line
+from vlm_pg.observe.sharing import generation_line, sharing_line
 from vlm_pg.prompts.source import PromptSource
 from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.rollout.memory import GIB
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.training import checkpoints
 from vlm_pg.training.behaviour import mismatch_due, mismatch_warning
@@ -31,7 +32,7 @@ from vlm_pg.training.collect import (
     sample_groups,
 )
 from vlm_pg.training.dealing import share_of_rank
-from vlm_pg.training.distributed import gather_objects, rank, sum_over_ranks, world_size
+from vlm_pg.training.distributed import gather_objects, max_over_ranks, rank, sum_over_ranks, world_size
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.persistence import checkpoint_settings, save_checkpoint
 from vlm_pg.training.phases import Phases
@@ -136,9 +137,7 @@ class Trainer:
             groups = reward_groups(groups, self.config.reward)
             groups = advantage_groups(groups, self.config.algorithm)
         sums = sum_over_ranks(group_sums(groups), self.policy.device)
-        values: dict[str, float | None] = dict(group_metrics(sums))
-        if not isinstance(self.rollouts, RolloutEngine) and self.rollouts.lag_steps is not None:
-            values["rollout_lag_steps"] = self.rollouts.lag_steps
+        values: dict[str, float | None] = dict(group_metrics(sums)) | self._generation_values()
         if sums["groups"] == 0:
             self.console.warn(f"step {step}: no question of this step could be used, so there was no update")
             return values | {"step_seconds": time.perf_counter() - start_seconds}, groups
@@ -147,10 +146,28 @@ class Trainer:
         if not self._told_sharing:
             self._told_sharing = True
             self.console.info(sharing_line(values))
+            if "generation/prefill_tokens" in values:
+                self.console.info(generation_line(values))
         seconds = time.perf_counter() - start_seconds
         values |= {f"seconds/{name}": self.phases.last[name] for name in ("prompts", "vision", "rollout", "train")}
         values |= {"step_seconds": seconds, "tokens_per_second": (values["tokens_computed"] or 0.0) / seconds}
         return values, groups
+
+    def _generation_values(self) -> dict[str, float | None]:
+        if not isinstance(self.rollouts, RolloutEngine):
+            lag = self.rollouts.lag_steps
+            return {} if lag is None else {"rollout_lag_steps": lag}
+        stats = self.rollouts.stats
+        counted = {
+            "prompt_tokens": float(stats.prompt_tokens),
+            "prefill_tokens": float(stats.prefill_tokens),
+            "new_tokens": float(stats.new_tokens),
+        }
+        sums = sum_over_ranks(counted, self.policy.device)
+        speed = sums["new_tokens"] / self.phases.last["rollout"]
+        peak = max_over_ranks({"gib": stats.peak_bytes / GIB}, self.policy.device)["gib"]
+        values: dict[str, float | None] = {f"generation/{name}": value for name, value in sums.items()}
+        return values | {"generation/tokens_per_second": speed, "generation/peak_gib": peak}
 
     def _update(self, groups: list[RolloutGroup], step: int, leaves: VisionLeaves) -> dict[str, float]:
         training = self.config.training

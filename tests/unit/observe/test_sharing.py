@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vlm_pg.observe.sharing import sharing_line
+from vlm_pg.observe.sharing import generation_line, sharing_line
 
 VALUES = {
     "groups": 16.0,
@@ -55,3 +55,13 @@ def test_little_gain_says_why_and_what_helps(changed: dict[str, float], reason: 
     assert f"That is little: {reason} What helps:" in line
     assert change in line
     assert "That is little" not in sharing_line(VALUES | {"sharing_ratio": 1.3} | changed)
+
+
+def test_generation_says_what_it_prefilled() -> None:
+    values = {"prompt_tokens": 2288.0, "prefill_tokens": 2048.0, "tokens_per_second": 412.4, "peak_gib": 0.0132}
+    named = {f"generation/{name}": value for name, value in values.items()}
+    assert generation_line(named) == (
+        "generation: 2,288 prompt tokens prefilled once for all rollouts, 2,048 after what prompts share; "
+        "412 new tokens/s; keys and values booked up to 0.013 GiB"
+    )
+    assert "share" not in generation_line(named | {"generation/prefill_tokens": 2288.0})
