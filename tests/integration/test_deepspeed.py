@@ -139,13 +139,15 @@ def test_without_a_launcher_deepspeed_runs_in_one_process(tmp_path: Path) -> Non
     assert refused.returncode == 2 and "cannot be read" in refused.stderr
 
 
-@pytest.mark.parametrize("gather, rounds", [("all", 40), ("layers", 10)])
-def test_ranks_generate_at_their_own_pace(gather: str, rounds: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "family, gather, rounds", [("qwen2_5_vl", "all", 40), ("qwen2_5_vl", "layers", 10), ("qwen3_5", "layers", 3)]
+)
+def test_ranks_generate_at_their_own_pace(family: str, gather: str, rounds: int, tmp_path: Path) -> None:
     """Under ZeRO-3 one rank has a short question, the other four with media: tokens are those of one process."""
     out = tmp_path / "tokens"
     config = deepspeed_config(tmp_path, 3)
-    launch(["-m", "tests.integration.zero_generate", str(out), str(config), gather, str(rounds)])
-    policy = policy_with_many_stops()
+    launch(["-m", "tests.integration.zero_generate", str(out), str(config), gather, str(rounds), family])
+    policy = policy_with_many_stops(family)
     rollouts = rollouts_of(policy)
     lengths = []
     for rank in range(2):

@@ -1,4 +1,4 @@
-"""Generation under ZeRO-3: python -m torch.distributed.run ... OUT CONFIG GATHER ROUNDS.
+"""Generation under ZeRO-3: python -m torch.distributed.run ... OUT CONFIG GATHER ROUNDS FAMILY.
 
 Ranks have unlike prompts that finish at very different lengths. Every rank writes its tokens to OUT.RANK as JSON.
 """
@@ -23,8 +23,8 @@ from vlm_pg.types import Prompt
 VIDEO = {"kind": "video", "media_seed": 9, "max_side": 8}
 
 
-def policy_with_many_stops() -> Policy:
-    policy = tiny_policy()
+def policy_with_many_stops(family: str) -> Policy:
+    policy = tiny_policy(family=family)
     policy.model.generation_config.eos_token_id = list(range(0, policy.vocab_size, 5))
     return policy
 
@@ -46,10 +46,10 @@ def tokens_of(rollouts: RolloutEngine, prompts: Sequence[Prompt], step: int) -> 
     return [rollout.token_ids.tolist() for group in rollouts.generate(prompts, step) for rollout in group]
 
 
-def main(out: str, deepspeed_config: str, gather: str, rounds: int) -> None:
+def main(out: str, deepspeed_config: str, gather: str, rounds: int, family: str) -> None:
     torch.set_num_threads(1)
     connect()
-    policy = policy_with_many_stops()
+    policy = policy_with_many_stops(family)
     settings = TrainingSettings(steps=1, engine="deepspeed", deepspeed_config=deepspeed_config)
     engine = DeepSpeedEngine(policy, settings, gather)
     prompts, rollouts = prompts_of(policy, rank()), rollouts_of(policy)
@@ -63,6 +63,6 @@ def main(out: str, deepspeed_config: str, gather: str, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    out, deepspeed_config, gather, rounds = sys.argv[1:]
-    main(out, deepspeed_config, gather, int(rounds))
+    out, deepspeed_config, gather, rounds, family = sys.argv[1:]
+    main(out, deepspeed_config, gather, int(rounds), family)
     end_rank(0)

@@ -300,6 +300,17 @@ def test_one_pass_of_the_tower_and_of_the_prefix_per_group(family: str) -> None:
     assert len(tower_patches) == 3, "a frozen tower's output is kept"
 
 
+def test_a_video_is_encoded_once_for_questions_that_come_one_after_the_other() -> None:
+    """Nothing keeps the features: the question behind a stored video must not ask for them."""
+    policy = tiny_policy(vision_cache_mb=0)
+    prompts = [make_case(policy, seed=seed, **VIDEO).prompt for seed in range(3)]
+    runs: list[None] = []
+    policy.model.model.visual.register_forward_hook(lambda *_: runs.append(None))
+    one_by_one = engine(policy, num_generations=2, max_batch_rollouts=2)
+    one_by_one.generate(prompts, step=0)
+    assert one_by_one.stats.cohorts == 3 and len(runs) == 1
+
+
 def test_a_stop_request_is_honoured_between_tokens() -> None:
     policy = tiny_policy()
     prompt = make_case(policy, "text", seed=0).prompt

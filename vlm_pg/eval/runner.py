@@ -41,6 +41,15 @@ class EvalSet:
     tampers: tuple[Tamper | None, ...] = (None,)
 
 
+@dataclass(frozen=True)
+class _Answers:
+    """What one rank has to say of a set; the questions' pixels are not kept."""
+
+    rows: list[dict[str, Any]]
+    scored: list[Scored]
+    bad: list[BadSample]
+
+
 class Evaluator:
     """Runs all evaluation sets of a configuration against one policy, wherever its weights are by then.
 
@@ -104,25 +113,31 @@ class Evaluator:
         results: dict[str, Any] = {}
         total = sum(len(item.samples) for item in self.sets)
         with self._console.progress(f"evaluating {tag}", total) as bar, self._weights_at_hand():
-            for item in self.sets:
-                groups: list[RolloutGroup] = []
-                bad: list[BadSample] = []
-                for part, part_bad, tried in self._answer(item):
-                    groups.extend(part)
-                    bad.extend(part_bad)
-                    bar.advance(tried * self._world)
-                if item.kind == "eval":
-                    # A control shows the same files again; its faults are the set's own.
-                    self._on_bad(len(item.samples), [fault for faults in self._gather(bad) for fault in faults])
-                rows = [row for rank_rows in self._gather([_row(group) for group in groups]) for row in rank_rows]
-                scored = [s for part in self._gather([Scored.of(group) for group in groups]) for s in part]
-                results[item.name] = summarize(scored, item.kind)
-                results[item.name]["n_bad_media"] = len(item.samples) - len(scored)
-                if folder is not None and self._rank == 0:
-                    _write_rows(folder / f"eval_{_file_name(item.name)}_{tag}.jsonl", rows)
+            # Ranks are at their own pace here: what they found is gathered afterwards.
+            mine = [self._answers_of(item, lambda tried: bar.advance(tried * self._world)) for item in self.sets]
+        for item, found in zip(self.sets, mine, strict=True):
+            everywhere = self._gather(found)
+            if item.kind == "eval":
+                # A control shows the same files again; its faults are the set's own.
+                self._on_bad(len(item.samples), [fault for part in everywhere for fault in part.bad])
+            scored = [one for part in everywhere for one in part.scored]
+            results[item.name] = summarize(scored, item.kind)
+            results[item.name]["n_bad_media"] = len(item.samples) - len(scored)
+            if folder is not None and self._rank == 0:
+                rows = [row for part in everywhere for row in part.rows]
+                _write_rows(folder / f"eval_{_file_name(item.name)}_{tag}.jsonl", rows)
         headline = self._config.eval.headline_set or next(iter(results), None)
         chosen = results[headline] if headline is not None else {"accuracy": None, "n": 0}
         return {"accuracy": chosen["accuracy"], "n": chosen["n"], "headline_set": headline, "sets": results}
+
+    def _answers_of(self, item: EvalSet, advance: Callable[[int], None]) -> _Answers:
+        answers = _Answers([], [], [])
+        for groups, bad, tried in self._answer(item):
+            answers.rows.extend(_row(group) for group in groups)
+            answers.scored.extend(Scored.of(group) for group in groups)
+            answers.bad.extend(bad)
+            advance(tried)
+        return answers
 
     def _answer(self, item: EvalSet) -> Iterator[tuple[list[RolloutGroup], list[BadSample], int]]:
         """Batch by batch: answered and scored questions, those that could not be used, how many were tried."""

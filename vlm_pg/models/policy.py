@@ -275,18 +275,20 @@ class Policy(torch.nn.Module):
         """Inside, without gradients, ranks need not make the same calls.
 
         ``scattered``: weights lie with several ranks and are gathered part by part, so the ranks take turns; else all
-        weights are at hand. Leaving waits for the other ranks in the first case.
+        weights are at hand. In the first case leaving waits for the other ranks, no collective of one's own may be made
+        inside, and a rank that raises does not wait: the others may be in the middle of a part, and only the launcher
+        can end them.
         """
         self._own_pace = True
         self.turns = self._new_turns() if scattered else None
         try:
             yield
-        finally:
             if self.turns is not None:
                 turns, self.turns = self.turns, None
                 with torch.no_grad():
                     turns.finish()
-            self._own_pace = False
+        finally:
+            self.turns, self._own_pace = None, False
 
     def _new_turns(self) -> Turns:
         def decoder() -> torch.Tensor:

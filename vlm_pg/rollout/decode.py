@@ -37,11 +37,11 @@ class OwnTokens:
     def keep(self, rows: torch.Tensor) -> None:
         """Go on with these rollouts only (int64 [kept], ascending)."""
         self.paths = [self.paths[i] for i in rows.tolist()]
-        self._keys_values = {layer: (k[rows], v[rows]) for layer, (k, v) in self._keys_values.items()}
-        self._states = {
-            layer: LinearStates(states.conv_tail[rows], states.recurrent[rows])
-            for layer, states in self._states.items()
-        }
+        # One layer at a time: no more than one exists twice.
+        for layer, (k, v) in self._keys_values.items():
+            self._keys_values[layer] = (k[rows], v[rows])
+        for layer, states in self._states.items():
+            self._states[layer] = LinearStates(states.conv_tail[rows], states.recurrent[rows])
 
     def append(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """This token's keys and values [rollouts, K, H] behind the earlier ones: [rollouts, length + 1, K, H] each."""
@@ -54,13 +54,12 @@ class OwnTokens:
         own[0][:, self.length], own[1][:, self.length] = k, v
         return own[0][:, :end], own[1][:, :end]
 
-    def step_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor, store: PrefixStore) -> torch.Tensor:
-        """A linear-attention layer on the new tokens [rollouts, D]; a rollout starts from its prompt's state."""
-        states = self._states.get(layer_index)
-        if states is None:
-            states = store.read_states(layer_index, [path[-1] for path in self.paths])
-        out, self._states[layer_index] = linear_attention_step(mixer, hidden, states)
-        return out
+    def states(self, layer_index: int, store: PrefixStore) -> LinearStates:
+        """A linear-attention layer's states [rollouts, ...]; a rollout starts from its prompt's."""
+        return self._states.get(layer_index) or store.read_states(layer_index, [path[-1] for path in self.paths])
+
+    def set_states(self, layer_index: int, states: LinearStates) -> None:
+        self._states[layer_index] = states
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,15 @@ class DecodeContext:
 
     def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [rollouts, D] of the new tokens -> [rollouts, D]."""
-        parts = zip(self._owns, hidden.split(self._sizes), strict=True)
-        return torch.cat([own.step_linear(layer_index, mixer, part, self._store) for own, part in parts])
+        before = [own.states(layer_index, self._store) for own in self._owns]
+        tails, recurrent = [states.conv_tail for states in before], [states.recurrent for states in before]
+        out, after = linear_attention_step(mixer, hidden, LinearStates(torch.cat(tails), torch.cat(recurrent)))
+        parts = zip(after.conv_tail.split(self._sizes), after.recurrent.split(self._sizes), strict=True)
+        for own, (tail, state) in zip(self._owns, parts, strict=True):
+            # Copies where there are several: a view would keep the states of all alive.
+            alone = len(self._owns) == 1
+            own.set_states(layer_index, LinearStates(tail, state) if alone else LinearStates(tail.clone(), state.clone()))
+        return out
 
     def _prompt_part(
         self, layer_index: int, q: torch.Tensor, call: SegmentCall, repeats: int, scale: float

@@ -22,6 +22,9 @@ from vlm_pg.types import FinishReason, Prompt, Rollout
 
 # Finished rollouts are let go once they are a quarter of their cohort: copying keys and values costs too.
 LET_GO_BELOW = 0.75
+# Of the rollouts that run then, at least this share enters at a time, unless nobody waits behind them: every admission
+# copies the store and adds a cohort, which is a call more in every layer.
+ENTER_TOGETHER = 0.25
 
 
 @dataclass
@@ -169,20 +172,23 @@ class _Generation:
         stored = {node for node in self.store.order if self.waiting.is_needed(node)}
         new: set[int] = set()
         chosen: list[int] = []
-        rows = sum(cohort.num_running for cohort in self.cohorts)
-        while self.waiting:
-            path = self.waiting.paths[self.waiting.peek()]
+        running = rows = sum(cohort.num_running for cohort in self.cohorts)
+        peak = 0
+        for prompt in self.waiting:
+            path = self.waiting.paths[prompt]
             after = rows + self.settings.num_generations
             booked = self._bytes(stored.union(new, path)) + after * self.rollout_bytes
             if rows and (after > self.settings.max_batch_rollouts or booked > self.budget):
                 break
-            chosen.append(self.waiting.take())
+            chosen.append(prompt)
             new.update(node for node in path if node not in stored)
-            rows = after
-            self.stats.peak_bytes = max(self.stats.peak_bytes, booked)
-        if chosen:
-            self._let_go_of_finished(1.0)
-            self._start(chosen, stored, sorted(new))
+            rows, peak = after, booked
+        if not chosen or (len(chosen) < len(self.waiting) and rows - running < ENTER_TOGETHER * rows):
+            return
+        self.waiting.take(len(chosen))
+        self.stats.peak_bytes = max(self.stats.peak_bytes, peak)
+        self._let_go_of_finished(1.0)
+        self._start(chosen, stored, sorted(new))
 
     def _start(self, chosen: Sequence[int], stored: set[int], new: Sequence[int]) -> None:
         self.store.rearrange(stored, {node: self.waiting.nodes[node].num_tokens for node in new})

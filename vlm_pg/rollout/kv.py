@@ -46,7 +46,7 @@ class PrefixStore:
         total = sum(lengths.values())
         for tensors in (self.keys, self.values):
             for layer, old in tensors.items():
-                tensors[layer] = _moved(old, rows, total)
+                tensors[layer] = _with_rows(old, rows, total)
         for states in self.states.values():
             for node in [node for node in states if node not in lengths]:
                 del states[node]
@@ -86,7 +86,7 @@ class PrefixStore:
         return SegmentCall((0, sum(queries)), (0, sum(lengths)), queries, lengths, causal=False)
 
 
-def _moved(old: torch.Tensor, rows: Sequence[slice], total: int) -> torch.Tensor:
+def _with_rows(old: torch.Tensor, rows: Sequence[slice], total: int) -> torch.Tensor:
     new = old.new_empty(total, *old.shape[1:])
     start = 0
     for part in rows:

@@ -30,13 +30,15 @@ def linear_attention_step(mixer: Any, hidden: torch.Tensor, states: LinearStates
     count = hidden.shape[0]
     qkv, conv_tail = _convolution(mixer, mixer.in_proj_qkv(hidden), states.conv_tail)
     query, key, value = qkv.split([mixer.key_dim, mixer.key_dim, mixer.value_dim], dim=-1)
+    # The modules in the order in which a tree calls them: ranks that take turns may be on either path.
+    beta = mixer.in_proj_b(hidden).sigmoid()
     decay = -mixer.A_log.float().exp() * F.softplus(mixer.in_proj_a(hidden).float() + mixer.dt_bias)
     core, recurrent = _recurrent_rule(mixer)(
         per_value_head(mixer, query.reshape(count, 1, -1, mixer.head_k_dim)),
         per_value_head(mixer, key.reshape(count, 1, -1, mixer.head_k_dim)),
         value.reshape(count, 1, -1, mixer.head_v_dim),
         g=decay[:, None],
-        beta=mixer.in_proj_b(hidden).sigmoid()[:, None],
+        beta=beta[:, None],
         initial_state=states.recurrent,
         output_final_state=True,
         use_qk_l2norm_in_kernel=True,
@@ -48,9 +50,10 @@ def linear_attention_step(mixer: Any, hidden: torch.Tensor, states: LinearStates
 
 def _convolution(mixer: Any, qkv: torch.Tensor, tail: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Depthwise convolution over tail [n, W - 1, C] and token [n, C] -> [n, C], and the tail after it."""
-    weight = mixer.conv1d.weight
+    width = mixer.conv1d.kernel_size[0]
     window = torch.cat([tail, qkv[:, None]], dim=1)
-    out = F.conv1d(window.to(weight.dtype).transpose(1, 2), weight, mixer.conv1d.bias, groups=weight.shape[0])[..., 0]
+    # Called as a module, so that hooks that gather scattered weights run; its own zero padding is cut off.
+    out = mixer.conv1d(window.to(mixer.conv1d.weight.dtype).transpose(1, 2))[..., width - 1]
     return ACT2FN[mixer.activation](out).to(qkv.dtype), window[:, 1:]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,9 @@ def _free_host_bytes() -> int:
     try:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        # Pages of files that were read lately are given back when memory is asked for.
+        stat = Path("/sys/fs/cgroup/memory.stat").read_text().split()
+        used -= int(stat[stat.index("inactive_file") + 1])
     except (OSError, ValueError):  # no cgroup, or "max"
         return free
     return min(free, max(0, limit - used))
@@ -76,6 +80,12 @@ def check_fits(needed: int, budget: int, sample_id: str, settings: RolloutSettin
         raise ConfigError(
             f"One group needs {needed / GIB:.3g} GiB for keys and values ({settings.num_generations} rollouts of up to "
             f"{settings.max_new_tokens} tokens behind the prompt of sample {sample_id}), but generation may take "
-            f"{budget / GIB:.3g} GiB. Raise rollout.memory_gb to at least {needed / GIB:.3g}, or lower "
+            f"{budget / GIB:.3g} GiB. Raise rollout.memory_gb to at least {_rounded_up(needed / GIB)}, or lower "
             "rollout.num_generations, rollout.max_new_tokens or the media's size."
         )
+
+
+def _rounded_up(gib: float) -> str:
+    """Three digits that are enough."""
+    digits = max(0, 2 - math.floor(math.log10(gib)))
+    return f"{math.ceil(gib * 10**digits) / 10**digits:.{digits}f}"

@@ -12,8 +12,8 @@ from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.models.contexts import ChunkContext, TreeContext
 from vlm_pg.models.linear_attention import LinearStates
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.prompt_tree import PromptNode
 from vlm_pg.rollout.kv import PrefixStore
-from vlm_pg.rollout.waiting import Node
 from vlm_pg.types import Prompt, VisualFeatures
 
 
@@ -49,7 +49,7 @@ class Prefill:
 
     Args:
         nodes: all nodes of the tree; a parent comes before its children.
-        prompts: the prompts that ``Node.owner`` counts.
+        prompts: the prompts that ``PromptNode.owner`` counts.
         budget: tokens per pass.
         between_layers: called often; what it raises ends the prefill.
     """
@@ -58,7 +58,7 @@ class Prefill:
         self,
         policy: Policy,
         store: PrefixStore,
-        nodes: Sequence[Node],
+        nodes: Sequence[PromptNode],
         prompts: Sequence[Prompt],
         budget: int,
         between_layers: Callable[[], None],
@@ -74,7 +74,7 @@ class Prefill:
             For each node of ``ends`` among them the last hidden state [D] of its last token.
         """
         lengths = {node: self.nodes[node].num_tokens for node in new}
-        owners = sorted({self.nodes[node].owner for node in new})
+        owners = sorted({self.nodes[node].owner for node in new if self._has_media(node)})
         encoded = self.policy.vision.encode([self.prompts[owner] for owner in owners])
         features = dict(zip(owners, encoded, strict=True))
         last_hidden: dict[int, torch.Tensor] = {}
@@ -92,7 +92,7 @@ class Prefill:
         layout = _Layout(pieces, self.nodes)
         stream = [self._tokens(piece) for piece in layout.pieces]
         types = torch.cat([self.prompts[owner].mm_token_type_ids[span] for owner, span in stream])
-        parts = [part for owner, span in stream if (part := self._features(features[owner], owner, span)) is not None]
+        parts = [self._features(features[owner], owner, span) for owner, span in stream if owner in features]
         read = [
             place
             for place, piece in enumerate(layout.pieces)
@@ -109,7 +109,7 @@ class Prefill:
                 self.policy.device
             ),
             context,
-            torch.cat(parts).detach() if parts else None,
+            torch.cat(parts).detach() if bool(types.any()) else None,
             types.nonzero()[:, 0].to(self.policy.device),
         )
         if layout.stored:
@@ -123,10 +123,14 @@ class Prefill:
         node = self.nodes[piece.node]
         return node.owner, slice(node.start + piece.start, node.start + piece.stop)
 
-    def _features(self, features: VisualFeatures, owner: int, span: slice) -> torch.Tensor | None:
+    def _has_media(self, node: int) -> bool:
+        """Whether visual tokens are among a node's own; a question behind a stored video has none."""
+        one = self.nodes[node]
+        return bool(self.prompts[one.owner].mm_token_type_ids[one.start : one.stop].any())
+
+    def _features(self, features: VisualFeatures, owner: int, span: slice) -> torch.Tensor:
         """Of a prompt's visual features those of the visual tokens in ``span``."""
-        if features.features is None:
-            return None
+        assert features.features is not None
         visual = self.prompts[owner].mm_token_type_ids != 0
         first = int(visual[: span.start].sum())
         return features.features[first : first + int(visual[span].sum())]
@@ -138,7 +142,7 @@ class _Layout:
     ``stored``: (node, tokens) of each stored node above, ``pieces`` and ``sizes``: what runs, in stream order.
     """
 
-    def __init__(self, pieces: Sequence[Piece], nodes: Sequence[Node]):
+    def __init__(self, pieces: Sequence[Piece], nodes: Sequence[PromptNode]):
         self._nodes = nodes
         self._running = {piece.node: piece for piece in pieces}
         entries: dict[tuple[int, bool], tuple[int, bool] | None] = {}

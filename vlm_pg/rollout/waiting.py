@@ -3,47 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from vlm_pg.models.prompt_tree import PromptTree, prompt_tree
+from vlm_pg.models.prompt_tree import PromptNode, PromptTree, prompt_tree
 from vlm_pg.types import Prompt
 
 # Finding what prompts share compares them in pairs.
 COMPARED_TOGETHER = 128
 
 
-@dataclass(frozen=True)
-class Node:
-    """Tokens ``start`` to ``stop`` (exclusive) of prompt ``owner`` and of all others that pass through this node.
-
-    ``parent``: the node with the tokens before them, -1 at a prompt's beginning. Parents have smaller numbers.
-    """
-
-    parent: int
-    owner: int
-    start: int
-    stop: int
-
-    @property
-    def num_tokens(self) -> int:
-        return self.stop - self.start
-
-
 class WaitingPrompts:
     """Prompts in the order in which they will be generated, and the nodes they pass through.
 
+    ``nodes``: of all prompts; ``owner`` counts the prompts as they were given, and parents have smaller numbers.
     ``paths``: for each prompt its nodes from the beginning to its end.
     """
 
     def __init__(self, prompts: Sequence[Prompt]):
-        self.nodes: list[Node] = []
+        self.nodes: list[PromptNode] = []
         self.paths: list[tuple[int, ...]] = []
         order: list[int] = []
         for first in range(0, len(prompts), COMPARED_TOGETHER):
             tree = prompt_tree(prompts[first : first + COMPARED_TOGETHER])
             offset = len(self.nodes)
-            self.nodes.extend(_moved(tree, first, offset))
+            self.nodes.extend(_renumbered(tree, first, offset))
             paths = [_path(tree, end, offset) for end in tree.end_nodes]
             self.paths.extend(paths)
             order.extend(first + i for i in _depth_first(paths))
@@ -53,11 +37,12 @@ class WaitingPrompts:
     def __len__(self) -> int:
         return len(self._order)
 
-    def peek(self) -> int:
-        return self._order[0]
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._order)
 
-    def take(self) -> int:
-        return self._order.popleft()
+    def take(self, count: int) -> list[int]:
+        """The next ``count`` prompts wait no longer."""
+        return [self._order.popleft() for _ in range(count)]
 
     def done(self, prompt: int) -> None:
         """All rollouts of this prompt are finished: it no longer needs its nodes."""
@@ -68,9 +53,9 @@ class WaitingPrompts:
         return self._readers[node] > 0
 
 
-def _moved(tree: PromptTree, first: int, offset: int) -> list[Node]:
+def _renumbered(tree: PromptTree, first: int, offset: int) -> list[PromptNode]:
     return [
-        Node(node.parent + offset if node.parent >= 0 else -1, node.owner + first, node.start, node.stop)
+        replace(node, parent=node.parent + offset if node.parent >= 0 else -1, owner=node.owner + first)
         for node in tree.nodes
     ]
 

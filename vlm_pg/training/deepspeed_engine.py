@@ -179,6 +179,12 @@ def read_deepspeed_config(settings: TrainingSettings) -> dict[str, Any]:
         raise ConfigError(f"training.deepspeed_config {str(path)!r} cannot be read: {error}.") from error
     except json.JSONDecodeError as error:
         raise ConfigError(f"training.deepspeed_config {str(path)!r} is not JSON: {error}.") from error
+    stage = config.get("zero_optimization", {}).get("stage", 0)
+    if stage not in (1, 2, 3):
+        raise ConfigError(
+            f"{path} has ZeRO stage {stage}, under which DeepSpeed steps without telling the gradient's norm. Set "
+            "zero_optimization.stage to 1, 2 or 3."
+        )
     clashes = sorted(set(config) & set(OWN_KEYS))
     if clashes:
         raise ConfigError(

@@ -53,7 +53,10 @@ class Engine(ABC):
 
     @contextmanager
     def generation(self) -> Iterator[None]:
-        """Around generation and evaluation: all weights are at hand inside."""
+        """Around generation and evaluation: ranks may use the policy at their own pace inside, without gradients.
+
+        No collective of one's own inside: the weights may be gathered in turns.
+        """
         yield
 
     @contextmanager

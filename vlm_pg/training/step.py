@@ -19,7 +19,7 @@ from vlm_pg.training.distributed import max_over_ranks, sum_over_ranks
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.passes import Passes, StepSums
 from vlm_pg.training.vision_leaves import VisionLeaves
-from vlm_pg.types import RolloutGroup
+from vlm_pg.types import Prompt, RolloutGroup
 
 
 def update_policy(
@@ -45,13 +45,14 @@ def update_policy(
 
     Raises:
         ConfigError: ``logprobs`` is recompute and other weights sampled these rollouts.
-        FloatingPointError: loss or gradient is not finite; the weights are untouched.
+        FloatingPointError: loss or gradient is not finite; the weights are untouched, but engine and policy still hold
+            the failed step's gradients: load them anew before training goes on.
     """
     policy = engine.policy
     behaviour = behaviour_logprobs(groups, logprobs, policy.weights_version)
     prompts = [group.prompt for group in groups]
     weights = _sequence_weights(groups, algorithm, policy.device)
-    leaves = leaves or VisionLeaves(policy, prompts)
+    leaves = leaves or _leaves(engine, prompts)
     shared = shared_tokens(prompts)
     counts = [_token_counts(group) for group in groups]
     plan = plan_micro_batches(counts, micro_batch_tokens, lambda i, j: shared[i][j])
@@ -74,6 +75,14 @@ def update_policy(
         "micro_batches": float(len(places)),
         "backward_calls": float(num_calls),
     }
+
+
+def _leaves(engine: Engine, prompts: Sequence[Prompt]) -> VisionLeaves:
+    if engine.policy.vision.trains:
+        return VisionLeaves(engine.policy, prompts)
+    # Each rank enters a frozen tower as often as its own prompts need.
+    with engine.generation():
+        return VisionLeaves(engine.policy, prompts)
 
 
 def _check_finite(loss: float) -> None:

@@ -24,8 +24,8 @@ def prompts() -> list[Prompt]:
 
 def test_who_shares_a_video_follows_each_other(prompts: list[Prompt]) -> None:
     line = WaitingPrompts(prompts)
-    assert [line.take() for _ in range(len(prompts))] == [0, 3, 5, 1, 2, 4]
-    assert not line
+    assert list(line) == line.take(6) == [0, 3, 5, 1, 2, 4]
+    assert not len(line)
     shared = {path[0] for path in (line.paths[0], line.paths[3], line.paths[5])}
     assert len(shared) == 1 and len(line.paths[0]) == 2 and len(line.paths[1]) == 1
 
@@ -39,7 +39,7 @@ def test_paths_spell_the_prompts(prompts: list[Prompt], monkeypatch: pytest.Monk
             assert [node.parent for node in nodes] == [-1, *path[:-1]]
             ids = [prompts[node.owner].input_ids[node.start : node.stop] for node in nodes]
             assert torch.equal(torch.cat(ids), prompt.input_ids)
-        assert sorted(line.take() for _ in range(len(prompts))) == list(range(len(prompts)))
+        assert sorted(line) == list(range(len(prompts)))
 
 
 def test_a_node_is_needed_until_its_last_reader_is_done(prompts: list[Prompt]) -> None:

@@ -1,0 +1,90 @@
+"""Ranks that want different things run the same parts in the same order, and none is left behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.support.groups import tiny_policy
+from vlm_pg.models.turns import Turns
+
+PARTS = ("vision", "decoder", "head")
+
+
+class Meeting:
+    """Stands in for the backend: the smallest number of all ranks, or a broken meeting if one does not come."""
+
+    def __init__(self, ranks: int):
+        self._barrier = threading.Barrier(ranks, timeout=20)
+        self._numbers = [0] * ranks
+
+    def smallest(self, rank: int, number: int) -> int:
+        self._numbers[rank] = number
+        self._barrier.wait()
+        result = min(self._numbers)
+        self._barrier.wait()
+        return result
+
+
+def run_ranks(wanted: list[list[str]]) -> list[list[tuple[str, bool]]]:
+    """What each rank ran, and whether it was for itself."""
+    meeting = Meeting(len(wanted))
+    ran: list[list[tuple[str, bool]]] = [[] for _ in wanted]
+
+    def rank(index: int) -> None:
+        def idle(part: str) -> Callable[[], None]:
+            return lambda: ran[index].append((part, False))
+
+        turns = Turns({part: idle(part) for part in PARTS}, torch.device("cpu"))
+        turns._agree = lambda number: meeting.smallest(index, number)  # type: ignore[method-assign]
+        for part in wanted[index]:
+            turns.run(part, lambda part=part: ran[index].append((part, True)))
+        turns.finish()
+
+    threads = [threading.Thread(target=rank, args=(index,)) for index in range(len(wanted))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    return ran
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        [["decoder", "head"], ["vision", "decoder", "head", "decoder", "head", "decoder", "head"]],
+        [[], ["vision", "vision", "decoder", "head"]],
+        [["vision", "decoder", "head"] * 5, ["decoder", "head"] * 2, ["head"]],
+        [[], []],
+    ],
+)
+def test_all_run_the_same_parts_and_each_gets_what_it_wants(wanted: list[list[str]]) -> None:
+    ran = run_ranks(wanted)
+    orders = [[part for part, _ in of_rank] for of_rank in ran]
+    assert all(order == orders[0] for order in orders)
+    for of_rank, asked in zip(ran, wanted, strict=True):
+        assert [part for part, own in of_rank if own] == asked
+
+
+def test_a_rank_that_fails_does_not_wait_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy()
+    monkeypatch.setattr(Turns, "finish", lambda self: pytest.fail("it helped the others before it said what is wrong"))
+
+    def fail() -> None:
+        with policy.at_own_pace(scattered=True):
+            assert policy.turns is not None
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fail()
+    assert policy.turns is None
+
+
+@torch.no_grad()
+def test_parts_run_idle_on_nothing() -> None:
+    for family in ("qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"):
+        for part in tiny_policy(family=family)._new_turns()._idle.values():
+            assert part().isfinite().all()  # type: ignore[attr-defined]
