@@ -41,15 +41,26 @@ def probabilities(q: torch.Tensor, k: torch.Tensor, scale: float, causal: bool) 
 
 
 def forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, scale: float, causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lengths: Lengths,
+    scale: float,
+    causal: bool,
+    used_k: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output as q, log-sum-exp [N, rows] or, for a dense batch, [B, N, length]."""
+    """Output as q, log-sum-exp [N, rows] or, dense, [B, N, length]; ``used_k``: keys of each segment that count."""
     if q.dim() == 4:
         parts = [forward(*(x[i] for x in (q, k, v)), _one(q[i], k[i]), scale, causal) for i in range(q.shape[0])]
         return torch.stack([part[0] for part in parts]), torch.stack([part[1] for part in parts])
     cu_q, cu_k, max_q, max_k = lengths
     out, lse = torch.full_like(q, torch.nan), q.new_full((q.shape[1], q.shape[0]), torch.nan)
-    for rows, keys in zip(segments(len(q), None, cu_q, max_q), segments(len(k), None, cu_k, max_k), strict=True):
+    key_segments = segments(len(k), None, cu_k, max_k)
+    if used_k is not None:
+        assert used_k.dtype == torch.int32 and used_k.is_contiguous() and used_k.shape == (len(key_segments),)
+        assert all(0 < used <= s.stop - s.start for used, s in zip(used_k.tolist(), key_segments, strict=True))
+        key_segments = [slice(s.start, s.start + n) for s, n in zip(key_segments, used_k.tolist(), strict=True)]
+    for rows, keys in zip(segments(len(q), None, cu_q, max_q), key_segments, strict=True):
         scores = probabilities(q[rows], k[keys], scale, causal)
         part_lse = scores.logsumexp(-1)
         part = torch.einsum("grqk,kgh->qgrh", (scores - part_lse[..., None]).exp(), v[keys])
@@ -121,7 +132,7 @@ def flash_attn_2() -> ModuleType:
         if max_seqlen_q == 1 and q.shape[1] > k.shape[1]:
             _as_decoding(q, k, cu_seqlens_q)
         lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        return *forward(q, k, v, lengths, softmax_scale, causal), torch.empty(0), torch.empty(2)
+        return *forward(q, k, v, lengths, softmax_scale, causal, seqused_k), torch.empty(0), torch.empty(2)
 
     def _flash_attn_varlen_backward(
         dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
@@ -158,7 +169,7 @@ def flash_attn_3_positional() -> ModuleType:
     ):
         assert out is k_new is rotary_cos is q_descale is None
         lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        return forward(q, k, v, lengths, softmax_scale, causal)
+        return forward(q, k, v, lengths, softmax_scale, causal, seqused_k)
 
     def _flash_attn_backward(
         dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k, max_seqlen_q, max_seqlen_k,
@@ -185,7 +196,7 @@ def flash_attn_3() -> ModuleType:
         sm_margin=0,
     ):
         lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        return *forward(q, k, v, lengths, softmax_scale, causal), torch.empty(0), torch.empty(0)
+        return *forward(q, k, v, lengths, softmax_scale, causal, seqused_k), torch.empty(0), torch.empty(0)
 
     def _flash_attn_backward(
         dout, q, k, v, out, softmax_lse, cu_seqlens_q=None, cu_seqlens_k=None, sequed_q=None, sequed_k=None,
@@ -221,7 +232,7 @@ def flash_attn_4() -> ModuleType:
         lse=None,
     ):
         lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        result, result_lse = forward(q, k, v, lengths, softmax_scale, causal)
+        result, result_lse = forward(q, k, v, lengths, softmax_scale, causal, seqused_k)
         return result, result_lse if return_lse else None, None, None, None
 
     def _flash_attn_bwd(
@@ -249,11 +260,12 @@ def torch_cuda_operators_on_cpu() -> Iterator[None]:
     # fmt: off
     def flash_forward(
         q, k, v, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, *, scale=None,
-        **_unused,
+        seqused_k=None, **_unused,
     ):
         if cum_seq_q is not None and max_q == 1 and q.shape[1] > k.shape[1]:
             _as_decoding(q, k, cum_seq_q)
-        out, lse = forward(q, k, v, (cum_seq_q, cum_seq_k, max_q, max_k), scale, is_causal)
+        assert cum_seq_q is not None or seqused_k is None, "the operator reads it in variable-length calls only"
+        out, lse = forward(q, k, v, (cum_seq_q, cum_seq_k, max_q, max_k), scale, is_causal, seqused_k)
         return out, lse, torch.empty(2), torch.empty(0), torch.empty(0)
 
     def flash_backward(
@@ -264,14 +276,15 @@ def torch_cuda_operators_on_cpu() -> Iterator[None]:
         return backward(grad_out, q, k, v, out, lse, (cum_seq_q, cum_seq_k, max_q, max_k), scale, is_causal)
 
     def efficient_forward(
-        q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout_p, mask_type, compute_lse=False, *, scale=None, **_unused,
+        q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout_p, mask_type, compute_lse=False, *, scale=None,
+        seqlen_k=None, **_unused,
     ):
         assert q.shape[2] == k.shape[2] and mask_type in (0, 1) and compute_lse
         seed = torch.empty(0, dtype=torch.int64)
         if cu_q is None:
             out, lse = forward(q, k, v, (None,) * 4, scale, mask_type == 1)
             return out, torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32)), seed, seed, q.shape[1], k.shape[1]
-        out, lse = forward(q[0], k[0], v[0], (cu_q, cu_k, max_q, max_k), scale, mask_type == 1)
+        out, lse = forward(q[0], k[0], v[0], (cu_q, cu_k, max_q, max_k), scale, mask_type == 1, seqlen_k)
         padded = lse.new_full((len(cu_q) - 1, q.shape[2], -(-max_q // 32) * 32), torch.inf)
         for index, rows in enumerate(segments(q.shape[1], None, cu_q, max_q)):
             padded[index, :, : rows.stop - rows.start] = lse[:, rows]

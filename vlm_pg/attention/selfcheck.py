@@ -65,6 +65,8 @@ def check_kernel(
             pairs.extend(_plan_results(kernel, plan, inputs, random(plan.num_queries, num_heads)))
         decoding = random(2, 1, num_heads), random(2, 19, num_kv_heads), random(2, 19, num_kv_heads)
         pairs.extend(_decoding_results(kernel, *decoding))
+        ragged = random(4, num_heads), random(4, 192, num_kv_heads), random(4, 192, num_kv_heads)
+        pairs.extend(_ragged_results(kernel, *ragged, torch.tensor([1, 64, 131, 192], dtype=torch.int32)))
     # Reduced by torch: Python's max would pass over a NaN.
     worst = torch.stack([((a.to(b.dtype) - b).abs().max() / b.abs().max()) for a, b in pairs]).max().item()
     if not worst <= TOLERANCE[dtype]:
@@ -98,3 +100,15 @@ def _decoding_results(
     with torch.no_grad():
         got = kernel.dense_forward(q, k, v, scale)
         yield from zip(got, OracleKernel().dense_forward(q.to(wide), k.to(wide), v.to(wide), scale), strict=True)
+
+
+def _ragged_results(
+    kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The same for rows with differently many keys."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scale, lengths = q.shape[-1] ** -0.5, lengths.to(q.device)
+    with torch.no_grad():
+        got = kernel.ragged_forward(q, k, v, lengths, scale)
+        expected = OracleKernel().ragged_forward(q.to(wide), k.to(wide), v.to(wide), lengths, scale)
+        yield from zip(got, expected, strict=True)

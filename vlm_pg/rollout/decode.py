@@ -70,8 +70,65 @@ class _Level:
     rows: torch.Tensor | None
 
 
+class PromptPart:
+    """What new tokens attend to of their prompts: one variable-length call for each level of the tree.
+
+    Args:
+        paths: for each row of the stream the stored nodes of its prompt, first to last; none for an idle row.
+    """
+
+    def __init__(self, store: PrefixStore, paths: Sequence[tuple[int, ...]], kernel: Kernel):
+        self._store = store
+        self._paths = list(paths)
+        self._kernel = kernel
+        self._levels: dict[int, list[_Level]] = {}
+
+    def merge_into(
+        self, layer_index: int, q: torch.Tensor, merged: torch.Tensor, lse: torch.Tensor, scale: float
+    ) -> None:
+        """q [rows, N, H] over the prompts, merged in place into [rows, N, H] and [N, rows] over the rows' own keys."""
+        repeats = q.shape[1] // self._store.keys[layer_index].shape[1]
+        for level in self._levels_for(repeats, q.device):
+            asking = q if level.rows is None else q[level.rows]
+            out, out_lse = self._over_nodes(layer_index, asking, level.call, repeats, scale)
+            if level.rows is None:
+                merge_(merged, lse, out, out_lse)
+                continue
+            some, some_lse = merged[level.rows], lse[:, level.rows]
+            merge_(some, some_lse, out, out_lse)
+            merged[level.rows], lse[:, level.rows] = some, some_lse
+
+    def _over_nodes(
+        self, layer_index: int, q: torch.Tensor, call: SegmentCall, repeats: int, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows q [n, N, H] and one stored node each: out [n, N, H], lse [N, n]."""
+        # Query heads of one key-value head become extra query rows, so that a node is read once for all of them.
+        folded = q.unflatten(1, (-1, repeats)).transpose(1, 2).flatten(0, 1)
+        keys, values = self._store.keys[layer_index], self._store.values[layer_index]
+        out, lse = self._kernel.segments_forward(folded, keys, values, call, scale)
+        out = out.unflatten(0, (-1, repeats)).transpose(1, 2).flatten(1, 2)
+        return out, lse.unflatten(1, (-1, repeats)).transpose(1, 2).flatten(0, 1)
+
+    def _levels_for(self, repeats: int, device: torch.device) -> list[_Level]:
+        """Made once for these rows, not once per layer."""
+        if repeats not in self._levels:
+            depth = max(len(path) for path in self._paths)
+            self._levels[repeats] = [self._level(at, repeats, device) for at in range(depth)]
+        return self._levels[repeats]
+
+    def _level(self, at: int, repeats: int, device: torch.device) -> _Level:
+        place = {node: index for index, node in enumerate(self._store.order)}
+        reading = [row for row, path in enumerate(self._paths) if len(path) > at]
+        rows = sorted(reading, key=lambda row: place[self._paths[row][at]])
+        counts: dict[int, int] = {}
+        for row in rows:
+            counts[self._paths[row][at]] = counts.get(self._paths[row][at], 0) + repeats
+        everyone = rows == list(range(len(self._paths)))
+        return _Level(self._store.call(counts), None if everyone else torch.tensor(rows, device=device))
+
+
 class DecodeContext:
-    """One new token for each rollout: its own tokens and, level by level, its prompt's nodes, merged.
+    """One new token for each rollout: its own tokens, cohort by cohort, and its prompt's nodes, merged.
 
     Args:
         owns: the rollouts, in the order of the stream.
@@ -82,7 +139,7 @@ class DecodeContext:
         self._owns = list(owns)
         self._sizes = [len(own.paths) for own in owns]
         self._kernel = kernel
-        self._levels: dict[int, list[_Level]] = {}
+        self._prompts = PromptPart(store, [path for own in owns for path in own.paths], kernel)
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         """q [rollouts, N, H], k, v [rollouts, K, H] of the new tokens -> [rollouts, N, H]."""
@@ -94,16 +151,7 @@ class DecodeContext:
         ]
         lse = torch.cat([part_lse[:, :, 0] for _, part_lse in parts]).transpose(0, 1).contiguous()
         merged = torch.cat([part[:, 0] for part, _ in parts]).to(lse.dtype)
-        repeats = q.shape[1] // k.shape[1]
-        for level in self._levels_for(repeats, q.device):
-            asking = q if level.rows is None else q[level.rows]
-            out, out_lse = self._prompt_part(layer_index, asking, level.call, repeats, scale)
-            if level.rows is None:
-                merge_(merged, lse, out, out_lse)
-                continue
-            some, some_lse = merged[level.rows], lse[:, level.rows]
-            merge_(some, some_lse, out, out_lse)
-            merged[level.rows], lse[:, level.rows] = some, some_lse
+        self._prompts.merge_into(layer_index, q, merged, lse, scale)
         return merged.to(q.dtype)
 
     def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
@@ -114,35 +162,7 @@ class DecodeContext:
         parts = zip(after.conv_tail.split(self._sizes), after.recurrent.split(self._sizes), strict=True)
         for own, (tail, state) in zip(self._owns, parts, strict=True):
             # Copies where there are several: a view would keep the states of all alive.
-            alone = len(self._owns) == 1
-            own.set_states(layer_index, LinearStates(tail, state) if alone else LinearStates(tail.clone(), state.clone()))
+            if len(self._owns) > 1:
+                tail, state = tail.clone(), state.clone()
+            own.set_states(layer_index, LinearStates(tail, state))
         return out
-
-    def _prompt_part(
-        self, layer_index: int, q: torch.Tensor, call: SegmentCall, repeats: int, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rollouts q [n, N, H] and one stored node each: out [n, N, H], lse [N, n]."""
-        # Query heads of one key-value head become extra query rows, so that a node is read once for all of them.
-        folded = q.unflatten(1, (-1, repeats)).transpose(1, 2).flatten(0, 1)
-        keys, values = self._store.keys[layer_index], self._store.values[layer_index]
-        out, lse = self._kernel.segments_forward(folded, keys, values, call, scale)
-        out = out.unflatten(0, (-1, repeats)).transpose(1, 2).flatten(1, 2)
-        return out, lse.unflatten(1, (-1, repeats)).transpose(1, 2).flatten(0, 1)
-
-    def _levels_for(self, repeats: int, device: torch.device) -> list[_Level]:
-        """Made once for these rollouts, not once per layer."""
-        if repeats not in self._levels:
-            paths = [path for own in self._owns for path in own.paths]
-            depth = max(len(path) for path in paths)
-            self._levels[repeats] = [self._level(paths, at, repeats, device) for at in range(depth)]
-        return self._levels[repeats]
-
-    def _level(self, paths: Sequence[tuple[int, ...]], at: int, repeats: int, device: torch.device) -> _Level:
-        place = {node: index for index, node in enumerate(self._store.order)}
-        reading = [row for row, path in enumerate(paths) if len(path) > at]
-        rows = sorted(reading, key=lambda row: place[paths[row][at]])
-        counts: dict[int, int] = {}
-        for row in rows:
-            counts[paths[row][at]] = counts.get(paths[row][at], 0) + repeats
-        everyone = rows == list(range(len(paths)))
-        return _Level(self._store.call(counts), None if everyone else torch.tensor(rows, device=device))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.cohort import Cohort, Said
-from vlm_pg.rollout.decode import BLOCK_TOKENS, DecodeContext
+from vlm_pg.rollout.decode import BLOCK_TOKENS
+from vlm_pg.rollout.decoders import decoder_for
+from vlm_pg.rollout.graphs import GraphUse
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.memory import TokenCosts, budget_bytes, check_fits
 from vlm_pg.rollout.prefill import Prefill
@@ -33,6 +35,7 @@ class RolloutStats:
 
     ``prompt_tokens`` counts every prompt once, ``prefill_tokens`` what of them was computed: less where prompts share.
     ``peak_bytes``: the most that keys, values and states were booked for at a time. ``cohorts``: admissions.
+    ``graphs``: whether steps were replayed from CUDA graphs, how many, and if not, why.
     """
 
     prompt_tokens: int = 0
@@ -41,6 +44,7 @@ class RolloutStats:
     decode_steps: int = 0
     cohorts: int = 0
     peak_bytes: int = 0
+    graphs: GraphUse = field(default_factory=GraphUse)
 
 
 class RolloutEngine:
@@ -142,17 +146,19 @@ class _Generation:
             engine.stop_token_ids,
             self.policy.device,
         )
-        self.stats = RolloutStats(prompt_tokens=sum(prompt.num_tokens for prompt in prompts))
+        self.decoder = decoder_for(self.policy, self.store, self.settings)
+        self.stats = RolloutStats(
+            prompt_tokens=sum(prompt.num_tokens for prompt in prompts), graphs=self.decoder.graphs
+        )
         self.costs = TokenCosts.of(self.policy)
         self.budget = budget_bytes(self.settings, self.policy.device)
         # Room grows in blocks, so that is how it is booked.
         blocks = -(-self.settings.max_new_tokens // BLOCK_TOKENS)
         self.rollout_bytes = blocks * BLOCK_TOKENS * self.costs.per_token + self.costs.per_state
         for prompt, path in zip(self.prompts, self.waiting.paths, strict=True):
-            needed = self._bytes(path) + self.settings.num_generations * self.rollout_bytes
+            needed = self._booked(path, self.settings.num_generations)
             check_fits(needed, self.budget, prompt.sample_id, self.settings)
         self.cohorts: list[Cohort] = []
-        self.context: DecodeContext | None = None
         self.ends = {path[-1] for path in self.waiting.paths}
         self.last_hidden: dict[int, torch.Tensor] = {}
         self.said: list[list[Said]] = [[] for _ in prompts]
@@ -177,7 +183,7 @@ class _Generation:
         for prompt in self.waiting:
             path = self.waiting.paths[prompt]
             after = rows + self.settings.num_generations
-            booked = self._bytes(stored.union(new, path)) + after * self.rollout_bytes
+            booked = self._booked(stored.union(new, path), after)
             if rows and (after > self.settings.max_batch_rollouts or booked > self.budget):
                 break
             chosen.append(prompt)
@@ -195,7 +201,7 @@ class _Generation:
         self.last_hidden = {node: hidden for node, hidden in self.last_hidden.items() if node in stored}
         self.last_hidden |= self.prefill.run(new, self.ends)
         self.cohorts.append(self._cohort(chosen))
-        self.context = None
+        self.decoder.admit(self.cohorts[-1])
         self.stats.prefill_tokens += sum(self.waiting.nodes[node].num_tokens for node in new)
         self.stats.cohorts += 1
 
@@ -258,30 +264,31 @@ class _Generation:
         """Cohorts without a running rollout end; others let go of finished ones if fewer than this share still run."""
         remaining = []
         for cohort in self.cohorts:
-            if not cohort.num_running:
-                self.context = None
-                continue
-            if cohort.num_running < below * cohort.num_rows:
-                cohort.let_go()
-                self.context = None
-            remaining.append(cohort)
+            rows = cohort.running_rows()
+            if rows:
+                remaining.append(cohort)
+            if len(rows) < below * cohort.num_rows:
+                if rows:
+                    cohort.let_go()
+                self.decoder.let_go(cohort, rows)
         self.cohorts = remaining
 
     def _forward(self) -> None:
         """The tokens sampled last through the model."""
         cohorts = self.cohorts
-        if self.context is None:
-            self.context = DecodeContext(self.store, [cohort.own for cohort in cohorts], self.policy.kernel)
         tokens = torch.cat([cohort.last_tokens for cohort in cohorts])
         positions = torch.cat([cohort.positions for cohort in cohorts])
-        hidden = self.policy.hidden_states(tokens, positions.expand(3, -1), self.context)
+        hidden = self.decoder.step(tokens, positions)
         for cohort, part in zip(cohorts, hidden.split([cohort.num_rows for cohort in cohorts]), strict=True):
             cohort.hidden = part
-            cohort.own.length += 1
         self.stats.decode_steps += 1
 
-    def _bytes(self, nodes: Iterable[int]) -> int:
-        return sum(self.waiting.nodes[node].num_tokens * self.costs.per_token + self.costs.per_state for node in nodes)
+    def _booked(self, nodes: Iterable[int], rollouts: int) -> int:
+        """Bytes of these nodes and of so many rollouts at their longest."""
+        stored = sum(
+            self.waiting.nodes[node].num_tokens * self.costs.per_token + self.costs.per_state for node in nodes
+        )
+        return stored + self.decoder.rows_for(rollouts) * self.rollout_bytes
 
     def _rollout(self, said: Said) -> Rollout:
         return Rollout(

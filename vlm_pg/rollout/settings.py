@@ -51,6 +51,9 @@ class RolloutSettings(Settings):
         gt=0.0,
         description="GiB for keys and values of prefixes and responses; default: 60% of what is free when it starts.",
     )
+    cuda_graphs: bool = Field(
+        True, description="On CUDA a decode step is recorded once and replayed, where the model's step can be recorded."
+    )
     prefill_tokens: int = Field(16384, ge=64, description="Prompt tokens a prefill pass; longer prompts take several.")
     gather: Literal["auto", "all", "layers"] = Field(
         "auto",

@@ -119,6 +119,23 @@ def test_dense_forward_equals_plain_softmax(kernel: Kernel) -> None:
         assert torch.allclose(a, b, atol=1e-12)
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_ragged_forward_equals_plain_softmax_over_each_row_alone(kernel: Kernel, kv_heads: int) -> None:
+    lengths = torch.tensor([1, 9, 40, 33, 7], dtype=torch.int32)
+    q = torch.randn(5, 4, 8, dtype=torch.float64)
+    k, v = (torch.randn(5, 40, kv_heads, 8, dtype=torch.float64) for _ in range(2))
+    for row, length in enumerate(lengths.tolist()):
+        k[row, length:], v[row, length:] = 50.0, 1e6  # would be seen
+    for each in (kernel, OracleKernel()):
+        out, lse = each.ragged_forward(q, k, v, lengths, 0.3)
+        assert out.shape == q.shape and lse.shape == (4, 5)
+        for row, length in enumerate(lengths.tolist()):
+            keys, values = (x[row, :length].repeat_interleave(4 // kv_heads, dim=1) for x in (k, v))
+            scores = torch.einsum("nh,knh->nk", q[row], keys) * 0.3
+            assert torch.allclose(lse[:, row], scores.logsumexp(-1), atol=1e-12)
+            assert torch.allclose(out[row], torch.einsum("nk,knh->nh", scores.softmax(-1), values), atol=1e-12)
+
+
 def test_log_sum_exp_is_heads_by_rows(kernel: Kernel) -> None:
     call = SegmentCall((0, 6), (0, 9), (2, 0, 4), (3, 5, 1), causal=False)
     q, k, v = (torch.randn(rows, heads, 8, dtype=torch.float64) for rows, heads in ((6, 4), (9, 2), (9, 2)))
@@ -139,16 +156,17 @@ def test_a_wrong_self_check_result_is_an_error_even_if_it_is_not_a_number(monkey
         check_kernel(CpuFlashKernel(), CPU, torch.float32, 4, 2, 8)
 
 
+@pytest.mark.parametrize("method", ["dense_forward", "ragged_forward"])
 @pytest.mark.parametrize("broken", [0, 1], ids=["output", "log-sum-exp"])
-def test_the_self_check_covers_decoding(monkeypatch: pytest.MonkeyPatch, broken: int) -> None:
-    original = CpuFlashKernel.dense_forward
+def test_the_self_check_covers_decoding(monkeypatch: pytest.MonkeyPatch, broken: int, method: str) -> None:
+    original = getattr(CpuFlashKernel, method)
 
     def scaled(self, *args):  # type: ignore[no-untyped-def]
         results = list(original(self, *args))
         results[broken] = results[broken] * 1.01
         return tuple(results)
 
-    monkeypatch.setattr(CpuFlashKernel, "dense_forward", scaled)
+    monkeypatch.setattr(CpuFlashKernel, method, scaled)
     with pytest.raises(RuntimeError, match="differs from the plain softmax by 1"):
         check_kernel(CpuFlashKernel(), CPU, torch.float32, 4, 2, 8)
 

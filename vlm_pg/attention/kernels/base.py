@@ -50,3 +50,23 @@ class Kernel(ABC):
 
         Returns out [B, Lq, N, H] and lse fp32 [B, N, Lq].
         """
+
+    @abstractmethod
+    def ragged_forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One query a row over that row's own keys, for decoding: q [R, N, H], k, v [R, C, K, H].
+
+        ``lengths``: int32 [R] beside the tensors; row r attends to its first ``lengths[r]`` keys, 1 to C. The keys and
+        values behind them must be finite. The host does not look at lengths, so a CUDA graph can hold this call.
+
+        Returns out [R, N, H] and lse fp32 [N, R].
+        """
+
+
+def row_bounds(rows: int, length: int, device: torch.device) -> torch.Tensor:
+    """Cumulative lengths int32 [rows + 1] of equally long segments.
+
+    Not cached: a cache could drop a tensor that a captured graph still reads.
+    """
+    return torch.arange(0, rows * length + 1, length, dtype=torch.int32, device=device)

@@ -86,6 +86,16 @@ class CpuFlashKernel(Kernel):
         out, lse = _forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), 0.0, False, scale=scale)
         return out.transpose(1, 2), lse
 
+    def ragged_forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.arange(k.shape[1]) >= lengths[:, None, None, None]
+        mask = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, -torch.inf)
+        out, lse = _forward(
+            q[:, :, None], k.transpose(1, 2), v.transpose(1, 2), 0.0, False, attn_mask=mask, scale=scale
+        )
+        return out[:, :, 0], lse[:, :, 0].transpose(0, 1)
+
 
 def _operands(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: SegmentBatch

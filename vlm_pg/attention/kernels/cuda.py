@@ -6,9 +6,11 @@ The schemas of torch 2.11 and 2.15 agree in all arguments used here. The log-sum
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from vlm_pg.attention.kernels.base import Kernel
+from vlm_pg.attention.kernels.base import Kernel, row_bounds
 from vlm_pg.attention.kernels.flash_package import check_head_dim
 from vlm_pg.attention.segments import SegmentCall
 
@@ -37,12 +39,22 @@ class CudaFlashKernel(Kernel):
     def segments_forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: SegmentCall, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        check_head_dim(q, self.name)
         cu_q, cu_k = call.cu_seqlens(q.device)
         max_q = max(_LEAST_MAX_QUERY, call.max_query_length)
-        out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            q, k, v, cu_q, cu_k, max_q, call.max_key_length, 0.0, call.causal, False, scale=scale
-        )
+        return self._varlen(q, k, v, cu_q, cu_k, max_q, call.max_key_length, 0.0, call.causal, False, scale=scale)
+
+    def ragged_forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, capacity = k.shape[:2]
+        cu_q, cu_k = row_bounds(rows, 1, q.device), row_bounds(rows, capacity, q.device)
+        # Every segment has its one query here, so the operator's own way of decoding is wanted.
+        k, v = k.flatten(0, 1), v.flatten(0, 1)
+        return self._varlen(q, k, v, cu_q, cu_k, 1, capacity, 0.0, False, False, scale=scale, seqused_k=lengths)
+
+    def _varlen(self, q: torch.Tensor, *args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        check_head_dim(q, self.name)
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(q, *args, **options)
         if lse.shape != (q.shape[1], q.shape[0]):
             raise RuntimeError(
                 f"torch {torch.__version__} returned a log-sum-exp of shape {tuple(lse.shape)}, not [heads, rows] = "

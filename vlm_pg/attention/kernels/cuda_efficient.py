@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from vlm_pg.attention.kernels.base import Kernel
+from vlm_pg.attention.kernels.base import Kernel, row_bounds
 from vlm_pg.attention.segments import SegmentCall
 
 # The operator's log-sum-exp is [segments, N, longest query rounded up to this many rows].
@@ -105,6 +105,31 @@ class CudaEfficientKernel(Kernel):
             scale=scale,
         )
         return out, lse[:, :, : q.shape[1]]
+
+    def ragged_forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, capacity, kv_heads, _ = k.shape
+        repeats = q.shape[1] // kv_heads
+        # The query heads of one key-value head become queries of one segment: its keys are read once, not repeated.
+        folded = q.unflatten(1, (kv_heads, repeats)).transpose(1, 2).flatten(0, 1)
+        out, lse, *_ = torch.ops.aten._efficient_attention_forward(
+            folded[None],
+            k.flatten(0, 1)[None],
+            v.flatten(0, 1)[None],
+            None,
+            row_bounds(rows, repeats, q.device),
+            row_bounds(rows, capacity, q.device),
+            repeats,
+            capacity,
+            0.0,
+            0,
+            True,
+            scale=scale,
+            seqlen_k=lengths,
+        )
+        out = out[0].unflatten(0, (rows, repeats)).transpose(1, 2).flatten(1, 2)
+        return out, lse[:, :, :repeats].flatten(1).transpose(0, 1)
 
 
 def _repeat_heads(x: torch.Tensor, repeats: int) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 
@@ -34,7 +34,7 @@ def bind(
     function_name: str,
     takes: Mapping[str, Sequence[str]],
     fixed: Mapping[str, Any] | None = None,
-    absent: Sequence[str] = (),
+    absent: Collection[str] = (),
 ) -> Callable[..., Any]:
     """``module.function_name`` as a function of our own argument names.
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from vlm_pg.attention.kernels.entry_points import bind, import_first
-from vlm_pg.attention.kernels.flash_package import FlashPackageKernel
+from vlm_pg.attention.kernels.flash_package import EntryPoints, FlashPackageKernel
 
 _TENSORS = {"q": ["q"], "k": ["k"], "v": ["v"]}
 _OPTIONS = {"scale": ["softmax_scale"], "causal": ["causal"]}
 _LENGTHS = {"cu_q": ["cu_seqlens_q"], "cu_k": ["cu_seqlens_k"], "max_q": ["max_seqlen_q"], "max_k": ["max_seqlen_k"]}
+_RAGGED = {**_TENSORS, **_LENGTHS, **_OPTIONS, "used_k": ["seqused_k"]}
 _RESULTS = {"grad_out": ["dout"], "out": ["out"], "lse": ["softmax_lse"]}
 _GRADS = {"grad_q": ["dq"], "grad_k": ["dk"], "grad_v": ["dv"]}
 _PLAIN_SOFTMAX = {"dropout_p": 0.0, "window_size_left": -1, "window_size_right": -1, "softcap": 0.0}
@@ -28,7 +26,7 @@ class Flash2Kernel(FlashPackageKernel):
     least_max_query = 2
 
     @classmethod
-    def entry_points(cls) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    def entry_points(cls) -> EntryPoints:
         module = import_first(["flash_attn.flash_attn_interface"])
         fixed = {**_PLAIN_SOFTMAX, "alibi_slopes": None}
         forward_only = {**fixed, "return_softmax": False}
@@ -43,4 +41,5 @@ class Flash2Kernel(FlashPackageKernel):
                 backward_only,
             ),
             bind(module, "_flash_attn_forward", {**_TENSORS, **_OPTIONS}, forward_only),
+            bind(module, "_flash_attn_varlen_forward", _RAGGED, forward_only),
         )

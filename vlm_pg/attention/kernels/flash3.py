@@ -6,16 +6,14 @@ backward's flag is ``causal`` or ``is_causal``. Names are matched once, when the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from vlm_pg.attention.kernels.entry_points import bind, import_first
-from vlm_pg.attention.kernels.flash_package import FlashPackageKernel
+from vlm_pg.attention.kernels.flash_package import EntryPoints, FlashPackageKernel
 
 _MODULES = ("flash_attn_interface", "flash_attn_3.flash_attn_interface")
 _TENSORS = {"q": ["q"], "k": ["k"], "v": ["v"]}
 _OPTIONS = {"scale": ["softmax_scale"], "causal": ["causal", "is_causal"]}
 _LENGTHS = {"cu_q": ["cu_seqlens_q"], "cu_k": ["cu_seqlens_k"], "max_q": ["max_seqlen_q"], "max_k": ["max_seqlen_k"]}
+_RAGGED = {**_TENSORS, **_LENGTHS, **_OPTIONS, "used_k": ["seqused_k"]}
 _BACKWARD = {"grad_out": ["dout"], "out": ["out"], "lse": ["softmax_lse"]}
 _GRADS = {"grad_q": ["dq"], "grad_k": ["dk"], "grad_v": ["dv"]}
 # Key-value caches, paging, rotary embedding and fp8 scales: not used here.
@@ -34,7 +32,7 @@ class Flash3Kernel(FlashPackageKernel):
     majors = (9,)
 
     @classmethod
-    def entry_points(cls) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    def entry_points(cls) -> EntryPoints:
         module = import_first(_MODULES)
         return (
             bind(module, "_flash_attn_forward", {**_TENSORS, **_LENGTHS, **_OPTIONS}, absent=_UNUSED_FORWARD),
@@ -45,4 +43,5 @@ class Flash3Kernel(FlashPackageKernel):
                 absent=_UNUSED_BACKWARD,
             ),
             bind(module, "_flash_attn_forward", {**_TENSORS, **_OPTIONS}, absent=(*_UNUSED_FORWARD, *_LENGTH_NAMES)),
+            bind(module, "_flash_attn_forward", _RAGGED, absent=set(_UNUSED_FORWARD) - {"seqused_k"}),
         )

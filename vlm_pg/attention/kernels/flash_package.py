@@ -13,9 +13,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from vlm_pg.attention.kernels.base import Kernel
+from vlm_pg.attention.kernels.base import Kernel, row_bounds
 from vlm_pg.attention.kernels.entry_points import EntryPointError
 from vlm_pg.attention.segments import SegmentCall
+
+EntryPoints = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 
 # 16-byte loads of half-precision rows.
 HEAD_DIM_MULTIPLE = 8
@@ -47,12 +49,14 @@ class FlashPackageKernel(Kernel):
     least_max_query: ClassVar[int] = 1
 
     def __init__(self) -> None:
-        self._forward, self._backward, self._dense = self.entry_points()
+        self._forward, self._backward, self._dense, self._ragged = self.entry_points()
 
     @classmethod
     @abstractmethod
-    def entry_points(cls) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-        """Functions for segments_forward, segments_backward and dense_forward, taking the names used below.
+    def entry_points(cls) -> EntryPoints:
+        """Functions for segments_forward, segments_backward, dense_forward and ragged_forward.
+
+        They take the names used below.
 
         Raises:
             EntryPointError: the package is not importable or not one that this kernel knows.
@@ -109,6 +113,25 @@ class FlashPackageKernel(Kernel):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         check_head_dim(q, self.name)
         out, lse, *_ = self._dense(q=q, k=k, v=v, scale=scale, causal=False)
+        return out, lse
+
+    def ragged_forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        check_head_dim(q, self.name)
+        rows, capacity = k.shape[:2]
+        out, lse, *_ = self._ragged(
+            q=q,
+            k=k.flatten(0, 1),
+            v=v.flatten(0, 1),
+            cu_q=row_bounds(rows, 1, q.device),
+            cu_k=row_bounds(rows, capacity, q.device),
+            used_k=lengths,
+            max_q=1,
+            max_k=capacity,
+            scale=scale,
+            causal=False,
+        )
         return out, lse
 
     def _lengths(self, q: torch.Tensor, call: SegmentCall) -> dict[str, Any]:

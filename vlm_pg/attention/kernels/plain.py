@@ -39,11 +39,23 @@ class OracleKernel(Kernel):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return _softmax_attention(q, k, v, scale, causal=False)
 
+    def ragged_forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        masked = torch.arange(k.shape[1], device=k.device) >= lengths[:, None]
+        out, lse = _softmax_attention(q[:, None], k, v, scale, causal=False, masked=masked[:, None, None])
+        return out[:, 0], lse[:, :, 0].transpose(0, 1)
+
 
 def _softmax_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    causal: bool,
+    masked: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [B, Lq, N, H], k, v [B, Lk, K, H] -> out [B, Lq, N, H], lse [B, N, Lq]."""
+    """q [B, Lq, N, H], k, v [B, Lk, K, H], masked bool like [B, N, Lq, Lk] -> out [B, Lq, N, H], lse [B, N, Lq]."""
     wide = torch.promote_types(q.dtype, torch.float32)
     repeats = q.shape[2] // k.shape[2]
     keys, values = (x.to(wide).repeat_interleave(repeats, dim=2) for x in (k, v))
@@ -52,5 +64,7 @@ def _softmax_attention(
         scores = scores.masked_fill(
             ~torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(), -torch.inf
         )
+    if masked is not None:
+        scores = scores.masked_fill(masked, -torch.inf)
     lse = scores.logsumexp(-1)
     return torch.einsum("bnqk,bknh->bqnh", (scores - lse[..., None]).exp(), values).to(q.dtype), lse

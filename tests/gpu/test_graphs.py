@@ -1,0 +1,114 @@
+"""On a real GPU: rows of different lengths, and decode steps replayed from CUDA graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.groups import KINDS, make_case
+from tests.support.tiny import tiny_model, tiny_processor
+from vlm_pg.attention.kernels import available, select_kernel
+from vlm_pg.attention.kernels.plain import OracleKernel
+from vlm_pg.attention.kernels.registry import KERNELS
+from vlm_pg.models.loading import make_policy
+from vlm_pg.models.policy import Policy
+from vlm_pg.models.registry import FAMILIES
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.rollout.graphs import GraphMemory
+from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.types import ResponseGroup
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda", 0)
+RECORDED = [name for name, family in FAMILIES.items() if not family.linear_attention and not family.moe]
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(8, 8), (8, 2), (28, 4)])
+@pytest.mark.parametrize("dtype, bound", [(torch.bfloat16, 2e-2), (torch.float16, 4e-3), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("name", [name for name in KERNELS if name != "oracle"])
+def test_rows_of_different_lengths(name: str, dtype: torch.dtype, bound: float, heads: int, kv_heads: int) -> None:
+    if reason := available(CUDA, dtype)[name]:
+        pytest.skip(reason)
+    kernel = select_kernel(CUDA, dtype, name)
+    lengths = torch.tensor([1, 700, 64, 65, 1024, 3, 129, 1], dtype=torch.int32, device=CUDA)
+    q = torch.randn(8, heads, 128, device=CUDA, dtype=dtype)
+    k, v = (torch.randn(8, 1024, kv_heads, 128, device=CUDA, dtype=dtype) for _ in range(2))
+    behind = torch.arange(1024, device=CUDA) >= lengths[:, None]
+    k[behind], v[behind] = 20.0, 1000.0  # would be seen
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = kernel.ragged_forward(q, k, v, lengths, 128**-0.5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    expected = OracleKernel().ragged_forward(q.double(), k.double(), v.double(), lengths, 128**-0.5)
+    for part, a, b in zip(("out", "log-sum-exp"), got, expected, strict=True):
+        assert a.shape == b.shape
+        error = ((a.double() - b).norm() / b.norm()).item()
+        assert error < bound, f"{name} {dtype} {part}: {error:.1e}"
+
+
+def long_answers(family: str, dtype: torch.dtype) -> Policy:
+    policy = make_policy(tiny_model(family).to(CUDA, dtype), tiny_processor(family), ModelSettings(path="tiny"))
+    # Some responses stop on the way, so that rows fall idle, close up and make room.
+    policy.model.generation_config.eos_token_id = list(range(0, policy.vocab_size, 80))
+    return policy
+
+
+@pytest.mark.parametrize("family", RECORDED)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_replayed_steps_sample_what_eager_ones_do(family: str, dtype: torch.dtype) -> None:
+    policy = long_answers(family, dtype)
+    prompts = [make_case(policy, kind, seed=i).prompt for i, kind in enumerate(KINDS)]
+    settings = {"num_generations": 4, "max_new_tokens": 200, "max_batch_rollouts": 12}
+    results = {}
+    for graphs in (True, False):
+        engine = RolloutEngine(policy, RolloutSettings(cuda_graphs=graphs, **settings), seed=0)
+        results[graphs] = engine.generate(prompts, step=1)
+        use = engine.stats.graphs
+        if graphs:
+            assert use.off_because is None and use.captures > 2 and use.replays > 10 * use.captures
+        else:
+            assert (use.off_because, use.captures) == ("rollout.cuda_graphs is false", 0)
+    for replayed, eager in zip(results[True], results[False], strict=True):
+        for one, other in zip(replayed, eager, strict=True):
+            assert one.token_ids.tolist() == other.token_ids.tolist()
+            assert (one.rollout_logprobs - other.rollout_logprobs).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("family", RECORDED)
+def test_replayed_steps_and_training_agree(family: str) -> None:
+    policy = long_answers(family, torch.float32)
+    prompts = [make_case(policy, kind, seed=i).prompt for i, kind in enumerate(KINDS)]
+    engine = RolloutEngine(policy, RolloutSettings(num_generations=4, max_new_tokens=150), seed=0)
+    sampled = engine.generate(prompts, step=1)
+    assert engine.stats.graphs.replays > 50
+    groups = [ResponseGroup(p, tuple(r.token_ids for r in rs)) for p, rs in zip(prompts, sampled, strict=True)]
+    with torch.no_grad():
+        scored = policy.logprobs(groups)
+    for rollouts, logprobs in zip(sampled, scored, strict=True):
+        for rollout, expected in zip(rollouts, logprobs, strict=True):
+            assert (rollout.rollout_logprobs - expected.cpu()).abs().max() < 1e-4
+
+
+def test_the_memory_of_one_recorded_step_serves_the_next() -> None:
+    memory, x = GraphMemory(CUDA), torch.ones(2**20, device=CUDA)
+    out = torch.empty_like(x)
+
+    def work() -> None:
+        out.copy_((x + 1) * 2)
+
+    replays = [memory.capture(work)]
+    reserved = torch.cuda.memory_reserved()
+    for _ in range(5):
+        replays.append(memory.capture(work))
+    assert torch.cuda.memory_reserved() <= reserved
+    x.fill_(3)
+    replays[-1]()
+    assert out.unique().tolist() == [8.0]
+
+
+def test_what_cannot_be_recorded_says_so() -> None:
+    x = torch.ones(1, device=CUDA)
+    with pytest.raises(RuntimeError, match=r"could not be recorded as a CUDA graph: .* Set rollout\.cuda_graphs=false"):
+        GraphMemory(CUDA).capture(lambda: x.item())

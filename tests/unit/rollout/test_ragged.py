@@ -1,0 +1,222 @@
+"""Rollouts as rows of one ragged batch say what they say cohort by cohort, whoever enters, leaves or grows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from tests.numerics.test_rollout import assert_same, count_calls, engine, questions, ragged_stops
+from tests.support.groups import make_case, tiny_policy
+from tests.support.recorded import RecordedMemory
+from tests.support.tiny import FAMILY_NAMES
+from vlm_pg.attention.kernels.cpu import CpuFlashKernel
+from vlm_pg.models.policy import Policy
+from vlm_pg.models.registry import FAMILIES
+from vlm_pg.rollout import graphs, ragged
+from vlm_pg.rollout.cohort import Cohort
+from vlm_pg.rollout.decoders import CohortDecoder, Decoder, decoder_for
+from vlm_pg.rollout.graphs import EAGER_STEPS, LEAST_REPLAYS, GraphUse
+from vlm_pg.rollout.kv import PrefixStore
+from vlm_pg.rollout.memory import TokenCosts
+from vlm_pg.rollout.prefill import Prefill
+from vlm_pg.rollout.ragged import OwnRows, RaggedDecoder, room_for, row_bucket
+from vlm_pg.rollout.sampling import Choice
+from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.rollout.waiting import WaitingPrompts
+
+FULL_ATTENTION = [name for name in FAMILY_NAMES if not FAMILIES[name].linear_attention]
+VIDEO = {"kind": "video", "media_seed": 9, "max_side": 8}
+BLOCK = 8
+SETTINGS = RolloutSettings(max_new_tokens=20)
+# Step -> questions of the rollouts that enter, or (cohort, rows of it that stay).
+SCRIPT: dict[int, list[tuple[str, Any]]] = {
+    0: [("admit", (0, 0, 1))],
+    2: [("admit", (2, 1, 0, 2) * 3 + (1,))],
+    3: [("admit", (1,)), ("stay", (1, (0, 3, 4, 5, 6, 7, 8, 9, 11)))],
+    5: [("stay", (0, (0, 2)))],
+    10: [("stay", (1, (1, 8)))],
+    12: [("stay", (0, ()))],
+    13: [("admit", (0, 2))],
+}
+NUM_STEPS = 20  # of own tokens, the room for which grows twice
+
+
+def test_buckets_are_few_and_leave_little_idle() -> None:
+    sizes = [row_bucket(n) for n in range(300)]
+    assert all(rows >= n for n, rows in enumerate(sizes))
+    assert sorted(set(sizes)) == [0, 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384]
+
+
+@pytest.mark.parametrize("tokens, capacity", [(1, 64), (64, 64), (65, 128), (129, 192), (150, 192)])
+def test_room_doubles_up_to_the_longest_response(tokens: int, capacity: int) -> None:
+    assert room_for(tokens, longest=150) == capacity
+
+
+def scripted(policy: Policy, decoder_type: type) -> list[torch.Tensor]:
+    """Hidden states of every step; tokens depend on cohort, first row and step, not on the decoder."""
+    prompts = [make_case(policy, seed=i, **kind).prompt for i, kind in enumerate((VIDEO, {"kind": "text"}, VIDEO))]
+    waiting, store = WaitingPrompts(prompts), PrefixStore()
+    store.rearrange((), {node: item.num_tokens for node, item in enumerate(waiting.nodes)})
+    Prefill(policy, store, waiting.nodes, prompts, 10_000, lambda: None).run(range(len(waiting.nodes)), [])
+    assert max(map(len, waiting.paths)) == 2
+    decoder: Decoder = decoder_type(policy, store, SETTINGS)
+    cohorts: list[Cohort] = []
+    origins: dict[Cohort, list[int]] = {}
+
+    def admit(questions_asked: Sequence[int]) -> None:
+        count = len(questions_asked)
+        positions = torch.tensor([prompts[q].next_position for q in questions_asked])
+        uniforms = torch.zeros(count, SETTINGS.max_new_tokens)
+        paths = [waiting.paths[q] for q in questions_asked]
+        cohorts.append(
+            Cohort([(q, 0) for q in questions_asked], paths, torch.zeros(count, 1), positions, uniforms, None)
+        )
+        origins[cohorts[-1]] = [100 * len(origins) + row for row in range(count)]
+        decoder.admit(cohorts[-1])
+
+    def sample(step: int, cohort: Cohort) -> None:
+        tokens = torch.tensor([100 + (origin * 7 + step * 13) % 200 for origin in origins[cohort]])
+        cohort.record(Choice(tokens, *torch.zeros(3, len(tokens))), slice(None), tokens.tolist())
+
+    def stay(number: int, rows: Sequence[int]) -> None:
+        cohort = cohorts[number]
+        for row in set(cohort.running_rows()) - set(rows):
+            cohort.finish(row, "stop")
+        if rows:
+            cohort.let_go()
+        decoder.let_go(cohort, rows)
+        origins[cohort] = [origins[cohort][row] for row in rows]
+        if not rows:
+            cohorts.remove(cohort)
+
+    results = []
+    for step in range(NUM_STEPS):
+        actions = SCRIPT.get(step, [])
+        for _, asked in (action for action in actions if action[0] == "admit"):
+            admit(asked)
+        for cohort in cohorts:
+            sample(step, cohort)
+        for _, staying in (action for action in actions if action[0] == "stay"):
+            stay(*staying)
+        tokens = torch.cat([cohort.last_tokens for cohort in cohorts])
+        results.append(decoder.step(tokens, torch.cat([cohort.positions for cohort in cohorts])))
+        for cohort, part in zip(cohorts, results[-1].split([cohort.num_rows for cohort in cohorts]), strict=True):
+            cohort.hidden = part
+    return results
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["as it is", "recorded"])
+@pytest.mark.parametrize("family", FULL_ATTENTION)
+@torch.no_grad()
+def test_hidden_states_are_those_of_cohorts(family: str, recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy(family=family)
+    monkeypatch.setattr(ragged, "BLOCK_TOKENS", BLOCK)
+    if recorded:
+        if policy.family.moe:
+            pytest.skip("steps of mixtures of experts are not recorded")
+        record_steps(monkeypatch)
+        monkeypatch.setattr(graphs, "EAGER_STEPS", 1)
+        monkeypatch.setattr(graphs, "LEAST_REPLAYS", 1)
+    moves = count_calls(monkeypatch, OwnRows, "move")
+    expected, got = scripted(policy, CohortDecoder), scripted(policy, RaggedDecoder)
+    for step, (a, b) in enumerate(zip(expected, got, strict=True)):
+        assert a.shape == b.shape and (a - b).abs().max() < 1e-5, f"step {step}"
+    # Four admissions, two growths, and three times fewer rows: all other leaving is an idle row.
+    assert len(moves) == 9
+
+
+def record_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA, with recorded operators for a graph."""
+    monkeypatch.setattr(ragged, "GraphMemory", RecordedMemory)
+    monkeypatch.setattr(ragged.GraphUse, "of", lambda *_: GraphUse())
+
+
+@pytest.mark.parametrize("family", FULL_ATTENTION)
+def test_the_engine_samples_the_same_tokens(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy(family=family)
+    ragged_stops(policy)
+    prompts = questions(policy)
+    settings = {"num_generations": 3, "max_batch_rollouts": 7}
+    expected = engine(policy, **settings).generate(prompts, step=4)
+    monkeypatch.setattr("vlm_pg.rollout.engine.decoder_for", RaggedDecoder)
+    own_calls = count_calls(monkeypatch, CpuFlashKernel, "ragged_forward")
+    together = engine(policy, **settings)
+    assert_same(together.generate(prompts, step=4), expected)
+    assert together.stats.cohorts > 3
+    assert len(own_calls) == together.stats.decode_steps * len(policy.language_model.layers), "one call a layer"
+    assert together.stats.graphs == GraphUse("the model is on cpu")
+
+
+def test_steps_are_recorded_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy()
+    policy.model.generation_config.eos_token_id = [0]
+    record_steps(monkeypatch)
+    prompts = questions(policy)[:2]
+    long = {"num_generations": 2, "max_new_tokens": 90}
+    expected = engine(policy, **long).generate(prompts, step=0)
+    monkeypatch.setattr("vlm_pg.rollout.engine.decoder_for", RaggedDecoder)
+    recorded = engine(policy, **long)
+    assert_same(recorded.generate(prompts, step=0), expected)
+    # Nobody stops early: tokens 1 to 64 in one arrangement, 65 to 89 in the next.
+    assert recorded.stats.graphs == GraphUse(None, captures=2, replays=89 - 2 * (EAGER_STEPS + 1))
+    short = engine(policy, num_generations=2, max_new_tokens=EAGER_STEPS + LEAST_REPLAYS + 1)
+    short.generate(prompts, step=0)
+    assert short.stats.graphs.captures == 0
+
+
+def test_own_rows_take_what_is_booked_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy()
+    policy.model.generation_config.eos_token_id = [0]
+    made: list[RaggedDecoder] = []
+    monkeypatch.setattr(
+        "vlm_pg.rollout.engine.decoder_for", lambda *args: made.append(RaggedDecoder(*args)) or made[-1]
+    )
+    prompt = make_case(policy, "text", seed=0).prompt
+    sampler = engine(policy, num_generations=3, max_new_tokens=150)
+    sampler.generate([prompt], step=0)
+    own, costs = made[0]._own, TokenCosts.of(policy)
+    assert (own.num_rows, own.capacity) == (0, 64), "nobody is left"
+    own.move([], row_bucket(3), room_for(150, 150))
+    kept = sum(x.numel() * x.element_size() for tensors in (own._keys, own._values) for x in tensors.values())
+    assert sampler.stats.peak_bytes == kept + prompt.num_tokens * costs.per_token
+
+
+class Elsewhere:
+    """A policy that says it is on another device."""
+
+    def __init__(self, policy: Policy, device: str):
+        self._policy, self.device = policy, torch.device(device)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+
+def test_why_steps_are_not_recorded() -> None:
+    def reason(policy: Any, **settings: Any) -> str | None:
+        return GraphUse.of(policy, RolloutSettings(**settings)).off_because
+
+    on_cuda: Any = Elsewhere(tiny_policy(), "cuda")
+    assert reason(on_cuda) is None
+    assert reason(on_cuda, cuda_graphs=False) == "rollout.cuda_graphs is false"
+    assert reason(tiny_policy()) == "the model is on cpu"
+    assert "linear-attention" in str(reason(Elsewhere(tiny_policy(family="qwen3_5"), "cuda")))
+    assert "mixtures of experts" in str(reason(Elsewhere(tiny_policy(family="qwen3_vl_moe"), "cuda")))
+    on_cuda.turns = object()
+    assert reason(on_cuda) == "ranks take turns through scattered weights"
+    scattered: Any = Elsewhere(tiny_policy(), "cuda")
+    next(scattered.model.parameters()).ds_id = 0
+    assert "ZeRO-3" in str(reason(scattered))
+
+
+def test_the_decoder_is_chosen_by_device_and_kind_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [RaggedDecoder, CohortDecoder]
+    monkeypatch.setattr("vlm_pg.rollout.decoders.RaggedDecoder", lambda *_: made[0])
+    monkeypatch.setattr("vlm_pg.rollout.decoders.CohortDecoder", lambda *_: made[1])
+    policy, linear = tiny_policy(), tiny_policy(family="qwen3_5")
+    store, settings = PrefixStore(), RolloutSettings()
+    assert decoder_for(Elsewhere(policy, "cuda"), store, settings) is made[0]  # type: ignore[arg-type]
+    assert decoder_for(Elsewhere(linear, "cuda"), store, settings) is made[1]  # type: ignore[arg-type]
+    assert decoder_for(policy, store, settings) is made[1]

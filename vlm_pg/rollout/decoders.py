@@ -1,0 +1,79 @@
+"""How running rollouts are decoded: cohort by cohort, or as the rows of one ragged batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from vlm_pg.models.policy import Policy
+from vlm_pg.rollout.cohort import Cohort
+from vlm_pg.rollout.decode import DecodeContext, OwnTokens
+from vlm_pg.rollout.graphs import GraphUse
+from vlm_pg.rollout.kv import PrefixStore
+from vlm_pg.rollout.ragged import RaggedDecoder
+from vlm_pg.rollout.settings import RolloutSettings
+
+
+class Decoder(Protocol):
+    """The decode steps of one ``generate`` call. Rollouts are ordered by cohort, as admitted, then by row."""
+
+    graphs: GraphUse
+
+    def rows_for(self, rollouts: int) -> int:
+        """Rows of keys and values that so many rollouts take."""
+        ...
+
+    def admit(self, cohort: Cohort) -> None:
+        """A cohort enters; the store has been rearranged for it."""
+        ...
+
+    def let_go(self, cohort: Cohort, rows: Sequence[int]) -> None:
+        """Of its rows, as they were, only these go on; none: the cohort has ended. ``cohort`` has let go already."""
+        ...
+
+    def step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Hidden states [rollouts, D] of the tokens sampled last, int64 [rollouts], at these rotary positions."""
+        ...
+
+
+def decoder_for(policy: Policy, store: PrefixStore, settings: RolloutSettings) -> Decoder:
+    """On CUDA few large calls win, and the ragged batch makes them; on a CPU dense blocks do.
+
+    Linear-attention layers step cohort by cohort on every device.
+    """
+    if policy.device.type == "cuda" and not policy.family.linear_attention:
+        return RaggedDecoder(policy, store, settings)
+    return CohortDecoder(policy, store, settings)
+
+
+class CohortDecoder:
+    """Each cohort's own keys and values are one dense block, attended to in one call a cohort."""
+
+    def __init__(self, policy: Policy, store: PrefixStore, settings: RolloutSettings):
+        self.graphs = GraphUse.of(policy, settings)
+        self._policy = policy
+        self._store = store
+        self._owns: list[OwnTokens] = []
+        self._context: DecodeContext | None = None
+
+    def rows_for(self, rollouts: int) -> int:
+        return rollouts
+
+    def admit(self, cohort: Cohort) -> None:
+        self._owns.append(cohort.own)
+        self._context = None
+
+    def let_go(self, cohort: Cohort, rows: Sequence[int]) -> None:
+        if not rows:
+            self._owns.remove(cohort.own)
+        self._context = None
+
+    def step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        if self._context is None:
+            self._context = DecodeContext(self._store, self._owns, self._policy.kernel)
+        hidden = self._policy.hidden_states(tokens, positions.expand(3, -1), self._context)
+        for own in self._owns:
+            own.length += 1
+        return hidden

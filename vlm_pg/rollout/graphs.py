@@ -1,0 +1,133 @@
+"""CUDA graphs of the decode step: recorded once for an arrangement of rollouts, replayed for every token.
+
+A decode step is some thousand small kernels, and the host takes longer to launch them than the device to run them. A
+recorded step is launched at once. It reads and writes the addresses it was recorded with, so everything that changes
+from token to token lies in tensors that stay where they are, and a step of other shapes or tensors is recorded anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from vlm_pg.attention.integration import AttentionContext
+from vlm_pg.models.policy import Policy
+from vlm_pg.rollout.settings import RolloutSettings
+
+# Recording costs about as much as a few steps. An arrangement that has lasted for some will probably last for more, and
+# must be able to: the room for own tokens and the longest response say for how many at most.
+EAGER_STEPS = 4
+LEAST_REPLAYS = 16
+
+
+@dataclass
+class GraphUse:
+    """Whether one ``generate`` call records its steps. ``off_because`` says why not; ``replays`` counts steps."""
+
+    off_because: str | None = None
+    captures: int = 0
+    replays: int = 0
+
+    @classmethod
+    def of(cls, policy: Policy, settings: RolloutSettings) -> GraphUse:
+        return cls(_off_because(policy, settings))
+
+
+def _off_because(policy: Policy, settings: RolloutSettings) -> str | None:
+    if not settings.cuda_graphs:
+        return "rollout.cuda_graphs is false"
+    if policy.device.type != "cuda":
+        return f"the model is on {policy.device.type}"
+    if policy.turns is not None:
+        return "ranks take turns through scattered weights"
+    if any(hasattr(parameter, "ds_id") for parameter in policy.model.parameters()):
+        return "hooks of ZeRO-3 run in every layer"
+    if policy.family.linear_attention:
+        return "linear-attention layers step cohort by cohort"
+    if policy.family.moe:
+        return "mixtures of experts may wait for the device to say which expert gets how many tokens"
+    return None
+
+
+class GraphMemory:
+    """Where recorded steps live: one pool for their intermediate results, whichever step is current."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+        # A pool ends with its last graph: the previous one stays until the next has been recorded.
+        self._last: torch.cuda.CUDAGraph | None = None
+
+    def capture(self, work: Callable[[], object]) -> Callable[[], None]:
+        """Runs ``work`` and records it; what comes back runs it again, with the tensors it has used now.
+
+        Raises:
+            RuntimeError: something in it cannot be recorded, for example because the host waits for a result.
+        """
+        # What a first run allocates for good (workspaces of libraries) must not lie in the pool.
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            work()
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Other threads may go on using the device.
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                work()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"A decode step could not be recorded as a CUDA graph: {error}. Set rollout.cuda_graphs=false."
+            ) from error
+        self._last = graph
+        return graph.replay
+
+
+class DecodeGraph:
+    """The decode step of one arrangement: run as it is until recording pays, then replayed.
+
+    Owns the tensors that a recorded step reads and writes: tokens, positions, hidden states. Those of the context
+    (keys, values, lengths) must stay where they are, too.
+
+    Args:
+        rows: rows of the step.
+        memory: None runs every step as it is.
+    """
+
+    def __init__(self, policy: Policy, context: AttentionContext, rows: int, memory: GraphMemory | None, use: GraphUse):
+        self._policy = policy
+        self._context = context
+        self._tokens = torch.zeros(rows, dtype=torch.int64, device=policy.device)
+        self._positions = torch.zeros_like(self._tokens)
+        self._hidden: torch.Tensor | None = None
+        self._memory = memory
+        self._use = use
+        self._eager_steps = 0
+        self._replay: Callable[[], None] | None = None
+
+    def step(self, rows: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, steps_left: int) -> torch.Tensor:
+        """Hidden states [n, D] of new tokens, int64 [n] like their positions and the rows they belong to.
+
+        ``steps_left``: this one and those that may follow in this arrangement.
+        """
+        self._tokens[rows], self._positions[rows] = tokens, positions
+        if self._replay is not None:
+            self._replay()
+            self._use.replays += 1
+        elif self._memory is not None and self._eager_steps >= EAGER_STEPS and steps_left > LEAST_REPLAYS:
+            self._replay = self._memory.capture(self._forward)
+            self._use.captures += 1
+        else:
+            self._forward()
+            self._eager_steps += 1
+        assert self._hidden is not None
+        return self._hidden[rows]
+
+    def _forward(self) -> None:
+        hidden = self._policy.hidden_states(self._tokens, self._positions.expand(3, -1), self._context)
+        if self._hidden is None:
+            self._hidden = torch.empty_like(hidden)
+        self._hidden.copy_(hidden)
