@@ -40,14 +40,14 @@ case "${1:-}" in
     step gpu-7b --device cuda --model 7b --dtype bf16 --budget-minutes "${2:-10}"
     ;;
   rollout-cpu)
-    rollout rollout-cpu-small --device cpu --model small --budget-minutes "${2:-60}"
-    rollout rollout-cpu-mid --device cpu --model mid --budget-minutes "${2:-60}"
-    rollout rollout-cpu-mid-count --device cpu --model mid --prefix 4096 --generations 1 2 4 8 16 32 --new-tokens 64 \
+    rollout cpu-small-rollout --device cpu --model small --budget-minutes "${2:-60}"
+    rollout cpu-mid-rollout --device cpu --model mid --budget-minutes "${2:-60}"
+    rollout cpu-mid-rollout-count --device cpu --model mid --prefix 4096 --generations 1 2 4 8 16 32 --new-tokens 64 \
       --groups 1 --budget-minutes "${2:-60}"
     ;;
   rollout-gpu)
-    rollout rollout-gpu-3b --device cuda --model 3b --dtype bf16 --budget-minutes "${2:-10}"
-    rollout rollout-gpu-7b --device cuda --model 7b --dtype bf16 --budget-minutes "${2:-10}"
+    rollout gpu-3b-rollout --device cuda --model 3b --dtype bf16 --budget-minutes "${2:-10}"
+    rollout gpu-7b-rollout --device cuda --model 7b --dtype bf16 --budget-minutes "${2:-10}"
     ;;
   model) vlm-pg bench model --out docs/benchmarks/model.md ;;
   *)

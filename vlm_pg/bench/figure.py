@@ -13,8 +13,7 @@ from vlm_pg.bench.generation.figure import draw_rollout_figure
 from vlm_pg.bench.generation.work import GENERATION_WORK
 from vlm_pg.bench.generation.work import OURS as OUR_GENERATION
 from vlm_pg.bench.names import OURS, WORK
-from vlm_pg.bench.results import machine_words, read_results
-from vlm_pg.errors import ConfigError
+from vlm_pg.bench.results import compared_contestants, compared_points, machine_words, read_results
 
 PANEL_WIDTH, PANEL_HEIGHT, LEFT, TOP, GAP = 250, 200, 64, 96, 62
 BAR_POINTS = 6
@@ -36,9 +35,22 @@ def main(argv: Sequence[str]) -> int:
 
 
 def write_figure(results: dict[str, Any], path: Path, against: str | None = None) -> Path:
-    """Draw what was measured and write it; returns the path."""
+    """Draw what was measured and write it; returns the path.
+
+    ``against``: None for the usual one, or the first one of the file that can be compared where that one is missing.
+
+    Raises:
+        ConfigError: no point has both sides.
+    """
     measurement = results["measurement"]
-    path.write_text(DRAW[measurement](results, against or AGAINST[measurement]))
+    if against is None:
+        others = compared_contestants(results, GAIN[measurement])
+        against = AGAINST[measurement]
+        if others and against not in others:
+            against = others[0]
+    drawn = DRAW[measurement](results, against)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(drawn)
     return path
 
 
@@ -48,9 +60,7 @@ def draw_figure(results: dict[str, Any], against: str = "transformers-batch") ->
     Raises:
         ConfigError: no point has both sides.
     """
-    compared = [point for point in results["points"] if "grouped_gain" in point["contestants"].get(against, {})]
-    if not compared:
-        raise ConfigError(f"No point of this file has both {OURS} and {against}; choose another with --against.")
+    compared = compared_points(results, "grouped_gain", against, OURS)
     prefixes = sorted({point["prefix"] for point in compared})
     counts = sorted({point["generations"] for point in compared})
     width = LEFT + len(prefixes) * (PANEL_WIDTH + GAP)
@@ -160,6 +170,7 @@ def _color(index: int) -> str:
     return svg.COLORS[index % len(svg.COLORS)]
 
 
-# By measurement: who draws a file, and whom ours is compared with unless --against says otherwise.
+# By measurement: who draws a file, whom ours is compared with unless --against says otherwise, and under which key.
 DRAW = {"step": draw_figure, "rollout": draw_rollout_figure}
 AGAINST = {"step": "transformers-batch", "rollout": "transformers-generate"}
+GAIN = {"step": "grouped_gain", "rollout": "ours_gain"}

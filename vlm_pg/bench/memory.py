@@ -25,6 +25,8 @@ NOT_RESETTABLE = (
 )
 CUDA = "torch.cuda.max_memory_allocated minus memory_allocated before, in the timing process, during the warm-up"
 
+# prctl option of Linux (sys/prctl.h).
+_PR_SET_PDEATHSIG = 1
 # mallopt parameters of glibc (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
@@ -78,9 +80,11 @@ def in_child(run: Callable[[], T]) -> T:
     """
     read_end, write_end = os.pipe()
     sys.stdout.flush(), sys.stderr.flush()
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
         os.close(read_end)
+        _die_with(parent)
         _work_and_exit(run, write_end)
     os.close(write_end)
     try:
@@ -99,6 +103,14 @@ def in_child(run: Callable[[], T]) -> T:
     if not fine:
         raise RuntimeError(value)
     return value
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, whatever ended it; Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it had ended before
+            os._exit(1)
 
 
 def _work_and_exit(run: Callable[[], Any], write_end: int) -> None:

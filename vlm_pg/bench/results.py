@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from vlm_pg.errors import ConfigError
 
 FORMAT = 2
-# Settings of `bench step` that must be the same for points to stand in one file.
-COMPARABLE = ("model", "dtype", "device", "checkpointing", "ragged", "repeats", "threads")
+# What a file may hold: `vlm-pg bench` has a command of each name.
+MEASUREMENTS = ("step", "rollout")
 PACKAGES = ("torch", "transformers", "prefix-grouper", "flash-attn")
 
 
@@ -52,7 +52,7 @@ class Results:
 
     @classmethod
     def resume(cls, path: Path, settings: dict[str, Any], command: str, measurement: str = "step") -> Results:
-        """A file that was begun with the same settings; what was skipped is tried again.
+        """A file that was begun with the same settings, with what was left out of it and why.
 
         Raises:
             ConfigError: no such file, not one of ours, of another measurement, or other settings.
@@ -68,13 +68,11 @@ class Results:
             was = ", ".join(f"{key} {data['settings'].get(key)!r} (now {settings[key]!r})" for key in differ)
             raise ConfigError(f"{path} was measured with {was}. Use the same settings, or another file for --out.")
         data["commands"].append(command)
-        data["skipped"] = []
         return cls(path, data)
 
     def find(self, point: MeasuredPoint) -> dict[str, Any] | None:
         """The measured point, or None."""
-        identity = point.identity
-        return next((p for p in self.data["points"] if all(p[key] == identity[key] for key in identity)), None)
+        return next((measured for measured in self.data["points"] if _is_at(measured, point)), None)
 
     def add_point(self, measured: dict[str, Any]) -> None:
         self.data["points"].append(measured)
@@ -85,6 +83,10 @@ class Results:
         self.data["skipped"].append({**point.identity, "contestant": contestant, "reason": reason})
         self.save()
 
+    def forget_skipped(self, point: MeasuredPoint) -> None:
+        """Drop what was left out of a point, because the point is tried again."""
+        self.data["skipped"] = [entry for entry in self.data["skipped"] if not _is_at(entry, point)]
+
     def save(self) -> None:
         """Write the file in one move, so that a killed run leaves a whole one."""
         if self.path is None:
@@ -93,6 +95,10 @@ class Results:
         part = self.path.with_suffix(self.path.suffix + ".part")
         part.write_text(json.dumps(self.data, indent=1) + "\n")
         part.replace(self.path)
+
+
+def _is_at(entry: dict[str, Any], point: MeasuredPoint) -> bool:
+    return all(entry[key] == value for key, value in point.identity.items())
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -106,8 +112,34 @@ def read_results(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path} has format {found!r}; this release reads format {FORMAT}. Measure again with `vlm-pg bench`."
         )
-    data.setdefault("measurement", "step")
+    if data.setdefault("measurement", "step") not in MEASUREMENTS:
+        raise ConfigError(
+            f"{path} holds the measurement {data['measurement']!r}; known are {', '.join(MEASUREMENTS)}. Read it with "
+            "the release that wrote it."
+        )
     return data
+
+
+def compared_contestants(results: dict[str, Any], gain: str) -> list[str]:
+    """Contestants that ours is compared with at some point; ``gain``: the key of what it gains over one of them."""
+    names = (name for point in results["points"] for name, entry in point["contestants"].items() if gain in entry)
+    return list(dict.fromkeys(names))
+
+
+def compared_points(results: dict[str, Any], gain: str, against: str, ours: str) -> list[dict[str, Any]]:
+    """Points at which ours is compared with ``against``.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    compared = [point for point in results["points"] if gain in point["contestants"].get(against, {})]
+    if not compared:
+        others = compared_contestants(results, gain)
+        advice = (
+            f"there are {', '.join(others)}; choose one with --against" if others else "nothing is compared with it"
+        )
+        raise ConfigError(f"No point of this file has both {ours} and {against}: {advice}.")
+    return compared
 
 
 def describe_machine() -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,11 @@ def checked_options(arguments: argparse.Namespace) -> argparse.Namespace:
     """
     if arguments.repeats < 1:
         raise ConfigError(f"--repeats is {arguments.repeats}; at least 1 timed run is needed.")
+    if arguments.budget_minutes is not None and arguments.budget_minutes <= 0:
+        raise ConfigError(
+            f"--budget-minutes is {arguments.budget_minutes:g}; it must be above 0. Leave it out where --points or "
+            "--prefix say what is wanted, to measure all of that."
+        )
     if arguments.budget_minutes is None and not arguments.points and not arguments.prefix:
         arguments.budget_minutes = DEFAULT_MINUTES
         print(f"the whole grid, for {DEFAULT_MINUTES} minutes (--budget-minutes)")
@@ -108,13 +114,15 @@ class PointsRun(ABC, Generic[PointT]):
         return self.contestants
 
     def measure(self, points: Sequence[PointT]) -> None:
-        """Measure what fits; every point and contestant that is left out is written down."""
+        """Measure what fits, each point once; every point and contestant that is left out is written down."""
+        points = list(dict.fromkeys(points))
         todo = [point for point in points if self.results.find(point) is None]
         if done := len(points) - len(todo):
             print(f"{done} of {len(points)} points are in {self.results.path} already")
         for index, point in enumerate(todo):
             plan = self._plan(point)
             head = f"[{index + 1}/{len(todo)}] {point}"
+            self.results.forget_skipped(point)
             for name, reason in plan.skipped.items():
                 self.results.add_skipped(point, name, reason)
             if not plan.contestants:
@@ -140,14 +148,21 @@ class PointsRun(ABC, Generic[PointT]):
             self.results.save()
             print(f"raw numbers: {self.arguments.out}")
         if self.arguments.figure:
-            from vlm_pg.bench.figure import write_figure
+            self._draw(self.arguments.figure)
 
-            print(f"figure: {write_figure(self.results.data, self.arguments.figure)}")
+    def _draw(self, path: Path) -> None:
+        from vlm_pg.bench.figure import write_figure
+
+        # The numbers are safe; `vlm-pg bench figure` can draw them at any time.
+        try:
+            print(f"figure: {write_figure(self.results.data, path)}")
+        except (ConfigError, OSError) as error:
+            print(f"no figure: {error}")
 
     def _plan(self, point: PointT) -> Plan:
         budget = self.arguments.budget_minutes
         total = None if budget is None else 60 * budget
-        left = None if total is None else total - (time.monotonic() - self.start_seconds)
+        left = None if total is None else max(0.0, total - (time.monotonic() - self.start_seconds))
         plan = plan_point(
             point, self._contestants_at(point), self.estimator, self.runs, left, total, self._memory_limit()
         )
@@ -203,12 +218,26 @@ def run_worker(spec: dict[str, Any], patience_seconds: float, module: str) -> di
         spec_path.write_text(json.dumps(spec))
         command = [sys.executable, "-m", module, str(spec_path), str(result_path)]
         with log_path.open("w") as log:
+            # On Linux the kernel ends a child that measures memory with its parent; elsewhere they are one group.
+            own_group = sys.platform != "linux"
+            process = subprocess.Popen(command, env=environment, stderr=log, start_new_session=own_group)
             try:
-                code = subprocess.run(command, env=environment, stderr=log, timeout=patience_seconds).returncode
+                code = process.wait(patience_seconds)
             except subprocess.TimeoutExpired as error:
                 raise WorkerKilled(f"not done after {patience_seconds / 60:.0f} min, stopped") from error
+            finally:
+                _end(process, own_group)
         if code < 0:
             raise WorkerKilled(f"killed by signal {-code} (9: mostly out of memory)")
         if code:
             raise RuntimeError(f"Measuring failed with exit code {code}:\n{log_path.read_text()[-4000:]}")
         return json.loads(result_path.read_text())
+
+
+def _end(process: subprocess.Popen[bytes], own_group: bool) -> None:
+    """Kill a process that still runs, and what it forked."""
+    if process.poll() is None:
+        if own_group:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()

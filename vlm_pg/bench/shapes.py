@@ -57,7 +57,7 @@ PUBLISHED: dict[str, LanguageShape] = {
     ),
 }
 
-# What `bench step` builds with random weights. The first two are for CPUs.
+# What `bench step` and `bench rollout` build with random weights. The first two are for CPUs.
 SIZES: dict[str, LanguageShape] = {
     "small": LanguageShape(256, 4, 4, 2, 64, 704, 4096),
     "mid": LanguageShape(512, 6, 8, 2, 64, 1408, 4096),

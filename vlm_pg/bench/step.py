@@ -5,22 +5,18 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-import vlm_pg.bench.runner as runner
 from vlm_pg.bench.budget import Estimator
 from vlm_pg.bench.grid import PREFIXES, Point, grid_points, parse_points
 from vlm_pg.bench.options import step_parser
 from vlm_pg.bench.report import point_lines, summarise
-from vlm_pg.bench.results import COMPARABLE, Results
-from vlm_pg.bench.runner import ELEMENT_BYTES, PointsRun, WorkerKilled, checked_options, first_rate
+from vlm_pg.bench.results import Results
+from vlm_pg.bench.runner import ELEMENT_BYTES, PointsRun, checked_options, first_rate
 from vlm_pg.bench.shapes import SIZES
 
-__all__ = ["WorkerKilled", "checked_options", "main", "run_worker"]
-
-WORKER = "vlm_pg.bench.worker"
-run_worker = partial(runner.run_worker, module=WORKER)
+# What must be the same for points to stand in one file.
+COMPARABLE = ("model", "dtype", "device", "checkpointing", "ragged", "repeats", "threads")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,7 +43,7 @@ def _points(arguments: argparse.Namespace) -> list[Point]:
 class StepRun(PointsRun[Point]):
     """One run over groups, forward and backward."""
 
-    worker = WORKER
+    worker = "vlm_pg.bench.worker"
 
     def __init__(self, arguments: argparse.Namespace, results: Results):
         self.shape, self.element_bytes = SIZES[arguments.model], ELEMENT_BYTES[arguments.dtype]

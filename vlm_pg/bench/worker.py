@@ -25,6 +25,8 @@ from vlm_pg.models.settings import ModelSettings
 
 # Largest relative difference of loss and gradient norm between contestants. In bf16 each of them rounds differently.
 TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}
+# Prefix and responses of a group that only warms up.
+TINY = (16, (2, 3))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -84,12 +86,16 @@ def _build(spec: Spec, prefix: int, lengths: Sequence[int]) -> Case:
     return make_case(make_policy(model, None, settings), prefix, lengths)
 
 
-def _memory_in_child(spec: Spec, contestant: Contestant) -> dict[str, Any]:
-    give_freed_memory_back()
-    # Libraries that are loaded and buffers that are made on first use are not part of the work.
-    tiny = _build(spec, 16, [2, 3])
+def _run_tiny(tiny: Case, contestant: Contestant) -> None:
+    """Libraries that are loaded and buffers that are made on first use are not part of the work."""
     contestant.step(tiny)
     tiny.policy.zero_grad(set_to_none=True)
+
+
+def _memory_in_child(spec: Spec, contestant: Contestant) -> dict[str, Any]:
+    give_freed_memory_back()
+    tiny = _build(spec, *TINY)
+    _run_tiny(tiny, contestant)
     case = make_case(tiny.policy, spec["prefix"], spec["lengths"])
     _, peak = peak_above_baseline(lambda: contestant.step(case))
     return {"peak_bytes": peak.num_bytes, "peak_method": peak.method}
@@ -99,6 +105,8 @@ def _warm_up(case: Case, contestant: Contestant) -> dict[str, Any]:
     case.policy.zero_grad(set_to_none=True)
     cuda = case.device.type == "cuda"
     if cuda:
+        _run_tiny(make_case(case.policy, *TINY), contestant)
+        torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
     loss = contestant.step(case)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -46,3 +47,28 @@ def test_known_allocations_are_found() -> None:
     assert float(large.split()[0]) == pytest.approx(64, abs=3)
     assert raised == "RuntimeError ZeroDivisionError: division by zero"
     assert killed.startswith("ChildKilled killed by SIGKILL")
+
+
+_FORKS = """
+import os, time
+from vlm_pg.bench.memory import in_child
+
+def sleep():
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+
+in_child(sleep)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere who starts the process ends its group")
+def test_a_child_ends_with_its_parent() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", _FORKS], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    try:
+        parent.communicate(timeout=20)  # the end of a pipe that the child holds too
+    except subprocess.TimeoutExpired:
+        os.kill(child, signal.SIGKILL)
+        pytest.fail("the child went on")

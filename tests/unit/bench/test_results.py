@@ -15,9 +15,10 @@ from vlm_pg.bench.grid import Point
 from vlm_pg.bench.model import main as model_main
 from vlm_pg.bench.options import DEFAULT_MINUTES, step_parser
 from vlm_pg.bench.report import gain_words, point_lines, summarise
-from vlm_pg.bench.results import COMPARABLE, Results
+from vlm_pg.bench.results import Results
+from vlm_pg.bench.runner import WorkerKilled, checked_options, run_worker
 from vlm_pg.bench.shapes import SIZES
-from vlm_pg.bench.step import WorkerKilled, checked_options, run_worker
+from vlm_pg.bench.step import COMPARABLE, StepRun
 from vlm_pg.bench.step import main as step_main
 from vlm_pg.bench.worker import check_agreement
 from vlm_pg.errors import ConfigError
@@ -65,18 +66,61 @@ def test_a_file_is_never_overwritten_and_resumed_only_with_the_same_settings(tmp
     path = tmp_path / "step.json"
     results = Results.start(path, SETTINGS, "first")
     results.add_point(_record())
-    results.add_skipped(Point(4096, 8, 512), "transformers-batch", "too long")
     with pytest.raises(ConfigError, match="--resume"):
         Results.start(path, SETTINGS, "again")
     resumed = Results.resume(path, SETTINGS, "second")
     assert resumed.find(Point(1024, 8, 128)) is not None
-    assert resumed.find(Point(4096, 8, 512)) is None and resumed.data["skipped"] == []
+    assert resumed.find(Point(4096, 8, 512)) is None
     assert resumed.data["commands"] == ["first", "second"]
     with pytest.raises(ConfigError, match=r"threads 1 \(now 2\)"):
         Results.resume(path, {**SETTINGS, "threads": 2}, "third")
     path.write_text('{"points": []}')
     with pytest.raises(ConfigError, match="format None"):
         Results.resume(path, SETTINGS, "fourth")
+
+
+def _run(path: Path | None, *words: str) -> StepRun:
+    arguments = checked_options(step_parser().parse_args(["--device", "cpu", "--threads", "1", *words]))
+    results = Results.start(None, SETTINGS, "now") if path is None else Results.resume(path, SETTINGS, "now")
+    return StepRun(arguments, results)
+
+
+def test_reasons_stay_until_their_point_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "step.json"
+    measured, tried, other = Point(1024, 8, 128), Point(4096, 8, 512), Point(2048, 8, 256)
+    results = Results.start(path, SETTINGS, "first")
+    results.add_point(_record())
+    for point in (measured, tried, other):
+        results.add_skipped(point, "transformers-sequential", "too long")
+    run = _run(path, "--budget-minutes", "1e-9", "--contestants", "grouped", "transformers-sequential")
+    monkeypatch.setattr(run, "_measure", pytest.fail)
+    run.measure([measured, tried])
+    reasons = [(entry["prefix"], entry["contestant"], entry["reason"]) for entry in run.results.data["skipped"]]
+    assert reasons[:2] == [(p.prefix, "transformers-sequential", "too long") for p in (measured, other)]
+    assert [(prefix, name) for prefix, name, _ in reasons[2:]] == [
+        (4096, "grouped"),
+        (4096, "transformers-sequential"),
+    ]
+    assert all("0.0 s is left of the budget" in reason for _, _, reason in reasons[2:])
+
+
+def test_a_point_given_twice_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = _run(None, "--points", "20,2,3")
+    tried: list[Point] = []
+    monkeypatch.setattr(run, "_measure", lambda point, plan: tried.append(point))
+    run.measure([Point(20, 2, 3), Point(20, 2, 4), Point(20, 2, 3)])
+    assert tried == [Point(20, 2, 3), Point(20, 2, 4)]
+
+
+def test_a_run_that_cannot_be_drawn_says_so_and_ends_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figure = tmp_path / "new" / "step.svg"
+    run = _run(None, "--points", "20,2,3", "--figure", str(figure))
+    run.finish()
+    assert "no figure: No point of this file has both grouped and" in capsys.readouterr().out
+    assert not figure.parent.exists()
+    run.results.add_point(_record())
+    run.finish()
+    assert figure.exists() and f"figure: {figure}" in capsys.readouterr().out
 
 
 def test_contestants_that_disagree_are_not_timed() -> None:
@@ -125,6 +169,8 @@ def test_help_explains_itself_and_options_are_checked(capsys: pytest.CaptureFixt
         step_main(["--repeats", "0"])
     with pytest.raises(ConfigError, match="--out"):
         step_main(["--resume"])
+    with pytest.raises(ConfigError, match="--budget-minutes is 0; it must be above 0"):
+        step_main(["--budget-minutes", "0"])
 
 
 def test_without_a_word_the_grid_gets_a_budget(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,6 +183,6 @@ def test_without_a_word_the_grid_gets_a_budget(capsys: pytest.CaptureFixture[str
 
 def test_a_worker_that_hangs_is_stopped_and_named() -> None:
     with pytest.raises(WorkerKilled, match="not done after"):
-        run_worker({"threads": 1}, patience_seconds=0.01)
+        run_worker({"threads": 1}, 0.01, StepRun.worker)
     with pytest.raises(RuntimeError, match=r"KeyError: 'contestants'"):
-        run_worker({"threads": 1}, patience_seconds=600)
+        run_worker({"threads": 1}, 600, StepRun.worker)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import vlm_pg.bench.generation.transformers_continuous as continuous
 import vlm_pg.bench.generation.worker as worker
 from vlm_pg.bench.contestants.base import set_attention
 from vlm_pg.bench.generation.agreement import check_count, check_tokens, equal_share
@@ -27,6 +28,7 @@ from vlm_pg.models.loading import make_policy
 from vlm_pg.models.settings import ModelSettings
 
 PREFIX, GENERATIONS, NEW_TOKENS, GROUPS = 300, 2, 6, 3
+CONTINUOUS = "transformers-continuous"
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +55,99 @@ def greedy(case: GenerationCase) -> torch.Tensor:
 def test_everybody_generates_the_same_tokens(
     case: GenerationCase, greedy: torch.Tensor, name: str, new_tokens: int
 ) -> None:
-    try:
-        with GENERATORS[name].session(case) as generate:
-            tokens = generate(new_tokens)
-    except CannotRun as reason:
-        pytest.skip(str(reason))
+    if reason := GENERATORS[name].unavailable_because(case.device):
+        pytest.skip(reason)
+    with GENERATORS[name].session(case) as generate:
+        tokens = generate(new_tokens)
     check_count(name, tokens, case, new_tokens)
     assert tokens.tolist() == greedy[:, :new_tokens].tolist()
     assert int(tokens.max()) < case.policy.vocab_size - SPECIAL_IDS
+
+
+@pytest.fixture
+def scheduled(case: GenerationCase, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Requests of every step of continuous batching, as they come."""
+    if reason := GENERATORS[CONTINUOUS].unavailable_because(case.device):
+        pytest.skip(reason)
+    from transformers.generation.continuous_batching.scheduler import FIFOScheduler
+
+    sizes: list[int] = []
+    schedule = FIFOScheduler.schedule_batch
+
+    def noted(self: Any, *budgets: int) -> Any:
+        result = schedule(self, *budgets)
+        sizes.append(len(result[0] or ()))
+        return result
+
+    monkeypatch.setattr(FIFOScheduler, "schedule_batch", noted)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    "device_type,together",
+    # On a CPU 3 + 8 x (2 + 1) blocks: 6 rollouts of 1,025 tokens and more read no more than 27 x 256 tokens.
+    [("cpu", 6), ("cuda", 8)],
+)
+def test_how_many_rollouts_of_continuous_batching_decode_together(
+    case: GenerationCase, scheduled: list[int], monkeypatch: pytest.MonkeyPatch, device_type: str, together: int
+) -> None:
+    """The cache that a GPU without flash-attn gets holds all of them, also after other prompts went through it."""
+    sizes_of = continuous.cache_options
+    monkeypatch.setattr(continuous, "cache_options", lambda case, _, flash: sizes_of(case, device_type, flash))
+    large = make_generation_case(case.policy, 1024, 8, 4, 1)
+    start = continuous._start
+
+    def rehearsed(*arguments: Any) -> Any:
+        manager = start(*arguments)
+        continuous.rehearse(manager, large)
+        assert max(scheduled) == together
+        assert not any(cache.ledger.evict_cached_blocks() for cache in caches(manager))  # none is left of them
+        scheduled.clear()
+        return manager
+
+    def caches(manager: Any) -> list[Any]:
+        return list(manager.batch_processor.cache.cache_allocators.values())
+
+    monkeypatch.setattr(continuous, "_start", rehearsed)
+    with GENERATORS[CONTINUOUS].session(large) as generate:
+        tokens = generate(4)
+    assert max(scheduled) == together
+    with GENERATORS["ours"].session(large) as generate:
+        check_tokens(large, {"ours": generate(4), CONTINUOUS: tokens})
+
+
+@pytest.mark.parametrize("prefix,most", [(252, 2), (253, 4), (764, 4), (765, 6)])
+def test_flash_attention_gets_an_even_number_of_blocks_for_a_request(
+    case: GenerationCase, prefix: int, most: int
+) -> None:
+    """One more than ``prefix + new tokens`` fill, rounded up, as transformers does where it is told the lengths."""
+    point = make_generation_case(case.policy, prefix, 8, 4, 1)
+    blocks = continuous.blocks_needed(prefix, 8, 4, 1)
+    expected = {"safety_margin": 0.0, "num_blocks": blocks, "max_blocks_per_request": most}
+    assert continuous.cache_options(point, "cuda", flash=True) == expected
+
+
+def test_a_session_that_is_left_with_an_error_computes_no_more(
+    case: GenerationCase, scheduled: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = make_generation_case(case.policy, 40, 2, 1000, 1)
+    start = continuous._start
+    managers: list[Any] = []
+
+    def kept(*arguments: Any) -> Any:
+        managers.append(start(*arguments))
+        return managers[0]
+
+    monkeypatch.setattr(continuous, "_start", kept)
+
+    def interrupted() -> None:
+        with GENERATORS[CONTINUOUS].session(long):
+            managers[0].add_requests(long.prompts.tolist(), max_new_tokens=1000)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert len(scheduled) < 500 and not managers[0].is_running()
 
 
 def test_names_are_the_same_everywhere() -> None:
@@ -76,6 +163,9 @@ def test_a_difference_names_its_first_position(case: GenerationCase, greedy: tor
     check_tokens(case, {"ours": greedy, "other": greedy.clone()})
     with pytest.raises(RuntimeError, match=r"shape \(6, 5\), \(6, 6\) were asked for"):
         check_count("other", greedy[:, :5], case, NEW_TOKENS)
+    wrong[4, 5] = case.policy.vocab_size - 1
+    with pytest.raises(RuntimeError, match="other chose an end or media token in rollout 4"):
+        check_count("other", wrong, case, NEW_TOKENS)
 
 
 def test_a_tie_is_no_difference(case: GenerationCase, greedy: torch.Tensor) -> None:
@@ -94,21 +184,28 @@ def test_a_tie_is_no_difference(case: GenerationCase, greedy: torch.Tensor) -> N
 
 
 class _Broken:
-    """Cannot run with this model."""
+    """Cannot run with this model after so many sessions."""
 
-    name = "transformers-continuous"
+    name = CONTINUOUS
+
+    def __init__(self, sessions: int):
+        self.sessions = sessions
 
     def unavailable_because(self, device: torch.device) -> str | None:
         return None
 
     @contextmanager
     def session(self, case: GenerationCase) -> Iterator[Generate]:
-        raise CannotRun("no such cache")
-        yield
+        if self.sessions == 0:
+            raise CannotRun("no such cache")
+        self.sessions -= 1
+        with GENERATORS["transformers-generate"].session(case) as generate:
+            yield generate
 
 
-def test_who_cannot_run_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(GENERATORS, "transformers-continuous", _Broken())
+@pytest.mark.parametrize("sessions", [0, 3], ids=["in the warm-up", "in the second timed run"])
+def test_who_cannot_run_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch, sessions: int) -> None:
+    monkeypatch.setitem(GENERATORS, CONTINUOUS, _Broken(sessions))
     spec: dict[str, Any] = {
         "model": "small",
         "dtype": "fp32",
@@ -120,10 +217,10 @@ def test_who_cannot_run_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatc
         "generations": 2,
         "new_tokens": 3,
         "groups": 1,
-        "contestants": ["ours", "transformers-generate", "transformers-continuous"],
+        "contestants": ["ours", "transformers-generate", CONTINUOUS],
     }
     result = worker.measure(spec)
-    assert result["failed"] == {"transformers-continuous": "no such cache"}
+    assert result["failed"] == {CONTINUOUS: "no such cache"}
     assert list(result["contestants"]) == ["ours", "transformers-generate"]
     for entry in result["contestants"].values():
         assert len(entry["seconds"]) == len(entry["first_seconds"]) == 2 and entry["equal_tokens"] == 1.0

@@ -11,6 +11,7 @@ import pytest
 
 from vlm_pg.bench.budget import plan_point
 from vlm_pg.bench.figure import main as figure_main
+from vlm_pg.bench.figure import write_figure
 from vlm_pg.bench.generation.figure import draw_rollout_figure
 from vlm_pg.bench.generation.grid import (
     GENERATIONS,
@@ -99,9 +100,12 @@ def test_work_counted_by_hand() -> None:
 
 
 def test_blocks_of_continuous_batching() -> None:
-    # 600 = 2 full blocks and 88 tokens; 88 + 64 fit into one block per response, two more are room ahead.
-    assert blocks_needed(600, 4, 64, groups=3) == 3 * (2 + 4 * 3)
-    assert blocks_needed(600, 4, 200, groups=1) == 2 + 4 * 4
+    # 599 = 2 full blocks and 87 tokens; 87 + 64 fit into one block per response, and there is one more for each.
+    assert blocks_needed(600, 4, 64, groups=3) == 3 * (2 + 4 * 2)
+    assert blocks_needed(600, 4, 169, groups=1) == 2 + 4 * 2
+    assert blocks_needed(600, 4, 170, groups=1) == 2 + 4 * 3
+    # A prompt of whole blocks is forked one token before its end: its last block is every response's own.
+    assert blocks_needed(512, 4, 1, groups=1) == 1 + 4 * 2
 
 
 def test_a_budget_and_memory_leave_out_with_reasons() -> None:
@@ -152,7 +156,6 @@ def test_a_file_belongs_to_one_measurement(tmp_path: Path) -> None:
     path = tmp_path / "rollout.json"
     results = Results.start(path, SETTINGS, "first", "rollout")
     results.add_point(_record())
-    results.add_skipped(RolloutPoint(4096, 8, 64), "transformers-generate", "too long")
     resumed = Results.resume(path, SETTINGS, "second", "rollout")
     assert resumed.find(RolloutPoint(1024, 8, 5)) is not None
     assert resumed.find(RolloutPoint(1024, 8, 5, groups=2)) is None and resumed.find(RolloutPoint(1024, 8, 6)) is None
@@ -176,10 +179,20 @@ def test_figure_is_whole_and_labelled(tmp_path: Path) -> None:
     raw.write_text(json.dumps(data))
     assert figure_main([str(raw)]) == 0
     assert "ours against transformers-generate" in (tmp_path / "rollout.svg").read_text()
+    folder = tmp_path / "new" / "folder"
+    for point in points:
+        del point["contestants"]["transformers-generate"]
+    write_figure(data, folder / "rollout.svg")
+    assert "ours against transformers-continuous" in (folder / "rollout.svg").read_text()
+    with pytest.raises(ConfigError, match="there are transformers-continuous; choose one with --against"):
+        write_figure(data, folder / "rollout.svg", "transformers-generate")
     # No memory was measured of this one: its panel is left out.
     assert "peak memory:" not in draw_rollout_figure(data, "transformers-continuous")
     with pytest.raises(ConfigError, match="--against"):
         figure_main([str(raw), "--against", "ours-one-by-one"])
+    raw.write_text(json.dumps({**data, "measurement": "walk"}))
+    with pytest.raises(ConfigError, match="'walk'; known are step, rollout"):
+        figure_main([str(raw)])
 
 
 def test_help_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:

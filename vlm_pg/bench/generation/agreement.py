@@ -7,19 +7,25 @@ from collections.abc import Mapping
 import torch
 
 from vlm_pg.bench.contestants.base import set_attention
-from vlm_pg.bench.generation.base import GenerationCase
+from vlm_pg.bench.generation.base import SPECIAL_IDS, GenerationCase
 
 # Logits of two tokens that are nearer than this are a tie in fp32: contestants add in different orders.
 TIE = 1e-4
 
 
 def check_count(name: str, tokens: torch.Tensor, case: GenerationCase, new_tokens: int) -> None:
-    """Raise RuntimeError unless every rollout has exactly as many tokens as asked for."""
+    """Raise RuntimeError unless every rollout has exactly as many tokens as asked for, none of them a special one."""
     expected = (case.rollouts, new_tokens)
     if tuple(tokens.shape) != expected:
         raise RuntimeError(
             f"{name} generated tokens of shape {tuple(tokens.shape)}, {expected} were asked for (rollouts, tokens). "
             "Nothing was timed: it did not do the same work."
+        )
+    ended = (tokens >= case.policy.vocab_size - SPECIAL_IDS).any(1).nonzero()[:, 0].tolist()
+    if ended:
+        raise RuntimeError(
+            f"{name} chose an end or media token in rollout {ended[0]}, which may end a response before {new_tokens} "
+            "tokens. Nothing was timed: it did not do the same work."
         )
 
 

@@ -66,6 +66,6 @@ def make_generation_case(
 def never_choose_special_tokens(policy: Policy) -> None:
     """Make the logits of end and media tokens 0, below the highest of so many random ones.
 
-    So everybody generates as many tokens as asked for, and nobody has to forbid tokens that another one may choose.
+    So everybody generates as many tokens as asked for, and nobody has to forbid the end, which costs time per token.
     """
     policy.model.lm_head.weight[policy.vocab_size - SPECIAL_IDS :].zero_()

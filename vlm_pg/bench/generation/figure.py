@@ -9,8 +9,7 @@ from typing import Any
 
 from vlm_pg.bench import svg
 from vlm_pg.bench.generation.work import OURS
-from vlm_pg.bench.results import machine_words
-from vlm_pg.errors import ConfigError
+from vlm_pg.bench.results import compared_points, machine_words
 
 PANEL_WIDTH, PANEL_HEIGHT, LEFT, TOP, GAP, ROW = 300, 180, 64, 100, 84, 270
 LEGEND_STEP = 70
@@ -30,9 +29,7 @@ def draw_rollout_figure(results: dict[str, Any], against: str = "transformers-ge
     Raises:
         ConfigError: no point has both sides.
     """
-    compared = [point for point in results["points"] if "ours_gain" in point["contestants"].get(against, {})]
-    if not compared:
-        raise ConfigError(f"No point of this file has both {OURS} and {against}; choose another with --against.")
+    compared = compared_points(results, "ours_gain", against, OURS)
     settings = results["settings"]
     counts = sorted({point["generations"] for point in compared})
     parts = [

@@ -31,9 +31,9 @@ how it is measured:
            torch.cuda.max_memory_allocated above memory_allocated before, during the warm-up. Both leave out the weights
            and include keys and values, whose own size is printed beside them.
   bounds   FLOPs: of prefill and decoding, weighed with the model's shape; prompt tokens: encoded before the first token
-           (G x P a group where the prompt is repeated, P where it is shared); keys and values: (P + N) x G a group
-           against P + N x G. Decoding one token for few responses waits for memory more than for FLOPs, so tokens/s
-           can go beyond their bound or stay far below.
+           (G x P a group where the prompt is repeated, P where it is shared); keys and values: (P + N - 1) x G a
+           group against P + (N - 1) x G (the last token is never read). Decoding one token for few responses waits for
+           memory more than for FLOPs, so tokens/s can go beyond their bound or stay far below.
 
 examples:
   vlm-pg bench rollout --points 4096,8,64 4096,8,64,4 --model mid --threads 2

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from vlm_pg.attention.integration import ATTENTION_NAME
 from vlm_pg.bench.contestants.base import set_attention
@@ -36,13 +37,14 @@ class Ours:
             settings = RolloutSettings(
                 num_generations=case.generations,
                 max_new_tokens=new_tokens,
-                min_new_tokens=new_tokens,
                 temperature=0.0,
                 max_batch_rollouts=case.rollouts,
             )
             engine = RolloutEngine(case.policy, settings, seed=0)
             groups = [group for call in calls for group in engine.generate(call, step=0)]
-            return torch.stack([rollout.token_ids for group in groups for rollout in group])
+            rows = [rollout.token_ids for group in groups for rollout in group]
+            # A response that ended early is filled with the last special token, which `check_count` refuses.
+            return pad_sequence(rows, batch_first=True, padding_value=case.policy.vocab_size - 1)
 
         yield generate
 

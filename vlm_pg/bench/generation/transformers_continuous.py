@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 import torch
 
 from vlm_pg.bench.contestants.base import best_attention, set_attention
-from vlm_pg.bench.generation.base import CannotRun, Generate, GenerationCase
+from vlm_pg.bench.generation.base import CannotRun, Generate, GenerationCase, make_generation_case
 from vlm_pg.bench.generation.work import CONTINUOUS_TOKENS
 
 # transformers' own default; a block holds this many tokens.
@@ -29,39 +30,79 @@ class TransformersContinuous:
 
     @contextmanager
     def session(self, case: GenerationCase) -> Iterator[Generate]:
-        set_attention(case, best_attention(case))
+        attention = best_attention(case)
+        set_attention(case, attention)
         try:
-            manager = _start(case)
-        except Exception as error:
+            manager = _start(case, cache_options(case, case.device.type, attention != "sdpa"))
+        except (ValueError, MemoryError, ImportError, torch.OutOfMemoryError) as error:
             raise CannotRun(f"{type(error).__name__}: {error}") from error
         try:
+            if case.device.type == "cuda":
+                rehearse(manager, case)
             yield lambda new_tokens: _generate(manager, case, new_tokens)
-        finally:
+        except BaseException:
+            # Requests may be left that nobody will fetch; an ordinary stop would compute them to their end.
+            manager.stop(block=True, hard_stop=True)
+            raise
+        else:
             manager.stop(block=True)
+        finally:
             manager.destroy()
 
 
 def blocks_needed(prefix: int, generations: int, new_tokens: int, groups: int) -> int:
-    """Blocks for all groups: a prompt's full ones once, and every response's own from the block it branches off in.
+    """Blocks that hold all groups: what a prompt's responses share once, and every response's own.
 
-    Two blocks a response more, because room is asked for ahead.
+    A prompt is forked before its last token, so ``(prefix - 1) // 256`` blocks are shared, and a response owns
+    ``ceil(((prefix - 1) % 256 + new_tokens) / 256)``. One block a response more lets more of them into a step.
     """
-    own = -(-(prefix % BLOCK_TOKENS + new_tokens) // BLOCK_TOKENS)
-    return groups * (prefix // BLOCK_TOKENS + generations * (own + 2))
+    shared, rest = divmod(prefix - 1, BLOCK_TOKENS)
+    own = -(-(rest + new_tokens) // BLOCK_TOKENS)
+    return groups * (shared + generations * (own + 1))
 
 
-def _start(case: GenerationCase) -> Any:
+def cache_options(case: GenerationCase, device_type: str, flash: bool) -> dict[str, Any]:
+    """Size of the cache, and what else bounds how many rollouts decode together, as ContinuousBatchingConfig takes it.
+
+    ``flash``: the model attends with flash-attn. Otherwise the scheduler lets the requests of a step read no more
+    tokens than the cache has room for, each of them its whole length, shared blocks or not. On a GPU the cache is made
+    so large that all rollouts fit into a step. On a CPU it holds what is needed and no more, and some rollouts take
+    turns, which is faster there: attention runs over a mask of [tokens of a step, tokens that the step reads], so a
+    step costs the square of its requests.
+    """
+    groups, prefix = case.prompts.shape
+    blocks = blocks_needed(prefix, case.generations, case.new_tokens, groups)
+    if device_type == "cpu":
+        return {"num_blocks": blocks, "max_batch_tokens": max(CONTINUOUS_TOKENS, case.rollouts)}
+    per_request = -(-(prefix + case.new_tokens) // BLOCK_TOKENS)
+    # The default margin holds prompts back while less than 15 % of the cache is free.
+    options: dict[str, Any] = {"safety_margin": 0.0}
+    if flash:
+        # As transformers does where it is told the lengths: an even number, one more than a request fills.
+        return options | {"num_blocks": blocks, "max_blocks_per_request": 2 * -(-(per_request + 1) // 2)}
+    return options | {"num_blocks": max(blocks, case.rollouts * per_request)}
+
+
+def rehearse(manager: Any, case: GenerationCase) -> None:
+    """Generate for other prompts of the same shape, so that CUDA graphs are captured; their blocks are freed again."""
+    other = make_generation_case(
+        case.policy, case.prompts.shape[1], case.generations, case.new_tokens, len(case.prompts), 1
+    )
+    _generate(manager, other, case.new_tokens)
+    with manager.pause():
+        manager.batch_processor.cache.evict_cached_blocks()
+
+
+def _start(case: GenerationCase, options: dict[str, Any]) -> Any:
     from transformers import GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     # Not through the constructor: it refuses several greedy sequences, which this engine can do (a prompt is forked).
     config = GenerationConfig(max_new_tokens=case.new_tokens, do_sample=False, eos_token_id=-1)
     config.num_return_sequences = case.generations
-    groups, prefix = case.prompts.shape
-    options: dict[str, Any] = {"num_blocks": blocks_needed(prefix, case.generations, case.new_tokens, groups)}
-    if case.device.type == "cpu":
-        # Without flash attention it builds a mask of [tokens a pass, tokens in the cache]: smaller passes cost less.
-        options["max_batch_tokens"] = max(CONTINUOUS_TOKENS, case.rollouts)
+    if any(field.name == "auto_switch_to_flash" for field in fields(ContinuousBatchingConfig)):
+        # Everybody runs with the attention that `best_attention` chose.
+        options = options | {"auto_switch_to_flash": False}
     manager = case.model.init_continuous_batching(
         generation_config=config, continuous_batching_config=ContinuousBatchingConfig(**options)
     )

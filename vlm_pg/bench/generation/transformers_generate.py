@@ -27,7 +27,6 @@ class TransformersGenerate:
         def generate(new_tokens: int) -> torch.Tensor:
             config = GenerationConfig(
                 max_new_tokens=new_tokens,
-                min_new_tokens=new_tokens,
                 do_sample=False,
                 eos_token_id=last,
                 pad_token_id=last,

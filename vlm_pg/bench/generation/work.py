@@ -90,9 +90,12 @@ GENERATION_DESCRIPTIONS = {
     "num_return_sequences=G does before its prefill (it refuses G > 1 with greedy decoding); dynamic cache; sdpa, on a "
     "GPU flash_attention_2 where installed",
     "transformers-continuous": "transformers' continuous batching, num_return_sequences=G: each prompt encoded once, "
-    "then forked, full blocks of 256 tokens shared; a cache of just the blocks that are needed, "
-    f"{CONTINUOUS_TOKENS:,} tokens a pass on a CPU; its manager is made anew for every run, so that no prompt is found "
-    "in its cache, and that is not timed",
+    "then forked, full blocks of 256 tokens shared; on a GPU a cache that lets all rollouts decode together; on a CPU "
+    f"{CONTINUOUS_TOKENS:,} tokens a pass and a cache of the blocks that the rollouts fill and one more for each: a "
+    "step may read as many tokens as the cache has room for, every rollout counted at its whole length, so some "
+    "rollouts take turns (faster there than all at once: a step's mask grows with the square of their number); its "
+    "manager is made anew for every run, so that no prompt is found in its cache, and that is not timed, nor is, on a "
+    "GPU, one generation for other prompts in which its graphs are captured",
     ONE_BY_ONE: "ours, one group after the other (only where there are several groups)",
 }
 

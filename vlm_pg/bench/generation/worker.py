@@ -8,7 +8,7 @@ all choose the same tokens) and times them in turn, each with one new token and 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,15 +56,8 @@ def measure(spec: Spec) -> dict[str, Any]:
         if name in failed:
             continue
         print(f"  {name}: warm-up", flush=True)
-        try:
-            tokens[name], found = _warm_up(case, GENERATORS[name])
-            measured[name] |= found
-        except CannotRun as error:
-            failed[name] = str(error)
-        except torch.OutOfMemoryError as error:
-            failed[name] = f"out of GPU memory: {str(error).splitlines()[0]}"
-        if name in failed and not on_cpu:  # only now is nothing held by the error any more
-            torch.cuda.empty_cache()
+        if reason := _reason_to_fail(partial(_warm_up, case, GENERATORS[name], tokens, measured[name])):
+            failed[name] = reason
     if spec["dtype"] == "fp32" and tokens:
         check_tokens(case, tokens)
     for name, chosen in tokens.items():
@@ -72,8 +65,25 @@ def measure(spec: Spec) -> dict[str, Any]:
     for repeat in range(spec["repeats"]):
         print(f"  timed run {repeat + 1} of {spec['repeats']} of each", flush=True)
         for name in tokens:
-            _time(case, GENERATORS[name], measured[name], on_cpu)
-    return {"contestants": {name: measured[name] for name in tokens}, "failed": failed}
+            if name in failed:
+                continue
+            if reason := _reason_to_fail(partial(_time, case, GENERATORS[name], measured[name], on_cpu)):
+                failed[name] = reason
+    return {"contestants": {name: measured[name] for name in tokens if name not in failed}, "failed": failed}
+
+
+def _reason_to_fail(run: Callable[[], None]) -> str | None:
+    """Run it; why this contestant cannot, or None. The others go on."""
+    try:
+        run()
+        return None
+    except CannotRun as error:
+        reason = str(error)
+    except torch.OutOfMemoryError as error:
+        reason = f"out of GPU memory: {str(error).splitlines()[0]}"
+    if torch.cuda.is_available():  # only now is nothing held by the error any more
+        torch.cuda.empty_cache()
+    return reason
 
 
 def _policy(spec: Spec) -> Policy:
@@ -95,13 +105,17 @@ def _run(case: GenerationCase, generator: Generator, new_tokens: int) -> torch.T
     return tokens
 
 
+def _run_tiny(policy: Policy, generator: Generator) -> None:
+    """Libraries that are loaded and buffers that are made on first use are not part of the work."""
+    _run(make_generation_case(policy, 16, 2, 3, 1), generator, 3)
+
+
 def _memory_in_child(spec: Spec, name: str) -> dict[str, Any]:
     give_freed_memory_back()
     policy = _policy(spec)
     generator = GENERATORS[name]
     try:
-        # Libraries that are loaded and buffers that are made on first use are not part of the work.
-        _run(make_generation_case(policy, 16, 2, 3, 1), generator, 3)
+        _run_tiny(policy, generator)
         case = _case(policy, spec)
         _, peak = peak_above_baseline(lambda: _run(case, generator, case.new_tokens))
     except CannotRun as error:
@@ -109,13 +123,19 @@ def _memory_in_child(spec: Spec, name: str) -> dict[str, Any]:
     return {"peak_bytes": peak.num_bytes, "peak_method": peak.method}
 
 
-def _warm_up(case: GenerationCase, generator: Generator) -> tuple[torch.Tensor, dict[str, Any]]:
+def _warm_up(
+    case: GenerationCase, generator: Generator, tokens: dict[str, torch.Tensor], measured: dict[str, Any]
+) -> None:
+    """Generate once and keep the tokens; on a GPU also measure peak memory."""
     if case.device.type != "cuda":
-        return _run(case, generator, case.new_tokens), {}
+        tokens[generator.name] = _run(case, generator, case.new_tokens)
+        return
+    _run_tiny(case.policy, generator)
+    torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    tokens = _run(case, generator, case.new_tokens)
-    return tokens, {"peak_bytes": torch.cuda.max_memory_allocated() - before, "peak_method": CUDA}
+    tokens[generator.name] = _run(case, generator, case.new_tokens)
+    measured |= {"peak_bytes": torch.cuda.max_memory_allocated() - before, "peak_method": CUDA}
 
 
 def _time(case: GenerationCase, generator: Generator, measured: dict[str, Any], on_cpu: bool) -> None:
