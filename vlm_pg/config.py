@@ -117,6 +117,11 @@ def impossible_combinations(config: RunConfig) -> list[str]:
             "0. Set rollout.temperature=1.0; greedy evaluation is eval.temperature=0.",
         ),
         (
+            config.rollout.engine == "server" and config.rollout.server.url is None,
+            "rollout.engine is server and rollout.server.url is not set. Give the base URL with its version, for "
+            "example rollout.server.url=http://127.0.0.1:8000/v1.",
+        ),
+        (
             config.eval.temperature == 0.0 and config.eval.num_generations > 1,
             f"eval.temperature is 0 and eval.num_generations is {config.eval.num_generations}: greedy rollouts are all "
             "alike. Set eval.num_generations=1, or eval.temperature above 0.",

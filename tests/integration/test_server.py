@@ -1,5 +1,5 @@
 """Whole runs whose rollouts come from a real ``transformers serve``: it trains, the server follows the checkpoints, and
-a server that dies stops the run in a way that can be resumed."""
+a server that dies stops the run in a way that can be resumed. A run without a server can be stopped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,13 @@ STEPS = 3
 QUESTIONS = 2
 GENERATIONS = 4
 START_SECONDS = 120
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+KEY = "key-of-this-test"
+ENVIRONMENT = os.environ | {
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "OPENAI_API_KEY": KEY,
+}
 
 
 class Server:
@@ -127,7 +133,7 @@ def config(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
             "learning_rate": 1e-4,
             "micro_batch_tokens": 20_000,
         },
-        "observe": {"tensorboard": False, "report": False},
+        "observe": {"tensorboard": False},
     }
     (folder / "run.yaml").write_text(yaml.safe_dump(sections))
     return folder / "run.yaml"
@@ -171,12 +177,15 @@ def kill_within_step_2(run: subprocess.Popen[str], server: Server) -> None:
 def test_a_run_survives_its_server(config: Path, server: Server) -> None:
     folder = config.parent / "run"
     server.wait()
-    with running(config, "rollout.server.wait_seconds=2") as first:
+    with running(config, "rollout.server.wait_seconds=2", "training.checkpoint_every=0") as first:
         kill_within_step_2(first, server)
         rest, _ = first.communicate(timeout=START_SECONDS)
     assert first.returncode not in (0, 130)
     assert f"the server at {server.url} does not answer" in rest
-    assert f"The server at {server.url} has not answered for 2 s" in rest and "run.resume=auto" in rest
+    assert f"Server {server.url}: It has not answered for 2 s" in rest and "run.resume=auto" in rest
+    # No step was due to be saved: that of the first is what the error saved.
+    assert "the checkpoint of step 1 is written" in rest
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-000001"]
     assert [line["step"] for line in read_lines(folder / "metrics.jsonl")] == [1]
 
     # The server needs longer to start than the run: the run waits for it.
@@ -190,6 +199,8 @@ def test_a_run_survives_its_server(config: Path, server: Server) -> None:
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert any(line["grad_norm"] > 0 for line in lines)
     assert all(line["rollout_lag_steps"] == 0 for line in lines)
+    # The trainer scored these rollouts itself: there is nothing to compare.
+    assert not any(name.startswith("mismatch/") for line in lines for name in line)
     # The server was asked for the weights of every step, the second step's twice.
     asked = [name.rpartition("-")[0] for name in dict.fromkeys(server.models_asked_for())]
     assert asked == ["tiny-qwen2_5-vl", "step-000001", "step-000002"]
@@ -198,3 +209,19 @@ def test_a_run_survives_its_server(config: Path, server: Server) -> None:
     said = [line["response"] for line in read_lines(folder / "rollouts.jsonl")]
     assert len(said) == STEPS * QUESTIONS * GENERATIONS
     assert any("<think>" in text for text in said)
+
+    for name in ("config.yaml", "report.html", "summary.json"):
+        assert KEY not in (folder / name).read_text()
+
+
+def test_a_run_that_waits_for_its_server_can_be_stopped(config: Path) -> None:
+    away = ("rollout.server.url=http://127.0.0.1:9/v1", "rollout.server.wait_seconds=1000")
+    with running(config, *away, "observe.report=false") as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            if "does not answer" in line:
+                break
+        run.send_signal(signal.SIGINT)
+        rest, _ = run.communicate(timeout=START_SECONDS)
+    assert run.returncode == 130, rest
+    assert "stopped on request before the first step" in rest and "Traceback" not in rest

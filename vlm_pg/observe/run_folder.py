@@ -12,7 +12,7 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.observe.files import write_bytes_atomic, write_json_atomic
 
 _OWN_FILES = ("config.yaml", "metrics.jsonl", "rollouts.jsonl", "bad_samples.jsonl", "summary.json", "report.html")
-_OWN_NAMES = frozenset((*_OWN_FILES, "checkpoints", "tensorboard", "thumbnails"))
+_OWN_NAMES = frozenset((*_OWN_FILES, "checkpoints", "served", "tensorboard", "thumbnails"))
 
 
 @dataclass(frozen=True)

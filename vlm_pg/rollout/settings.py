@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from vlm_pg.settings import Settings
 
@@ -14,13 +16,49 @@ class ServerSettings(Settings):
 
     url: str | None = Field(None, description="Base URL with its version, for example http://127.0.0.1:8000/v1.")
     model: str | None = Field(None, description="Model name the server knows; default: the first one it lists.")
-    api_key: str | None = Field(None, description="Sent as bearer token; default: the variable OPENAI_API_KEY, if set.")
+    api_key_variable: str = Field(
+        "OPENAI_API_KEY",
+        description="Environment variable with the key, sent as bearer token; the key is never stored.",
+    )
     timeout_seconds: float = Field(600.0, gt=0.0, description="Longest wait for one answer.")
     retries: int = Field(3, ge=0, description="Times a request that failed is sent again.")
     wait_seconds: float = Field(
         120.0, ge=0.0, description="A server that does not answer is waited for this long before the run stops."
     )
     concurrency: int = Field(16, ge=1, description="Requests in flight at a time.")
+
+    @field_validator("url")
+    @classmethod
+    def _url_is_a_base_url(cls, value: str | None) -> str | None:
+        """The value itself is not shown: it may hold a password."""
+        if value is not None and not _is_base_url(value):
+            raise ValueError(
+                "the URL must be http:// or https:// with a host, a port up to 65535 if any, and a path; without user "
+                "name, password, query, fragment and spaces. For example http://127.0.0.1:8000/v1. A key belongs into "
+                "the environment variable that rollout.server.api_key_variable names."
+            )
+        return value
+
+    @field_validator("api_key_variable")
+    @classmethod
+    def _variable_is_a_name(cls, value: str) -> str:
+        """The value itself is not shown: it may be a key."""
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+            raise ValueError(
+                "this must be the name of an environment variable, such as OPENAI_API_KEY, and not the key itself."
+            )
+        return value
+
+
+def _is_base_url(value: str) -> bool:
+    try:
+        parts = urlsplit(value)
+        port = parts.port
+    except ValueError:  # brackets that do not match, or no such port
+        return False
+    unwanted = any((parts.username, parts.password, parts.query, parts.fragment)) or "@" in parts.netloc
+    plain = value.isascii() and value.isprintable() and " " not in value
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and plain and not unwanted
 
 
 class RolloutSettings(Settings):
@@ -62,7 +100,7 @@ class RolloutSettings(Settings):
     )
     logprobs: Literal["reuse", "recompute"] = Field(
         "reuse",
-        description="Log-probabilities of the sampling policy in the loss: those of generation, or scored once more.",
+        description="Log-probabilities of the sampling policy in the loss: of generation, or the update's own.",
     )
     mismatch_every: int = Field(
         50, ge=0, description="Every so many steps the two are compared and the difference is logged; 0 never."

@@ -166,19 +166,11 @@ class _Run:
         self.summary.write(finished=False)
         config, resume_step = self.config, self.progress.step if self.config.run.resume != "never" else None
         evaluator = self._make_evaluator()
-        trainer = Trainer(
-            config,
-            self.folder,
-            self.engine,
-            self.reference,
-            self.samples,
-            self.sources.for_records(config.data.train, config.data.prompt_cache_mb * 2**20),  # type: ignore[arg-type]
-            self.bad_log,
-            self.console,
-            self.stop,
-            self.phases,
-            self.progress,
-        )
+        try:
+            trainer = self._make_trainer()
+        except InterruptedError:  # a server that is away is waited for here
+            self.console.warn("stopped on request before the first step; run.resume=auto begins there again")
+            return self._finish(finished=False)
         try:
             if evaluator and config.eval.before and not self.summary.has("eval_before"):
                 if self.progress.step:
@@ -199,6 +191,22 @@ class _Run:
             self.console.warn("stopped on request during evaluation; run.resume=auto goes on from the last checkpoint")
             return self._finish(finished=False)
         return self._finish(finished=True)
+
+    def _make_trainer(self) -> Trainer:
+        config = self.config
+        return Trainer(
+            config,
+            self.folder,
+            self.engine,
+            self.reference,
+            self.samples,
+            self.sources.for_records(config.data.train, config.data.prompt_cache_mb * 2**20),  # type: ignore[arg-type]
+            self.bad_log,
+            self.console,
+            self.stop,
+            self.phases,
+            self.progress,
+        )
 
     def _make_evaluator(self) -> Evaluator | None:
         config = self.config

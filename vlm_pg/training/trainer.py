@@ -10,7 +10,7 @@ from typing import Any
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.order import indices_for_step
-from vlm_pg.errors import TooManyBadSamples
+from vlm_pg.errors import SampleError, TooManyBadSamples
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.metrics import MetricsLog
@@ -98,7 +98,7 @@ class Trainer:
                     bar.advance()
         except InterruptedError:
             return self._stopped()
-        except ServerError:
+        except (ServerError, SampleError):
             self._keep_finished_steps()
             raise
         if first <= steps and not self._updates:
@@ -181,7 +181,8 @@ class Trainer:
             learning_rate(training, step),
             leaves,
             logprobs=self.config.rollout.logprobs,
-            measure_mismatch=mismatch_due(self.config.rollout, step),
+            # A server's rollouts are scored by the trainer, which would be compared with itself.
+            measure_mismatch=isinstance(self.rollouts, RolloutEngine) and mismatch_due(self.config.rollout, step),
         )
         warning = mismatch_warning(values)
         if warning is not None:

@@ -239,3 +239,33 @@ def test_a_mapping_on_the_command_line_replaces_a_settings_mapping(tmp_path: Pat
     assert list(load_config(tmp_path / "run.yaml", ["data.eval={c: c.jsonl}"]).data.eval) == ["c"]
     assert len(load_config(tmp_path / "run.yaml", ["data.eval.c=c.jsonl"]).data.eval) == 3
     assert load_config(tmp_path / "run.yaml", ["training={warmup_steps: 3}"]).training.steps == 1
+
+
+def test_a_server_needs_an_address(minimal: Path) -> None:
+    assert "rollout.server.url is not set" in refusal(minimal, "rollout.engine=server")
+    url = "rollout.server.url=https://[::1]:8000/v1"
+    assert load_config(minimal, ["rollout.engine=server", url]).rollout.server.url == "https://[::1]:8000/v1"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:8000/v1",
+        "ftp://host/v1",
+        "http:///v1",
+        "http://host:99999/v1",
+        "http://[::1/v1",
+        "'http://a host/v1'",
+        "http://me:secret@host/v1",
+        "http://host/v1?key=secret",
+        "'http://host/v1#secret'",
+    ],
+)
+def test_an_address_that_is_none_is_refused_without_what_it_may_hide(minimal: Path, url: str) -> None:
+    message = refusal(minimal, f"rollout.server.url={url}")
+    assert "rollout.server.url: the URL must be http:// or https://" in message and "secret" not in message
+
+
+def test_a_key_in_place_of_its_variable_is_refused_and_not_shown(minimal: Path) -> None:
+    message = refusal(minimal, "rollout.server.api_key_variable=sk-secret")
+    assert "the name of an environment variable" in message and "secret" not in message

@@ -10,24 +10,31 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx2
 import pytest
 import torch
 
 from tests.support.groups import tiny_policy
-from vlm_pg.errors import ConfigError
+from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.models.policy import Policy
+from vlm_pg.observe.console import Console
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.sampling import rollout_key
 from vlm_pg.rollout.server import client
+from vlm_pg.rollout.server.dialects import Kind
 from vlm_pg.rollout.server.engine import ServerEngine
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.training.stop import StopRequest
+from vlm_pg.training.trainer import Progress, Trainer
 from vlm_pg.types import Prompt, ResponseGroup, Sample
 
+ROOT = Path(__file__).parents[3]
 GENERATIONS = 4
 
 
@@ -37,12 +44,16 @@ class FakeServer:
     def __init__(self) -> None:
         self.models: Any = {"object": "list", "data": [{"id": "tiny", "owned_by": "vllm"}]}
         self.honours_n = True
-        self.extra_prompt_tokens = 0
+        self.texts: Callable[[int], str] = lambda index: f"a{index}"
+        self.finish_reason = "stop"
         self.fail_first = 0
         self.status = 503
         self.delay_seconds = 0.0
         self.prompt_tokens: int | None = None
+        self.away_gets = 0
+        self.loads_by_name = False
         self.asked: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
         self._lock = threading.Lock()
         self._httpd: ThreadingHTTPServer | None = None
         self.port = 0
@@ -57,10 +68,11 @@ class FakeServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self._reply(*((200, outer.models) if self.path == "/v1/models" else (404, {"error": "no such page"})))
+                self._reply(*outer.page(self.path))
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.keys.append(self.headers["Authorization"])
                 self._reply(*outer.answer(body))
 
             def _reply(self, status: int, value: Any) -> None:
@@ -84,6 +96,16 @@ class FakeServer:
             self._httpd.server_close()
             self._httpd = None
 
+    def page(self, path: str) -> tuple[int, Any]:
+        if path == "/v1/models" and self.away_gets:
+            self.away_gets -= 1
+            return 503, {"error": "loading"}
+        if path == "/v1/models":
+            return 200, self.models
+        if path == "/openapi.json" and self.loads_by_name:
+            return 200, {"paths": {"/load_model": {}, "/v1/chat/completions": {}}}
+        return 404, {"error": "no such page"}
+
     def answer(self, body: dict[str, Any]) -> tuple[int, Any]:
         with self._lock:
             self.asked.append(body)
@@ -93,7 +115,11 @@ class FakeServer:
         time.sleep(self.delay_seconds)
         count = body.get("n", 1) if self.honours_n else 1
         choices = [
-            {"index": i, "finish_reason": "stop", "message": {"role": "assistant", "content": f"a{i}"}}
+            {
+                "index": i,
+                "finish_reason": self.finish_reason,
+                "message": {"role": "assistant", "content": self.texts(i)},
+            }
             for i in range(count)
         ]
         usage = {} if self.prompt_tokens is None else {"prompt_tokens": self.prompt_tokens}
@@ -103,6 +129,8 @@ class FakeServer:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
     monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(client, "PROBE_EVERY_SECONDS", 0.1)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     server = FakeServer()
     yield server
     server.stop()
@@ -126,6 +154,8 @@ def make_engine(
     told: list[str] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     url: str | None = None,
+    home: Path = Path("unused"),
+    rollout: dict[str, Any] | None = None,
     **server_settings: Any,
 ) -> ServerEngine:
     settings = RolloutSettings.model_validate(
@@ -135,9 +165,10 @@ def make_engine(
             "max_new_tokens": 20,
             "server": {"url": url or server.url, "wait_seconds": 0.0, "retries": 1, **server_settings},
         }
+        | (rollout or {})
     )
     lines = [] if told is None else told
-    return ServerEngine(policy(), settings, 7, should_stop, questions()[1], Path("unused"), lines.append)
+    return ServerEngine(policy(), settings, 7, should_stop, questions()[1], home, lines.append)
 
 
 def test_one_request_brings_a_group(server: FakeServer) -> None:
@@ -198,6 +229,36 @@ def test_a_refusal_is_not_retried_and_shows_the_servers_words(server: FakeServer
     assert len(server.asked) == 1
 
 
+def test_an_absence_costs_no_retry(server: FakeServer) -> None:
+    engine = make_engine(server, retries=0, wait_seconds=30.0)
+    server.fail_first, server.away_gets = 1, 2
+    assert len(engine.generate(questions()[0][:1], 1)[0]) == GENERATIONS
+    assert len(server.asked) == 2 and server.away_gets == 0
+
+
+def test_a_request_that_always_takes_the_server_down_is_given_up(server: FakeServer) -> None:
+    """The server comes back each time, and is away for longer than allowed in all."""
+    engine = make_engine(server, retries=0, wait_seconds=0.5)
+
+    def answer_and_fall(body: dict[str, Any]) -> tuple[int, Any]:
+        server.asked.append(body)
+        server.away_gets = 2 if len(server.asked) < 20 else 0
+        return 503, {}
+
+    server.answer = answer_and_fall  # type: ignore[method-assign]
+    with pytest.raises(ServerError, match=r"not answered for 0\.5 s \(status 503\)"):
+        engine.generate(questions()[0][:1], 1)
+    assert len(server.asked) > 1
+
+
+def test_a_request_that_was_dropped_is_sent_again(server: FakeServer) -> None:
+    engine = make_engine(server)
+    server.finish_reason = "abort"
+    with pytest.raises(ServerError, match=r"failed 2 times at POST /chat/completions.*abort"):
+        engine.generate(questions()[0][:1], 1)
+    assert len(server.asked) == 2
+
+
 def test_a_slow_server_runs_into_the_time_limit(server: FakeServer) -> None:
     engine = make_engine(server, timeout_seconds=0.2)
     server.delay_seconds = 3.0
@@ -210,7 +271,7 @@ def test_a_dead_server_stops_the_run_and_says_how_to_go_on(server: FakeServer) -
     told: list[str] = []
     engine = make_engine(server, told, wait_seconds=1.0)
     server.stop()
-    with pytest.raises(ServerError, match=rf"{re.escape(server.url)} has not answered for 1 s .*run\.resume=auto"):
+    with pytest.raises(ServerError, match=rf"{re.escape(server.url)}: It has not answered for 1 s .*run\.resume=auto"):
         engine.generate(questions()[0], 1)
     assert sum("does not answer" in line and "waiting up to 1 s" in line for line in told) == 1
 
@@ -266,6 +327,100 @@ def test_another_model_is_refused_at_once(server: FakeServer) -> None:
         make_engine(server, model="large")
 
 
+@pytest.mark.parametrize("owner,at_once", [("someone", False), ("vllm", True)])
+def test_equal_choices_of_one_request_are_noticed(server: FakeServer, owner: str, at_once: bool) -> None:
+    """An unknown server is asked for single rollouts from then on."""
+    server.models = {"data": [{"id": "tiny", "owned_by": owner}]}
+    server.texts = lambda index: "a b c d e f g h i"
+    told: list[str] = []
+    engine = make_engine(server, told)
+    for step in (1, 2):
+        engine.generate(questions()[0][:1], step)
+    assert "n" in server.asked[0] and ("n" in server.asked[1]) == at_once
+    assert len(server.asked) == (2 if at_once else 1 + GENERATIONS)
+    assert sum("are equal" in line for line in told) == (1 if at_once else 2)
+
+
+def test_short_equal_answers_say_nothing(server: FakeServer) -> None:
+    server.texts = lambda index: "a b"
+    told: list[str] = []
+    make_engine(server, told).generate(questions()[0][:1], 1)
+    assert not any("are equal" in line for line in told)
+
+
+def test_settings_an_unknown_server_may_ignore_are_named(server: FakeServer) -> None:
+    server.models = {"data": [{"id": "tiny"}]}
+    told: list[str] = []
+    make_engine(server, told, rollout={"top_k": 5, "min_p": 0.1})
+    assert "may ignore rollout.top_k, rollout.min_p" in told[0]
+
+
+def test_the_key_is_in_the_header_and_nowhere_else(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", " secret-1\n")
+    monkeypatch.setenv("MY_KEY", "secret-2")
+    prompts, _ = questions()
+    engine = make_engine(server)
+    engine.generate(prompts[:1], 1)
+    make_engine(server, api_key_variable="MY_KEY").generate(prompts[:1], 1)
+    assert server.keys == ["Bearer secret-1", "Bearer secret-2"]
+    said = {"error": "x" * (client.SHOWN_CHARACTERS - 30) + "Incorrect key secret-1, again: secret-1"}
+    for status in (401, 500, 200):
+        monkeypatch.setattr(server, "answer", lambda body, status=status: (status, said))
+        with pytest.raises(ServerError) as caught:
+            engine.generate(prompts[:1], 1)
+        assert "Incorrect" in str(caught.value) and "secr" not in str(caught.value)
+    assert "secret" not in engine.settings.model_dump_json()
+
+
+@pytest.mark.parametrize("key", ["secret\nX-Other: 1", "secret–1", "secret\x7f"])
+def test_a_key_that_no_header_can_hold_is_refused_unseen(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY holds something other than printable ASCII") as caught:
+        make_engine(server)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_named_variable_must_hold_a_key(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MY_KEY", raising=False)
+    with pytest.raises(ConfigError, match="MY_KEY, which is empty or not set"):
+        make_engine(server, api_key_variable="MY_KEY")
+
+
+@pytest.mark.parametrize(
+    "error", [httpx2.InvalidURL("Bearer k"), httpx2.LocalProtocolError("Bearer k"), UnicodeError("k")]
+)
+def test_a_request_that_cannot_be_sent_is_not_repeated(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    engine = make_engine(server, retries=9, wait_seconds=1000.0)
+    tries: list[str] = []
+
+    async def post(self: Any, address: str, **options: Any) -> None:
+        tries.append(address)
+        raise error
+
+    monkeypatch.setattr(httpx2.AsyncClient, "post", post)
+    with pytest.raises(ServerError, match="cannot be sent") as caught:
+        engine.generate(questions()[0][:1], 1)
+    assert len(tries) == 1 and "Bearer" not in str(caught.value) and caught.value.__cause__ is None
+
+
+def test_bodies_are_made_when_their_turn_comes(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, messages = questions()
+    engine = make_engine(server, concurrency=1)
+    made: list[tuple[int, bool]] = []
+
+    def recorded(prompt: Prompt, kind: Kind) -> list[dict[str, Any]]:
+        made.append((len(server.asked), threading.current_thread() is threading.main_thread()))
+        return messages(prompt, kind)
+
+    monkeypatch.setattr(engine, "_messages", recorded)
+    engine.generate(prompts, 1)
+    assert made == [(0, False), (1, False)]
+
+
 def test_answers_without_choices_are_refused(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(server)
     monkeypatch.setattr(server, "answer", lambda body: (200, {"text": "hello"}))
@@ -293,3 +448,38 @@ def test_the_lag_of_weights_nobody_knows_is_not_reported(server: FakeServer) -> 
     told: list[str] = []
     assert make_engine(server, told).lag_steps is None
     assert "weights it was started with" in told[0]
+
+
+def test_weights_that_were_trained_since_the_last_checkpoint_lag(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server.loads_by_name = True
+    checkpoint = ROOT / "assets" / "tiny-qwen2_5-vl"
+    monkeypatch.setattr(policy().model, "name_or_path", str(checkpoint))
+    engine = make_engine(server, home=tmp_path)
+    assert engine.lag_steps == 0
+    monkeypatch.setattr(policy(), "weights_version", policy().weights_version + 2)
+    engine.generate(questions()[0][:1], 1)
+    assert engine.lag_steps == 2 and "n" not in server.asked[0]
+    assert Path(server.asked[0]["model"]).parent == tmp_path
+    engine.use_checkpoint(checkpoint)
+    assert engine.lag_steps == 0
+
+
+@pytest.mark.parametrize("error", [ServerError("gone"), SampleError("video_for_server", "another rate")])
+def test_what_ends_a_run_in_its_rollouts_leaves_a_checkpoint(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Of the loop alone: without a model's weights and a run's folder."""
+    trainer = object.__new__(Trainer)
+    trainer.config = SimpleNamespace(training=SimpleNamespace(steps=3))  # type: ignore[assignment]
+    trainer.policy = SimpleNamespace(device=torch.device("cpu"))  # type: ignore[assignment]
+    trainer.console, trainer.stop, trainer.progress = Console(enabled=False), StopRequest(), Progress(step=1)
+    saved: list[int] = []
+
+    def fails(step: int) -> None:
+        raise error
+
+    monkeypatch.setattr(trainer, "_step", fails)
+    monkeypatch.setattr(trainer, "save", lambda: saved.append(trainer.progress.step))
+    with pytest.raises(type(error)):
+        trainer.run(None, None)
+    assert saved == [1]

@@ -16,6 +16,7 @@ from vlm_pg.errors import SampleError
 from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
+from vlm_pg.rollout.server.dialects import Kind
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.rollout.server.messages import ChatMessages, check_prompt_echo, frames_of
 from vlm_pg.types import DecodedMedia, MediaKind, MediaRef, Prompt, Sample
@@ -108,11 +109,13 @@ def test_a_video_at_another_rate_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["transformers", "sglang", "openai"])
-def test_other_servers_are_given_no_video(kind: str) -> None:
+def test_other_servers_are_given_no_video(kind: Kind) -> None:
     policy = tiny_policy()
-    prompt, messages = build(policy, (medium(policy, "video", 4),))
-    with pytest.raises(SampleError, match=f"of kind {kind}"):
-        messages(prompt, kind)  # type: ignore[arg-type]
+    _, messages = build(policy, (medium(policy, "video", 4),))
+    with pytest.raises(ServerError, match=rf"1 of 1 samples have a video \(the first is 's'\).* of kind {kind}"):
+        messages.check_kind(kind)
+    messages.check_kind("vllm")
+    build(policy, (medium(policy, "image", 1),))[1].check_kind(kind)
 
 
 def test_another_prompt_at_the_server_is_refused() -> None:

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 
 from tests.support.groups import make_case, random_group, tiny_policy
 from tests.support.tiny import tiny_tokenizer
-from vlm_pg.errors import SampleError
 from vlm_pg.rollout.server.answers import AnswerReader
-from vlm_pg.rollout.server.dialects import ServerInfo, check_settings, media_fields, request_fields
+from vlm_pg.rollout.server.dialects import ServerInfo, check_settings, maybe_ignored, media_fields, request_fields
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.rollout.server.scoring import passes, score
 from vlm_pg.rollout.server.served import served_folder
@@ -48,18 +47,53 @@ def test_neutral_settings_are_sent_where_servers_have_defaults_of_their_own() ->
     assert config["eos_token_id"] == [7, 9] and config["suppress_tokens"] == [3]
 
 
+def test_a_models_own_generation_config_fills_no_gap() -> None:
+    """As ``generate`` merges the two."""
+    config = json.loads(request_fields("transformers", RolloutSettings(), (7, 9), (3,))["generation_config"])
+    theirs = {
+        "do_sample": True,
+        "temperature": 0.1,
+        "top_p": 0.001,
+        "top_k": 1,
+        "min_p": 0.5,
+        "typical_p": 0.2,
+        "epsilon_cutoff": 0.1,
+        "eta_cutoff": 0.1,
+        "repetition_penalty": 1.05,
+        "no_repeat_ngram_size": 2,
+        "min_new_tokens": 9,
+        "min_length": 30,
+        "num_beams": 2,
+        "guidance_scale": 2.0,
+    }
+    merged = GenerationConfig(**config)
+    merged.update(**theirs, defaults_only=True)
+    neutral = GenerationConfig(**config).to_dict()
+    assert {name: merged.to_dict()[name] for name in theirs} == {name: neutral[name] for name in theirs}
+    assert (merged.min_p, merged.min_new_tokens, merged.typical_p, merged.num_beams) == (0.0, 0, 1.0, 1)
+
+
 def test_an_unknown_server_gets_extras_only_where_they_matter() -> None:
     plain = {"temperature", "top_p", "max_tokens", "logit_bias"}
     assert request_fields("openai", RolloutSettings(), (7,), (3,)).keys() == plain
-    settings = RolloutSettings(top_k=5, min_p=0.1, repetition_penalty=1.2, min_new_tokens=2, stop_token_ids=(7,))
+    settings = RolloutSettings(top_k=5, min_p=0.1, repetition_penalty=1.2, min_new_tokens=2)
     fields = request_fields("openai", settings, (7, 9), (3,))
     assert {name: fields[name] for name in fields.keys() - plain} == {
         "top_k": 5,
         "min_p": 0.1,
         "repetition_penalty": 1.2,
         "min_tokens": 2,
-        "stop_token_ids": [7],
     }
+    names = ["rollout.top_k", "rollout.min_p", "rollout.repetition_penalty", "rollout.min_new_tokens"]
+    assert maybe_ignored("openai", settings) == names
+    assert maybe_ignored("vllm", settings) == maybe_ignored("openai", RolloutSettings()) == []
+
+
+@pytest.mark.parametrize("setting", [{"stop_strings": ("x",)}, {"stop_token_ids": (7,)}])
+def test_an_unknown_server_is_given_no_stops(setting: dict[str, Any]) -> None:
+    with pytest.raises(ServerError, match="does not say what ended a response"):
+        check_settings("openai", RolloutSettings(**setting))
+    check_settings("vllm", RolloutSettings(**setting))
 
 
 def test_greedy_is_greedy_everywhere() -> None:
@@ -126,6 +160,11 @@ def test_a_text_of_too_many_tokens_is_cut() -> None:
         (choice("a", "tool_calls"), "finish_reason 'tool_calls'"),
         (choice("", "length"), "without tokens"),
         ({"finish_reason": "stop", "message": {"content": "a", "reasoning_content": "b"}}, "reasoning_content out of"),
+        ({"finish_reason": "stop", "message": {"content": None, "refusal": "no"}}, "refusal out of"),
+        (
+            {"finish_reason": "stop", "message": {"content": "a", "function_call": {"name": "f"}}},
+            "function_call out of",
+        ),
     ],
 )
 def test_answers_that_cannot_be_learned_from_are_refused(given: dict[str, Any], message: str) -> None:
@@ -134,7 +173,7 @@ def test_answers_that_cannot_be_learned_from_are_refused(given: dict[str, Any], 
 
 
 def test_media_tokens_in_a_response_are_refused() -> None:
-    with pytest.raises(SampleError, match=rf"sample 's' contains media tokens \[{IMAGE}\]"):
+    with pytest.raises(ServerError, match=rf"Sample 's': a response contains media tokens \[{IMAGE}\]"):
         reader().read("s", choice("a<|image_pad|>b"))
 
 
@@ -170,6 +209,7 @@ def test_scoring_can_be_stopped() -> None:
 def test_a_served_folder_hands_back_every_word(tmp_path: Path) -> None:
     folder = served_folder(str(ROOT / "assets/tiny-qwen2_5-vl"), tmp_path / "served")
     assert (folder / "model.safetensors").resolve() == ROOT / "assets/tiny-qwen2_5-vl/model.safetensors"
+    assert not (folder / "generation_config.json").exists()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     said = " <think> a</think>\n<answer>B</answer> <tool_call>x</tool_call>\n<|im_end|>"
     for prefix in ("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n"):

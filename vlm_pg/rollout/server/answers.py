@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlm_pg.errors import SampleError
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.rollout.stopping import StopStrings
 from vlm_pg.types import FinishReason
 
 # What servers call text they have cut out of a response.
-PARSED_FIELDS = ("reasoning_content", "reasoning", "tool_calls")
+PARSED_FIELDS = ("reasoning_content", "reasoning", "tool_calls", "function_call", "refusal")
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,8 @@ class AnswerReader:
         """One choice as tokens and text.
 
         Raises:
-            ServerError: a response that was parsed, is empty, or ended for another reason than "stop" or "length".
-            SampleError: media tokens in the response.
+            ServerError: a response that was parsed, is empty, holds media tokens, or ended for another reason than
+                "stop" or "length".
         """
         message = choice.get("message") or {}
         _check_whole(sample_id, message)
@@ -91,10 +90,9 @@ class AnswerReader:
     def _check_media(self, sample_id: str, ids: Sequence[int]) -> None:
         found = sorted(set(ids) & set(self.media_token_ids))
         if found:
-            raise SampleError(
-                "media_token_in_response",
-                f"a response of sample {sample_id!r} contains media tokens {found}, which only the processor may "
-                "place. The request rules them out; use a server that honours logit_bias (docs/servers.md).",
+            raise ServerError(
+                f"Sample {sample_id!r}: a response contains media tokens {found}, which only the processor may place. "
+                "The request rules them out; use a server that honours logit_bias (docs/servers.md)."
             )
 
 

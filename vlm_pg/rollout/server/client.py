@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, TypeVar
 
 import httpx2
 
+from vlm_pg.errors import ConfigError
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.rollout.settings import ServerSettings
 
@@ -20,24 +22,41 @@ STOP_POLL_SECONDS = 0.2
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 PROBE_TIMEOUT_SECONDS = 5.0
+PROBE_EVERY_SECONDS = 1.0
 SHOWN_CHARACTERS = 300
+
+# What a proxy, or a server that is still loading, answers in place of the server.
+AWAY = (502, 503, 504)
+# The request itself is at fault: no repetition helps.
+HOPELESS = (
+    httpx2.InvalidURL,
+    httpx2.UnsupportedProtocol,
+    httpx2.LocalProtocolError,
+    httpx2.DecodingError,
+    UnicodeError,  # host names
+)
 
 
 class ServerClient:
     """Requests to one server inside one event loop; an async context manager.
 
+    A ServerError that leaves it names the URL, and shows no key.
+
     Args:
         settings: ``url`` must be set.
         tell: shows one line to people.
+
+    Raises:
+        ConfigError: a key that cannot be sent.
     """
 
     def __init__(self, settings: ServerSettings, tell: Callable[[str], None]):
         assert settings.url is not None
         self._settings, self._tell = settings, tell
         self.url = settings.url.rstrip("/")
-        key = settings.api_key or os.environ.get("OPENAI_API_KEY")
+        self._key = read_key(settings.api_key_variable)
         self._http = httpx2.AsyncClient(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=httpx2.Timeout(
                 settings.timeout_seconds, connect=min(PROBE_TIMEOUT_SECONDS, settings.timeout_seconds)
             ),
@@ -45,6 +64,8 @@ class ServerClient:
         )
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._waiting = asyncio.Lock()
+        self._absent_seconds = 0.0
+        self._back_at = float("-inf")
 
     async def __aenter__(self) -> ServerClient:
         return self
@@ -53,6 +74,9 @@ class ServerClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._http.aclose()
+        if isinstance(error, ServerError):
+            # A server may repeat the key in what it answers.
+            raise ServerError(f"Server {self.url}: {self._without_key(str(error))}") from error.__cause__
 
     async def get(self, address: str) -> httpx2.Response:
         """The answer of any status; a server that is away is waited for.
@@ -62,74 +86,157 @@ class ServerClient:
         """
         return await self._answered(lambda: self._http.get(address))
 
-    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def post(self, path: str, make_body: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         """The JSON answer to a request.
+
+        Args:
+            path: after the base URL.
+            make_body: called when it is this request's turn, so that no more than ``concurrency`` bodies wait.
 
         Raises:
             ServerError: refused (4xx), failed ``retries`` times more, no JSON, or the server stayed away.
         """
-        address = f"{self.url}{path}"
         async with self._slots:
-            response = await self._answered(lambda: self._http.post(address, json=body))
-        if response.status_code >= 500 or response.status_code == 429:
+            body = await make_body()
+            # In a thread: a body of many pictures would keep all other requests, and a stop, waiting.
+            data = await asyncio.to_thread(lambda: json.dumps(body, allow_nan=False).encode())
+            headers = {"Content-Type": "application/json"}
+            response = await self._answered(lambda: self._http.post(f"{self.url}{path}", content=data, headers=headers))
+        if _failed(response):
             raise ServerError(
-                f"The server failed {self._settings.retries + 1} times at POST {address}, {_shown(response)} Its log "
-                "says why. The step is sampled again when the run is resumed (run.resume=auto)."
+                f"It failed {self._settings.retries + 1} times at POST {path}, {self._shown(response)} Its log says "
+                "why. The step is sampled again when the run is resumed (run.resume=auto)."
             )
         if response.status_code != 200:
             raise ServerError(
-                f"The server refused POST {address}, {_shown(response)} Change the rollout setting it names, or use a "
-                "server that knows it (docs/servers.md)."
+                f"It refused POST {path}, {self._shown(response)} Change the rollout setting it names, or use a server "
+                "that knows it (docs/servers.md)."
             )
-        return json_object(response)
+        self._absent_seconds = 0.0
+        return self.json_object(response)
+
+    def json_object(self, response: httpx2.Response) -> dict[str, Any]:
+        """The answer's JSON object; ServerError for anything else."""
+        value = _json(response)
+        if not isinstance(value, dict):
+            raise ServerError(
+                f"{response.request.url} gave no JSON object, {self._shown(response)} rollout.server.url must be the "
+                "base URL of an OpenAI-compatible server with its version, for example http://127.0.0.1:8000/v1."
+            )
+        return value
+
+    def excerpt(self, text: str) -> str:
+        """The beginning of what the server said, on one line and without the key."""
+        words = self._without_key(" ".join(text.split()))
+        return words[:SHOWN_CHARACTERS] + (" ..." if len(words) > SHOWN_CHARACTERS else "")
+
+    def _shown(self, response: httpx2.Response) -> str:
+        return f"status {response.status_code}: {self.excerpt(response.text)!r}."
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "[key]") if self._key else text
 
     async def _answered(self, send: Callable[[], Coroutine[Any, Any, httpx2.Response]]) -> httpx2.Response:
-        """Sent again after time-outs, broken connections and answers 5xx and 429, with growing pauses."""
+        """Sent again after time-outs, broken connections and failures of the server, with growing pauses.
+
+        A server that was away does not cost a try.
+        """
         pause = FIRST_PAUSE_SECONDS
-        for tries_left in range(self._settings.retries, -1, -1):
+        tries_left = self._settings.retries
+        while True:
             try:
-                response = await send()
+                outcome: httpx2.Response | httpx2.TransportError = await send()
+            except HOPELESS as error:
+                raise ServerError(
+                    f"The request cannot be sent, or its answer not be read ({type(error).__name__}). Check "
+                    "rollout.server.url, and proxies set in the environment."
+                ) from None
             except httpx2.TransportError as error:
-                # A server that takes a connection and says nothing is slow; all others may be away.
-                slow = isinstance(error, httpx2.TimeoutException) and not isinstance(error, httpx2.ConnectTimeout)
-                if not slow:
-                    await self._wait_until_back(error)
-                if not tries_left:
-                    raise ServerError(
-                        f"The server at {self.url} broke off {self._settings.retries + 1} times, last with "
-                        f"{_named(error)}. Look at its log; a slow one needs a longer rollout.server.timeout_seconds "
-                        f"({self._settings.timeout_seconds:g} now). run.resume=auto goes on from the last checkpoint."
-                    ) from error
-            else:
-                if (response.status_code < 500 and response.status_code != 429) or not tries_left:
-                    return response
+                outcome = error
+            if isinstance(outcome, httpx2.Response) and not _failed(outcome):
+                return outcome
+            if _may_be_away(outcome) and await self._was_away():
+                continue
+            if not tries_left:
+                if isinstance(outcome, httpx2.Response):
+                    return outcome
+                raise ServerError(
+                    f"It broke off {self._settings.retries + 1} times, last with {_named(outcome)}. Look at its log; a "
+                    f"slow one needs a longer rollout.server.timeout_seconds ({self._settings.timeout_seconds:g} now). "
+                    "run.resume=auto goes on from the last checkpoint."
+                ) from outcome
+            tries_left -= 1
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-        raise AssertionError("the last try returns or raises")
 
-    async def _wait_until_back(self, cause: Exception) -> None:
+    async def _was_away(self) -> bool:
+        """Wait until the server answers; False if it does so at once.
+
+        Absences add up until a request is answered: one that takes the server down with it is not sent for ever.
+        """
+        failed_at = time.monotonic()
         wait = self._settings.wait_seconds
-        deadline = time.monotonic() + wait
         async with self._waiting:  # one request asks for all of them
-            told = False
-            while True:
-                try:
-                    await self._http.get(f"{self.url}/models", timeout=PROBE_TIMEOUT_SECONDS)
-                    break
-                except httpx2.TransportError as error:
-                    cause = error
-                if time.monotonic() >= deadline:
+            if self._back_at > failed_at:
+                return True
+            since, told = time.monotonic(), False
+            while (failure := await self._probe()) is not None:
+                if self._absent_seconds + time.monotonic() - since >= wait:
                     raise ServerError(
-                        f"The server at {self.url} has not answered for {wait:g} s ({_named(cause)}). Nothing is lost: "
-                        "start it again and resume with run.resume=auto, which goes on from the last checkpoint and "
-                        "samples the interrupted step again. rollout.server.wait_seconds says how long to wait."
-                    ) from cause
+                        f"It has not answered for {wait:g} s ({failure}). Nothing is lost: start it again and resume "
+                        "with run.resume=auto, which goes on from the last checkpoint and samples the interrupted step "
+                        "again. rollout.server.wait_seconds says how long to wait."
+                    )
                 if not told:
-                    self._tell(f"the server at {self.url} does not answer ({_named(cause)}); waiting up to {wait:g} s")
+                    self._tell(f"the server at {self.url} does not answer ({failure}); waiting up to {wait:g} s")
                     told = True
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(PROBE_EVERY_SECONDS)
             if told:
+                self._back_at = time.monotonic()
+                self._absent_seconds += self._back_at - since
                 self._tell(f"the server at {self.url} answers again")
+            return told
+
+    async def _probe(self) -> str | None:
+        """Why the server is away; None if it is not."""
+        try:
+            response = await self._http.get(f"{self.url}/models", timeout=PROBE_TIMEOUT_SECONDS)
+        except httpx2.TransportError as error:
+            return _named(error)
+        return f"status {response.status_code}" if response.status_code in AWAY else None
+
+
+def read_key(variable: str) -> str | None:
+    """The key in the environment variable, without space around; None if OPENAI_API_KEY is not set.
+
+    Raises:
+        ConfigError: another variable that is not set, or a key that no header can hold; it is not shown.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        if variable == ServerSettings().api_key_variable:
+            return None
+        raise ConfigError(
+            f"rollout.server.api_key_variable is {variable}, which is empty or not set in the environment. Set it to "
+            "the server's key, or leave rollout.server.api_key_variable out for a server without one."
+        )
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(
+            f"The environment variable {variable} holds something other than printable ASCII, which no key is. Set it "
+            "to the server's key alone. (Its value is not shown.)"
+        )
+    return key
+
+
+async def all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results in order; the first error ends what still runs."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def run_until_stopped(work: Coroutine[Any, Any, T], should_stop: Callable[[], bool]) -> T:
@@ -152,24 +259,35 @@ def run_until_stopped(work: Coroutine[Any, Any, T], should_stop: Callable[[], bo
     return asyncio.run(watched())
 
 
-def json_object(response: httpx2.Response) -> dict[str, Any]:
-    """The answer's JSON object; ServerError for anything else."""
+def _may_be_away(outcome: httpx2.Response | httpx2.TransportError) -> bool:
+    if isinstance(outcome, httpx2.Response):
+        return outcome.status_code in AWAY
+    # A server that takes a connection and says nothing is slow; all others may be away.
+    return not isinstance(outcome, httpx2.TimeoutException) or isinstance(outcome, httpx2.ConnectTimeout)
+
+
+def _failed(response: httpx2.Response) -> bool:
+    """Whether the server is at fault, and may do better when asked again."""
+    return response.status_code >= 500 or response.status_code == 429 or _aborted(response)
+
+
+def _aborted(response: httpx2.Response) -> bool:
+    """vLLM and SGLang end the responses of a request they drop with the reason "abort"."""
+    if response.status_code != 200 or b'"abort"' not in response.content:
+        return False
+    answer = _json(response)
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    return isinstance(choices, list) and any(
+        isinstance(choice, dict) and choice.get("finish_reason") == "abort" for choice in choices
+    )
+
+
+def _json(response: httpx2.Response) -> Any:
+    """None for what is no JSON."""
     try:
-        value = response.json()
+        return response.json()
     except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise ServerError(
-            f"{response.request.url} gave no JSON object, {_shown(response)} rollout.server.url must be the base URL "
-            "of an OpenAI-compatible server with its version, for example http://127.0.0.1:8000/v1."
-        )
-    return value
-
-
-def _shown(response: httpx2.Response) -> str:
-    words = " ".join(response.text.split())
-    cut = words[:SHOWN_CHARACTERS] + (" ..." if len(words) > SHOWN_CHARACTERS else "")
-    return f"status {response.status_code}: {cut!r}."
+        return None
 
 
 def _named(error: Exception) -> str:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vlm_pg.rollout.server.client import ServerClient, json_object
+from vlm_pg.rollout.server.client import ServerClient
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.rollout.settings import RolloutSettings
 
@@ -14,6 +14,17 @@ Kind = Literal["vllm", "sglang", "transformers", "openai"]
 
 # Frames of a video go to vLLM as a list without times; it takes this rate for them.
 VLLM_FRAMES_PER_SECOND = 2.0
+# What else changes samples in transformers, without a setting of ours.
+NEUTRAL_IN_TRANSFORMERS: dict[str, Any] = {
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "guidance_scale": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "num_beams": 1,
+    "num_return_sequences": 1,
+}
 _LISTED = 8
 
 
@@ -69,9 +80,9 @@ async def recognize(client: ServerClient) -> ServerInfo:
         raise ServerError(
             f"{client.url}/models answers with status {response.status_code}. rollout.server.url must be the base URL "
             "of an OpenAI-compatible server with its version, for example http://127.0.0.1:8000/v1; status 401 or 403 "
-            "asks for rollout.server.api_key or the variable OPENAI_API_KEY."
+            "asks for a key in the environment variable that rollout.server.api_key_variable names."
         )
-    listed = json_object(response).get("data")
+    listed = client.json_object(response).get("data")
     entries = (
         [entry for entry in listed if isinstance(entry, dict) and "id" in entry] if isinstance(listed, list) else []
     )
@@ -97,6 +108,17 @@ def check_settings(kind: Kind, settings: RolloutSettings) -> None:
             f"rollout.server.model is {settings.server.model!r}, but transformers serve takes any folder, and is asked "
             "for the run's own weights. Leave rollout.server.model out (docs/servers.md)."
         )
+    if kind == "openai" and (settings.stop_strings or settings.stop_token_ids):
+        raise ServerError(
+            "rollout.stop_strings or rollout.stop_token_ids is set, but a server of unknown kind does not say what "
+            "ended a response, so that its last token would be a guess. Leave both out, use vLLM or SGLang, or "
+            "rollout.engine=in_process."
+        )
+
+
+def maybe_ignored(kind: Kind, settings: RolloutSettings) -> list[str]:
+    """Settings that are not neutral and that this kind of server need not know."""
+    return [f"rollout.{name}" for name, _, _ in _extras(settings)] if kind == "openai" else []
 
 
 def request_fields(
@@ -115,10 +137,11 @@ def request_fields(
         "max_tokens": settings.max_new_tokens,
         "logit_bias": {str(token): -100 for token in media_token_ids},
     }
+    if kind == "openai":
+        # It is asked for extras, in vLLM's words, only where they matter: it may refuse them.
+        return fields | {field: value for _, field, value in _extras(settings)}
     if settings.stop_strings:
         fields["stop"] = list(settings.stop_strings)
-    if kind == "openai":
-        return fields | _not_neutral(settings)
     fields |= {
         "top_k": settings.top_k or -1,
         "min_p": settings.min_p,
@@ -147,38 +170,41 @@ def media_fields(kind: Kind, has_media: bool) -> dict[str, Any]:
     return {}
 
 
-def _not_neutral(settings: RolloutSettings) -> dict[str, Any]:
-    """A server of unknown kind is asked for extras, in vLLM's words, only where they matter: it may refuse them."""
-    extras: dict[str, tuple[Any, Any]] = {
-        "top_k": (settings.top_k, 0),
-        "min_p": (settings.min_p, 0.0),
-        "repetition_penalty": (settings.repetition_penalty, 1.0),
-        "min_tokens": (settings.min_new_tokens, 0),
-        "stop_token_ids": (list(settings.stop_token_ids), []),
-    }
-    fields = {name: value for name, (value, neutral) in extras.items() if value != neutral}
-    return fields | ({"include_stop_str_in_output": True} if settings.stop_strings else {})
+def _extras(settings: RolloutSettings) -> list[tuple[str, str, Any]]:
+    """(setting, vLLM's name for it, value) of what is no OpenAI field and not neutral."""
+    extras: tuple[tuple[str, str, Any, Any], ...] = (
+        ("top_k", "top_k", settings.top_k, 0),
+        ("min_p", "min_p", settings.min_p, 0.0),
+        ("repetition_penalty", "repetition_penalty", settings.repetition_penalty, 1.0),
+        ("min_new_tokens", "min_tokens", settings.min_new_tokens, 0),
+    )
+    return [(name, field, value) for name, field, value, neutral in extras if value != neutral]
 
 
 def _generation_config(
     settings: RolloutSettings, stop_token_ids: tuple[int, ...], media_token_ids: tuple[int, ...]
 ) -> dict[str, Any]:
-    """transformers' own names; the whole replaces the model's ``generation_config.json``."""
-    fields: dict[str, Any] = {
+    """transformers' own names.
+
+    ``generate`` fills what is absent or None from the model's ``generation_config.json``, then from its own defaults
+    (top_k is 50 there), so every field that changes what is sampled has its neutral value. Some have none; the folder
+    that is served lacks that file (``served_folder``).
+    """
+    fields: dict[str, Any] = NEUTRAL_IN_TRANSFORMERS | {
         "do_sample": settings.temperature > 0,
         "max_new_tokens": settings.max_new_tokens,
-        "min_new_tokens": settings.min_new_tokens or None,
+        "min_new_tokens": settings.min_new_tokens,
         "repetition_penalty": settings.repetition_penalty,
         "eos_token_id": list(stop_token_ids),
         "pad_token_id": stop_token_ids[0],
-        "suppress_tokens": list(media_token_ids) or None,
+        "suppress_tokens": list(media_token_ids),
     }
     if settings.temperature > 0:
         fields |= {
             "temperature": settings.temperature,
             "top_p": settings.top_p,
             "top_k": settings.top_k,
-            "min_p": settings.min_p or None,
+            "min_p": settings.min_p,
         }
     return fields
 

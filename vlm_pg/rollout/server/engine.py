@@ -14,8 +14,15 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.engine import stop_token_ids
 from vlm_pg.rollout.sampling import rollout_key
 from vlm_pg.rollout.server.answers import Answer, AnswerReader
-from vlm_pg.rollout.server.client import ServerClient, run_until_stopped
-from vlm_pg.rollout.server.dialects import ServerInfo, check_settings, media_fields, recognize, request_fields
+from vlm_pg.rollout.server.client import ServerClient, all_of, run_until_stopped
+from vlm_pg.rollout.server.dialects import (
+    ServerInfo,
+    check_settings,
+    maybe_ignored,
+    media_fields,
+    recognize,
+    request_fields,
+)
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.rollout.server.messages import ChatMessages, check_prompt_echo
 from vlm_pg.rollout.server.scoring import score
@@ -26,6 +33,8 @@ from vlm_pg.types import Prompt, ResponseGroup, Rollout
 
 # Whole numbers up to here survive every JSON reader.
 SEED_BITS = 53
+# Short answers are often equal, and so say nothing about how they were drawn.
+LONGEST_EQUAL_TOKENS = 8
 
 
 class ServerEngine:
@@ -44,8 +53,9 @@ class ServerEngine:
         tell: shows one line to people.
 
     Raises:
-        ConfigError: no URL, or weights that are scattered over ranks.
-        ServerError: no answer, no OpenAI-compatible server, another model, or a setting the server cannot follow.
+        ConfigError: no URL, a key that cannot be sent, or weights that are scattered over ranks.
+        ServerError: no answer, no OpenAI-compatible server, another model, or settings or samples that this kind of
+            server cannot be given.
     """
 
     def __init__(
@@ -62,8 +72,7 @@ class ServerEngine:
         self.policy, self.settings, self.seed = policy, settings, seed
         self._should_stop, self._messages, self._home, self._tell = should_stop, messages, home, tell
         self._told: set[str] = set()
-        self.server = run_until_stopped(self._recognize(), should_stop)
-        check_settings(self.server.kind, settings)
+        self.server, self._model = run_until_stopped(self._recognize(), should_stop)
         end = policy.tokenizer.eos_token_id
         others = {*stop_token_ids(policy), *settings.stop_token_ids} - {end}
         self.stop_token_ids = (*([] if end is None else [end]), *sorted(others))
@@ -82,10 +91,14 @@ class ServerEngine:
                     "rollout.engine is server with transformers serve, and model.lora is set, but that server cannot "
                     "load an adapter's checkpoint. Set model.lora=null or rollout.engine=in_process."
                 )
-            self._model = ""
             self.use_checkpoint(policy.model.name_or_path)
         else:
-            self._model = self.server.check_model(settings.server.model)
+            ignored = maybe_ignored(self.server.kind, settings)
+            if ignored:
+                tell(
+                    f"the server at {settings.server.url} is of unknown kind and may ignore {', '.join(ignored)}, "
+                    "which is not neutral (docs/servers.md)"
+                )
             tell(
                 f"the server at {settings.server.url} ({self.server.kind}) samples from the weights it was started "
                 "with; training does not reach it (docs/servers.md)"
@@ -113,8 +126,8 @@ class ServerEngine:
             step: the optimizer step, or a name, that keys the seeds.
 
         Raises:
-            SampleError: a prompt the server or the model cannot take, media tokens in a response.
-            ServerError: the server is away, refuses, or read another prompt.
+            SampleError: a prompt the server or the model cannot take.
+            ServerError: the server is away, refuses, read another prompt, or gave what cannot be learned from.
             InterruptedError: a stop was asked for.
         """
         for prompt in prompts:
@@ -136,20 +149,25 @@ class ServerEngine:
             for group, values, said in zip(groups, scores, answers, strict=True)
         ]
 
-    async def _recognize(self) -> ServerInfo:
+    async def _recognize(self) -> tuple[ServerInfo, str]:
+        """What the server is, and the model to ask for; empty where a checkpoint is named instead."""
         async with self._client() as client:
-            return await recognize(client)
+            server = await recognize(client)
+            check_settings(server.kind, self.settings)
+            self._messages.check_kind(server.kind)
+            return server, "" if server.loads_by_name else server.check_model(self.settings.server.model)
 
     async def _ask_all(self, prompts: Sequence[Prompt], step: int | str) -> list[list[Answer]]:
         async with self._client() as client:
-            return await asyncio.gather(*(self._ask(client, prompt, step) for prompt in prompts))
+            return await all_of(self._ask(client, prompt, step) for prompt in prompts)
 
     async def _ask(self, client: ServerClient, prompt: Prompt, step: int | str) -> list[Answer]:
         """All rollouts of one prompt, with one request or one each; what a server gives too few of is topped up."""
         wanted = self.settings.num_generations
-        body = self._body(prompt)
+        body = _Lazy(lambda: self._body(prompt))
         answers: list[Answer] = []
-        if self._takes_n and wanted > 1:
+        asked_at_once = self._takes_n and wanted > 1
+        if asked_at_once:
             answers = await self._request(client, prompt, step, body, 0, wanted)
             if len(answers) < wanted:
                 self._takes_n = False
@@ -159,7 +177,25 @@ class ServerEngine:
                     "a request of its own",
                 )
         singles = (self._request(client, prompt, step, body, g, 1) for g in range(len(answers), wanted))
-        return answers + [answer for part in await asyncio.gather(*singles) for answer in part]
+        answers += [answer for part in await all_of(singles) for answer in part]
+        self._check_different(client, prompt, answers, asked_at_once)
+        return answers
+
+    def _check_different(
+        self, client: ServerClient, prompt: Prompt, answers: Sequence[Answer], asked_at_once: bool
+    ) -> None:
+        """Long answers that are all alike come from one seed for all of them, or of a policy that knows but one."""
+        first = answers[0].token_ids
+        if len(answers) < 2 or len(first) <= LONGEST_EQUAL_TOKENS or self.settings.temperature == 0.0:
+            return
+        if any(answer.token_ids != first for answer in answers):
+            return
+        line = f"all {len(answers)} responses to sample {prompt.sample_id!r} of the server at {client.url} are equal"
+        if asked_at_once and self.server.kind == "openai":
+            self._takes_n = False
+            self._tell_once("equal at once", f"{line}: from now on every rollout is a request of its own")
+        else:
+            self._tell_once("equal", f"{line}; if that happens often, it ignores the temperature or the seeds")
 
     def _body(self, prompt: Prompt) -> dict[str, Any]:
         kind = self.server.kind
@@ -171,15 +207,20 @@ class ServerEngine:
         }
 
     async def _request(
-        self, client: ServerClient, prompt: Prompt, step: int | str, body: dict[str, Any], index: int, count: int
+        self, client: ServerClient, prompt: Prompt, step: int | str, body: _Lazy, index: int, count: int
     ) -> list[Answer]:
         key = rollout_key(self.seed, step, prompt.sample_id, index)
         extra = {"seed": key % 2**SEED_BITS} | ({"n": count} if count > 1 else {})
-        answer = await client.post("/chat/completions", body | extra)
+
+        async def whole() -> dict[str, Any]:
+            return await body.made() | extra
+
+        answer = await client.post("/chat/completions", whole)
         choices = answer.get("choices")
         if not isinstance(choices, list) or not 0 < len(choices) <= count:
             raise ServerError(
-                f"{client.url}/chat/completions gave {answer!r:.300} for {count} choices; expected is a list of them. "
+                f"POST /chat/completions gave {client.excerpt(repr(answer))} for {count} choices; expected is a list "
+                "of them. "
                 "rollout.server.url must be the base URL of an OpenAI-compatible server."
             )
         check_prompt_echo(prompt, answer)
@@ -206,6 +247,20 @@ class ServerEngine:
         if topic not in self._told:
             self._told.add(topic)
             self._tell(line)
+
+
+class _Lazy:
+    """The body of a prompt's requests, made in a thread when the first of them has its turn."""
+
+    def __init__(self, make: Callable[[], dict[str, Any]]):
+        self._make, self._lock = make, asyncio.Lock()
+        self._body: dict[str, Any] | None = None
+
+    async def made(self) -> dict[str, Any]:
+        async with self._lock:
+            if self._body is None:
+                self._body = await asyncio.to_thread(self._make)
+        return self._body
 
 
 def _check_policy(policy: Policy, settings: RolloutSettings) -> None:

@@ -41,17 +41,27 @@ class ChatMessages:
     ):
         self._policy, self._samples, self._question_text, self._system = policy, samples, question_text, system
 
+    def check_kind(self, kind: Kind) -> None:
+        """Raise ServerError for videos that this kind of server cannot be given."""
+        videos = [name for name, sample in self._samples.items() if any(ref.kind == "video" for ref in sample.media)]
+        if videos and kind != "vllm":
+            raise ServerError(
+                f"{len(videos)} of {len(self._samples)} samples have a video (the first is {videos[0]!r}), and frames "
+                f"that are sampled already can be given to vLLM alone; this server is of kind {kind}. Use images, "
+                "vLLM, or rollout.engine=in_process."
+            )
+
     def __call__(self, prompt: Prompt, kind: Kind) -> list[dict[str, Any]]:
         """OpenAI chat messages with media as data URLs.
 
         Raises:
-            SampleError: a medium that this kind of server cannot be given.
+            SampleError: a video at another frame rate than the server's.
             ValueError: the prompt was not built from the sample of its id.
         """
         text = self._question_text(self._samples[prompt.sample_id])
         self._check_same(prompt, text)
         if "video" in prompt.media_kinds:
-            self._check_video(prompt, kind)
+            self._check_video_positions(prompt)
         content = [
             {
                 "type": f"{medium}_url",
@@ -77,13 +87,7 @@ class ChatMessages:
                 "Build prompts and messages with the same samples, prompt settings and processor."
             )
 
-    def _check_video(self, prompt: Prompt, kind: Kind) -> None:
-        if kind != "vllm":
-            raise SampleError(
-                "video_for_server",
-                f"sample {prompt.sample_id!r} has a video, and frames that are sampled already can be given to vLLM "
-                f"alone; this server is of kind {kind}. Use images, vLLM, or rollout.engine=in_process.",
-            )
+    def _check_video_positions(self, prompt: Prompt) -> None:
         vision = self._policy.model.config.vision_config
         seconds = (vision.temporal_patch_size / VLLM_FRAMES_PER_SECOND,) * prompt.media_kinds.count("video")
         served = self._policy.positions(
@@ -122,17 +126,20 @@ def _frames(pixels: torch.Tensor, grid_thw: list[int], processor: Any) -> np.nda
     merge, patch, depth = processor.merge_size, processor.patch_size, processor.temporal_patch_size
     # As transformers lays patches out: time, blocks of merge x merge patches, then colour, time and place within one.
     layout = (times, rows // merge, columns // merge, merge, merge, 3, depth, patch, patch)
-    frames = pixels.view(layout).permute(0, 6, 5, 1, 3, 7, 2, 4, 8)
-    frames = frames.reshape(times * depth, 3, rows * patch, columns * patch).double()
-    mean, std = (torch.tensor(values).double().view(3, 1, 1) for values in (processor.image_mean, processor.image_std))
-    values = (frames * std + mean) / processor.rescale_factor
-    whole = values.round()
-    if (values - whole).abs().max() > LARGEST_ROUNDING or whole.min() < 0 or whole.max() > 255:
-        raise ValueError(
-            "The prompt's pixels are not 8-bit frames under the processor's image_mean, image_std and rescale_factor, "
-            "so they cannot be sent to a server. Build the prompt with the policy's own processor."
-        )
-    return whole.to(torch.uint8).numpy()
+    mean, std = (torch.tensor(values).float().view(3, 1, 1) for values in (processor.image_mean, processor.image_std))
+    frames = np.empty((times, depth, 3, rows * patch, columns * patch), np.uint8)
+    # One temporal patch at a time: a long video is several GB as floats.
+    for time, patches in enumerate(pixels.view(layout)):
+        normalized = patches.permute(5, 4, 0, 2, 6, 1, 3, 7).reshape(frames.shape[1:]).float()
+        values = (normalized * std + mean) / processor.rescale_factor
+        whole = values.round()
+        if (values - whole).abs().max() > LARGEST_ROUNDING or whole.min() < 0 or whole.max() > 255:
+            raise ValueError(
+                "The prompt's pixels are not 8-bit frames under the processor's image_mean, image_std and "
+                "rescale_factor, so they cannot be sent to a server. Build the prompt with the policy's own processor."
+            )
+        frames[time] = whole.to(torch.uint8).numpy()
+    return frames.reshape(times * depth, *frames.shape[2:])
 
 
 def _url(frame: np.ndarray) -> str:

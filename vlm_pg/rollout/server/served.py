@@ -20,13 +20,15 @@ VERBATIM = {
     "fields": {"content": {"content": "text", "content_args": {"strip": False}}},
 }
 TOKENIZER_CONFIG = "tokenizer_config.json"
+# ``generate`` takes from it what a request leaves open.
+GENERATION_CONFIG = "generation_config.json"
 
 
 def served_folder(checkpoint: str, home: Path) -> Path:
     """A folder in ``home`` of links to the checkpoint's files, with a tokenizer that asks for verbatim responses.
 
-    Its name depends on the files, for the server keeps models by name and must not take new weights for old ones.
-    Folders of other checkpoints in ``home`` are removed.
+    It has no ``generation_config.json``. Its name depends on the files, for the server keeps models by name and must
+    not take new weights for old ones. Folders of other checkpoints in ``home`` are removed.
 
     Args:
         checkpoint: a folder, or the name of a model in the download cache.
@@ -47,7 +49,7 @@ def served_folder(checkpoint: str, home: Path) -> Path:
         home.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=home))
         for path in files:
-            if path.name != TOKENIZER_CONFIG:
+            if path.name not in (TOKENIZER_CONFIG, GENERATION_CONFIG):
                 (temporary / path.name).symlink_to(path)
         tokenizer = json.loads((source / TOKENIZER_CONFIG).read_text())
         (temporary / TOKENIZER_CONFIG).write_text(json.dumps(tokenizer | {"response_template": VERBATIM}))
