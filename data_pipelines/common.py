@@ -7,17 +7,18 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from vlm_pg.errors import ConfigError, SampleError, VlmPgError
-from vlm_pg.rewards import RewardSettings, score
-from vlm_pg.types import Sample
+from vlm_pg.rewards import Response, Rewarder, RewardSettings
+from vlm_pg.types import RewardBreakdown, Sample
 
 Item = TypeVar("Item")
 MANIFEST = "manifest.json"
+_CHECKED_AT_A_TIME = 256
 
 
 def progress(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
@@ -126,20 +127,25 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def check_gold_answer(sample: Sample) -> None:
-    """Refuse a sample whose own gold answer does not earn the full reward: it would teach the wrong thing.
+def gold_faults(samples: Sequence[Sample]) -> Iterator[SampleError | None]:
+    """For each sample None, or why its own gold answer does not earn the full reward: it would teach the wrong thing.
 
-    Raises:
-        SampleError: ``unscorable_gold_answer``.
+    The reason is ``unscorable_gold_answer``.
     """
-    settings = RewardSettings()
-    response = f"<think>gold</think><answer>{sample.answer}</answer>"
-    breakdown = score(sample, response, settings)
+    with Rewarder(RewardSettings()) as rewarder:
+        for start in range(0, len(samples), _CHECKED_AT_A_TIME):
+            chunk = samples[start : start + _CHECKED_AT_A_TIME]
+            responses = [Response(one, f"<think>gold</think><answer>{one.answer}</answer>") for one in chunk]
+            for sample, breakdown in zip(chunk, rewarder.score(responses), strict=True):
+                yield _gold_fault(sample, breakdown)
+
+
+def _gold_fault(sample: Sample, breakdown: RewardBreakdown) -> SampleError | None:
     if breakdown.parts["accuracy"] == 1.0 and breakdown.parts["format"] == 1.0:
-        return
+        return None
     came = ", ".join(f"{name} {value}" for name, value in breakdown.parts.items())
     note = f" ({breakdown.notes['accuracy']})" if "accuracy" in breakdown.notes else ""
-    raise SampleError(
+    return SampleError(
         "unscorable_gold_answer",
         f"the gold answer '{sample.answer[:80]}' to a {sample.answer_kind} question earns {came}{note}. It must earn "
         "the full reward, 1.0 each. Correct 'solution' or 'problem_type', or remove the record.",

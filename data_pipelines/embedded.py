@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipelines.common import MANIFEST, check_gold_answer, is_prepared, locked, progress, run, write_manifest
+from data_pipelines.common import MANIFEST, gold_faults, is_prepared, locked, progress, run, write_manifest
 from data_pipelines.flashes import (
     POSITIONS,
     RENDER_VERSION,
@@ -94,9 +94,11 @@ def _render_split(split: Split, count: int, seed: int, out: Path) -> list[Sample
     for index, clip in enumerate(progress(clips, count, f"Rendering {split.name} clips")):
         path = folder / f"{index:05d}.mp4"
         write_clip(clip, out / path)
-        sample = to_sample(clip, f"{split.name}-{index:05d}", MediaRef("video", path.as_posix()), split.category)
-        check_gold_answer(sample)
-        samples.append(sample)
+        media = MediaRef("video", path.as_posix())
+        samples.append(to_sample(clip, f"{split.name}-{index:05d}", media, split.category))
+    for fault in gold_faults(samples):
+        if fault is not None:
+            raise fault
     return samples
 
 

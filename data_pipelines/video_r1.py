@@ -11,40 +11,16 @@ Evaluation records are chosen by their media, so that no image or video is in bo
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from data_pipelines.common import (
-    MANIFEST,
-    check_gold_answer,
-    is_prepared,
-    locked,
-    progress,
-    run,
-    write_manifest,
-    write_text,
-)
-from vlm_pg.data.records import read_records, write_records
-from vlm_pg.errors import ConfigError, SampleError
-from vlm_pg.media.paths import resolve
-from vlm_pg.types import ANSWER_KINDS, BadSample, Sample
+from data_pipelines.common import MANIFEST, is_prepared, locked, run, write_manifest
+from data_pipelines.outcome import Outcome, data_type
+from vlm_pg.data.records import read_records
+from vlm_pg.errors import ConfigError
+from vlm_pg.types import ANSWER_KINDS, Sample
 
-OUTPUTS = ("train.jsonl", "eval.jsonl", "refused.jsonl", "report.json")
 DATA_TYPES = ("image", "video", "mixed", "text")
-
-
-@dataclass
-class Outcome:
-    """What became of each record: kept for one of the two files, left out by a filter (by its name), or refused."""
-
-    train: list[Sample] = field(default_factory=list)
-    evaluation: list[Sample] = field(default_factory=list)
-    left_out: Counter[str] = field(default_factory=Counter)
-    refused: list[BadSample] = field(default_factory=list)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,9 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         outcome.refused[:0] = unreadable
         if not outcome.train:
             raise ConfigError(_nothing_left(len(samples) + len(unreadable), outcome, arguments.annotations))
-        files = _write(out, outcome, arguments)
+        inputs = {"annotations": str(arguments.annotations), "media_root": str(arguments.media_root)}
+        files = outcome.write(out, ("train", "eval"), inputs)
         write_manifest(out, identity, files)
-    print(_summary(outcome))
+    print(outcome.summary())
     print(f"Wrote {', '.join(files)} to {out}. Train with data.media_root={arguments.media_root}.")
     return 0
 
@@ -73,33 +50,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def sort_samples(samples: Sequence[Sample], arguments: argparse.Namespace) -> Outcome:
     """Put each sample where it belongs. Filters come first: what nobody asked for need not be right."""
     outcome = Outcome()
-    where = arguments.annotations.name
-    for sample in progress(samples, len(samples), "Checking records"):
+    wanted = []
+    for sample in samples:
         if filtered_by := _filtered_by(sample, arguments):
             outcome.left_out[filtered_by] += 1
-            continue
-        try:
-            for ref in sample.media:
-                if not arguments.skip_media_check:
-                    resolve(ref, arguments.media_root)
-            check_gold_answer(sample)
-        except SampleError as error:
-            outcome.refused.append(BadSample(sample.sample_id, error.reason, str(error), where))
-            continue
-        sides = {_is_for_evaluation(key, arguments) for key in _split_keys(sample)}
-        if len(sides) == 2:
-            outcome.left_out["media in both files"] += 1
-        elif True in sides:
-            outcome.evaluation.append(sample)
         else:
-            outcome.train.append(sample)
+            wanted.append(sample)
+    media_root = None if arguments.skip_media_check else arguments.media_root
+    usable = outcome.usable(wanted, arguments.annotations.name, media_root)
+    outcome.split(usable, arguments.eval_share, arguments.seed)
     return outcome
-
-
-def data_type(sample: Sample) -> str:
-    """image, video, mixed or text."""
-    kinds = {ref.kind for ref in sample.media}
-    return "text" if not kinds else "mixed" if len(kinds) == 2 else kinds.pop()
 
 
 def _filtered_by(sample: Sample, arguments: argparse.Namespace) -> str | None:
@@ -113,59 +73,10 @@ def _filtered_by(sample: Sample, arguments: argparse.Namespace) -> str | None:
     return None
 
 
-def _split_keys(sample: Sample) -> tuple[str, ...]:
-    """What decides between train and eval: the media, or without media the question itself."""
-    paths = tuple(ref.path.removeprefix("./") for ref in sample.media)
-    return paths or (sample.question,)
-
-
-def _is_for_evaluation(key: str, arguments: argparse.Namespace) -> bool:
-    """A fixed share of all keys, whatever else the file holds."""
-    digest = hashlib.sha256(f"{arguments.seed}:{key}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") < arguments.eval_share * 2**64
-
-
-def _write(out: Path, outcome: Outcome, arguments: argparse.Namespace) -> dict[str, int]:
-    """Write the four files; returns the number of records in each that holds records."""
-    write_records(out / "train.jsonl", outcome.train)
-    write_records(out / "eval.jsonl", outcome.evaluation)
-    lines = (json.dumps(asdict(bad), ensure_ascii=False) + "\n" for bad in outcome.refused)
-    write_text(out / "refused.jsonl", "".join(lines))
-    kept = [*outcome.train, *outcome.evaluation]
-    report = {
-        "annotations": str(arguments.annotations),
-        "media_root": str(arguments.media_root),
-        "train": len(outcome.train),
-        "eval": len(outcome.evaluation),
-        "kept_by_data_type": Counter(map(data_type, kept)),
-        "kept_by_answer_kind": Counter(sample.answer_kind for sample in kept),
-        "kept_by_source": Counter(sample.source for sample in kept),
-        "left_out": outcome.left_out,
-        "refused": Counter(bad.reason for bad in outcome.refused),
-    }
-    write_text(out / "report.json", json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    return {
-        "train.jsonl": len(outcome.train),
-        "eval.jsonl": len(outcome.evaluation),
-        "refused.jsonl": len(outcome.refused),
-    }
-
-
-def _summary(outcome: Outcome) -> str:
-    """A few lines for people: how many were kept, left out and refused, and why."""
-    lines = [f"kept     {len(outcome.train)} for training, {len(outcome.evaluation)} for evaluation"]
-    lines += [f"left out {count:6}  {name}" for name, count in outcome.left_out.most_common()]
-    reasons = Counter(bad.reason for bad in outcome.refused)
-    for reason, count in reasons.most_common():
-        example = next(bad for bad in outcome.refused if bad.reason == reason)
-        lines.append(f"refused  {count:6}  {reason}, for example {example.sample_id}: {example.message}")
-    return "\n".join(lines)
-
-
 def _nothing_left(total: int, outcome: Outcome, annotations: Path) -> str:
     return (
         f"None of the {total} records of '{annotations}' is left for training. At least one is needed.\n"
-        f"{_summary(outcome)}\nCorrect --media-root, or widen the filters."
+        f"{outcome.summary()}\nCorrect --media-root, or widen the filters."
     )
 
 

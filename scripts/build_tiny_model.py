@@ -29,7 +29,9 @@ from scripts.tiny_model.cold_start import ColdStart, Recipe, make_samples, respo
 from scripts.tiny_model.parts import CONTROL_TOKENS, build_model, build_processor, build_tokenizer
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.prompts.settings import DEFAULT_INSTRUCTIONS, PromptSettings
+from vlm_pg.types import AnswerKind
 
+FIRST_KINDS: tuple[AnswerKind, ...] = ("multiple_choice", "numerical", "ocr", "free_form", "regression")
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -39,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     recipe = Recipe(seed=arguments.seed)
     torch.set_num_threads(1)
     torch.manual_seed(recipe.seed)
-    media, prompt = read_settings(REPOSITORY / "configs" / "embedded.yaml")
+    media, prompt = read_settings(REPOSITORY / "configs" / "embedded_task.yaml")
     tokenizer = build_tokenizer(tokenizer_texts(prompt, recipe.seed))
     processor = build_processor(tokenizer)
     model = build_model(tokenizer)
@@ -67,7 +69,8 @@ def tokenizer_texts(prompt: PromptSettings, seed: int) -> Iterator[str]:
             response = response.replace(token, "")
         yield response
         yield "user\nassistant\n"
-    yield from (text for text in DEFAULT_INSTRUCTIONS.values() for _ in range(50))
+    # The kinds of answers there were when the shipped tokenizer was made: another text would make another one.
+    yield from (DEFAULT_INSTRUCTIONS[kind] for kind in FIRST_KINDS for _ in range(50))
 
 
 def save(folder: Path, model: Any, processor: Any, reached: dict[str, float]) -> None:

@@ -5,6 +5,7 @@
 #   bash scripts/train_video.sh training.steps=20                 the same with a setting changed
 #   bash scripts/train_video.sh CONFIG [key=value ...]            any other config
 #
+# Configs of the embedded task (configs/embedded*.yaml, configs/algorithms/) have its data set rendered first.
 # With a CONFIG and more than one GPU, DeepSpeed is started over all of them (CUDA_VISIBLE_DEVICES chooses).
 set -euo pipefail
 
@@ -57,8 +58,12 @@ set_up_environment
 cd "$REPO_ROOT"
 export PATH="$VENV/bin:$PATH"
 
-if [ -z "$config" ]; then
+case "$config" in
+"" | "$REPO_ROOT"/configs/embedded*.yaml | "$REPO_ROOT"/configs/algorithms/*.yaml)
     vlm-pg prepare embedded --out data/embedded
+    ;;
+esac
+if [ -z "$config" ]; then
     exec vlm-pg train configs/embedded.yaml "$@"
 fi
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from vlm_pg.algorithms.pruning import num_kept
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.config_errors import describe
 from vlm_pg.config_files import COMMAND_LINE, ConfigTree, apply_override, read_tree
@@ -107,9 +108,10 @@ def impossible_combinations(config: RunConfig) -> list[str]:
             "engine deepspeed reads. Set training.engine=deepspeed or training.deepspeed_config=null.",
         ),
         (
-            config.rollout.num_generations < 2,
-            f"rollout.num_generations is {config.rollout.num_generations}. GRPO compares the rollouts of a group, so "
-            "at least 2 are needed. Set rollout.num_generations=2 or more.",
+            config.rollout.num_generations < 2 and config.algorithm.baseline != "none",
+            f"rollout.num_generations is {config.rollout.num_generations}, and algorithm.baseline="
+            f"{config.algorithm.baseline} compares the rollouts of a group, so at least 2 are needed. Set "
+            "rollout.num_generations=2 or more, or algorithm.preset=reinforce_pp.",
         ),
         (
             config.rollout.temperature == 0.0,
@@ -127,9 +129,8 @@ def impossible_combinations(config: RunConfig) -> list[str]:
             "alike. Set eval.num_generations=1, or eval.temperature above 0.",
         ),
         (
-            config.reward.accuracy_weight == 0.0 and config.reward.format_weight == 0.0,
-            "reward.accuracy_weight and reward.format_weight are both 0, so every reward is 0. At least one must be "
-            "positive. Set reward.accuracy_weight=1.0.",
+            not config.reward.has_weight,
+            "no part of the reward has a weight, so every reward is 0. Set reward.accuracy_weight=1.0.",
         ),
         (
             bool(config.eval.controls) != bool(config.eval.control_sets),
@@ -137,7 +138,7 @@ def impossible_combinations(config: RunConfig) -> list[str]:
             "Controls need sets to run on, and the other way round. Set both or neither.",
         ),
     )
-    problems = [message for impossible, message in checks if impossible]
+    problems = [message for impossible, message in checks if impossible] + impossible_algorithms(config)
     named_sets = [("eval.control_sets", name) for name in config.eval.control_sets]
     if config.eval.headline_set is not None:
         named_sets.append(("eval.headline_set", config.eval.headline_set))
@@ -148,6 +149,89 @@ def impossible_combinations(config: RunConfig) -> list[str]:
         for key, name in named_sets
         if name not in config.data.eval
     ]
+    return problems
+
+
+def impossible_algorithms(config: RunConfig) -> list[str]:
+    """As ``impossible_combinations``, for the algorithm's settings with each other and with what surrounds them."""
+    algorithm, rollout = config.algorithm, config.rollout
+    pruned = algorithm.prune_rate > 0
+    checks = (
+        (
+            algorithm.scale_advantages in ("std", "batch") and algorithm.baseline == "none",
+            f"algorithm.baseline is none and algorithm.scale_advantages is {algorithm.scale_advantages}: equal rewards "
+            "would be divided by nothing, and keep their mean. Set algorithm.scale_advantages=whiten or none.",
+        ),
+        (
+            algorithm.importance_cap is not None and rollout.logprobs != "recompute",
+            f"algorithm.importance_cap is {algorithm.importance_cap} and rollout.logprobs is {rollout.logprobs}, so "
+            "that both log-probabilities it compares are the same ones. Set rollout.logprobs=recompute.",
+        ),
+        (
+            algorithm.importance_cap is not None and rollout.engine == "server",
+            "algorithm.importance_cap is set and rollout.engine is server, whose rollouts the trainer scores itself: "
+            "there is nothing to weigh. Set algorithm.importance_cap=null.",
+        ),
+        (
+            algorithm.temporal_bonus > 0 and rollout.engine == "server",
+            "algorithm.temporal_bonus is set and rollout.engine is server: a server reads the media file itself and "
+            "cannot be shown its frames in another order. Set rollout.engine=in_process or algorithm.temporal_bonus=0.",
+        ),
+        (
+            algorithm.kl_coef > 0 and algorithm.kl_in != "loss" and rollout.temperature <= 0,
+            "a KL in the reward needs rollout.temperature above 0.",
+        ),
+        (
+            algorithm.loss == "cispo" and algorithm.ratio_level == "sequence",
+            "algorithm.loss is cispo and algorithm.ratio_level is sequence; CISPO weighs single tokens. Set "
+            "algorithm.ratio_level=token or algorithm.loss=clip.",
+        ),
+        (
+            algorithm.loss == "cispo" and algorithm.dual_clip is not None,
+            "algorithm.dual_clip bounds the clipped loss, and algorithm.loss is cispo. Set algorithm.dual_clip=null.",
+        ),
+        (
+            algorithm.length_bonus_tokens[0] > algorithm.length_bonus_tokens[1],
+            f"algorithm.length_bonus_tokens is {list(algorithm.length_bonus_tokens)}: the shortest is longer than the "
+            "longest. Swap them.",
+        ),
+        (
+            algorithm.length_bonus > 0 and algorithm.length_bonus_tokens[0] > rollout.max_new_tokens,
+            f"algorithm.length_bonus goes to responses of {algorithm.length_bonus_tokens[0]} tokens and more, and "
+            f"rollout.max_new_tokens is {rollout.max_new_tokens}, so nobody can earn it. Set "
+            "algorithm.length_bonus_tokens to shorter ones, or algorithm.length_bonus=0.",
+        ),
+        (
+            algorithm.preset == "t_grpo" and not algorithm.temporal_bonus,
+            "algorithm.preset is t_grpo and algorithm.temporal_bonus is 0, which leaves GRPO. Set "
+            "algorithm.preset=grpo, or a bonus.",
+        ),
+        (
+            pruned and algorithm.prune_correction and algorithm.prune_metric == "largest",
+            "algorithm.prune_correction is true and algorithm.prune_metric is largest: what is never kept cannot be "
+            "corrected for. Set prune_metric=smallest or random, or prune_correction=false.",
+        ),
+        (
+            pruned
+            and algorithm.prune_fill
+            and (algorithm.baseline == "none" or algorithm.scale_advantages in ("batch", "whiten")),
+            f"algorithm.prune_rate is {algorithm.prune_rate:g} with prune_fill, which asks further questions until the "
+            f"freed tokens are used, and baseline={algorithm.baseline}, scale_advantages={algorithm.scale_advantages}, "
+            "whose statistics are over all of the step's questions. Set algorithm.prune_fill=false, or "
+            "scale_advantages=std or none with baseline=group_mean or leave_one_out.",
+        ),
+        (
+            algorithm.minibatches > config.training.prompts_per_step,
+            f"algorithm.minibatches is {algorithm.minibatches}, more than training.prompts_per_step="
+            f"{config.training.prompts_per_step}. Set it to that or less.",
+        ),
+    )
+    problems = [message for impossible, message in checks if impossible]
+    if pruned:
+        try:
+            num_kept(rollout.num_generations, algorithm.prune_rate)
+        except ValueError as error:
+            problems.append(f"algorithm.prune_rate with rollout.num_generations: {error}")
     return problems
 
 

@@ -9,17 +9,29 @@ T packed tokens, N query heads, K key-value heads, H head dim, D model dim, V vo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
 MediaKind = Literal["image", "video"]
-AnswerKind = Literal["multiple_choice", "numerical", "ocr", "free_form", "regression"]
-ANSWER_KINDS: tuple[AnswerKind, ...] = ("multiple_choice", "numerical", "ocr", "free_form", "regression")
+AnswerKind = Literal[
+    "multiple_choice",
+    "numerical",
+    "ocr",
+    "free_form",
+    "regression",
+    "mean_relative_accuracy",
+    "mathematics",
+    "box",
+    "time_span",
+    "exact",
+    "yes_no",
+]
+ANSWER_KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
 FinishReason = Literal["stop", "length"]
 
 
@@ -188,6 +200,10 @@ class RolloutGroup:
     """One prompt and its G rollouts; rewards and advantages are present once they are computed.
 
     ``policy_version``: optimizer steps the policy had seen when it sampled.
+    ``advantages`` of each rollout; ``token_advantages`` float32 [R] of each rollout, where they differ by token.
+    ``kept``: weight of each rollout in the loss, 0 for one that was pruned; empty: 1 for all.
+    ``trainer_logprobs``: float32 [R] of each rollout, under the training forward and the weights that sampled; present
+    where they were recomputed before several updates.
     """
 
     sample: Sample
@@ -196,6 +212,16 @@ class RolloutGroup:
     policy_version: int
     rewards: tuple[RewardBreakdown, ...] = ()
     advantages: tuple[float, ...] = ()
+    token_advantages: tuple[torch.Tensor, ...] = ()
+    kept: tuple[float, ...] = ()
+    trainer_logprobs: tuple[torch.Tensor, ...] = ()
+
+    def only(self, indices: Sequence[int]) -> RolloutGroup:
+        """The group with some of its rollouts, and all that belongs to them."""
+        of_rollouts = ("rollouts", "rewards", "advantages", "token_advantages", "kept", "trainer_logprobs")
+        values: dict[str, Any] = {name: getattr(self, name) for name in of_rollouts}
+        values = {name: tuple(of[index] for index in indices) for name, of in values.items() if of}
+        return replace(self, **values)
 
 
 @dataclass(frozen=True)

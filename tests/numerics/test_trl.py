@@ -12,115 +12,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
-
-from tests.support.tiny import tiny_model, tiny_processor
 
 trl = pytest.importorskip("trl")
-datasets = pytest.importorskip("datasets")
+pytest.importorskip("datasets")
 
+from tests.support.trl import Recorded, assert_equal_training  # noqa: E402
 from vlm_pg.integrations.trl import GroupedGRPOTrainer  # noqa: E402
-
-NUM_PROMPTS, NUM_GENERATIONS = 2, 4
-MEDIA_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
-
-
-def picture_questions(sizes: list[tuple[int, int]]) -> Any:
-    rng = np.random.default_rng(0)
-    texts = ("Which colour is shown first?", "How many times does the light blink in the video?", "What happens?")
-    rows = [
-        {
-            "prompt": [{"role": "user", "content": texts[i % len(texts)]}],
-            "images": [Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8))],
-        }
-        for i, size in enumerate(sizes)
-    ]
-    return datasets.Dataset.from_list(rows)
-
-
-def count_letters(completions: list[Any], **_: Any) -> list[float]:
-    return [float(sum(letter in "aeiou" for letter in c[0]["content"])) + len(c[0]["content"]) for c in completions]
-
-
-class Recorded:
-    """Keeps what one training step did: losses, gradients before the optimizer, logged metrics."""
-
-    def __init__(self, trainer_class: type, folder: Path, peft_config: Any = None, **settings: Any):
-        options: dict[str, Any] = {
-            "output_dir": str(folder / trainer_class.__name__),
-            "per_device_train_batch_size": NUM_PROMPTS * NUM_GENERATIONS,
-            "num_generations": NUM_GENERATIONS,
-            "max_completion_length": 8,
-            "max_steps": 1,
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "report_to": [],
-            "bf16": False,
-            "gradient_checkpointing": False,
-            "temperature": 0.7,
-            "seed": 3,
-            "use_cpu": True,
-            "max_grad_norm": 0.0,
-            "model_init_kwargs": {"dtype": "float32"},
-            "learning_rate": 1e-3,
-            "disable_tqdm": True,
-            "generation_kwargs": {"suppress_tokens": tiny_processor().tokenizer.convert_tokens_to_ids([*MEDIA_TOKENS])},
-        }
-        model = tiny_model(tie_word_embeddings=False)
-        with torch.no_grad():  # some responses end early, so that lengths differ and some are cut off
-            model.lm_head.weight[model.generation_config.eos_token_id] *= 4
-        model.save_pretrained(folder / "model")
-        processor = tiny_processor()
-        processor.image_processor.size = {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 16}
-        self.trainer = trainer_class(
-            model=str(folder / "model"),
-            reward_funcs=count_letters,
-            args=trl.GRPOConfig(**(options | settings)),
-            train_dataset=picture_questions([(56, 84), (84, 56), (56, 56), (28, 56)]),
-            eval_dataset=picture_questions([(56, 56)]),
-            processing_class=processor,
-            peft_config=peft_config,
-        )
-        self.losses: list[float] = []
-        self.gradients: list[dict[str, torch.Tensor]] = []
-        compute_loss = self.trainer.compute_loss
-
-        def recorded_loss(*args: Any, **kwargs: Any) -> Any:
-            loss = compute_loss(*args, **kwargs)
-            self.losses.append(float(loss))
-            return loss
-
-        self.trainer.compute_loss = recorded_loss
-        self.trainer.create_optimizer()
-        self.trainer.optimizer.register_step_pre_hook(lambda *_: self._keep_gradients())
-
-    def _keep_gradients(self) -> None:
-        named = self.trainer.model.named_parameters()
-        self.gradients.append({name: p.grad.clone() for name, p in named if p.grad is not None})
-
-    @property
-    def logged(self) -> dict[str, float]:
-        history = self.trainer.state.log_history
-        return next(entry for entry in history if "entropy" in entry)
-
-
-def assert_equal_training(ours: Recorded, theirs: Recorded) -> None:
-    assert len(theirs.losses) == len(ours.losses) > 0
-    assert ours.losses == pytest.approx(theirs.losses, abs=1e-5)
-    assert len(theirs.gradients) == len(ours.gradients) > 0
-    for mine, expected in zip(ours.gradients, theirs.gradients, strict=True):
-        assert mine.keys() == expected.keys()
-        largest = max(float(g.norm()) for g in expected.values())
-        assert largest > 0
-        for name, gradient in expected.items():
-            # Key biases cancel in the softmax: their gradient is rounding, so it is measured by the largest one.
-            scale = max(float(gradient.norm()), 1e-3 * largest)
-            assert float((mine[name] - gradient).norm()) <= 1e-4 * scale, name
-    for key in ("reward", "entropy", "completions/mean_length"):
-        assert ours.logged[key] == pytest.approx(theirs.logged[key], abs=1e-4), key
 
 
 @pytest.mark.parametrize(
@@ -176,7 +75,7 @@ def test_two_processes_sum_the_same_gradients(tmp_path: Path) -> None:
 
 
 def test_evaluation_scores_the_same(tmp_path: Path) -> None:
-    settings = {"num_generations_eval": 2, "per_device_eval_batch_size": 2, "beta": 0.1}
+    settings: dict[str, Any] = {"num_generations_eval": 2, "per_device_eval_batch_size": 2, "beta": 0.1}
     ours, theirs = (Recorded(kind, tmp_path, **settings).trainer for kind in (GroupedGRPOTrainer, trl.GRPOTrainer))
     results = []
     for trainer in (ours, theirs):

@@ -1,5 +1,6 @@
-"""Advantages, losses and loss weights: pure functions on numbers and tensors.
+"""The policy-gradient family: pure functions on numbers and tensors.
 
-The formulas live in ``advantages`` (rewards to advantages), ``losses`` (clipped ratio, KL) and ``weights`` (what one
-response token counts for). This package imports nothing itself, so that reading its settings does not load torch.
+Rewards to advantages: ``shaping`` (what depends on the group), ``advantages``. What trains: ``pruning``,
+``allocation``. The loss: ``ratios``, ``losses``, ``kl``, ``weights``. ``presets`` are points in the family with their
+papers' values. Reading ``settings`` does not load torch.
 """

@@ -1,52 +1,238 @@
-"""Rewards of one group to advantages (GRPO, arXiv 2402.03300, equation 3; without scaling: Dr. GRPO, 2503.20783)."""
+"""Rewards to advantages: a baseline (what is subtracted) and a scale (what is divided by), of a group or of the step.
+
+GRPO (arXiv 2402.03300, equation 3) is ``group_mean`` and ``std``, Dr. GRPO (2503.20783) ``group_mean`` and ``none``,
+RLOO (2402.14740, section 2) ``leave_one_out`` and ``none``, REINFORCE++ (2501.03262) ``none`` and ``whiten``, and its
+variant with a baseline ``group_mean`` and ``whiten``. Shape letters: R tokens of one response.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import get_args
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, get_args
 
-from vlm_pg.algorithms.settings import AdvantageScale
+from vlm_pg.algorithms.settings import AdvantageScale, Baseline
+
+if TYPE_CHECKING:
+    import torch
 
 STD_EPSILON = 1e-4
+WHITEN_EPSILON = 1e-8
+
+Rewards = Sequence[float | None]
 
 
-def group_advantages(rewards: Sequence[float | None], scale: AdvantageScale) -> list[float]:
-    """Advantage of each rollout of one complete group.
+def group_advantages(rewards: Rewards, baseline: Baseline, scale: AdvantageScale) -> list[float]:
+    """Advantage of each rollout of one complete group, from that group alone.
 
-    A_i = (r_i - mean) / (std + 1e-4) with ``scale="std"``, A_i = r_i - mean with ``"none"``. ``std`` is the sample
-    standard deviation (divisor n - 1). A reward of None ("no value") is left out of mean and std and gets advantage 0,
-    so it trains nothing. Fewer than two valued rewards, or rewards that are all equal, give exactly 0 for everyone:
-    such a group says nothing about which rollout was better.
+    A_i = r_i - b_i with ``scale="none"``, (r_i - b_i) / (std + 1e-4) with ``"std"``. b_i is the mean of the group with
+    ``baseline="group_mean"``, that of the group's other rollouts with ``"leave_one_out"``, 0 with ``"none"``. ``std``
+    is the sample standard deviation (divisor n - 1; 0 of a single value). A reward of None ("no value") is left out of
+    every statistic and gets advantage 0, so it trains nothing. With a baseline, fewer than two valued rewards, or
+    rewards that are all equal, give exactly 0 for everyone: such a group does not say which rollout was better.
 
-        group_advantages([1.0, 0.0, None, 0.5], "none") -> [0.5, -0.5, 0.0, 0.0]
+        group_advantages([1.0, 0.0, None, 0.5], "group_mean", "none") -> [0.5, -0.5, 0.0, 0.0]
+        group_advantages([1.0, 0.0, None, 0.5], "leave_one_out", "none") -> [0.75, -0.75, 0.0, 0.0]
 
     Args:
         rewards: total reward of each of the group's G rollouts, None where it could not be computed.
-        scale: ``"std"`` or ``"none"``.
+        baseline: ``"group_mean"``, ``"leave_one_out"`` or ``"none"``.
+        scale: ``"std"`` or ``"none"``; the others need the whole step, see ``batch_advantages``.
 
     Returns:
         G advantages, in the order of ``rewards``.
 
     Raises:
-        ValueError: a reward is not finite, or ``scale`` is unknown.
+        ValueError: a reward is not finite, or ``baseline`` or ``scale`` is unknown or needs more than one group.
     """
-    if scale not in get_args(AdvantageScale):
+    if scale in ("batch", "whiten"):
         raise ValueError(
-            f"Unknown advantage scale {scale!r}. Allowed are {', '.join(get_args(AdvantageScale))}. "
-            "Set algorithm.scale_advantages to one of them."
+            f"Advantage scale {scale!r} needs all groups of the step. One group allows std, none. "
+            "Call batch_advantages with the groups of all ranks."
         )
-    valued = [reward for reward in rewards if reward is not None]
-    if not all(math.isfinite(reward) for reward in valued):
+    return batch_advantages([rewards], baseline, scale)[0]
+
+
+def batch_advantages(groups: Sequence[Rewards], baseline: Baseline, scale: AdvantageScale) -> list[list[float]]:
+    """Advantages of all groups of a step; ``group_advantages`` for each of them, and two scales over all of them.
+
+    ``batch``: divided by the sample standard deviation of all valued rewards of the step + 1e-4 (TRL's
+    ``scale_rewards="batch"``). ``whiten``: the differences from the baseline get the step's mean 0, and are divided by
+    their sample standard deviation over all valued rollouts of the step + 1e-8.
+
+    A group without spread has differences of 0 from its baseline. Its advantages are exactly 0 with ``batch``, and with
+    ``whiten`` too, since differences from a group's baseline have mean 0; there its zeros count in the deviation, as in
+    REINFORCE++ with a baseline.
+
+    With ``baseline="none"`` nothing is centred unless it is whitened: with ``std`` and ``batch``, equal rewards r of
+    all rollouts give r / 1e-4.
+
+    Args:
+        groups: rewards of each complete group of the step, of all ranks for ``batch`` and ``whiten``.
+        baseline: see ``group_advantages``.
+        scale: ``"std"``, ``"batch"``, ``"whiten"`` or ``"none"``.
+
+    Returns:
+        Advantages of each group, in the order of ``groups``.
+
+    Raises:
+        ValueError: a reward is not finite, or ``baseline`` or ``scale`` is unknown.
+    """
+    _require_known("baseline", baseline, get_args(Baseline), "algorithm.baseline")
+    _require_known("advantage scale", scale, get_args(AdvantageScale), "algorithm.scale_advantages")
+    for rewards in groups:
+        _require_finite(rewards)
+    differences = [_from_baseline(rewards, baseline) for rewards in groups]
+    mean, divisors = 0.0, [1.0] * len(groups)
+    if scale == "std":
+        divisors = [_sample_std(_valued([rewards])) + STD_EPSILON for rewards in groups]
+    elif scale == "batch":
+        divisors = [_sample_std(_valued(groups)) + STD_EPSILON] * len(groups)
+    elif scale == "whiten":
+        valued = _valued(differences)
+        # Differences from a group's baseline add up to 0; rounding must not move a group without spread away from it.
+        mean = _mean(valued) if baseline == "none" else 0.0
+        divisors = [_sample_std(valued) + WHITEN_EPSILON] * len(groups)
+    return [
+        [0.0 if difference is None else (difference - mean) / divisor for difference in group]
+        for group, divisor in zip(differences, divisors, strict=True)
+    ]
+
+
+def part_advantages(
+    parts: Mapping[str, Sequence[Rewards]], weights: Mapping[str, float], baseline: Baseline, scale: AdvantageScale
+) -> list[list[float]]:
+    """Advantages of each part of the reward by itself, added up with the parts' weights.
+
+    So a part with a small spread counts as much as one with a large spread (with the scales ``std``, ``batch`` and
+    ``whiten``). A rollout of which a weighted part is None has no total: it gets advantage 0 and enters no statistic
+    of any part. Parts of weight 0 are not looked at.
+
+    Args:
+        parts: part -> its values, unweighted: those of each rollout of each group of the step.
+        weights: part -> its weight, for every part.
+        baseline: see ``group_advantages``.
+        scale: see ``batch_advantages``.
+
+    Returns:
+        Advantages of each group.
+
+    Raises:
+        ValueError: ``parts`` and ``weights`` have other names or ``parts`` other shapes; and what ``batch_advantages``
+            refuses.
+    """
+    if not parts or set(parts) != set(weights):
+        raise ValueError(
+            f"Parts are {sorted(parts)}, weights are given for {sorted(weights)}. Both must name the same parts, at "
+            "least one. Give a part that shall not count the weight 0."
+        )
+    shapes = {name: [len(rewards) for rewards in groups] for name, groups in parts.items()}
+    shape = next(iter(shapes.values()))
+    if any(other != shape for other in shapes.values()):
+        raise ValueError(
+            f"Rollouts in each group are, by part, {shapes}. They must be the same for all parts. "
+            "Pass None for a rollout of which a part has no value."
+        )
+    weighted = {name: weight for name, weight in weights.items() if weight != 0.0}
+    complete = [
+        [all(parts[name][group][i] is not None for name in weighted) for i in range(num_rollouts)]
+        for group, num_rollouts in enumerate(shape)
+    ]
+    totals = [[0.0] * num_rollouts for num_rollouts in shape]
+    for name, weight in weighted.items():
+        values = [
+            [value if whole else None for value, whole in zip(rewards, of_group, strict=True)]
+            for rewards, of_group in zip(parts[name], complete, strict=True)
+        ]
+        for total, advantages in zip(totals, batch_advantages(values, baseline, scale), strict=True):
+            total[:] = [so_far + weight * advantage for so_far, advantage in zip(total, advantages, strict=True)]
+    return totals
+
+
+def kl_returns(kl: torch.Tensor, coef: float) -> torch.Tensor:
+    """What each token's advantage loses to the KL of itself and all tokens after it (REINFORCE++, section 3).
+
+        kl_returns([1, 2, 3], 0.1) -> [-0.6, -0.5, -0.3]
+
+    Args:
+        kl: [R] KL estimate of each token of one response, in nats, without graph.
+        coef: weight of the KL.
+
+    Returns:
+        [R] -coef * sum of kl[s] over s >= t.
+    """
+    return -coef * kl.flip(0).cumsum(0).flip(0)
+
+
+def moments(values: Sequence[torch.Tensor]) -> tuple[float, float, float]:
+    """(count, sum, sum of squares) of all elements, in float64; those of several ranks may be added up."""
+    wide = [tensor.double() for tensor in values]
+    return (
+        float(sum(tensor.numel() for tensor in wide)),
+        math.fsum(tensor.sum().item() for tensor in wide),
+        math.fsum(tensor.square().sum().item() for tensor in wide),
+    )
+
+
+def mean_and_std(count: float, total: float, squares: float) -> tuple[float, float]:
+    """Mean and sample standard deviation (divisor count - 1) from added-up ``moments``; 0 of a single value or none."""
+    mean = total / count if count else 0.0
+    # Rounding may leave slightly less than 0 where all values are equal.
+    variance = max(0.0, squares - total * mean) / (count - 1) if count > 1 else 0.0
+    return mean, math.sqrt(variance)
+
+
+def whitened(values: torch.Tensor, mean: float, std: float) -> torch.Tensor:
+    """(values - mean) / (std + 1e-8): token advantages whitened over all response tokens of a step.
+
+    Args:
+        values: any shape.
+        mean: of all tokens of the step on all ranks, see ``mean_and_std``.
+        std: their sample standard deviation.
+    """
+    return (values - mean) / (std + WHITEN_EPSILON)
+
+
+def _from_baseline(rewards: Rewards, baseline: Baseline) -> list[float | None]:
+    """Reward minus baseline of each rollout of one group, None where it has no value."""
+    if baseline == "none":
+        return list(rewards)
+    valued = _valued([rewards])
+    if len(valued) < 2:
+        return [None if reward is None else 0.0 for reward in rewards]
+    mean = _mean(valued)
+    # r_i minus the mean of the n - 1 others is n / (n - 1) times r_i minus the mean of all.
+    factor = len(valued) / (len(valued) - 1) if baseline == "leave_one_out" else 1.0
+    return [None if reward is None else factor * (reward - mean) for reward in rewards]
+
+
+def _valued(groups: Sequence[Rewards]) -> list[float]:
+    return [reward for rewards in groups for reward in rewards if reward is not None]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Exactly the common value where all are equal; 0 of none."""
+    if not values:
+        return 0.0
+    return values[0] if min(values) == max(values) else math.fsum(values) / len(values)
+
+
+def _sample_std(values: Sequence[float]) -> float:
+    """Divisor n - 1; 0 of fewer than two values, and exactly 0 where all are equal."""
+    if len(values) < 2:
+        return 0.0
+    mean = _mean(values)
+    return math.hypot(*(value - mean for value in values)) / math.sqrt(len(values) - 1)
+
+
+def _require_known(what: str, value: str, allowed: Sequence[str], setting: str) -> None:
+    if value not in allowed:
+        raise ValueError(f"Unknown {what} {value!r}. Allowed are {', '.join(allowed)}. Set {setting} to one of them.")
+
+
+def _require_finite(rewards: Rewards) -> None:
+    if not all(math.isfinite(reward) for reward in rewards if reward is not None):
         raise ValueError(
             f"Rewards of one group are {list(rewards)}. Each must be a finite number or None. "
             "Return None from a reward that cannot be computed."
         )
-    if len(valued) < 2 or min(valued) == max(valued):
-        return [0.0] * len(rewards)
-    mean = math.fsum(valued) / len(valued)
-    divisor = 1.0
-    if scale == "std":
-        squares = math.fsum((reward - mean) ** 2 for reward in valued)
-        divisor = math.sqrt(squares / (len(valued) - 1)) + STD_EPSILON
-    return [0.0 if reward is None else (reward - mean) / divisor for reward in rewards]

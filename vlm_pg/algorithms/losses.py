@@ -1,4 +1,4 @@
-"""The clipped policy loss and the KL term, as weighted sums over response tokens.
+"""The policy loss as a weighted sum over response tokens.
 
 Shape letters: R_total response tokens of a batch, laid end to end. All log-probabilities are natural logarithms and
 should be float32 or wider.
@@ -6,9 +6,14 @@ should be float32 or wider.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import get_args
+
 import torch
 
-LOG_RATIO_CLAMP = 20.0
+from vlm_pg.algorithms.ratios import LOG_RATIO_CLAMP, log_ratios, require_same_length
+from vlm_pg.algorithms.settings import LossKind, RatioLevel
 
 
 def policy_loss(
@@ -17,84 +22,108 @@ def policy_loss(
     advantages: torch.Tensor,
     weights: torch.Tensor,
     *,
+    lengths: Sequence[int],
+    loss: LossKind,
+    ratio_level: RatioLevel,
     clip_low: float,
     clip_high: float,
+    dual_clip: float | None = None,
     log_ratio_clamp: float = LOG_RATIO_CLAMP,
+    importance: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Clipped surrogate loss (PPO, arXiv 1707.06347, equation 7; separate bounds as in DAPO, 2503.14476).
+    """-sum(weights * importance * term) over all tokens, with the term of one token, r being its ratio:
 
-        ratio = exp(clamp(policy - behaviour, +-log_ratio_clamp))
-        loss  = -sum(weights * min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A))
+    ``clip``: min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A) (PPO, arXiv 1707.06347, equation 7; separate bounds
+    as in DAPO, 2503.14476). With ``dual_clip`` c, where A < 0: max(that, c * A) (1912.09729).
 
-    The clamp keeps exp finite; beyond it the ratio is constant and the token has no gradient.
+    ``cispo``: clip(r, 1 - clip_low, 1 + clip_high) * A * policy_logprob, the clipped ratio without graph (MiniMax-M1,
+    2506.13585, section 3.1). Clipping bounds what a token counts for and takes no token's gradient away.
+
+    ``ratio_level`` says whose ratio r is, see ``log_ratios``. Log-ratios are held within +-log_ratio_clamp, which
+    keeps exp finite; a held one has no gradient (none passes through it in ``cispo``).
 
     Args:
         policy_logprobs: [R_total] log-probability of each token under the policy being trained; carries the graph.
         behaviour_logprobs: [R_total] the same under the policy that sampled; no gradient flows into it.
-        advantages: [R_total] advantage of the response each token belongs to.
+        advantages: [R_total] advantage of each token.
         weights: [R_total] loss weight of each token, see ``response_token_weights``.
+        lengths: tokens of each response, in order; they add up to R_total.
+        loss: ``"clip"`` or ``"cispo"``.
+        ratio_level: ``"token"`` or ``"sequence"``.
         clip_low: lower clip distance.
         clip_high: upper clip distance.
+        dual_clip: the most that a ratio counts where the advantage is negative; None: no bound. Only with ``clip``.
         log_ratio_clamp: bound on the absolute log-ratio.
+        importance: [R_total] factor of each token's term, see ``importance_weights``; no gradient flows into it.
 
     Returns:
         The scalar loss, and detached float32 scalars beside it. To combine micro-batches add all of them up, except
-        ``ratio_max``, of which the largest counts: ``tokens``; ``clipped_low`` and ``clipped_high`` (tokens whose
-        gradient the clip removed); ``ratio_sum``; ``ratio_max``; ``behaviour_kl_sum`` (k3 estimate of
-        KL(behaviour || policy), in nats).
+        ``ratio_max`` and ``ratio_min``, of which the largest and the smallest count (no tokens: 0 and infinity).
+        ``tokens``; ``clipped_low`` and ``clipped_high``: tokens whose gradient clipping removed, at the lower and at
+        the upper bound or ``dual_clip`` (``cispo``: tokens with an advantage whose ratio counts as the bound);
+        ``ratio_sum``, ``ratio_max``, ``ratio_min``: over the tokens' ratios before clipping; ``behaviour_kl_sum``: k3
+        estimate of KL(behaviour || policy) in nats, from each token's own ratio at either level.
 
     Raises:
-        ValueError: the tensors are not one-dimensional and of one length.
+        ValueError: shapes or lengths do not fit, ``loss`` or ``ratio_level`` is unknown, or ``cispo`` is given a
+            ``dual_clip``.
     """
-    _require_same_length(
-        policy_logprobs=policy_logprobs, behaviour_logprobs=behaviour_logprobs, advantages=advantages, weights=weights
+    _require_loss(loss, dual_clip)
+    require_same_length(
+        policy_logprobs=policy_logprobs,
+        behaviour_logprobs=behaviour_logprobs,
+        advantages=advantages,
+        weights=weights,
+        **({} if importance is None else {"importance": importance}),
     )
-    log_ratio = (policy_logprobs - behaviour_logprobs.detach()).clamp(-log_ratio_clamp, log_ratio_clamp)
-    ratio = log_ratio.exp()
+    ratio = log_ratios(policy_logprobs, behaviour_logprobs, lengths, ratio_level, log_ratio_clamp).exp()
     clipped_ratio = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    loss = -(weights * torch.minimum(ratio * advantages, clipped_ratio * advantages)).sum()
+    if loss == "cispo":
+        terms = clipped_ratio.detach() * advantages * policy_logprobs
+    else:
+        terms = torch.minimum(ratio * advantages, clipped_ratio * advantages)
+        if dual_clip is not None:
+            terms = torch.where(advantages < 0, torch.maximum(terms, dual_clip * advantages), terms)
+    if importance is not None:
+        weights = weights * importance.detach()
 
     with torch.no_grad():
+        low, high = ratio < 1.0 - clip_low, ratio > 1.0 + clip_high
+        if loss == "cispo":
+            low, high = low & (advantages != 0), high & (advantages != 0)
+        else:
+            low, high = low & (advantages < 0), high & (advantages > 0)
+            if dual_clip is not None:
+                high = high | ((ratio > dual_clip) & (advantages < 0))
+        own_log_ratio = log_ratios(policy_logprobs, behaviour_logprobs, lengths, "token", log_ratio_clamp)
         metrics = {
-            "tokens": torch.tensor(float(ratio.numel()), device=ratio.device),
-            "clipped_low": ((ratio < 1.0 - clip_low) & (advantages < 0)).sum().float(),
-            "clipped_high": ((ratio > 1.0 + clip_high) & (advantages > 0)).sum().float(),
-            "ratio_sum": ratio.sum().float(),
-            "ratio_max": ratio.max().float() if ratio.numel() else torch.zeros((), device=ratio.device),
-            "behaviour_kl_sum": (torch.expm1(log_ratio) - log_ratio).sum().float(),
+            "clipped_low": low.sum().float(),
+            "clipped_high": high.sum().float(),
+            "behaviour_kl_sum": (torch.expm1(own_log_ratio) - own_log_ratio).sum().float(),
+            **_ratio_metrics(ratio),
         }
-    return loss, metrics
+    return -(weights * terms).sum(), metrics
 
 
-def kl_k3(
-    policy_logprobs: torch.Tensor, ref_logprobs: torch.Tensor, *, log_ratio_clamp: float = LOG_RATIO_CLAMP
-) -> torch.Tensor:
-    """Per-token estimate of KL(policy || ref): exp(-d) - 1 + d with d = policy - ref (k3, joschu.net/blog/kl-approx).
+def _ratio_metrics(ratio: torch.Tensor) -> dict[str, torch.Tensor]:
+    def constant(value: float) -> torch.Tensor:
+        return torch.full((), value, dtype=torch.float32, device=ratio.device)
 
-    Never negative, and 0 only where the two agree. d is held at -log_ratio_clamp from below, where exp(-d) would
-    overflow; such tokens have no gradient. Upwards the formula is nearly linear and needs no bound.
-
-    Args:
-        policy_logprobs: [R_total], carries the graph.
-        ref_logprobs: [R_total], no gradient flows into it.
-        log_ratio_clamp: the lower bound on d is minus this.
-
-    Returns:
-        [R_total] estimates in nats; the KL term of the loss is ``kl_coef * sum(weights * kl_k3(...))``.
-
-    Raises:
-        ValueError: the tensors are not one-dimensional and of one length.
-    """
-    _require_same_length(policy_logprobs=policy_logprobs, ref_logprobs=ref_logprobs)
-    log_ratio = (policy_logprobs - ref_logprobs.detach()).clamp(min=-log_ratio_clamp)
-    return torch.expm1(-log_ratio) + log_ratio
+    return {
+        "tokens": constant(ratio.numel()),
+        "ratio_sum": ratio.sum().float(),
+        "ratio_max": ratio.max().float() if ratio.numel() else constant(0.0),
+        "ratio_min": ratio.min().float() if ratio.numel() else constant(math.inf),
+    }
 
 
-def _require_same_length(**tensors: torch.Tensor) -> None:
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if len(set(shapes.values())) != 1 or any(len(shape) != 1 for shape in shapes.values()):
-        described = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+def _require_loss(loss: LossKind, dual_clip: float | None) -> None:
+    if loss not in get_args(LossKind):
         raise ValueError(
-            f"Shapes are {described}. All must be [R_total], one entry per response token. "
-            "Repeat what belongs to a whole response for each of its tokens."
+            f"Unknown loss {loss!r}. Allowed are {', '.join(get_args(LossKind))}. Set algorithm.loss to one of them."
+        )
+    if loss == "cispo" and dual_clip is not None:
+        raise ValueError(
+            f"dual_clip is {dual_clip} with the loss cispo, which bounds every ratio by clip_high. "
+            "dual_clip is allowed with the loss clip. Leave algorithm.dual_clip out."
         )

@@ -1,24 +1,128 @@
-"""Settings of the policy-gradient algorithm."""
+"""Settings of the policy-gradient algorithm: one family, and named points in it (``presets``)."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from vlm_pg.algorithms.presets import PRESETS, PresetName, with_preset
 from vlm_pg.settings import Settings
 
-AdvantageScale = Literal["std", "none"]
-LossAverage = Literal["token_mean", "sequence_mean"]
+Baseline = Literal["group_mean", "leave_one_out", "none"]
+AdvantageScale = Literal["std", "batch", "whiten", "none"]
+LossKind = Literal["clip", "cispo"]
+RatioLevel = Literal["token", "sequence"]
+LossAverage = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_length"]
+KlEstimator = Literal["k1", "k2", "k3"]
+KlPlace = Literal["loss", "reward", "token_reward"]
+PruneScope = Literal["question", "rank"]
+PruneMetric = Literal["smallest", "largest", "random"]
 
 
 class AlgorithmSettings(Settings):
-    """GRPO and the members of its family that differ from it by these numbers only."""
+    """GRPO and its family. Every algorithm is a choice of these values; ``preset`` makes the choice of a paper."""
 
+    preset: PresetName | None = Field(
+        default=None,
+        description="Start from a paper's values. What makes the algorithm what it is cannot be set to something else "
+        "beside it; other values can. docs/algorithms.md lists them all with their sources.",
+    )
+
+    # Rewards to advantages
+    baseline: Baseline = Field(
+        default="group_mean",
+        description="What is subtracted from a reward. group_mean: mean of its group (GRPO). leave_one_out: mean of "
+        "the others of its group (RLOO). none: nothing (REINFORCE++, which whitens).",
+    )
     scale_advantages: AdvantageScale = Field(
         default="std",
-        description="How rewards become advantages inside one group of rollouts. std: (r - mean) / (std + 1e-4), "
-        "std being the sample standard deviation (divisor n - 1). none: r - mean.",
+        description="What advantages are divided by. std: sample standard deviation of the group's rewards + 1e-4. "
+        "batch: that of all rewards of the step + 1e-4. whiten: the step's advantages get mean 0 and deviation 1. "
+        "none: nothing.",
+    )
+    normalise_parts: bool = Field(
+        default=False,
+        description="Make advantages of each part of the reward by itself (baseline and scale), and add them up with "
+        "the parts' weights; otherwise of the total.",
+    )
+    overlong_share: float = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="The last share of rollout.max_new_tokens in which the reward sinks linearly by overlong_penalty "
+        "(DAPO's soft punishment); a response that was cut off loses all of it. 0: off.",
+    )
+    overlong_penalty: float = Field(default=1.0, gt=0.0, le=100.0, description="What the longest response loses.")
+    temporal_bonus: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=100.0,
+        description="T-GRPO: added to the reward of right answers to a video if the group is right as often as "
+        "temporal_ratio times a control group that sees the frames in a random order. 0: off, no control group.",
+    )
+    temporal_ratio: float = Field(
+        default=0.8, ge=0.0, le=10.0, description="See temporal_bonus; mean accuracies are compared."
+    )
+    length_bonus: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=100.0,
+        description="Video-R1: added to right answers of length_bonus_tokens, where a group has more than one right "
+        "answer. 0: off.",
+    )
+    length_bonus_tokens: tuple[int, int] = Field(
+        default=(320, 512), description="Shortest and longest response, in tokens, that gets length_bonus."
+    )
+    right_above: float = Field(
+        default=0.1, ge=0.0, lt=1.0, description="Both bonuses: an answer is right if its accuracy is above this."
+    )
+
+    # Which rollouts train
+    resample_rounds: int = Field(
+        default=0,
+        ge=0,
+        le=100,
+        description="DAPO's dynamic sampling: groups without spread are replaced by those of further questions, in at "
+        "most so many rounds a step. 0: off.",
+    )
+    mask_truncated: bool = Field(
+        default=False, description="Responses cut off at rollout.max_new_tokens count in the statistics, not the loss."
+    )
+    prune_rate: float = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="CPPO: share P of the rollouts that do not train; floor(G * (1 - P)) of a group are kept.",
+    )
+    prune_scope: PruneScope = Field(
+        default="question",
+        description="Rollouts are compared within their group, or among all that a rank has sampled in the step.",
+    )
+    prune_metric: PruneMetric = Field(
+        default="smallest",
+        description="What is dropped: the smallest |advantage| (CPPO), the largest, or random ones (for ablations).",
+    )
+    prune_fill: bool = Field(
+        default=True,
+        description="CPPO's dynamic completion allocation: the tokens that pruning frees go to further questions, "
+        "pruned alike, so that an update has as many tokens as without pruning.",
+    )
+    prune_correction: bool = Field(
+        default=False,
+        description="Draw what is kept with probabilities that grow with |advantage| (random: equal ones) and weigh it "
+        "by their inverse, so that the expected gradient is that without pruning.",
+    )
+
+    # The loss
+    loss: LossKind = Field(
+        default="clip",
+        description="clip: PPO's clipped ratio times advantage. cispo: clipped ratio, detached, times advantage times "
+        "log-probability.",
+    )
+    ratio_level: RatioLevel = Field(
+        default="token",
+        description="token: each token's probability ratio. sequence: the geometric mean of its response's (GSPO).",
     )
     clip_low: float = Field(
         default=0.2, ge=0.0, le=1.0, description="The probability ratio is clipped from below at 1 - clip_low."
@@ -30,17 +134,39 @@ class AlgorithmSettings(Settings):
         description="The probability ratio is clipped from above at 1 + clip_high; larger than clip_low is DAPO's "
         "clip-higher.",
     )
+    dual_clip: float | None = Field(
+        default=None,
+        gt=1.0,
+        le=100.0,
+        description="With a negative advantage the ratio counts at most this much (dual-clip PPO).",
+    )
+    importance_cap: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=100.0,
+        description="Weigh each token by min(p_trainer / p_rollout, this), detached: truncated importance weights for "
+        "what generation and training compute differently. Needs rollout.logprobs=recompute.",
+    )
     kl_coef: float = Field(
-        default=0.0,
-        ge=0.0,
-        le=10.0,
-        description="Weight of the KL term exp(-d) - 1 + d, d = policy - reference log-probability. 0 loads no "
-        "reference model.",
+        default=0.0, ge=0.0, le=10.0, description="Weight of the KL to the reference; 0 loads no reference model."
+    )
+    kl_estimator: KlEstimator = Field(
+        default="k3",
+        description="Per token, with d = policy - reference log-probability. k1: d. k2: d^2 / 2. k3: exp(-d) - 1 + d.",
+    )
+    kl_in: KlPlace = Field(
+        default="loss",
+        description="loss: added to it. reward: a response's sum is taken from its reward. token_reward: each token's "
+        "advantage loses the sum from it to the end (REINFORCE++).",
+    )
+    entropy_coef: float = Field(
+        default=0.0, ge=0.0, le=10.0, description="Weight of the entropy bonus, which is taken from the loss."
     )
     loss_average: LossAverage = Field(
         default="token_mean",
         description="What one response token counts for in the whole optimizer batch. token_mean: 1 / tokens. "
-        "sequence_mean: 1 / (tokens of its response * responses).",
+        "sequence_mean: 1 / (tokens of its response * responses). sequence_sum: 1 / responses. constant_length: "
+        "1 / (rollout.max_new_tokens * responses).",
     )
     log_ratio_clamp: float = Field(
         default=20.0,
@@ -48,3 +174,28 @@ class AlgorithmSettings(Settings):
         le=80.0,
         description="Log-ratios are held within +- this before they are exponentiated (80 still fits float32).",
     )
+
+    # Updates of one batch of rollouts
+    num_iterations: int = Field(default=1, ge=1, le=64, description="Passes over each step's rollouts.")
+    minibatches: int = Field(
+        default=1, ge=1, le=1024, description="Optimizer updates per pass, each over a share of the step's groups."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_from_preset(cls, values: Any) -> Any:
+        return with_preset(values) if isinstance(values, dict) else values
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates per step."""
+        return self.num_iterations * self.minibatches
+
+    @property
+    def differences_from_preset(self) -> dict[str, tuple[Any, Any]]:
+        """Values that were set beside the preset: name -> (here, in the preset)."""
+        if self.preset is None:
+            return {}
+        preset = PRESETS[self.preset]
+        here = {name: getattr(self, name) for name in preset.values}
+        return {name: (value, preset.values[name]) for name, value in here.items() if value != preset.values[name]}

@@ -1,4 +1,4 @@
-"""Which samples a training step uses: a pure function of the step, so that resuming needs no saved position."""
+"""In which order samples are used: a pure function of the place in it, so that resuming needs one number."""
 
 from __future__ import annotations
 
@@ -8,25 +8,20 @@ from functools import lru_cache
 import numpy as np
 
 
-def indices_for_step(num_samples: int, prompts_per_step: int, step: int, seed: int, shuffle: bool) -> list[int]:
-    """Indices of the samples of step ``step`` (from 0).
+def index_at(num_samples: int, place: int, seed: int, shuffle: bool) -> int:
+    """Index of the sample at ``place``, counted from 0.
 
-    The epochs follow each other without a gap: every sample is used once per epoch, and a step may hold the end of one
-    epoch and the beginning of the next.
+    The epochs follow each other without a gap: every sample comes once per epoch.
 
-        indices_for_step(5, 3, 1, seed=0, shuffle=False) == [3, 4, 0]
+        [index_at(5, place, seed=0, shuffle=False) for place in (3, 4, 5)] == [3, 4, 0]
 
     Raises:
         ValueError: there are no samples.
     """
     if num_samples < 1:
         raise ValueError(f"There are {num_samples} usable samples; at least one is needed. Check the data file.")
-    first = step * prompts_per_step
-    indices = []
-    for place in range(first, first + prompts_per_step):
-        epoch, offset = divmod(place, num_samples)
-        indices.append(int(_permutation(num_samples, seed, epoch)[offset]) if shuffle else offset)
-    return indices
+    epoch, offset = divmod(place, num_samples)
+    return int(_permutation(num_samples, seed, epoch)[offset]) if shuffle else offset
 
 
 @lru_cache(maxsize=4)

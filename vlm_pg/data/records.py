@@ -4,9 +4,10 @@
      "options": ["A. a keyboard", "B. a piano"], "process": "", "solution": "<answer>A</answer>",
      "path": "./video_90.mov", "data_source": "real-media"}
 
-``data_type`` is image, video or text (then ``path`` is empty); for several media ``path`` is a list, and where images
-and videos are mixed ``data_type`` is a list beside it. ``category`` may be added; evaluation reports by it. Other keys
-are ignored.
+``problem_type`` says how the answer is checked: one of the five kinds of Video-R1, or mathematics, exact, yes/no, box,
+time span, mean relative accuracy. ``data_type`` is image, video or text (then ``path`` is empty); for several media
+``path`` is a list, and where images and videos are mixed ``data_type`` is a list beside it. ``category`` may be added;
+evaluation reports by it. Other keys are ignored.
 """
 
 from __future__ import annotations
@@ -23,14 +24,22 @@ from vlm_pg.data.files import read_raw
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.types import AnswerKind, BadSample, MediaKind, MediaRef, Sample
 
-KIND_NAMES: dict[str, AnswerKind] = {
-    "multiple choice": "multiple_choice",
+# Read without regard to case, and with a space, "_", "-" or "/" between words: "multiple_choice" is "multiple choice".
+_WRITTEN_NAMES: dict[AnswerKind, str] = {
+    "multiple_choice": "multiple choice",
     "numerical": "numerical",
-    "ocr": "ocr",
-    "free-form": "free_form",
+    "ocr": "OCR",
+    "free_form": "free-form",
     "regression": "regression",
+    "mean_relative_accuracy": "mean relative accuracy",
+    "mathematics": "mathematics",
+    "box": "box",
+    "time_span": "time span",
+    "exact": "exact",
+    "yes_no": "yes/no",
 }
-_WRITTEN_NAMES = {kind: ("OCR" if kind == "ocr" else name) for name, kind in KIND_NAMES.items()}
+_BETWEEN_WORDS = str.maketrans("_-/", "   ")
+_KINDS = {kind.translate(_BETWEEN_WORDS): kind for kind in _WRITTEN_NAMES}
 MEDIA_TOKEN = re.compile(r"<\|(?:vision_start|vision_end|vision_pad|image_pad|video_pad|im_start|im_end|endoftext)\|>")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _OPTION = re.compile(r"\s*\(?([A-Z])\s*[.):]\s*(.*)", re.DOTALL)
@@ -176,7 +185,7 @@ def _id_of(record: Any, where: str) -> str:
 
 def _answer_kind(record: Mapping[str, Any]) -> AnswerKind:
     written = _field(record, "problem_type", str)
-    kind = KIND_NAMES.get(written.strip().lower())
+    kind = _KINDS.get(" ".join(written.lower().translate(_BETWEEN_WORDS).split()))
     if kind is None:
         names = ", ".join(_WRITTEN_NAMES.values())
         raise _bad("unknown_answer_kind", f"'problem_type' is '{written}'", f"One of {names}", "it")

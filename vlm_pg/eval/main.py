@@ -17,6 +17,7 @@ from vlm_pg.observe.files import write_json_atomic
 from vlm_pg.observe.quiet import quiet_libraries
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.sources import Sources
+from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.types import BadSample, Prompt
 
 
@@ -59,8 +60,11 @@ def evaluate(config: RunConfig, checkpoint: Path | None) -> dict[str, Any]:
     def check(prompt: Prompt) -> None:
         policy.check_length(prompt, config.rollout.max_new_tokens)
 
-    with Sources(builder, config.data, config.media, policy.pixel_factor, check) as sources:
-        results = Evaluator(config, policy, sources, console, on_bad_records, on_bad).run("answers", folder)
+    with (
+        Sources(builder, config.data, config.media, policy.pixel_factor, check) as sources,
+        Rewarder(config.reward, warn=console.warn) as rewarder,
+    ):
+        results = Evaluator(config, policy, sources, rewarder, console, on_bad_records, on_bad).run("answers", folder)
     results["protocol"] = {
         "checkpoint": str(path),
         "media": config.media.model_dump(mode="json"),

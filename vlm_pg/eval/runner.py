@@ -19,7 +19,8 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
 from vlm_pg.prompts.source import Tamper
 from vlm_pg.prompts.sources import Sources
-from vlm_pg.rewards.rubric import score
+from vlm_pg.rewards.response import Response
+from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.types import BadSample, Prompt, RolloutGroup, Sample
 
@@ -66,6 +67,7 @@ class Evaluator:
         config: RunConfig,
         policy: Policy,
         sources: Sources,
+        rewarder: Rewarder,
         console: Console,
         on_bad_records: Callable[[Sequence[BadSample], int], None],
         on_bad: Callable[[int, Sequence[BadSample]], None],
@@ -75,6 +77,7 @@ class Evaluator:
         weights_at_hand: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
         self._config, self._policy, self._sources, self._console = config, policy, sources, console
+        self._rewarder = rewarder
         self._on_bad_records, self._on_bad, self._should_stop = on_bad_records, on_bad, should_stop
         self._rank, self._world = ranks
         self._gather, self._weights_at_hand = gather, weights_at_hand
@@ -160,13 +163,15 @@ class Evaluator:
     def _ask(self, questions: Sequence[tuple[Sample, Prompt]], name: str) -> list[RolloutGroup]:
         """Answers and their rewards; ``name`` keys the random numbers beside the sample's id."""
         rollouts = self._engine.generate([prompt for _, prompt in questions], f"eval/{name}")
+        responses = [
+            Response(sample, answer.text, len(answer.token_ids))
+            for (sample, _), answers in zip(questions, rollouts, strict=True)
+            for answer in answers
+        ]
+        rewards = iter(self._rewarder.score(responses))
         return [
             RolloutGroup(
-                sample,
-                prompt,
-                answers,
-                self._policy.weights_version,
-                rewards=tuple(score(sample, answer.text, self._config.reward) for answer in answers),
+                sample, prompt, answers, self._policy.weights_version, rewards=tuple(next(rewards) for _ in answers)
             )
             for (sample, prompt), answers in zip(questions, rollouts, strict=True)
         ]

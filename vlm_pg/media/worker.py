@@ -8,9 +8,7 @@ the interpreter's lock meanwhile, by an alarm that the kernel delivers.
 from __future__ import annotations
 
 import importlib
-import os
 import pickle
-import select
 import signal
 import threading
 import traceback
@@ -19,8 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from vlm_pg.errors import SampleError
-
-PARENT_CHECK_MS = 1000
+from vlm_pg.processes import end_with_parent
 
 
 def main(descriptor: int, parent_pid: int, modules: Sequence[str]) -> None:
@@ -34,7 +31,7 @@ def main(descriptor: int, parent_pid: int, modules: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
     connection = Connection(descriptor)
     # The thread holds the connection open until this process ends: the parent reads how it ended at the hang-up.
-    threading.Thread(target=_end_with_parent, args=(connection, parent_pid), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(connection, parent_pid), daemon=True).start()
     for module in modules:
         importlib.import_module(module)
     try:
@@ -58,12 +55,3 @@ def _run(call: bytes) -> tuple[str, Any]:
         return "failed", traceback.format_exc()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _end_with_parent(connection: Connection, parent_pid: int) -> None:
-    """End this process at once when the parent is gone."""
-    poll = select.poll()
-    poll.register(connection, 0)  # hang-up and error are always reported
-    while not poll.poll(PARENT_CHECK_MS) and os.getppid() == parent_pid:
-        pass
-    os._exit(0)

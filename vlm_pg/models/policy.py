@@ -41,6 +41,8 @@ class Policy(torch.nn.Module):
         self.family = family
         self.settings = settings
         self.weights_version = 0
+        # Set where training adds an entropy bonus; costs one more tensor of logits a chunk in backward.
+        self.differentiable_entropies = False
         self.turns: Turns | None = None
         self._own_pace = False
         route_linear_layers(family.language_model(model))
@@ -187,7 +189,9 @@ class Policy(torch.nn.Module):
             agreed = torch.tensor(chunks, device=hidden.device)
             torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
             chunks = int(agreed)
-        return token_logprobs(self.logits, hidden, targets, temperature, self.logits_chunk_rows, chunks)
+        return token_logprobs(
+            self.logits, hidden, targets, temperature, self.logits_chunk_rows, chunks, self.differentiable_entropies
+        )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, D] -> [rows, V], in the weights' dtype."""

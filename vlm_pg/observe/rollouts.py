@@ -99,6 +99,7 @@ def rollout_record(step: int, phase: str, group: RolloutGroup, index: int, strip
         "total": reward.total if reward else None,
         "notes": dict(reward.notes) if reward else {},
         "advantage": float(group.advantages[index]) if group.advantages else None,
+        "kept": float(group.kept[index]) if group.kept else 1.0,
         "finish_reason": rollout.finish_reason,
         "response_tokens": int(rollout.token_ids.shape[0]),
         "prompt_tokens": group.prompt.num_tokens,

@@ -25,6 +25,9 @@ def format_step(step: int, total: int, values: Values) -> str:
         _number(values, "tokens_per_second", "{:,.0f} tok/s"),
         _number(values, "step_seconds", "{:.2f} s"),
         _saved(values),
+        _warning(values, "pruned_share", "of the rollouts pruned"),
+        _count(values, "filled_groups", "{:.0f} questions in their place"),
+        _count(values, "resampled_groups", "{:.0f} groups sampled for those without spread"),
         _warning(values, "truncated_share", "cut off at the length limit"),
         _warning(values, "no_value_share", "without a reward value"),
     ]
@@ -52,6 +55,11 @@ def _reward(values: Values) -> str:
 def _number(values: Values, key: str, template: str) -> str:
     value = values.get(key)
     return "" if value is None else template.format(value)
+
+
+def _count(values: Values, key: str, template: str) -> str:
+    """A number worth a word only where it is not 0."""
+    return _number(values, key, template) if values.get(key) else ""
 
 
 def _warning(values: Values, key: str, words: str) -> str:

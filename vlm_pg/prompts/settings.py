@@ -20,6 +20,16 @@ DEFAULT_INSTRUCTIONS: dict[AnswerKind, str] = {
     "ocr": _THINK + "The result is the text exactly as it can be read, for example <answer>No entry</answer>.",
     "free_form": _THINK + "The result is a short reply in words, for example <answer>a red lorry</answer>.",
     "regression": _THINK + "The result is one number, with decimals where needed, for example <answer>3.25</answer>.",
+    "mean_relative_accuracy": _THINK
+    + "The result is your best estimate, one number, for example <answer>2.7</answer>.",
+    "mathematics": _THINK
+    + "The result is the final number or expression, in LaTeX where it needs notation, for example "
+    r"<answer>\frac{3}{4}</answer>.",
+    "box": _THINK + "The result is one box as its left, top, right and bottom edge, for example "
+    "<answer>[40, 60, 200, 180]</answer>.",
+    "time_span": _THINK + "The result is when it begins and ends, in seconds, for example <answer>[12.5, 30]</answer>.",
+    "exact": _THINK + "The result is the word or phrase asked for and nothing else, for example <answer>blue</answer>.",
+    "yes_no": _THINK + "The result is yes or no, for example <answer>yes</answer>.",
 }
 _CONTROL_TOKEN = re.compile(r"<\|\w+\|>")
 

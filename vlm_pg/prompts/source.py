@@ -45,6 +45,12 @@ class PromptSource:
             if sample.sample_id not in self._cache and sample.sample_id not in self._tickets:
                 self._tickets[sample.sample_id] = self._loader.submit(sample.media)
 
+    def expect(self, samples: Sequence[Sample]) -> None:
+        """Start decoding what ``load`` will ask for soon, and let go of what was started for others."""
+        wanted = {sample.sample_id for sample in samples}
+        self._tickets = {name: ticket for name, ticket in self._tickets.items() if name in wanted}
+        self.prefetch(samples)
+
     def load(
         self,
         samples: Sequence[Sample],

@@ -1,8 +1,9 @@
-"""Rewards: one answer kind per file, and the rubric that weighs them. ``score`` is the whole interface."""
+"""Rewards: one answer kind per file, the rubric that weighs them, and the rewarder that scores a step's responses."""
 
 from __future__ import annotations
 
-from vlm_pg.rewards.rubric import score
+from vlm_pg.rewards.response import Response
+from vlm_pg.rewards.rewarder import Rewarder, score
 from vlm_pg.rewards.settings import RewardSettings
 
-__all__ = ["RewardSettings", "score"]
+__all__ = ["Response", "RewardSettings", "Rewarder", "score"]

@@ -14,13 +14,14 @@ _SPACES = str.maketrans(dict.fromkeys("\u00a0\u2007\u2009\u202f", " "))
 _FRACTION_SIGNS = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅛": "1/8"}
 _SUPERSCRIPTS = {sign: f"^{digit}" for digit, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s?\{\s?([+-]?[0-9.]{1,30})\s?\}\s?\{\s?([+-]?[0-9.]{1,30})\s?\}")
+_LATEX_THOUSANDS = re.compile(r"(?<=[0-9])\{,\}(?=[0-9]{3})")
 _LATEX_NOISE = re.compile(r"\\[,;!:]|\\(?:text|mathrm|boxed|left|right)\b")
 _POWER_OF_TEN = re.compile(r"\s?(?:\\times|×|x|\*)\s?10\s?(?:\^|\*\*)\s?\{?\s?([+-]?[0-9]{1,4})\s?\}?")
 
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?: [0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _NUMBER = re.compile(
-    # Not inside a word or an exponent: the 2 of "H2O" or "m^2" is not the answer.
-    r"(?<![\w^])"
+    # Not inside a word or an exponent: the 2 of "H2O", "m^2" or "m^{2}" is not the answer.
+    r"(?<![\w^])(?<!\^\{)"
     # After a digit or a bracket a minus is a range or a difference ("10-15"), not a sign.
     r"(?P<sign>(?<![0-9)\]%])(?<![0-9)\]%] )[+-] ?)?[$€£]? ?"
     r"(?:(?P<whole>[0-9]{1,9}) (?=[0-9]{1,6} ?/ ?[0-9]))?"
@@ -58,7 +59,7 @@ def _plain_spelling(text: str) -> str:
         plain = plain.replace(sign, f" {spelling} ")
     for sign, spelling in _SUPERSCRIPTS.items():
         plain = plain.replace(sign, spelling)
-    plain = _LATEX_NOISE.sub("", plain)
+    plain = _LATEX_NOISE.sub("", _LATEX_THOUSANDS.sub(",", plain))
     plain = _LATEX_FRACTION.sub(r" \1/\2 ", plain)
     plain = _POWER_OF_TEN.sub(r"e\1 ", plain).replace("\\", "")
     return " ".join(plain.rpartition("=")[2].split())

@@ -28,18 +28,20 @@ def behaviour_logprobs(
 
     ``reuse``: as recorded at generation. They stay right however often the weights have changed since.
 
-    ``recompute``: None. The one optimizer step starts from the weights that sampled, so what its forward computes,
-    detached, is what a scoring pass before it would compute. Several optimizer steps on one batch of rollouts would
-    need that pass before the first of them; the error below guards it.
+    ``recompute``: those of the training forward. Where the step has one update, it starts from the weights that
+    sampled, so what its own forward computes, detached, is what a scoring pass before it would compute (None). Before
+    several updates there is such a pass, and the groups carry what it found.
 
     Args:
         weights_version: the policy's, now.
 
     Raises:
-        ConfigError: ``recompute`` with rollouts that other weights sampled.
+        ConfigError: ``recompute`` with rollouts that other weights sampled and nobody scored under them.
     """
     if source == "reuse":
         return [[rollout.rollout_logprobs for rollout in group.rollouts] for group in groups]
+    if all(group.trainer_logprobs for group in groups):
+        return [list(group.trainer_logprobs) for group in groups] or None
     for group in groups:
         if group.policy_version != weights_version:
             raise ConfigError(

@@ -1,124 +1,289 @@
-"""Rollouts, rewards and advantages of one step's questions: complete groups, before anything is cut."""
+"""A step's batch: questions, rollouts, rewards, advantages, and what of it trains.
+
+A step begins with ``training.prompts_per_step`` questions. Further ones are asked where groups without spread are
+replaced (DAPO's dynamic sampling) and where pruning has freed tokens (CPPO's dynamic completion allocation). Which
+ones, and how many, is decided over all ranks together, so it does not depend on how many ranks there are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from vlm_pg.algorithms.advantages import group_advantages
-from vlm_pg.algorithms.settings import AlgorithmSettings
+import torch
+
+from vlm_pg.algorithms.allocation import fits, questions_needed
+from vlm_pg.algorithms.kl import kl_penalty
 from vlm_pg.config import RunConfig
-from vlm_pg.errors import ConfigError
+from vlm_pg.media.controls import shuffle_frames
 from vlm_pg.models.policy import Policy
-from vlm_pg.prompts.builder import PromptBuilder
-from vlm_pg.rewards.rubric import score
-from vlm_pg.rewards.settings import RewardSettings
-from vlm_pg.rollout.engine import RolloutEngine
-from vlm_pg.types import Prompt, RolloutGroup, Sample
+from vlm_pg.rewards.rewarder import Rewarder
+from vlm_pg.rollout.scoring import score
+from vlm_pg.training.distributed import gather_objects, sum_over_ranks
+from vlm_pg.training.engines import Engine
+from vlm_pg.training.generation import Generation
+from vlm_pg.training.group_advantages import (
+    advantage_groups,
+    all_tokens,
+    kept_tokens,
+    prune_groups,
+    token_advantage_groups,
+    without_truncated,
+)
+from vlm_pg.training.group_rewards import add_parts, has_spread, reward_groups, shape_rewards
+from vlm_pg.training.phases import Phases
+from vlm_pg.training.questions import QuestionStream
+from vlm_pg.training.vision_leaves import VisionLeaves
+from vlm_pg.types import ResponseGroup, RolloutGroup, Sample
 
-if TYPE_CHECKING:
-    from vlm_pg.rollout.server.engine import ServerEngine
+# Costs of questions vary, so what a round leaves free is filled by another one; few rounds get within half a question.
+FILL_ROUNDS = 16
+# A budget short by less than this share is full: a round for a question or two decodes at a poor rate.
+FULL_ENOUGH = 0.03
 
 
-def make_rollout_engine(
-    config: RunConfig,
-    policy: Policy,
-    samples: Sequence[Sample],
-    run_folder: Path,
-    should_stop: Callable[[], bool],
-    warn: Callable[[str], None],
-) -> RolloutEngine | ServerEngine:
-    """What ``rollout.engine`` names; a server is asked what it is at once.
+@dataclass
+class StepBatch:
+    """What a step works on, on this rank.
 
-    Raises:
-        ConfigError: the packages of the server engine are not installed.
+    ``sampled``: every complete group, for metrics and logs. ``groups``: what trains, pruned rollouts marked in
+    ``kept``. ``leaves``: visual features of ``groups``, in order, where they were made before generation.
+    ``counts``: of all ranks together.
     """
-    if config.rollout.engine == "in_process":
-        return RolloutEngine(policy, config.rollout, config.run.seed, should_stop)
-    try:
-        from vlm_pg.rollout.server.engine import ServerEngine
-        from vlm_pg.rollout.server.messages import ChatMessages
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"rollout.engine is server, which needs the package {error.name}. Install it with: "
-            "pip install 'vlm-pg[server]'."
-        ) from error
-    builder = PromptBuilder(policy.processor, config.prompt, policy.positions)
-    by_id = {sample.sample_id: sample for sample in samples}
-    messages = ChatMessages(policy, by_id, builder.question_text, config.prompt.system)
-    return ServerEngine(policy, config.rollout, config.run.seed, should_stop, messages, run_folder / "served", warn)
+
+    sampled: list[RolloutGroup]
+    groups: list[RolloutGroup]
+    leaves: VisionLeaves | None
+    counts: dict[str, float] = field(default_factory=dict)
 
 
-def sample_groups(
-    engine: RolloutEngine | ServerEngine, questions: Sequence[tuple[Sample, Prompt]], step: int | str
-) -> list[RolloutGroup]:
-    """``num_generations`` rollouts of every question under the policy as it is now."""
-    rollouts = engine.generate([prompt for _, prompt in questions], step)
-    version = engine.policy.weights_version
-    return [
-        RolloutGroup(sample, prompt, group, version)
-        for (sample, prompt), group in zip(questions, rollouts, strict=True)
-    ]
+class Collector:
+    """Makes the batch of a step.
 
+    Args:
+        reference: what a KL in the reward measures from; None where there is none.
+    """
 
-def reward_groups(groups: Sequence[RolloutGroup], settings: RewardSettings) -> list[RolloutGroup]:
-    """The groups with the reward of every rollout."""
-    return [
-        replace(group, rewards=tuple(score(group.sample, rollout.text, settings) for rollout in group.rollouts))
-        for group in groups
-    ]
+    def __init__(
+        self,
+        config: RunConfig,
+        engine: Engine,
+        generation: Generation,
+        rewarder: Rewarder,
+        reference: Policy | None,
+        stream: QuestionStream,
+        phases: Phases,
+    ):
+        self.config, self.algorithm = config, config.algorithm
+        self.engine, self.policy, self.generation = engine, engine.policy, generation
+        self.rewarder, self.reference, self.stream, self.phases = rewarder, reference, stream, phases
+        self._asked: set[str] = set()
+        self._features: list[VisionLeaves] = []
+        self._controls: list[RolloutGroup] = []
+        self._kl_seen = {"kl": 0.0, "tokens": 0.0}
 
+    def collect(self, step: int, steps_ahead: int) -> StepBatch:
+        """Sample step ``step``. Media of the next ``steps_ahead`` steps are decoded meanwhile.
 
-def advantage_groups(groups: Sequence[RolloutGroup], settings: AlgorithmSettings) -> list[RolloutGroup]:
-    """The groups with the advantage of every rollout, each group over all of its own rollouts."""
-    return [
-        replace(
-            group,
-            advantages=tuple(group_advantages([reward.total for reward in group.rewards], settings.scale_advantages)),
+        Raises:
+            InterruptedError: a stop was asked for.
+        """
+        self._asked, self._features, self._controls = set(), [], []
+        self._kl_seen = {"kl": 0.0, "tokens": 0.0}
+        self.generation.begin()
+        groups, leaves = self._first_round(step, steps_ahead)
+        dropped: list[RolloutGroup] = []
+        counts: dict[str, float] = {}
+        if self.algorithm.resample_rounds:
+            groups, dropped, counts = self._replace_without_spread(step, groups)
+        groups = self._judged(step, groups)
+        if self.algorithm.prune_rate and self.algorithm.prune_fill:
+            more, refused, filled = self._fill(step, groups)
+            groups, dropped, counts = groups + more, dropped + refused, counts | filled
+        if self.algorithm.temporal_bonus:
+            counts |= self._temporal_counts(groups + dropped)
+        if self._kl_in_reward:
+            seen = sum_over_ranks(self._kl_seen, self.policy.device)
+            counts["kl"] = seen["kl"] / max(1.0, seen["tokens"])
+        sampled = groups + dropped
+        if self.algorithm.mask_truncated:
+            groups = [without_truncated(group) for group in groups]
+        places = [place for place, group in enumerate(groups) if group.rollouts and any(group.kept or (1.0,))]
+        return StepBatch(
+            sampled,
+            [groups[place] for place in places],
+            None if leaves is None else leaves.of(places),
+            counts | {"questions": self._sum(len(sampled))},
         )
-        for group in groups
-    ]
 
+    @property
+    def _fixed_questions(self) -> bool:
+        """Whether the first round's groups are what one update trains on, so that the tower need not run again."""
+        algorithm = self.algorithm
+        further = algorithm.resample_rounds > 0 or (algorithm.prune_rate > 0 and algorithm.prune_fill)
+        return not further and algorithm.minibatches == 1
 
-def group_sums(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Sums over this rank's groups from which the step's metrics are made; ``*_n`` are the counts to divide by."""
-    sums = {"groups": 0.0, "no_spread": 0.0, "rollouts": 0.0, "tokens": 0.0, "truncated": 0.0, "no_value": 0.0}
-    for part in ("reward", "accuracy", "format"):
-        sums[f"{part}_sum"] = sums[f"{part}_n"] = 0.0
-    for group in groups:
-        totals = [reward.total for reward in group.rewards if reward.total is not None]
-        sums["groups"] += 1
-        sums["no_spread"] += len(set(totals)) < 2
-        for rollout, reward in zip(group.rollouts, group.rewards, strict=True):
-            sums["rollouts"] += 1
-            sums["tokens"] += len(rollout.token_ids)
-            sums["truncated"] += rollout.finish_reason == "length"
-            sums["no_value"] += reward.total is None
-            values = {"reward": reward.total, **reward.parts}
-            for part in ("reward", "accuracy", "format"):
-                value = values.get(part)
-                if value is not None:
-                    sums[f"{part}_sum"] += value
-                    sums[f"{part}_n"] += 1
-    return sums
+    @property
+    def _kl_in_reward(self) -> bool:
+        return self.algorithm.kl_coef > 0 and self.algorithm.kl_in != "loss"
 
+    def _first_round(self, step: int, steps_ahead: int) -> tuple[list[RolloutGroup], VisionLeaves | None]:
+        samples = self._take(self.config.training.prompts_per_step)
+        return self._round(step, samples, steps_ahead, leaves_to_train=self._fixed_questions)
 
-def group_metrics(sums: dict[str, float]) -> dict[str, float | None]:
-    """The step's metrics from sums over all ranks; None where nothing had a value."""
+    def _take(self, count: int) -> list[Sample]:
+        samples = self.stream.take(count, self._asked)
+        self._asked |= {sample.sample_id for sample in samples}
+        return samples
 
-    def mean(part: str) -> float | None:
-        return sums[f"{part}_sum"] / sums[f"{part}_n"] if sums[f"{part}_n"] else None
+    def _round(
+        self, step: int, samples: Sequence[Sample], steps_ahead: int = 0, leaves_to_train: bool = False
+    ) -> tuple[list[RolloutGroup], VisionLeaves | None]:
+        """Complete groups of this rank's share of ``samples``, with rewards, and their features if they train."""
+        with self.phases.timed("prompts"):
+            questions = self.stream.load(samples)
+            videos = [sample for sample, _ in questions if any(ref.kind == "video" for ref in sample.media)]
+            controlled = self.algorithm.temporal_bonus > 0
+            shuffled = self.stream.load_tampered(videos, shuffle_frames) if controlled else []
+            if steps_ahead:
+                self.stream.decode_ahead(steps_ahead)
+        prompts = [prompt for _, prompt in questions]
+        trains = self.policy.vision.trains
+        # A trained tower runs here, once, with its graph, and all ranks enter it together. Generation and training use
+        # its output. Where it is not known yet which questions train, it runs without for generation.
+        with self.phases.timed("vision"):
+            leaves = VisionLeaves(self.policy, prompts) if trains and leaves_to_train else None
+        with self.phases.timed("rollout"), self.engine.generation():
+            # A frozen tower may be entered by each rank as often as it needs, so it runs where all weights are at hand.
+            features = leaves if trains else VisionLeaves(self.policy, prompts)
+            groups = self.generation.sample(questions, step)
+            controls = self.generation.sample_controls(shuffled, step) if controlled else []
+        if features is not None:
+            self._features.append(features)
+        with self.phases.timed("rewards"):
+            groups = reward_groups(groups, self.rewarder)
+            by_id = {control.sample.sample_id: control for control in reward_groups(controls, self.rewarder)}
+            longest = self.config.rollout.max_new_tokens
+            groups = [
+                shape_rewards(group, by_id.get(group.sample.sample_id), self.algorithm, longest) for group in groups
+            ]
+            self._controls += list(by_id.values())
+        return groups, features if leaves_to_train else None
 
-    rollouts = max(1.0, sums["rollouts"])
-    return {
-        "reward": mean("reward"),
-        "reward/accuracy": mean("accuracy"),
-        "reward/format": mean("format"),
-        "groups": sums["groups"],
-        "groups_without_spread": sums["no_spread"] / max(1.0, sums["groups"]),
-        "response_tokens_mean": sums["tokens"] / rollouts,
-        "truncated_share": sums["truncated"] / rollouts,
-        "no_value_share": sums["no_value"] / rollouts,
-    }
+    def _replace_without_spread(
+        self, step: int, groups: list[RolloutGroup]
+    ) -> tuple[list[RolloutGroup], list[RolloutGroup], dict[str, float]]:
+        """DAPO's dynamic sampling: groups with spread, those without, and how many came from further questions."""
+        dropped: list[RolloutGroup] = []
+        resampled = 0.0
+        for _ in range(self.algorithm.resample_rounds):
+            dropped += [group for group in groups if not has_spread(group)]
+            missing = int(self._sum(sum(not has_spread(group) for group in groups)))
+            groups = [group for group in groups if has_spread(group)]
+            samples = self._take(missing) if missing else []
+            if not samples:
+                break
+            more, _ = self._round(step, samples)
+            resampled += self._sum(len(more))
+            groups = groups + more
+        dropped += [group for group in groups if not has_spread(group)]
+        groups = [group for group in groups if has_spread(group)]
+        unfilled = self.config.training.prompts_per_step - self._sum(len(groups))
+        return groups, dropped, {"resampled_groups": resampled, "unfilled_groups": max(0.0, unfilled)}
+
+    def _temporal_counts(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+        """T-GRPO: share of the groups with a control that earned the bonus, and how often the control was right."""
+        controlled = {control.sample.sample_id for control in self._controls}
+        compared = [group for group in groups if group.sample.sample_id in controlled]
+        earned = [any((reward.parts.get("temporal") or 0.0) > 0 for reward in group.rewards) for group in compared]
+        accuracies = [reward.parts["accuracy"] for control in self._controls for reward in control.rewards]
+        valued = [accuracy for accuracy in accuracies if accuracy is not None]
+        here = {
+            "compared": float(len(compared)),
+            "earned": float(sum(earned)),
+            "valued": float(len(valued)),
+            "right": float(sum(valued)),
+        }
+        sums = sum_over_ranks(here, self.policy.device)
+        counts = {"temporal/bonus_share": sums["earned"] / sums["compared"]} if sums["compared"] else {}
+        return counts | ({"temporal/accuracy_control": sums["right"] / sums["valued"]} if sums["valued"] else {})
+
+    def _judged(self, step: int, groups: list[RolloutGroup]) -> list[RolloutGroup]:
+        """The groups with advantages, and pruned."""
+        algorithm = self.algorithm
+        kl = self._kl(groups) if self._kl_in_reward else []
+        if self._kl_in_reward and algorithm.kl_in == "reward":
+            groups = [
+                add_parts(group, {"kl": [-algorithm.kl_coef * float(values.sum()) for values in of_group]})
+                for group, of_group in zip(groups, kl, strict=True)
+            ]
+        groups = advantage_groups(groups, algorithm, self.rewarder.weights)
+        if self._kl_in_reward and algorithm.kl_in == "token_reward":
+            groups = token_advantage_groups(groups, kl, algorithm, self.policy.device)
+        return prune_groups(groups, algorithm, f"{self.config.run.seed}/{step}")
+
+    def _kl(self, groups: Sequence[RolloutGroup]) -> list[list[torch.Tensor]]:
+        """Per token of each rollout: the KL of the policy that sampled to the reference."""
+        assert self.reference is not None
+        algorithm, rollout = self.algorithm, self.config.rollout
+        asked = [ResponseGroup(group.prompt, tuple(r.token_ids for r in group.rollouts)) for group in groups]
+        with self.phases.timed("reference"), self.engine.generation():
+            scored = score(self.reference, asked, rollout.temperature, rollout.prefill_tokens)
+        found = [
+            [
+                kl_penalty(rollout.rollout_logprobs, ref, algorithm.kl_estimator, algorithm.log_ratio_clamp)
+                for rollout, ref in zip(group.rollouts, of_group, strict=True)
+            ]
+            for group, of_group in zip(groups, scored, strict=True)
+        ]
+        for values in (values for of_group in found for values in of_group):
+            self._kl_seen["kl"] += float(values.sum())
+            self._kl_seen["tokens"] += len(values)
+        return found
+
+    def _fill(
+        self, step: int, groups: Sequence[RolloutGroup]
+    ) -> tuple[list[RolloutGroup], list[RolloutGroup], dict[str, float]]:
+        """CPPO's dynamic completion allocation: further questions until an update has its tokens back.
+
+        Returns:
+            Groups that train too; groups that were sampled and did not fit any more; counts.
+        """
+        budget = int(self._sum(sum(map(all_tokens, groups))))
+        used = int(self._sum(sum(map(kept_tokens, groups))))
+        asked = int(self._sum(len(groups)))
+        accepted: list[RolloutGroup] = []
+        refused: list[RolloutGroup] = []
+        for _ in range(FILL_ROUNDS):
+            needed = questions_needed(used, budget, used / asked) if used < (1 - FULL_ENOUGH) * budget and used else 0
+            samples = self._take(needed) if needed else []
+            if not samples:
+                break
+            more, _ = self._round(step, samples)
+            if self.algorithm.resample_rounds:
+                refused += [group for group in more if not has_spread(group)]
+                more = [group for group in more if has_spread(group)]
+            more = self._judged(step, more)
+            fitting, used = self._fitting(samples, more, used, budget)
+            asked += len(fitting)
+            accepted += [group for group in more if group.sample.sample_id in fitting]
+            refused += [group for group in more if group.sample.sample_id not in fitting]
+        counts = {"filled_groups": self._sum(len(accepted)), "unused_groups": self._sum(len(refused))}
+        return accepted, refused, counts | {"token_budget": float(budget), "kept_tokens": float(used)}
+
+    def _fitting(
+        self, samples: Sequence[Sample], groups: Sequence[RolloutGroup], used: int, budget: int
+    ) -> tuple[set[str], int]:
+        """Which of a round's questions still fit, in the order of the stream, and the tokens used then."""
+        here = {group.sample.sample_id: kept_tokens(group) for group in groups}
+        cost = {name: tokens for of_rank in gather_objects(here) for name, tokens in of_rank.items()}
+        fitting: set[str] = set()
+        for sample in samples:
+            tokens = cost.get(sample.sample_id, 0)
+            if tokens and fits(used, budget, tokens):
+                fitting.add(sample.sample_id)
+                used += tokens
+        return fitting, used
+
+    def _sum(self, count: float) -> float:
+        return sum_over_ranks({"count": float(count)}, self.policy.device)["count"]

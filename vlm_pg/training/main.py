@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 import yaml
 
+from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.config import RunConfig, dump_config
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.records import read_records
@@ -29,6 +30,7 @@ from vlm_pg.observe.rollouts import RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.sources import Sources
+from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.training.checkpoints import read_state
 from vlm_pg.training.distributed import (
     barrier,
@@ -81,16 +83,19 @@ class _Run:
         self.progress = Progress()
         state = read_state(resume_from) if resume_from is not None else {}
         if resume_from is not None:
-            self.progress = Progress(state["step"], state["tokens_computed"], state["tokens_repeated"])
+            names = ("step", "questions", "updates", "tokens_computed", "tokens_repeated")
+            self.progress = Progress(**{name: state[name] for name in names})
             phases.seconds.update(state["seconds"])
             _refuse_fewer_steps(config, self.progress.step)
         samples, bad = read_records(config.data.train)  # type: ignore[arg-type]  # checked by train()
         device = local_device()
         self.policy = load_policy(resume_from or config.model.path, device=device, settings=config.model)
         _refuse_nothing_to_train(config, self.policy)
-        self.policy.weights_version = self.progress.step
+        self.policy.weights_version = self.progress.updates
         # The reference is where training began, whatever the run resumes from.
         self.reference = _load_reference(config, self.policy) if config.algorithm.kl_coef else None
+        # Refuses what cannot be computed; its processes start with the first response that needs them.
+        self.rewarder = stack.enter_context(Rewarder(config.reward, warn=console.warn))
         self.engine = _make_engine(config, self.policy)
         if resume_from is not None:
             self.engine.load_optimizer(resume_from)
@@ -201,6 +206,7 @@ class _Run:
             self.reference,
             self.samples,
             self.sources.for_records(config.data.train, config.data.prompt_cache_mb * 2**20),  # type: ignore[arg-type]
+            self.rewarder,
             self.bad_log,
             self.console,
             self.stop,
@@ -216,6 +222,7 @@ class _Run:
             config,
             self.policy,
             self.sources,
+            self.rewarder,
             self.console,
             self._record_file,
             self._record_bad,
@@ -249,6 +256,7 @@ class _Run:
         )
         for note in policy.family.notes:
             self.console.info(note)
+        self.console.info(f"algorithm: {describe_algorithm(config.algorithm)}")
         if config.model.liger:
             self.console.info(liger_line(policy.model))
         self.console.info(f"data: {len(self.samples):,} training questions from {config.data.train}")
@@ -273,6 +281,16 @@ class _Run:
                 self.console.info(f"report: {write_report(self.folder.path)}")
             self.console.info(f"run folder: {self.folder.path}")
         return 0 if finished else STOPPED
+
+
+def describe_algorithm(algorithm: AlgorithmSettings) -> str:
+    """The preset with what was set otherwise, or the values that differ from the defaults."""
+    if algorithm.preset is not None:
+        changed = [f"{k}={value} (preset: {was})" for k, (value, was) in algorithm.differences_from_preset.items()]
+        return ", ".join([algorithm.preset, *changed])
+    usual = AlgorithmSettings()
+    changed = [f"{k}={value}" for k, value in algorithm if value != getattr(usual, k)]
+    return ", ".join(["GRPO", *changed])
 
 
 def _connect(config: RunConfig) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from vlm_pg.algorithms.losses import kl_k3, policy_loss
+from vlm_pg.algorithms.kl import kl_penalty
+from vlm_pg.algorithms.losses import policy_loss
+from vlm_pg.algorithms.ratios import importance_weights
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.batching.plan import MicroBatch, Piece
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, pack_chunk, pack_prefixes
@@ -181,25 +183,47 @@ class Passes:
         entropies: torch.Tensor,
         ref_logprobs: torch.Tensor | None,
     ) -> torch.Tensor:
-        per_token = self._per_token(pieces)
+        algorithm = self.algorithm
+        lengths, per_token = self._per_token(pieces)
+        weights = per_token["weights"]
+        behaviour = per_token.get("behaviour_logprobs", logprobs.detach())
+        importance = None
+        if algorithm.importance_cap is not None:
+            importance = importance_weights(
+                behaviour, self._recorded(pieces), algorithm.importance_cap, algorithm.log_ratio_clamp
+            )
+            self.sums.add(importance_sum=importance.sum())
         loss, metrics = policy_loss(
             logprobs,
-            per_token.get("behaviour_logprobs", logprobs.detach()),
+            behaviour,
             per_token["advantages"],
-            per_token["weights"],
-            clip_low=self.algorithm.clip_low,
-            clip_high=self.algorithm.clip_high,
-            log_ratio_clamp=self.algorithm.log_ratio_clamp,
+            weights,
+            lengths=lengths,
+            loss=algorithm.loss,
+            ratio_level=algorithm.ratio_level,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            dual_clip=algorithm.dual_clip,
+            log_ratio_clamp=algorithm.log_ratio_clamp,
+            importance=importance,
         )
         if ref_logprobs is not None:
-            kl = kl_k3(logprobs, ref_logprobs, log_ratio_clamp=self.algorithm.log_ratio_clamp)
-            loss = loss + self.algorithm.kl_coef * (per_token["weights"] * kl).sum()
+            kl = kl_penalty(logprobs, ref_logprobs, algorithm.kl_estimator, algorithm.log_ratio_clamp)
+            loss = loss + algorithm.kl_coef * (weights * kl).sum()
             self.sums.add(kl=kl.detach().sum())
-        self.sums.keep_largest(ratio_max=metrics.pop("ratio_max"))
-        self.sums.add(loss=loss.detach(), entropy=entropies.sum(), **metrics)
+        if algorithm.entropy_coef:
+            loss = loss - algorithm.entropy_coef * (weights * entropies).sum()
+        self.sums.keep_largest(ratio_max=metrics.pop("ratio_max"), negative_ratio_min=-metrics.pop("ratio_min"))
+        self.sums.add(loss=loss.detach(), entropy=entropies.detach().sum(), **metrics)
         if self.measure_mismatch:
             self._sum_mismatch(pieces, logprobs.detach())
         return loss
+
+    def _recorded(self, pieces: Sequence[Piece]) -> torch.Tensor:
+        """fp32 [R]: log-probabilities as recorded at generation."""
+        return self._to_device(
+            torch.cat([self.groups[group].rollouts[i].rollout_logprobs for group, i in _rollouts_of(pieces)])
+        )
 
     def _sum_mismatch(self, pieces: Sequence[Piece], logprobs: torch.Tensor) -> None:
         """Only over what these weights sampled: elsewhere the difference is that between the weights."""
@@ -217,16 +241,24 @@ class Passes:
         self.sums.add(**sums)
         self.sums.keep_largest(mismatch_abs_max=abs_max)
 
-    def _per_token(self, pieces: Sequence[Piece]) -> dict[str, torch.Tensor]:
-        """Advantages, loss weights and, where they are given, behaviour log-probabilities, each fp32 [R]."""
+    def _per_token(self, pieces: Sequence[Piece]) -> tuple[list[int], dict[str, torch.Tensor]]:
+        """Tokens of each response; advantages, loss weights and, where given, behaviour log-probabilities, fp32 [R]."""
         members = _rollouts_of(pieces)
-        lengths = torch.tensor([len(self.groups[group].rollouts[i].token_ids) for group, i in members])
-        advantages = torch.tensor([self.groups[group].advantages[i] for group, i in members], dtype=torch.float32)
+        lengths = [len(self.groups[group].rollouts[i].token_ids) for group, i in members]
+        repeats = torch.tensor(lengths)
+        advantages = torch.cat([self._advantages(group, i) for group, i in members])
         weights = torch.tensor([self.weights[group][i] for group, i in members], dtype=torch.float32)
-        values = {"advantages": advantages.repeat_interleave(lengths), "weights": weights.repeat_interleave(lengths)}
+        values = {"advantages": advantages, "weights": weights.repeat_interleave(repeats)}
         if self.behaviour_logprobs is not None:
             values["behaviour_logprobs"] = torch.cat([self.behaviour_logprobs[group][i] for group, i in members])
-        return {name: self._to_device(value) for name, value in values.items()}
+        return lengths, {name: self._to_device(value) for name, value in values.items()}
+
+    def _advantages(self, group: int, index: int) -> torch.Tensor:
+        """fp32 [R] of one rollout."""
+        chosen = self.groups[group]
+        if chosen.token_advantages:
+            return chosen.token_advantages[index]
+        return torch.full((len(chosen.rollouts[index].token_ids),), chosen.advantages[index], dtype=torch.float32)
 
     def _to_device(self, values: torch.Tensor) -> torch.Tensor:
         """Without waiting for what the device has to do before."""

@@ -8,11 +8,15 @@ from contextlib import contextmanager
 
 
 class Phases:
-    """Adds up seconds by phase; ``last`` holds what each phase took most recently."""
+    """Adds up seconds by phase: over the run in ``seconds``, since the last ``begin_step`` in ``of_step``."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.last: dict[str, float] = {}
+        self.of_step: dict[str, float] = {}
+
+    def begin_step(self) -> None:
+        """Forget the step before."""
+        self.of_step = {}
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -20,5 +24,6 @@ class Phases:
         try:
             yield
         finally:
-            self.last[name] = time.perf_counter() - start_seconds
-            self.seconds[name] = self.seconds.get(name, 0.0) + self.last[name]
+            seconds = time.perf_counter() - start_seconds
+            for sums in (self.seconds, self.of_step):
+                sums[name] = sums.get(name, 0.0) + seconds

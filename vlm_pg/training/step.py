@@ -34,14 +34,19 @@ def update_policy(
     *,
     logprobs: LogprobsSource = "reuse",
     measure_mismatch: bool = False,
+    max_new_tokens: int | None = None,
 ) -> dict[str, float]:
-    """Train on complete groups (this rank's share) and return the step's metrics, equal on all ranks.
+    """One optimizer update on complete groups (this rank's share); its metrics, equal on all ranks.
+
+    Pruned rollouts take part in nothing here, neither in the reference's forward nor in the policy's.
 
     Args:
+        reference: what a KL term of the loss measures from; None without one.
         leaves: visual features of the groups' prompts, in order, where they were made before generation.
         logprobs: what the loss's ratio is taken to, see ``behaviour_logprobs``.
         measure_mismatch: add ``mismatch/...``: how the recorded log-probabilities differ from the training forward's,
             over the rollouts that the weights as they are now sampled. The same on all ranks.
+        max_new_tokens: the length that ``loss_average=constant_length`` divides by.
 
     Raises:
         ConfigError: ``logprobs`` is recompute and other weights sampled these rollouts.
@@ -49,17 +54,23 @@ def update_policy(
             the failed step's gradients: load them anew before training goes on.
     """
     policy = engine.policy
+    sampled = groups
+    places = [place for place, group in enumerate(sampled) if any(group.kept or (1.0,))]
+    groups = [_what_trains(sampled[place]) for place in places]
+    leaves = leaves.of(places) if leaves is not None else None
     behaviour = behaviour_logprobs(groups, logprobs, policy.weights_version)
     prompts = [group.prompt for group in groups]
-    weights = _sequence_weights(groups, algorithm, policy.device)
+    # Corrected for pruning, a batch counts as what was sampled, of which what is left is an estimate.
+    counted = sampled if algorithm.prune_correction else groups
+    weights = _sequence_weights(groups, counted, algorithm, max_new_tokens, policy.device)
     leaves = leaves or _leaves(engine, prompts)
     shared = shared_tokens(prompts)
     counts = [_token_counts(group) for group in groups]
     plan = plan_micro_batches(counts, micro_batch_tokens, lambda i, j: shared[i][j])
-    places = agreed_places(plan, policy.device)
-    num_calls = sum(place.backward_calls for place in places)
+    order = agreed_places(plan, policy.device)
+    num_calls = sum(place.backward_calls for place in order)
     passes = Passes(engine, reference, groups, leaves, weights, algorithm, temperature, behaviour, measure_mismatch)
-    for call, loss in enumerate(passes.losses(places), start=1):
+    for call, loss in enumerate(passes.losses(order), start=1):
         engine.backward(loss, last=call == num_calls and not leaves.tower_due)
     if leaves.tower_due:
         engine.backward(leaves.surrogate_loss(engine.loss_scale), last=True)
@@ -72,7 +83,7 @@ def update_policy(
     return metrics | {
         "grad_norm": grad_norm,
         "lr": learning_rate,
-        "micro_batches": float(len(places)),
+        "micro_batches": float(len(order)),
         "backward_calls": float(num_calls),
     }
 
@@ -97,17 +108,41 @@ def _token_counts(group: RolloutGroup) -> tuple[int, list[int]]:
     return group.prompt.num_tokens, [len(rollout.token_ids) - 1 for rollout in group.rollouts]
 
 
+def _what_trains(group: RolloutGroup) -> RolloutGroup:
+    """The group without what was pruned."""
+    if not group.kept or all(group.kept):
+        return group
+    return group.only([index for index, weight in enumerate(group.kept) if weight])
+
+
 def _sequence_weights(
-    groups: Sequence[RolloutGroup], algorithm: AlgorithmSettings, device: torch.device
+    groups: Sequence[RolloutGroup],
+    counted: Sequence[RolloutGroup],
+    algorithm: AlgorithmSettings,
+    max_new_tokens: int | None,
+    device: torch.device,
 ) -> list[list[float]]:
-    """Weight of each token of each rollout of each group: fixed here, over all ranks, before anything is cut."""
-    lengths = [[len(rollout.token_ids) for rollout in group.rollouts] for group in groups]
-    flat = [length for group in lengths for length in group]
-    totals = sum_over_ranks({"tokens": float(sum(flat)), "sequences": float(len(flat))}, device)
+    """Weight of each token of each rollout of each group: fixed here, over all ranks, before anything is cut.
+
+    ``counted``: the groups over which the loss averages.
+    """
+    if max_new_tokens is None:
+        if algorithm.loss_average == "constant_length":
+            raise ValueError("loss_average=constant_length divides by max_new_tokens; pass rollout.max_new_tokens.")
+        max_new_tokens = 1  # nobody else reads it
+    of_batch = [len(rollout.token_ids) for group in counted for rollout in group.rollouts]
+    totals = sum_over_ranks({"tokens": float(sum(of_batch)), "sequences": float(len(of_batch))}, device)
     weights = iter(
-        response_token_weights(flat, algorithm.loss_average, int(totals["tokens"]), int(totals["sequences"]))
+        response_token_weights(
+            [len(rollout.token_ids) for group in groups for rollout in group.rollouts],
+            algorithm.loss_average,
+            int(totals["tokens"]),
+            int(totals["sequences"]),
+            max_new_tokens,
+            [weight for group in groups for weight in group.kept or (1.0,) * len(group.rollouts)],
+        )
     )
-    return [[next(weights) for _ in group] for group in lengths]
+    return [[next(weights) for _ in group.rollouts] for group in groups]
 
 
 def _metrics(
@@ -127,15 +162,18 @@ def _metrics(
         "prompt_tokens": sum(prompts),
     }
     names = ("loss", "entropy", "kl", "tokens", "clipped_low", "clipped_high", "ratio_sum", "behaviour_kl_sum")
+    weighed = ("importance_sum",)
     counted = ("tokens_computed", "tokens_shared", "sharing_groups", "groups_chunked")
     compared = ("mismatch_tokens", "mismatch_kl", "mismatch_abs", "mismatch_exp_abs")
     sums_here, largest_here = sums.read()
     totals = sum_over_ranks(
-        {name: sums_here.get(name, 0.0) for name in (*names, *counted, *compared)}
+        {name: sums_here.get(name, 0.0) for name in (*names, *weighed, *counted, *compared)}
         | {name: float(count) for name, count in local.items()},
         device,
     )
-    largest = max_over_ranks({name: largest_here.get(name, 0.0) for name in ("ratio_max", "mismatch_abs_max")}, device)
+    # Probability ratios are above 0, so what a rank without tokens says here never counts.
+    none = {"ratio_max": 0.0, "negative_ratio_min": -math.inf, "mismatch_abs_max": 0.0}
+    largest = max_over_ranks(none | {name: largest_here[name] for name in none if name in largest_here}, device)
     tokens = max(1.0, totals["tokens"])
     return {
         "loss": totals["loss"],
@@ -145,6 +183,7 @@ def _metrics(
         "clip_high": totals["clipped_high"] / tokens,
         "ratio_mean": totals["ratio_sum"] / tokens,
         "ratio_max": largest["ratio_max"],
+        "ratio_min": -largest["negative_ratio_min"],
         "behaviour_kl": totals["behaviour_kl_sum"] / tokens,
         "response_tokens": totals["tokens"],
         "prompt_tokens_mean": totals["prompt_tokens"] / max(1.0, totals["groups"]),
@@ -156,4 +195,5 @@ def _metrics(
         "groups_chunked": totals["groups_chunked"],
         "sharing_ratio": totals["repeated"] / max(1.0, totals["tokens_computed"]),
         "sharing_ratio_bound": totals["repeated"] / max(1.0, totals["in_one_tree"]),
+        **({"importance_mean": totals["importance_sum"] / tokens} if totals["importance_sum"] else {}),
     } | mismatch_metrics(totals, largest["mismatch_abs_max"])

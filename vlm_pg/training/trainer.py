@@ -9,7 +9,6 @@ from typing import Any
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
-from vlm_pg.data.order import indices_for_step
 from vlm_pg.errors import SampleError, TooManyBadSamples
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
@@ -18,38 +17,38 @@ from vlm_pg.observe.rollouts import RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.sharing import generation_line, sharing_line
 from vlm_pg.prompts.source import PromptSource
+from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.memory import GIB
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.training import checkpoints
 from vlm_pg.training.behaviour import mismatch_due, mismatch_warning
-from vlm_pg.training.collect import (
-    advantage_groups,
-    group_metrics,
-    group_sums,
-    make_rollout_engine,
-    reward_groups,
-    sample_groups,
-)
-from vlm_pg.training.dealing import share_of_rank
+from vlm_pg.training.collect import Collector, StepBatch
 from vlm_pg.training.distributed import gather_objects, max_over_ranks, rank, sum_over_ranks, world_size
 from vlm_pg.training.engines import Engine
+from vlm_pg.training.generation import Generation, control_engine, make_rollout_engine
+from vlm_pg.training.group_metrics import group_metrics, group_sums
 from vlm_pg.training.persistence import checkpoint_settings, save_checkpoint
 from vlm_pg.training.phases import Phases
+from vlm_pg.training.questions import QuestionStream
 from vlm_pg.training.schedule import learning_rate
-from vlm_pg.training.step import update_policy
 from vlm_pg.training.stop import StopRequest
-from vlm_pg.training.vision_leaves import VisionLeaves
-from vlm_pg.types import BadSample, Prompt, RolloutGroup, Sample
+from vlm_pg.training.updates import run_updates
+from vlm_pg.types import BadSample, RolloutGroup, Sample
 
 PREFETCH_STEPS = 2
 
 
 @dataclass
 class Progress:
-    """What a checkpoint carries beside weights and optimizer state; data order and randomness follow from ``step``."""
+    """What a checkpoint carries beside weights and optimizer state; randomness follows from ``step``.
+
+    ``questions``: places of the data's order that are behind. ``updates``: of the optimizer.
+    """
 
     step: int = 0
+    questions: int = 0
+    updates: int = 0
     tokens_computed: float = 0.0
     tokens_repeated: float = 0.0
 
@@ -65,6 +64,7 @@ class Trainer:
         reference: Policy | None,
         samples: Sequence[Sample],
         source: PromptSource,
+        rewarder: Rewarder,
         bad_log: BadSampleLog | None,
         console: Console,
         stop: StopRequest,
@@ -72,12 +72,29 @@ class Trainer:
         progress: Progress,
     ):
         self.config, self.folder, self.engine, self.reference = config, folder, engine, reference
-        self.samples, self.source, self.bad_log = samples, source, bad_log
+        self.bad_log = bad_log
         self.console, self.stop, self.phases, self.progress = console, stop, phases, progress
         self.policy = engine.policy
         self.rollouts = make_rollout_engine(
             config, self.policy, samples, folder.path, stop.between_tokens, console.warn
         )
+        self.generation = Generation(self.rollouts, control_engine(config, self.policy, stop.between_tokens))
+        self.stream = QuestionStream(
+            samples,
+            source,
+            config.run.seed,
+            config.data.shuffle,
+            progress.questions,
+            config.training.prompts_per_step,
+            self._record_bad,
+            stop.between_tokens,
+        )
+        in_loss = config.algorithm.kl_in == "loss"
+        self.collector = Collector(
+            config, engine, self.generation, rewarder, None if in_loss else reference, self.stream, phases
+        )
+        self._reference_in_loss = reference if in_loss else None
+        self.policy.differentiable_entropies = config.algorithm.entropy_coef > 0
         self._told_sharing = False
         self._updates = 0
 
@@ -93,6 +110,7 @@ class Trainer:
                         raise InterruptedError("training was asked to stop")
                     values, groups = self._step(self.progress.step + 1)
                     self.progress.step += 1
+                    self.progress.questions = self.stream.place
                     self._show(values, groups, metrics, rollouts_log)
                     self._checkpoint_if_due()
                     bar.advance()
@@ -122,97 +140,66 @@ class Trainer:
 
     def _step(self, step: int) -> tuple[dict[str, float | None], list[RolloutGroup]]:
         start_seconds = time.perf_counter()
-        with self.phases.timed("prompts"):
-            questions = self._questions(step)
-        prompts = [prompt for _, prompt in questions]
-        # A trained tower runs here, once, with its graph, and all ranks enter it together. A frozen one may be entered
-        # by each rank as often as it needs, so it runs where all weights are at hand. Generation and training use its
-        # output.
-        with self.phases.timed("vision"):
-            leaves = VisionLeaves(self.policy, prompts) if self.policy.vision.trains else None
-        with self.phases.timed("rollout"), self.engine.generation():
-            leaves = leaves or VisionLeaves(self.policy, prompts)
-            groups = sample_groups(self.rollouts, questions, step)
-        with self.phases.timed("rewards"):
-            groups = reward_groups(groups, self.config.reward)
-            groups = advantage_groups(groups, self.config.algorithm)
-        sums = sum_over_ranks(group_sums(groups), self.policy.device)
-        values: dict[str, float | None] = dict(group_metrics(sums)) | self._generation_values()
-        if sums["groups"] == 0:
-            self.console.warn(f"step {step}: no question of this step could be used, so there was no update")
-            return values | {"step_seconds": time.perf_counter() - start_seconds}, groups
+        self.phases.begin_step()
+        ahead = min(PREFETCH_STEPS, self.config.training.steps - step)
+        batch = self.collector.collect(step, ahead)
+        values: dict[str, float | None] = group_metrics(gather_objects(group_sums(batch.sampled)))
+        values |= batch.counts
+        values |= self._generation_values()
+        trained = sum_over_ranks({"groups": float(len(batch.groups))}, self.policy.device)["groups"]
+        if not trained:
+            none = "no question could be used" if not values["groups"] else "no group had anything to learn from"
+            self.console.warn(f"step {step}: {none}, so there was no update")
+            return values | {"step_seconds": time.perf_counter() - start_seconds}, batch.sampled
         with self.phases.timed("train"):
-            values |= self._update(groups, step, leaves)
+            values |= self._update(batch, step)
         if not self._told_sharing:
             self._told_sharing = True
             self.console.info(sharing_line(values))
             if "generation/prefill_tokens" in values:
                 self.console.info(generation_line(values))
         seconds = time.perf_counter() - start_seconds
-        values |= {f"seconds/{name}": self.phases.last[name] for name in ("prompts", "vision", "rollout", "train")}
+        values |= {f"seconds/{name}": seconds for name, seconds in self.phases.of_step.items() if name != "checkpoint"}
         values |= {"step_seconds": seconds, "tokens_per_second": (values["tokens_computed"] or 0.0) / seconds}
-        return values, groups
+        return values, batch.sampled
 
     def _generation_values(self) -> dict[str, float | None]:
         if not isinstance(self.rollouts, RolloutEngine):
             lag = self.rollouts.lag_steps
             return {} if lag is None else {"rollout_lag_steps": lag}
-        stats = self.rollouts.stats
+        counts = self.generation.counts
         counted = {
-            "prompt_tokens": float(stats.prompt_tokens),
-            "prefill_tokens": float(stats.prefill_tokens),
-            "new_tokens": float(stats.new_tokens),
+            "prompt_tokens": float(counts.prompt_tokens),
+            "prefill_tokens": float(counts.prefill_tokens),
+            "new_tokens": float(counts.new_tokens),
         }
         sums = sum_over_ranks(counted, self.policy.device)
-        speed = sums["new_tokens"] / self.phases.last["rollout"]
-        peak = max_over_ranks({"gib": stats.peak_bytes / GIB}, self.policy.device)["gib"]
+        speed = sums["new_tokens"] / self.phases.of_step["rollout"]
+        peak = max_over_ranks({"gib": counts.peak_bytes / GIB}, self.policy.device)["gib"]
         values: dict[str, float | None] = {f"generation/{name}": value for name, value in sums.items()}
         return values | {"generation/tokens_per_second": speed, "generation/peak_gib": peak}
 
-    def _update(self, groups: list[RolloutGroup], step: int, leaves: VisionLeaves) -> dict[str, float]:
-        training = self.config.training
-        values = update_policy(
+    def _update(self, batch: StepBatch, step: int) -> dict[str, float]:
+        values = run_updates(
             self.engine,
-            self.reference,
-            groups,
-            self.config.algorithm,
-            training.micro_batch_tokens,
-            self.config.rollout.temperature,
-            learning_rate(training, step),
-            leaves,
-            logprobs=self.config.rollout.logprobs,
+            self._reference_in_loss,
+            batch.groups,
+            self.config,
+            learning_rate(self.config.training, step),
+            batch.leaves,
             # A server's rollouts are scored by the trainer, which would be compared with itself.
             measure_mismatch=isinstance(self.rollouts, RolloutEngine) and mismatch_due(self.config.rollout, step),
         )
+        if self._reference_in_loss is None:
+            values.pop("kl")  # of the reward, if anywhere
         warning = mismatch_warning(values)
         if warning is not None:
             self.console.warn(f"step {step}: {warning}")
-        self._updates += 1
+        self._updates += int(values["updates"])
+        self.progress.updates += int(values["updates"])
         self.progress.tokens_computed += values["tokens_computed"]
         self.progress.tokens_repeated += values["tokens_repeated"]
         return values
-
-    def _step_samples(self, step: int) -> list[Sample]:
-        """This rank's share of the step's questions: all ranks together get the same ones."""
-        indices = indices_for_step(
-            len(self.samples),
-            self.config.training.prompts_per_step,
-            step - 1,
-            self.config.run.seed,
-            self.config.data.shuffle,
-        )
-        # Where a step crosses the border of an epoch (or asks for more questions than there are) a question may come up
-        # twice. Its rollouts would be the same ones, so it is asked once.
-        once = list(dict.fromkeys(indices))
-        return share_of_rank([self.samples[index] for index in once], rank(), world_size())
-
-    def _questions(self, step: int) -> list[tuple[Sample, Prompt]]:
-        samples = self._step_samples(step)
-        questions, bad = self.source.load(samples, should_stop=self.stop.between_tokens)
-        for ahead in range(step + 1, min(step + PREFETCH_STEPS, self.config.training.steps) + 1):
-            self.source.prefetch(self._step_samples(ahead))
-        self._record_bad(len(samples), bad)
-        return questions
 
     def _record_bad(self, seen: int, bad: Sequence[BadSample]) -> None:
         """All ranks' faults go into one file, and count against one limit."""
@@ -254,6 +241,8 @@ class Trainer:
             return
         with self.phases.timed("checkpoint"):
             state: dict[str, Any] = {
+                "questions": self.progress.questions,
+                "updates": self.progress.updates,
                 "tokens_computed": self.progress.tokens_computed,
                 "tokens_repeated": self.progress.tokens_repeated,
                 "seconds": self.phases.seconds,

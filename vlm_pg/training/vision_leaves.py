@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -41,6 +42,12 @@ class VisionLeaves:
                 id(output.features), (output.features, output.features.detach().requires_grad_())
             )
             self.features.append(replace(output, features=pair[1], carries_graph=False))
+
+    def of(self, prompts: Sequence[int]) -> VisionLeaves:
+        """These leaves as some of the prompts see them, by their places; gradients still add up in the same ones."""
+        chosen = copy(self)
+        chosen.features = [self.features[place] for place in prompts]
+        return chosen
 
     def surrogate_loss(self, loss_scale: float) -> torch.Tensor:
         """A scalar whose gradient is what the micro-batches left in the leaves; zero on a rank without media.

@@ -1,52 +1,195 @@
-"""Advantages are taken over the valued rewards of one whole group; a group without spread trains nothing."""
+"""Advantages equal their formulas in NumPy; what has no value enters nothing; a group without spread trains nothing."""
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlm_pg.algorithms.advantages import group_advantages
+from vlm_pg.algorithms.advantages import batch_advantages, group_advantages, part_advantages
 
 REWARDS = st.one_of(st.none(), st.floats(-10, 10).map(lambda value: round(value, 3)))
+GROUPS = st.lists(st.lists(REWARDS, max_size=8), max_size=6)
+BASELINES = ["group_mean", "leave_one_out", "none"]
+SCALES = ["std", "batch", "whiten", "none"]
+ALL = list(product(BASELINES, SCALES))
+OF_ONE_GROUP = list(product(["group_mean", "leave_one_out"], ["std", "none"]))
+
+
+def numpy_advantages(groups: list[list[float | None]], baseline: str, scale: str) -> list[np.ndarray]:
+    """The definitions, group by group, with NaN for what has no value."""
+
+    def std(values: np.ndarray) -> float:
+        valued = values[~np.isnan(values)]
+        return valued.std(ddof=1) if len(valued) > 1 else 0.0
+
+    rewards = [np.array([np.nan if r is None else r for r in group], dtype=np.float64) for group in groups]
+    differences = []
+    for group in rewards:
+        valued = np.flatnonzero(~np.isnan(group))
+        difference = group.copy()
+        for i in valued:
+            others = group[[j for j in valued if j != i]]
+            if baseline == "group_mean":
+                difference[i] -= group[valued].mean()
+            elif baseline == "leave_one_out":
+                difference[i] = difference[i] - others.mean() if len(others) else 0.0
+        differences.append(difference)
+    everything = np.concatenate([*differences, np.empty(0)])
+    if scale == "std":
+        differences = [d / (std(r) + 1e-4) for d, r in zip(differences, rewards, strict=True)]
+    elif scale == "batch":
+        differences = [d / (std(np.concatenate(rewards)) + 1e-4) for d in differences]
+    elif scale == "whiten":
+        valued = everything[~np.isnan(everything)]
+        mean = valued.mean() if len(valued) else 0.0
+        differences = [(d - mean) / (std(everything) + 1e-8) for d in differences]
+    return [np.nan_to_num(d, nan=0.0) for d in differences]
 
 
 def test_by_hand() -> None:
-    # mean 0.5, deviations +-0.5, sample variance (0.25 + 0.25 + 0) / 2 = 0.25
-    assert group_advantages([1.0, 0.0, None, 0.5], "none") == [0.5, -0.5, 0.0, 0.0]
-    scaled = group_advantages([1.0, 0.0, None, 0.5], "std")
+    # mean 0.5, deviations +-0.5, sample variance (0.25 + 0.25 + 0) / 2 = 0.25; means of the others 0.25, 0.75, 0.5
+    rewards = [1.0, 0.0, None, 0.5]
+    assert group_advantages(rewards, "group_mean", "none") == [0.5, -0.5, 0.0, 0.0]
+    assert group_advantages(rewards, "leave_one_out", "none") == [0.75, -0.75, 0.0, 0.0]
+    scaled = group_advantages(rewards, "group_mean", "std")
     assert scaled == pytest.approx([0.5 / 0.5001, -0.5 / 0.5001, 0.0, 0.0], abs=1e-12)
 
 
-@pytest.mark.parametrize("scale", ["std", "none"])
-@given(rewards=st.lists(REWARDS, max_size=16))
-def test_matches_numpy(scale: str, rewards: list[float | None]) -> None:
-    valued = np.array([reward for reward in rewards if reward is not None], dtype=np.float64)
-    expected = np.zeros(len(rewards))
-    if len(valued) >= 2 and np.ptp(valued) > 0:
-        divisor = valued.std(ddof=1) + 1e-4 if scale == "std" else 1.0
-        expected = np.array([0.0 if r is None else (r - valued.mean()) / divisor for r in rewards])
-    np.testing.assert_allclose(group_advantages(rewards, scale), expected, rtol=1e-9, atol=1e-9)
+def test_whole_step_by_hand() -> None:
+    # All rewards: 1, 0, 1, 1: sample variance 0.25. Differences: 0.5, -0.5, 0, 0: sample variance 0.5 / 3.
+    groups = [[1.0, 0.0], [1.0, None, 1.0]]
+    first, second = batch_advantages(groups, "group_mean", "batch")
+    assert first == pytest.approx([0.5 / 0.5001, -0.5 / 0.5001], abs=1e-12)
+    assert second == [0.0, 0.0, 0.0]
+    first, second = batch_advantages(groups, "group_mean", "whiten")
+    assert first == pytest.approx([0.5 * 6**0.5, -0.5 * 6**0.5], abs=1e-6)
+    assert second == [0.0, 0.0, 0.0]
+    first, second = batch_advantages(groups, "none", "whiten")
+    assert first == pytest.approx([0.5, -1.5], abs=1e-6)
+    assert second == pytest.approx([0.5, 0.0, 0.5], abs=1e-6)
 
 
-@pytest.mark.parametrize("scale", ["std", "none"])
+@pytest.mark.parametrize(("baseline", "scale"), ALL)
+@settings(deadline=None, max_examples=50)
+@given(groups=GROUPS)
+def test_matches_numpy(baseline: str, scale: str, groups: list[list[float | None]]) -> None:
+    advantages = batch_advantages(groups, baseline, scale)
+    expected = numpy_advantages(groups, baseline, scale)
+    assert [len(group) for group in advantages] == [len(group) for group in groups]
+    for ours, theirs in zip(advantages, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("baseline", "scale"), OF_ONE_GROUP)
+@settings(deadline=None, max_examples=50)
+@given(groups=GROUPS)
+def test_scales_of_one_group_do_not_see_the_others(baseline: str, scale: str, groups: list[list[float | None]]) -> None:
+    assert batch_advantages(groups, baseline, scale) == [group_advantages(g, baseline, scale) for g in groups]
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+@settings(deadline=None, max_examples=50)
+@given(groups=GROUPS)
+def test_whitened_advantages_have_mean_0_and_deviation_1(baseline: str, groups: list[list[float | None]]) -> None:
+    advantages = batch_advantages(groups, baseline, "whiten")
+    valued = [
+        advantage
+        for ours, rewards in zip(advantages, groups, strict=True)
+        for advantage, reward in zip(ours, rewards, strict=True)
+        if reward is not None
+    ]
+    if len(valued) > 1 and np.ptp(valued) > 0:
+        assert np.mean(valued) == pytest.approx(0.0, abs=1e-9)
+        assert np.std(valued, ddof=1) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize(("baseline", "scale"), list(product(["group_mean", "leave_one_out"], SCALES)))
 @pytest.mark.parametrize("rewards", [[0.1] * 7, [1.1] * 3 + [None], [0.7], [None, 0.3], [None, None], []])
-def test_no_spread_is_exactly_zero(scale: str, rewards: list[float | None]) -> None:
-    assert group_advantages(rewards, scale) == [0.0] * len(rewards)
+def test_no_spread_is_exactly_zero(baseline: str, scale: str, rewards: list[float | None]) -> None:
+    others = [[0.1, 0.7, 0.3], [None, 1.0, 0.2]]
+    assert batch_advantages([others[0], rewards, others[1]], baseline, scale)[1] == [0.0] * len(rewards)
 
 
-def test_a_missing_reward_does_not_move_the_others() -> None:
-    without = group_advantages([1.0, 0.0, 0.25], "std")
-    assert group_advantages([None, 1.0, None, 0.0, 0.25], "std") == [0.0, without[0], 0.0, *without[1:]]
+@pytest.mark.parametrize("rewards", [[0.1] * 7, [0.7], [None]])
+def test_no_spread_in_the_whole_step_whitens_to_exactly_zero(rewards: list[float | None]) -> None:
+    assert batch_advantages([rewards, rewards], "none", "whiten") == [[0.0] * len(rewards)] * 2
+
+
+@pytest.mark.parametrize(("baseline", "scale"), ALL)
+def test_a_missing_reward_does_not_move_the_others(baseline: str, scale: str) -> None:
+    without = batch_advantages([[1.0, 0.0, 0.25], [0.5, 0.75]], baseline, scale)
+    missing = batch_advantages([[None, 1.0, None, 0.0, 0.25], [None, None], [0.5, 0.75, None]], baseline, scale)
+    assert missing == [[0.0, without[0][0], 0.0, *without[0][1:]], [0.0, 0.0], [*without[1], 0.0]]
+
+
+def test_very_large_rewards_do_not_overflow() -> None:
+    assert group_advantages([1e200, -1e200], "group_mean", "std") == pytest.approx([0.5**0.5, -(0.5**0.5)])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_reward_that_is_not_finite_is_refused(bad: float) -> None:
     with pytest.raises(ValueError, match=r"Each must be a finite number or None. Return None from a reward"):
-        group_advantages([1.0, bad], "std")
+        group_advantages([1.0, bad], "group_mean", "std")
 
 
-def test_an_unknown_scale_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"Unknown advantage scale 'rank'. Allowed are std, none. Set algorithm"):
-        group_advantages([1.0, 0.0], "rank")  # type: ignore[arg-type]
+def test_unknown_choices_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"scale 'rank'. Allowed are std, batch, whiten, none. Set algorithm.scale"):
+        group_advantages([1.0, 0.0], "group_mean", "rank")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"baseline 'mean'. Allowed are group_mean, .* Set algorithm.baseline"):
+        group_advantages([1.0, 0.0], "mean", "std")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scale", ["batch", "whiten"])
+def test_one_group_is_not_the_step(scale: str) -> None:
+    with pytest.raises(ValueError, match=rf"'{scale}' needs all groups of the step.*Call batch_advantages"):
+        group_advantages([1.0, 0.0], "group_mean", scale)
+
+
+@pytest.mark.parametrize(("baseline", "scale"), ALL)
+@settings(deadline=None, max_examples=20)
+@given(data=st.data(), sizes=st.lists(st.integers(0, 5), min_size=1, max_size=4))
+def test_parts_are_scaled_one_by_one(baseline: str, scale: str, data: st.DataObject, sizes: list[int]) -> None:
+    groups = st.tuples(*(st.lists(REWARDS, min_size=size, max_size=size) for size in sizes)).map(list)
+    parts = {name: data.draw(groups, label=name) for name in ("accuracy", "format", "ignored")}
+    advantages = part_advantages(parts, {"accuracy": 1.0, "format": -0.5, "ignored": 0.0}, baseline, scale)
+    both = [
+        [a is not None and f is not None for a, f in zip(*pair, strict=True)]
+        for pair in zip(parts["accuracy"], parts["format"], strict=True)
+    ]
+    accuracy, form = (
+        numpy_advantages(
+            [[v if ok else None for v, ok in zip(*pair, strict=True)] for pair in zip(parts[name], both, strict=True)],
+            baseline,
+            scale,
+        )
+        for name in ("accuracy", "format")
+    )
+    for ours, a, f in zip(advantages, accuracy, form, strict=True):
+        np.testing.assert_allclose(ours, a - 0.5 * f, rtol=1e-9, atol=1e-9)
+
+
+def test_a_part_with_a_small_spread_counts_as_much() -> None:
+    parts = {"accuracy": [[1.0, 0.0]], "length": [[0.0, 0.01]]}
+    ((first, second),) = part_advantages(parts, {"accuracy": 1.0, "length": 1.0}, "group_mean", "whiten")
+    assert first == pytest.approx(0.0, abs=1e-5)
+    assert second == pytest.approx(0.0, abs=1e-5)
+
+
+def test_a_rollout_without_one_part_gets_nothing() -> None:
+    parts = {"accuracy": [[1.0, 0.0, 1.0]], "judge": [[0.2, 0.4, None]]}
+    assert part_advantages(parts, {"accuracy": 1.0, "judge": 1.0}, "group_mean", "none") == [
+        pytest.approx([0.5 - 0.1, -0.5 + 0.1, 0.0])
+    ]
+
+
+def test_parts_that_do_not_match_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Parts are \['a'\], weights are given for \['a', 'b'\]. .* the weight 0"):
+        part_advantages({"a": [[1.0]]}, {"a": 1.0, "b": 1.0}, "group_mean", "std")
+    with pytest.raises(ValueError, match=r"Parts are \[\].*at least one"):
+        part_advantages({}, {}, "group_mean", "std")
+    with pytest.raises(ValueError, match=r"\{'a': \[1\], 'b': \[2\]\}. They must be the same for all parts. Pass None"):
+        part_advantages({"a": [[1.0]], "b": [[1.0, 0.0]]}, {"a": 1.0, "b": 1.0}, "group_mean", "std")

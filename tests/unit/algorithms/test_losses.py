@@ -3,66 +3,105 @@
 from __future__ import annotations
 
 import math
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from vlm_pg.algorithms.losses import kl_k3, policy_loss
+from tests.unit.algorithms.oracles import central_differences, random_batch, random_lengths
+from vlm_pg.algorithms.losses import policy_loss
 
 CLIP_LOW, CLIP_HIGH, CLAMP = 0.2, 0.28, 20.0
+BOUNDS: dict[str, Any] = {"clip_low": CLIP_LOW, "clip_high": CLIP_HIGH, "log_ratio_clamp": CLAMP}
+TOKEN_CLIP: dict[str, Any] = {"loss": "clip", "ratio_level": "token", "clip_low": 0.2, "clip_high": 0.28}
+VARIANTS = [
+    pytest.param({"loss": loss, "ratio_level": level, "dual_clip": dual}, id=f"{loss}-{level}-{dual}")
+    for loss, level, dual in product(["clip", "cispo"], ["token", "sequence"], [None, 3.0, 1.1])
+    if loss == "clip" or dual is None
+]
 
 
-def random_batch(seed: int, num_tokens: int, spread: float = 0.5) -> tuple[torch.Tensor, ...]:
-    """Policy and behaviour log-probabilities, advantages and weights, float64 [num_tokens]."""
-    generator = np.random.default_rng(seed)
-    behaviour = -generator.exponential(1.0, num_tokens)
-    policy = behaviour + spread * generator.standard_normal(num_tokens)
-    advantages = generator.standard_normal(num_tokens)
-    weights = generator.uniform(0.01, 1.0, num_tokens)
-    return tuple(torch.from_numpy(array) for array in (policy, behaviour, advantages, weights))
+def numpy_ratios(policy: np.ndarray, behaviour: np.ndarray, lengths: list[int], level: str) -> np.ndarray:
+    difference = policy - behaviour
+    if level == "sequence":
+        pieces = np.split(difference, np.cumsum(lengths)[:-1])
+        difference = np.concatenate([np.full(len(piece), piece.mean()) for piece in pieces])
+    return np.exp(np.clip(difference, -CLAMP, CLAMP))
 
 
-def numpy_policy_loss(policy, behaviour, advantages, weights) -> float:
+def numpy_policy_loss(
+    batch: tuple[torch.Tensor, ...],
+    lengths: list[int],
+    loss: str,
+    ratio_level: str,
+    dual_clip: float | None,
+    importance: torch.Tensor | None = None,
+) -> float:
+    policy, behaviour, advantages, weights = (tensor.detach().numpy() for tensor in batch)
     total = 0.0
-    for p, b, a, w in zip(policy.tolist(), behaviour.tolist(), advantages.tolist(), weights.tolist(), strict=True):
-        ratio = math.exp(min(max(p - b, -CLAMP), CLAMP))
-        total -= w * min(ratio * a, min(max(ratio, 1 - CLIP_LOW), 1 + CLIP_HIGH) * a)
+    for i, ratio in enumerate(numpy_ratios(policy, behaviour, lengths, ratio_level)):
+        clipped = min(max(ratio, 1 - CLIP_LOW), 1 + CLIP_HIGH)
+        if loss == "cispo":
+            term = clipped * advantages[i] * policy[i]
+        else:
+            term = min(ratio * advantages[i], clipped * advantages[i])
+            if dual_clip is not None and advantages[i] < 0:
+                term = max(term, dual_clip * advantages[i])
+        total -= weights[i] * term * (1.0 if importance is None else importance[i].item())
     return total
 
 
-def loss_of(*batch: torch.Tensor) -> torch.Tensor:
-    return policy_loss(*batch, clip_low=CLIP_LOW, clip_high=CLIP_HIGH, log_ratio_clamp=CLAMP)[0]
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 10**6), num_tokens=st.integers(1, 40), spread=st.sampled_from([0.0, 0.3, 3.0, 30.0]))
+def test_loss_equals_numpy(variant: dict[str, Any], seed: int, num_tokens: int, spread: float) -> None:
+    batch, lengths = random_batch(seed, num_tokens, spread), random_lengths(seed, num_tokens)
+    importance = torch.from_numpy(np.random.default_rng(seed).uniform(0.0, 2.0, num_tokens))
+    for factors in (None, importance):
+        loss, _ = policy_loss(*batch, lengths=lengths, importance=factors, **variant, **BOUNDS)
+        expected = numpy_policy_loss(batch, lengths, importance=factors, **variant)
+        assert loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-def central_differences(function, point: torch.Tensor, step: float = 1e-6) -> torch.Tensor:
-    gradient = torch.zeros_like(point)
-    for index in range(point.numel()):
-        shift = torch.zeros_like(point)
-        shift[index] = step
-        gradient[index] = (function(point + shift) - function(point - shift)) / (2 * step)
-    return gradient
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_gradient_equals_central_differences(variant: dict[str, Any], seed: int) -> None:
+    num_tokens = 24
+    policy, behaviour, advantages, weights = random_batch(seed, num_tokens, spread=0.8)
+    lengths = random_lengths(seed, num_tokens)
+    importance = torch.from_numpy(np.random.default_rng(seed).uniform(0.0, 2.0, num_tokens))
 
+    def loss_at(point: torch.Tensor) -> torch.Tensor:
+        rest = (behaviour, advantages, weights)
+        return policy_loss(point, *rest, lengths=lengths, importance=importance, **variant, **BOUNDS)[0]
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 37])
-@pytest.mark.parametrize("spread", [0.0, 0.3, 3.0])
-def test_policy_loss_equals_numpy(num_tokens: int, spread: float) -> None:
-    batch = random_batch(num_tokens, num_tokens, spread)
-    assert loss_of(*batch).item() == pytest.approx(numpy_policy_loss(*batch), rel=1e-9, abs=1e-9)
-
-
-def test_policy_loss_gradient_equals_central_differences() -> None:
-    policy, *rest = random_batch(3, 24, spread=0.4)
     policy.requires_grad_()
-    loss_of(policy, *rest).backward()
-    expected = central_differences(lambda point: loss_of(point, *rest), policy.detach())
+    loss_at(policy).backward()
+    if variant["loss"] == "cispo":  # the ratio is a constant of the gradient: that of factor * A * logp alone
+        ratios = numpy_ratios(policy.detach().numpy(), behaviour.numpy(), lengths, variant["ratio_level"])
+        factors = torch.from_numpy(np.clip(ratios, 1 - CLIP_LOW, 1 + CLIP_HIGH))
+        expected = central_differences(
+            lambda point: -(weights * importance * factors * advantages * point).sum(), policy.detach()
+        )
+    else:
+        expected = central_differences(loss_at, policy.detach())
     torch.testing.assert_close(policy.grad, expected, rtol=1e-6, atol=1e-8)
 
 
-def test_on_policy_the_gradient_is_reinforce() -> None:
-    policy, _, advantages, weights = random_batch(4, 9)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_with_ratio_one_the_gradient_is_reinforce(variant: dict[str, Any]) -> None:
+    # At sequence level this needs what training has: one advantage and one weight for the whole response.
+    policy, *_ = random_batch(4, 12)
+    lengths = [1, 4, 7]
+    advantages = torch.tensor([0.5, -1.5, 2.0], dtype=torch.float64).repeat_interleave(torch.tensor(lengths))
+    weights = torch.tensor([0.1, 0.7, 0.2], dtype=torch.float64).repeat_interleave(torch.tensor(lengths))
     policy.requires_grad_()
-    loss_of(policy, policy.detach().clone(), advantages, weights).backward()
+    loss, _ = policy_loss(policy, policy.detach().clone(), advantages, weights, lengths=lengths, **variant, **BOUNDS)
+    loss.backward()
     torch.testing.assert_close(policy.grad, -weights * advantages)
 
 
@@ -71,7 +110,7 @@ def test_clipped_tokens_have_no_gradient_and_are_counted_by_side() -> None:
     policy = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64, requires_grad=True)
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
     ones = torch.ones(4, dtype=torch.float64)
-    loss, metrics = policy_loss(policy, torch.zeros_like(ones), advantages, ones, clip_low=0.2, clip_high=0.28)
+    loss, metrics = policy_loss(policy, torch.zeros_like(ones), advantages, ones, lengths=[3, 1], **TOKEN_CLIP)
     loss.backward()
     assert loss.item() == pytest.approx(-(1.28 - math.e + math.exp(-1) - 0.8))
     assert policy.grad is not None
@@ -80,74 +119,162 @@ def test_clipped_tokens_have_no_gradient_and_are_counted_by_side() -> None:
     assert values["tokens"] == 4.0
     assert (values["clipped_high"], values["clipped_low"]) == (1.0, 1.0)
     assert values["ratio_max"] == pytest.approx(math.e)
+    assert values["ratio_min"] == pytest.approx(math.exp(-1))
     assert values["ratio_sum"] == pytest.approx(2 * math.e + 2 * math.exp(-1))
     assert values["behaviour_kl_sum"] == pytest.approx(2 * (math.e - 2) + 2 * math.exp(-1))
-    assert not any(value.requires_grad for value in metrics.values())
+    assert not any(value.requires_grad or value.dtype != torch.float32 for value in metrics.values())
 
 
-def test_splitting_the_tokens_does_not_change_loss_or_gradient() -> None:
+@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant.values[0]["loss"] == "clip"])
+@pytest.mark.parametrize("seed", range(5))
+def test_clipped_counts_are_those_of_tokens_without_gradient(variant: dict[str, Any], seed: int) -> None:
+    policy, behaviour, advantages, weights = random_batch(seed, 60, spread=1.0)
+    lengths = [1] * 60 if variant["ratio_level"] == "sequence" else random_lengths(seed, 60)
+    policy.requires_grad_()
+    loss, metrics = policy_loss(policy, behaviour, advantages, weights, lengths=lengths, **variant, **BOUNDS)
+    loss.backward()
+    assert policy.grad is not None
+    removed = policy.grad == 0
+    above = policy.detach() > behaviour
+    assert metrics["clipped_low"].item() == (removed & ~above).sum().item() > 0
+    assert metrics["clipped_high"].item() == (removed & above).sum().item() > 0
+
+
+def test_sequence_level_by_hand() -> None:
+    # Log-ratios (0, 2) and (-1): means 1 and -1. A > 0 clips the first response, A < 0 the second.
+    policy = torch.tensor([0.0, 2.0, -1.0], dtype=torch.float64, requires_grad=True)
+    advantages = torch.tensor([1.0, 1.0, -2.0], dtype=torch.float64)
+    zeros, ones = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    sequence = {"lengths": [2, 1], "loss": "clip", "ratio_level": "sequence"}
+    loss, metrics = policy_loss(policy, zeros, advantages, ones, clip_low=0.2, clip_high=0.28, **sequence)
+    assert loss.item() == pytest.approx(-(1.28 + 1.28 - 2 * 0.8))
+    assert (metrics["clipped_high"].item(), metrics["clipped_low"].item()) == (2.0, 1.0)
+    assert metrics["ratio_max"].item() == pytest.approx(math.e)
+    # The KL is still that of tokens: e^2 - 1 - 2 and e^-1 - 1 + 1.
+    assert metrics["behaviour_kl_sum"].item() == pytest.approx(math.exp(2) - 3 + math.exp(-1))
+    # Without clipping each token of a response carries an equal share of its sum.
+    loss, _ = policy_loss(policy, zeros, advantages, ones, clip_low=1.0, clip_high=10.0, **sequence)
+    loss.backward()
+    assert policy.grad is not None
+    assert policy.grad.tolist() == pytest.approx([-math.e, -math.e, 2 * math.exp(-1)])
+
+
+def test_dual_clip_by_hand() -> None:
+    # Ratios e^2 and e^0.5 with A = -1: beyond c = 3 the first counts 3 and has no gradient, the second is as it was.
+    policy = torch.tensor([2.0, 0.5, 2.0], dtype=torch.float64, requires_grad=True)
+    advantages = torch.tensor([-1.0, -1.0, 0.0], dtype=torch.float64)
+    ones = torch.ones(3, dtype=torch.float64)
+    loss, metrics = policy_loss(policy, 0 * ones, advantages, ones, lengths=[3], dual_clip=3.0, **TOKEN_CLIP)
+    loss.backward()
+    assert loss.item() == pytest.approx(3 + math.exp(0.5))
+    assert policy.grad is not None
+    assert policy.grad.tolist() == pytest.approx([0.0, math.exp(0.5), 0.0])
+    assert (metrics["clipped_high"].item(), metrics["clipped_low"].item()) == (1.0, 0.0)
+    assert metrics["ratio_max"].item() == pytest.approx(math.exp(2))
+
+
+def test_cispo_clips_the_factor_and_keeps_every_gradient() -> None:
+    logprobs = [-0.5, -3.0, -1.0, -1.0]
+    policy = torch.tensor(logprobs, dtype=torch.float64, requires_grad=True)
+    behaviour = policy.detach() - torch.tensor([1.0, -1.0, 0.1, 1.0], dtype=torch.float64)
+    advantages = torch.tensor([1.0, -1.0, 2.0, 0.0], dtype=torch.float64)
+    ones = torch.ones(4, dtype=torch.float64)
+    loss, metrics = policy_loss(
+        policy,
+        behaviour,
+        advantages,
+        ones,
+        lengths=[4],
+        loss="cispo",
+        ratio_level="token",
+        clip_low=0.2,
+        clip_high=0.28,
+    )
+    loss.backward()
+    factors = [1.28, 0.8, math.exp(0.1)]
+    assert loss.item() == pytest.approx(-(-0.5 * factors[0] + 3.0 * factors[1] - 2.0 * factors[2]))
+    assert policy.grad is not None
+    assert policy.grad.tolist() == pytest.approx([-factors[0], factors[1], -2 * factors[2], 0.0])
+    # The last token trains nothing, so nothing of it was clipped.
+    assert (metrics["clipped_high"].item(), metrics["clipped_low"].item()) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_splitting_between_sequences_changes_neither_loss_nor_gradient(variant: dict[str, Any]) -> None:
     policy, *rest = random_batch(5, 30)
-    whole = policy.clone().requires_grad_()
-    parts = policy.clone().requires_grad_()
-    loss_of(whole, *rest).backward()
-    pieces = [slice(0, 1), slice(1, 13), slice(13, 30)]
-    losses = [loss_of(parts[piece], *(tensor[piece] for tensor in rest)) for piece in pieces]
-    torch.stack(losses).sum().backward()
+    importance = torch.from_numpy(np.random.default_rng(5).uniform(0.0, 2.0, 30))
+    lengths = [1, 8, 4, 10, 7]
+    whole, parts = policy.clone().requires_grad_(), policy.clone().requires_grad_()
+    loss, metrics = policy_loss(whole, *rest, lengths=lengths, importance=importance, **variant, **BOUNDS)
+    loss.backward()
+    pieces = [(slice(0, 1), lengths[:1]), (slice(1, 13), lengths[1:3]), (slice(13, 30), lengths[3:])]
+    cut = [
+        policy_loss(
+            parts[piece],
+            *(tensor[piece] for tensor in rest),
+            lengths=of_piece,
+            importance=importance[piece],
+            **variant,
+            **BOUNDS,
+        )
+        for piece, of_piece in pieces
+    ]
+    torch.stack([loss for loss, _ in cut]).sum().backward()
     torch.testing.assert_close(whole.grad, parts.grad)
+    combine = {"ratio_max": max, "ratio_min": min}
+    for name, value in metrics.items():
+        assert combine.get(name, sum)(of_piece[name].item() for _, of_piece in cut) == pytest.approx(value.item())
 
 
-def test_behaviour_logprobs_get_no_gradient() -> None:
+def test_only_the_policy_gets_a_gradient() -> None:
     policy, behaviour, advantages, weights = random_batch(6, 5)
+    importance = torch.ones(5, dtype=torch.float64, requires_grad=True)
     behaviour.requires_grad_()
-    loss_of(policy.requires_grad_(), behaviour, advantages, weights).backward()
-    kl_k3(policy, behaviour).sum().backward()
+    policy.requires_grad_()
+    loss, _ = policy_loss(policy, behaviour, advantages, weights, lengths=[2, 3], importance=importance, **TOKEN_CLIP)
+    loss.backward()
+    assert policy.grad is not None
     assert behaviour.grad is None
+    assert importance.grad is None
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("difference", [-1e4, -100.0, 100.0, 1e4])
 @pytest.mark.parametrize("advantage", [-1.0, 1.0])
-def test_extreme_log_ratios_stay_finite(dtype: torch.dtype, difference: float, advantage: float) -> None:
-    policy = torch.tensor([difference], dtype=dtype, requires_grad=True)
-    zero, one = torch.zeros(1, dtype=dtype), torch.ones(1, dtype=dtype)
-    loss, metrics = policy_loss(policy, zero, advantage * one, one, clip_low=0.2, clip_high=0.2)
-    kl = kl_k3(policy, zero)
-    (loss + kl.sum()).backward()
-    assert all(torch.isfinite(value).all() for value in (loss, kl, policy.grad, *metrics.values()))
+def test_extreme_log_ratios_stay_finite(
+    variant: dict[str, Any], dtype: torch.dtype, difference: float, advantage: float
+) -> None:
+    policy = torch.tensor([-0.5, -0.5], dtype=dtype, requires_grad=True)
+    behaviour = torch.tensor([-0.5 - difference, -0.5], dtype=dtype)
+    ones = torch.ones(2, dtype=dtype)
+    loss, metrics = policy_loss(policy, behaviour, advantage * ones, ones, lengths=[1, 1], **variant, **BOUNDS)
+    loss.backward()
+    assert policy.grad is not None
+    assert all(torch.isfinite(value).all() for value in (loss, policy.grad, *metrics.values()))
+    if variant["loss"] == "clip":  # held by the clamp: no gradient; its neighbour is on policy
+        assert policy.grad.tolist() == pytest.approx([0.0, -advantage])
+    assert metrics["ratio_max"].item() == pytest.approx(math.exp(CLAMP) if difference > 0 else 1.0)
+    assert metrics["ratio_min"].item() == pytest.approx(1.0 if difference > 0 else math.exp(-CLAMP))
 
 
-def test_an_empty_batch_has_loss_zero() -> None:
-    empty = torch.zeros(0)
-    loss, metrics = policy_loss(empty, empty, empty, empty, clip_low=0.2, clip_high=0.2)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_an_empty_batch_has_loss_zero(variant: dict[str, Any]) -> None:
+    empty = torch.zeros(0, requires_grad=True)
+    loss, metrics = policy_loss(empty, empty, empty, empty, lengths=[], **variant, **BOUNDS)
+    loss.backward()
     assert loss.item() == 0.0
+    assert metrics.pop("ratio_min").item() == math.inf  # so that it is nobody's smallest
     assert all(value.item() == 0.0 for value in metrics.values())
 
 
-def test_kl_equals_numpy_and_is_never_negative() -> None:
-    policy, ref, *_ = random_batch(7, 50, spread=2.0)
-    difference = (policy - ref).numpy()
-    np.testing.assert_allclose(kl_k3(policy, ref).numpy(), np.exp(-difference) - 1 + difference, rtol=1e-9, atol=1e-9)
-    assert (kl_k3(policy, ref) >= 0).all()
-    assert (kl_k3(policy, policy) == 0).all()
-
-
-def test_kl_gradient_equals_central_differences() -> None:
-    policy, ref, *_ = random_batch(8, 16)
-    policy.requires_grad_()
-    kl_k3(policy, ref).sum().backward()
-    expected = central_differences(lambda point: kl_k3(point, ref).sum(), policy.detach())
-    torch.testing.assert_close(policy.grad, expected, rtol=1e-6, atol=1e-8)
-
-
-def test_kl_estimates_the_divergence() -> None:
-    p, q = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64), torch.tensor([0.3, 0.4, 0.3], dtype=torch.float64)
-    expectation = (p * kl_k3(p.log(), q.log())).sum()
-    assert expectation.item() == pytest.approx((p * (p.log() - q.log())).sum().item(), rel=1e-12)
-
-
-def test_shapes_that_differ_are_named() -> None:
-    flat, square = torch.zeros(4), torch.zeros(2, 2)
+def test_what_does_not_fit_is_named() -> None:
+    flat = torch.zeros(4)
     with pytest.raises(ValueError, match=r"advantages \[3\].*All must be \[R_total\].*Repeat what belongs"):
-        policy_loss(flat, flat, torch.zeros(3), flat, clip_low=0.2, clip_high=0.2)
-    with pytest.raises(ValueError, match=r"ref_logprobs \[2, 2\]"):
-        kl_k3(square, square)
+        policy_loss(flat, flat, torch.zeros(3), flat, lengths=[4], **TOKEN_CLIP)
+    with pytest.raises(ValueError, match=r"importance \[1\].*All must be \[R_total\]"):
+        policy_loss(flat, flat, flat, flat, lengths=[4], importance=torch.ones(1), **TOKEN_CLIP)
+    with pytest.raises(ValueError, match=r"Unknown loss 'ppo'. Allowed are clip, cispo. Set algorithm.loss"):
+        policy_loss(flat, flat, flat, flat, lengths=[4], **{**TOKEN_CLIP, "loss": "ppo"})
+    with pytest.raises(ValueError, match=r"dual_clip is 3.0 with the loss cispo.*Leave algorithm.dual_clip out"):
+        policy_loss(flat, flat, flat, flat, lengths=[4], dual_clip=3.0, **{**TOKEN_CLIP, "loss": "cispo"})

@@ -57,6 +57,17 @@ def test_without_a_config_the_embedded_default_is_prepared_and_trained(
     ]
 
 
+@pytest.mark.parametrize("name", ["embedded.yaml", "algorithms/cppo.yaml"])
+def test_a_config_of_the_embedded_task_has_its_data_prepared_first(checkout: Path, name: str) -> None:
+    path = checkout / "configs" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("")
+    assert train(checkout, f"configs/{name}", "training.steps=5") == [
+        "vlm-pg prepare embedded --out data/embedded",
+        f"vlm-pg train {path} training.steps=5",
+    ]
+
+
 @pytest.mark.parametrize("gpus", ["", "0", "-1", "-1,0"])
 def test_a_config_on_at_most_one_gpu_is_trained_in_this_process(checkout: Path, gpus: str) -> None:
     path = checkout / "configs/mine.yaml"

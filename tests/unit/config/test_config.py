@@ -11,8 +11,6 @@ from vlm_pg.config import RunConfig, dump_config, load_config
 from vlm_pg.config_errors import known_keys, nearest_keys
 from vlm_pg.errors import ConfigError
 
-REPO_ROOT = Path(__file__).parents[3]
-SHIPPED = sorted(path.relative_to(REPO_ROOT) for path in (REPO_ROOT / "configs").glob("*.yaml") if path.stem != "base")
 MINIMAL = "model: {path: some/model}\ntraining: {steps: 3}\n"
 
 
@@ -31,32 +29,6 @@ def refusal(path: Path, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         load_config(path, overrides)
     return str(caught.value)
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=str)
-def test_every_shipped_config_loads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(REPO_ROOT)
-    config = load_config(path)
-    assert config.data.train is not None
-    assert config.training.deepspeed_config is None or Path(config.training.deepspeed_config).is_file()
-
-
-def test_the_two_promised_configs_are_shipped() -> None:
-    assert {path.name for path in SHIPPED} >= {"embedded.yaml", "qwen2_5_vl_7b_video_r1.yaml"}
-
-
-@pytest.mark.parametrize("path", sorted((REPO_ROOT / "configs/models").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_shipped_model_file_serves_as_an_include(path: Path, tmp_path: Path) -> None:
-    config = load_config(write(tmp_path / "run.yaml", f"include: ['{path}']\ntraining: {{steps: 1}}\n"))
-    assert config.model.path
-
-
-def test_video_r1_has_its_published_settings() -> None:
-    config = load_config(REPO_ROOT / "configs/qwen2_5_vl_7b_video_r1.yaml")
-    assert (config.media.fps, config.media.max_frames, config.media.max_pixels) == (2.0, 16, 128 * 28 * 28)
-    assert (config.rollout.num_generations, config.algorithm.kl_coef) == (8, 0.04)
-    assert (config.training.learning_rate, config.training.engine) == (1e-6, "deepspeed")
-    assert (config.model.dtype, config.model.gradient_checkpointing) == ("bf16", True)
 
 
 def test_includes_merge_in_order_below_the_file_and_overrides_on_top(tmp_path: Path) -> None:
@@ -171,12 +143,12 @@ def test_missing_values_are_all_named_at_once(tmp_path: Path) -> None:
         (["training.deepspeed_config=x.json"], "which only engine deepspeed reads. Set training.engine=deepspeed or"),
         (
             ["rollout.num_generations=1"],
-            "GRPO compares the rollouts of a group, so at least 2 are needed. Set rollout.",
+            "compares the rollouts of a group, so at least 2 are needed. Set rollout.",
         ),
         (["training.micro_batch_tokens=4096"], "may need 17152. Set training.micro_batch_tokens=17152 or more, or"),
         (["rollout.temperature=0"], "Training needs a temperature above 0. Set rollout.temperature=1.0"),
         (["eval.num_generations=4"], "greedy rollouts are all alike. Set eval.num_generations=1, or eval.temperature"),
-        (["reward.accuracy_weight=0", "reward.format_weight=0"], "At least one must be positive. Set reward.accuracy"),
+        (["reward.accuracy_weight=0", "reward.format_weight=0"], "so every reward is 0. Set reward.accuracy"),
         (["eval.controls=[frames_shuffled]"], "Controls need sets to run on, and the other way round. Set both"),
         (
             ["eval.headline_set=a", "data.eval.b=b.jsonl"],
@@ -269,3 +241,157 @@ def test_an_address_that_is_none_is_refused_without_what_it_may_hide(minimal: Pa
 def test_a_key_in_place_of_its_variable_is_refused_and_not_shown(minimal: Path) -> None:
     message = refusal(minimal, "rollout.server.api_key_variable=sk-secret")
     assert "the name of an environment variable" in message and "secret" not in message
+
+
+SERVER = ["rollout.engine=server", "rollout.server.url=http://127.0.0.1:8000/v1"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said", "way_out"),
+    [
+        (
+            ["algorithm.baseline=none"],
+            "algorithm.baseline is none and algorithm.scale_advantages is std",
+            ["algorithm.scale_advantages=whiten"],
+        ),
+        (
+            ["algorithm.baseline=none", "algorithm.scale_advantages=batch"],
+            "algorithm.baseline is none and algorithm.scale_advantages is batch",
+            ["algorithm.scale_advantages=none"],
+        ),
+        (
+            ["algorithm.importance_cap=2", "rollout.logprobs=reuse"],
+            "algorithm.importance_cap is 2.0 and rollout.logprobs is reuse",
+            ["rollout.logprobs=recompute"],
+        ),
+        (
+            ["algorithm.importance_cap=2", "rollout.logprobs=recompute", *SERVER],
+            "algorithm.importance_cap is set and rollout.engine is server, whose rollouts the trainer scores itself",
+            ["algorithm.importance_cap=null"],
+        ),
+        (
+            ["algorithm.temporal_bonus=0.3", *SERVER],
+            "algorithm.temporal_bonus is set and rollout.engine is server",
+            ["algorithm.temporal_bonus=0"],
+        ),
+        (
+            ["algorithm.kl_coef=0.1", "algorithm.kl_in=reward", "rollout.temperature=0"],
+            "a KL in the reward needs rollout.temperature above 0.",
+            ["rollout.temperature=1"],
+        ),
+        (
+            ["algorithm.loss=cispo", "algorithm.ratio_level=sequence"],
+            "algorithm.loss is cispo and algorithm.ratio_level is sequence",
+            ["algorithm.ratio_level=token"],
+        ),
+        (
+            ["algorithm.loss=cispo", "algorithm.dual_clip=3"],
+            "algorithm.dual_clip bounds the clipped loss, and algorithm.loss is cispo.",
+            ["algorithm.dual_clip=null"],
+        ),
+        (
+            ["algorithm.length_bonus_tokens=[512, 320]"],
+            "algorithm.length_bonus_tokens is [512, 320]: the shortest is longer than the longest.",
+            ["algorithm.length_bonus_tokens=[320, 512]"],
+        ),
+        (
+            ["algorithm.length_bonus=0.2", "rollout.max_new_tokens=319"],
+            "algorithm.length_bonus goes to responses of 320 tokens and more, and rollout.max_new_tokens is 319",
+            ["algorithm.length_bonus_tokens=[100, 200]"],
+        ),
+        (
+            ["algorithm.preset=t_grpo", "algorithm.temporal_bonus=0"],
+            "algorithm.preset is t_grpo and algorithm.temporal_bonus is 0, which leaves GRPO.",
+            ["algorithm.temporal_bonus=0.3"],
+        ),
+        (
+            ["algorithm.prune_rate=0.5", "algorithm.prune_correction=true", "algorithm.prune_metric=largest"],
+            "algorithm.prune_correction is true and algorithm.prune_metric is largest",
+            ["algorithm.prune_metric=random"],
+        ),
+        (
+            ["algorithm.prune_rate=0.5", "algorithm.scale_advantages=batch"],
+            "with prune_fill, which asks further questions until the freed tokens are used, and baseline=group_mean, "
+            "scale_advantages=batch, whose statistics are over all of the step's questions.",
+            ["algorithm.prune_fill=false"],
+        ),
+        (
+            ["algorithm.prune_rate=0.5", "algorithm.baseline=none", "algorithm.scale_advantages=none"],
+            "and baseline=none, scale_advantages=none, whose statistics are over",
+            ["algorithm.baseline=leave_one_out"],
+        ),
+        (
+            ["training.prompts_per_step=4", "algorithm.minibatches=5"],
+            "algorithm.minibatches is 5, more than training.prompts_per_step=4.",
+            ["algorithm.minibatches=4"],
+        ),
+        (
+            ["rollout.num_generations=4", "algorithm.prune_rate=0.9"],
+            "algorithm.prune_rate with rollout.num_generations: A pruning rate of 0.9 keeps none of 4 rollouts; at "
+            "least one must train. 4 rollouts allow a rate of at most 0.75, a rate of 0.9 needs at least 10 rollouts.",
+            ["rollout.num_generations=10"],
+        ),
+        (
+            ["rollout.num_generations=4", "algorithm.prune_rate=0.9"],
+            "4 rollouts allow a rate of at most 0.75",
+            ["algorithm.prune_rate=0.75"],
+        ),
+    ],
+)
+def test_impossible_algorithms(minimal: Path, overrides: list[str], said: str, way_out: list[str]) -> None:
+    """Each is refused with what is wrong, and the way out that its message names can be loaded."""
+    assert said in refusal(minimal, *overrides)
+    load_config(minimal, [*overrides, *way_out])
+
+
+def test_all_impossible_combinations_are_named_at_once(minimal: Path) -> None:
+    message = refusal(minimal, "algorithm.baseline=none", "algorithm.minibatches=999", "training.engine=deepspeed")
+    assert "algorithm.scale_advantages is std" in message
+    assert "algorithm.minibatches is 999" in message
+    assert "training.deepspeed_config is not set" in message
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [
+        ("1", "should be less than 1"),
+        ("1.5", "should be less than 1"),
+        ("-0.1", "should be greater than or equal to 0"),
+    ],
+)
+def test_a_pruning_rate_outside_its_range(minimal: Path, rate: str, said: str) -> None:
+    message = refusal(minimal, f"algorithm.prune_rate={rate}")
+    assert f"algorithm.prune_rate is {rate} (command line): input {said}. CPPO: share P of the rollouts" in message
+
+
+@pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out"])
+def test_one_rollout_a_question_needs_an_algorithm_without_groups(minimal: Path, baseline: str) -> None:
+    alone = ["rollout.num_generations=1"]
+    said = f"rollout.num_generations is 1, and algorithm.baseline={baseline} compares the rollouts of a group"
+    assert said in refusal(minimal, *alone, f"algorithm.baseline={baseline}")
+    without_groups = ["algorithm.baseline=none", "algorithm.scale_advantages=whiten"]
+    for allowed in (["algorithm.preset=reinforce_pp"], without_groups):
+        config = load_config(minimal, alone + allowed)
+        assert (config.rollout.num_generations, config.algorithm.baseline) == (1, "none")
+
+
+@pytest.mark.parametrize(
+    ("preset", "override", "said"),
+    [
+        ("dapo", "loss_average=sequence_mean", "loss_average='sequence_mean' (the preset: 'token_mean')"),
+        ("dr_grpo", "scale_advantages=std", "scale_advantages='std' (the preset: 'none')"),
+        ("gspo", "ratio_level=token", "ratio_level='token' (the preset: 'sequence')"),
+        ("cispo", "loss=clip", "loss='clip' (the preset: 'cispo')"),
+        ("rloo", "baseline=group_mean", "baseline='group_mean' (the preset: 'leave_one_out')"),
+    ],
+)
+def test_what_makes_a_preset_cannot_be_set_otherwise(minimal: Path, preset: str, override: str, said: str) -> None:
+    message = refusal(minimal, f"algorithm.preset={preset}", f"algorithm.{override}")
+    assert f"algorithm: preset is {preset}, which contradicts {said}: these make the algorithm" in message
+    assert "Leave the values out, choose another preset, or set preset=null and every value you want." in message
+
+
+def test_a_presets_usual_values_can_be_set_otherwise_and_are_named(minimal: Path) -> None:
+    algorithm = load_config(minimal, ["algorithm.preset=dapo", "algorithm.clip_high=0.4"]).algorithm
+    assert (algorithm.clip_low, algorithm.loss_average) == (0.2, "token_mean")
+    assert algorithm.differences_from_preset == {"clip_high": (0.4, 0.28)}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlm_pg.data.bad import BadSampleLog
-from vlm_pg.data.order import indices_for_step
+from vlm_pg.data.order import index_at
 from vlm_pg.data.settings import DataSettings
 from vlm_pg.errors import ConfigError, TooManyBadSamples
 from vlm_pg.types import BadSample
@@ -18,31 +18,32 @@ from vlm_pg.types import BadSample
 
 @given(
     num_samples=st.integers(1, 40),
-    prompts_per_step=st.integers(1, 60),
     seed=st.integers(0, 2**40),
     shuffle=st.booleans(),
 )
-def test_every_epoch_uses_every_sample_once(num_samples: int, prompts_per_step: int, seed: int, shuffle: bool):
-    """Steps joined end to end are whole epochs, each a permutation: nothing dropped or repeated at the border."""
-    steps = -(-3 * num_samples // prompts_per_step)
-    stream = [i for step in range(steps) for i in indices_for_step(num_samples, prompts_per_step, step, seed, shuffle)]
-    assert len(stream) == steps * prompts_per_step
+def test_every_epoch_uses_every_sample_once(num_samples: int, seed: int, shuffle: bool):
+    """The order is whole epochs end to end, each a permutation: nothing dropped or repeated at the border."""
+    stream = [index_at(num_samples, place, seed, shuffle) for place in range(3 * num_samples)]
     for start in range(0, 3 * num_samples, num_samples):
         assert sorted(stream[start : start + num_samples]) == list(range(num_samples))
 
 
 def test_order_by_hand():
-    assert indices_for_step(5, 3, 1, seed=0, shuffle=False) == [3, 4, 0]
-    first, again = (indices_for_step(100, 100, 0, seed=1, shuffle=True) for _ in range(2))
+    def epoch(num_samples: int, number: int, seed: int) -> list[int]:
+        first = number * num_samples
+        return [index_at(num_samples, place, seed, shuffle=True) for place in range(first, first + num_samples)]
+
+    assert [index_at(5, place, seed=0, shuffle=False) for place in (3, 4, 5)] == [3, 4, 0]
+    first, again = epoch(100, 0, 1), epoch(100, 0, 1)
     assert first == again != list(range(100))
-    assert first != indices_for_step(100, 100, 1, seed=1, shuffle=True)
-    assert first != indices_for_step(100, 100, 0, seed=2, shuffle=True)
-    assert indices_for_step(6, 6, 0, seed=0, shuffle=True) == [2, 1, 0, 3, 5, 4], "the order must never change"
+    assert first != epoch(100, 1, 1)
+    assert first != epoch(100, 0, 2)
+    assert epoch(6, 0, 0) == [2, 1, 0, 3, 5, 4], "the order must never change"
 
 
 def test_no_samples():
     with pytest.raises(ValueError, match=r"There are 0 usable samples; at least one is needed\. Check"):
-        indices_for_step(0, 1, 0, 0, True)
+        index_at(0, 0, 0, True)
 
 
 def bad(number: int, reason: str = "corrupt_media") -> BadSample:

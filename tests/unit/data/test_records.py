@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from vlm_pg.data.records import parse_record, read_records, to_record, write_records
 from vlm_pg.errors import ConfigError, SampleError
-from vlm_pg.types import MediaRef, Sample
+from vlm_pg.types import ANSWER_KINDS, AnswerKind, MediaRef, Sample
 
 GOOD = {
     "problem_id": 8,
@@ -33,6 +34,15 @@ def test_a_record_becomes_a_sample():
         "8", "What object is filmed?", (MediaRef("video", "./video_90.mov"),), ("A. a keyboard", "B. a piano"), "A",
         "multiple_choice", "real-media", "real-media",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ANSWER_KINDS)
+@pytest.mark.parametrize("change", [str, str.upper, lambda name: name.replace(" ", "_"), lambda name: f" {name}\n"])
+def test_every_answer_kind_has_a_name_that_is_read_back(kind: AnswerKind, change: Callable[[str], str]):
+    sample = Sample("1", "Which?", (), ("A. x", "B. y"), "A", kind, "s", "s")
+    written = to_record(sample)
+    assert parse_record(written | {"problem_type": change(written["problem_type"])}) == sample
+    assert parse_record(written | {"problem_type": change(kind)}) == sample
 
 
 def test_the_real_questions(media_dir: Path):

@@ -25,7 +25,7 @@ from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import MediaRef
 
-CONFIG = Path(__file__).parents[3] / "configs" / "embedded.yaml"
+CONFIG = Path(__file__).parents[3] / "configs" / "embedded_task.yaml"
 
 
 def colours_shown(frames: np.ndarray) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from data_pipelines.common import (
     MANIFEST,
-    check_gold_answer,
+    gold_faults,
     is_prepared,
     locked,
     progress,
@@ -21,7 +22,7 @@ from data_pipelines.common import (
     write_manifest,
     write_text,
 )
-from vlm_pg.errors import ConfigError, SampleError
+from vlm_pg.errors import ConfigError
 from vlm_pg.types import Sample
 
 ARGUMENTS = {"seed": 0, "train": 8}
@@ -119,10 +120,15 @@ def test_an_out_below_a_file_is_a_clear_error(tmp_path: Path) -> None:
         ("a red lorry on a bridge", "free_form", ()),
         ("keyboard", "free_form", ()),
         ("3.25", "regression", ()),
+        ("3.25", "mean_relative_accuracy", ()),
+        ("[10, 20, 30, 40]", "box", ()),
+        ("[12.5, 30]", "time_span", ()),
+        ("New York", "exact", ()),
+        ("Yes", "yes_no", ()),
     ],
 )
 def test_good_gold_answers_pass(answer: str, answer_kind: str, options: tuple[str, ...]) -> None:
-    check_gold_answer(sample(answer, answer_kind, options))
+    assert list(gold_faults([sample(answer, answer_kind, options)])) == [None]
 
 
 @pytest.mark.parametrize(
@@ -134,9 +140,10 @@ def test_good_gold_answers_pass(answer: str, answer_kind: str, options: tuple[st
     ],
 )
 def test_gold_answers_that_cannot_be_rewarded_are_refused(answer: str, answer_kind: str, said: str) -> None:
-    with pytest.raises(SampleError, match=f"{said}.*must earn the full reward") as refused:
-        check_gold_answer(sample(answer, answer_kind))
-    assert refused.value.reason == "unscorable_gold_answer"
+    good = sample("5", "numerical")
+    none, fault, _ = gold_faults([good, sample(answer, answer_kind), good])
+    assert none is None and fault is not None and fault.reason == "unscorable_gold_answer"
+    assert re.search(f"{said}.*must earn the full reward", str(fault))
 
 
 def test_progress_yields_everything_and_prints_a_line_a_quarter(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from vlm_pg.rewards import RewardSettings, score
 
 REPOSITORY = Path(__file__).parents[3]
 ASSET = REPOSITORY / "assets" / "tiny-qwen2_5-vl"
-_SHIPPED_MEDIA, PROMPT = read_settings(REPOSITORY / "configs" / "embedded.yaml")
+_SHIPPED_MEDIA, PROMPT = read_settings(REPOSITORY / "configs" / "embedded_task.yaml")
 MEDIA = _SHIPPED_MEDIA.model_copy(update={"workers": 0})  # a few clips are decoded sooner than a worker starts
 
 

@@ -20,7 +20,11 @@ def accuracy(answer: str, gold: str = "B", options: tuple[str, ...] = OPTIONS) -
     "answer",
     ["B", "b", " B\n", "B.", "B)", "(B)", "b)", "(b).", "B:", "Option B", "option b", "B. blue", "B) blue", "(B) blue"]
     + ["B: blue", "B - blue", "blue", "Blue.", "The answer is B", "answer: b", "**B**", "\\boxed{B}", "$B$", "（B）"]
-    + ["I think it is B.", "B, I think"],
+    + ["I think it is B.", "B, I think", "B)blue", "b - blue", "B-blue", "B blue", "[B]", "[b]", "option (b)"]
+    + ["\\boxed{\\text{(B)}}", "$\\boxed{\\mathrm{B}}$", "**Answer:** B", "**b**", "I choose b.", "I choose blue"]
+    + ["The answer is blue.", "The correct answer is: **blue**", "The correct option is b", "My answer: (B) blue"]
+    + ["the answer is b because the sky is", "B\nThe sky is seen.", "Option B (blue)", "option: b"]
+    + ["B, since a dog wears a T-shirt"],
 )  # fmt: skip
 def test_usual_spellings_of_the_right_letter(answer: str) -> None:
     assert accuracy(answer) == 1.0
@@ -28,7 +32,9 @@ def test_usual_spellings_of_the_right_letter(answer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", ["A or B", "A, B", "B and C", "B. red", "B. blue or C", "(A) (B)", "not A but B", "option A, option B"]
+    "answer",
+    ["A or B", "A, B", "B and C", "B. red", "B. blue or C", "(A) (B)", "not A but B", "option A, option B"]
+    + ["B - red", "B) red", "both A and B", "A/B", "A & B", "The answer is A. blue", "Answer: B or A"],
 )
 @pytest.mark.parametrize("gold", ["A", "B", "C"])
 def test_two_letters_are_wrong_whichever_is_gold(answer: str, gold: str) -> None:
@@ -46,6 +52,27 @@ def test_a_letter_inside_its_own_options_text_is_no_second_letter() -> None:
     assert named_letters("D. Vitamin C", OPTIONS) == {"D"}
     assert named_letters("C. A dog", OPTIONS) == {"C"}
     assert named_letters("Vitamin C", OPTIONS) == {"D"}
+    assert named_letters("D. Vitamin C is best", OPTIONS) == {"D"}
+    assert named_letters("The answer is D. Vitamin C", OPTIONS) == {"D"}
+    assert named_letters("It must be (D) Vitamin C, which is healthy", OPTIONS) == {"D"}
+
+
+def test_texts_that_contain_one_another_are_told_apart() -> None:
+    options = ("A. red", "B. red car", "C. blue car", "D. car")
+    for letter, text in split_options(options):
+        for answer in (text, f"{letter}. {text}", f"The answer is {text}", f"Option {letter} ({text})"):
+            assert named_letters(answer, options) == {letter}, answer
+    assert named_letters("B. red", options) == {"A", "B"}
+    assert named_letters("A. red car", options) == {"A", "B"}
+
+
+def test_options_that_are_letters_or_numbers() -> None:
+    options = ("A. h", "B. C", "C. 5", "D. 3.5")
+    assert named_letters("h", options) == {"A"}
+    assert named_letters("C", options) == {"C"}  # a letter is a letter first
+    assert named_letters("B. C", options) == {"B"}
+    assert named_letters("The answer is 5.", options) == {"C"}
+    assert named_letters("D. 3.5", options) == named_letters("3.5", options) == {"D"}
 
 
 @pytest.mark.parametrize("answer", ["", "none", "Banana", "AB", "red blue", "E", "?"])

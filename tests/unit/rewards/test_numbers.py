@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.rewards.helpers import make_sample
+from vlm_pg.rewards.mean_relative_accuracy import check_mean_relative_accuracy
 from vlm_pg.rewards.numbers import MAX_NUMBER_CHARACTERS, parse_number
 from vlm_pg.rewards.numerical import check_numerical
 from vlm_pg.rewards.regression import check_regression
@@ -22,6 +23,8 @@ SETTINGS = RewardSettings()
         ("1 234 567", 1234567.0), ("1\u202f234", 1234.0), ("$5.20", 5.2), ("€7", 7.0), ("50 %", 50.0), ("1/2", 0.5),
         ("1 1/2", 1.5), ("-1 1/2", -1.5), ("½", 0.5), ("1½", 1.5), (r"\frac{3}{4}", 0.75), (r"\boxed{12}", 12.0),
         ("2 + 3 = 5", 5.0), ("5 m^2", 5.0), ("5 m²", 5.0), (r"5^\circ", 5.0), ("3e5", 3e5), ("3 x 10^5", 3e5),
+        ("$18", 18.0), (r"\$18.00", 18.0), ("18 dollars.", 18.0), ("18 km/h", 18.0), (r"18 \text{ cm}^{2}", 18.0),
+        ("18.00", 18.0), ("£18 per hour", 18.0), ("18°C", 18.0), (r"1{,}234", 1234.0), (r"18\%", 18.0),
         (r"3\times 10^{-2}", 0.03), ("There are 7 cars.", 7.0), ("5 (that is 5.0)", 5.0), ("2nd", 2.0), ("12kg", 12.0),
     ],
 )  # fmt: skip
@@ -72,7 +75,25 @@ def test_rounding_follows_the_setting() -> None:
     assert check_numerical("3.1", sample, RewardSettings(numerical_decimal_places=1)).value == 1.0
 
 
-@pytest.mark.parametrize("check", [check_numerical, check_regression])
+@pytest.mark.parametrize(
+    ("answer", "gold", "accuracy"),
+    [("95", "100", 1.0), ("105", "100", 1.0), ("94", "100", 0.0), ("-95", "-100", 1.0), ("-100", "100", 0.0)]
+    + [("0.1", "0", 0.0), ("49%", "0.5", 1.0), ("40%", "0.5", 0.0), ("1.05", "1", 1.0), ("10,400 km", "10000", 1.0)],
+)
+def test_the_tolerance_is_a_share_of_the_gold_number(answer: str, gold: str, accuracy: float) -> None:
+    settings = RewardSettings(numerical_tolerance=0.05)
+    assert check_numerical(answer, make_sample("numerical", gold), settings).value == accuracy
+
+
+def test_tolerance_and_rounding_each_suffice() -> None:
+    sample = make_sample("numerical", "0.001")
+    assert check_numerical("0.002", sample, RewardSettings(numerical_tolerance=0.1)).value == 1.0
+    strict = RewardSettings(numerical_tolerance=0.1, numerical_decimal_places=6)
+    assert check_numerical("0.002", sample, strict).value == 0.0
+    assert check_numerical("0.0011", sample, strict).value == 1.0
+
+
+@pytest.mark.parametrize("check", [check_numerical, check_regression, check_mean_relative_accuracy])
 @pytest.mark.parametrize("gold", ["unknown", "3 to 4", ""])
 def test_unreadable_gold_has_no_value(check, gold: str) -> None:
     verdict = check("3", make_sample("numerical", gold), SETTINGS)
@@ -89,8 +110,38 @@ def test_regression_accuracy(answer: str, gold: str, accuracy: float) -> None:
     assert value == pytest.approx(accuracy, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("answer", "gold", "accuracy"),
+    [
+        ("10", "10", 1.0),
+        ("3", "4", 0.5),  # error 0.25 < 1 - t for t = .50, .55, .60, .65, .70; at .75 they are equal
+        ("5", "10", 0.0),  # error 0.5, equal at the lowest threshold
+        ("2.7", "3", 0.8),  # error 0.1, equal at t = .90; in binary it is slightly less
+        ("9.6", "10", 1.0),
+        ("9.5", "10", 0.9),
+        ("14.9", "10", 0.1),
+        ("-10", "10", 0.0),
+        ("-3", "-4", 0.5),
+        ("about 3 metres", "4", 0.5),
+        ("3 or 4", "4", 0.0),
+    ],
+)
+def test_mean_relative_accuracy(answer: str, gold: str, accuracy: float) -> None:
+    value = check_mean_relative_accuracy(answer, make_sample("mean_relative_accuracy", gold), SETTINGS).value
+    assert value == pytest.approx(accuracy, abs=1e-12)
+
+
+@given(st.integers(-300, 300), st.integers(1, 100))
+def test_mean_relative_accuracy_agrees_with_whole_numbers(predicted: int, gold: int) -> None:
+    value = check_mean_relative_accuracy(
+        str(predicted / 100), make_sample("mean_relative_accuracy", str(gold / 100)), SETTINGS
+    ).value
+    assert value == sum(100 * abs(predicted - gold) < gold * (100 - percent) for percent in range(50, 100, 5)) / 10
+
+
+@pytest.mark.parametrize("check", [check_regression, check_mean_relative_accuracy])
 @pytest.mark.parametrize("answer", ["0", "1", "?"])
-def test_regression_to_zero_has_no_value_whatever_was_predicted(answer: str) -> None:
-    verdict = check_regression(answer, make_sample("regression", "0"), SETTINGS)
+def test_a_relative_error_to_zero_has_no_value_whatever_was_predicted(check, answer: str) -> None:
+    verdict = check(answer, make_sample("regression", "0"), SETTINGS)
     assert verdict.value is None
     assert verdict.note == "gold answer is 0, to which a relative error is undefined"

@@ -2,24 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.rewards.helpers import make_sample, respond
-from vlm_pg.rewards import RewardSettings, score
+from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.rewards.format import extract_answer, format_reward
-from vlm_pg.types import ANSWER_KINDS, AnswerKind
+from vlm_pg.rewards.rubric import CHECKERS, total_reward
+from vlm_pg.rewards.settings import CheckerSettings
+from vlm_pg.types import ANSWER_KINDS, AnswerKind, RewardBreakdown, Sample
 
-SETTINGS = RewardSettings()
+SETTINGS = RewardSettings(checker=CheckerSettings(workers=1, timeout_seconds=60.0))
 GOLD: dict[AnswerKind, str] = {
     "multiple_choice": "B",
     "numerical": "5",
     "ocr": "open the door",
     "free_form": "a person flips a pancake",
     "regression": "12.5",
+    "mean_relative_accuracy": "12.5",
+    "mathematics": "\\frac{1}{2}",
+    "box": "[1, 2, 30, 40]",
+    "time_span": "[1.5, 3]",
+    "exact": "a red car",
+    "yes_no": "yes",
 }
-UNUSABLE_GOLD: dict[AnswerKind, str] = dict.fromkeys(ANSWER_KINDS, "??") | {"ocr": " "}
+UNUSABLE_GOLD: dict[AnswerKind, str] = dict.fromkeys(ANSWER_KINDS, "??") | {"ocr": " ", "exact": " "}
+
+
+@pytest.fixture(scope="module")
+def rewarder() -> Iterator[Rewarder]:
+    with Rewarder(SETTINGS) as rewarder:
+        yield rewarder
+
+
+def score_one(rewarder: Rewarder, sample: Sample, text: str) -> RewardBreakdown:
+    [reward] = rewarder.score([Response(sample, text)])
+    return reward
+
+
+def score(sample: Sample, text: str, settings: RewardSettings) -> RewardBreakdown:
+    with Rewarder(settings) as rewarder:
+        return score_one(rewarder, sample, text)
+
+
+def test_every_answer_kind_has_a_checker() -> None:
+    assert set(CHECKERS) | {"mathematics"} == set(ANSWER_KINDS) == set(GOLD)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +92,8 @@ def test_the_first_answer_element_counts() -> None:
 
 
 @pytest.mark.parametrize("kind", ANSWER_KINDS)
-def test_a_gold_answer_earns_full_reward(kind: AnswerKind) -> None:
-    reward = score(make_sample(kind, GOLD[kind]), respond(GOLD[kind]), SETTINGS)
+def test_a_gold_answer_earns_full_reward(rewarder: Rewarder, kind: AnswerKind) -> None:
+    reward = score_one(rewarder, make_sample(kind, GOLD[kind]), respond(GOLD[kind]))
     assert reward.total == pytest.approx(1.1)
     assert reward.parts == {"accuracy": pytest.approx(1.0), "format": 1.0}
     assert reward.notes == {}
@@ -71,8 +101,8 @@ def test_a_gold_answer_earns_full_reward(kind: AnswerKind) -> None:
 
 @pytest.mark.parametrize("kind", ANSWER_KINDS)
 @pytest.mark.parametrize("text", ["", "B", respond(""), respond("B"), "<answer>" + "9" * 5000 + "</answer>"])
-def test_unusable_gold_has_no_value_whatever_the_response(kind: AnswerKind, text: str) -> None:
-    reward = score(make_sample(kind, UNUSABLE_GOLD[kind]), text, SETTINGS)
+def test_unusable_gold_has_no_value_whatever_the_response(rewarder: Rewarder, kind: AnswerKind, text: str) -> None:
+    reward = score_one(rewarder, make_sample(kind, UNUSABLE_GOLD[kind]), text)
     assert reward.parts["accuracy"] is None
     assert reward.total is None
     assert "gold answer" in reward.notes["accuracy"]
@@ -96,10 +126,18 @@ def test_a_part_that_does_not_count_may_have_no_value() -> None:
         ),
     ],
 )
-def test_a_response_without_a_readable_answer_is_wrong_and_says_why(kind: AnswerKind, text: str, note: str) -> None:
-    reward = score(make_sample(kind, GOLD[kind]), text, SETTINGS)
+def test_a_response_without_a_readable_answer_is_wrong_and_says_why(
+    rewarder: Rewarder, kind: AnswerKind, text: str, note: str
+) -> None:
+    reward = score_one(rewarder, make_sample(kind, GOLD[kind]), text)
     assert reward.parts["accuracy"] == 0.0
     assert reward.notes == {"accuracy": note}
+
+
+def test_the_total_is_weight_times_part() -> None:
+    assert total_reward({"a": 0.5, "b": -1.0}, {"a": 2.0, "b": 0.5}) == 0.5
+    assert total_reward({"a": 0.5, "b": None}, {"a": 2.0, "b": 0.5}) is None
+    assert total_reward({"a": 0.5, "b": None}, {"a": 2.0, "b": 0.0}) == 1.0
 
 
 def test_weights() -> None:
@@ -108,7 +146,7 @@ def test_weights() -> None:
     assert score(sample, respond("6"), RewardSettings(accuracy_weight=2.0, format_weight=0.5)).total == 0.5
 
 
-@pytest.mark.parametrize("kind", ANSWER_KINDS)
+@pytest.mark.parametrize("kind", CHECKERS)
 @given(text=st.text(max_size=300))
 def test_no_text_breaks_a_checker(kind: AnswerKind, text: str) -> None:
     reward = score(make_sample(kind, GOLD[kind], ("A. red", "B. blue")), respond(text), SETTINGS)

@@ -27,6 +27,7 @@ class Plan:
 
 MAIN = (
     Plan("Reward", "mean over rollouts", ("reward", "reward/")),
+    Plan("Spread of the reward", "standard deviation within a group, mean", ("reward_std",)),
     Plan("KL to the reference policy", "nat per token", ("kl",)),
     Plan("Entropy of the policy", "nat per token", ("entropy",)),
     Plan("Response length", "tokens, mean", ("response_tokens_mean",)),
@@ -39,7 +40,10 @@ MORE = (
     Plan("Loss", "", ("loss",)),
     Plan("Learning rate", "", ("lr",), smooth=False),
     Plan("Clipped tokens", "share of response tokens", ("clip_low", "clip_high"), as_percent=True),
-    Plan("Largest ratio", "policy / rollout probability", ("ratio_max",)),
+    Plan("Extreme ratios", "policy / rollout probability", ("ratio_max", "ratio_min")),
+    Plan("Spread by part", "standard deviation within a group, mean", ("reward_std/",)),
+    Plan("Pruned rollouts", "share", ("pruned_share",), as_percent=True),
+    Plan("Questions per step", "", ("questions", "resampled_groups", "filled_groups", "unused_groups")),
     Plan("Responses cut off, rewards without value", "share", ("truncated_share", "no_value_share"), as_percent=True),
     Plan("Groups without spread", "equal rewards, no gradient", ("groups_without_spread",), as_percent=True),
     Plan("Tokens per step", "", ("tokens_computed", "tokens_repeated")),

@@ -13,6 +13,7 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.engine import stop_token_ids
 from vlm_pg.rollout.sampling import rollout_key
+from vlm_pg.rollout.scoring import score
 from vlm_pg.rollout.server.answers import Answer, AnswerReader
 from vlm_pg.rollout.server.client import ServerClient, all_of, run_until_stopped
 from vlm_pg.rollout.server.dialects import (
@@ -25,7 +26,6 @@ from vlm_pg.rollout.server.dialects import (
 )
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.rollout.server.messages import ChatMessages, check_prompt_echo
-from vlm_pg.rollout.server.scoring import score
 from vlm_pg.rollout.server.served import served_folder
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.rollout.stopping import StopStrings

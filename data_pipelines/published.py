@@ -1,0 +1,205 @@
+"""Data sets published as files of rows, for training and for evaluation: raw rows to checked records.
+
+What such a set's own pipeline adds is how one of its rows becomes a record in Video-R1's format.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_pipelines.common import MANIFEST, is_prepared, locked, write_manifest
+from data_pipelines.outcome import Outcome, split_keys
+from vlm_pg.data.files import read_raw
+from vlm_pg.data.records import parse_record
+from vlm_pg.errors import ConfigError, SampleError
+from vlm_pg.types import BadSample, Sample
+
+Row = Mapping[str, Any]
+DEFAULT_EVAL_SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class PublishedSet:
+    """One such data set.
+
+    ``to_record`` makes a record of a row and of a name that is the row's own ("gsm8k_train-17"), for sets whose rows
+    have none; it raises ``SampleError`` for a row it cannot use. ``columns``: fields every row has. ``has_media``:
+    whether its questions are about files below a media root.
+
+        PublishedSet("gsm8k", ("question", "answer"), to_record, has_media=False)
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    to_record: Callable[[Row, str], dict[str, Any]]
+    has_media: bool
+
+
+def prepare(published: PublishedSet, description: str, argv: Sequence[str] | None) -> int:
+    """Prepare a set from its files, or do nothing if it is there already. Returns the exit code.
+
+    Args:
+        published: the set.
+        description: what ``--help`` says of it.
+        argv: the command's arguments.
+    """
+    arguments = _parse(published, description, argv)
+    identity = _identity(published, arguments)
+    out: Path = arguments.out
+    with locked(out):
+        if arguments.overwrite and (out / MANIFEST).exists():
+            (out / MANIFEST).unlink()
+        if is_prepared(out, identity):
+            print(f"{out} is already prepared.")
+            return 0
+        outcome = _sort(published, arguments)
+        names = ["train", "eval"] if arguments.train else ["eval"]
+        if not (outcome.train if arguments.train else outcome.evaluation):
+            raise ConfigError(
+                f"No record is left for {names[0]}.jsonl. At least one is needed.\n{outcome.summary()}\nCorrect the "
+                "files or the options."
+            )
+        inputs: dict[str, Any] = {
+            "train_files": list(map(str, arguments.train)),
+            "eval_files": list(map(str, arguments.eval)),
+        }
+        if published.has_media:
+            inputs["media_root"] = str(arguments.media_root)
+        files = outcome.write(out, names, inputs)
+        write_manifest(out, identity, files)
+    print(outcome.summary())
+    hint = f" Train with data.media_root={arguments.media_root}." if published.has_media else ""
+    print(f"Wrote {', '.join(files)} to {out}.{hint}")
+    return 0
+
+
+def _sort(published: PublishedSet, arguments: argparse.Namespace) -> Outcome:
+    outcome = Outcome()
+    media_root = None if not published.has_media or arguments.skip_media_check else arguments.media_root
+    evaluation = _read(published, arguments.eval, outcome)
+    train = _read(published, arguments.train, outcome)
+    for_evaluation = {key for sample in evaluation for key in split_keys(sample)}
+    unseen = [sample for sample in train if not for_evaluation.intersection(split_keys(sample))]
+    if len(unseen) < len(train):
+        outcome.left_out["also in the evaluation file"] = len(train) - len(unseen)
+    usable = outcome.usable([*unseen, *evaluation], published.name, media_root)
+    outcome.evaluation = [sample for sample in usable if for_evaluation.intersection(split_keys(sample))]
+    outcome.split(usable[: len(usable) - len(outcome.evaluation)], arguments.eval_share, arguments.seed)
+    return outcome
+
+
+def _read(published: PublishedSet, paths: Sequence[Path], outcome: Outcome) -> list[Sample]:
+    """The samples of all files in order; rows that are none, or repeat another's id, are refused."""
+    samples: dict[str, Sample] = {}
+    for path in paths:
+        for line, row in _read_rows(path, published.columns):
+            where, name = f"{path.name}:{line}", f"{path.stem}-{line}"
+            try:
+                sample = parse_record(published.to_record(row, name))
+                if sample.sample_id in samples:
+                    raise SampleError(
+                        "duplicate_id",
+                        f"the id '{sample.sample_id}' was used before. Each row needs its own. Give each file once.",
+                    )
+            except SampleError as fault:
+                outcome.refused.append(BadSample(name, fault.reason, str(fault), where))
+                continue
+            samples[sample.sample_id] = sample
+    return list(samples.values())
+
+
+def _read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
+    rows = _read_csv(path) if path.suffix.lower() == ".csv" else read_raw(path)
+    for line, row in rows:
+        missing = [name for name in columns if not isinstance(row, Mapping) or name not in row]
+        if missing:
+            raise ConfigError(
+                f"{path}:{line}: the row has no {', '.join(missing)}. Rows with {', '.join(columns)} are expected. "
+                "Give the files as their project publishes them."
+            )
+        yield line, row
+
+
+def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
+    """Rows of a comma-separated file with a line of column names, numbered by the line they end on."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            for row in reader:
+                yield reader.line_num, row
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(
+            f"Data file '{path}' cannot be read as CSV: {error}. A UTF-8 file with a line of column names is expected. "
+            "Correct the path, or write the file again."
+        ) from error
+
+
+def _identity(published: PublishedSet, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the result depends on, as JSON values; files by their size and time of change."""
+    identity: dict[str, Any] = {
+        "pipeline": published.name,
+        "train_files": [_file_state(path) for path in arguments.train],
+        "eval_files": [_file_state(path) for path in arguments.eval],
+        "eval_share": arguments.eval_share,
+        "seed": arguments.seed,
+    }
+    if published.has_media:
+        if not arguments.media_root.is_dir():
+            raise ConfigError(
+                f"Media root '{arguments.media_root}' is not a folder. The folder that holds the videos is expected. "
+                "Correct --media-root."
+            )
+        identity["media_root"] = str(arguments.media_root.resolve())
+        identity["skip_media_check"] = arguments.skip_media_check
+    return identity
+
+
+def _file_state(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ConfigError(
+            f"Data file '{path}' does not exist. A file as the data set's project publishes it is expected. Correct "
+            "--train or --eval."
+        )
+    state = path.stat()
+    return {"path": str(path.resolve()), "bytes": state.st_size, "changed_ns": state.st_mtime_ns}
+
+
+def _parse(published: PublishedSet, description: str, argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=f"vlm-pg prepare {published.name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--train", type=Path, nargs="+", default=[], metavar="FILE", help="files to train on")
+    add("--eval", type=Path, nargs="+", default=[], metavar="FILE", help="files to evaluate on")
+    add("--out", type=Path, required=True, help="folder to write; it holds this one set")
+    if published.has_media:
+        add("--media-root", type=Path, required=True, help="folder that holds the videos")
+        add("--skip-media-check", action="store_true", help="do not look whether the videos are there")
+    share = f"share of --train set apart for evaluation where there is no --eval (default {DEFAULT_EVAL_SHARE})"
+    add("--eval-share", type=float, help=share)
+    add("--seed", type=int, default=0, help="decides which are set apart (default 0)")
+    add("--overwrite", action="store_true", help="replace what was prepared with other arguments")
+    arguments = parser.parse_args(argv)
+    if not arguments.train and not arguments.eval:
+        raise ConfigError(
+            "Neither --train nor --eval is given. Files of one or of both are needed. Name the files of the data set."
+        )
+    if arguments.eval and arguments.eval_share is not None:
+        raise ConfigError(
+            "--eval and --eval-share are given. One of them is allowed: files to evaluate on, or a share of --train. "
+            "Leave one out."
+        )
+    if arguments.eval_share is None:
+        arguments.eval_share = 0.0 if arguments.eval else DEFAULT_EVAL_SHARE
+    if not 0.0 <= arguments.eval_share < 1.0:
+        raise ConfigError(
+            f"--eval-share is {arguments.eval_share}. At least 0 and less than 1 is allowed. Choose for example 0.01."
+        )
+    return arguments

@@ -1,0 +1,127 @@
+"""Whole runs of every preset, and that what they ask and sample depends on neither resuming nor the number of ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from data_pipelines.embedded import main as prepare_embedded
+from tests.integration.test_deepspeed import launch
+from tests.support.runs import ROOT, read_lines, save_tiny_model, write_config
+from vlm_pg.algorithms.presets import PRESETS
+from vlm_pg.config import load_config
+from vlm_pg.training.main import train
+
+QUIET = [
+    "observe.tensorboard=false",
+    "observe.report=false",
+    "media.workers=1",
+    "eval.before=false",
+    "eval.after=false",
+]
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few clips of the embedded default."""
+    path = tmp_path_factory.mktemp("clips")
+    prepare_embedded(["--out", str(path), "--train", "160", "--eval", "8"])
+    return path
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_trains_through_its_own_file(preset: str, clips: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    own = [f"data.train={clips}/train.jsonl", f"run.dir={run}", "training.steps=5"]
+    config = load_config(ROOT / "configs" / "algorithms" / f"{preset}.yaml", [*own, *QUIET])
+    assert config.algorithm.preset == preset
+    assert train(config) == 0
+    lines = read_lines(run / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    assert all(line["grad_norm"] > 0 and line["updates"] == config.algorithm.updates for line in lines)
+    algorithm = config.algorithm
+    assert all((line["pruned_share"] > 0) == (algorithm.prune_rate > 0) for line in lines)
+    assert all(("resampled_groups" in line) == (algorithm.resample_rounds > 0) for line in lines)
+    assert all(("kl" in line) == (algorithm.kl_coef > 0) for line in lines)
+    assert all(("reward/temporal" in line) == (algorithm.temporal_bonus > 0) for line in lines)
+
+
+SPREAD = '''
+def spread(response, question):
+    """Half of the questions have no spread; the others' rewards depend on the text."""
+    return 0.5 if len(question) % 2 else sum(map(ord, response)) % 7 / 7
+'''
+
+
+def written_questions(folder: Path, algorithm: dict[str, Any], **training: Any) -> Path:
+    """A run on text questions that a random model answers, with a reward that differs by text."""
+    (folder / "spread.py").write_text(SPREAD)
+    numbers = [1, 12, 3, 45, 678, 9, 10, 112, 13, 1415, 1, 16, 171, 8, 19, 202]
+    records = [
+        {
+            "problem_id": place,
+            "problem": f"How much is {number} + {place}?",
+            "data_type": "text",
+            "problem_type": "numerical",
+            "solution": f"<answer>{number + place}</answer>",
+            "options": [],
+            "path": "",
+        }
+        for place, number in enumerate(numbers)
+    ]
+    (folder / "records.json").write_text(json.dumps(records))
+    model = folder / "model"
+    return write_config(
+        folder / "run.yaml",
+        {
+            "run": {"resume": "auto"},
+            "model": {"path": str(model if model.exists() else save_tiny_model(model))},
+            "data": {"train": str(folder / "records.json"), "shuffle": True},
+            "rollout": {"num_generations": 4, "max_new_tokens": 6},
+            "reward": {"functions": [{"function": f"{folder}/spread.py:spread"}]},
+            "algorithm": algorithm,
+            "training": {"steps": 4, "prompts_per_step": 3, "learning_rate": 1e-3, **training},
+            "observe": {"tensorboard": False, "report": False, "rollouts_per_step": 99},
+        },
+    )
+
+
+ASKING_MORE = {"resample_rounds": 2, "prune_rate": 0.5, "num_iterations": 2}
+
+
+def asked(run: Path) -> set[tuple[Any, ...]]:
+    return {(r["step"], r["sample_id"], r["response"]) for r in read_lines(run / "rollouts.jsonl")}
+
+
+def test_a_resumed_run_goes_on_with_the_same_questions(tmp_path: Path) -> None:
+    """How many questions a step asked depends on its rollouts, so the place in the order is part of a checkpoint."""
+    config = written_questions(tmp_path, ASKING_MORE)
+    assert train(load_config(config, [f"run.dir={tmp_path}/whole"])) == 0
+    assert train(load_config(config, [f"run.dir={tmp_path}/cut", "training.steps=2"])) == 0
+    assert train(load_config(config, [f"run.dir={tmp_path}/cut"])) == 0
+    assert asked(tmp_path / "cut") == asked(tmp_path / "whole")
+    weights, expected = (
+        load_file(tmp_path / run / "checkpoints/step-000004/model.safetensors") for run in ("cut", "whole")
+    )
+    assert all((weights[name] == tensor).all() for name, tensor in expected.items())
+    lines = read_lines(tmp_path / "whole" / "metrics.jsonl")
+    assert any(line["resampled_groups"] > 0 for line in lines) and any(line["filled_groups"] > 0 for line in lines)
+
+
+def test_two_ranks_ask_what_one_process_asks(tmp_path: Path) -> None:
+    config = written_questions(
+        tmp_path, ASKING_MORE, engine="deepspeed", deepspeed_config="configs/deepspeed/zero2.json", steps=2
+    )
+    launch(["-m", "vlm_pg.cli", "train", str(config), f"run.dir={tmp_path}/two"])
+    alone = ["training.engine=torch", "training.deepspeed_config=null", f"run.dir={tmp_path}/one"]
+    assert train(load_config(config, alone)) == 0
+    two, one = (read_lines(tmp_path / run / "metrics.jsonl")[0] for run in ("two", "one"))
+    for name in ("questions", "resampled_groups", "unfilled_groups", "filled_groups", "kept_tokens", "token_budget"):
+        assert two[name] == one[name], name
+    for name in ("reward", "reward_std", "pruned_share", "loss", "response_tokens"):
+        assert two[name] == pytest.approx(one[name], abs=1e-5), name
+    assert two["filled_groups"] > 0

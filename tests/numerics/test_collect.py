@@ -1,0 +1,189 @@
+"""A step's batch: which questions are asked, what trains, and that it is what the rules say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.collecting import made_up_collector, tiny_config
+from tests.support.groups import tiny_policy
+from vlm_pg.algorithms.advantages import group_advantages
+from vlm_pg.models.policy import Policy
+from vlm_pg.rewards.response import Response
+from vlm_pg.training.collect import FULL_ENOUGH
+from vlm_pg.training.group_advantages import all_tokens, kept_tokens
+from vlm_pg.training.group_metrics import group_metrics, group_sums
+from vlm_pg.types import ResponseGroup, RolloutGroup
+
+
+def number(response: Response) -> int:
+    return int(response.sample.sample_id.split("-")[-1])
+
+
+def by_place(response: Response, index: int) -> float:
+    return float(index)
+
+
+def test_an_ordinary_step_takes_its_questions_in_order_and_keeps_everything() -> None:
+    collector = made_up_collector(tiny_policy(), tiny_config(), by_place)
+    first, second = collector.collect(1, 0), collector.collect(2, 0)
+    assert [g.sample.sample_id for g in first.groups] == ["text-0", "text-1", "text-2", "text-3"]
+    assert [g.sample.sample_id for g in second.groups] == ["text-4", "text-5", "text-6", "text-7"]
+    assert first.sampled == first.groups and first.counts == {"questions": 4.0}
+    expected = group_advantages([0.0, 1.0, 2.0, 3.0], "group_mean", "std")
+    assert all(list(group.advantages) == expected and not group.kept for group in first.groups)
+
+
+def test_more_questions_than_there_are_ask_each_once() -> None:
+    collector = made_up_collector(tiny_policy(), tiny_config(training={"prompts_per_step": 8}), by_place, num_samples=3)
+    assert sorted(g.sample.sample_id for g in collector.collect(1, 0).groups) == ["text-0", "text-1", "text-2"]
+
+
+def test_groups_without_spread_are_replaced_by_further_questions() -> None:
+    """Of 12 questions every third has spread: 4 are asked, 2 of them flat, 2 more, and so on."""
+
+    def reward(response: Response, index: int) -> float:
+        return float(index) if number(response) % 3 == 0 else 1.0
+
+    collector = made_up_collector(tiny_policy(), tiny_config({"resample_rounds": 10}), reward)
+    batch = collector.collect(1, 0)
+    assert [number_of(g) for g in batch.groups] == [0, 3, 6, 9]
+    # 0 to 3 hold two; 4 and 5 none; 6 and 7 one; 8 none; 9 the last one
+    assert batch.counts == {"resampled_groups": 6.0, "unfilled_groups": 0.0, "questions": 10.0}
+    assert sorted(number_of(g) for g in batch.sampled) == list(range(10))
+    assert [number_of(g) for g in collector.collect(2, 0).groups] == [12, 15, 18, 21]
+    metrics = group_metrics([group_sums(batch.sampled)])
+    assert metrics["groups_without_spread"] == pytest.approx(0.6)
+
+
+def test_resampling_ends_after_its_rounds_and_says_what_is_missing() -> None:
+    collector = made_up_collector(tiny_policy(), tiny_config({"resample_rounds": 2}), lambda response, index: 1.0)
+    batch = collector.collect(1, 0)
+    assert batch.groups == [] and len(batch.sampled) == 12
+    assert batch.counts["resampled_groups"] == 8.0 and batch.counts["unfilled_groups"] == 4.0
+
+
+def number_of(group: RolloutGroup) -> int:
+    return int(group.sample.sample_id.split("-")[-1])
+
+
+def test_pruning_keeps_the_largest_advantages_of_each_question() -> None:
+    config = tiny_config({"prune_rate": 0.5, "prune_fill": False})
+    batch = made_up_collector(tiny_policy(), config, by_place).collect(1, 0)
+    assert [group.kept for group in batch.groups] == [(1.0, 0.0, 0.0, 1.0)] * 4
+    metrics = group_metrics([group_sums(batch.sampled)])
+    assert metrics["pruned_share"] == 0.5
+    assert metrics["kept_tokens"] == sum(kept_tokens(group) for group in batch.groups)
+
+
+@pytest.mark.parametrize("rate", [0.25, 0.5, 0.75])
+def test_freed_tokens_go_to_further_questions(rate: float) -> None:
+    config = tiny_config(
+        {"prune_rate": rate}, rollout={"num_generations": 8, "max_new_tokens": 24}, training={"prompts_per_step": 8}
+    )
+    collector = made_up_collector(tiny_policy(), config, by_place, num_samples=400)
+    batch = collector.collect(1, 0)
+    asked = [number_of(group) for group in batch.sampled]
+    assert len(set(asked)) == len(asked) > 8, "no question twice"
+    budget = sum(all_tokens(group) for group in batch.sampled[:8])
+    used = sum(kept_tokens(group) for group in batch.groups)
+    assert batch.counts["token_budget"] == budget and batch.counts["kept_tokens"] == used
+    largest = max(kept_tokens(group) for group in batch.groups)
+    assert abs(used - budget) <= max(largest / 2, FULL_ENOUGH * budget)
+    kept = round(8 * (1 - rate))
+    assert all(sum(weight > 0 for weight in group.kept) == kept for group in batch.groups)
+    assert batch.counts["filled_groups"] == len(batch.groups) - 8
+    again = made_up_collector(tiny_policy(), config, by_place, num_samples=400).collect(1, 0)
+    assert [number_of(group) for group in again.groups] == [number_of(group) for group in batch.groups]
+
+
+def test_filling_ends_where_questions_do() -> None:
+    collector = made_up_collector(tiny_policy(), tiny_config({"prune_rate": 0.75}), by_place, num_samples=5)
+    batch = collector.collect(1, 0)
+    assert sorted(number_of(group) for group in batch.groups) == [0, 1, 2, 3, 4]
+
+
+def test_what_was_cut_off_is_in_the_statistics_and_does_not_train() -> None:
+    config = tiny_config({"mask_truncated": True}, rollout={"num_generations": 16, "max_new_tokens": 6})
+    policy = tiny_policy()
+    with torch.no_grad():  # some responses end early
+        policy.model.lm_head.weight[policy.model.generation_config.eos_token_id] *= 6
+    batch = made_up_collector(policy, config, by_place).collect(1, 0)
+    cut_off = [r.finish_reason == "length" for group in batch.sampled for r in group.rollouts]
+    assert any(cut_off) and not all(cut_off)
+    trained = [r for group in batch.groups for r in group.rollouts]
+    assert len(trained) == cut_off.count(False) and all(r.finish_reason == "stop" for r in trained)
+    for group in batch.groups:
+        whole = next(g for g in batch.sampled if g.sample is group.sample)
+        kept = [a for a, r in zip(whole.advantages, whole.rollouts, strict=True) if r.finish_reason != "length"]
+        assert list(group.advantages) == kept, "the advantages of the whole group"
+
+
+def test_the_temporal_bonus_compares_with_shuffled_frames_of_videos_only() -> None:
+    """Video 1 is answered better in order, video 3 only out of order; texts have no control."""
+
+    def reward(response: Response, index: int) -> float:
+        control = response.num_tokens is not None and counts[response.sample.sample_id] > 4
+        counts[response.sample.sample_id] += 1
+        if number(response) == 3:
+            return 1.0 if control or index == 0 else 0.0
+        return float(index % 2)
+
+    counts = {f"{kind}-{i}": 1 for i, kind in enumerate(("text", "video") * 20)}
+    config = tiny_config({"temporal_bonus": 0.3, "temporal_ratio": 0.8})
+    collector = made_up_collector(tiny_policy(), config, reward, kinds=("text", "video"))
+    batch = collector.collect(1, 0)
+    assert [len(group.rollouts) for group in batch.sampled] == [4] * 4, "controls are not trained on"
+    assert collector.stream._source.tampered == ["video-1", "video-3"]
+    bonus = {group.sample.sample_id: [r.parts["temporal"] for r in group.rewards] for group in batch.groups}
+    assert bonus["video-1"] == [0.0, 0.3, 0.0, 0.3]
+    assert bonus["video-3"] == bonus["text-0"] == bonus["text-2"] == [0.0] * 4
+    video = next(group for group in batch.groups if group.sample.sample_id == "video-1")
+    assert [reward.total for reward in video.rewards] == [0.0, 1.3, 0.0, 1.3]
+    assert batch.counts["temporal/bonus_share"] == 0.5
+    assert batch.counts["temporal/accuracy_control"] == 0.75  # 0, 1 of video 1 and 1, 1 of video 3
+
+
+def slightly_different() -> Policy:
+    reference = tiny_policy()
+    with torch.no_grad():
+        for parameter in reference.model.model.language_model.parameters():
+            parameter.mul_(1.05)
+    return reference.requires_grad_(False)
+
+
+@pytest.mark.parametrize("place", ["reward", "token_reward"])
+def test_a_kl_in_the_reward_is_that_of_the_reference_by_token(place: str) -> None:
+    policy = tiny_policy()
+    reference = slightly_different()
+    algorithm = {"kl_coef": 0.5, "kl_in": place, "kl_estimator": "k1", "scale_advantages": "none"}
+    batch = made_up_collector(policy, tiny_config(algorithm), by_place, reference=reference).collect(1, 0)
+    plain = made_up_collector(tiny_policy(), tiny_config({"scale_advantages": "none"}), by_place).collect(1, 0)
+    total, tokens = 0.0, 0
+    for group, without in zip(batch.groups, plain.groups, strict=True):
+        with torch.no_grad():
+            (ref,) = reference.logprobs([_responses(group)])
+        kl = [r.rollout_logprobs - values for r, values in zip(group.rollouts, ref, strict=True)]
+        total, tokens = total + sum(float(v.sum()) for v in kl), tokens + sum(map(len, kl))
+        if place == "reward":
+            rewards = [float(i) - 0.5 * float(values.sum()) for i, values in enumerate(kl)]
+            assert group.advantages == pytest.approx(group_advantages(rewards, "group_mean", "none"), abs=1e-5)
+        else:
+            assert group.advantages == without.advantages
+            for advantage, values, found in zip(group.advantages, kl, group.token_advantages, strict=True):
+                by_hand = [advantage - 0.5 * float(values[t:].sum()) for t in range(len(values))]
+                assert found.tolist() == pytest.approx(by_hand, abs=1e-5)
+    assert batch.counts["kl"] == pytest.approx(total / tokens, abs=1e-6)
+
+
+def _responses(group: RolloutGroup) -> ResponseGroup:
+    return ResponseGroup(group.prompt, tuple(r.token_ids for r in group.rollouts))
+
+
+def test_whitened_token_advantages_have_mean_zero_and_deviation_one() -> None:
+    policy = tiny_policy()
+    config = tiny_config({"preset": "reinforce_pp", "kl_coef": 0.3})
+    batch = made_up_collector(policy, config, by_place, reference=slightly_different()).collect(1, 0)
+    values = torch.cat([advantages for group in batch.groups for advantages in group.token_advantages]).double()
+    assert float(values.mean()) == pytest.approx(0.0, abs=1e-5)
+    assert float(values.std()) == pytest.approx(1.0, abs=1e-4)

@@ -1,0 +1,110 @@
+"""A collector over a tiny policy and made-up questions, with rewards that a test chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.support.groups import make_case
+from vlm_pg.config import RunConfig
+from vlm_pg.models.policy import Policy
+from vlm_pg.rewards.response import Response
+from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.training.collect import Collector
+from vlm_pg.training.engines import TorchEngine
+from vlm_pg.training.generation import Generation, control_engine
+from vlm_pg.training.phases import Phases
+from vlm_pg.training.questions import QuestionStream
+from vlm_pg.types import BadSample, MediaRef, Prompt, RewardBreakdown, Sample
+
+Reward = Callable[[Response, int], float | None]
+
+
+class MadeUpRewards:
+    """As ``Rewarder``: the accuracy is ``reward(response, number of the response in its group)``."""
+
+    weights = {"accuracy": 1.0, "format": 0.0}
+
+    def __init__(self, reward: Reward):
+        self.reward = reward
+
+    def score(self, responses: Sequence[Response]) -> list[RewardBreakdown]:
+        seen: dict[str, int] = {}
+        found = []
+        for response in responses:
+            index = seen.get(response.sample.sample_id, 0)
+            seen[response.sample.sample_id] = index + 1
+            value = self.reward(response, index)
+            found.append(RewardBreakdown(value, {"accuracy": value, "format": 1.0}))
+        return found
+
+
+class MadeUpPrompts:
+    """As ``PromptSource``: random prompts; tampered ones of the same sample have other pixels."""
+
+    def __init__(self, policy: Policy, kinds: Sequence[str]):
+        self.policy, self.kinds = policy, kinds
+        self.tampered: list[str] = []
+
+    def expect(self, samples: Sequence[Sample]) -> None:
+        pass
+
+    def load(
+        self, samples: Sequence[Sample], tamper: Any = None, should_stop: Any = None
+    ) -> tuple[list[tuple[Sample, Prompt]], list[BadSample]]:
+        questions = []
+        for sample in samples:
+            number = int(sample.sample_id.split("-")[-1])
+            media_seed = number if tamper is None else 1000 + number
+            self.tampered += [sample.sample_id] if tamper is not None else []
+            case = make_case(self.policy, self.kinds[number % len(self.kinds)], seed=number, media_seed=media_seed)
+            questions.append((sample, case.prompt))
+        return questions, []
+
+
+def made_up_samples(count: int, kinds: Sequence[str]) -> list[Sample]:
+    samples = []
+    for number in range(count):
+        kind = kinds[number % len(kinds)]
+        media = (MediaRef("video", f"{number}.mp4"),) if kind == "video" else ()
+        samples.append(Sample(f"{kind}-{number}", "?", media, (), "A", "exact", "test", "test"))
+    return samples
+
+
+def tiny_config(algorithm: dict[str, Any] | None = None, **sections: dict[str, Any]) -> RunConfig:
+    """A configuration for made-up questions."""
+    values: dict[str, Any] = {
+        "model": {"path": "tiny"},
+        "data": {"train": "none.jsonl", "shuffle": False},
+        "rollout": {"num_generations": 4, "max_new_tokens": 6},
+        "training": {"steps": 9, "prompts_per_step": 4},
+        "algorithm": algorithm or {},
+    }
+    for name, section in sections.items():
+        values[name] = values.get(name, {}) | section
+    return RunConfig.model_validate(values)
+
+
+def made_up_collector(
+    policy: Policy,
+    config: RunConfig,
+    reward: Reward,
+    num_samples: int = 40,
+    kinds: Sequence[str] = ("text",),
+    reference: Policy | None = None,
+) -> Collector:
+    engine = TorchEngine(policy, config.training)
+    stream = QuestionStream(
+        made_up_samples(num_samples, kinds),
+        MadeUpPrompts(policy, kinds),  # type: ignore[arg-type]
+        config.run.seed,
+        config.data.shuffle,
+        0,
+        config.training.prompts_per_step,
+        lambda tried, bad: None,
+        lambda: False,
+    )
+    rollouts = RolloutEngine(policy, config.rollout, config.run.seed)
+    generation = Generation(rollouts, control_engine(config, policy, lambda: False))
+    rewarder: Any = MadeUpRewards(reward)
+    return Collector(config, engine, generation, rewarder, reference, stream, Phases())

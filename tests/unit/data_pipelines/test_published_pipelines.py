@@ -1,0 +1,263 @@
+"""GSM8K, MATH and NExT-QA as published become checked records; every row is kept, left out by name, or refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from data_pipelines import gsm8k, math, nextqa
+from data_pipelines.math import last_boxed
+from vlm_pg.cli_prepare import find_pipelines
+from vlm_pg.data.records import read_records
+from vlm_pg.errors import ConfigError
+from vlm_pg.types import MediaRef, Sample
+
+NEXTQA_COLUMNS = ["video", "frame_count", "width", "height", "question", "answer", "qid", "type"]
+NEXTQA_COLUMNS += ["a0", "a1", "a2", "a3", "a4"]
+
+
+def jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def gsm8k_row(number: int, answer: str = "") -> dict[str, str]:
+    return {
+        "question": f"How much is {number}?",
+        "answer": answer or f"It is <<{number}={number}>>{number}.\n#### {number}",
+    }
+
+
+def nextqa_row(video: int, qid: int = 0, **changes: Any) -> dict[str, Any]:
+    row = [video, 300, 640, 480, "what moves", 2, qid, "DC", "a car", "a dog", "a bird", "a boat", "a ball"]
+    return dict(zip(NEXTQA_COLUMNS, row, strict=True)) | changes
+
+
+def nextqa_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, NEXTQA_COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def samples(folder: Path, name: str) -> list[Sample]:
+    kept, bad = read_records(folder / f"{name}.jsonl")
+    assert not bad
+    return kept
+
+
+def ids(folder: Path, name: str) -> list[str]:
+    return [sample.sample_id for sample in samples(folder, name)]
+
+
+def report(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return content
+
+
+def test_the_command_finds_them() -> None:
+    assert {"gsm8k", "math", "nextqa"} <= set(find_pipelines()) and "published" not in find_pipelines()
+
+
+def test_a_gsm8k_row_becomes_a_sample(tmp_path: Path) -> None:
+    train = jsonl(tmp_path / "train.jsonl", [gsm8k_row(1), gsm8k_row(2, "so 2 * 617 =\n#### 1,234")])
+    assert gsm8k.main(["--train", str(train), "--eval-share", "0", "--out", str(tmp_path / "out")]) == 0
+    assert samples(tmp_path / "out", "train")[1] == Sample(
+        "train-2", "How much is 2?", (), (), "1234", "numerical", source="gsm8k", category="gsm8k"
+    )
+    assert report(tmp_path / "out")["kept_by_data_type"] == {"text": 2}
+
+
+def test_the_real_gsm8k_files(data_dir: Path, tmp_path: Path) -> None:
+    arguments = ["--train", str(data_dir / "gsm8k_train.jsonl"), "--eval", str(data_dir / "gsm8k_test.jsonl")]
+    assert gsm8k.main([*arguments, "--out", str(tmp_path)]) == 0
+    assert report(tmp_path)["train"] == 7473 and report(tmp_path)["eval"] == 1319
+    assert report(tmp_path)["refused"] == {} and report(tmp_path)["left_out"] == {}
+
+
+def test_a_gsm8k_row_without_a_gold_answer_is_refused(tmp_path: Path) -> None:
+    rows = [gsm8k_row(1), gsm8k_row(2, "It is 2."), gsm8k_row(3, "#### three"), {"question": " ", "answer": "#### 4"}]
+    train = jsonl(tmp_path / "train.jsonl", rows)
+    assert gsm8k.main(["--train", str(train), "--eval-share", "0", "--out", str(tmp_path / "out")]) == 0
+    refused = [json.loads(line) for line in (tmp_path / "out" / "refused.jsonl").read_text().splitlines()]
+    assert [(bad["sample_id"], bad["reason"]) for bad in refused] == [
+        ("train-2", "no_gold_answer"),
+        ("train-4", "empty_question"),
+        ("train-3", "unscorable_gold_answer"),
+    ]
+    assert ids(tmp_path / "out", "train") == ["train-1"]
+
+
+def test_questions_to_evaluate_on_are_left_out_of_training(tmp_path: Path) -> None:
+    train = jsonl(tmp_path / "train.jsonl", [gsm8k_row(number) for number in range(10)])
+    test = jsonl(tmp_path / "test.jsonl", [gsm8k_row(number) for number in (3, 5, 77)])
+    assert gsm8k.main(["--train", str(train), "--eval", str(test), "--out", str(tmp_path / "out")]) == 0
+    assert report(tmp_path / "out")["left_out"] == {"also in the evaluation file": 2}
+    assert ids(tmp_path / "out", "eval") == ["test-1", "test-2", "test-3"]
+    trained_on = {sample.question for sample in samples(tmp_path / "out", "train")}
+    assert trained_on == {f"How much is {number}?" for number in (0, 1, 2, 4, 6, 7, 8, 9)}
+
+
+def test_without_evaluation_files_a_share_is_set_apart(tmp_path: Path) -> None:
+    train = jsonl(tmp_path / "train.jsonl", [gsm8k_row(number) for number in range(400)])
+    assert gsm8k.main(["--train", str(train), "--eval-share", "0.25", "--out", str(tmp_path / "out")]) == 0
+    counts = report(tmp_path / "out")
+    assert counts["train"] + counts["eval"] == 400 and 60 < counts["eval"] < 140
+
+
+def test_evaluation_files_alone_give_no_training_file(tmp_path: Path) -> None:
+    test = jsonl(tmp_path / "test.jsonl", [gsm8k_row(1)])
+    assert gsm8k.main(["--eval", str(test), "--out", str(tmp_path / "out")]) == 0
+    assert ids(tmp_path / "out", "eval") == ["test-1"] and not (tmp_path / "out" / "train.jsonl").exists()
+
+
+def test_several_files_a_second_start_and_changed_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = jsonl(tmp_path / "first.jsonl", [gsm8k_row(1)])
+    second = tmp_path / "second.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([gsm8k_row(2)]), second)
+    arguments = ["--train", str(first), str(second), "--eval-share", "0", "--out", str(tmp_path / "out")]
+    assert gsm8k.main(arguments) == 0 and ids(tmp_path / "out", "train") == ["first-1", "second-1"]
+    assert gsm8k.main(arguments) == 0 and "already prepared" in capsys.readouterr().out
+    jsonl(first, [gsm8k_row(1), gsm8k_row(3)])
+    with pytest.raises(ConfigError, match="prepared with other arguments"):
+        gsm8k.main(arguments)
+    assert gsm8k.main([*arguments, "--overwrite"]) == 0
+    assert ids(tmp_path / "out", "train") == ["first-1", "first-2", "second-1"]
+
+
+def test_the_same_file_twice_repeats_ids(tmp_path: Path) -> None:
+    train = str(jsonl(tmp_path / "train.jsonl", [gsm8k_row(1)]))
+    assert gsm8k.main(["--train", train, train, "--eval-share", "0", "--out", str(tmp_path / "out")]) == 0
+    assert report(tmp_path / "out")["refused"] == {"duplicate_id": 1} and report(tmp_path / "out")["train"] == 1
+
+
+def test_math_rows_of_both_layouts(tmp_path: Path) -> None:
+    of_math = {
+        "problem": "Half of one?",
+        "level": "Level 1",
+        "type": "Algebra",
+        "solution": r"So $\boxed{\frac{1}{2}}$.",
+    }
+    of_math500 = {
+        "unique_id": "test/algebra/7.json", "problem": "One and one?", "level": 1, "subject": "Number Theory",
+        "solution": r"$\boxed{2}$", "answer": "2",
+    }  # fmt: skip
+    without = {"problem": "What?", "solution": "Nobody knows.", "type": "Algebra"}
+    train = jsonl(tmp_path / "train.jsonl", [of_math, without])
+    test = jsonl(tmp_path / "test.jsonl", [of_math500])
+    assert math.main(["--train", str(train), "--eval", str(test), "--out", str(tmp_path / "out")]) == 0
+    assert samples(tmp_path / "out", "train") == [
+        Sample("train-1", "Half of one?", (), (), r"\frac{1}{2}", "mathematics", source="math", category="Algebra")
+    ]
+    assert samples(tmp_path / "out", "eval") == [
+        Sample("test/algebra/7.json", "One and one?", (), (), "2", "mathematics", "math", category="Number Theory")
+    ]
+    assert report(tmp_path / "out")["refused"] == {"no_gold_answer": 1}
+
+
+@pytest.mark.parametrize(
+    ("solution", "boxed"),
+    [
+        (r"first \boxed{1}, then \boxed{\frac{1}{\sqrt{2}}}.", r"\frac{1}{\sqrt{2}}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed {3}", "3"),
+        (r"$\boxed 3$", "3"),
+        (r"\fbox{4}", "4"),
+        (r"\boxed{5", None),
+        (r"\boxed{}", None),
+        (r"\boxed", None),
+        ("5", None),
+    ],
+)
+def test_the_last_box_of_a_solution(solution: str, boxed: str | None) -> None:
+    assert last_boxed(solution) == boxed
+
+
+def test_the_last_box_of_the_real_solutions_is_their_answer(data_dir: Path) -> None:
+    rows = [json.loads(line) for line in (data_dir / "math500_test.jsonl").read_text(encoding="utf-8").splitlines()]
+    different = [row["answer"] for row in rows if (last_boxed(row["solution"]) or "").strip() != row["answer"].strip()]
+    # A few answers are written more simply than in the solution.
+    assert len(rows) == 500 and len(different) < 5, different
+
+
+def test_a_nextqa_row_becomes_a_sample(tmp_path: Path) -> None:
+    (tmp_path / "17.mp4").write_bytes(b"")
+    validation = nextqa_csv(tmp_path / "val.csv", [nextqa_row(17, qid=3)])
+    arguments = ["--eval", str(validation), "--media-root", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert nextqa.main(arguments) == 0
+    assert samples(tmp_path / "out", "eval") == [
+        Sample(
+            "17_3", "what moves", (MediaRef("video", "17.mp4"),),
+            ("A. a car", "B. a dog", "C. a bird", "D. a boat", "E. a ball"), "C", "multiple_choice", "nextqa", "DC",
+        )
+    ]  # fmt: skip
+
+
+def test_nextqa_rows_are_refused_for_missing_videos_and_wrong_answers(tmp_path: Path) -> None:
+    for video in (1, 2):
+        (tmp_path / f"{video}.mp4").write_bytes(b"")
+    train = nextqa_csv(tmp_path / "train.csv", [nextqa_row(1), nextqa_row(2, answer=5), nextqa_row(3)])
+    arguments = [
+        "--train",
+        str(train),
+        "--media-root",
+        str(tmp_path),
+        "--eval-share",
+        "0",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert nextqa.main(arguments) == 0
+    assert ids(tmp_path / "out", "train") == ["1_0"]
+    assert report(tmp_path / "out")["refused"] == {"answer_not_in_options": 1, "missing_media": 1}
+    assert nextqa.main([*arguments, "--skip-media-check", "--overwrite"]) == 0
+    assert ids(tmp_path / "out", "train") == ["1_0", "3_0"]
+
+
+def test_no_nextqa_video_is_in_both_files(tmp_path: Path) -> None:
+    train = nextqa_csv(tmp_path / "train.csv", [nextqa_row(video, qid) for video in (1, 2) for qid in (0, 1)])
+    validation = nextqa_csv(tmp_path / "val.csv", [nextqa_row(2, qid=9)])
+    arguments = ["--train", str(train), "--eval", str(validation), "--media-root", str(tmp_path), "--skip-media-check"]
+    assert nextqa.main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    assert ids(tmp_path / "out", "train") == ["1_0", "1_1"] and ids(tmp_path / "out", "eval") == ["2_9"]
+    assert report(tmp_path / "out")["left_out"] == {"also in the evaluation file": 2}
+
+
+def test_the_real_nextqa_file(data_dir: Path, tmp_path: Path) -> None:
+    arguments = ["--eval", str(data_dir / "nextqa_val.csv"), "--media-root", str(tmp_path), "--skip-media-check"]
+    assert nextqa.main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    assert report(tmp_path / "out")["eval"] == 4996 and report(tmp_path / "out")["refused"] == {}
+
+
+def test_wrong_arguments_and_files_are_clear_errors(tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    good = str(jsonl(tmp_path / "good.jsonl", [gsm8k_row(1)]))
+    with pytest.raises(ConfigError, match=r"Neither --train nor --eval is given.*Name the files"):
+        gsm8k.main(out)
+    with pytest.raises(ConfigError, match=r"--eval and --eval-share are given.*Leave one out"):
+        gsm8k.main(["--train", good, "--eval", good, "--eval-share", "0.1", *out])
+    with pytest.raises(ConfigError, match=r"--eval-share is 1\.0.*less than 1.*Choose"):
+        gsm8k.main(["--train", good, "--eval-share", "1", *out])
+    with pytest.raises(ConfigError, match=r"'nowhere\.jsonl' does not exist.*Correct --train or --eval"):
+        gsm8k.main(["--train", "nowhere.jsonl", *out])
+    other = str(jsonl(tmp_path / "other.jsonl", [{"question": "?"}]))
+    with pytest.raises(ConfigError, match=r"other\.jsonl:1: the row has no answer\. Rows with question, answer are"):
+        gsm8k.main(["--train", other, *out])
+    with pytest.raises(ConfigError, match=r"Media root .* is not a folder.*Correct --media-root"):
+        nextqa.main(["--eval", good, "--media-root", str(tmp_path / "nowhere"), *out])
+    broken = tmp_path / "broken.csv"
+    broken.write_bytes(b"video,question\n\xff,what\n")
+    with pytest.raises(ConfigError, match=r"cannot be read as CSV.*Correct the path"):
+        nextqa.main(["--eval", str(broken), "--media-root", str(tmp_path), *out])
+    bad = str(jsonl(tmp_path / "bad.jsonl", [gsm8k_row(1, "no gold")]))
+    with pytest.raises(ConfigError, match=r"No record is left for train\.jsonl(.|\n)*refused +1  no_gold_answer"):
+        gsm8k.main(["--train", bad, *out])
+    assert not (tmp_path / "out" / "manifest.json").exists()

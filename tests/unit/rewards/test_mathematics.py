@@ -1,0 +1,165 @@
+"""Mathematics: equal answers in any spelling are right, unusable gold has no value, and no text is evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vlm_pg.rewards import mathematics
+from vlm_pg.rewards.latex_text import MAX_CHARACTERS, refusal, statement, words
+from vlm_pg.rewards.mathematics import compare, mathematics_verdict
+from vlm_pg.rewards.pool import Outcome
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared() -> Iterator[None]:
+    """As in a checking process, and undone: the replaced parser is for such a process only."""
+    from sympy.parsing import sympy_parser
+
+    original = sympy_parser.eval_expr
+    mathematics.prepare()
+    yield
+    sympy_parser.eval_expr = original
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("5", "The answer is $5$."),
+        ("5", "\\boxed{5}"),
+        ("5", "x = 5"),
+        ("x=5", "5"),
+        ("5", "5 cm"),
+        ("5\\text{ cm}", "5"),
+        ("18", "$18"),
+        ("10,\\!080", "10080"),
+        ("\\frac{1}{2}", "1/2"),
+        ("\\frac12", "0.5"),
+        ("\\frac{1}{2}", "½"),
+        ("50\\%", "50%"),
+        ("50\\%", "0.5"),
+        ("\\sqrt{2}", "sqrt(2)"),
+        ("\\sqrt{2}", "√2"),
+        ("x^2", "x²"),
+        ("8", "2**3"),
+        ("1500", "1.5e3"),
+        ("2\\pi", "2π"),
+        ("-5", "−5"),
+        ("-5", "-$5$"),
+        ("(3,4]", "\\(\\left(3, 4\\right]\\)"),
+        ("\\{1,2,3\\}", "\\{3,2,1\\}"),
+        ("1,2", "2 and 1"),
+        ("(x+1)^2", "x^2+2x+1"),
+        ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}"),
+        ("y=2x+1", "2x+1=y"),
+        ("x<3", "3 > x"),
+        ("\\text{east}", "East"),
+        ("\\text{(C)}", "C"),
+        ("no solution", "No solution."),
+        ("2^{100}", "1267650600228229401496703205376"),
+    ],
+)
+def test_equal_answers(gold: str, answer: str):
+    assert compare(gold, answer) == (1.0, "")
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("5", "6"),
+        ("5", "5 or 7"),
+        ("5", "$5$ or $7$"),
+        ("5", "\\boxed{5} \\boxed{7}"),
+        ("5", "$5 or $7"),
+        ("5", "-$5$"),
+        ("(3,4]", "(3,4)"),
+        ("(1,2)", "(2,1)"),
+        ("\\{1,2,3\\}", "\\{1,2\\}"),
+        ("x^2+1", "x^2+2"),
+        ("x<3", "x\\le 3"),
+        ("\\text{east}", "seat"),
+        ("\\text{(C)}", "B"),
+        ("1/3", "0.33"),
+        ("y=2x+1", "y=2x+2"),
+        ("5", ""),
+    ],
+)
+def test_other_answers_are_wrong(gold: str, answer: str):
+    assert compare(gold, answer)[0] == 0.0
+
+
+@pytest.mark.parametrize("gold", ["", "??", "\\frac{1}", "9" * 500, "\\int_0^1 x dx", "9^{9^{9^{9}}}"])
+@pytest.mark.parametrize("answer", ["5", "", "no text"])
+def test_unusable_gold_has_no_value_whatever_the_answer(gold: str, answer: str):
+    value, note = compare(gold, answer)
+    assert value is None
+    assert note.startswith("gold answer") and "cannot be used" in note
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("9^{9^{9^{9}}}", "more than 3000 digits"),
+        ("2**(9**9)", "more than 3000 digits"),
+        ("e^{e^{e^{9}}}", "more than 3000 digits"),
+        ("100000000!", "factorial"),
+        ("((5!)!)!", "factorial"),
+        ("(x+y)^{1000}", "sum to a power"),
+        ("\\sin(10^{100})", "more than 20 digits"),
+        ("\\sum_{n=1}^{9} n", "\\sum is not something a final answer is written with"),
+        ("\\binom{1000000}{5}", "binomial"),
+        ("(" * 20 + "1" + ")" * 20, "nested brackets"),
+        ("1" * 100, "digits in a row"),
+        ("1+" * MAX_CHARACTERS, f"more than {MAX_CHARACTERS} characters"),
+        ("1+" * 40 + "1", "operators"),
+        ("\x005", "characters that mathematics is not written with"),
+        ("\\begin{tikzpicture}x\\end{tikzpicture}", "environment"),
+    ],
+)
+def test_what_would_take_long_is_refused_and_says_why(answer: str, reason: str):
+    value, note = compare("5", answer)
+    assert value == 0.0
+    assert reason in note
+
+
+def test_numbers_are_read_without_evaluation(tmp_path: Path):
+    """sympy's own way from a string to a number is ``eval``; here everything but a plain number raises."""
+    import sympy
+
+    canary = tmp_path / "canary"
+    assert sympy.sympify("12") == 12
+    assert sympy.sympify("0.5") == 0.5
+    with pytest.raises(ValueError):
+        sympy.sympify(f"open({str(canary)!r}, 'w')")
+    assert not canary.exists()
+
+
+def test_a_stopped_check_has_no_value():
+    verdict = mathematics_verdict(Outcome(problem="deadline: it took longer than 1 s and was stopped"))
+    assert verdict.value is None
+    assert verdict.note.startswith("not checked: deadline")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The final answer is: **7**.", "7"),
+        ("so, the answer is $x=7$", "x=7"),
+        ("\\boxed{a{b}c} and \\boxed{2}", "a{b}c, 2"),
+        ("costs $5 and $6 more", "costs 5 and 6 more"),
+        ("\\boxed{7", "7"),
+        ("5 $\\pm$ 1", "5 \\pm 1"),
+    ],
+)
+def test_what_a_text_states(text: str, expected: str):
+    assert statement(text) == expected
+
+
+def test_words_and_products_of_letters():
+    assert words("\\text{ab}", gold=True) == "ab"
+    assert words("xyz", gold=True) is None
+    assert words("xyz", gold=False) == "xyz"
+    assert words("2 cm", gold=True) is None
+    assert refusal("xyz") is None

@@ -1,0 +1,147 @@
+"""Checking processes can be killed: deadline, memory and crashes cost one task, the pool keeps its size."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vlm_pg.rewards.pool import Call, CheckerPool
+from vlm_pg.rewards.settings import CheckerSettings
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[CheckerPool]:
+    pool = CheckerPool(CheckerSettings(workers=2, timeout_seconds=3.0, memory_mb=256))
+    yield pool
+    pool.close()
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def wait_until_gone(pids: list[int]) -> bool:
+    for _ in range(600):
+        if all(is_gone(pid) for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_one_task_that_is_lost_costs_no_other(pool: CheckerPool):
+    calls = [
+        Call("operator:add", (1, 2)),
+        Call("time:sleep", (60,)),
+        Call("os:_exit", (3,)),
+        Call("signal:raise_signal", (signal.SIGKILL,)),
+        Call("builtins:bytearray", (1 << 30,)),
+        Call("builtins:int", ("x",)),
+        Call("sys:exit", (1,)),
+        Call("operator:pow", (9, 9)),
+    ]
+    outcomes = pool.run(calls)
+    assert outcomes[0].value == 3 and outcomes[0].problem == "" and outcomes[0].seconds is not None
+    assert outcomes[1].problem == "deadline: it took longer than 3 s and was stopped"
+    assert outcomes[2].problem == "its process ended by itself (exit code 3)"
+    assert outcomes[3].problem == "its process ended by itself (signal SIGKILL)"
+    assert outcomes[4].problem == "out of memory: it needs more than reward.checker.memory_mb"
+    assert "ValueError: invalid literal for int" in outcomes[5].problem and "Traceback" in outcomes[5].trace
+    assert outcomes[6].problem == "SystemExit: 1"
+    assert outcomes[7].value == 9**9
+    assert len(pool.pids) == 2 and not any(map(is_gone, pool.pids)), "lost processes are replaced"
+
+
+def test_c_code_that_holds_the_interpreter_is_stopped(pool: CheckerPool):
+    """The processes' own threads cannot run then: the parent has to stop it."""
+    [outcome] = pool.run([Call("builtins:pow", (9, 9**9))])
+    assert "deadline" in outcome.problem or "memory" in outcome.problem
+
+
+def test_deep_recursion_is_a_result(pool: CheckerPool):
+    nested: list = []
+    for _ in range(900):
+        nested = [nested]
+    [outcome, after] = pool.run([Call("copy:deepcopy", (nested,)), Call("operator:add", (2, 2))])
+    assert "RecursionError" in outcome.problem
+    assert after.value == 4
+
+
+def test_a_process_killed_while_idle_is_replaced_and_costs_no_task(pool: CheckerPool):
+    pool.run([Call("operator:add", (1, 1))] * 4)
+    for pid in pool.pids:
+        os.kill(pid, signal.SIGKILL)
+    assert wait_until_gone(pool.pids)
+    assert [outcome.value for outcome in pool.run([Call("operator:add", (1, 1))] * 4)] == [2] * 4
+
+
+def test_what_workers_print_goes_nowhere(pool: CheckerPool, capfd: pytest.CaptureFixture[str]):
+    assert pool.run([Call("builtins:print", ("hello",))])[0].problem == ""
+    assert capfd.readouterr() == ("", "")
+
+
+def test_lone_surrogates_and_null_characters_travel(pool: CheckerPool):
+    assert pool.run([Call("builtins:str", ("\ud800\x00é",))])[0].value == "\ud800\x00é"
+
+
+def test_no_process_before_the_first_task_and_none_after_close():
+    pool = CheckerPool(CheckerSettings(workers=1))
+    assert pool.pids == []
+    pool.run([])
+    assert pool.pids == []
+    pool.run([Call("os:getpid")])
+    [pid] = pool.pids
+    pool.close()
+    pool.close()
+    assert is_gone(pid) and pool.pids == []
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.run([Call("os:getpid")])
+
+
+def test_processes_that_do_not_start_are_an_error_with_the_reason():
+    pool = CheckerPool(CheckerSettings(workers=1), [Call("no_such_module:function")])
+    with pytest.raises(RuntimeError, match=r"do not start \(3 tries(?s:.*)No module named 'no_such_module'"):
+        pool.run([Call("os:getpid")])
+    pool.close()
+
+
+def test_a_missing_memory_limit_is_said_once(monkeypatch: pytest.MonkeyPatch):
+    said: list[str] = []
+    pool = CheckerPool(CheckerSettings(workers=1), warn=said.append)
+    pool.run([Call("os:getpid")])
+    assert said == []
+    pool._workers[0].limited = False
+    pool.run([Call("os:getpid")])
+    pool.run([Call("os:getpid")])
+    assert len(said) == 1 and "memory_mb cannot be enforced" in said[0]
+    pool.close()
+
+
+def test_workers_end_with_their_parent():
+    code = """
+        import os, threading
+        from vlm_pg.rewards.pool import Call, CheckerPool
+        from vlm_pg.rewards.settings import CheckerSettings
+        pool = CheckerPool(CheckerSettings(workers=2, timeout_seconds=60.0))
+        pool.run([Call("os:getpid")] * 2)
+        print(*pool.pids, flush=True)
+        threading.Timer(0.5, os._exit, (0,)).start()
+        pool.run([Call("time:sleep", (60,))] * 2)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, check=False
+    )
+    pids = list(map(int, done.stdout.split()))
+    assert len(pids) == 2, done.stderr
+    assert wait_until_gone(pids)

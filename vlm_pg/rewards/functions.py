@@ -1,0 +1,260 @@
+"""Reward functions of the user: found by name, called with what they ask for, held to what they may return."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, SupportsFloat
+
+from vlm_pg.errors import ConfigError
+from vlm_pg.rewards.pool import Call, Outcome
+from vlm_pg.rewards.response import Response
+from vlm_pg.rewards.settings import FunctionSettings
+from vlm_pg.rewards.verdict import Verdict
+from vlm_pg.types import MediaRef, Sample
+
+# Parameter -> what it is of a response. The first four have a plural, under which a function gets a list of all.
+_SINGULAR: dict[str, Callable[[Response], Any]] = {
+    "response": lambda response: response.text,
+    "question": lambda response: response.sample.question,
+    "answer": lambda response: response.sample.answer,
+    "sample": lambda response: response.sample,
+}
+# The same name in both: one response's options or number of tokens, or a list of all.
+_EITHER: dict[str, Callable[[Response], Any]] = {
+    "options": lambda response: response.sample.options,
+    "num_tokens": lambda response: response.num_tokens,
+}
+_PLURAL = {f"{name}s": field for name, field in _SINGULAR.items()}
+_ALLOWED = (
+    f"Allowed are {', '.join(_SINGULAR)}, {', '.join(_EITHER)} and **kwargs, for one response a call, or "
+    f"{', '.join(_PLURAL)}, {', '.join(_EITHER)}, for lists of all responses in one call."
+)
+
+
+class UserFunction:
+    """One entry of ``reward.functions``.
+
+    Args:
+        settings: which function, its name and weight.
+
+    Raises:
+        ConfigError: it cannot be found or imported, or asks for parameters that there are not.
+    """
+
+    def __init__(self, settings: FunctionSettings):
+        self.settings = settings
+        self.function = load(settings.function)
+        self.name = settings.name or settings.function.rpartition(":")[2]
+        self._wanted, self._takes_all, self.is_batched = _parameters(self.function, settings.function)
+
+    def __call__(self, responses: Sequence[Response]) -> list[Verdict | Exception]:
+        """What the function says of each response: its value, "no value", or what went wrong with it."""
+        if self.is_batched:
+            return self._call_once(responses)
+        calls = [self._arguments(response) for response in responses]
+        if inspect.iscoroutinefunction(self.function):
+            results = asyncio.run(_gathered([self.function(**arguments) for arguments in calls]))
+        else:
+            results = [_attempt(self.function, arguments) for arguments in calls]
+        return [self._verdict(result) for result in results]
+
+    def isolated_call(self, response: Response) -> Call:
+        """The same for one response, as a task for the checking processes."""
+        sample = dataclasses.asdict(response.sample)
+        settings = self.settings.model_dump(mode="json")
+        return Call(f"{__name__}:run_isolated", (settings, sample, response.text, response.num_tokens))
+
+    def isolated_verdict(self, outcome: Outcome) -> Verdict | Exception:
+        """What became of such a task. A task that was stopped says so in the note; an exception is one."""
+        if outcome.trace:
+            return FunctionError(outcome.problem, outcome.trace)
+        if outcome.problem:
+            return Verdict(None, f"stopped: {outcome.problem}")
+        return Verdict(*outcome.value)
+
+    def preload_call(self) -> Call:
+        """Imports the function in a checking process, so that no response's deadline pays for it."""
+        return Call(f"{__name__}:load_with_path", (self.settings.function, list(sys.path)))
+
+    def _call_once(self, responses: Sequence[Response]) -> list[Verdict | Exception]:
+        fields = _PLURAL | _EITHER
+        arguments = {name: [fields[name](response) for response in responses] for name in self._wanted}
+        result: Any
+        if inspect.iscoroutinefunction(self.function):
+            result = asyncio.run(_gathered([self.function(**arguments)]))[0]
+        else:
+            result = _attempt(self.function, arguments)
+        if isinstance(result, Exception):
+            return [result] * len(responses)
+        try:
+            values = list(result)
+        except TypeError:
+            values = None
+        if values is None or isinstance(result, str) or len(values) != len(responses):
+            came = type(result).__name__ if values is None else f"{type(result).__name__} of {len(values)}"
+            error = FunctionError(
+                f"it returned {came} for {len(responses)} responses. A function of lists returns a list with one "
+                "number, or None for no value, per response."
+            )
+            return [error] * len(responses)
+        return [self._verdict(value) for value in values]
+
+    def _arguments(self, response: Response) -> dict[str, Any]:
+        fields = _SINGULAR | _EITHER
+        return {name: field(response) for name, field in fields.items() if self._takes_all or name in self._wanted}
+
+    def _verdict(self, result: Any) -> Verdict | Exception:
+        if isinstance(result, Exception):
+            return result
+        if result is None:
+            return Verdict(None, "the function returned None")
+        try:
+            value = float(result) if isinstance(result, SupportsFloat) else math.nan
+        except (TypeError, ValueError):
+            value = math.nan  # such as an array of several numbers
+        if not math.isfinite(value):
+            return FunctionError(
+                f"it returned {str(result)[:80]!r} ({type(result).__name__}). A finite number, a bool, or None for no "
+                "value is expected."
+            )
+        return Verdict(value)
+
+
+class FunctionError(Exception):
+    """What a function did wrong, with the traceback where it raised."""
+
+    def __init__(self, message: str, trace: str = ""):
+        super().__init__(message)
+        self.trace = trace
+
+
+def load(name: str) -> Callable[..., Any]:
+    """The function that "path/to/file.py:function" or "package.module:function" names.
+
+    Raises:
+        ConfigError: there is no such file, module or function, or importing it fails.
+    """
+    place, colon, function_name = name.rpartition(":")
+    if not colon or not place or not function_name.isidentifier():
+        raise ConfigError(
+            f"reward.functions names '{name}'. path/to/file.py:function or package.module:function is expected."
+        )
+    try:
+        module = _file_module(place) if place.endswith(".py") else importlib.import_module(place)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"reward.functions names '{name}', and importing '{place}' fails with {type(error).__name__}: {error}. A "
+            "file or module that can be imported here is expected. Correct the name, or the module."
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        known = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+        raise ConfigError(
+            f"reward.functions names '{name}', and '{place}' has no function '{function_name}'. It has "
+            f"{', '.join(known) or 'none'}. Correct the name."
+        )
+    return function
+
+
+def load_with_path(name: str, search_path: Sequence[str]) -> None:
+    """``load`` with the trainer's module search path; for the checking processes."""
+    sys.path.extend(entry for entry in search_path if entry not in sys.path)
+    load(name)
+
+
+def run_isolated(
+    settings: dict[str, Any], sample: dict[str, Any], text: str, num_tokens: int | None
+) -> tuple[float | None, str]:
+    """One response, in a checking process: value and note.
+
+    Raises:
+        Exception: whatever the function raised, or what is wrong with what it returned.
+    """
+    media = tuple(MediaRef(**media) for media in sample["media"])
+    fields = sample | {"media": media, "options": tuple(sample["options"])}
+    [verdict] = UserFunction(FunctionSettings(**settings))([Response(Sample(**fields), text, num_tokens)])
+    if isinstance(verdict, Exception):
+        raise verdict
+    return verdict.value, verdict.note
+
+
+def error_trace(error: Exception) -> str:
+    """The traceback of an error of a function, wherever it ran."""
+    if isinstance(error, FunctionError):
+        return error.trace or str(error)
+    return "".join(traceback.format_exception(error)).strip()
+
+
+def _file_module(path: str) -> ModuleType:
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise ConfigError(f"reward.functions names the file '{path}', which does not exist. Correct the path.")
+    # One module per file and process, under a name that no other module has.
+    name = f"vlm_pg_reward_{hashlib.sha256(str(file).encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _parameters(function: Callable[..., Any], name: str) -> tuple[list[str], bool, bool]:
+    """What a function asks for, whether it takes everything by **kwargs, and whether it takes lists."""
+    parameters = inspect.signature(function).parameters.values()
+    known = _SINGULAR | _PLURAL | _EITHER
+    wanted = [parameter.name for parameter in parameters if parameter.name in known]
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    singular, plural = [key for key in wanted if key in _SINGULAR], [key for key in wanted if key in _PLURAL]
+    unknown = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind is parameter.POSITIONAL_ONLY
+        or (
+            parameter.name not in known
+            and parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        )
+    ]
+    fault = None
+    if unknown:
+        fault = f"asks for {', '.join(unknown)}, which there is not (or not by name)"
+    elif plural and (singular or takes_all):
+        fault = f"mixes {', '.join(plural)} with {', '.join(singular or ['**kwargs'])}"
+    elif not (wanted or takes_all):
+        fault = "asks for nothing of the response"
+    if fault:
+        raise ConfigError(f"The function '{name}' of reward.functions {fault}. {_ALLOWED} Change its parameters.")
+    return wanted, takes_all, bool(plural)
+
+
+def _attempt(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    try:
+        return function(**arguments)
+    except Exception as error:
+        return error
+    except SystemExit as error:  # a function that ends the process would end the run
+        return FunctionError(f"it called sys.exit({error.code!r})", traceback.format_exc())
+
+
+async def _gathered(calls: Sequence[Awaitable[Any]]) -> list[Any]:
+    return await asyncio.gather(*calls, return_exceptions=True)

@@ -1,0 +1,165 @@
+"""Mathematical answers: equal to the gold answer by math-verify, in LaTeX or plain spelling.
+
+``compare`` runs in the checking processes only (``pool.py``): sympy may take for ever or all memory on a text that a
+model wrote. What is known to do so is refused before it is parsed or evaluated; a deadline and a memory limit stop the
+rest. Nothing is evaluated as Python: only math-verify's LaTeX grammar is used, and sympy's parser, which evaluates, is
+replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+from vlm_pg.rewards.latex_text import MAX_TEXT_CHARACTERS, refusal, statement, words
+from vlm_pg.rewards.pool import Call, Outcome
+from vlm_pg.rewards.verdict import Verdict, shorten
+
+PREPARE = Call(f"{__name__}:prepare")
+# Two values apart by more than this share are different, whatever rounding math-verify would allow for.
+_CLEARLY_DIFFERENT = 1e-3
+# Two values this near are the same number, computed in another order.
+_ROUNDING = 1e-12
+_EQUAL_PAIRS = (
+    ("(x+1)^2", "x^2+2x+1"),
+    (r"\sin^2(x)", r"1-\cos^2(x)"),
+    (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}"),
+    ("1.5", r"\frac{3}{2}"),
+    ("x<3", "3>x"),
+    ("2x+y=1", "4x+2y=2"),
+    ("[1,2)", "[1, 2.0)"),
+    (r"\{1,2\}", r"\{2, 1.0\}"),
+    ("(1, 2)", "(1, 2.0)"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4.0\end{pmatrix}"),
+)
+_NUMBER_CODE = re.compile(r"\s*(Integer|Float)\s*\(\s*'?([0-9]{0,600}\.?[0-9]{0,600})'?\s*\)\s*")
+
+
+class _Refused(Exception):
+    """A text that is not compared, and why."""
+
+
+def mathematics_call(gold: str, answer: str) -> Call:
+    """The task for the checking processes."""
+    return Call(f"{__name__}:compare", (gold, answer))
+
+
+def mathematics_verdict(outcome: Outcome) -> Verdict:
+    """What a finished task says: no value if it was stopped or failed."""
+    return Verdict(None, f"not checked: {outcome.problem}") if outcome.problem else Verdict(*outcome.value)
+
+
+def prepare() -> None:
+    """Import what ``compare`` needs, and replace sympy's evaluating parser, in this process.
+
+    Raises:
+        RuntimeError: answers that are equal are not found equal: the installed versions do not fit together.
+    """
+    from sympy.parsing import sympy_parser
+
+    # Much of sympy is imported on first use, some of which evaluates texts of its own: all before the replacement.
+    unequal = [pair for pair in _EQUAL_PAIRS if compare(*pair)[0] != 1.0]
+    if unequal:
+        raise RuntimeError(f"math-verify does not find these answers equal: {unequal}. Install the stated versions.")
+    _parse.cache_clear()
+    sympy_parser.eval_expr = _number_without_evaluation
+
+
+def compare(gold: str, answer: str) -> tuple[float | None, str]:
+    """Accuracy and note: 1.0 if ``answer`` is the gold answer in any spelling, else 0.0; None for an unusable gold.
+
+    Equal are: 1/2, 0.5 and \\frac12; x=5 and 5; 50% and 0.5; 5 and 5 cm; sets in any order, tuples, intervals, matrices
+    and equations entry by entry. Words are compared as words.
+    """
+    gold_latex = statement(gold)
+    gold_words = words(gold_latex, gold=True)
+    latex = statement(answer)
+    if gold_words is not None:
+        return float(words(latex, gold=False) == gold_words), ""
+    try:
+        gold_expression = _parse(gold_latex)
+    except _Refused as reason:
+        return None, f"gold answer {shorten(gold)} cannot be used: {reason}"
+    if len(answer) > MAX_TEXT_CHARACTERS:
+        return 0.0, f"answer has more than {MAX_TEXT_CHARACTERS} characters, which no mathematical answer has"
+    if latex.replace(" ", "") == gold_latex.replace(" ", ""):
+        return 1.0, ""
+    try:
+        expression = _parse(latex)
+    except _Refused as reason:
+        return 0.0, f"answer cannot be read: {reason}"
+    return float(_equal(gold_expression, expression)), ""
+
+
+def _equal(gold: Any, found: Any) -> bool:
+    from math_verify import verify
+
+    distance = _distance(gold, found)
+    if distance is not None and distance > _CLEARLY_DIFFERENT:
+        return False  # spares nearly all wrong answers the symbolic simplification, which is what takes long
+    if distance is not None and distance < _ROUNDING and not (gold.free_symbols or found.free_symbols):
+        return True
+    return bool(verify(gold, found, timeout_seconds=None))  # None: our deadline holds instead of its alarm
+
+
+def _distance(gold: Any, found: Any) -> float | None:
+    """Relative distance of two terms' values where all their variables have some chosen values; None: no such values.
+
+    "x = 5" is the term 5 where the gold answer is no equation.
+    """
+    import sympy
+
+    if isinstance(found, sympy.Eq) and not isinstance(gold, sympy.Eq):
+        found = found.rhs
+    if not (isinstance(gold, sympy.Expr) and isinstance(found, sympy.Expr)):
+        return None
+    if gold.has(sympy.UnevaluatedExpr) or found.has(sympy.UnevaluatedExpr):
+        return None  # a percentage: equal to its number with and without the sign
+    symbols = sorted(gold.free_symbols | found.free_symbols, key=str)
+    chosen = {symbol: sympy.Rational(7 + 4 * place, 11) for place, symbol in enumerate(symbols)}
+    try:
+        left, right = (complex(side.evalf(15, subs=chosen)) for side in (gold, found))
+        return abs(left - right) / max(abs(left), abs(right), 1e-300)
+    except (ArithmeticError, AttributeError, TypeError, ValueError):
+        return None  # no number comes out: math-verify decides
+
+
+@lru_cache(maxsize=256)
+def _parse(latex: str) -> Any:
+    """The expression a statement stands for.
+
+    Raises:
+        _Refused: it is not parsed, cannot be, or would take too long to evaluate.
+    """
+    from math_verify import LatexExtractionConfig, parse
+
+    from vlm_pg.rewards.expression_cost import TooCostly, check_cost
+
+    reason = refusal(latex)
+    if reason is not None:
+        raise _Refused(reason)
+    # Only the LaTeX grammar: the other extraction hands plain expressions to an evaluating parser.
+    configuration = LatexExtractionConfig(boxed_match_priority=-1)
+    found = parse(f"${latex}$", [configuration], fallback_mode="no_fallback", parsing_timeout=None)
+    if not found:
+        raise _Refused("it is no mathematics that can be parsed")
+    try:
+        check_cost(found[0])
+    except TooCostly as error:
+        raise _Refused(str(error)) from None
+    return found[0]
+
+
+def _number_without_evaluation(code: str, _locals: object, _globals: object) -> Any:
+    """sympy reads number literals by evaluating "Integer (5 )" and "Float ('0.5' )" as Python; here they are matched.
+
+    Raises:
+        ValueError: any other code.
+    """
+    import sympy
+
+    match = _NUMBER_CODE.fullmatch(code)
+    if match is None:
+        raise ValueError("text is never evaluated as Python here")
+    return sympy.Integer(match[2]) if match[1] == "Integer" else sympy.Float(match[2])

@@ -1,0 +1,208 @@
+"""The rewarder: responses in, rewards out, a whole step at a time."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+
+from vlm_pg.errors import ConfigError
+from vlm_pg.rewards.format import format_reward
+from vlm_pg.rewards.functions import UserFunction, error_trace
+from vlm_pg.rewards.judge import Judge
+from vlm_pg.rewards.language import language_reward
+from vlm_pg.rewards.length import length_reward
+from vlm_pg.rewards.mathematics import PREPARE, mathematics_call, mathematics_verdict
+from vlm_pg.rewards.pool import Call, CheckerPool, Outcome
+from vlm_pg.rewards.repetition import repetition_reward
+from vlm_pg.rewards.response import Response
+from vlm_pg.rewards.rubric import CHECKERS, read_answer, total_reward
+from vlm_pg.rewards.settings import RewardSettings
+from vlm_pg.rewards.verdict import Verdict, shorten
+from vlm_pg.types import RewardBreakdown, Sample
+
+BUILT_IN_PARTS = ("accuracy", "format", "length", "repetition", "language", "judge")
+
+
+class Rewarder:
+    """Rewards of responses; a context manager, to be closed when no more come.
+
+    It starts no process and opens no connection before the first response that needs one, and each process that uses
+    it (a rank, a fork) gets a pool of its own. ``failures``: responses that got no value because of an error in a user
+    function, by the function's name.
+
+    Args:
+        settings: weights, tolerances, functions, judge, checking processes.
+        warn: shown one message for the first error of each user function, with its traceback and record.
+
+    Raises:
+        ConfigError: a function that cannot be found or called, a judge that cannot be asked, two parts of one name.
+    """
+
+    def __init__(self, settings: RewardSettings, warn: Callable[[str], None] = warnings.warn):
+        self._settings, self._warn = settings, warn
+        self._functions = [UserFunction(entry) for entry in settings.functions]
+        _check_names([function.name for function in self._functions])
+        self._judge = Judge(settings.judge) if settings.judge.weight != 0.0 else None
+        self._pool: CheckerPool | None = None
+        self._pool_owner = 0
+        self._is_closed = False
+        self.failures: Counter[str] = Counter()
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weight of each part that is computed, in the order in which ``parts`` holds them."""
+        settings = self._settings
+        weights = {"accuracy": settings.accuracy_weight, "format": settings.format_weight}
+        optional = {
+            "length": settings.length.weight,
+            "repetition": settings.repetition.weight,
+            "language": settings.language.weight,
+            "judge": settings.judge.weight,
+        }
+        weights |= {name: weight for name, weight in optional.items() if weight != 0.0}
+        return weights | {function.name: function.settings.weight for function in self._functions}
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the checking processes that are alive; empty before the first task."""
+        return [] if self._pool is None else self._pool.pids
+
+    def score(self, responses: Sequence[Response]) -> list[RewardBreakdown]:
+        """The rewards, in order.
+
+        ``parts`` are unweighted. An answer that cannot be read is wrong (0.0); a gold answer that cannot be used, a
+        check that was stopped and a part that failed have no value (None), and ``notes`` says why, by part. ``total``
+        is the sum of weight times part, None if a part that counts has no value.
+
+        Raises:
+            RuntimeError: the rewarder is closed, or checking processes do not start.
+        """
+        if self._is_closed:
+            raise RuntimeError("the rewarder is closed; nothing can be scored with it")
+        columns: dict[str, list[Verdict]] = {
+            "accuracy": self._accuracies(responses),
+            "format": [Verdict(format_reward(response.text)) for response in responses],
+        }
+        columns |= self._shape_parts(responses)
+        if self._judge is not None:
+            columns["judge"] = self._judge.score(responses) if responses else []
+        columns |= {function.name: self._values(function, responses) for function in self._functions}
+        weights = self.weights
+        return [
+            _breakdown({name: column[place] for name, column in columns.items()}, weights)
+            for place in range(len(responses))
+        ]
+
+    def close(self) -> None:
+        """End the checking processes. May be called twice."""
+        self._is_closed = True
+        if self._pool is not None and self._pool_owner == os.getpid():
+            self._pool.close()
+        self._pool = None
+
+    def __enter__(self) -> Rewarder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _accuracies(self, responses: Sequence[Response]) -> list[Verdict]:
+        answers = [read_answer(response.text, self._settings) for response in responses]
+        calls = {
+            place: mathematics_call(response.sample.answer, answer.text)
+            for place, (response, answer) in enumerate(zip(responses, answers, strict=True))
+            if response.sample.answer_kind == "mathematics"
+        }
+        outcomes = dict(zip(calls, self._run(list(calls.values())), strict=True))
+        verdicts = []
+        for place, (response, answer) in enumerate(zip(responses, answers, strict=True)):
+            sample = response.sample
+            if place in outcomes:
+                verdict = mathematics_verdict(outcomes[place])
+            else:
+                verdict = CHECKERS[sample.answer_kind](answer.text, sample, self._settings)
+            verdicts.append(answer.judged(verdict))
+        return verdicts
+
+    def _shape_parts(self, responses: Sequence[Response]) -> dict[str, list[Verdict]]:
+        """Length, repetition and language, where they have a weight."""
+        settings = self._settings
+        parts: dict[str, list[Verdict]] = {}
+        if settings.length.weight != 0.0:
+            parts["length"] = [
+                Verdict(None, "its tokens were not counted")
+                if response.num_tokens is None
+                else Verdict(length_reward(response.num_tokens, settings.length))
+                for response in responses
+            ]
+        if settings.repetition.weight != 0.0:
+            parts["repetition"] = [
+                Verdict(repetition_reward(response.text, settings.repetition)) for response in responses
+            ]
+        if settings.language.weight != 0.0:
+            parts["language"] = [Verdict(language_reward(response.text, settings.language)) for response in responses]
+        return parts
+
+    def _values(self, function: UserFunction, responses: Sequence[Response]) -> list[Verdict]:
+        """A user function's values; its errors are shown once, counted, and no value."""
+        if not responses:
+            return []
+        results: Sequence[Verdict | Exception]
+        if function.settings.isolated:
+            outcomes = self._run([function.isolated_call(response) for response in responses])
+            results = [function.isolated_verdict(outcome) for outcome in outcomes]
+        else:
+            results = function(responses)
+        verdicts = []
+        for response, result in zip(responses, results, strict=True):
+            if isinstance(result, Exception):
+                self._report(function, response.sample, result)
+                result = Verdict(None, f"{type(result).__name__}: {str(result)[:300]}")
+            verdicts.append(result)
+        return verdicts
+
+    def _report(self, function: UserFunction, sample: Sample, error: Exception) -> None:
+        self.failures[function.name] += 1
+        if self.failures[function.name] == 1:
+            self._warn(
+                f"The reward function '{function.name}' ({function.settings.function}) failed on sample "
+                f"{sample.sample_id} of {sample.source} (question {shorten(sample.question)}, answer "
+                f"{shorten(sample.answer)}). The response has no value in this part; further failures of this function "
+                f"are counted, not shown.\n{error_trace(error)}"
+            )
+
+    def _run(self, calls: Sequence[Call]) -> list[Outcome]:
+        """In the checking processes, which start with the first call and belong to the process that made it."""
+        if not calls:
+            return []
+        if self._pool is None or self._pool_owner != os.getpid():
+            isolated = [function.preload_call() for function in self._functions if function.settings.isolated]
+            self._pool = CheckerPool(self._settings.checker, [PREPARE, *isolated], self._warn)
+            self._pool_owner = os.getpid()
+        return self._pool.run(calls)
+
+
+def score(sample: Sample, text: str, settings: RewardSettings) -> RewardBreakdown:
+    """Reward of one response. For many, one ``Rewarder`` is faster: this one starts and ends what it needs."""
+    with Rewarder(settings) as rewarder:
+        return rewarder.score([Response(sample, text)])[0]
+
+
+def _breakdown(verdicts: Mapping[str, Verdict], weights: Mapping[str, float]) -> RewardBreakdown:
+    parts = {name: verdict.value for name, verdict in verdicts.items()}
+    notes = {name: verdict.note for name, verdict in verdicts.items() if verdict.note}
+    return RewardBreakdown(total_reward(parts, weights), parts, notes)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    twice = [name for name, count in Counter([*BUILT_IN_PARTS, *names]).items() if count > 1]
+    if twice:
+        raise ConfigError(
+            f"reward.functions has {', '.join(twice)}, which another part of the reward is called, too. Built-in parts "
+            f"are {', '.join(BUILT_IN_PARTS)}. Give the function another name (reward.functions: name)."
+        )

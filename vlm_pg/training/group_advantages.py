@@ -1,0 +1,122 @@
+"""From rewards to advantages, over all ranks where the statistics are the whole step's, and what of it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from vlm_pg.algorithms.advantages import (
+    batch_advantages,
+    kl_returns,
+    mean_and_std,
+    moments,
+    part_advantages,
+    whitened,
+)
+from vlm_pg.algorithms.pruning import prune
+from vlm_pg.algorithms.settings import AlgorithmSettings
+from vlm_pg.training.distributed import gather_objects, rank, sum_over_ranks
+from vlm_pg.training.group_rewards import SHAPED_PARTS
+from vlm_pg.types import RolloutGroup
+
+# Statistics over the whole step; the others are those of one group, and may be made round by round.
+OF_STEP = ("batch", "whiten")
+
+
+def advantage_groups(
+    groups: Sequence[RolloutGroup], algorithm: AlgorithmSettings, part_weights: Mapping[str, float]
+) -> list[RolloutGroup]:
+    """The groups with the advantage of every rollout. A collective where statistics are the whole step's.
+
+    Args:
+        part_weights: weight of each part of the reward.
+    """
+    scale = algorithm.scale_advantages
+    if scale == "whiten" and algorithm.kl_coef and algorithm.kl_in == "token_reward":
+        scale = "none"  # whitened once, after the KL has been taken away: see ``token_advantage_groups``
+    together = scale in OF_STEP
+    everywhere = gather_objects([group.rewards for group in groups]) if together else [[g.rewards for g in groups]]
+    place = rank() if together else 0
+    first = sum(map(len, everywhere[:place]))
+    rewards = [of_group for of_rank in everywhere for of_group in of_rank]
+    how = (algorithm.baseline, scale)
+    if algorithm.normalise_parts:
+        weights = {name: weight for name, weight in part_weights.items() if weight} | dict.fromkeys(SHAPED_PARTS, 1.0)
+        names = {name for group in rewards for reward in group for name in reward.parts if name in weights}
+        parts = {name: [[reward.parts.get(name) for reward in group] for group in rewards] for name in sorted(names)}
+        weights = {name: weights[name] for name in parts}
+        found = part_advantages(parts, weights, *how)
+    else:
+        found = batch_advantages([[reward.total for reward in group] for group in rewards], *how)
+    mine = found[first : first + len(groups)]
+    return [replace(group, advantages=tuple(values)) for group, values in zip(groups, mine, strict=True)]
+
+
+def token_advantage_groups(
+    groups: Sequence[RolloutGroup],
+    kl: Sequence[Sequence[torch.Tensor]],
+    algorithm: AlgorithmSettings,
+    device: torch.device,
+) -> list[RolloutGroup]:
+    """The groups with advantages by token: each loses the KL from it to the response's end. A collective.
+
+    With ``scale_advantages=whiten`` it is these that get mean 0 and deviation 1, over all tokens of all ranks. A
+    response whose reward has no value takes no part and gets 0.
+
+    Args:
+        kl: per token [R] of each rollout of each group.
+    """
+    of_groups = [
+        [
+            torch.zeros_like(values)
+            if reward.total is None
+            else advantage + kl_returns(values, algorithm.kl_coef).float()
+            for reward, advantage, values in zip(group.rewards, group.advantages, of_group, strict=True)
+        ]
+        for group, of_group in zip(groups, kl, strict=True)
+    ]
+    if algorithm.scale_advantages == "whiten":
+        valued = [[reward.total is not None for reward in group.rewards] for group in groups]
+        counted = [v for vs, oks in zip(of_groups, valued, strict=True) for v, ok in zip(vs, oks, strict=True) if ok]
+        count, total, squares = moments(counted)
+        sums = sum_over_ranks({"count": count, "total": total, "squares": squares}, device)
+        mean, std = mean_and_std(sums["count"], sums["total"], sums["squares"])
+        of_groups = [
+            [whitened(v, mean, std) if ok else v for v, ok in zip(vs, oks, strict=True)]
+            for vs, oks in zip(of_groups, valued, strict=True)
+        ]
+    return [replace(group, token_advantages=tuple(values)) for group, values in zip(groups, of_groups, strict=True)]
+
+
+def prune_groups(groups: Sequence[RolloutGroup], algorithm: AlgorithmSettings, key: str) -> list[RolloutGroup]:
+    """The groups with the weight of every rollout in the loss (CPPO); ``key`` names the random numbers, if any."""
+    if not algorithm.prune_rate:
+        return list(groups)
+    kept = prune(
+        [group.advantages for group in groups],
+        algorithm.prune_rate,
+        algorithm.prune_scope,
+        algorithm.prune_metric,
+        algorithm.prune_correction,
+        [f"{key}/{group.sample.sample_id}" for group in groups],
+    )
+    return [replace(group, kept=tuple(weights)) for group, weights in zip(groups, kept, strict=True)]
+
+
+def without_truncated(group: RolloutGroup) -> RolloutGroup:
+    """The group without responses that were cut off: they were part of the statistics, and do not train."""
+    return group.only([index for index, rollout in enumerate(group.rollouts) if rollout.finish_reason != "length"])
+
+
+def kept_tokens(group: RolloutGroup) -> int:
+    """Tokens of the prompt and of every response that trains; 0 where none does."""
+    weights = group.kept or (1.0,) * len(group.rollouts)
+    responses = sum(len(rollout.token_ids) for rollout, weight in zip(group.rollouts, weights, strict=True) if weight)
+    return group.prompt.num_tokens + responses if responses else 0
+
+
+def all_tokens(group: RolloutGroup) -> int:
+    """Tokens of the prompt and of all responses."""
+    return group.prompt.num_tokens + sum(len(rollout.token_ids) for rollout in group.rollouts)

@@ -1,0 +1,80 @@
+"""Which questions come next: one order over all samples, taken from its beginning by every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from vlm_pg.data.order import index_at
+from vlm_pg.prompts.source import PromptSource, Tamper
+from vlm_pg.training.dealing import share_of_rank
+from vlm_pg.training.distributed import rank, world_size
+from vlm_pg.types import BadSample, Prompt, Sample
+
+
+class QuestionStream:
+    """The samples epoch after epoch, in an order that depends on the seed alone, and their prompts.
+
+    All ranks hold the same stream and take the same samples from it; each loads its own share.
+
+    Args:
+        place: how many places of the order are behind already.
+        prompts_per_step: what a step takes at the least, for decoding ahead.
+        on_bad: told how many samples this rank has tried, and which of them cannot be used; called on all ranks.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        source: PromptSource,
+        seed: int,
+        shuffle: bool,
+        place: int,
+        prompts_per_step: int,
+        on_bad: Callable[[int, Sequence[BadSample]], None],
+        should_stop: Callable[[], bool],
+    ):
+        self._samples, self._source = samples, source
+        self._seed, self._shuffle, self._prompts_per_step = seed, shuffle, prompts_per_step
+        self._on_bad, self._should_stop = on_bad, should_stop
+        self.place = place
+
+    def take(self, count: int, without: Collection[str] = ()) -> list[Sample]:
+        """The next ``count`` samples, none of them twice and none of the ids in ``without``; fewer if there are none.
+
+        The same question a second time in a step would have the same rollouts, so its place is passed over.
+        """
+        found: dict[str, Sample] = {}
+        for _ in range(len(self._samples)):
+            if len(found) == count:
+                break
+            sample = self._at(self.place)
+            self.place += 1
+            if sample.sample_id not in without:
+                found.setdefault(sample.sample_id, sample)
+        return list(found.values())
+
+    def load(self, samples: Sequence[Sample]) -> list[tuple[Sample, Prompt]]:
+        """Prompts of this rank's share of ``samples``; what cannot be used is recorded."""
+        mine = share_of_rank(samples, rank(), world_size())
+        questions, bad = self._source.load(mine, should_stop=self._should_stop)
+        self._on_bad(len(mine), bad)
+        return questions
+
+    def load_tampered(self, samples: Sequence[Sample], tamper: Tamper) -> list[tuple[Sample, Prompt]]:
+        """Prompts of these samples with tampered media; those that the tampering is impossible with are left out."""
+        return self._source.load(samples, tamper, self._should_stop)[0]
+
+    def decode_ahead(self, steps: int) -> None:
+        """Start decoding what the next steps will ask for; what was expected before and is not any more is let go."""
+        ahead: list[Sample] = []
+        for step in range(steps):
+            first = self.place + step * self._prompts_per_step
+            block: dict[str, Sample] = {}
+            for place in range(first, first + self._prompts_per_step):
+                sample = self._at(place)
+                block.setdefault(sample.sample_id, sample)
+            ahead += share_of_rank(list(block.values()), rank(), world_size())
+        self._source.expect(ahead)
+
+    def _at(self, place: int) -> Sample:
+        return self._samples[index_at(len(self._samples), place, self._seed, self._shuffle)]

@@ -1,0 +1,118 @@
+"""The optimizer updates of one step: passes over its groups, each in as many mini-batches as were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from vlm_pg.config import RunConfig
+from vlm_pg.models.policy import Policy
+from vlm_pg.rollout.scoring import score
+from vlm_pg.training.distributed import sum_over_ranks
+from vlm_pg.training.engines import Engine
+from vlm_pg.training.step import update_policy
+from vlm_pg.training.vision_leaves import VisionLeaves
+from vlm_pg.types import ResponseGroup, RolloutGroup
+
+SUMMED = {
+    "tokens_computed",
+    "tokens_repeated",
+    "tokens_shared_across_questions",
+    "questions_sharing",
+    "groups_chunked",
+    "micro_batches",
+    "backward_calls",
+    "response_tokens",
+}
+LARGEST = {"ratio_max", "mismatch/abs_max"}
+SMALLEST = {"ratio_min"}
+
+
+def run_updates(
+    engine: Engine,
+    reference: Policy | None,
+    groups: Sequence[RolloutGroup],
+    config: RunConfig,
+    learning_rate: float,
+    leaves: VisionLeaves | None,
+    measure_mismatch: bool,
+) -> dict[str, float]:
+    """``algorithm.num_iterations`` passes over the groups, ``algorithm.minibatches`` updates each.
+
+    A mini-batch is a run of this rank's groups; its loss weights are its own. Where log-probabilities are recomputed
+    and there are several updates, they are scored before the first one.
+
+    Args:
+        reference: what a KL term of the loss measures from; None without one.
+        leaves: visual features of ``groups`` for the first update.
+
+    Returns:
+        The step's metrics, equal on all ranks: sums of what is counted, extremes of extremes, means of the rest.
+    """
+    algorithm, rollout = config.algorithm, config.rollout
+    if rollout.logprobs == "recompute" and algorithm.updates > 1:
+        groups = _scored(engine, groups, config)
+    values: list[dict[str, float]] = []
+    for _ in range(algorithm.num_iterations):
+        for part in range(algorithm.minibatches):
+            first, end = (number * len(groups) // algorithm.minibatches for number in (part, part + 1))
+            chosen = groups[first:end]
+            if not sum_over_ranks({"groups": float(len(chosen))}, engine.policy.device)["groups"]:
+                continue
+            values.append(
+                update_policy(
+                    engine,
+                    reference,
+                    chosen,
+                    algorithm,
+                    config.training.micro_batch_tokens,
+                    rollout.temperature,
+                    learning_rate,
+                    leaves,
+                    logprobs=rollout.logprobs,
+                    measure_mismatch=measure_mismatch and not values,
+                    max_new_tokens=rollout.max_new_tokens,
+                )
+            )
+            # The next update has other weights, and a trained tower other features.
+            leaves = leaves if leaves is not None and not engine.policy.vision.trains else None
+    return joined_metrics(values) | {"updates": float(len(values))}
+
+
+def _scored(engine: Engine, groups: Sequence[RolloutGroup], config: RunConfig) -> list[RolloutGroup]:
+    """The groups with the log-probabilities of the training forward, under the weights that sampled.
+
+    Those of pruned rollouts, which nobody will ask for, are empty.
+    """
+    rollout = config.rollout
+    places = [[i for i, weight in enumerate(group.kept or (1.0,) * len(group.rollouts)) if weight] for group in groups]
+    asked = [
+        ResponseGroup(group.prompt, tuple(group.rollouts[i].token_ids for i in chosen))
+        for group, chosen in zip(groups, places, strict=True)
+    ]
+    with engine.generation():
+        found = score(engine.policy, asked, rollout.temperature, rollout.prefill_tokens)
+    scored = []
+    for group, chosen, values in zip(groups, places, found, strict=True):
+        by_place = dict(zip(chosen, values, strict=True))
+        logprobs = tuple(by_place.get(i, torch.empty(0)) for i in range(len(group.rollouts)))
+        scored.append(replace(group, trainer_logprobs=logprobs))
+    return scored
+
+
+def joined_metrics(values: Sequence[dict[str, float]]) -> dict[str, float]:
+    """One set of metrics for several updates."""
+    joined: dict[str, float] = {}
+    for name in dict.fromkeys(name for of_update in values for name in of_update):
+        found = [of_update[name] for of_update in values if name in of_update]
+        if name in SUMMED:
+            joined[name] = sum(found)
+        elif name in LARGEST:
+            joined[name] = max(found)
+        elif name in SMALLEST:
+            joined[name] = min(found)
+        else:
+            joined[name] = sum(found) / len(found)
+    return joined
