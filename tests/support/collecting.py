@@ -23,10 +23,9 @@ Reward = Callable[[Response, int], float | None]
 class MadeUpRewards:
     """As ``Rewarder``: the accuracy is ``reward(response, number of the response in its group)``."""
 
-    weights = {"accuracy": 1.0, "format": 0.0}
-
     def __init__(self, reward: Reward):
         self.reward = reward
+        self.weights = {"accuracy": 1.0, "format": 0.0}
 
     def score(self, responses: Sequence[Response]) -> list[RewardBreakdown]:
         seen: dict[str, int] = {}

@@ -12,10 +12,10 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from tests.support.groups import make_case, random_group, tiny_policy
 from tests.support.tiny import tiny_tokenizer
+from vlm_pg.rollout.scoring import passes, score
 from vlm_pg.rollout.server.answers import AnswerReader
 from vlm_pg.rollout.server.dialects import ServerInfo, check_settings, maybe_ignored, media_fields, request_fields
 from vlm_pg.rollout.server.errors import ServerError
-from vlm_pg.rollout.scoring import passes, score
 from vlm_pg.rollout.server.served import served_folder
 from vlm_pg.rollout.settings import RolloutSettings, ServerSettings
 from vlm_pg.rollout.stopping import StopStrings
