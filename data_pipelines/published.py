@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,9 +53,7 @@ def prepare(published: PublishedSet, description: str, argv: Sequence[str] | Non
     identity = _identity(published, arguments)
     out: Path = arguments.out
     with locked(out):
-        if arguments.overwrite and (out / MANIFEST).exists():
-            (out / MANIFEST).unlink()
-        if is_prepared(out, identity):
+        if not arguments.overwrite and is_prepared(out, identity):
             print(f"{out} is already prepared.")
             return 0
         outcome = _sort(published, arguments)
@@ -70,6 +69,8 @@ def prepare(published: PublishedSet, description: str, argv: Sequence[str] | Non
         }
         if published.has_media:
             inputs["media_root"] = str(arguments.media_root)
+        if arguments.overwrite:
+            _remove_prepared(out)
         files = outcome.write(out, names, inputs)
         write_manifest(out, identity, files)
     print(outcome.summary())
@@ -78,11 +79,25 @@ def prepare(published: PublishedSet, description: str, argv: Sequence[str] | Non
     return 0
 
 
+def _remove_prepared(out: Path) -> None:
+    """Remove the files that the folder's manifest lists, some of which may not be written again, and then itself."""
+    manifest = out / MANIFEST
+    try:
+        listed = list(json.loads(manifest.read_text(encoding="utf-8"))["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        listed = []  # there is none, or not one of ours: nothing is known to be old
+    for name in listed:
+        if isinstance(name, str) and Path(name).name == name:  # in this folder
+            (out / name).unlink(missing_ok=True)
+    manifest.unlink(missing_ok=True)
+
+
 def _sort(published: PublishedSet, arguments: argparse.Namespace) -> Outcome:
     outcome = Outcome()
+    names = _file_names([*arguments.train, *arguments.eval])
     media_root = None if not published.has_media or arguments.skip_media_check else arguments.media_root
-    evaluation = _read(published, arguments.eval, outcome)
-    train = _read(published, arguments.train, outcome)
+    evaluation = _read(published, arguments.eval, names, outcome)
+    train = _read(published, arguments.train, names, outcome)
     for_evaluation = {key for sample in evaluation for key in split_keys(sample)}
     unseen = [sample for sample in train if not for_evaluation.intersection(split_keys(sample))]
     if len(unseen) < len(train):
@@ -93,12 +108,31 @@ def _sort(published: PublishedSet, arguments: argparse.Namespace) -> Outcome:
     return outcome
 
 
-def _read(published: PublishedSet, paths: Sequence[Path], outcome: Outcome) -> list[Sample]:
+def _file_names(paths: Sequence[Path]) -> dict[Path, str]:
+    """What rows are named after: the file's stem, with its folder's name or a number before it where others have it.
+
+    Those of algebra/train.json and geometry/train.json: "algebra-train" and "geometry-train".
+    """
+    files = {path: path.resolve() for path in paths}
+    names = {file: file.stem for file in files.values()}
+    names = {file: f"{file.parent.name}-{name}" if _repeats(names, name) else name for file, name in names.items()}
+    names = {
+        file: f"{number}-{name}" if _repeats(names, name) else name
+        for number, (file, name) in enumerate(names.items(), start=1)
+    }
+    return {path: names[file] for path, file in files.items()}
+
+
+def _repeats(names: Mapping[Path, str], name: str) -> bool:
+    return list(names.values()).count(name) > 1
+
+
+def _read(published: PublishedSet, paths: Sequence[Path], names: Mapping[Path, str], outcome: Outcome) -> list[Sample]:
     """The samples of all files in order; rows that are none, or repeat another's id, are refused."""
     samples: dict[str, Sample] = {}
     for path in paths:
         for line, row in _read_rows(path, published.columns):
-            where, name = f"{path.name}:{line}", f"{path.stem}-{line}"
+            where, name = f"{path.name}:{line}", f"{names[path]}-{line}"
             try:
                 sample = parse_record(published.to_record(row, name))
                 if sample.sample_id in samples:

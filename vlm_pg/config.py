@@ -178,10 +178,6 @@ def impossible_algorithms(config: RunConfig) -> list[str]:
             "cannot be shown its frames in another order. Set rollout.engine=in_process or algorithm.temporal_bonus=0.",
         ),
         (
-            algorithm.kl_coef > 0 and algorithm.kl_in != "loss" and rollout.temperature <= 0,
-            "a KL in the reward needs rollout.temperature above 0.",
-        ),
-        (
             algorithm.loss == "cispo" and algorithm.ratio_level == "sequence",
             "algorithm.loss is cispo and algorithm.ratio_level is sequence; CISPO weighs single tokens. Set "
             "algorithm.ratio_level=token or algorithm.loss=clip.",
@@ -205,6 +201,26 @@ def impossible_algorithms(config: RunConfig) -> list[str]:
             algorithm.preset == "t_grpo" and not algorithm.temporal_bonus,
             "algorithm.preset is t_grpo and algorithm.temporal_bonus is 0, which leaves GRPO. Set "
             "algorithm.preset=grpo, or a bonus.",
+        ),
+        (
+            algorithm.resample_rounds > 0 and rollout.num_generations < 2,
+            "algorithm.resample_rounds replaces groups whose rewards are all equal, and rollout.num_generations is 1: "
+            "one reward always is. Set algorithm.resample_rounds=0.",
+        ),
+        (
+            pruned and algorithm.mask_truncated,
+            "algorithm.prune_rate and algorithm.mask_truncated are both set: pruning would keep responses that are "
+            "left out afterwards because they were cut off. Set algorithm.mask_truncated=false, and overlong_share if "
+            "long responses shall lose.",
+        ),
+        (
+            algorithm.kl_coef > 0
+            and algorithm.kl_in != "loss"
+            and config.model.lora is not None
+            and config.training.engine == "deepspeed",
+            f"algorithm.kl_in is {algorithm.kl_in} with model.lora and training.engine=deepspeed: ranks would score "
+            "under the adapter-free reference at their own pace, which scattered weights do not allow. Set "
+            "algorithm.kl_in=loss.",
         ),
         (
             pruned and algorithm.prune_correction and algorithm.prune_metric == "largest",

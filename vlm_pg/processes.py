@@ -5,21 +5,42 @@ from __future__ import annotations
 import os
 import select
 import signal
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 PARENT_CHECK_MS = 1000
 
 
+def outlive_signals() -> None:
+    """Let what ends a whole job (Ctrl-C, SIGTERM, SIGHUP) go by: the parent finishes its step and ends its workers.
+
+    A program that the worker starts can be ended by SIGTERM all the same: it inherits SIG_IGN, but no handler.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda _number, _frame: None)
+        signal.siginterrupt(number, False)  # C libraries' system calls go on
+
+
 def end_with_parent(connection: Connection, parent_pid: int) -> None:
     """End this process at once when the parent is gone; runs in a thread of the worker.
 
-    The parent is gone when its end of ``connection`` hangs up, or when this process gets another parent.
+    The parent is gone when its end of ``connection`` hangs up, or when this process gets another parent. A worker that
+    leads a process group ends with all of it.
     """
     poll = select.poll()
     poll.register(connection, 0)  # hang-up and error are always reported
     while not poll.poll(PARENT_CHECK_MS) and os.getppid() == parent_pid:
         pass
+    if os.getpgrp() == os.getpid():
+        kill_group(os.getpid())
     os._exit(0)
+
+
+def kill_group(pid: int) -> None:
+    """Kill the process group that ``pid`` leads, the leader included; those that left it live on."""
+    with suppress(ProcessLookupError, PermissionError):  # gone, or (macOS) nothing but a zombie is left of it
+        os.killpg(pid, signal.SIGKILL)
 
 
 def how_it_ended(code: int) -> str:

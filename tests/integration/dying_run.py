@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.config import load_config
-from vlm_pg.training import checkpoints, persistence, trainer
+from vlm_pg.training import checkpoints, collect, persistence
 from vlm_pg.training.main import train
 
 
@@ -51,7 +51,7 @@ def main(when: str, step: int, config: str, *overrides: str) -> int:
         die_around(os, "rename", lambda source, target: Path(target).name == name, before=True)
     elif when == "training":
         die_around(
-            trainer, "advantage_groups", lambda groups, settings: groups[0].policy_version == step - 1, before=False
+            collect, "advantage_groups", lambda groups, *others: groups[0].policy_version == step - 1, before=False
         )
     else:
         raise ValueError(when)

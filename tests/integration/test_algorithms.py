@@ -54,13 +54,17 @@ SPREAD = '''
 def spread(response, question):
     """Half of the questions have no spread; the others' rewards depend on the text."""
     return 0.5 if len(question) % 2 else sum(map(ord, response)) % 7 / 7
+
+
+def broken(response):
+    raise KeyError("no such thing")
 '''
 
 
 def written_questions(folder: Path, algorithm: dict[str, Any], **training: Any) -> Path:
     """A run on text questions that a random model answers, with a reward that differs by text."""
     (folder / "spread.py").write_text(SPREAD)
-    numbers = [1, 12, 3, 45, 678, 9, 10, 112, 13, 1415, 1, 16, 171, 8, 19, 202]
+    numbers = [7 ** (place % 4) for place in range(40)]
     records = [
         {
             "problem_id": place,
@@ -81,10 +85,10 @@ def written_questions(folder: Path, algorithm: dict[str, Any], **training: Any) 
             "run": {"resume": "auto"},
             "model": {"path": str(model if model.exists() else save_tiny_model(model))},
             "data": {"train": str(folder / "records.json"), "shuffle": True},
-            "rollout": {"num_generations": 4, "max_new_tokens": 6},
+            "rollout": {"num_generations": 8, "max_new_tokens": 8},
             "reward": {"functions": [{"function": f"{folder}/spread.py:spread"}]},
             "algorithm": algorithm,
-            "training": {"steps": 4, "prompts_per_step": 3, "learning_rate": 1e-3, **training},
+            "training": {"steps": 4, "prompts_per_step": 6, "learning_rate": 1e-3, **training},
             "observe": {"tensorboard": False, "report": False, "rollouts_per_step": 99},
         },
     )
@@ -110,6 +114,17 @@ def test_a_resumed_run_goes_on_with_the_same_questions(tmp_path: Path) -> None:
     assert all((weights[name] == tensor).all() for name, tensor in expected.items())
     lines = read_lines(tmp_path / "whole" / "metrics.jsonl")
     assert any(line["resampled_groups"] > 0 for line in lines) and any(line["filled_groups"] > 0 for line in lines)
+
+
+def test_a_function_that_fails_is_shown_once_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = written_questions(tmp_path, {}, steps=2)
+    own = f"{{function: '{tmp_path}/spread.py:spread'}}, {{function: '{tmp_path}/spread.py:broken', weight: 0}}"
+    assert train(load_config(config, [f"run.dir={tmp_path}/run", f"reward.functions=[{own}]"])) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("KeyError: 'no such thing'") == 1 and "The reward function 'broken'" in printed
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert [line["reward_errors/broken"] for line in lines] == [48.0, 96.0]
+    assert all(line["reward"] is not None and line["reward/broken"] is None for line in lines)
 
 
 def test_two_ranks_ask_what_one_process_asks(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Answers written to break a checker: no code runs, nothing hangs, and at least 99 % are answered within a second each.
 
 The second is the pool's own deadline (1 s per answer, measured from handing it out): what took longer says so in its
-note. Wall time is not asserted.
+note. What was late is checked once more, alone and after all others, and counts if it is late again: an answer is to
+blame then, not a machine that was busy for a moment.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 from tests.unit.rewards.helpers import make_sample
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.rewards.settings import CheckerSettings, LanguageSettings, RepetitionSettings
-from vlm_pg.types import ANSWER_KINDS, AnswerKind
+from vlm_pg.types import ANSWER_KINDS, AnswerKind, RewardBreakdown
 
 NUM_ANSWERS = 1000
 LENGTHS = (3, 8, 40, 400, 3000)
@@ -251,18 +252,19 @@ def test_hostile_mathematics_is_answered_within_a_second_and_runs_nothing(tmp_pa
     ]
     with Rewarder(settings) as rewarder:
         rewards = rewarder.score(responses)
-        late = [
-            response.text[:100]
-            for response, reward in zip(responses, rewards, strict=True)
-            if "deadline" in reward.notes.get("accuracy", "")
-        ]
+        late = [response for response, reward in zip(responses, rewards, strict=True) if is_late(reward)]
         unvalued = [reward.notes for reward in rewards if reward.parts["accuracy"] is None]
+        late_again = [response.text[:100] for response in late if is_late(rewarder.score([response])[0])]
         assert len(rewarder.pids) == settings.checker.workers
         [after] = rewarder.score([Response(samples[0], "<answer>$x = 5$</answer>")])
     assert after.parts["accuracy"] == 1.0, "the pool answers as before"
     assert not canary.exists(), "a text was executed"
-    assert len(late) <= NUM_ANSWERS // 100, late
+    assert len(late_again) <= NUM_ANSWERS // 100, late_again
     assert len(unvalued) == len(late), "the deadline is the only reason for no value"
+
+
+def is_late(reward: RewardBreakdown) -> bool:
+    return "deadline" in reward.notes.get("accuracy", "")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ANSWER_KINDS if kind != "mathematics"])

@@ -52,7 +52,7 @@ def test_groups_without_spread_are_replaced_by_further_questions() -> None:
     assert batch.counts == {"resampled_groups": 6.0, "unfilled_groups": 0.0, "questions": 10.0}
     assert sorted(number_of(g) for g in batch.sampled) == list(range(10))
     assert [number_of(g) for g in collector.collect(2, 0).groups] == [12, 15, 18, 21]
-    metrics = group_metrics([group_sums(batch.sampled)])
+    metrics = group_metrics([group_sums(batch.sampled, batch.groups)])
     assert metrics["groups_without_spread"] == pytest.approx(0.6)
 
 
@@ -71,7 +71,7 @@ def test_pruning_keeps_the_largest_advantages_of_each_question() -> None:
     config = tiny_config({"prune_rate": 0.5, "prune_fill": False})
     batch = made_up_collector(tiny_policy(), config, by_place).collect(1, 0)
     assert [group.kept for group in batch.groups] == [(1.0, 0.0, 0.0, 1.0)] * 4
-    metrics = group_metrics([group_sums(batch.sampled)])
+    metrics = group_metrics([group_sums(batch.sampled, batch.groups)])
     assert metrics["pruned_share"] == 0.5
     assert metrics["kept_tokens"] == sum(kept_tokens(group) for group in batch.groups)
 
@@ -103,6 +103,58 @@ def test_filling_ends_where_questions_do() -> None:
     assert sorted(number_of(group) for group in batch.groups) == [0, 1, 2, 3, 4]
 
 
+def test_a_correction_counts_groups_of_which_nothing_was_drawn() -> None:
+    """Flat groups have no advantage, so nothing of them is drawn; the loss averages over them all the same."""
+
+    def reward(response: Response, index: int) -> float:
+        return float(index) if number(response) % 2 else 1.0
+
+    for fill in (False, True):
+        config = tiny_config({"prune_rate": 0.5, "prune_fill": fill, "prune_correction": True})
+        batch = made_up_collector(tiny_policy(), config, reward).collect(1, 0)
+        flat = [group for group in batch.groups if number_of(group) % 2 == 0]
+        assert flat and all(not any(group.kept) for group in flat)
+        if not fill:
+            assert len(batch.groups) == 4
+
+
+def test_pruning_ranks_by_the_advantages_that_train() -> None:
+    """Whitened by token after the KL: a reward of 0 is as far from the mean as one of 1."""
+    algorithm = {
+        "baseline": "none",
+        "scale_advantages": "whiten",
+        "kl_coef": 0.1,
+        "kl_in": "token_reward",
+        "prune_rate": 0.5,
+        "prune_fill": False,
+    }
+    collector = made_up_collector(
+        tiny_policy(), tiny_config(algorithm), lambda response, index: float(index < 3), reference=slightly_different()
+    )
+    for group in collector.collect(1, 0).groups:
+        sizes = [float(values.abs().mean()) for values in group.token_advantages]
+        kept = sorted(range(4), key=lambda i: -sizes[i])[:2]
+        assert [weight > 0 for weight in group.kept] == [i in kept for i in range(4)]
+        assert group.kept[3] == 1.0, "the only wrong one trains most"
+
+
+def test_parts_are_normalised_one_by_one_and_a_rank_may_have_no_group() -> None:
+    config = tiny_config({"normalise_parts": True, "resample_rounds": 1})
+    collector = made_up_collector(tiny_policy(), config, lambda response, index: 1.0)
+    assert collector.collect(1, 0).groups == []
+    config = tiny_config({"normalise_parts": True})
+    batch = made_up_collector(tiny_policy(), config, by_place).collect(1, 0)
+    assert list(batch.groups[0].advantages) == group_advantages([0.0, 1.0, 2.0, 3.0], "group_mean", "std")
+
+
+def test_every_question_is_found_where_two_orders_overlap() -> None:
+    config = tiny_config(data={"shuffle": True}, training={"prompts_per_step": 3})
+    collector = made_up_collector(tiny_policy(), config, by_place, num_samples=10)
+    collector.stream.take(3)
+    assert len(collector.stream.take(10)) == 10
+    assert collector.stream.take(10, without={f"text-{i}" for i in range(10)}) == []
+
+
 def test_what_was_cut_off_is_in_the_statistics_and_does_not_train() -> None:
     config = tiny_config({"mask_truncated": True}, rollout={"num_generations": 16, "max_new_tokens": 6})
     policy = tiny_policy()
@@ -120,7 +172,7 @@ def test_what_was_cut_off_is_in_the_statistics_and_does_not_train() -> None:
 
 
 def test_the_temporal_bonus_compares_with_shuffled_frames_of_videos_only() -> None:
-    """Video 1 is answered better in order, video 3 only out of order; texts have no control."""
+    """Video 1 is answered better in order, video 3 only out of order; images and texts have no control."""
 
     def reward(response: Response, index: int) -> float:
         control = response.num_tokens is not None and counts[response.sample.sample_id] > 4
@@ -129,15 +181,16 @@ def test_the_temporal_bonus_compares_with_shuffled_frames_of_videos_only() -> No
             return 1.0 if control or index == 0 else 0.0
         return float(index % 2)
 
-    counts = {f"{kind}-{i}": 1 for i, kind in enumerate(("text", "video") * 20)}
+    kinds = ("text", "video", "image", "video")
+    counts = {f"{kind}-{i}": 1 for i, kind in enumerate(kinds * 10)}
     config = tiny_config({"temporal_bonus": 0.3, "temporal_ratio": 0.8})
-    collector = made_up_collector(tiny_policy(), config, reward, kinds=("text", "video"))
+    collector = made_up_collector(tiny_policy(), config, reward, kinds=kinds)
     batch = collector.collect(1, 0)
     assert [len(group.rollouts) for group in batch.sampled] == [4] * 4, "controls are not trained on"
     assert collector.stream._source.tampered == ["video-1", "video-3"]
     bonus = {group.sample.sample_id: [r.parts["temporal"] for r in group.rewards] for group in batch.groups}
     assert bonus["video-1"] == [0.0, 0.3, 0.0, 0.3]
-    assert bonus["video-3"] == bonus["text-0"] == bonus["text-2"] == [0.0] * 4
+    assert bonus["video-3"] == bonus["text-0"] == bonus["image-2"] == [0.0] * 4
     video = next(group for group in batch.groups if group.sample.sample_id == "video-1")
     assert [reward.total for reward in video.rewards] == [0.0, 1.3, 0.0, 1.3]
     assert batch.counts["temporal/bonus_share"] == 0.5

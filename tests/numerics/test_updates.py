@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
-from tests.numerics.test_step import SETTINGS, RecordingEngine, assert_same_update, reference_for, updated
+from tests.numerics.test_step import SETTINGS, RecordingEngine, assert_same_update, reference_for
 from tests.support.collecting import tiny_config
 from tests.support.groups import plain_model, tiny_policy
 from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.step import update_policy
-from vlm_pg.training.updates import run_updates
+from vlm_pg.training.updates import part_of, run_updates
 from vlm_pg.types import ResponseGroup, RolloutGroup
 
 
@@ -77,9 +76,13 @@ def test_corrected_weights_estimate_the_whole_batch() -> None:
         assert (mean - whole).norm() <= 1e-5 * whole.norm() + 1e-9, name
 
 
-@cache
-def usual_gradients() -> dict[str, torch.Tensor]:
-    return updated(False, 10_000)[1]
+def uneven(group: RolloutGroup) -> RolloutGroup:
+    """Ratios that differ within a response, and a negative advantage with ratios above 1, on which dual_clip acts."""
+    rollouts = [
+        replace(r, rollout_logprobs=r.rollout_logprobs + 0.04 * torch.arange(len(r.token_ids)).sin())
+        for r in group.rollouts
+    ]
+    return replace(group, rollouts=tuple(rollouts), advantages=tuple(-a for a in group.advantages))
 
 
 @pytest.mark.parametrize(
@@ -98,12 +101,13 @@ def usual_gradients() -> dict[str, torch.Tensor]:
 def test_every_member_of_the_family_is_cut_without_changing_the_update(settings: dict[str, Any]) -> None:
     """Whole, and as a prompt with two chunks of responses; the reference takes part."""
 
-    def update(budget: int) -> Any:
+    def update(budget: int, without: str = "") -> Any:
         policy = tiny_policy()
-        policy.differentiable_entropies = "entropy_coef" in settings
         engine = RecordingEngine(policy, SETTINGS)
-        algorithm = AlgorithmSettings(kl_coef=0.05, **settings)
-        groups, reference = make_groups(policy), reference_for(policy)
+        chosen = {name: value for name, value in settings.items() if name != without}
+        algorithm = AlgorithmSettings(kl_coef=0.05, **chosen)
+        groups = [uneven(group) for group in make_groups(policy)]
+        reference = reference_for(policy)
         metrics = update_policy(
             engine, reference, groups, algorithm, budget, 1.0, SETTINGS.learning_rate, max_new_tokens=9
         )
@@ -115,13 +119,12 @@ def test_every_member_of_the_family_is_cut_without_changing_the_update(settings:
         assert cut_metrics[name] == pytest.approx(metrics[name], abs=1e-6), name
     for name, gradient in whole.items():
         assert (cut[name] - gradient).norm() < 1e-5 * gradient.norm(), name
-    plain = usual_gradients()
+    plain, _ = update(10_000, without=next(iter(settings)))
     assert any((whole[name] - plain[name]).norm() > 1e-3 * plain[name].norm() for name in plain), settings
 
 
 def test_the_entropy_bonus_has_the_entropys_gradient() -> None:
     policy = tiny_policy()
-    policy.differentiable_entropies = True
     groups = [replace(group, advantages=(0.0,) * len(group.rollouts)) for group in make_groups(policy)]
     _, gradients, metrics = one_update(groups, policy, AlgorithmSettings(entropy_coef=0.5))
     assert metrics["loss"] == pytest.approx(-0.5 * metrics["entropy"], rel=1e-5)
@@ -138,7 +141,6 @@ def test_the_entropy_bonus_has_the_entropys_gradient() -> None:
             total = total + torch.distributions.Categorical(logits=logits).entropy().sum()
             tokens += len(rollout.token_ids)
     policy = tiny_policy()
-    policy.differentiable_entropies = True
     text = [
         replace(group, advantages=(0.0,) * len(group.rollouts))
         for group in make_groups(policy)
@@ -161,6 +163,17 @@ def test_advantages_by_token_reach_their_tokens() -> None:
     same = one_update([replace(g, advantages=(0.0,) * len(g.rollouts)) for g in by_token], policy, AlgorithmSettings())
     policy = tiny_policy()
     assert_same_update(same, one_update(flat, policy, AlgorithmSettings()))
+
+
+@pytest.mark.parametrize("counts, parts", [([8], 4), ([1] * 8, 4), ([2] * 4, 3), ([5, 1, 0], 2), ([2, 1], 4)], ids=str)
+def test_mini_batches_are_equal_over_ranks_and_on_each(counts: list[int], parts: int) -> None:
+    found = [[part_of(place, on, counts, parts) for place in range(count)] for on, count in enumerate(counts)]
+    flat = [part for of_rank in found for part in of_rank]
+    sizes = [flat.count(part) for part in range(parts)]
+    assert max(sizes) - min(sizes) <= 1
+    if max(counts) == min(counts):
+        on_rank = [of_rank.count(part) for of_rank in found for part in range(parts)]
+        assert max(on_rank) - min(on_rank) <= 1
 
 
 def recorded_anew(policy: Policy, groups: list[RolloutGroup], shift: float) -> list[RolloutGroup]:

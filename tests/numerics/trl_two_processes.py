@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import trl
 
-from tests.numerics.test_trl import Recorded, assert_equal_training
+from tests.support.trl import Recorded, assert_equal_training
 from vlm_pg.integrations.trl import GroupedGRPOTrainer
 from vlm_pg.training.distributed import end_rank
 

@@ -27,7 +27,10 @@ class MadeUpRewards:
         self.reward = reward
         self.weights = {"accuracy": 1.0, "format": 0.0}
 
-    def score(self, responses: Sequence[Response]) -> list[RewardBreakdown]:
+    def accuracies(self, responses: Sequence[Response], should_stop: Any = None) -> list[float | None]:
+        return [reward.total for reward in self.score(responses)]
+
+    def score(self, responses: Sequence[Response], should_stop: Any = None) -> list[RewardBreakdown]:
         seen: dict[str, int] = {}
         found = []
         for response in responses:
@@ -65,7 +68,7 @@ def made_up_samples(count: int, kinds: Sequence[str]) -> list[Sample]:
     samples = []
     for number in range(count):
         kind = kinds[number % len(kinds)]
-        media = (MediaRef("video", f"{number}.mp4"),) if kind == "video" else ()
+        media = (MediaRef(kind, f"{number}.bin"),) if kind in ("image", "video") else ()
         samples.append(Sample(f"{kind}-{number}", "?", media, (), "A", "exact", "test", "test"))
     return samples
 

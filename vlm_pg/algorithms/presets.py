@@ -133,7 +133,7 @@ def with_preset(values: dict[str, Any]) -> dict[str, Any]:
         ValueError: a value contradicts what makes the preset the algorithm it is named after.
     """
     name = values.get("preset")
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         return values  # none, or one that the type of the field refuses
     preset = PRESETS[name]
     conflicts = [

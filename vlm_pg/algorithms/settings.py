@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from vlm_pg.algorithms.presets import PRESETS, PresetName, with_preset
+from vlm_pg.algorithms.presets import PresetName, with_preset
 from vlm_pg.settings import Settings
 
 Baseline = Literal["group_mean", "leave_one_out", "none"]
@@ -97,7 +97,8 @@ class AlgorithmSettings(Settings):
     )
     prune_scope: PruneScope = Field(
         default="question",
-        description="Rollouts are compared within their group, or among all that a rank has sampled in the step.",
+        description="Rollouts are compared within their group, or among all that a rank has sampled (with prune_fill: "
+        "in the same round).",
     )
     prune_metric: PruneMetric = Field(
         default="smallest",
@@ -193,9 +194,6 @@ class AlgorithmSettings(Settings):
 
     @property
     def differences_from_preset(self) -> dict[str, tuple[Any, Any]]:
-        """Values that were set beside the preset: name -> (here, in the preset)."""
-        if self.preset is None:
-            return {}
-        preset = PRESETS[self.preset]
-        here = {name: getattr(self, name) for name in preset.values}
-        return {name: (value, preset.values[name]) for name, value in here.items() if value != preset.values[name]}
+        """Values that were set beside the preset: name -> (here, with the preset alone); without one, the defaults'."""
+        usual = AlgorithmSettings(preset=self.preset)
+        return {name: (value, getattr(usual, name)) for name, value in self if value != getattr(usual, name)}

@@ -168,7 +168,7 @@ class Evaluator:
             for (sample, _), answers in zip(questions, rollouts, strict=True)
             for answer in answers
         ]
-        rewards = iter(self._rewarder.score(responses))
+        rewards = iter(self._rewarder.score(responses, self._should_stop))
         return [
             RolloutGroup(
                 sample, prompt, answers, self._policy.weights_version, rewards=tuple(next(rewards) for _ in answers)

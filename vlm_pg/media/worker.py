@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from vlm_pg.errors import SampleError
-from vlm_pg.processes import end_with_parent
+from vlm_pg.processes import end_with_parent, outlive_signals
 
 
 def main(descriptor: int, parent_pid: int, modules: Sequence[str]) -> None:
@@ -28,7 +28,7 @@ def main(descriptor: int, parent_pid: int, modules: Sequence[str]) -> None:
         parent_pid: process id of the parent, as the parent saw it.
         modules: imported before the first call, so that no call's deadline pays for it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
+    outlive_signals()
     connection = Connection(descriptor)
     # The thread holds the connection open until this process ends: the parent reads how it ended at the hang-up.
     threading.Thread(target=end_with_parent, args=(connection, parent_pid), daemon=True).start()

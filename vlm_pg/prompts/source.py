@@ -62,7 +62,12 @@ class PromptSource:
         Raises:
             InterruptedError: ``should_stop`` said so while media were being decoded.
         """
-        self.prefetch(samples)
+        if tamper is None:
+            self.prefetch(samples)
+        else:  # media are decoded again, also of prompts that are kept
+            for sample in samples:
+                if sample.sample_id not in self._tickets:
+                    self._tickets[sample.sample_id] = self._loader.submit(sample.media)
         good: list[tuple[Sample, Prompt]] = []
         bad: list[BadSample] = []
         for sample in samples:

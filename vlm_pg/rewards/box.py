@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -13,8 +12,8 @@ from vlm_pg.types import Sample
 
 Box = tuple[float, float, float, float]
 
-# Not inside a word: the 2 of "bbox_2d" and the 1 of "x1" are no coordinates.
-_COORDINATE = re.compile(r"(?<![\w.])[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?!\w)")
+# Not inside a word: the 2 of "bbox_2d" and the 1 of "x1" are no coordinates. Areas stay far from overflow.
+_COORDINATE = re.compile(r"(?<![\w.])[+-]?(?:[0-9]{1,15}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?!\w)")
 _WITHIN_LIST = re.compile(r"\s*[,;]?\s*")
 _BETWEEN_LISTS = re.compile(r"\s*[)\]]\s*,?\s*[(\[]\s*")
 # What stands between two coordinates of one box is short; longer text is not looked at.
@@ -49,7 +48,7 @@ def parse_boxes(text: str) -> set[Box]:
         # Three points or more are no box, whichever two of them one takes.
         candidates = [lists[0] + lists[1]] if [len(numbers) for numbers in lists] == [2, 2] else lists
         for numbers in candidates:
-            if len(numbers) == 4 and all(map(math.isfinite, numbers)):
+            if len(numbers) == 4:
                 x1, y1, x2, y2 = numbers
                 boxes.add((x1, y1, x2, y2))
     return boxes

@@ -11,7 +11,7 @@ import inspect
 import math
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, SupportsFloat
@@ -64,9 +64,9 @@ class UserFunction:
             return self._call_once(responses)
         calls = [self._arguments(response) for response in responses]
         if inspect.iscoroutinefunction(self.function):
-            results = asyncio.run(_gathered([self.function(**arguments) for arguments in calls]))
+            results = asyncio.run(_gathered(self.function, calls))
         else:
-            results = [_attempt(self.function, arguments) for arguments in calls]
+            results = [_attempt(self.function, **arguments) for arguments in calls]
         return [self._verdict(result) for result in results]
 
     def isolated_call(self, response: Response) -> Call:
@@ -92,15 +92,14 @@ class UserFunction:
         arguments = {name: [fields[name](response) for response in responses] for name in self._wanted}
         result: Any
         if inspect.iscoroutinefunction(self.function):
-            result = asyncio.run(_gathered([self.function(**arguments)]))[0]
+            result = asyncio.run(_gathered(self.function, [arguments]))[0]
         else:
-            result = _attempt(self.function, arguments)
-        if isinstance(result, Exception):
-            return [result] * len(responses)
-        try:
-            values = list(result)
-        except TypeError:
-            values = None
+            result = _attempt(self.function, **arguments)
+        if isinstance(result, BaseException):
+            return [self._error(result)] * len(responses)
+        values = _attempt(list, result) if isinstance(result, Iterable) else None
+        if isinstance(values, Exception):  # raised by a generator
+            return [values] * len(responses)
         if values is None or isinstance(result, str) or len(values) != len(responses):
             came = type(result).__name__ if values is None else f"{type(result).__name__} of {len(values)}"
             error = FunctionError(
@@ -115,20 +114,21 @@ class UserFunction:
         return {name: field(response) for name, field in fields.items() if self._takes_all or name in self._wanted}
 
     def _verdict(self, result: Any) -> Verdict | Exception:
-        if isinstance(result, Exception):
-            return result
+        if isinstance(result, BaseException):
+            return self._error(result)
         if result is None:
             return Verdict(None, "the function returned None")
-        try:
-            value = float(result) if isinstance(result, SupportsFloat) else math.nan
-        except (TypeError, ValueError):
-            value = math.nan  # such as an array of several numbers
-        if not math.isfinite(value):
+        value = _attempt(float, result) if isinstance(result, SupportsFloat) else math.nan
+        # Refused by float: an array of several numbers, 10**400.
+        if isinstance(value, Exception) or not math.isfinite(value):
             return FunctionError(
-                f"it returned {str(result)[:80]!r} ({type(result).__name__}). A finite number, a bool, or None for no "
-                "value is expected."
+                f"it returned {as_text(result)[:80]!r} ({type(result).__name__}). A finite number, a bool, or None for "
+                "no value is expected."
             )
-        return Verdict(value)
+        return Verdict(float(value))
+
+    def _error(self, error: BaseException) -> Exception:
+        return error if isinstance(error, Exception) else FunctionError(f"it ended with {type(error).__name__}")
 
 
 class FunctionError(Exception):
@@ -194,8 +194,16 @@ def run_isolated(
 def error_trace(error: Exception) -> str:
     """The traceback of an error of a function, wherever it ran."""
     if isinstance(error, FunctionError):
-        return error.trace or str(error)
+        return error.trace or as_text(error)
     return "".join(traceback.format_exception(error)).strip()
+
+
+def as_text(value: object) -> str:
+    """``str(value)``, whatever that raises: an int of 5000 digits does, and so may a user's class."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"<no text: {type(error).__name__}>"
 
 
 def _file_module(path: str) -> ModuleType:
@@ -220,7 +228,13 @@ def _file_module(path: str) -> ModuleType:
 
 def _parameters(function: Callable[..., Any], name: str) -> tuple[list[str], bool, bool]:
     """What a function asks for, whether it takes everything by **kwargs, and whether it takes lists."""
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"The function '{name}' of reward.functions does not say what its parameters are, as functions written in "
+            f"C may not. {_ALLOWED} Write a function around it."
+        ) from None
     known = _SINGULAR | _PLURAL | _EITHER
     wanted = [parameter.name for parameter in parameters if parameter.name in known]
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
@@ -247,14 +261,24 @@ def _parameters(function: Callable[..., Any], name: str) -> tuple[list[str], boo
     return wanted, takes_all, bool(plural)
 
 
-def _attempt(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def _attempt(function: Callable[..., Any], *values: Any, **arguments: Any) -> Any:
     try:
-        return function(**arguments)
+        return function(*values, **arguments)
     except Exception as error:
         return error
     except SystemExit as error:  # a function that ends the process would end the run
-        return FunctionError(f"it called sys.exit({error.code!r})", traceback.format_exc())
+        return _exit_error(error)
 
 
-async def _gathered(calls: Sequence[Awaitable[Any]]) -> list[Any]:
-    return await asyncio.gather(*calls, return_exceptions=True)
+async def _gathered(function: Callable[..., Any], calls: Sequence[dict[str, Any]]) -> list[Any]:
+    async def attempt(arguments: dict[str, Any]) -> Any:
+        try:
+            return await function(**arguments)
+        except SystemExit as error:  # would end the event loop, not this call alone
+            return _exit_error(error)
+
+    return await asyncio.gather(*map(attempt, calls), return_exceptions=True)
+
+
+def _exit_error(error: SystemExit) -> FunctionError:
+    return FunctionError(f"it called sys.exit({as_text(error.code)})", traceback.format_exc())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,15 +34,26 @@ How good is the response, compared with the reference answer? Explain briefly. T
 number from 0 (wrong or useless) to 1 (right and complete), for example 0.5."""
 
 FIRST_PAUSE_SECONDS = 0.5
+# So many responses of a call in a row without any answer of the server: the others are not asked about.
+MAX_FAILURES_IN_A_ROW = 3
+POLL_SECONDS = 0.2  # between two questions whether to stop
+MAX_VERDICT_CHARACTERS = 100
 # A failure of the server, or too many requests: worth asking again.
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
 _FIELD = re.compile(r"\{(question|answer|response)\}")
-# The last word, not the end of a range, a fraction ("8/10") or a longer number.
-_NUMBER = re.compile(r"(?:^|[\s:*`(=])([+-]?(?:[0-9]{1,9}(?:\.[0-9]{0,20})?|\.[0-9]{1,20}))[\s.*`)]*$")
+# A line of its own: the number, maybe with emphasis and a label ("**Final score:** 0.5").
+_VERDICT = re.compile(
+    r"[\s*_`#>(\[]*(?:(?:[^\W\d_]+ ){0,2}[^\W\d_]+[*_`]* ?[:=\uff1a])?[\s*_`(\[]*"
+    r"([+-]?(?:[0-9]{1,9}(?:\.[0-9]{0,20})?|\.[0-9]{1,20}))[\s*_`)\].]*"
+)
 
 
 class _Failed(Exception):
     """Why there is no verdict."""
+
+
+class _Unreachable(_Failed):
+    """No answer at all came from the server."""
 
 
 class Judge:
@@ -70,9 +82,27 @@ class Judge:
         self._key = _key(settings.api_key_variable)
         self._model = settings.model
 
-    def score(self, responses: Sequence[Response]) -> list[Verdict]:
-        """The judge's number for each response; no value, with the reason, where there is none."""
-        return asyncio.run(self._score(responses))
+    def score(self, responses: Sequence[Response], should_stop: Callable[[], bool] | None = None) -> list[Verdict]:
+        """The judge's number for each response; no value, with the reason, where there is none.
+
+        After three time-outs or failed connections in a row, the responses that still wait are not asked about.
+        ``should_stop`` is asked now and then.
+
+        Raises:
+            InterruptedError: ``should_stop`` said so.
+        """
+        return asyncio.run(self._score_until(responses, should_stop))
+
+    async def _score_until(
+        self, responses: Sequence[Response], should_stop: Callable[[], bool] | None
+    ) -> list[Verdict]:
+        scoring = asyncio.ensure_future(self._score(responses))
+        while not (await asyncio.wait({scoring}, timeout=None if should_stop is None else POLL_SECONDS))[0]:
+            if should_stop is not None and should_stop():
+                scoring.cancel()
+                await asyncio.wait({scoring})
+                raise InterruptedError("scoring was stopped")
+        return scoring.result()
 
     async def _score(self, responses: Sequence[Response]) -> list[Verdict]:
         import httpx2
@@ -87,13 +117,21 @@ class Judge:
             except (TimeoutError, _Failed) as error:
                 return [Verdict(None, f"judge: {self._shown(error)}")] * len(responses)
 
+            in_a_row = 0
+
             async def judged(response: Response) -> Verdict:
+                nonlocal in_a_row
                 async with slots:
+                    if in_a_row >= MAX_FAILURES_IN_A_ROW:
+                        return Verdict(None, f"judge: not asked, {in_a_row} requests in a row had no answer")
                     try:
                         async with asyncio.timeout(self._settings.timeout_seconds):
-                            return Verdict(await self._ask(http, model, response))
+                            verdict = Verdict(await self._ask(http, model, response))
                     except (TimeoutError, _Failed) as error:
+                        in_a_row = in_a_row + 1 if isinstance(error, TimeoutError | _Unreachable) else 0
                         return Verdict(None, f"judge: {self._shown(error)}")
+                    in_a_row = 0
+                    return verdict
 
             return await asyncio.gather(*map(judged, responses))
 
@@ -103,7 +141,7 @@ class Judge:
             try:
                 self._model = str(listed["data"][0]["id"])
             except (KeyError, IndexError, TypeError):
-                raise _Failed(f"the server lists no model: {shorten(str(listed))}; set reward.judge.model") from None
+                raise _Failed(f"the server lists no model: {self._cut(listed)}; set reward.judge.model") from None
         return self._model
 
     async def _ask(self, http: httpx2.AsyncClient, model: str, response: Response) -> float:
@@ -111,10 +149,13 @@ class Judge:
         body = {"model": model, "messages": [message], "temperature": 0.0}
         answer = await self._answered(http, "POST", "/chat/completions", body)
         try:
-            text = answer["choices"][0]["message"]["content"]
-        except (KeyError, IndexError, TypeError):
-            raise _Failed(f"the server's answer holds no message: {shorten(str(answer))}") from None
-        return parse_score(text if isinstance(text, str) else "")
+            choice = answer["choices"][0]
+            text, is_cut_off = choice["message"]["content"], choice.get("finish_reason") == "length"
+        except (AttributeError, KeyError, IndexError, TypeError):
+            raise _Failed(f"the server's answer holds no message: {self._cut(answer)}") from None
+        if is_cut_off:
+            raise _Failed("the judge's answer was cut off at its longest (finish_reason length)")
+        return parse_score(self._masked(text) if isinstance(text, str) else "")
 
     async def _answered(
         self, http: httpx2.AsyncClient, method: str, path: str, body: dict[str, Any] | None = None
@@ -123,30 +164,41 @@ class Judge:
         import httpx2
 
         pause_seconds = FIRST_PAUSE_SECONDS
+        kind: type[_Failed]
         for tries_left in range(self._settings.retries, -1, -1):
             try:
                 answer = await http.request(method, f"{self._url}{path}", json=body)
             except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
-                failure = f"{type(error).__name__}: {error}"
+                failure, kind = f"{type(error).__name__}: {error}", _Unreachable
             else:
                 if answer.status_code == 200:
                     try:
                         return answer.json()
                     except ValueError:
-                        raise _Failed(f"the server's answer is no JSON: {shorten(answer.text)}") from None
-                failure = f"status {answer.status_code}: {shorten(answer.text)}"
+                        raise _Failed(f"the server's answer is no JSON: {self._cut(answer.text)}") from None
+                failure, kind = f"status {answer.status_code}: {self._cut(answer.text)}", _Failed
                 if answer.status_code not in _TRY_AGAIN:
                     break
             if tries_left:
                 await asyncio.sleep(pause_seconds)
                 pause_seconds *= 2
-        raise _Failed(f"{method} {path} failed, {failure}")
+        raise kind(f"{method} {path} failed, {failure}")
 
     def _shown(self, error: Exception) -> str:
-        """The failure in words; a server may repeat the key in what it answers."""
+        """The failure in words."""
         if isinstance(error, TimeoutError):
             return f"no verdict within {self._settings.timeout_seconds:g} s"
-        return str(error).replace(self._key, "[key]") if self._key else str(error)
+        return self._masked(str(error))
+
+    def _cut(self, answered: object) -> str:
+        """The beginning of what a server answered, without the key: masked first, or half of it might be left."""
+        return shorten(self._masked(str(answered)))
+
+    def _masked(self, text: str) -> str:
+        """``text`` without the key, which a server may repeat, also as it is written within quotation marks."""
+        for spelling in {self._key, repr(self._key)[1:-1], json.dumps(self._key)[1:-1]} - {""}:
+            text = text.replace(spelling, "[key]")
+        return text
 
 
 def fill_in(template: str, response: Response) -> str:
@@ -161,15 +213,15 @@ def fill_in(template: str, response: Response) -> str:
 
 
 def parse_score(text: str) -> float:
-    """The number from 0 to 1 that ends the judge's answer.
+    """The number from 0 to 1 that is the last line of the judge's answer that is not empty.
 
     Raises:
-        _Failed: it ends in something else.
+        _Failed: that line holds something else.
     """
-    end = text[-200:]
-    match = _NUMBER.search(end)
+    line = text.rstrip().rpartition("\n")[2].strip()
+    match = _VERDICT.fullmatch(line) if len(line) <= MAX_VERDICT_CHARACTERS else None
     if match is None:
-        raise _Failed(f"the judge's answer does not end in a number: {shorten(end[-80:])}")
+        raise _Failed(f"the judge's answer does not end in a line with a number alone: {shorten(line[-80:])}")
     value = float(match[1])
     if not 0.0 <= value <= 1.0:
         raise _Failed(f"the judge's number {match[1]} is not from 0 to 1")

@@ -3,12 +3,14 @@
 ``compare`` runs in the checking processes only (``pool.py``): sympy may take for ever or all memory on a text that a
 model wrote. What is known to do so is refused before it is parsed or evaluated; a deadline and a memory limit stop the
 rest. Nothing is evaluated as Python: only math-verify's LaTeX grammar is used, and sympy's parser, which evaluates, is
-replaced.
+replaced while a comparison runs. (Users' isolated functions run in the same processes, with sympy as it is.)
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +23,8 @@ PREPARE = Call(f"{__name__}:prepare")
 _CLEARLY_DIFFERENT = 1e-3
 # Two values this near are the same number, computed in another order.
 _ROUNDING = 1e-12
+# Nearer to 0 than this, evaluation cannot tell a number from 0: sqrt(8) - 2 sqrt(2) comes out as 1e-123.
+_NEXT_TO_ZERO = 1e-60
 _EQUAL_PAIRS = (
     ("(x+1)^2", "x^2+2x+1"),
     (r"\sin^2(x)", r"1-\cos^2(x)"),
@@ -40,6 +44,10 @@ class _Refused(Exception):
     """A text that is not compared, and why."""
 
 
+class _Exhausted(BaseException):
+    """Memory or stack ran out while parsing. No Exception, because math-verify takes any for "cannot be parsed"."""
+
+
 def mathematics_call(gold: str, answer: str) -> Call:
     """The task for the checking processes."""
     return Call(f"{__name__}:compare", (gold, answer))
@@ -51,19 +59,29 @@ def mathematics_verdict(outcome: Outcome) -> Verdict:
 
 
 def prepare() -> None:
-    """Import what ``compare`` needs, and replace sympy's evaluating parser, in this process.
+    """Import what ``compare`` needs in this process.
 
     Raises:
         RuntimeError: answers that are equal are not found equal: the installed versions do not fit together.
     """
-    from sympy.parsing import sympy_parser
-
-    # Much of sympy is imported on first use, some of which evaluates texts of its own: all before the replacement.
-    unequal = [pair for pair in _EQUAL_PAIRS if compare(*pair)[0] != 1.0]
+    # Much of sympy is imported on first use, some of which evaluates texts of its own: here with sympy's own parser.
+    unequal = [pair for pair in _EQUAL_PAIRS if _compare(*pair)[0] != 1.0]
     if unequal:
         raise RuntimeError(f"math-verify does not find these answers equal: {unequal}. Install the stated versions.")
     _parse.cache_clear()
+
+
+@contextmanager
+def without_evaluation() -> Iterator[None]:
+    """sympy's parser evaluates no text, but reads plain numbers, in this process and meanwhile."""
+    from sympy.parsing import sympy_parser
+
+    original = sympy_parser.eval_expr
     sympy_parser.eval_expr = _number_without_evaluation
+    try:
+        yield
+    finally:
+        sympy_parser.eval_expr = original
 
 
 def compare(gold: str, answer: str) -> tuple[float | None, str]:
@@ -71,7 +89,15 @@ def compare(gold: str, answer: str) -> tuple[float | None, str]:
 
     Equal are: 1/2, 0.5 and \\frac12; x=5 and 5; 50% and 0.5; 5 and 5 cm; sets in any order, tuples, intervals, matrices
     and equations entry by entry. Words are compared as words.
+
+    Raises:
+        MemoryError, RecursionError: while parsing or comparing. That says nothing about the answer.
     """
+    with without_evaluation():
+        return _compare(gold, answer)
+
+
+def _compare(gold: str, answer: str) -> tuple[float | None, str]:
     gold_latex = statement(gold)
     gold_words = words(gold_latex, gold=True)
     latex = statement(answer)
@@ -100,13 +126,20 @@ def _equal(gold: Any, found: Any) -> bool:
         return False  # spares nearly all wrong answers the symbolic simplification, which is what takes long
     if distance is not None and distance < _ROUNDING and not (gold.free_symbols or found.free_symbols):
         return True
-    return bool(verify(gold, found, timeout_seconds=None))  # None: our deadline holds instead of its alarm
+    try:
+        # None: our deadline holds instead of its alarm.
+        return bool(verify(gold, found, timeout_seconds=None, raise_on_error=True))
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:
+        return False  # they cannot be compared, as a set with a matrix
 
 
 def _distance(gold: Any, found: Any) -> float | None:
-    """Relative distance of two terms' values where all their variables have some chosen values; None: no such values.
+    """Relative distance of two terms' values where all their variables have some chosen values.
 
-    "x = 5" is the term 5 where the gold answer is no equation.
+    None: there are no such values, or one is 0 or next to it. "x = 5" is the term 5 where the gold answer is no
+    equation.
     """
     import sympy
 
@@ -120,7 +153,9 @@ def _distance(gold: Any, found: Any) -> float | None:
     chosen = {symbol: sympy.Rational(7 + 4 * place, 11) for place, symbol in enumerate(symbols)}
     try:
         left, right = (complex(side.evalf(15, subs=chosen)) for side in (gold, found))
-        return abs(left - right) / max(abs(left), abs(right), 1e-300)
+        if min(abs(left), abs(right)) < _NEXT_TO_ZERO:
+            return None
+        return abs(left - right) / max(abs(left), abs(right))
     except (ArithmeticError, AttributeError, TypeError, ValueError):
         return None  # no number comes out: math-verify decides
 
@@ -141,7 +176,15 @@ def _parse(latex: str) -> Any:
         raise _Refused(reason)
     # Only the LaTeX grammar: the other extraction hands plain expressions to an evaluating parser.
     configuration = LatexExtractionConfig(boxed_match_priority=-1)
-    found = parse(f"${latex}$", [configuration], fallback_mode="no_fallback", parsing_timeout=None)
+    try:
+        with _exhaustion_shown():
+            found = parse(
+                f"${latex}$", [configuration], fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True
+            )
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:
+        found = []
     if not found:
         raise _Refused("it is no mathematics that can be parsed")
     try:
@@ -149,6 +192,32 @@ def _parse(latex: str) -> Any:
     except TooCostly as error:
         raise _Refused(str(error)) from None
     return found[0]
+
+
+@contextmanager
+def _exhaustion_shown() -> Iterator[None]:
+    """math-verify's parser does not swallow MemoryError and RecursionError meanwhile.
+
+    Raises:
+        MemoryError, RecursionError: while parsing.
+    """
+    from math_verify import parser
+
+    original = parser.latex2sympy
+
+    def parse_or_show(*arguments: Any, **options: Any) -> Any:
+        try:
+            return original(*arguments, **options)
+        except (MemoryError, RecursionError) as error:
+            raise _Exhausted(error) from None
+
+    parser.latex2sympy = parse_or_show
+    try:
+        yield
+    except _Exhausted as exhausted:
+        raise exhausted.args[0] from None
+    finally:
+        parser.latex2sympy = original
 
 
 def _number_without_evaluation(code: str, _locals: object, _globals: object) -> Any:

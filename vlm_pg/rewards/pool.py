@@ -15,18 +15,19 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
-from vlm_pg.processes import how_it_ended
+from vlm_pg.processes import how_it_ended, kill_group
 from vlm_pg.rewards.settings import CheckerSettings
 
 START_SECONDS = 300.0
 MAX_FAILED_STARTS = 3
 HANG_UP_SECONDS = 5.0  # between the end of a process's connection and its own
+POLL_SECONDS = 0.2  # between two questions whether to stop
 # The worker's own alarm comes after the parent's deadline: it matters only when the parent is gone.
 ALARM_FACTOR, ALARM_EXTRA_SECONDS = 1.5, 5.0
 _BOOT = (
@@ -81,11 +82,14 @@ class CheckerPool:
         """Process ids of the workers alive now; empty before the first task."""
         return [pid for worker in self._workers if (pid := worker.pid) is not None]
 
-    def run(self, calls: Sequence[Call]) -> list[Outcome]:
+    def run(self, calls: Sequence[Call], should_stop: Callable[[], bool] | None = None) -> list[Outcome]:
         """The outcomes of all calls, in order. A task that fails in any way is an outcome, too.
+
+        ``should_stop`` is asked now and then, in this thread; once it says so, all running tasks are killed.
 
         Raises:
             RuntimeError: the pool is closed, or its processes do not start.
+            InterruptedError: ``should_stop`` said so.
         """
         with self._run_lock:
             if self._closed:
@@ -102,12 +106,17 @@ class CheckerPool:
                     outcomes[place] = worker.run(call)
 
             busy = self._workers[: len(calls)]
+            for worker in busy:
+                if worker.interrupted:
+                    worker.kill()  # it was idle then: it may not have ended yet, and must not be given a task
+                worker.interrupted = False
             with ThreadPoolExecutor(max(1, len(busy)), thread_name_prefix="vlm_pg-checker") as threads:
                 served = [threads.submit(serve, worker) for worker in busy]
                 try:
-                    for future in served:
-                        future.result()
-                except BaseException:  # Ctrl-C, or processes that do not start: the other threads must not go on
+                    while not _are_done(served, None if should_stop is None else POLL_SECONDS):
+                        if should_stop is not None and should_stop():
+                            raise InterruptedError("scoring was stopped")
+                except BaseException:  # stopped, or processes that do not start: the other threads must not go on
                     waiting.clear()
                     for worker in busy:
                         worker.interrupt()
@@ -130,6 +139,14 @@ class CheckerPool:
             worker.kill()
 
 
+def _are_done(served: Sequence[Future[None]], timeout_seconds: float | None) -> bool:
+    """Whether all have ended after at most this time; raises what one of them raised."""
+    done, running = wait(served, timeout_seconds, FIRST_EXCEPTION)
+    for future in done:
+        future.result()
+    return not running
+
+
 class _Worker:
     """One place of the pool: a process, and a new one whenever it was lost."""
 
@@ -140,6 +157,7 @@ class _Worker:
         self._connection: Connection | None = None
         self._stderr: IO[bytes] | None = None
         self._ready = False
+        self.interrupted = False
         self.limited: bool | None = None
 
     @property
@@ -164,28 +182,32 @@ class _Worker:
             how = self._how_it_ended()
             self._restart()
             return Outcome(problem=f"its process ended by itself ({how})")
+        if answer.get("used_up"):
+            self._restart()
         return Outcome(
             answer.get("value"), answer.get("problem", ""), answer.get("trace", ""), seconds=answer["seconds"]
         )
 
     def kill(self) -> None:
-        """End the process, if there is one."""
+        """End the process, if there is one, and what it started."""
         if self._process is not None and self._connection is not None and self._stderr is not None:
-            self._process.kill()
+            kill_group(self._process.pid)
             self._process.wait()
             self._connection.close()
             self._stderr.close()
         self._process, self._ready = None, False
 
     def interrupt(self) -> None:
-        """End the process while another thread waits for it; that thread replaces it."""
-        if self._process is not None:
-            self._process.kill()
+        """End the process while another thread waits for it; that thread starts no other and takes no task."""
+        self.interrupted = True
+        if (process := self._process) is not None:
+            kill_group(process.pid)
 
     def _restart(self) -> None:
         """A new process at once, not with the next task: it gets ready while others work."""
         self.kill()
-        self._start()
+        if not self.interrupted:
+            self._start()
 
     def _how_it_ended(self) -> str:
         assert self._process is not None
@@ -205,6 +227,7 @@ class _Worker:
             stdout=subprocess.DEVNULL,
             stderr=self._stderr,
             pass_fds=(theirs.fileno(),),
+            start_new_session=True,  # what a task starts is killed with its process
             env=dict(os.environ, CUDA_VISIBLE_DEVICES="", **dict.fromkeys(_ONE_THREAD, "1")),
         )
         theirs.close()
@@ -215,9 +238,12 @@ class _Worker:
 
         Raises:
             RuntimeError: it does not start: a fault of the installation, not of a task.
+            InterruptedError: ``interrupt`` was called meanwhile.
         """
         failed_starts = 0
         while True:
+            if self.interrupted:
+                raise InterruptedError("scoring was stopped")
             if self._process is None:
                 self._start()
             assert self._process is not None and self._connection is not None

@@ -1,7 +1,8 @@
 """The checking process: takes one task at a time from its parent and may be killed at any moment.
 
-It is started as a fresh interpreter, never forked and never importing the user's main script, and ends when its parent
-ends. What goes to it and what comes back is JSON: nothing that a model wrote is ever unpickled.
+It is started as a fresh interpreter, never forked and never importing the user's main script, leads a process group of
+its own, and ends when its parent ends, with all of that group. What goes to it and what comes back is JSON: nothing
+that a model wrote is ever unpickled.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.processes import end_with_parent
+from vlm_pg.processes import end_with_parent, outlive_signals
 
 MEGABYTE = 1 << 20
 
@@ -34,7 +35,8 @@ def main(descriptor: int, parent_pid: int, preload: Sequence[Sequence[Any]], mem
             what they import.
         memory_mb: address space a task may use beyond what the process has after that.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
+    outlive_signals()
+    os.set_inheritable(descriptor, False)  # a program that a task starts must not hold the parent's line open
     connection = Connection(descriptor)
     # The thread holds the connection open until this process ends: the parent reads how it ended at the hang-up.
     threading.Thread(target=end_with_parent, args=(connection, parent_pid), daemon=True).start()
@@ -67,7 +69,8 @@ def _run(task: dict[str, Any]) -> dict[str, Any]:
         answer = {"value": resolve(task["task"])(*task["arguments"])}
         json.dumps(answer)  # inside the try: a value that is no JSON is the task's fault
     except MemoryError:
-        answer = {"problem": "out of memory: it needs more than reward.checker.memory_mb"}
+        # What filled the memory may still be held, and would cost the next task its value.
+        answer = {"problem": "out of memory: it needs more than reward.checker.memory_mb", "used_up": True}
     except (Exception, SystemExit) as error:
         # A frame of a deep recursion tells nothing new; its end does.
         answer = {"problem": _named(error), "trace": traceback.format_exc()[-4000:]}

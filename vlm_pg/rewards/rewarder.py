@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections import Counter
@@ -10,7 +11,7 @@ from types import TracebackType
 
 from vlm_pg.errors import ConfigError
 from vlm_pg.rewards.format import format_reward
-from vlm_pg.rewards.functions import UserFunction, error_trace
+from vlm_pg.rewards.functions import UserFunction, as_text, error_trace
 from vlm_pg.rewards.judge import Judge
 from vlm_pg.rewards.language import language_reward
 from vlm_pg.rewards.length import length_reward
@@ -24,6 +25,8 @@ from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import RewardBreakdown, Sample
 
 BUILT_IN_PARTS = ("accuracy", "format", "length", "repetition", "language", "judge")
+# What training adds to a reward under these names (``vlm_pg/training/group_rewards.py``).
+RESERVED_PARTS = ("temporal", "length_bonus", "overlong", "kl")
 
 
 class Rewarder:
@@ -31,7 +34,8 @@ class Rewarder:
 
     It starts no process and opens no connection before the first response that needs one, and each process that uses
     it (a rank, a fork) gets a pool of its own. ``failures``: responses that got no value because of an error in a user
-    function, by the function's name.
+    function, by the function's name, in everything it scored, evaluations included; ``first_errors``: the message
+    about the first of them, as ``warn`` was given it.
 
     Args:
         settings: weights, tolerances, functions, judge, checking processes.
@@ -50,6 +54,7 @@ class Rewarder:
         self._pool_owner = 0
         self._is_closed = False
         self.failures: Counter[str] = Counter()
+        self.first_errors: dict[str, str] = {}
 
     @property
     def weights(self) -> dict[str, float]:
@@ -70,31 +75,48 @@ class Rewarder:
         """Process ids of the checking processes that are alive; empty before the first task."""
         return [] if self._pool is None else self._pool.pids
 
-    def score(self, responses: Sequence[Response]) -> list[RewardBreakdown]:
+    def score(
+        self, responses: Sequence[Response], should_stop: Callable[[], bool] | None = None
+    ) -> list[RewardBreakdown]:
         """The rewards, in order.
 
         ``parts`` are unweighted. An answer that cannot be read is wrong (0.0); a gold answer that cannot be used, a
         check that was stopped and a part that failed have no value (None), and ``notes`` says why, by part. ``total``
         is the sum of weight times part, None if a part that counts has no value.
 
+        ``should_stop`` is asked now and then while the judge or the checking processes are waited for.
+
         Raises:
             RuntimeError: the rewarder is closed, or checking processes do not start.
+            InterruptedError: ``should_stop`` said so. The rewarder can be used again.
         """
         if self._is_closed:
             raise RuntimeError("the rewarder is closed; nothing can be scored with it")
         columns: dict[str, list[Verdict]] = {
-            "accuracy": self._accuracies(responses),
+            "accuracy": self._accuracies(responses, should_stop),
             "format": [Verdict(format_reward(response.text)) for response in responses],
         }
         columns |= self._shape_parts(responses)
         if self._judge is not None:
-            columns["judge"] = self._judge.score(responses) if responses else []
-        columns |= {function.name: self._values(function, responses) for function in self._functions}
+            columns["judge"] = self._judge.score(responses, should_stop) if responses else []
+        columns |= {function.name: self._values(function, responses, should_stop) for function in self._functions}
         weights = self.weights
         return [
             _breakdown({name: column[place] for name, column in columns.items()}, weights)
             for place in range(len(responses))
         ]
+
+    def accuracies(
+        self, responses: Sequence[Response], should_stop: Callable[[], bool] | None = None
+    ) -> list[float | None]:
+        """Accuracy alone, for responses that do not train: no judge is asked and no function called.
+
+        Raises:
+            RuntimeError, InterruptedError: as ``score``.
+        """
+        if self._is_closed:
+            raise RuntimeError("the rewarder is closed; nothing can be scored with it")
+        return [_finite(verdict).value for verdict in self._accuracies(responses, should_stop)]
 
     def close(self) -> None:
         """End the checking processes. May be called twice."""
@@ -111,14 +133,14 @@ class Rewarder:
     ) -> None:
         self.close()
 
-    def _accuracies(self, responses: Sequence[Response]) -> list[Verdict]:
+    def _accuracies(self, responses: Sequence[Response], should_stop: Callable[[], bool] | None) -> list[Verdict]:
         answers = [read_answer(response.text, self._settings) for response in responses]
         calls = {
             place: mathematics_call(response.sample.answer, answer.text)
             for place, (response, answer) in enumerate(zip(responses, answers, strict=True))
             if response.sample.answer_kind == "mathematics"
         }
-        outcomes = dict(zip(calls, self._run(list(calls.values())), strict=True))
+        outcomes = dict(zip(calls, self._run(list(calls.values()), should_stop), strict=True))
         verdicts = []
         for place, (response, answer) in enumerate(zip(responses, answers, strict=True)):
             sample = response.sample
@@ -148,13 +170,15 @@ class Rewarder:
             parts["language"] = [Verdict(language_reward(response.text, settings.language)) for response in responses]
         return parts
 
-    def _values(self, function: UserFunction, responses: Sequence[Response]) -> list[Verdict]:
+    def _values(
+        self, function: UserFunction, responses: Sequence[Response], should_stop: Callable[[], bool] | None
+    ) -> list[Verdict]:
         """A user function's values; its errors are shown once, counted, and no value."""
         if not responses:
             return []
         results: Sequence[Verdict | Exception]
         if function.settings.isolated:
-            outcomes = self._run([function.isolated_call(response) for response in responses])
+            outcomes = self._run([function.isolated_call(response) for response in responses], should_stop)
             results = [function.isolated_verdict(outcome) for outcome in outcomes]
         else:
             results = function(responses)
@@ -162,21 +186,22 @@ class Rewarder:
         for response, result in zip(responses, results, strict=True):
             if isinstance(result, Exception):
                 self._report(function, response.sample, result)
-                result = Verdict(None, f"{type(result).__name__}: {str(result)[:300]}")
+                result = Verdict(None, f"{type(result).__name__}: {as_text(result)[:300]}")
             verdicts.append(result)
         return verdicts
 
     def _report(self, function: UserFunction, sample: Sample, error: Exception) -> None:
         self.failures[function.name] += 1
         if self.failures[function.name] == 1:
-            self._warn(
+            message = self.first_errors[function.name] = (
                 f"The reward function '{function.name}' ({function.settings.function}) failed on sample "
                 f"{sample.sample_id} of {sample.source} (question {shorten(sample.question)}, answer "
                 f"{shorten(sample.answer)}). The response has no value in this part; further failures of this function "
                 f"are counted, not shown.\n{error_trace(error)}"
             )
+            self._warn(message)
 
-    def _run(self, calls: Sequence[Call]) -> list[Outcome]:
+    def _run(self, calls: Sequence[Call], should_stop: Callable[[], bool] | None) -> list[Outcome]:
         """In the checking processes, which start with the first call and belong to the process that made it."""
         if not calls:
             return []
@@ -184,7 +209,7 @@ class Rewarder:
             isolated = [function.preload_call() for function in self._functions if function.settings.isolated]
             self._pool = CheckerPool(self._settings.checker, [PREPARE, *isolated], self._warn)
             self._pool_owner = os.getpid()
-        return self._pool.run(calls)
+        return self._pool.run(calls, should_stop)
 
 
 def score(sample: Sample, text: str, settings: RewardSettings) -> RewardBreakdown:
@@ -194,15 +219,27 @@ def score(sample: Sample, text: str, settings: RewardSettings) -> RewardBreakdow
 
 
 def _breakdown(verdicts: Mapping[str, Verdict], weights: Mapping[str, float]) -> RewardBreakdown:
+    verdicts = {name: _finite(verdict) for name, verdict in verdicts.items()}
     parts = {name: verdict.value for name, verdict in verdicts.items()}
     notes = {name: verdict.note for name, verdict in verdicts.items() if verdict.note}
-    return RewardBreakdown(total_reward(parts, weights), parts, notes)
+    total = total_reward(parts, weights)
+    if total is not None and not math.isfinite(total):
+        total, notes["total"] = None, f"the parts add up to {total}"
+    return RewardBreakdown(total, parts, notes)
+
+
+def _finite(verdict: Verdict) -> Verdict:
+    """No value where a checker came out with nan or an infinity: one of them would spoil the whole step."""
+    if verdict.value is None or math.isfinite(verdict.value):
+        return verdict
+    return Verdict(None, f"it came out as {verdict.value}, which is no number to train on")
 
 
 def _check_names(names: Sequence[str]) -> None:
-    twice = [name for name, count in Counter([*BUILT_IN_PARTS, *names]).items() if count > 1]
+    taken = (*BUILT_IN_PARTS, *RESERVED_PARTS)
+    twice = [name for name, count in Counter([*taken, *names]).items() if count > 1]
     if twice:
         raise ConfigError(
-            f"reward.functions has {', '.join(twice)}, which another part of the reward is called, too. Built-in parts "
-            f"are {', '.join(BUILT_IN_PARTS)}. Give the function another name (reward.functions: name)."
+            f"reward.functions has {', '.join(twice)}, which another part of the reward is called, too. Names that are "
+            f"taken are {', '.join(taken)}. Give the function another name (reward.functions: name)."
         )

@@ -2,12 +2,13 @@
 
 A step begins with ``training.prompts_per_step`` questions. Further ones are asked where groups without spread are
 replaced (DAPO's dynamic sampling) and where pruning has freed tokens (CPPO's dynamic completion allocation). Which
-ones, and how many, is decided over all ranks together, so it does not depend on how many ranks there are.
+ones, and how many, is decided over all ranks together, so it does not depend on how many ranks there are (except where
+rollouts are pruned rank by rank).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,9 +29,10 @@ from vlm_pg.training.group_advantages import (
     kept_tokens,
     prune_groups,
     token_advantage_groups,
+    trains,
     without_truncated,
 )
-from vlm_pg.training.group_rewards import add_parts, has_spread, reward_groups, shape_rewards
+from vlm_pg.training.group_rewards import add_parts, has_spread, responses_of, reward_groups, shape_rewards
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream
 from vlm_pg.training.vision_leaves import VisionLeaves
@@ -73,13 +75,15 @@ class Collector:
         reference: Policy | None,
         stream: QuestionStream,
         phases: Phases,
+        should_stop: Callable[[], bool] = lambda: False,
     ):
         self.config, self.algorithm = config, config.algorithm
         self.engine, self.policy, self.generation = engine, engine.policy, generation
         self.rewarder, self.reference, self.stream, self.phases = rewarder, reference, stream, phases
+        self._should_stop = should_stop
         self._asked: set[str] = set()
         self._features: list[VisionLeaves] = []
-        self._controls: list[RolloutGroup] = []
+        self._controls: dict[str, list[float | None]] = {}
         self._kl_seen = {"kl": 0.0, "tokens": 0.0}
 
     def collect(self, step: int, steps_ahead: int) -> StepBatch:
@@ -88,7 +92,7 @@ class Collector:
         Raises:
             InterruptedError: a stop was asked for.
         """
-        self._asked, self._features, self._controls = set(), [], []
+        self._asked, self._features, self._controls = set(), [], {}
         self._kl_seen = {"kl": 0.0, "tokens": 0.0}
         self.generation.begin()
         groups, leaves = self._first_round(step, steps_ahead)
@@ -108,7 +112,9 @@ class Collector:
         sampled = groups + dropped
         if self.algorithm.mask_truncated:
             groups = [without_truncated(group) for group in groups]
-        places = [place for place, group in enumerate(groups) if group.rollouts and any(group.kept or (1.0,))]
+        # Corrected for pruning, the loss averages over what was sampled: also over groups of which nothing was drawn.
+        counts_anyway = self.algorithm.prune_correction
+        places = [place for place, group in enumerate(groups) if group.rollouts and (counts_anyway or trains(group))]
         return StepBatch(
             sampled,
             [groups[place] for place in places],
@@ -161,13 +167,16 @@ class Collector:
         if features is not None:
             self._features.append(features)
         with self.phases.timed("rewards"):
-            groups = reward_groups(groups, self.rewarder)
-            by_id = {control.sample.sample_id: control for control in reward_groups(controls, self.rewarder)}
+            groups = reward_groups(groups, self.rewarder, self._should_stop)
+            by_id = {
+                control.sample.sample_id: self.rewarder.accuracies(responses_of([control]), self._should_stop)
+                for control in controls
+            }
             longest = self.config.rollout.max_new_tokens
             groups = [
                 shape_rewards(group, by_id.get(group.sample.sample_id), self.algorithm, longest) for group in groups
             ]
-            self._controls += list(by_id.values())
+            self._controls |= by_id
         return groups, features if leaves_to_train else None
 
     def _replace_without_spread(
@@ -193,11 +202,9 @@ class Collector:
 
     def _temporal_counts(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
         """T-GRPO: share of the groups with a control that earned the bonus, and how often the control was right."""
-        controlled = {control.sample.sample_id for control in self._controls}
-        compared = [group for group in groups if group.sample.sample_id in controlled]
+        compared = [group for group in groups if group.sample.sample_id in self._controls]
         earned = [any((reward.parts.get("temporal") or 0.0) > 0 for reward in group.rewards) for group in compared]
-        accuracies = [reward.parts["accuracy"] for control in self._controls for reward in control.rewards]
-        valued = [accuracy for accuracy in accuracies if accuracy is not None]
+        valued = [value for of_control in self._controls.values() for value in of_control if value is not None]
         here = {
             "compared": float(len(compared)),
             "earned": float(sum(earned)),
@@ -228,7 +235,7 @@ class Collector:
         algorithm, rollout = self.algorithm, self.config.rollout
         asked = [ResponseGroup(group.prompt, tuple(r.token_ids for r in group.rollouts)) for group in groups]
         with self.phases.timed("reference"), self.engine.generation():
-            scored = score(self.reference, asked, rollout.temperature, rollout.prefill_tokens)
+            scored = score(self.reference, asked, rollout.temperature, rollout.prefill_tokens, self._should_stop)
         found = [
             [
                 kl_penalty(rollout.rollout_logprobs, ref, algorithm.kl_estimator, algorithm.log_ratio_clamp)
@@ -279,8 +286,10 @@ class Collector:
         cost = {name: tokens for of_rank in gather_objects(here) for name, tokens in of_rank.items()}
         fitting: set[str] = set()
         for sample in samples:
-            tokens = cost.get(sample.sample_id, 0)
-            if tokens and fits(used, budget, tokens):
+            tokens = cost.get(sample.sample_id)
+            if tokens is None:
+                continue
+            if fits(used, budget, tokens) or (tokens == 0 and self.algorithm.prune_correction):
                 fitting.add(sample.sample_id)
                 used += tokens
         return fitting, used

@@ -41,6 +41,8 @@ def advantage_groups(
     place = rank() if together else 0
     first = sum(map(len, everywhere[:place]))
     rewards = [of_group for of_rank in everywhere for of_group in of_rank]
+    if not rewards:
+        return []
     how = (algorithm.baseline, scale)
     if algorithm.normalise_parts:
         weights = {name: weight for name, weight in part_weights.items() if weight} | dict.fromkeys(SHAPED_PARTS, 1.0)
@@ -91,11 +93,19 @@ def token_advantage_groups(
 
 
 def prune_groups(groups: Sequence[RolloutGroup], algorithm: AlgorithmSettings, key: str) -> list[RolloutGroup]:
-    """The groups with the weight of every rollout in the loss (CPPO); ``key`` names the random numbers, if any."""
+    """The groups with the weight of every rollout in the loss (CPPO); ``key`` names the random numbers, if any.
+
+    Where advantages differ by token, a rollout counts with the mean of their absolute values.
+    """
     if not algorithm.prune_rate:
         return list(groups)
     kept = prune(
-        [group.advantages for group in groups],
+        [
+            [float(values.abs().mean()) for values in group.token_advantages]
+            if group.token_advantages
+            else group.advantages
+            for group in groups
+        ],
         algorithm.prune_rate,
         algorithm.prune_scope,
         algorithm.prune_metric,
@@ -108,6 +118,11 @@ def prune_groups(groups: Sequence[RolloutGroup], algorithm: AlgorithmSettings, k
 def without_truncated(group: RolloutGroup) -> RolloutGroup:
     """The group without responses that were cut off: they were part of the statistics, and do not train."""
     return group.only([index for index, rollout in enumerate(group.rollouts) if rollout.finish_reason != "length"])
+
+
+def trains(group: RolloutGroup) -> bool:
+    """Whether any of the group's rollouts has a part in the loss."""
+    return bool(group.rollouts) and any(group.kept or (1.0,))
 
 
 def kept_tokens(group: RolloutGroup) -> int:

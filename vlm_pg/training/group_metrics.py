@@ -11,14 +11,21 @@ from vlm_pg.training.group_rewards import has_spread
 from vlm_pg.types import RolloutGroup
 
 
-def group_sums(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Sums over this rank's groups from which the step's metrics are made; what is 0 may be absent."""
+def group_sums(sampled: Sequence[RolloutGroup], training: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Sums over this rank's groups from which the step's metrics are made; what is 0 may be absent.
+
+    Args:
+        sampled: all complete groups of the step.
+        training: those that train, pruned rollouts among them.
+    """
     sums: defaultdict[str, float] = defaultdict(float)
-    for group in groups:
+    for group in training:
+        sums["pruned"] += sum(weight == 0 for weight in group.kept)
+        sums["prunable"] += len(group.rollouts)
+        sums["kept_tokens"] += kept_tokens(group)
+    for group in sampled:
         sums["groups"] += 1
         sums["no_spread"] += not has_spread(group)
-        sums["pruned"] += sum(weight == 0 for weight in group.kept)
-        sums["kept_tokens"] += kept_tokens(group)
         for rollout, reward in zip(group.rollouts, group.rewards, strict=True):
             sums["rollouts"] += 1
             sums["tokens"] += len(rollout.token_ids)
@@ -59,7 +66,7 @@ def group_metrics(of_ranks: Iterable[Mapping[str, float]]) -> dict[str, float | 
         "response_tokens_mean": sums["tokens"] / rollouts,
         "truncated_share": sums["truncated"] / rollouts,
         "no_value_share": sums["no_value"] / rollouts,
-        "pruned_share": sums["pruned"] / rollouts,
+        "pruned_share": sums["pruned"] / max(1.0, sums["prunable"]),
         "kept_tokens": float(sums["kept_tokens"]),
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from vlm_pg.algorithms.settings import AlgorithmSettings
@@ -15,31 +15,36 @@ from vlm_pg.types import RewardBreakdown, RolloutGroup
 SHAPED_PARTS = ("temporal", "length_bonus", "overlong", "kl")
 
 
-def reward_groups(groups: Sequence[RolloutGroup], rewarder: Rewarder) -> list[RolloutGroup]:
-    """The groups with the reward of every rollout."""
-    responses = [
-        Response(group.sample, rollout.text, len(rollout.token_ids)) for group in groups for rollout in group.rollouts
-    ]
-    rewards = iter(rewarder.score(responses))
+def reward_groups(
+    groups: Sequence[RolloutGroup], rewarder: Rewarder, should_stop: Callable[[], bool] = lambda: False
+) -> list[RolloutGroup]:
+    """The groups with the reward of every rollout. Raises InterruptedError if ``should_stop`` says so meanwhile."""
+    rewards = iter(rewarder.score(responses_of(groups), should_stop))
     return [replace(group, rewards=tuple(next(rewards) for _ in group.rollouts)) for group in groups]
 
 
+def responses_of(groups: Sequence[RolloutGroup]) -> list[Response]:
+    """All responses, group by group, as rewards look at them."""
+    return [
+        Response(group.sample, rollout.text, len(rollout.token_ids)) for group in groups for rollout in group.rollouts
+    ]
+
+
 def shape_rewards(
-    group: RolloutGroup, control: RolloutGroup | None, algorithm: AlgorithmSettings, max_new_tokens: int
+    group: RolloutGroup, control: Sequence[float | None] | None, algorithm: AlgorithmSettings, max_new_tokens: int
 ) -> RolloutGroup:
     """The group with the parts of the reward that depend on more than one response, or on its length.
 
     Args:
-        control: the same question with its frames out of order, with rewards; None where there is none.
+        control: accuracies of responses to the question with its frames out of order; None where there are none.
     """
     lengths = [len(rollout.token_ids) for rollout in group.rollouts]
     accuracies = [reward.parts.get("accuracy") for reward in group.rewards]
     shaped: dict[str, Sequence[float]] = {}
     if algorithm.temporal_bonus:
-        of_control = [] if control is None else [reward.parts.get("accuracy") for reward in control.rewards]
         shaped["temporal"] = temporal_bonus(
             accuracies,
-            of_control,
+            control or (),
             bonus=algorithm.temporal_bonus,
             ratio=algorithm.temporal_ratio,
             right_above=algorithm.right_above,

@@ -83,8 +83,7 @@ class _Run:
         self.progress = Progress()
         state = read_state(resume_from) if resume_from is not None else {}
         if resume_from is not None:
-            names = ("step", "questions", "updates", "tokens_computed", "tokens_repeated")
-            self.progress = Progress(**{name: state[name] for name in names})
+            self.progress = Progress.read(state, config.training.prompts_per_step)
             phases.seconds.update(state["seconds"])
             _refuse_fewer_steps(config, self.progress.step)
         samples, bad = read_records(config.data.train)  # type: ignore[arg-type]  # checked by train()
@@ -284,13 +283,10 @@ class _Run:
 
 
 def describe_algorithm(algorithm: AlgorithmSettings) -> str:
-    """The preset with what was set otherwise, or the values that differ from the defaults."""
-    if algorithm.preset is not None:
-        changed = [f"{k}={value} (preset: {was})" for k, (value, was) in algorithm.differences_from_preset.items()]
-        return ", ".join([algorithm.preset, *changed])
-    usual = AlgorithmSettings()
-    changed = [f"{k}={value}" for k, value in algorithm if value != getattr(usual, k)]
-    return ", ".join(["GRPO", *changed])
+    """The preset, or the defaults, and every value that was set otherwise."""
+    whose = "default" if algorithm.preset is None else "preset"
+    changed = [f"{k}={value} ({whose}: {was})" for k, (value, was) in algorithm.differences_from_preset.items()]
+    return ", ".join([algorithm.preset or "GRPO, token mean", *changed])
 
 
 def _connect(config: RunConfig) -> None:

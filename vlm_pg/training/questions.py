@@ -44,11 +44,12 @@ class QuestionStream:
         The same question a second time in a step would have the same rollouts, so its place is passed over.
         """
         found: dict[str, Sample] = {}
-        for _ in range(len(self._samples)):
-            if len(found) == count:
-                break
+        seen: set[str] = set()
+        # Orders of two epochs overlap, so it may take two rounds to see everything.
+        while len(found) < count and len(seen) < len(self._samples):
             sample = self._at(self.place)
             self.place += 1
+            seen.add(sample.sample_id)
             if sample.sample_id not in without:
                 found.setdefault(sample.sample_id, sample)
         return list(found.values())

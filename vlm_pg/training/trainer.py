@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from vlm_pg.training.collect import Collector, StepBatch
 from vlm_pg.training.distributed import gather_objects, max_over_ranks, rank, sum_over_ranks, world_size
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.generation import Generation, control_engine, make_rollout_engine
+from vlm_pg.training.group_advantages import trains
 from vlm_pg.training.group_metrics import group_metrics, group_sums
 from vlm_pg.training.persistence import checkpoint_settings, save_checkpoint
 from vlm_pg.training.phases import Phases
@@ -51,6 +53,14 @@ class Progress:
     updates: int = 0
     tokens_computed: float = 0.0
     tokens_repeated: float = 0.0
+
+    @classmethod
+    def read(cls, state: Mapping[str, Any], prompts_per_step: int) -> Progress:
+        """From a checkpoint's state. The first ones had no counts of their own: every step was one update then."""
+        step = state["step"]
+        questions = state.get("questions", step * prompts_per_step)
+        updates = state.get("updates", step)
+        return cls(step, questions, updates, state["tokens_computed"], state["tokens_repeated"])
 
 
 class Trainer:
@@ -91,12 +101,19 @@ class Trainer:
         )
         in_loss = config.algorithm.kl_in == "loss"
         self.collector = Collector(
-            config, engine, self.generation, rewarder, None if in_loss else reference, self.stream, phases
+            config,
+            engine,
+            self.generation,
+            rewarder,
+            None if in_loss else reference,
+            self.stream,
+            phases,
+            stop.between_tokens,
         )
         self._reference_in_loss = reference if in_loss else None
-        self.policy.differentiable_entropies = config.algorithm.entropy_coef > 0
         self._told_sharing = False
-        self._updates = 0
+        self._groups_sampled = 0
+        self._errors_shown: set[str] = set()
 
     def run(self, metrics: MetricsLog | None, rollouts_log: RolloutsLog | None) -> bool:
         """Train up to ``training.steps``. False if a stop was asked for; the work so far is in a checkpoint then."""
@@ -119,7 +136,7 @@ class Trainer:
         except (ServerError, SampleError):
             self._keep_finished_steps()
             raise
-        if first <= steps and not self._updates:
+        if first <= steps and not self._groups_sampled:
             raise TooManyBadSamples(
                 f"No question of steps {first} to {steps} could be used, so nothing was trained. The cause of each is "
                 f"in {self.folder.bad_samples}; repair the data, or choose other records with data.train."
@@ -143,11 +160,13 @@ class Trainer:
         self.phases.begin_step()
         ahead = min(PREFETCH_STEPS, self.config.training.steps - step)
         batch = self.collector.collect(step, ahead)
-        values: dict[str, float | None] = group_metrics(gather_objects(group_sums(batch.sampled)))
+        values: dict[str, float | None] = group_metrics(gather_objects(group_sums(batch.sampled, batch.groups)))
         values |= batch.counts
+        values |= self._function_errors()
         values |= self._generation_values()
-        trained = sum_over_ranks({"groups": float(len(batch.groups))}, self.policy.device)["groups"]
-        if not trained:
+        self._groups_sampled += int(values["groups"] or 0)
+        here = float(sum(trains(group) for group in batch.groups))
+        if not sum_over_ranks({"groups": here}, self.policy.device)["groups"]:
             none = "no question could be used" if not values["groups"] else "no group had anything to learn from"
             self.console.warn(f"step {step}: {none}, so there was no update")
             return values | {"step_seconds": time.perf_counter() - start_seconds}, batch.sampled
@@ -162,6 +181,21 @@ class Trainer:
         values |= {f"seconds/{name}": seconds for name, seconds in self.phases.of_step.items() if name != "checkpoint"}
         values |= {"step_seconds": seconds, "tokens_per_second": (values["tokens_computed"] or 0.0) / seconds}
         return values, batch.sampled
+
+    def _function_errors(self) -> dict[str, float | None]:
+        """How often each reward function of the user's has failed so far, over all ranks; nothing where none has.
+
+        A rewarder shows a function's first error itself; only rank 0 is heard, so the others' are shown here.
+        """
+        rewarder = self.collector.rewarder
+        self._errors_shown |= set(rewarder.first_errors)
+        counts: Counter[str] = Counter()
+        for failures, messages in gather_objects((dict(rewarder.failures), dict(rewarder.first_errors))):
+            counts.update(failures)
+            for name in messages.keys() - self._errors_shown:
+                self._errors_shown.add(name)
+                self.console.warn(messages[name])
+        return {f"reward_errors/{name}": float(count) for name, count in counts.items()}
 
     def _generation_values(self) -> dict[str, float | None]:
         if not isinstance(self.rollouts, RolloutEngine):
@@ -195,7 +229,11 @@ class Trainer:
         warning = mismatch_warning(values)
         if warning is not None:
             self.console.warn(f"step {step}: {warning}")
-        self._updates += int(values["updates"])
+        if values["updates"] < self.config.algorithm.updates:
+            self.console.warn(
+                f"step {step}: {values['updates']:.0f} of {self.config.algorithm.updates} updates, because fewer "
+                "groups train than algorithm.minibatches asks for; raise training.prompts_per_step"
+            )
         self.progress.updates += int(values["updates"])
         self.progress.tokens_computed += values["tokens_computed"]
         self.progress.tokens_repeated += values["tokens_repeated"]

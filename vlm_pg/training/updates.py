@@ -10,8 +10,9 @@ import torch
 from vlm_pg.config import RunConfig
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.scoring import score
-from vlm_pg.training.distributed import sum_over_ranks
+from vlm_pg.training.distributed import gather_objects, rank, sum_over_ranks
 from vlm_pg.training.engines import Engine
+from vlm_pg.training.group_advantages import trains
 from vlm_pg.training.step import update_policy
 from vlm_pg.training.vision_leaves import VisionLeaves
 from vlm_pg.types import ResponseGroup, RolloutGroup
@@ -41,8 +42,9 @@ def run_updates(
 ) -> dict[str, float]:
     """``algorithm.num_iterations`` passes over the groups, ``algorithm.minibatches`` updates each.
 
-    A mini-batch is a run of this rank's groups; its loss weights are its own. Where log-probabilities are recomputed
-    and there are several updates, they are scored before the first one.
+    Mini-batches have equally many groups as far as possible, over all ranks together and on each of them; their loss
+    weights are their own. Where there are fewer groups than mini-batches there are fewer updates. Where
+    log-probabilities are recomputed and there are several updates, they are scored before the first one.
 
     Args:
         reference: what a KL term of the loss measures from; None without one.
@@ -55,11 +57,13 @@ def run_updates(
     if rollout.logprobs == "recompute" and algorithm.updates > 1:
         groups = _scored(engine, groups, config)
     values: list[dict[str, float]] = []
+    counts = gather_objects(len(groups))
+    parts = [part_of(place, rank(), counts, algorithm.minibatches) for place in range(len(groups))]
     for _ in range(algorithm.num_iterations):
-        for part in range(algorithm.minibatches):
-            first, end = (number * len(groups) // algorithm.minibatches for number in (part, part + 1))
-            chosen = groups[first:end]
-            if not sum_over_ranks({"groups": float(len(chosen))}, engine.policy.device)["groups"]:
+        for number in range(algorithm.minibatches):
+            chosen = [group for group, part in zip(groups, parts, strict=True) if part == number]
+            here = float(sum(trains(group) for group in chosen))
+            if not sum_over_ranks({"groups": here}, engine.policy.device)["groups"]:
                 continue
             values.append(
                 update_policy(
@@ -79,6 +83,17 @@ def run_updates(
             # The next update has other weights, and a trained tower other features.
             leaves = leaves if leaves is not None and not engine.policy.vision.trains else None
     return joined_metrics(values) | {"updates": float(len(values))}
+
+
+def part_of(place: int, on_rank: int, counts: Sequence[int], parts: int) -> int:
+    """Mini-batch of a rank's group: groups are counted in turn over the ranks, and cut into ``parts`` equal runs.
+
+    Args:
+        place: of the group on its rank.
+        counts: groups of each rank.
+    """
+    before = sum(min(count, place) for count in counts) + sum(count > place for count in counts[:on_rank])
+    return before * parts // sum(counts)
 
 
 def _scored(engine: Engine, groups: Sequence[RolloutGroup], config: RunConfig) -> list[RolloutGroup]:

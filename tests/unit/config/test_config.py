@@ -275,11 +275,6 @@ SERVER = ["rollout.engine=server", "rollout.server.url=http://127.0.0.1:8000/v1"
             ["algorithm.temporal_bonus=0"],
         ),
         (
-            ["algorithm.kl_coef=0.1", "algorithm.kl_in=reward", "rollout.temperature=0"],
-            "a KL in the reward needs rollout.temperature above 0.",
-            ["rollout.temperature=1"],
-        ),
-        (
             ["algorithm.loss=cispo", "algorithm.ratio_level=sequence"],
             "algorithm.loss is cispo and algorithm.ratio_level is sequence",
             ["algorithm.ratio_level=token"],

@@ -73,7 +73,13 @@ def test_an_algorithm_runs_on_the_embedded_task(name: PresetName) -> None:
     assert config.training == embedded.training.model_copy(update={"steps": config.training.steps})
     assert config.training.steps * config.algorithm.updates == embedded.training.steps
     assert config.algorithm.kl_coef >= 0.05
-    assert set(config.algorithm.differences_from_preset) <= {"kl_coef", "clip_low", "clip_high", "length_bonus"}
+    assert set(config.algorithm.differences_from_preset) <= {
+        "kl_coef",
+        "clip_low",
+        "clip_high",
+        "length_bonus",
+        "minibatches",
+    }
 
 
 def test_video_r1_has_its_published_settings() -> None:

@@ -139,6 +139,46 @@ def test_the_same_file_twice_repeats_ids(tmp_path: Path) -> None:
     assert report(tmp_path / "out")["refused"] == {"duplicate_id": 1} and report(tmp_path / "out")["train"] == 1
 
 
+def test_files_of_the_same_name_have_rows_of_different_names(tmp_path: Path) -> None:
+    """MATH comes as one folder a subject, each with a file of the same name."""
+    files = []
+    for place, folder in enumerate(("algebra", "geometry", "old/algebra")):
+        (tmp_path / folder).mkdir(parents=True)
+        files.append(jsonl(tmp_path / folder / "train.jsonl", [gsm8k_row(2 * place), gsm8k_row(2 * place + 1)]))
+    arguments = ["--eval-share", "0", "--out", str(tmp_path / "out"), "--overwrite"]
+    assert gsm8k.main(["--train", *map(str, files[:2]), *arguments]) == 0
+    assert ids(tmp_path / "out", "train") == [
+        "algebra-train-1",
+        "algebra-train-2",
+        "geometry-train-1",
+        "geometry-train-2",
+    ]
+    assert gsm8k.main(["--train", *map(str, files), *arguments]) == 0
+    names = ["1-algebra-train", "geometry-train", "3-algebra-train"]
+    assert ids(tmp_path / "out", "train") == [f"{name}-{line}" for name in names for line in (1, 2)]
+    assert report(tmp_path / "out")["refused"] == {}
+
+
+def test_overwriting_leaves_nothing_of_the_old_set(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    train = jsonl(tmp_path / "train.jsonl", [gsm8k_row(1)])
+    test = jsonl(tmp_path / "test.jsonl", [gsm8k_row(2)])
+    bad = jsonl(tmp_path / "bad.jsonl", [gsm8k_row(3, "no gold")])
+    assert gsm8k.main(["--train", str(train), "--eval", str(test), "--out", str(out)]) == 0
+    with pytest.raises(ConfigError, match="No record is left"):
+        gsm8k.main(["--eval", str(bad), "--out", str(out), "--overwrite"])
+    assert ids(out, "train") == ["train-1"], "what cannot be replaced is left as it was"
+    (out / "notes.txt").write_text("mine")
+    (tmp_path / "other.txt").write_text("mine")
+    manifest = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").write_text(json.dumps(manifest | {"files": manifest["files"] | {"../other.txt": 1}}))
+    assert gsm8k.main(["--eval", str(test), "--out", str(out), "--overwrite"]) == 0
+    assert not (out / "train.jsonl").exists() and ids(out, "eval") == ["test-1"]
+    assert (out / "notes.txt").exists() and (tmp_path / "other.txt").exists()
+    (out / "manifest.json").write_text("no manifest")
+    assert gsm8k.main(["--eval", str(test), "--out", str(out), "--overwrite"]) == 0
+
+
 def test_math_rows_of_both_layouts(tmp_path: Path) -> None:
     of_math = {
         "problem": "Half of one?",

@@ -79,6 +79,10 @@ def test_a_bug_raises_with_its_traceback(pool: WorkerPool):
 
 def test_workers_ignore_ctrl_c_and_use_one_thread(pool: WorkerPool):
     assert pool.submit(signal.getsignal, signal.SIGINT).result() == signal.SIG_IGN
+    pid = pool.submit(os.getpid).result()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as sent to all processes of a job that is asked to stop
+        os.kill(pid, number)
+    assert pool.submit(os.getpid).result() == pid
     assert pool.submit(os.getenv, "OMP_NUM_THREADS").result() == "1"
 
 

@@ -34,7 +34,8 @@ def test_usual_spellings(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "none", "[10, 20, 30]", "[10, 20, 30, 40, 50]", "(1, 2), (3, 4), (5, 6)", "[1, 2] and then [3, 4]", "1.2.3.4"]
-    + ["[1, 2, 3, 1e5]", "[1, 2, 3, " + "9" * 400 + "]", "x10 y20 x30 y40"],
+    + ["[1, 2, 3, 1e5]", "[1, 2, 3, " + "9" * 400 + "]", "x10 y20 x30 y40"]
+    + [f"[-1{'0' * 308}, 5, 1{'0' * 308}, 5]", f"[0, 0, 1{'0' * 200}, 1{'0' * 200}]"],
 )
 def test_what_is_no_box(text: str) -> None:
     assert check(text) == Verdict(0.0, "answer states no box")

@@ -41,6 +41,21 @@ SOURCE = """
     def text(response): return "0.5"
     def too_few(responses): return [1.0]
     def not_a_list(responses): return 1.0
+    def too_large(response): return 10**400
+    def too_long(response): return 10**5000
+    def generates(responses):
+        for text in responses: yield int(text)
+    def generates_well(responses):
+        for text in responses: yield len(text)
+    async def waits_and_quits(response): raise SystemExit(3)
+    async def quits_for_some(response):
+        if response == "one": raise SystemExit(3)
+        return 1.0
+    async def quits_batched(responses): raise SystemExit(3)
+    async def is_cancelled(response): raise asyncio.CancelledError
+    class Wordless(Exception):
+        def __str__(self): raise ValueError
+    def raises_wordless(response): raise Wordless
     def unknown(reply): return 1.0
     def mixed(response, answers): return 1.0
     def mixed_rest(responses, **rest): return 1.0
@@ -79,6 +94,7 @@ def values(file: Path, name: str) -> list[float | None]:
         ("waits", [0.25, 0.25]),
         ("waits_batched", [0.5, 0.5]),
         ("nothing", [None, None]),
+        ("generates_well", [3.0, 5.0]),
     ],
 )
 def test_functions_get_what_they_ask_for(file: Path, name: str, expected: list[float | None]):
@@ -108,6 +124,13 @@ def test_name_and_weight(file: Path):
         ("text", "returned '0.5' (str)"),
         ("too_few", "returned list of 1 for 2 responses"),
         ("not_a_list", "returned float for 2 responses"),
+        ("too_large", "returned '1000"),
+        ("too_long", "returned '<no text: ValueError>' (int)"),
+        ("generates", "ValueError: invalid literal for int"),
+        ("waits_and_quits", "sys.exit(3)"),
+        ("quits_batched", "sys.exit(3)"),
+        ("is_cancelled", "it ended with CancelledError"),
+        ("raises_wordless", "Wordless: <no text: ValueError>"),
     ],
 )
 def test_errors_are_no_value_shown_once_and_counted(file: Path, name: str, reason: str):
@@ -118,7 +141,7 @@ def test_errors_are_no_value_shown_once_and_counted(file: Path, name: str, reaso
             assert [reward.total for reward in rewards] == [None, None]
             assert reason in rewards[0].notes[name]
         assert rewarder.failures == {name: 4}
-    assert len(said) == 1
+    assert len(said) == 1 and rewarder.first_errors == {name: said[0]}
     assert f"The reward function '{name}'" in said[0] and "sample 1 of test" in said[0]
     if name == "raises":
         assert "Traceback" in said[0] and 'raise KeyError("lost " + response)' in said[0]
@@ -148,6 +171,7 @@ def test_functions_that_cannot_be_called_are_refused_before_training(file: Path,
         ("no_such_module:f", "ModuleNotFoundError"),
         ("just_a_name", "is expected"),
         ("math:no_such", "has no function 'no_such'"),
+        ("math:log", "does not say what its parameters are"),
     ],
 )
 def test_functions_that_cannot_be_found_are_refused(function: str, reason: str):
@@ -179,6 +203,40 @@ def test_isolated_functions_may_hang_crash_and_raise(file: Path):
     assert "deadline" in reward.notes["hangs"] and "exit code 3" in reward.notes["leaves"]
     assert rewarder.failures == {"raises": 1}
     assert len(said) == 1 and 'raise KeyError("lost " + response)' in said[0]
+
+
+def test_one_coroutine_that_exits_costs_no_other(file: Path):
+    with make_rewarder(file, "quits_for_some", []) as rewarder:
+        assert [reward.parts["quits_for_some"] for reward in rewarder.score(RESPONSES)] == [None, 1.0]
+
+
+def test_isolated_functions_see_sympy_as_it_is(tmp_path: Path):
+    """Mathematics is checked in the same processes, with sympy's evaluating parser replaced."""
+    path = tmp_path / "algebra.py"
+    path.write_text(
+        textwrap.dedent("""
+        def same(response):
+            from math_verify import parse, verify
+            return float(verify(parse("1/2"), parse("0.5")))
+        def parsed(response):
+            from sympy.parsing.sympy_parser import parse_expr
+            return float(parse_expr("1/2 + x").subs("x", 1))
+        """)
+    )
+    entries = tuple(FunctionSettings(function=f"{path}:{name}", isolated=True) for name in ("same", "parsed"))
+    checker = CheckerSettings(workers=1, timeout_seconds=60.0)
+    with Rewarder(RewardSettings(functions=entries, checker=checker)) as rewarder:
+        response = Response(make_sample("mathematics", "\\frac{1}{2}"), "<answer>0.5</answer>")
+        for reward in rewarder.score([response] * 2):
+            assert (reward.parts["accuracy"], reward.parts["same"], reward.parts["parsed"]) == (1.0, 1.0, 1.5)
+
+
+def test_parts_that_are_too_large_to_add_up_are_no_value(tmp_path: Path):
+    path = tmp_path / "large.py"
+    path.write_text("def large(response): return 1e308")
+    with make_rewarder(path, "large", weight=100.0) as rewarder:
+        [reward] = rewarder.score(RESPONSES[:1])
+    assert reward.total is None and reward.notes["total"] == "the parts add up to inf"
 
 
 def test_numbers_of_other_libraries_are_numbers(tmp_path: Path):

@@ -16,7 +16,7 @@ from tests.unit.rewards.helpers import make_sample
 from vlm_pg.errors import ConfigError
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.rewards import judge as judge_module
-from vlm_pg.rewards.judge import PROMPT, fill_in
+from vlm_pg.rewards.judge import PROMPT, fill_in, parse_score
 from vlm_pg.rewards.settings import JudgeSettings
 
 
@@ -95,10 +95,14 @@ def test_the_number_is_the_reward_of_its_own_response(server: FakeServer):
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        ("I cannot say", "does not end in a number"),
-        ("8/10", "does not end in a number"),
-        ("50%", "does not end in a number"),
-        ("", "does not end in a number"),
+        ("I cannot say", "does not end in a line with a number"),
+        ("8/10", "does not end in a line with a number"),
+        ("50%", "does not end in a line with a number"),
+        ("", "does not end in a line with a number"),
+        ("0.8\nI cannot rate this on a scale from 0 to 1.", "does not end in a line with a number"),
+        ("I refuse to give a score between 0 and 1", "does not end in a line with a number"),
+        ("It does well.\nCriterion (1)", "does not end in a line with a number"),
+        ("The score is somewhere near 0.5", "does not end in a line with a number"),
         ("1.5", "1.5 is not from 0 to 1"),
         ("-0.5", "-0.5 is not from 0 to 1"),
         ((400, b"unknown model"), "status 400: 'unknown model'"),
@@ -106,7 +110,11 @@ def test_the_number_is_the_reward_of_its_own_response(server: FakeServer):
         ((200, b"<html>"), "is no JSON"),
         ((200, b"{}"), "holds no message"),
         ((200, b"[1]"), "holds no message"),
-        ((200, b'{"choices": [{"message": {"content": null}}]}'), "does not end in a number"),
+        ((200, b'{"choices": [{"message": {"content": null}}]}'), "does not end in a line with a number"),
+        (
+            (200, b'{"choices": [{"message": {"content": "At first 1"}, "finish_reason": "length"}]}'),
+            "finish_reason length",
+        ),
     ],
 )
 def test_anything_else_is_no_value_with_the_reason(server: FakeServer, reply: str | tuple[int, bytes], reason: str):
@@ -114,6 +122,22 @@ def test_anything_else_is_no_value_with_the_reason(server: FakeServer, reply: st
     [(value, note)] = judged(server, ["x"], model="mine")
     assert value is None
     assert note.startswith("judge: ") and reason in note
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0.5",
+        "Fine.\n\n0.5\n\n",
+        "**0.5**",
+        "Good.\nScore: 0.5",
+        "**Final score:** `0.5`",
+        "**Score**: 0.5.",
+        "Score = .5",
+    ],
+)
+def test_verdicts(text: str):
+    assert parse_score(text) == 0.5
 
 
 def test_a_slow_judge_is_no_value(server: FakeServer):
@@ -141,12 +165,46 @@ def test_no_more_requests_in_flight_than_allowed(server: FakeServer):
     assert server.most_in_flight == 3
 
 
+def test_a_judge_that_never_answers_is_asked_no_more(server: FakeServer):
+    """Three in a row are enough; with one answer among them it is asked on."""
+    server.reply = lambda prompt: time.sleep(0.6) or "1" if "slow" in prompt else "1"
+    verdicts = judged(server, ["slow"] * 6, concurrency=1, timeout_seconds=0.2, model="m")
+    assert verdicts[:3] == [(None, "judge: no verdict within 0.2 s")] * 3
+    assert verdicts[3:] == [(None, "judge: not asked, 3 requests in a row had no answer")] * 3
+    assert len(server.bodies) == 3
+    texts = ["slow", "slow", "quick", "slow", "slow", "quick"]
+    values = [value for value, _ in judged(server, texts, concurrency=1, timeout_seconds=0.2, model="m")]
+    assert values == [None, None, 1.0, None, None, 1.0]
+    server.close()
+    notes = [note for _, note in judged(server, ["x"] * 4, concurrency=1, retries=0, model="m")]
+    assert all("ConnectError" in note for note in notes[:3]) and "not asked" in notes[3]
+
+
+def test_scoring_stops_when_it_should(server: FakeServer):
+    sample = make_sample("exact", "a red car")
+    asked: list[int] = []
+    end = threading.Event()
+    server.reply = lambda prompt: "1" if end.wait(60) else "0"
+    judge = JudgeSettings(weight=1.0, url=server.url, timeout_seconds=600.0)
+    with Rewarder(RewardSettings(judge=judge)) as rewarder:
+        with pytest.raises(InterruptedError):
+            rewarder.score([Response(sample, "x")], lambda: asked.append(1) or len(asked) == 3)
+        assert not end.is_set() and len(asked) == 3
+        end.set()
+        assert rewarder.score([Response(sample, "x")], lambda: False)[0].parts["judge"] == 1.0
+
+
 def test_the_key_is_sent_and_never_shown(server: FakeServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JUDGE_KEY", "secret-key")
     server.reply = lambda prompt: (401, b"secret-key is wrong")
     [(_, note)] = judged(server, ["x"], api_key_variable="JUDGE_KEY", model="m")
     assert server.keys == ["Bearer secret-key"]
     assert "secret-key" not in note and "[key] is wrong" in note
+    # Notes hold the first 80 characters of a body and the last 80 of a verdict: a cut must not leave half of the key.
+    for reply in ((401, b"x" * 72 + b"secret-key is wrong"), "y" * 15 + "secret-key" + "x" * 73):
+        server.reply = lambda prompt, reply=reply: reply
+        [(_, note)] = judged(server, ["x"], api_key_variable="JUDGE_KEY", model="m")
+        assert "secre" not in note and "et-key" not in note
 
 
 def test_a_response_is_data(tmp_path: Path):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +14,9 @@ from vlm_pg.rewards.pool import Outcome
 
 
 @pytest.fixture(scope="module", autouse=True)
-def prepared() -> Iterator[None]:
-    """As in a checking process, and undone: the replaced parser is for such a process only."""
-    from sympy.parsing import sympy_parser
-
-    original = sympy_parser.eval_expr
+def prepared() -> None:
+    """As in a checking process."""
     mathematics.prepare()
-    yield
-    sympy_parser.eval_expr = original
 
 
 @pytest.mark.parametrize(
@@ -59,6 +54,12 @@ def prepared() -> Iterator[None]:
         ("\\text{(C)}", "C"),
         ("no solution", "No solution."),
         ("2^{100}", "1267650600228229401496703205376"),
+        ("0", "1-1"),
+        ("1-1", "0"),
+        ("0", "0.0"),
+        ("0", "\\sin(\\pi)"),
+        ("0", "\\sqrt{8}-2\\sqrt{2}"),
+        ("0", "x-x"),
     ],
 )
 def test_equal_answers(gold: str, answer: str):
@@ -84,6 +85,11 @@ def test_equal_answers(gold: str, answer: str):
         ("1/3", "0.33"),
         ("y=2x+1", "y=2x+2"),
         ("5", ""),
+        ("0", "10^{-400}"),
+        ("10^{-400}", "0"),
+        ("0", "e^{-900}"),
+        ("0", "10^{-9}"),
+        ("6.6*10^{-34}", "6.6*10^{-35}"),
     ],
 )
 def test_other_answers_are_wrong(gold: str, answer: str):
@@ -129,11 +135,55 @@ def test_numbers_are_read_without_evaluation(tmp_path: Path):
     import sympy
 
     canary = tmp_path / "canary"
-    assert sympy.sympify("12") == 12
-    assert sympy.sympify("0.5") == 0.5
-    with pytest.raises(ValueError):
-        sympy.sympify(f"open({str(canary)!r}, 'w')")
+    with mathematics.without_evaluation():
+        assert sympy.sympify("12") == 12
+        assert sympy.sympify("0.5") == 0.5
+        with pytest.raises(ValueError):
+            sympy.sympify(f"open({str(canary)!r}, 'w')")
     assert not canary.exists()
+
+
+def test_the_parser_is_replaced_during_a_comparison_and_at_no_other_time(monkeypatch: pytest.MonkeyPatch):
+    """Users' functions run in the same processes: to them sympy is as it is."""
+    import sympy
+    from sympy.parsing import sympy_parser
+
+    original = sympy_parser.eval_expr
+    seen = []
+    monkeypatch.setattr(mathematics, "_equal", lambda gold, found: seen.append(sympy_parser.eval_expr) or True)
+    assert compare("1/2", "0.5") == (1.0, "")
+    assert seen == [mathematics._number_without_evaluation]
+    monkeypatch.setattr(mathematics, "_equal", lambda gold, found: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        compare("1/2", "0.5")
+    assert sympy_parser.eval_expr is original and sympy.sympify("1/2 + 1/2") == 1
+
+
+@pytest.mark.parametrize("place", ["grader.sympy_expr_eq", "parser.latex2sympy"])
+@pytest.mark.parametrize("error", [MemoryError, RecursionError, KeyError])
+def test_what_ran_out_is_not_the_answers_fault(
+    monkeypatch: pytest.MonkeyPatch, place: str, error: type[Exception]
+) -> None:
+    def fail(*_arguments: Any, **_options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(f"math_verify.{place}", fail)
+    mathematics._parse.cache_clear()
+    if place.startswith("grader"):
+        gold, answer = "x^2+3x+1", "x(x+3)+1"
+    else:
+        gold, answer = "\\text{east}", "x(x+7)+1"
+        monkeypatch.setattr(mathematics, "words", lambda latex, gold: None)
+        monkeypatch.setattr(mathematics, "_parse", _only_answers(mathematics._parse))
+    if error is KeyError:
+        assert compare(gold, answer)[0] == 0.0
+    else:
+        with pytest.raises(error):
+            compare(gold, answer)
+
+
+def _only_answers(parse: Any) -> Any:
+    return lambda latex: 5 if "east" in latex else parse(latex)
 
 
 def test_a_stopped_check_has_no_value():

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,77 @@ def test_a_process_killed_while_idle_is_replaced_and_costs_no_task(pool: Checker
     assert [outcome.value for outcome in pool.run([Call("operator:add", (1, 1))] * 4)] == [2] * 4
 
 
+def test_the_end_of_a_job_is_the_parents_to_handle(pool: CheckerPool):
+    """Launchers send SIGTERM, or a terminal SIGHUP, to all processes: a step that goes on must keep its checkers."""
+    pool.run([Call("operator:add", (1, 1))] * 4)
+    pids = pool.pids
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        for pid in pids:
+            os.kill(pid, number)
+    assert [outcome.value for outcome in pool.run([Call("operator:add", (1, 1))] * 4)] == [2] * 4
+    assert pool.pids == pids
+    [outcome] = pool.run([Call("subprocess:call", (["sh", "-c", "kill -TERM $$; exit 3"],))])
+    assert outcome.value == -signal.SIGTERM, "a program that a task starts can be ended"
+
+
+def test_a_process_that_ran_out_of_memory_is_replaced():
+    """What filled its memory may still be held."""
+    pool = CheckerPool(CheckerSettings(workers=1, timeout_seconds=30.0, memory_mb=256))
+    pool.run([Call("operator:add", (1, 1))])
+    pids = pool.pids
+    assert "out of memory" in pool.run([Call("builtins:bytearray", (1 << 30,))])[0].problem
+    assert pool.pids != pids and is_gone(pids[0])
+    assert pool.run([Call("operator:add", (1, 1))])[0].value == 2
+    pool.close()
+
+
+def others_in_group(pid: int) -> list[int]:
+    """Processes of the group that ``pid`` leads, itself left out."""
+    others = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            if stat.read_text().rsplit(")", 1)[1].split()[2] == str(pid) != stat.parent.name:
+                others.append(int(stat.parent.name))
+    return others
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads from /proc what a process started")
+@pytest.mark.parametrize("end", ["deadline", "close", "stopped"])
+def test_what_a_task_starts_ends_with_its_process(end: str):
+    pool = CheckerPool(CheckerSettings(workers=1, timeout_seconds=3.0 if end == "deadline" else 60.0))
+    pool.run([Call("os:getpid")])
+    [pid] = pool.pids
+    started: list[int] = []
+    if end == "close":
+        pool.run([Call("os:system", ("sleep 600 &",))])
+        started = others_in_group(pid)
+    else:
+
+        def look() -> bool:
+            started[:] = others_in_group(pid) or started
+            return end == "stopped" and bool(started)
+
+        try:
+            [outcome] = pool.run([Call("subprocess:call", (["sleep", "600"],))], look)
+            assert "deadline" in outcome.problem
+        except InterruptedError:
+            assert end == "stopped"
+    pool.close()
+    assert started and wait_until_gone([pid, *started])
+
+
+def test_a_program_that_a_task_starts_does_not_hold_its_connection(tmp_path: Path):
+    pool = CheckerPool(CheckerSettings(workers=1, timeout_seconds=30.0))
+    pool.run([Call("os:getpid")])
+    [pid] = pool.pids
+    # os.system closes no descriptors by itself.
+    assert pool.run([Call("os:system", (f"ls -l /proc/self/fd > {tmp_path}/open",))])[0].value == 0
+    listed = (tmp_path / "open").read_text()
+    assert "/dev/null" in listed and "socket:" not in listed
+    assert pool.pids == [pid]
+    pool.close()
+
+
 def test_what_workers_print_goes_nowhere(pool: CheckerPool, capfd: pytest.CaptureFixture[str]):
     assert pool.run([Call("builtins:print", ("hello",))])[0].problem == ""
     assert capfd.readouterr() == ("", "")
@@ -128,20 +200,28 @@ def test_a_missing_memory_limit_is_said_once(monkeypatch: pytest.MonkeyPatch):
     pool.close()
 
 
-def test_workers_end_with_their_parent():
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads which processes a process started from /proc")
+def test_workers_end_with_their_parent_and_what_they_started_too():
     code = """
-        import os, threading
+        import os
         from vlm_pg.rewards.pool import Call, CheckerPool
         from vlm_pg.rewards.settings import CheckerSettings
         pool = CheckerPool(CheckerSettings(workers=2, timeout_seconds=60.0))
         pool.run([Call("os:getpid")] * 2)
-        print(*pool.pids, flush=True)
-        threading.Timer(0.5, os._exit, (0,)).start()
-        pool.run([Call("time:sleep", (60,))] * 2)
+        pids = pool.pids
+        started = []
+        def look():
+            for pid in pids:
+                with open(f"/proc/{pid}/task/{pid}/children") as file:
+                    started.extend(file.read().split())
+            if len(set(started)) >= 2:
+                print(*pids, *set(started), flush=True)
+                os._exit(0)
+        pool.run([Call("subprocess:call", (["sleep", "600"],))] * 2, look)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, check=False
     )
     pids = list(map(int, done.stdout.split()))
-    assert len(pids) == 2, done.stderr
+    assert len(pids) == 4, done.stderr
     assert wait_until_gone(pids)

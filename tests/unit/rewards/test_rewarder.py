@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import pytest
 
 from tests.unit.rewards.helpers import make_sample, respond
 from vlm_pg.errors import ConfigError
-from vlm_pg.rewards import Response, Rewarder, RewardSettings
+from vlm_pg.rewards import Response, Rewarder, RewardSettings, rubric
+from vlm_pg.rewards.rewarder import RESERVED_PARTS
 from vlm_pg.rewards.settings import (
     CheckerSettings,
     FunctionSettings,
@@ -20,6 +22,7 @@ from vlm_pg.rewards.settings import (
     LengthSettings,
     RepetitionSettings,
 )
+from vlm_pg.rewards.verdict import Verdict
 
 CHECKER = CheckerSettings(workers=2, timeout_seconds=30.0)
 
@@ -72,11 +75,50 @@ def test_a_step_mixes_kinds_and_keeps_its_order():
 def test_two_parts_of_one_name_are_refused(tmp_path: Path):
     path = tmp_path / "own.py"
     path.write_text("def accuracy(response): return 1\ndef own(response): return 1\n")
+    (tmp_path / "kl.py").write_text("def kl(response): return 1\n")
+    for name in RESERVED_PARTS:
+        with pytest.raises(ConfigError, match=f"has {name}, which another part"):
+            Rewarder(RewardSettings(functions=(FunctionSettings(function=f"{tmp_path}/kl.py:kl", name=name),)))
     for names, twice in ((("accuracy",), "accuracy"), (("own", "own"), "own")):
         functions = tuple(FunctionSettings(function=f"{path}:{name}") for name in names)
         with pytest.raises(ConfigError, match=f"has {twice}, which another part"):
             Rewarder(RewardSettings(functions=functions))
     Rewarder(RewardSettings(functions=(FunctionSettings(function=f"{path}:accuracy", name="other"),))).close()
+
+
+def test_names_that_training_adds_are_reserved():
+    from vlm_pg.training.group_rewards import SHAPED_PARTS
+
+    assert RESERVED_PARTS == SHAPED_PARTS
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_part_that_is_not_finite_is_no_value(monkeypatch: pytest.MonkeyPatch, value: float):
+    monkeypatch.setitem(rubric.CHECKERS, "exact", lambda answer, sample, settings: Verdict(value))
+    response = Response(make_sample("exact", "red"), respond("red"))
+    with Rewarder(RewardSettings()) as rewarder:
+        [reward] = rewarder.score([response])
+        assert rewarder.accuracies([response]) == [None]
+    assert reward.parts["accuracy"] is None and reward.total is None
+    assert reward.notes == {"accuracy": f"it came out as {value}, which is no number to train on"}
+
+
+def test_scoring_stops_when_it_should(tmp_path: Path):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "import time\ndef waits(response):\n    time.sleep(600 if response == 'long' else 0)\n    return 1\n"
+    )
+    entry = FunctionSettings(function=f"{path}:waits", isolated=True)
+    checker = CheckerSettings(workers=1, timeout_seconds=600.0)
+    sample = make_sample("exact", "red")
+    with Rewarder(RewardSettings(functions=(entry,), checker=checker)) as rewarder:
+        assert rewarder.score([Response(sample, "short")], lambda: False)[0].parts["waits"] == 1.0
+        [pid] = rewarder.pids
+        asked: list[int] = []
+        with pytest.raises(InterruptedError):
+            rewarder.score([Response(sample, "long")] * 3, lambda: asked.append(1) or len(asked) == 2)
+        assert pid not in rewarder.pids
+        assert rewarder.score([Response(sample, "short")])[0].parts["waits"] == 1.0
 
 
 def test_rewards_import_neither_torch_nor_sympy():
