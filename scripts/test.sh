@@ -24,7 +24,8 @@ if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
     options=(-n 0)
 else
     # One torch thread per worker (tests/conftest.py), a file's tests on one worker because they share costly fixtures.
-    options=(-m "not gpu" -n "$(python -c 'import os; print(min(4, len(os.sched_getaffinity(0))))')" --dist loadfile)
+    # In the order of their folders: whole runs, few and long, come first, so that no worker is left alone with one.
+    options=(-m "not gpu" -n "$(python -c 'import os; print(min(4, len(os.sched_getaffinity(0))))')" --dist loadfile --no-loadscope-reorder)
 fi
 echo "== pytest"
 exec python -m pytest -q "${options[@]}" "$@"
