@@ -114,8 +114,12 @@ def _file_names(paths: Sequence[Path]) -> dict[Path, str]:
     Those of algebra/train.json and geometry/train.json: "algebra-train" and "geometry-train".
     """
     files = {path: path.resolve() for path in paths}
-    names = {file: file.stem for file in files.values()}
-    names = {file: f"{file.parent.name}-{name}" if _repeats(names, name) else name for file, name in names.items()}
+    # A link is named as it is written: what it points to may be called by a hash.
+    written = {file: path.absolute() for path, file in reversed(files.items())}
+    names = {file: written[file].stem for file in files.values()}
+    names = {
+        file: f"{written[file].parent.name}-{name}" if _repeats(names, name) else name for file, name in names.items()
+    }
     names = {
         file: f"{number}-{name}" if _repeats(names, name) else name
         for number, (file, name) in enumerate(names.items(), start=1)

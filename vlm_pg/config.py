@@ -219,8 +219,8 @@ def impossible_algorithms(config: RunConfig) -> list[str]:
             and config.model.lora is not None
             and config.training.engine == "deepspeed",
             f"algorithm.kl_in is {algorithm.kl_in} with model.lora and training.engine=deepspeed: ranks would score "
-            "under the adapter-free reference at their own pace, which scattered weights do not allow. Set "
-            "algorithm.kl_in=loss.",
+            "under the adapter-free reference at their own pace, which the scattered weights of ZeRO-3 do not allow. "
+            "Set algorithm.kl_in=loss (and algorithm.preset=null where the preset fixes it), or algorithm.kl_coef=0.",
         ),
         (
             pruned and algorithm.prune_correction and algorithm.prune_metric == "largest",

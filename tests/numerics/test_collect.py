@@ -13,6 +13,7 @@ from vlm_pg.rewards.response import Response
 from vlm_pg.training.collect import FULL_ENOUGH
 from vlm_pg.training.group_advantages import all_tokens, kept_tokens
 from vlm_pg.training.group_metrics import group_metrics, group_sums
+from vlm_pg.training.updates import run_updates
 from vlm_pg.types import ResponseGroup, RolloutGroup
 
 
@@ -116,6 +117,37 @@ def test_a_correction_counts_groups_of_which_nothing_was_drawn() -> None:
         assert flat and all(not any(group.kept) for group in flat)
         if not fill:
             assert len(batch.groups) == 4
+            metrics = group_metrics([group_sums(batch.sampled, batch.groups)])
+            assert metrics["pruned_share"] == pytest.approx(
+                sum(weight == 0 for group in batch.groups for weight in group.kept) / 16
+            )
+        # What was drawn trains, also where its log-probabilities are scored before several updates.
+        updates = tiny_config({"num_iterations": 2, "prune_rate": 0.5, "prune_correction": True, "prune_fill": fill})
+        config = updates.model_copy(update={"rollout": updates.rollout.model_copy(update={"logprobs": "recompute"})})
+        policy = tiny_policy()
+        collector = made_up_collector(policy, config, reward)
+        batch = collector.collect(1, 0)
+        values = run_updates(collector.engine, None, batch.groups, config, 1e-4, None, False)
+        assert values["updates"] == 2.0 and values["grad_norm"] > 0
+
+
+def test_filling_is_bounded_where_pruning_leaves_next_to_nothing() -> None:
+    """One question of 16 has spread, and the correction draws from no other: the others cost 0."""
+    config = tiny_config({"prune_rate": 0.5, "prune_correction": True}, training={"prompts_per_step": 16})
+    collector = made_up_collector(
+        tiny_policy(), config, lambda response, index: float(index) if number(response) == 3 else 1.0, num_samples=400
+    )
+    assert len(collector.collect(1, 0).sampled) == 64  # 16 questions, G / k = 2, at most twice that
+
+
+def test_spread_is_that_of_the_task_whatever_the_kl_adds() -> None:
+    algorithm = {"kl_coef": 0.5, "kl_in": "reward", "kl_estimator": "k1", "scale_advantages": "none"}
+    collector = made_up_collector(
+        tiny_policy(), tiny_config(algorithm), lambda response, index: 1.0, reference=slightly_different()
+    )
+    batch = collector.collect(1, 0)
+    assert len({reward.total for reward in batch.groups[0].rewards}) > 1
+    assert group_metrics([group_sums(batch.sampled, batch.groups)])["groups_without_spread"] == 1.0
 
 
 def test_pruning_ranks_by_the_advantages_that_train() -> None:

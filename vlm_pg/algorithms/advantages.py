@@ -28,8 +28,8 @@ def group_advantages(rewards: Rewards, baseline: Baseline, scale: AdvantageScale
     A_i = r_i - b_i with ``scale="none"``, (r_i - b_i) / (std + 1e-4) with ``"std"``. b_i is the mean of the group with
     ``baseline="group_mean"``, that of the group's other rollouts with ``"leave_one_out"``, 0 with ``"none"``. ``std``
     is the sample standard deviation (divisor n - 1; 0 of a single value). A reward of None ("no value") is left out of
-    every statistic and gets advantage 0, so it trains nothing. With a baseline, fewer than two valued rewards, or
-    rewards that are all equal, give exactly 0 for everyone: such a group does not say which rollout was better.
+    every statistic and gets advantage 0. With a baseline, fewer than two valued rewards, or rewards that are all equal,
+    give exactly 0 for everyone: such a group does not say which rollout was better.
 
         group_advantages([1.0, 0.0, None, 0.5], "group_mean", "none") -> [0.5, -0.5, 0.0, 0.0]
         group_advantages([1.0, 0.0, None, 0.5], "leave_one_out", "none") -> [0.75, -0.75, 0.0, 0.0]

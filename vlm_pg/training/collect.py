@@ -8,6 +8,7 @@ rollouts are pruned rank by rank).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ import torch
 
 from vlm_pg.algorithms.allocation import fits, questions_needed
 from vlm_pg.algorithms.kl import kl_penalty
+from vlm_pg.algorithms.pruning import num_kept
 from vlm_pg.config import RunConfig
 from vlm_pg.media.controls import shuffle_frames
 from vlm_pg.models.policy import Policy
@@ -40,6 +42,9 @@ from vlm_pg.types import ResponseGroup, RolloutGroup, Sample
 
 # Costs of questions vary, so what a round leaves free is filled by another one; few rounds get within half a question.
 FILL_ROUNDS = 16
+# Where pruning leaves much less than usual (a correction that draws nothing of flat groups), filling ends at this many
+# times the questions that equally long responses would need.
+MOST_QUESTIONS = 2
 # A budget short by less than this share is full: a round for a question or two decodes at a poor rate.
 FULL_ENOUGH = 0.03
 
@@ -256,16 +261,21 @@ class Collector:
         Returns:
             Groups that train too; groups that were sampled and did not fit any more; counts.
         """
+        first = int(self._sum(len(groups)))
+        # With equally long responses, G / k times as many questions have as many tokens at the most.
+        kept = num_kept(self.config.rollout.num_generations, self.algorithm.prune_rate)
+        most = math.ceil(MOST_QUESTIONS * first * self.config.rollout.num_generations / kept)
         budget = int(self._sum(sum(map(all_tokens, groups))))
         used = int(self._sum(sum(map(kept_tokens, groups))))
-        asked = int(self._sum(len(groups)))
+        asked = sampled = first
         accepted: list[RolloutGroup] = []
         refused: list[RolloutGroup] = []
         for _ in range(FILL_ROUNDS):
             needed = questions_needed(used, budget, used / asked) if used < (1 - FULL_ENOUGH) * budget and used else 0
-            samples = self._take(needed) if needed else []
+            samples = self._take(min(needed, most - sampled)) if needed and sampled < most else []
             if not samples:
                 break
+            sampled += len(samples)
             more, _ = self._round(step, samples)
             if self.algorithm.resample_rounds:
                 refused += [group for group in more if not has_spread(group)]

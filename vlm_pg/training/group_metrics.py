@@ -20,10 +20,10 @@ def group_sums(sampled: Sequence[RolloutGroup], training: Sequence[RolloutGroup]
     """
     sums: defaultdict[str, float] = defaultdict(float)
     for group in training:
-        sums["pruned"] += sum(weight == 0 for weight in group.kept)
-        sums["prunable"] += len(group.rollouts)
         sums["kept_tokens"] += kept_tokens(group)
     for group in sampled:
+        sums["pruned"] += sum(weight == 0 for weight in group.kept)
+        sums["prunable"] += len(group.kept)
         sums["groups"] += 1
         sums["no_spread"] += not has_spread(group)
         for rollout, reward in zip(group.rollouts, group.rewards, strict=True):

@@ -106,12 +106,13 @@ def _scored(engine: Engine, groups: Sequence[RolloutGroup], config: RunConfig) -
     asked = [
         ResponseGroup(group.prompt, tuple(group.rollouts[i].token_ids for i in chosen))
         for group, chosen in zip(groups, places, strict=True)
+        if chosen
     ]
     with engine.generation():
-        found = score(engine.policy, asked, rollout.temperature, rollout.prefill_tokens)
+        found = iter(score(engine.policy, asked, rollout.temperature, rollout.prefill_tokens))
     scored = []
-    for group, chosen, values in zip(groups, places, found, strict=True):
-        by_place = dict(zip(chosen, values, strict=True))
+    for group, chosen in zip(groups, places, strict=True):
+        by_place = dict(zip(chosen, next(found), strict=True)) if chosen else {}
         logprobs = tuple(by_place.get(i, torch.empty(0)) for i in range(len(group.rollouts)))
         scored.append(replace(group, trainer_logprobs=logprobs))
     return scored
