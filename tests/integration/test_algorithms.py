@@ -19,7 +19,7 @@ from vlm_pg.training.main import train
 QUIET = [
     "observe.tensorboard=false",
     "observe.report=false",
-    "media.workers=1",
+    "media.workers=0",
     "eval.before=false",
     "eval.after=false",
 ]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from vlm_pg.errors import SampleError
+from vlm_pg.processes import how_it_ended
 
 START_SECONDS = 300.0
 MAX_FAILED_STARTS = 3
@@ -215,7 +215,7 @@ class WorkerPool:
     def _replace_dead(self, position: int) -> None:
         worker = self._workers[position]
         self._kill(worker)
-        how = _how_it_ended(worker.process.returncode)
+        how = how_it_ended(worker.process.returncode)
         if not worker.ready:
             self._count_failed_start(how, worker)
         elif worker.call is not None:
@@ -249,15 +249,6 @@ def _settle(call: _Call, value: Any = None, error: BaseException | None = None) 
             call.future.set_exception(error)
         else:
             call.future.set_result(value)
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"
 
 
 def _last_words(stderr: IO[bytes], limit: int = 300) -> str:
