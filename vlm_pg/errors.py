@@ -19,6 +19,10 @@ class CheckpointError(VlmPgError):
     """A checkpoint that is missing, incomplete, or does not belong to this run."""
 
 
+class GradientMismatchError(VlmPgError):
+    """An engine applied another gradient than training computed."""
+
+
 class SampleError(VlmPgError):
     """One sample is unusable. It is recorded with its reason and counted; the run goes on.
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 STD_EPSILON = 1e-4
 WHITEN_EPSILON = 1e-8
+# Relative, with room for a few operations; also of a token's log-probability, which is of the order of 1 to 10 nats.
+FP32_ROUNDING = 1e-6
 
 Rewards = Sequence[float | None]
 
@@ -182,15 +184,29 @@ def mean_and_std(count: float, total: float, squares: float) -> tuple[float, flo
     return mean, math.sqrt(variance)
 
 
-def whitened(values: torch.Tensor, mean: float, std: float) -> torch.Tensor:
+def whitened(values: torch.Tensor, mean: float, std: float, rounding: float) -> torch.Tensor:
     """(values - mean) / (std + 1e-8): token advantages whitened over all response tokens of a step.
+
+    Zeros where the deviation is rounding and nothing else: divided by itself it would be a full-size update.
 
     Args:
         values: any shape.
         mean: of all tokens of the step on all ranks, see ``mean_and_std``.
         std: their sample standard deviation.
+        rounding: deviation that equal rewards may have, see ``token_rounding``.
     """
-    return (values - mean) / (std + WHITEN_EPSILON)
+    return values * 0.0 if std <= rounding else (values - mean) / (std + WHITEN_EPSILON)
+
+
+def token_rounding(largest: float, kl_coef: float, longest: int) -> float:
+    """How far token advantages may lie apart by rounding alone: of fp32, and of the KL's log-probabilities.
+
+    Args:
+        largest: absolute value of the step's largest advantage before the KL is taken away.
+        kl_coef: weight of the KL, which sums up over a response.
+        longest: tokens of the longest response.
+    """
+    return FP32_ROUNDING * (largest + kl_coef * longest)
 
 
 def _from_baseline(rewards: Rewards, baseline: Baseline) -> list[float | None]:

@@ -18,7 +18,7 @@ from vlm_pg.models.decoder import run_decoder
 from vlm_pg.models.linear_attention import route_linear_layers
 from vlm_pg.models.logits import token_logprobs
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, checked_responses, pack
-from vlm_pg.models.prefix_run import run_chunk, run_prefixes, select_features
+from vlm_pg.models.prefix_run import PrefixStates, run_back, run_chunk, run_prefixes, select_features
 from vlm_pg.models.registry import Family
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.turns import Turns
@@ -161,11 +161,14 @@ class Policy(torch.nn.Module):
         everything in one stream; log-probabilities of all response tokens, and entropies in nats (detached).
         ``forward(PrefixBatch, features) -> PrefixStates``: prefixes alone, for groups beyond memory.
         ``forward(ChunkBatch, PrefixStates, temperature) -> (logprobs, entropies)``: some responses behind them.
+        ``forward(PrefixStates, loss_scale, every_weight) -> zero``: whose backward goes on through the prefixes.
         """
         if isinstance(batch, PrefixBatch):
             return run_prefixes(self, batch, *args)
         if isinstance(batch, ChunkBatch):
             return run_chunk(self, batch, *args)
+        if isinstance(batch, PrefixStates):
+            return run_back(self, batch, *args)
         return self._score(batch, *args)
 
     def _score(

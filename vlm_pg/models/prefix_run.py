@@ -54,10 +54,12 @@ class PrefixStates:
         """
         states = [self.last_hidden, *(state for pair in self.layers.values() for state in pair)]
         touched = [state for state in states if id(state) in self._gradients]
+        # The last layer's hidden states are always part of it, so that backward reaches every weight of the prefixes.
+        nothing = self.last_hidden.sum() * 0.0
         if not touched:
-            return self.last_hidden.sum() * 0.0
+            return nothing
         gradients = [self._gradients.pop(id(state)) for state in touched]
-        return _InjectGradient.apply(gradients, loss_scale, *touched)
+        return nothing + _InjectGradient.apply(gradients, loss_scale, *touched)
 
 
 def run_prefixes(policy: Policy, batch: PrefixBatch, features: torch.Tensor | None) -> PrefixStates:
@@ -87,6 +89,16 @@ def run_chunk(
         own = policy.hidden_states(batch.input_ids, batch.positions_3T, context)
         hidden = torch.cat([last_hidden, own])
     return policy.token_logprobs(hidden[batch.predict_rows], batch.targets, temperature)
+
+
+def run_back(policy: Policy, states: PrefixStates, loss_scale: float, every_weight: bool) -> torch.Tensor:
+    """``states.surrogate_loss``; with ``every_weight`` its backward also reaches an untied output head, with zeros."""
+    loss = states.surrogate_loss(loss_scale)
+    head = policy.model.lm_head
+    tied = getattr(head, "weight", None) is policy.model.get_input_embeddings().weight
+    if every_weight and not tied and any(parameter.requires_grad for parameter in head.parameters()):
+        loss = loss + policy.logits(states.last_hidden.detach()[:1]).float().sum() * 0.0
+    return loss
 
 
 def select_features(batch: PackedBatch | PrefixBatch, features: torch.Tensor | None) -> torch.Tensor | None:

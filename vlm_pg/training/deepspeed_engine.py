@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Iterator
@@ -12,26 +11,14 @@ from typing import Any, Literal, cast
 
 import torch
 
-from vlm_pg.errors import CheckpointError, ConfigError
+from vlm_pg.errors import CheckpointError
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.memory import free_bytes
+from vlm_pg.training.deepspeed_config import make_optimizer, offloads_optimizer, read_deepspeed_config
 from vlm_pg.training.distributed import sum_over_ranks, world_size
 from vlm_pg.training.engines import Engine, check_finite
+from vlm_pg.training.gradient_guard import GradientGuard
 from vlm_pg.training.settings import TrainingSettings
-
-# What this program decides itself; a config file that sets them would be contradicted in silence.
-OWN_KEYS = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "optimizer",
-    "scheduler",
-    "bf16",
-    "fp16",
-    "data_types",
-    "communication_data_type",
-)
 
 # Of free memory, when all weights are gathered for generation: keys and values need room too.
 SHARE_FOR_WEIGHTS = 0.5
@@ -58,7 +45,14 @@ def connect() -> None:
 
 
 class DeepSpeedEngine(Engine):
-    """Wraps the policy in a DeepSpeed engine; every rank makes the same number of backward calls."""
+    """Wraps the policy in a DeepSpeed engine; every rank makes the same number of backward calls.
+
+    ZeRO's stages are made for backward calls that each reach every trained weight. A weight that is not in the last one
+    is not reduced over ranks (stage 1) or not copied to offloaded states; one that is not in the first one is added to
+    what the update before left. So the first and the last backward of an update reach all (``needs_every_weight``).
+    """
+
+    needs_every_weight = True
 
     def __init__(self, policy: Policy, settings: TrainingSettings, gather: Literal["auto", "all", "layers"] = "auto"):
         import deepspeed
@@ -70,19 +64,23 @@ class DeepSpeedEngine(Engine):
             # Sums over micro-batches and ranks are kept in fp32: bf16 has 8 bits of mantissa.
             config |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
             config["communication_data_type"] = "fp32"
-        optimizer = torch.optim.AdamW(
-            parameters,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.adam_epsilon,
-            weight_decay=settings.weight_decay,
-        )
+        optimizer = make_optimizer(parameters, settings, config, policy.device)
         self._engine, *_ = deepspeed.initialize(
             model=policy, optimizer=optimizer, model_parameters=parameters, config=config
         )
         # DeepSpeed averages gradients over ranks; the loss weights already make them a sum.
         self.loss_scale = float(world_size())
         self._stage = config.get("zero_optimization", {}).get("stage", 0)
+        self._max_grad_norm = settings.max_grad_norm
+        place = "offloaded" if offloads_optimizer(config) else "on the device"
+        self.description = f"deepspeed (ZeRO-{self._stage}, {type(optimizer).__name__}, optimizer states {place})"
+        self._guard = GradientGuard(
+            {name: p for name, p in policy.model.named_parameters() if p.requires_grad},
+            _first_moment,
+            settings.betas[0],
+            self.loss_scale,
+            settings.checked_updates,
+        )
         self.gathers_all = self._stage < 3 or gather == "all" or (gather == "auto" and self._weights_fit())
 
     def forward(self, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,6 +98,7 @@ class DeepSpeedEngine(Engine):
         norm = float(self._engine.get_global_grad_norm())
         check_finite(norm)
         self.policy.weights_changed()
+        self._guard.after_step(norm, self._max_grad_norm)
         return norm
 
     def save_optimizer(self, folder: Path) -> None:
@@ -114,6 +113,7 @@ class DeepSpeedEngine(Engine):
                 f"{folder} holds no DeepSpeed state that could be loaded. Resume with the engine that wrote it, or "
                 "start a new run with model.path set to it."
             )
+        self._guard.resumed()
 
     @contextmanager
     def generation(self) -> Iterator[None]:
@@ -161,39 +161,7 @@ class DeepSpeedEngine(Engine):
             offload.setup_zero_stage3_hooks()
 
 
-def read_deepspeed_config(settings: TrainingSettings) -> dict[str, Any]:
-    """The user's DeepSpeed file with the parts this program decides.
+def _first_moment(parameter: torch.nn.Parameter) -> torch.Tensor:
+    from deepspeed.utils import safe_get_full_optimizer_state
 
-    Raises:
-        ConfigError: no file, not JSON, or it sets what other settings decide.
-    """
-    if settings.deepspeed_config is None:
-        raise ConfigError(
-            "training.engine is deepspeed but training.deepspeed_config is not set. Give a DeepSpeed JSON file, for "
-            "example training.deepspeed_config=configs/deepspeed/zero2.json."
-        )
-    path = Path(settings.deepspeed_config)
-    try:
-        config = json.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"training.deepspeed_config {str(path)!r} cannot be read: {error}.") from error
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"training.deepspeed_config {str(path)!r} is not JSON: {error}.") from error
-    stage = config.get("zero_optimization", {}).get("stage", 0)
-    if stage not in (1, 2, 3):
-        raise ConfigError(
-            f"{path} has ZeRO stage {stage}, under which DeepSpeed steps without telling the gradient's norm. Set "
-            "zero_optimization.stage to 1, 2 or 3."
-        )
-    clashes = sorted(set(config) & set(OWN_KEYS))
-    if clashes:
-        raise ConfigError(
-            f"{path} sets {', '.join(clashes)}, which the training and model sections decide. Remove them from the "
-            "file and use training.micro_batch_tokens, training.learning_rate, training.max_grad_norm and model.dtype."
-        )
-    return config | {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": settings.max_grad_norm,
-        "zero_allow_untested_optimizer": True,
-    }
+    return cast(torch.Tensor, safe_get_full_optimizer_state(parameter, "exp_avg"))

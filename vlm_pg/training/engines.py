@@ -24,8 +24,13 @@ class Engine(ABC):
     """
 
     policy: Policy
+    # For the line a run begins with.
+    description: str
     # What backward() multiplies losses by before they reach the graph.
     loss_scale: float = 1.0
+    # Whether the first and the last backward of an update must reach every trained weight, with zeros where it has no
+    # part in the loss.
+    needs_every_weight: bool = False
 
     @abstractmethod
     def forward(self, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,6 +81,8 @@ def check_finite(norm: float) -> None:
 class TorchEngine(Engine):
     """One process, AdamW. bf16 weights keep an fp32 copy that gradients are summed into and updates are applied to."""
 
+    description = "torch"
+
     def __init__(self, policy: Policy, settings: TrainingSettings):
         self.policy = policy
         self._max_grad_norm = settings.max_grad_norm
@@ -105,6 +112,11 @@ class TorchEngine(Engine):
                     weight.grad = None
 
     def step(self, learning_rate: float) -> float:
+        for master in self._masters:
+            # A weight that had no part in the update (the tower, where all questions were text) has gradient zero, as
+            # under DeepSpeed: Adam's moments decay and move it on, and weight decay holds.
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
         norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self._max_grad_norm))
         check_finite(norm)
         for group in self._optimizer.param_groups:

@@ -13,11 +13,12 @@ from vlm_pg.algorithms.advantages import (
     mean_and_std,
     moments,
     part_advantages,
+    token_rounding,
     whitened,
 )
 from vlm_pg.algorithms.pruning import prune
 from vlm_pg.algorithms.settings import AlgorithmSettings
-from vlm_pg.training.distributed import gather_objects, rank, sum_over_ranks
+from vlm_pg.training.distributed import gather_objects, max_over_ranks, rank, sum_over_ranks
 from vlm_pg.training.group_rewards import SHAPED_PARTS
 from vlm_pg.types import RolloutGroup
 
@@ -85,8 +86,14 @@ def token_advantage_groups(
         count, total, squares = moments(counted)
         sums = sum_over_ranks({"count": count, "total": total, "squares": squares}, device)
         mean, std = mean_and_std(sums["count"], sums["total"], sums["squares"])
+        extremes = {
+            "largest": max((abs(advantage) for group in groups for advantage in group.advantages), default=0.0),
+            "longest": float(max((len(values) for values in counted), default=0)),
+        }
+        extremes = max_over_ranks(extremes, device)
+        rounding = token_rounding(extremes["largest"], algorithm.kl_coef, int(extremes["longest"]))
         of_groups = [
-            [whitened(v, mean, std) if ok else v for v, ok in zip(vs, oks, strict=True)]
+            [whitened(v, mean, std, rounding) if ok else v for v, ok in zip(vs, oks, strict=True)]
             for vs, oks in zip(of_groups, valued, strict=True)
         ]
     return [replace(group, token_advantages=tuple(values)) for group, values in zip(groups, of_groups, strict=True)]

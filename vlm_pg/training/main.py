@@ -247,7 +247,7 @@ class _Run:
         adapter = "" if lora is None else f", LoRA adapter of rank {lora.rank}"
         self.console.info(
             f"model: {config.model.path}, {total:,} parameters, {trained:,} trained (vision tower {tower}{adapter}), "
-            f"{config.model.dtype} on {policy.device}, {world_size()} process(es), engine {config.training.engine}"
+            f"{config.model.dtype} on {policy.device}, {world_size()} process(es), engine {self.engine.description}"
         )
         self.console.info(
             f"attention kernel: {policy.kernel.name}, grouped over shared prefixes "
@@ -292,7 +292,8 @@ def describe_algorithm(algorithm: AlgorithmSettings) -> str:
 def _connect(config: RunConfig) -> None:
     """Join the other processes, if the launcher started any."""
     if config.training.engine == "deepspeed":
-        from vlm_pg.training.deepspeed_engine import connect, read_deepspeed_config
+        from vlm_pg.training.deepspeed_config import read_deepspeed_config
+        from vlm_pg.training.deepspeed_engine import connect
 
         read_deepspeed_config(config.training)
         connect()

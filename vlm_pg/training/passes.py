@@ -20,7 +20,7 @@ from vlm_pg.training.calls import Place
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.filler import filler_group
 from vlm_pg.training.vision_leaves import VisionLeaves
-from vlm_pg.types import ResponseGroup, RolloutGroup
+from vlm_pg.types import ResponseGroup, RolloutGroup, VisualFeatures
 
 
 @dataclass
@@ -71,15 +71,35 @@ class Passes:
     measure_mismatch: bool = False
     sums: StepSums = field(default_factory=StepSums)
 
-    def losses(self, places: Sequence[Place]) -> Iterator[torch.Tensor]:
-        """One loss per backward call. Each must have been backpropagated before the next one is asked for."""
-        for place in places:
-            if place.chunks > 1:
-                yield from self._chunked(place)
-            elif place.micro is None:
-                yield self._idle()
+    def losses(self, places: Sequence[Place]) -> Iterator[tuple[torch.Tensor, bool]]:
+        """One loss per backward call, and whether it is the last one.
+
+        Each must have been backpropagated before the next one is asked for. A trained tower's own backward is part of
+        the last one. Where the engine needs it, the first and the last backward reach every trained weight.
+        """
+        calls = sum(place.backward_calls for place in places)
+        tower_trains = self.policy.vision.trains
+        for call, (loss, tower) in enumerate(self._losses(places), start=1):
+            if call < calls:
+                if call == 1 and tower_trains and self.engine.needs_every_weight:
+                    loss = loss + self.policy.idle_vision_loss()
+                yield loss, False
             else:
-                yield self._single(place.micro)
+                yield loss if tower is None else loss + tower, True
+
+    def _losses(self, places: Sequence[Place]) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Each loss, and of the last place the zero through which backward enters the tower."""
+        features, tower = self.leaves.features, None
+        for number, place in enumerate(places, start=1):
+            if number == len(places):
+                features, tower = self.leaves.joined()
+            if place.chunks > 1:
+                for loss in self._chunked(place, features):
+                    yield loss, tower
+            elif place.micro is None:
+                yield self._idle(), tower
+            else:
+                yield self._single(place.micro, features), tower
 
     @property
     def policy(self) -> Policy:
@@ -90,23 +110,23 @@ class Passes:
         batch = self.policy.pack([filler_group(self.policy)])
         if self.reference is not None:
             self._score_reference(batch, None)
-        logprobs, _ = self.engine.forward(batch, None, self.temperature)
-        return logprobs.sum() * 0.0
+        return _nothing(*self.engine.forward(batch, None, self.temperature))
 
-    def _single(self, micro: MicroBatch) -> torch.Tensor:
+    def _single(self, micro: MicroBatch, features: Sequence[VisualFeatures]) -> torch.Tensor:
         (pieces,) = micro.chunks
         members = [self._responses(group) for group in micro.groups]
         batch = self.policy.pack(members)
         ref_logprobs = None
         if self.reference is not None:
             ref_logprobs = self._score_reference(batch, self._reference_features(micro, members))
-        logprobs, entropies = self.engine.forward(batch, self._features(micro, members), self.temperature)
+        joined = self._features(micro, members, features)
+        logprobs, entropies = self.engine.forward(batch, joined, self.temperature)
         self.sums.add(
             tokens_computed=batch.num_tokens, tokens_shared=batch.tokens_shared, sharing_groups=batch.num_sharing
         )
         return self._loss(pieces, logprobs, entropies, ref_logprobs)
 
-    def _chunked(self, place: Place) -> Iterator[torch.Tensor]:
+    def _chunked(self, place: Place, features: Sequence[VisualFeatures]) -> Iterator[torch.Tensor]:
         """The prompts once, a loss per chunk of responses behind them, then one that runs through the prompts."""
         micro = place.micro
         members = [filler_group(self.policy)] if micro is None else [self._responses(group) for group in micro.groups]
@@ -120,14 +140,15 @@ class Passes:
         # All chunks under the reference come before the policy's prefixes take their memory.
         ref_logprobs = self._score_reference_chunks(micro, members, prefixes, chunks)
         # DeepSpeed's engine hands on what the policy returns, here PrefixStates.
-        states: Any = self.engine.forward(prefixes, None if micro is None else self._features(micro, members))
+        joined = None if micro is None else self._features(micro, members, features)
+        states: Any = self.engine.forward(prefixes, joined)
         for number, (chunk, ref) in enumerate(zip(chunks, ref_logprobs, strict=True)):
             logprobs, entropies = self.engine.forward(chunk, states, self.temperature)
             if number < len(pieces):
                 self.sums.add(tokens_computed=chunk.num_tokens)
                 yield self._loss(pieces[number], logprobs, entropies, ref)
             else:
-                yield logprobs.sum() * 0.0
+                yield _nothing(logprobs, entropies)
         if micro is not None:
             self.sums.add(
                 tokens_computed=prefixes.num_tokens,
@@ -135,7 +156,9 @@ class Passes:
                 sharing_groups=prefixes.num_sharing,
                 groups_chunked=len(members),
             )
-        yield states.surrogate_loss(self.engine.loss_scale)
+        # Through the engine, as every pass: DeepSpeed counts what comes between two forwards as one backward.
+        back: Any = self.engine.forward(states, self.engine.loss_scale, self.engine.needs_every_weight)
+        yield back
 
     def _pack_chunk(
         self, prefixes: PrefixBatch, members: Sequence[ResponseGroup], micro: MicroBatch, pieces: Sequence[Piece]
@@ -165,14 +188,16 @@ class Passes:
         chosen = self.groups[group]
         return ResponseGroup(chosen.prompt, tuple(rollout.token_ids for rollout in chosen.rollouts))
 
-    def _features(self, micro: MicroBatch, members: Sequence[ResponseGroup]) -> torch.Tensor | None:
-        return self.policy.join_features(members, [self.leaves.features[group] for group in micro.groups])
+    def _features(
+        self, micro: MicroBatch, members: Sequence[ResponseGroup], features: Sequence[VisualFeatures]
+    ) -> torch.Tensor | None:
+        return self.policy.join_features(members, [features[group] for group in micro.groups])
 
     def _reference_features(self, micro: MicroBatch, members: Sequence[ResponseGroup]) -> torch.Tensor | None:
         """Where the tower is frozen it is the reference's tower too."""
         assert self.reference is not None
         if not self.policy.vision.trains:
-            return self._features(micro, members)
+            return self._features(micro, members, self.leaves.features)
         features = self.reference.vision.encode([member.prompt for member in members])
         return self.reference.join_features(members, features)
 
@@ -268,6 +293,11 @@ class Passes:
 def _rollouts_of(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
     """Group and place in it of each response, in the order in which they are packed."""
     return [(piece.group, i) for piece in pieces for i in piece.responses]
+
+
+def _nothing(logprobs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
+    """Zero, through whatever of a pass carries a graph: on a rank that has work the loss reads the same of it."""
+    return (logprobs.sum() + entropies.sum()) * 0.0
 
 
 def _wide(value: Any) -> Any:

@@ -19,6 +19,12 @@ class TrainingSettings(Settings):
     )
     engine: Literal["torch", "deepspeed"] = Field("torch", description="Who owns optimizer and gradients.")
     deepspeed_config: str | None = Field(None, description="DeepSpeed JSON file; needed with engine=deepspeed.")
+    checked_updates: int = Field(
+        3,
+        ge=0,
+        description="With engine=deepspeed: in so many updates after every start, the gradient that the optimizer took "
+        "is compared for each weight with the one that was computed; a difference ends the run.",
+    )
     learning_rate: float = Field(1e-6, gt=0.0, description="Peak learning rate.")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's betas.")
     adam_epsilon: float = Field(1e-8, gt=0.0, description="AdamW's epsilon.")

@@ -69,12 +69,9 @@ def update_policy(
     counts = [_token_counts(group) for group in groups]
     plan = plan_micro_batches(counts, micro_batch_tokens, lambda i, j: shared[i][j])
     order = agreed_places(plan, policy.device)
-    num_calls = sum(place.backward_calls for place in order)
     passes = Passes(engine, reference, groups, leaves, weights, algorithm, temperature, behaviour, measure_mismatch)
-    for call, loss in enumerate(passes.losses(order), start=1):
-        engine.backward(loss, last=call == num_calls and not leaves.tower_due)
-    if leaves.tower_due:
-        engine.backward(leaves.surrogate_loss(engine.loss_scale), last=True)
+    for loss, last in passes.losses(order):
+        engine.backward(loss, last)
     in_one_tree = tree_tokens([prompt for prompt, _ in counts], range(len(groups)), lambda i, j: shared[i][j])
     in_one_tree += sum(sum(responses) for _, responses in counts)
     metrics = _metrics(passes.sums, groups, in_one_tree, policy.device)
@@ -85,7 +82,7 @@ def update_policy(
         "grad_norm": grad_norm,
         "lr": learning_rate,
         "micro_batches": float(len(order)),
-        "backward_calls": float(num_calls),
+        "backward_calls": float(sum(place.backward_calls for place in order)),
     }
 
 

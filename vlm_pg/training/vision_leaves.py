@@ -1,10 +1,11 @@
-"""A trained vision tower runs once a step: micro-batches see its outputs as leaves, then one backward goes through."""
+"""A trained vision tower runs once a step: micro-batches see its outputs as leaves, the last one goes on through it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -16,49 +17,85 @@ from vlm_pg.types import Prompt, VisualFeatures
 class VisionLeaves:
     """Visual features of one step's prompts, cut from the tower's graph where the tower trains.
 
-    Made once per step, before generation. Gradients of all micro-batches add up in the leaves; ``surrogate_loss`` then
-    carries them into the tower in a single backward. Exact: d loss / d weights = (d loss / d features)(d features / d
-    weights).
+    Made once per step, before generation. Gradients of all passes but the last add up in the leaves; the last pass
+    works on ``joined`` features instead, whose backward adds what the leaves hold and goes on through the tower. Exact:
+    d loss / d weights = (d loss / d features)(d features / d weights), and the update's last backward, which engines
+    may treat apart from the others, reaches language model and tower alike.
 
     A trained tower is entered by all ranks or by none: a rank without media runs it on a blank patch, for ranks that
     gather weights and reduce gradients together must do so in step.
     """
 
     def __init__(self, policy: Policy, prompts: Sequence[Prompt]):
+        self._policy = policy
         trains = policy.vision.trains
         here = trains and any(prompt.pixel_values is not None for prompt in prompts)
         # Agreed on before the tower is entered: under ZeRO-3 its forward is a series of collectives itself.
-        self.tower_due = trains and max_over_ranks({"due": float(here)}, policy.device)["due"] > 0
-        self._idle = policy.idle_vision_loss() if self.tower_due and not here else None
+        self.tower_ran = trains and max_over_ranks({"ran": float(here)}, policy.device)["ran"] > 0
+        self._idle = policy.idle_vision_loss() if self.tower_ran and not here else None
         self._outputs = policy.vision.encode(prompts, with_graph=trains, keep_graph=True)
         self.features: list[VisualFeatures] = []
+        # Groups with the same media share one output, so they share one leaf.
         self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # Leaf of each prompt, by the output it was cut from; None without media or graph.
+        self._keys: list[int | None] = []
         for output in self._outputs:
             if output.features is None or not trains:
                 self.features.append(output)
+                self._keys.append(None)
                 continue
-            # Groups with the same media share one output, so they share one leaf.
-            pair = self._pairs.setdefault(
-                id(output.features), (output.features, output.features.detach().requires_grad_())
-            )
+            key = id(output.features)
+            pair = self._pairs.setdefault(key, (output.features, output.features.detach().requires_grad_()))
             self.features.append(replace(output, features=pair[1], carries_graph=False))
+            self._keys.append(key)
 
     def of(self, prompts: Sequence[int]) -> VisionLeaves:
         """These leaves as some of the prompts see them, by their places; gradients still add up in the same ones."""
         chosen = copy(self)
         chosen.features = [self.features[place] for place in prompts]
+        chosen._keys = [self._keys[place] for place in prompts]
         return chosen
 
-    def surrogate_loss(self, loss_scale: float) -> torch.Tensor:
-        """A scalar whose gradient is what the micro-batches left in the leaves; zero on a rank without media.
+    def joined(self) -> tuple[list[VisualFeatures], torch.Tensor | None]:
+        """For the update's last pass: features with the tower's graph behind them, and a zero to add to its loss.
 
-        Args:
-            loss_scale: what the engine multiplies losses by; the leaves hold gradients scaled once already.
+        Backward through that loss enters the tower once, with the gradients left in the leaves and those of the pass
+        itself, also where the pass reads none of the features. Without media the tower runs on a blank patch. The zero
+        is None where the tower is frozen.
         """
-        if self._idle is not None:
-            return self._idle
-        terms = [
-            (output.float() * (0.0 if leaf.grad is None else leaf.grad.float())).sum() / loss_scale
-            for output, leaf in self._pairs.values()
+        if not self._policy.vision.trains:
+            return self.features, None
+        if not self._pairs:
+            return self.features, self._idle if self._idle is not None else self._policy.idle_vision_loss()
+        outputs, leaves = zip(*self._pairs.values(), strict=True)
+        zero, *tensors = _JoinLeaves.apply(leaves, *outputs)
+        by_key = dict(zip(self._pairs, tensors, strict=True))
+        features = [
+            item if key is None else replace(item, features=by_key[key], carries_graph=True)
+            for item, key in zip(self.features, self._keys, strict=True)
         ]
-        return torch.stack(terms).sum()
+        return features, zero
+
+
+class _JoinLeaves(torch.autograd.Function):
+    """A zero and the outputs themselves; backward adds each leaf's gradient to that of its output."""
+
+    @staticmethod
+    def forward(ctx: Any, leaves: Sequence[torch.Tensor], *outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.leaves = leaves
+        ctx.set_materialize_grads(False)
+        zero = torch.zeros((), device=outputs[0].device)
+        return zero, *(output.view_as(output) for output in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        results: list[torch.Tensor | None] = []
+        for leaf, gradient in zip(ctx.leaves, grad_outputs[1:], strict=True):
+            left, leaf.grad = leaf.grad, None
+            if left is None:
+                # The tower's backward must run on every rank that entered it, whatever reads its outputs.
+                left = torch.zeros_like(leaf) if gradient is None else gradient
+            elif gradient is not None:
+                left = left + gradient
+            results.append(left)
+        return None, *results

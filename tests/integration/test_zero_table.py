@@ -1,0 +1,102 @@
+"""After several steps of several updates of several micro-batches, ZeRO's weights are those of one torch process.
+
+A table in which every pair of settings occurs; as a matrix every combination. See ``tests/support/zero_cases.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from tests.integration.test_deepspeed import launch
+from tests.support.zero_cases import (
+    COMPARED,
+    STEPS,
+    ZeroCase,
+    all_cases,
+    case_policy,
+    pairwise_cases,
+    train,
+    training_settings,
+)
+from vlm_pg.training.engines import TorchEngine
+
+# Of a weight's whole update, by L2 norm, and of the weight: fp32's rounding, where there was hardly any update.
+TOLERANCE, ROUNDING = 1e-5, 1e-7
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_zero_trains_what_one_process_trains(ranks: int, tmp_path: Path) -> None:
+    _check([case for case in pairwise_cases() if case.ranks == ranks], ranks, tmp_path)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    "stage, offload",
+    [(1, "none"), (2, "none"), (3, "none"), (1, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "parameters")],
+)
+def test_zero_trains_what_one_process_trains_in_every_combination(
+    stage: int, offload: str, ranks: int, tmp_path: Path
+) -> None:
+    fixed = (ranks, stage, offload)
+    _check([case for case in all_cases() if (case.ranks, case.stage, case.offload) == fixed], ranks, tmp_path)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_deepspeeds_own_adam_for_cpus(ranks: int, tmp_path: Path) -> None:
+    """It is compiled at its first use on a machine, and needed by offloaded states only."""
+    cases = [case for case in pairwise_cases() if case.offload != "none"]
+    _check([replace(case, ranks=ranks) for case in cases], ranks, tmp_path, own_cpu_adam=True)
+
+
+def _check(cases: list[ZeroCase], ranks: int, folder: Path, own_cpu_adam: bool = False) -> None:
+    (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
+    options = ["cpu-adam"] if own_cpu_adam else []
+    launch(
+        ["-m", "tests.integration.zero_table", str(folder), str(folder / "cases.json"), *options],
+        processes=ranks,
+        timeout_seconds=600 + 120 * len(cases),
+    )
+    wrong = {}
+    for place, case in enumerate(cases):
+        file = folder / f"{place}.safetensors"
+        with safe_open(file, "pt") as opened:
+            said = opened.metadata()
+        before, expected, metrics = _one_process(*case.data)
+        found = load_file(file)
+        assert float(said["micro_batches"]) >= 2 * float(said["updates"])
+        assert (float(said["groups_chunked"]) > 0) == case.chunked
+        for name in COMPARED:
+            assert float(said[name]) == pytest.approx(metrics[name], rel=1e-4, abs=1e-6), (case.name, name)
+        if case.offload != "none":
+            assert ("DeepSpeedCPUAdam" if own_cpu_adam else "AdamW, optimizer states offloaded") in said["description"]
+        apart = {}
+        for name, weight in expected.items():
+            allowed = TOLERANCE * (weight - before[name]).norm() + ROUNDING * weight.norm()
+            apart[name] = float((found[name] - weight).norm() / allowed)
+        far = sorted(name for name, share in apart.items() if not share < 1.0)
+        print(case.name, f"largest share of what is allowed {max(apart.values()):.2f}, resumed {said['resumed_equal']}")
+        if far or said["resumed_equal"] != "True":
+            wrong[case.name] = (said["resumed_equal"], max(apart.values()), far[:5])
+    assert not wrong
+
+
+@cache
+def _one_process(
+    train_vision: bool, tied: bool, text_steps: bool
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float]]:
+    """Weights before and after training under the torch engine, all groups of an update in one pass; the metrics."""
+    case = ZeroCase(1, 1, False, "none", train_vision, tied, False, text_steps)
+    policy = case_policy(case)
+    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    metrics = train(TorchEngine(policy, training_settings()), case, range(STEPS), whole=True)
+    return before, {name: p.detach().clone() for name, p in policy.model.named_parameters()}, metrics

@@ -1,0 +1,120 @@
+"""The user's DeepSpeed file: read, checked, completed, and the optimizer that fits it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlm_pg.errors import ConfigError
+from vlm_pg.training.distributed import max_over_ranks
+from vlm_pg.training.settings import TrainingSettings
+
+logger = logging.getLogger(__name__)
+
+# What this program decides itself; a config file that sets them would be contradicted in silence.
+OWN_KEYS = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "optimizer",
+    "scheduler",
+    "bf16",
+    "fp16",
+    "data_types",
+    "communication_data_type",
+)
+
+
+def read_deepspeed_config(settings: TrainingSettings) -> dict[str, Any]:
+    """The user's DeepSpeed file with the parts this program decides.
+
+    Raises:
+        ConfigError: no file, not JSON, or it sets what other settings decide.
+    """
+    if settings.deepspeed_config is None:
+        raise ConfigError(
+            "training.engine is deepspeed but training.deepspeed_config is not set. Give a DeepSpeed JSON file, for "
+            "example training.deepspeed_config=configs/deepspeed/zero2.json."
+        )
+    path = Path(settings.deepspeed_config)
+    try:
+        config = json.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"training.deepspeed_config {str(path)!r} cannot be read: {error}.") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"training.deepspeed_config {str(path)!r} is not JSON: {error}.") from error
+    zero = config.get("zero_optimization", {})
+    stage = zero.get("stage", 0)
+    if stage not in (1, 2, 3):
+        raise ConfigError(
+            f"{path} has ZeRO stage {stage}, under which DeepSpeed steps without telling the gradient's norm. Set "
+            "zero_optimization.stage to 1, 2 or 3."
+        )
+    clashes = sorted(set(config) & set(OWN_KEYS))
+    if clashes:
+        raise ConfigError(
+            f"{path} sets {', '.join(clashes)}, which the training and model sections decide. Remove them from the "
+            "file and use training.micro_batch_tokens, training.learning_rate, training.max_grad_norm and model.dtype."
+        )
+    return config | {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": settings.max_grad_norm,
+        "zero_allow_untested_optimizer": True,
+    }
+
+
+def offloads_optimizer(config: dict[str, Any]) -> bool:
+    """Whether optimizer states lie outside the device's memory."""
+    place = config["zero_optimization"].get("offload_optimizer") or {}
+    return place.get("device", "none") != "none"
+
+
+def make_optimizer(
+    parameters: Sequence[torch.nn.Parameter], settings: TrainingSettings, config: dict[str, Any], device: torch.device
+) -> torch.optim.Optimizer:
+    """AdamW over ``parameters``: torch's, or DeepSpeed's for CPUs where optimizer states are offloaded.
+
+    DeepSpeed's compiles a C++ extension at its first use on a machine. Where that fails, or where the file has
+    ``zero_force_ds_cpu_optimizer: false``, offloaded states are updated by torch's AdamW: the same update, slower.
+    ``config`` is changed so that DeepSpeed accepts the choice.
+    """
+    values: dict[str, Any] = {
+        "lr": settings.learning_rate,
+        "betas": settings.betas,
+        "eps": settings.adam_epsilon,
+        "weight_decay": settings.weight_decay,
+    }
+    if offloads_optimizer(config) and config.get("zero_force_ds_cpu_optimizer", True):
+        if _cpu_adam_builds(device):
+            from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+            return DeepSpeedCPUAdam(parameters, adamw_mode=True, **values)
+        config["zero_force_ds_cpu_optimizer"] = False
+    return torch.optim.AdamW(parameters, **values)
+
+
+def _cpu_adam_builds(device: torch.device) -> bool:
+    """On all ranks, for two optimizers in one run would be two updates."""
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    failure = ""
+    try:
+        CPUAdamBuilder().load(verbose=False)
+    except Exception as error:  # whatever a compiler, a linker or an installation may lack
+        failure = f"{type(error).__name__}: {error}"[:300]
+    if max_over_ranks({"failed": float(bool(failure))}, device)["failed"] == 0:
+        return True
+    logger.warning(
+        "DeepSpeed's Adam for CPUs cannot be built (%s): offloaded optimizer states are updated by torch's AdamW, "
+        "which gives the same weights and takes longer. It needs a C++ compiler and ninja; to choose torch's on "
+        'purpose, set "zero_force_ds_cpu_optimizer": false in training.deepspeed_config.',
+        failure or "on another rank",
+    )
+    return False
