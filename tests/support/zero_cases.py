@@ -44,6 +44,8 @@ class ZeroCase:
     tied: bool
     chunked: bool
     text_steps: bool
+    # Weights in bf16 beside fp32 masters: rounding differs by order, so only what an update took can be compared.
+    bf16: bool = False
 
     @property
     def name(self) -> str:
@@ -96,6 +98,11 @@ def pairwise_cases() -> list[ZeroCase]:
     return chosen
 
 
+def bf16_cases() -> list[ZeroCase]:
+    """Each stage with everything that backward calls differ by."""
+    return [ZeroCase(stage, 2, True, "none", True, False, True, True, bf16=True) for stage in (1, 2, 3)]
+
+
 def _pairs(case: ZeroCase) -> set[tuple[tuple[str, Any], ...]]:
     return set(itertools.combinations([(name, getattr(case, name)) for name in LEVELS], 2))
 
@@ -104,6 +111,8 @@ def case_policy(case: ZeroCase, state: dict[str, torch.Tensor] | None = None) ->
     model = tiny_model(tie_word_embeddings=case.tied)
     if state is not None:
         model.load_state_dict(state, strict=False)
+    if case.bf16:
+        model = model.to(torch.bfloat16)
     settings = ModelSettings(path="tiny", train_vision=case.train_vision, gradient_checkpointing=case.chunked)
     policy = make_policy(model, tiny_processor(), settings)
     if case.chunked:

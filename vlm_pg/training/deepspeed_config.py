@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,8 @@ def _cpu_adam_builds(device: torch.device) -> bool:
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
     failure = ""
+    # ninja comes with DeepSpeed into the folder of the interpreter, which is on the path only where that was activated.
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
     try:
         CPUAdamBuilder().load(verbose=False)
     except Exception as error:  # whatever a compiler, a linker or an installation may lack

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlm_pg.algorithms.advantages import kl_returns, mean_and_std, moments, whitened
+from vlm_pg.algorithms.advantages import kl_returns, mean_and_std, moments, token_rounding, whitened
 
 VALUES = st.lists(st.floats(-1e4, 1e4), max_size=30)
 
@@ -52,7 +52,19 @@ def test_equal_values_have_no_deviation() -> None:
 
 def test_whitened_tokens_have_mean_0_and_deviation_1() -> None:
     values = torch.from_numpy(np.random.default_rng(0).normal(3.0, 2.0, 50))
-    white = whitened(values, *mean_and_std(*moments([values]))).numpy()
+    white = whitened(values, *mean_and_std(*moments([values])), rounding=1e-6).numpy()
     expected = (values.numpy() - values.numpy().mean()) / (values.numpy().std(ddof=1) + 1e-8)
     np.testing.assert_allclose(white, expected, rtol=1e-9, atol=1e-9)
-    assert torch.equal(whitened(torch.tensor([0.5]), 0.5, 0.0), torch.zeros(1))
+    assert torch.equal(whitened(torch.tensor([0.5]), 0.5, 0.0, 0.0), torch.zeros(1))
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0, -3.0])
+def test_equal_rewards_less_a_kl_of_rounding_are_not_blown_up(reward: float) -> None:
+    """What is left of equal rewards is rounding; divided by its own deviation it would be a full-size update."""
+    noise = 1e-7 * torch.randn(200, generator=torch.Generator().manual_seed(0))
+    values = reward + kl_returns(noise, 0.1).float()
+    mean, std = mean_and_std(*moments([values]))
+    assert torch.equal(whitened(values, mean, std, token_rounding(abs(reward), 0.1, 200)), torch.zeros(200))
+    real = reward + kl_returns(1e5 * noise, 0.1).float()
+    mean, std = mean_and_std(*moments([real]))
+    assert float(whitened(real, mean, std, token_rounding(abs(reward), 0.1, 200)).std()) == pytest.approx(1, abs=1e-3)

@@ -1,0 +1,58 @@
+"""The torch engine: weights without a gradient, and checkpoints written before all had one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tests.support.groups import tiny_policy
+from vlm_pg.training.engines import TorchEngine
+from vlm_pg.training.settings import TrainingSettings
+
+SETTINGS = TrainingSettings(steps=2, learning_rate=1e-2, weight_decay=0.1)
+
+
+def engine_and_parts(dtype: torch.dtype = torch.float32) -> tuple[TorchEngine, torch.nn.Parameter, torch.nn.Parameter]:
+    """The engine, a weight of the tower and one of the language model."""
+    policy = tiny_policy(train_vision=True, dtype=dtype)
+    weights = dict(policy.model.named_parameters())
+    tower = next(p for name, p in weights.items() if "visual" in name)
+    language = next(p for name, p in weights.items() if "language_model.layers.0.mlp" in name)
+    return TorchEngine(policy, SETTINGS), tower, language
+
+
+def test_a_weight_without_a_gradient_is_updated_with_zero() -> None:
+    """As in ZeRO's flat buffers, where what no backward reached is zero: momentum moves it on, decay shrinks it."""
+    engine, tower, language = engine_and_parts()
+    oracle = tower.detach().clone().requires_grad_()
+    optimizer = torch.optim.AdamW([oracle], lr=1e-2, betas=SETTINGS.betas, weight_decay=0.1)
+    engine.backward(tower.sum() * 1e-4 + language.sum() * 1e-4, last=True)
+    engine.step(1e-2)
+    oracle.grad = torch.full_like(oracle, 1e-4)
+    optimizer.step()
+    before = tower.detach().clone()
+    engine.backward(language.sum() * 1e-4, last=True)
+    engine.step(1e-2)
+    oracle.grad = torch.zeros_like(oracle)
+    optimizer.step()
+    assert not torch.equal(tower, before)
+    torch.testing.assert_close(tower, oracle, rtol=1e-6, atol=1e-7)
+
+
+def test_a_run_that_has_seen_text_only_can_be_resumed(tmp_path: Path) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        engine, _, language = engine_and_parts(dtype)
+        engine.backward(language.float().sum(), last=True)
+        engine.step(1e-2)
+        engine.save_optimizer(tmp_path)
+        resumed, *_ = engine_and_parts(dtype)
+        resumed.policy.load_state_dict(engine.policy.state_dict())
+        resumed.load_optimizer(tmp_path)
+        for each in (engine, resumed):
+            parts = dict(each.policy.model.named_parameters())
+            loss = sum((p.float().square().sum() for p in parts.values()), start=torch.zeros(()))
+            each.backward(loss, last=True)
+            each.step(1e-2)
+        for ours, theirs in zip(engine.policy.parameters(), resumed.policy.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
