@@ -153,6 +153,20 @@ class Family:
             return _transformers_positions(model, *given)
         return _qwen_positions(self, model, mm_token_type_ids, grid_thw, media_kinds, second_per_grid_ts)
 
+    def describe_positions(self, rule: PositionRule) -> str:
+        """The rule in a line, and what it means for whoever serves the weights later."""
+        if self.video_time == "text":
+            return f"{rule} (for {self.model_type} both rules are one: words tell a video's time)"
+        if rule == "qwen":
+            return (
+                "qwen (what follows a medium starts past its largest position of any axis, as in vLLM and SGLang; "
+                "transformers 5 leaves out a video's time)"
+            )
+        return (
+            f"transformers (as {version('transformers')} counts, a video's time left out; vLLM and SGLang would serve "
+            "long videos at other positions)"
+        )
+
     @property
     def notes(self) -> tuple[str, ...]:
         """What somebody who trains this family should be told once, at the start of a run."""

@@ -151,6 +151,19 @@ def test_the_installed_transformers_keeps_fractions_or_is_refused() -> None:
         assert family.positions("transformers", model, *given)[0].tolist() == [0, *[1] * 4, *[2] * 4, 3]
 
 
+def test_the_rule_is_described_with_what_it_means_for_servers() -> None:
+    told = {rule: FAMILIES["qwen2_5_vl"].describe_positions(rule) for rule in ("qwen", "transformers")}  # type: ignore[arg-type]
+    assert told["qwen"].startswith(
+        "qwen (what follows a medium starts past its largest position of any axis, as in vLLM"
+    )
+    assert told["transformers"].startswith(
+        f"transformers (as {version('transformers')} counts, a video's time left out"
+    )
+    assert FAMILIES["qwen3_vl"].describe_positions("qwen") == (
+        "qwen (for qwen3_vl both rules are one: words tell a video's time)"
+    )
+
+
 def test_text_alone_is_counted_alike() -> None:
     types = torch.zeros(5, dtype=torch.int64)
     for rule in ("qwen", "transformers"):
