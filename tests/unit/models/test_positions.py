@@ -1,5 +1,6 @@
 """Qwen's position rule equals what Qwen's published code computed, on recorded layouts; transformers' rule its own."""
 
+import json
 import re
 from importlib.metadata import version
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.positions import Recorded, bare_model, recorded_layouts
+from tests.support.runs import ROOT
 from tests.support.tiny import tiny_model
 from vlm_pg.errors import ModelError
 from vlm_pg.models import registry
@@ -88,6 +90,17 @@ def test_after_a_long_video_text_goes_on_past_its_time() -> None:
     assert ours[0, 2:162:4].tolist() == list(range(2, 81, 2)) and ours[:, -4:].tolist() == [[81, 82, 83, 84]] * 3
     theirs = FAMILIES["qwen2_5_vl"].positions("transformers", model, *given)
     assert theirs[:, -4:].tolist() == [[4, 5, 6, 7]] * 3 and torch.equal(theirs[:, :162], ours[:, :162])
+
+
+def test_the_embedded_defaults_own_prompts_are_counted_differently() -> None:
+    """4 temporal grids of a second, 2 x 2 tokens each: time ends at 3, space at 1. The model is made by the rule."""
+    config = json.loads((ROOT / "assets" / "tiny-qwen2_5-vl" / "config.json").read_text())["vision_config"]
+    assert (config["tokens_per_second"], config["spatial_merge_size"]) == (1, 2)
+    types = torch.tensor([0, 0] + [2] * 16 + [0])
+    given = (torch.zeros_like(types), types, torch.tensor([[4, 4, 4]]), ("video",), (1.0,))
+    assert FAMILIES["qwen2_5_vl"].positions("qwen", bare_model(1), *given)[:, -1].tolist() == [6, 6, 6]
+    model = tiny_model("qwen2_5_vl", vision={"tokens_per_second": 1})
+    assert FAMILIES["qwen2_5_vl"].positions("transformers", model, *given)[:, -1].tolist() == [4, 4, 4]
 
 
 def test_times_of_temporal_grids() -> None:
