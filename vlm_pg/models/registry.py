@@ -88,8 +88,14 @@ def _qwen_positions(
 ) -> torch.Tensor:
     vision = model.config.vision_config
     per_second = vision.tokens_per_second if family.video_time == "seconds" else None
-    # Without seconds a temporal grid is one of them, as in Qwen's code.
-    seconds = iter(second_per_grid_ts or (1.0,) * len(media_kinds))
+    videos = media_kinds.count("video")
+    if second_per_grid_ts and len(second_per_grid_ts) != videos:
+        raise ValueError(
+            f"Got second_per_grid_ts for {len(second_per_grid_ts)} videos, but the prompt has {videos}; give one entry "
+            "per video, or none."
+        )
+    # Without seconds a temporal grid lasts one, as in Qwen's code.
+    seconds = iter(second_per_grid_ts or (1.0,) * videos)
     media = []
     for kind, grid in zip(media_kinds, () if grid_thw is None else grid_thw.tolist(), strict=True):
         times, rows, columns = grid[0], grid[1] // vision.spatial_merge_size, grid[2] // vision.spatial_merge_size

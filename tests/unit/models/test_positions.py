@@ -135,6 +135,15 @@ def test_token_types_and_media_must_belong_together(types: list[int], media: lis
         qwen_positions(torch.tensor(types), media)
 
 
+def test_seconds_are_of_every_video_or_none() -> None:
+    types = torch.tensor([2] * 4)
+    given = (torch.zeros_like(types), types, torch.tensor([[1, 4, 4]]), ("video",), (1.0, 2.0))
+    with pytest.raises(
+        ValueError, match="Got second_per_grid_ts for 2 videos, but the prompt has 1; give one entry per"
+    ):
+        FAMILIES["qwen2_5_vl"].positions("qwen", bare_model(2), *given)
+
+
 def test_seconds_that_transformers_would_cut_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """5.17 makes whole seconds of them, so that its positions are not those of its own later releases."""
     types = torch.tensor([0] + [2] * 8 + [0])
