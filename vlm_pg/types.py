@@ -108,13 +108,14 @@ class Prompt:
 
     ``input_ids`` int64 [P]; media placeholders are already expanded to one token per merged patch.
     ``mm_token_type_ids`` int64 [P]: 0 text, 1 image, 2 video.
-    ``positions_3P`` int64 [3, P]: multimodal rotary positions (time, height, width), transformers' own.
+    ``positions_3P`` int64 [3, P]: multimodal rotary positions (time, height, width).
     ``pixel_values`` float32 [patches, patch_dim] or None: patches of all media in order of appearance.
     ``grid_thw`` int64 [number of media, 3]: patches along time, height and width (before merging).
     ``media_kinds``: one entry per row of ``grid_thw``.
     ``content_key``: hash of pixels and grids ("" without media); equal keys mean equal visual features.
     ``media_keys``: one hash per row of ``grid_thw``, of that item's pixels and grid: prompts that share only their
     first video have an equal first key. Times are not in it: a video's seconds show in token ids or positions.
+    ``response_start``: position of the first response token; needed only where the prompt ends in a visual token.
     ``preview``: a few uint8 [height, width, 3] thumbnails, and their times, for people.
     """
 
@@ -130,6 +131,7 @@ class Prompt:
     preview: tuple[np.ndarray, ...] = ()
     preview_seconds: tuple[float, ...] = ()
     media_keys: tuple[str, ...] = ()
+    response_start: int | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -143,8 +145,19 @@ class Prompt:
 
     @property
     def next_position(self) -> int:
-        """Position of the first response token: one past the prompt's last token, as transformers' forward and
-        `generate` count. For a long video the time positions may lie beyond it; a prompt always ends in text."""
+        """Position of the first response token, on all axes: one past the prompt's last token where that is text.
+
+        Raises:
+            ValueError: the prompt ends in a visual token, and ``response_start`` does not say how the rule goes on.
+        """
+        if self.response_start is not None:
+            return self.response_start
+        if self.mm_token_type_ids[-1] != 0:
+            raise ValueError(
+                f"Prompt {self.sample_id!r} ends in a visual token, after which the position rule decides where the "
+                "response goes on, and response_start is not set. Build prompts with prompt_from_processor, or end "
+                "them in text (<|vision_end|>)."
+            )
         return int(self.positions_3P[0, -1]) + 1
 
 

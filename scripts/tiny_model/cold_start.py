@@ -126,7 +126,7 @@ class ColdStart:
         self.model, self.processor, self.recipe = model, processor, recipe
         self.family = family_of(model.config)
         self.builder = PromptBuilder(
-            processor, prompt, lambda *arguments: self.family.rope_positions(self.model, *arguments)
+            processor, prompt, lambda *arguments: self.family.positions("qwen", self.model, *arguments)
         )
 
         def render(count: int, orders: Sequence[Order], number: int) -> list[Example]:
@@ -209,6 +209,7 @@ class ColdStart:
             input_ids = torch.stack([prompt.input_ids for prompt in prompts])
             tokens = self.model.generate(
                 input_ids=input_ids,
+                position_ids=self._generate_positions(input_ids),
                 attention_mask=torch.ones_like(input_ids),
                 mm_token_type_ids=torch.stack([prompt.mm_token_type_ids for prompt in prompts]),
                 pixel_values_videos=pixels,
@@ -253,6 +254,11 @@ class ColdStart:
             group["lr"] = learning_rate
         optimizer.step()
         return logits.argmax(-1) == responses
+
+    def _generate_positions(self, ids: torch.Tensor) -> torch.Tensor:
+        """[4, n, P]: places in the sequence, then positions, as ``generate`` continues them."""
+        places = torch.arange(ids.shape[1]).expand(1, len(ids), -1)
+        return torch.cat([places, self._positions(ids)])
 
     def _features(self, examples: Sequence[Example]) -> torch.Tensor:
         return self.family.encode_vision(self.model, *visual_inputs(examples))

@@ -64,7 +64,7 @@ def run_to_the_end(folder: Path, run: str) -> str:
 
 @pytest.fixture(scope="module")
 def uninterrupted(folder: Path) -> Path:
-    run_to_the_end(folder, "whole")
+    (folder / "printed.txt").write_text(run_to_the_end(folder, "whole"))
     return folder / "whole"
 
 
@@ -92,6 +92,11 @@ def test_the_run_trains_at_all(uninterrupted: Path) -> None:
     checkpoints = find_checkpoints(uninterrupted / "checkpoints")
     first, last = (load_file(checkpoints[i][1] / "model.safetensors") for i in (0, -1))
     assert sum((first[key] != last[key]).any().item() for key in first) > 30
+
+
+def test_the_start_names_the_position_rule(folder: Path, uninterrupted: Path) -> None:
+    lines = (folder / "printed.txt").read_text().splitlines()
+    assert sum(line.startswith("positions: qwen (what follows a medium starts past its largest") for line in lines) == 1
 
 
 @pytest.mark.parametrize("moment, step", MOMENTS)
@@ -143,6 +148,7 @@ def test_the_eval_command_repeats_the_runs_own_figures(uninterrupted: Path) -> N
     summary = json.loads((uninterrupted / "summary.json").read_text())
     assert result["sets"] == summary["eval_after"]["sets"]
     assert result["protocol"]["media"]["max_frames"] == 8
+    assert result["protocol"]["positions"] == "qwen" and "positions: qwen (" in done.stdout
     assert "seen_orders: accuracy" in done.stdout
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.groups import KINDS, Case, make_case, plain_model, random_group, repeated_logprobs, tiny_policy
+from tests.support.groups import Case, make_case, plain_model, random_group, repeated_logprobs, tiny_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.types import ResponseGroup
 
@@ -88,40 +88,6 @@ def test_memory_savers_change_nothing(saver: str) -> None:
     weighted_sum(policy.logprobs([group for _, group in pairs])).backward()
     weighted_sum([repeated_logprobs(oracle, case, group.responses) for case, group in pairs]).backward()
     assert_same_gradients(policy.model, oracle, 1e-4)
-
-
-@pytest.mark.parametrize("seconds_per_frame", [0.5, 60.0], ids=["short video", "long video"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_positions_are_transformers_own(kind: str, seconds_per_frame: float) -> None:
-    """What transformers computes for prompt + response in one sequence, long videos included, whose time positions lie
-    beyond the prompt's last word."""
-    policy = tiny_policy()
-    oracle = plain_model(policy)
-    case = make_case(policy, kind, seed=3, seconds_per_frame=seconds_per_frame)
-    ids, types = case.inputs["input_ids"], case.inputs["mm_token_type_ids"]
-    group = random_group(policy, case, [5], seed=0)
-    sequence = torch.cat([ids, group.responses[0][None]], dim=1)
-    if kind == "text":
-        expected = torch.arange(sequence.shape[1]).expand(3, -1)
-    else:
-        grids = {k: case.inputs.get(k) for k in ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")}
-        expected = oracle.model.get_rope_index(sequence, torch.nn.functional.pad(types, (0, 5)), **grids)[0][:, 0]
-    # The last response token is predicted but never read.
-    assert torch.equal(policy.pack([group]).positions_3T, expected[:, :-1])
-
-
-def test_scores_what_generate_sampled_where_time_outgrows_the_text() -> None:
-    policy = tiny_policy()
-    case = make_case(policy, "video", seed=5, seconds_per_frame=60.0)
-    assert case.prompt.positions_3P.max() > case.prompt.positions_3P[:, -1].max()
-    inputs = {k: v for k, v in case.inputs.items() if k != "video_metadata"}
-    out = plain_model(policy).generate(
-        **inputs, max_new_tokens=6, do_sample=False, output_logits=True, return_dict_in_generate=True
-    )
-    response = out.sequences[0, inputs["input_ids"].shape[1] :]
-    expected = torch.cat(out.logits).float().log_softmax(-1).gather(-1, response[:, None])[:, 0]
-    ours = policy.logprobs([ResponseGroup(case.prompt, (response,))])[0][0]
-    assert (ours - expected).abs().max() < 1e-5
 
 
 def test_prefix_and_responses_enter_the_model_once() -> None:

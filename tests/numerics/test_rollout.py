@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.groups import KINDS, Case, make_case, plain_model, tiny_policy
+from tests.support.groups import KINDS, Case, make_case, plain_model, positions_4P, tiny_policy
 from tests.support.tiny import FAMILY_NAMES
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.policy import Policy
@@ -41,8 +41,10 @@ def ragged_stops(policy: Policy) -> list[int]:
 
 
 def generated(policy: Policy, oracle: Any, case: Case, stops: Sequence[int]) -> list[int]:
-    """transformers' greedy response."""
+    """transformers' greedy response, at the policy's positions; at its own where the policy counts as it does."""
     inputs = {k: v for k, v in case.inputs.items() if k != "video_metadata"}
+    if policy.settings.positions != "transformers":
+        inputs["position_ids"] = positions_4P(case.prompt)
     response = oracle.generate(
         **inputs,
         max_new_tokens=24,
@@ -88,9 +90,9 @@ def test_greedy_equals_generate_on_mixed_prompts(family: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
-def test_positions_are_those_of_generate(family: str) -> None:
+def test_transformers_positions_are_those_of_generate(family: str) -> None:
     """Prompt and response, with videos whose seconds reach beyond their space (positions or words say the time)."""
-    policy = tiny_policy(family=family)
+    policy = tiny_policy(family=family, positions="transformers")
     oracle = plain_model(policy)
     seen: list[torch.Tensor] = []
     oracle.model.language_model.register_forward_pre_hook(

@@ -142,9 +142,20 @@ def batched_logprobs(model: Any, case: Case, responses: Sequence[torch.Tensor]) 
     ids = torch.cat([case.inputs["input_ids"].expand(count, -1), read], dim=1)
     mask = torch.cat([case.inputs["attention_mask"].expand(count, -1), mask], dim=1)
     types = torch.nn.functional.pad(case.inputs["mm_token_type_ids"].expand(count, -1), (0, read.shape[1]))
-    logits = model(input_ids=ids, mm_token_type_ids=types, attention_mask=mask, **media).logits
+    positions = positions_4P(case.prompt, read.shape[1]).expand(-1, count, -1).to(ids.device)
+    logits = model(input_ids=ids, mm_token_type_ids=types, attention_mask=mask, position_ids=positions, **media).logits
     predicted = logits[:, prompt_length - 1 : -1].float().log_softmax(-1).gather(-1, read[:, :, None])[:, :, 0]
     return [row[: len(response)] for row, response in zip(predicted, responses, strict=True)]
+
+
+def positions_4P(prompt: Prompt, more: int = 0) -> torch.Tensor:
+    """int64 [4, 1, P + more] as transformers' forward and ``generate`` take them: places, then time, height, width.
+
+    By the rule of the policy that built the prompt; transformers would count by its own.
+    """
+    following = (prompt.next_position + torch.arange(more)).expand(3, -1)
+    places = torch.arange(prompt.num_tokens + more)[None]
+    return torch.cat([places, torch.cat([prompt.positions_3P, following], dim=1)])[:, None]
 
 
 def _repeat(values: Any, count: int) -> Any:

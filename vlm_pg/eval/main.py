@@ -43,6 +43,7 @@ def evaluate(config: RunConfig, checkpoint: Path | None) -> dict[str, Any]:
     start_seconds = time.monotonic()
     policy = load_policy(path, settings=config.model)
     console.info(f"model: {path}; attention kernel {policy.kernel.name} (checked: {policy.kernel_error:.0e})")
+    console.info(f"positions: {policy.family.describe_positions(config.model.positions)}")
     builder = PromptBuilder(policy.processor, config.prompt, policy.positions)
     log = BadSampleLog(folder / "bad_samples.jsonl", config.data.max_bad_share, config.data.min_seen_for_bad_share)
 
@@ -67,6 +68,7 @@ def evaluate(config: RunConfig, checkpoint: Path | None) -> dict[str, Any]:
         results = Evaluator(config, policy, sources, rewarder, console, on_bad_records, on_bad).run("answers", folder)
     results["protocol"] = {
         "checkpoint": str(path),
+        "positions": config.model.positions,
         "media": config.media.model_dump(mode="json"),
         "eval": config.eval.model_dump(mode="json"),
         "max_new_tokens": config.rollout.max_new_tokens,

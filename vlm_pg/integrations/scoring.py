@@ -33,7 +33,9 @@ class GroupedScorer:
         family, forward = family_of(base.config), base.forward
         base.set_attn_implementation({"text_config": GROUPED_OR_SDPA})
         with torch.enable_grad():  # the kernel is checked on gradients too, even if the first call wants none
-            self.policy = Policy(base, processor, family, ModelSettings(path="in memory"))
+            # The other trainer samples with the model's own forward: scoring counts positions as that does.
+            settings = ModelSettings(path="in memory", positions="transformers")
+            self.policy = Policy(base, processor, family, settings)
 
         @wraps(forward)
         def forward_or_score(*args: Any, grouped_score: Callable[[], Any] | None = None, **kwargs: Any) -> Any:

@@ -20,7 +20,7 @@ from vlm_pg.models.logits import token_logprobs
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, checked_responses, pack
 from vlm_pg.models.prefix_run import PrefixStates, run_back, run_chunk, run_prefixes, select_features
 from vlm_pg.models.registry import Family
-from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.settings import ModelSettings, PositionRule
 from vlm_pg.models.turns import Turns
 from vlm_pg.models.vision import VisionEncoder
 from vlm_pg.types import Prompt, ResponseGroup, VisualFeatures
@@ -96,9 +96,12 @@ class Policy(torch.nn.Module):
         self.weights_version += 1
         self.vision.weights_changed()
 
-    def positions(self, *args: Any) -> torch.Tensor:
-        """Rotary positions int64 [3, P] of a prompt; arguments as ``Family.rope_positions`` without the model."""
-        return self.family.rope_positions(self.model, *args)
+    def positions(self, *args: Any, rule: PositionRule | None = None) -> torch.Tensor:
+        """Rotary positions int64 [3, P] of a prompt by ``settings.positions``, or by another rule.
+
+        Positional arguments are those of ``Family.positions`` after the model.
+        """
+        return self.family.positions(rule or self.settings.positions, self.model, *args)
 
     def logprobs(
         self,

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from importlib.metadata import version
+from typing import Any, Literal
 
 import torch
 
 from vlm_pg.errors import ModelError
+from vlm_pg.models.positions import MergedGrid, grid_times, one_per_grid, qwen_positions
+from vlm_pg.models.settings import PositionRule
 from vlm_pg.types import MediaKind
 
 _MEDIA_TOKEN_FIELDS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
 _MEDIA_TOKEN_NAMES = ("<|image_pad|>", "<|video_pad|>", "<|vision_pad|>", "<|vision_start|>", "<|vision_end|>")
+
+_UNCUT_SECONDS_FROM = (5, 18)
 
 
 def _vision_tower(model: Any) -> torch.nn.Module:
@@ -35,7 +40,7 @@ def _encode_deepstack(model: Any, pixel_values: torch.Tensor, grid_thw: torch.Te
     return torch.stack([output.pooler_output, *output.deepstack_features], dim=1)
 
 
-def _positions(
+def _transformers_positions(
     model: Any,
     input_ids: torch.Tensor,
     mm_token_type_ids: torch.Tensor,
@@ -45,6 +50,7 @@ def _positions(
 ) -> torch.Tensor:
     if grid_thw is None:
         return torch.arange(input_ids.shape[0]).expand(3, -1).clone()
+    _refuse_cut_seconds(second_per_grid_ts)
     grids: dict[MediaKind, list[torch.Tensor]] = {"image": [], "video": []}
     for kind, grid in zip(media_kinds, grid_thw, strict=True):
         grids[kind].append(grid)
@@ -60,6 +66,44 @@ def _positions(
     return positions[:, 0]
 
 
+def _refuse_cut_seconds(second_per_grid_ts: tuple[float, ...]) -> None:
+    """transformers before 5.18 cuts seconds per temporal grid to whole ones: at 4 frames a second time stands still."""
+    cut = [seconds for seconds in second_per_grid_ts if seconds != int(seconds)]
+    installed = version("transformers")
+    if cut and tuple(int(part) for part in installed.split(".")[:2]) < _UNCUT_SECONDS_FROM:
+        raise ModelError(
+            f"model.positions is transformers, a video has {cut[0]:g} seconds per temporal patch, and transformers "
+            f"{installed} cuts that to {int(cut[0])}. Set model.positions=qwen, install transformers 5.18 or later, or "
+            "sample frames so that a temporal patch (two frames) takes whole seconds."
+        )
+
+
+def _qwen_positions(
+    family: Family,
+    model: Any,
+    mm_token_type_ids: torch.Tensor,
+    grid_thw: torch.Tensor | None,
+    media_kinds: tuple[MediaKind, ...],
+    second_per_grid_ts: tuple[float, ...],
+) -> torch.Tensor:
+    vision = model.config.vision_config
+    per_second = vision.tokens_per_second if family.video_time == "seconds" else None
+    videos = media_kinds.count("video")
+    if second_per_grid_ts and len(second_per_grid_ts) != videos:
+        raise ValueError(
+            f"Got second_per_grid_ts for {len(second_per_grid_ts)} videos, but the prompt has {videos}; give one entry "
+            "per video, or none."
+        )
+    # Without seconds a temporal grid lasts one, as in Qwen's code.
+    seconds = iter(second_per_grid_ts or (1.0,) * videos)
+    media = []
+    for kind, grid in zip(media_kinds, () if grid_thw is None else grid_thw.tolist(), strict=True):
+        times, rows, columns = grid[0], grid[1] // vision.spatial_merge_size, grid[2] // vision.spatial_merge_size
+        clock = grid_times(times, per_second, next(seconds)) if kind == "video" else grid_times(times)
+        media.append(MergedGrid(kind, clock, rows, columns))
+    return qwen_positions(mm_token_type_ids, one_per_grid(media) if family.video_time == "text" else media)
+
+
 @dataclass(frozen=True)
 class Family:
     """How to reach the parts of one transformers model family, and what is special about it.
@@ -68,8 +112,8 @@ class Family:
     ``encode_vision(model, pixel_values [patches, dim], grid_thw [media, 3])``: one call of the tower, images and
     videos alike, -> [M, D]. With ``deepstack`` it returns [M, 1 + E, D]: [:, 0] goes into the embeddings, [:, 1 + i]
     is added to the output of decoder layer i at the media tokens (https://arxiv.org/abs/2406.04334).
-    ``rope_positions(model, input_ids [P], mm_token_type_ids [P], grid_thw, media_kinds, second_per_grid_ts) ->
-    int64 [3, P]``: transformers' own positions.
+    ``video_time``: what tells a video's temporal grids apart: one time position each ("grids"), as many as seconds pass
+    ("seconds"), or words between them ("text": each grid is then a medium of its own).
     ``moe``: feed-forward layers are mixtures of experts. ``linear_attention``: some layers keep a recurrent state
     instead of keys and values (``layer_types`` of the text config says which).
     ``media_token_fields``, ``media_token_names``: config fields and names of tokens only the processor may place.
@@ -83,9 +127,51 @@ class Family:
     vision_tower: Callable[[Any], torch.nn.Module] = _vision_tower
     language_model: Callable[[Any], torch.nn.Module] = _language_model
     encode_vision: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor] = _encode
-    rope_positions: Callable[..., torch.Tensor] = _positions
+    video_time: Literal["grids", "seconds", "text"] = "text"
     media_token_fields: tuple[str, ...] = _MEDIA_TOKEN_FIELDS
     media_token_names: tuple[str, ...] = _MEDIA_TOKEN_NAMES
+
+    def positions(
+        self,
+        rule: PositionRule,
+        model: Any,
+        input_ids: torch.Tensor,
+        mm_token_type_ids: torch.Tensor,
+        grid_thw: torch.Tensor | None,
+        media_kinds: tuple[MediaKind, ...],
+        second_per_grid_ts: tuple[float, ...],
+    ) -> torch.Tensor:
+        """Rotary positions int64 [3, P] of a prompt.
+
+        Args:
+            rule: "qwen" (``vlm_pg/models/positions.py``) or "transformers" (the installed release's own).
+            model: the transformers model.
+            input_ids, mm_token_type_ids: int64 [P].
+            grid_thw: int64 [media, 3] before merging, or None.
+            second_per_grid_ts: one entry per video, or none.
+
+        Raises:
+            ModelError: the installed transformers computes its own rule wrongly for these seconds.
+            ValueError: token types and grids do not belong together.
+        """
+        if rule == "transformers":
+            given = (input_ids, mm_token_type_ids, grid_thw, media_kinds, second_per_grid_ts)
+            return _transformers_positions(model, *given)
+        return _qwen_positions(self, model, mm_token_type_ids, grid_thw, media_kinds, second_per_grid_ts)
+
+    def describe_positions(self, rule: PositionRule) -> str:
+        """The rule in a line, and what it means for whoever serves the weights later."""
+        if self.video_time == "text":
+            return f"{rule} (for {self.model_type} both rules are one: words tell a video's time)"
+        if rule == "qwen":
+            return (
+                "qwen (what follows a medium starts past its largest position of any axis, as in vLLM and SGLang; "
+                "transformers 5 leaves out a video's time)"
+            )
+        return (
+            f"transformers (as {version('transformers')} counts, a video's time left out; vLLM and SGLang would serve "
+            "long videos at other positions)"
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -100,8 +186,8 @@ class Family:
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
-        Family("qwen2_vl", "Qwen2VLForConditionalGeneration"),
-        Family("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
+        Family("qwen2_vl", "Qwen2VLForConditionalGeneration", video_time="grids"),
+        Family("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", video_time="seconds"),
         Family("qwen3_vl", "Qwen3VLForConditionalGeneration", deepstack=True, encode_vision=_encode_deepstack),
         Family(
             "qwen3_vl_moe",

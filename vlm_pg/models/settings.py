@@ -8,6 +8,8 @@ from pydantic import Field, field_validator, model_validator
 
 from vlm_pg.settings import Settings
 
+PositionRule = Literal["qwen", "transformers"]
+
 
 class LoraSettings(Settings):
     """Section ``model.lora``: y = W x + (alpha / rank) B A x with W frozen, A [rank, in] and B [out, rank] trained."""
@@ -45,6 +47,12 @@ class ModelSettings(Settings):
     attention_kernel: Literal[
         "auto", "cpu-flash", "cuda-flash", "cuda-efficient", "flash-attn-2", "flash-attn-3", "flash-attn-4", "oracle"
     ] = Field("auto", description="Kernel behind grouped attention; auto chooses by device and dtype.")
+    positions: PositionRule = Field(
+        "qwen",
+        description="Where text goes on after a medium. qwen: one past its largest position of any axis, as in the "
+        "weights' training, vLLM and SGLang. transformers: as the installed release counts, which leaves out the time "
+        "of a video.",
+    )
     vision_cache_mb: int = Field(
         1024, ge=0, description="Memory for the frozen vision tower's outputs, in MiB; least recently used go first."
     )

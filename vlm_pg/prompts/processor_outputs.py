@@ -39,11 +39,18 @@ def prompt_from_processor(
     grid_thw = torch.stack(grids) if grids else None
     pixel_values = torch.cat(pixels) if pixels else None
     keys = media_keys(pixel_values, grid_thw)
+    ids = input_ids[0].long()
+    response_start = None
+    if types[-1] != 0:
+        # The rule itself says where text goes on: it is asked with one token of text behind the prompt.
+        following = (torch.nn.functional.pad(row, (0, 1)) for row in (ids, types))
+        response_start = int(position_fn(*following, grid_thw, kinds, seconds)[0, -1])
     return Prompt(
         sample_id=sample_id,
-        input_ids=input_ids[0].long(),
+        input_ids=ids,
         mm_token_type_ids=types,
-        positions_3P=position_fn(input_ids[0].long(), types, grid_thw, kinds, seconds),
+        positions_3P=position_fn(ids, types, grid_thw, kinds, seconds),
+        response_start=response_start,
         pixel_values=pixel_values,
         grid_thw=grid_thw,
         media_kinds=kinds,

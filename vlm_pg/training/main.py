@@ -253,6 +253,7 @@ class _Run:
             f"attention kernel: {policy.kernel.name}, grouped over shared prefixes "
             f"(checked against plain softmax: largest relative difference {policy.kernel_error:.0e})"
         )
+        self.console.info(f"positions: {policy.family.describe_positions(config.model.positions)}")
         for note in policy.family.notes:
             self.console.info(note)
         self.console.info(f"algorithm: {describe_algorithm(config.algorithm)}")

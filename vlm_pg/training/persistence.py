@@ -14,6 +14,9 @@ from vlm_pg.training import checkpoints
 from vlm_pg.training.distributed import barrier, gather_objects, rank
 from vlm_pg.training.engines import Engine
 
+# What a checkpoint was written under that does not say: there was no choice then.
+UNSAID = {"model.positions": "transformers"}
+
 
 def save_checkpoint(folder: Path, step: int, policy: Policy, engine: Engine, state: dict[str, Any]) -> None:
     """A transformers checkpoint with processor and optimizer state; called on every rank, committed by rank 0.
@@ -36,11 +39,15 @@ def save_checkpoint(folder: Path, step: int, policy: Policy, engine: Engine, sta
 
 
 def checkpoint_settings(config: RunConfig) -> dict[str, Any]:
-    """Settings that decide what a checkpoint holds; resuming under others would lose or invent optimizer state."""
+    """Settings that decide what a checkpoint holds, and at which positions its weights were trained.
+
+    Resuming under others would lose or invent optimizer state, or change the model's input in the middle of a run.
+    """
     return {
         "training.engine": config.training.engine,
         "model.dtype": config.model.dtype,
         "model.train_vision": config.model.train_vision,
+        "model.positions": config.model.positions,
         "model.lora": None if config.model.lora is None else config.model.lora.model_dump(mode="json"),
         "run.seed": config.run.seed,
     }
@@ -88,7 +95,7 @@ def _choose(config: RunConfig, folder: Path, warn: Callable[[str], None]) -> Pat
 
 def _misfit(config: RunConfig, path: Path) -> str | None:
     """Which settings of this run do not fit the checkpoint, in words."""
-    then, now = checkpoints.read_state(path)["settings"], checkpoint_settings(config)
+    then, now = UNSAID | checkpoints.read_state(path)["settings"], checkpoint_settings(config)
     changed = ", ".join(f"{key}={now[key]} (it has {then.get(key)})" for key in now if now[key] != then.get(key))
     if not changed:
         return None

@@ -51,6 +51,13 @@ def test_the_later_include_wins(tmp_path: Path) -> None:
     assert load_config(write(tmp_path / "run.yaml", "include: [a.yaml, b.yaml]\n" + MINIMAL)).rollout.top_k == 2
 
 
+def test_the_position_rule_is_one_of_two(minimal: Path) -> None:
+    assert load_config(minimal).model.positions == "qwen"
+    assert load_config(minimal, ["model.positions=transformers"]).model.positions == "transformers"
+    message = refusal(minimal, "model.positions=vllm")
+    assert "model.positions" in message and "'qwen' or 'transformers'" in message
+
+
 def test_an_empty_section_changes_nothing(tmp_path: Path) -> None:
     write(tmp_path / "base.yaml", "rollout: {top_k: 7}\n" + MINIMAL)
     config = load_config(write(tmp_path / "run.yaml", "include: [base.yaml]\nrollout:\neval:\n"))

@@ -50,6 +50,11 @@ def test_what_runs_share_leaves_the_algorithm_to_the_preset() -> None:
     assert "algorithm" not in yaml.safe_load((CONFIGS / "embedded_task.yaml").read_text())
 
 
+@pytest.mark.parametrize("path", RUNS, ids=name_of)
+def test_positions_are_those_of_the_weights(path: Path) -> None:
+    assert load_config(path).model.positions == "qwen"
+
+
 def test_the_embedded_default() -> None:
     config = shipped("embedded.yaml")
     assert config.algorithm == AlgorithmSettings(kl_coef=0.1)

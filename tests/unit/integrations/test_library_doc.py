@@ -23,6 +23,8 @@ def test_every_block_runs(tmp_path: Path) -> None:
     assert [len(x) for x in logprobs[0]] == [len(response) for response in responses]
     names["loss"].backward()
     assert names["model"].lm_head.weight.grad.norm() > 0
+    assert torch.equal(names["position_ids"][1:, 0], names["prompt"].positions_3P)
+    assert names["position_ids"].shape == (4, 1, names["prompt"].num_tokens)
     assert names["out"].shape == names["q"].shape
     assert torch.isfinite(names["k"].grad).all()
     # The function with TRL's trainer is only defined; tests/numerics/test_trl.py runs the trainer itself.

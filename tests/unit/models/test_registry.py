@@ -57,9 +57,9 @@ def test_idle_ranks_touch_the_whole_tower(name: str) -> None:
 @pytest.mark.parametrize("seconds_per_frame", [0.5, 60.0], ids=["short video", "long video"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", FAMILY_NAMES)
-def test_positions_are_transformers_own(name: str, kind: str, seconds_per_frame: float) -> None:
+def test_transformers_positions_are_its_own(name: str, kind: str, seconds_per_frame: float) -> None:
     """What transformers computes for prompt + response in one sequence."""
-    policy = tiny_policy(family=name)
+    policy = tiny_policy(family=name, positions="transformers")
     case = make_case(policy, kind, seed=3, seconds_per_frame=seconds_per_frame)
     group = random_group(policy, case, [5], seed=0)
     sequence = torch.cat([case.inputs["input_ids"], group.responses[0][None]], dim=1)

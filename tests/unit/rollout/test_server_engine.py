@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 import torch
 
@@ -32,7 +33,7 @@ from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.training.stop import StopRequest
 from vlm_pg.training.trainer import Progress, Trainer
-from vlm_pg.types import Prompt, ResponseGroup, Sample
+from vlm_pg.types import DecodedMedia, MediaRef, Prompt, ResponseGroup, Sample
 
 ROOT = Path(__file__).parents[3]
 GENERATIONS = 4
@@ -169,6 +170,37 @@ def make_engine(
     )
     lines = [] if told is None else told
     return ServerEngine(policy(), settings, 7, should_stop, questions()[1], home, lines.append)
+
+
+def video_questions(rule: str, frames: int) -> tuple[Policy, list[Prompt], ChatMessages]:
+    counted = tiny_policy(positions=rule)
+    side = counted.pixel_factor
+    shown = np.random.default_rng(0).integers(0, 256, (frames, 3, side, side), dtype=np.uint8)
+    medium = DecodedMedia("video", shown, tuple(i / 2 for i in range(frames)), 2.0, "test")
+    builder = PromptBuilder(counted.processor, PromptSettings(), counted.positions)
+    samples = {n: Sample(n, f"Q {n}?", (MediaRef("video", "v"),), (), "1", "numerical", "t", "t") for n in ("x", "y")}
+    prompts = [builder.build(sample, (medium,)) for sample in samples.values()]
+    return counted, prompts, ChatMessages(counted, samples, builder.question_text, "")
+
+
+@pytest.mark.parametrize(("rule", "frames", "warned"), [("transformers", 8, 1), ("transformers", 2, 0), ("qwen", 8, 0)])
+def test_a_server_that_counts_positions_otherwise_is_named_once(
+    server: FakeServer, rule: str, frames: int, warned: int
+) -> None:
+    """vLLM counts by Qwen's rule: it matters to a run by transformers' where a video's time passes its space."""
+    server.models = {"data": [{"id": "m", "owned_by": "vllm"}]}
+    server.prompt_tokens = None
+    counted, prompts, messages = video_questions(rule, frames)
+    told: list[str] = []
+    settings = RolloutSettings.model_validate(
+        {"engine": "server", "num_generations": 2, "max_new_tokens": 20, "server": {"url": server.url}}
+    )
+    engine = ServerEngine(counted, settings, 7, lambda: False, messages, Path("unused"), told.append)
+    for step in range(2):
+        engine.generate(prompts, step)
+    lines = [line for line in told if "counts rotary positions by the rule qwen, this run by transformers" in line]
+    assert len(lines) == warned
+    assert all("sample 'x' is sampled at other positions" in li and "Set model.positions=qwen" in li for li in lines)
 
 
 def test_one_request_brings_a_group(server: FakeServer) -> None:

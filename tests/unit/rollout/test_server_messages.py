@@ -108,6 +108,23 @@ def test_a_video_at_another_rate_is_refused() -> None:
         messages(prompt, "vllm")
 
 
+def test_the_positions_that_a_server_reads() -> None:
+    """Behind 16 frames, 8 s, text goes on past the time for vLLM, past the columns for transformers."""
+    policy = tiny_policy(positions="transformers")
+    prompt, messages = build(policy, (medium(policy, "video", 16),))
+    messages(prompt, "vllm")
+    assert torch.equal(messages.served_positions(prompt, "transformers"), prompt.positions_3P)
+    served = messages.served_positions(prompt, "qwen")
+    assert torch.equal(served, tiny_policy().positions(*_given(prompt)))
+    assert served[0, -1] > prompt.positions_3P[0, -1]
+    images, messages = build(policy, (medium(policy, "image", 1), medium(policy, "image", 1)))
+    assert torch.equal(messages.served_positions(images, "qwen"), images.positions_3P)
+
+
+def _given(prompt: Prompt) -> tuple[object, ...]:
+    return prompt.input_ids, prompt.mm_token_type_ids, prompt.grid_thw, prompt.media_kinds, (1.0,)
+
+
 @pytest.mark.parametrize("kind", ["transformers", "sglang", "openai"])
 def test_other_servers_are_given_no_video(kind: Kind) -> None:
     policy = tiny_policy()

@@ -56,6 +56,22 @@ def test_settings_that_decide_its_content_must_fit(tmp_path: Path) -> None:
         checkpoint_to_resume(config("auto", dtype="bf16"), tmp_path, print)
 
 
+def test_positions_are_not_changed_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    """A checkpoint that does not name its rule was written when transformers' was the only one."""
+    path = make(tmp_path, 3)
+    with pytest.raises(CheckpointError, match=r"continued with model\.positions=transformers \(it has qwen\)\. Resume"):
+        checkpoint_to_resume(config("auto", positions="transformers"), tmp_path, print)
+    settings = checkpoint_settings(config("never"))
+    del settings["model.positions"]
+    temporary = checkpoints.begin(tmp_path, 4)
+    (temporary / "model.bin").write_text("weights")
+    unsaid = checkpoints.commit(temporary, 4, {"settings": settings})
+    with pytest.raises(CheckpointError, match=r"continued with model\.positions=qwen \(it has transformers\)\. Resume"):
+        checkpoint_to_resume(config(str(unsaid)), tmp_path, print)
+    assert checkpoint_to_resume(config(str(unsaid), positions="transformers"), tmp_path, print) == unsaid
+    assert checkpoint_to_resume(config(str(path)), tmp_path, print) == path
+
+
 def test_resuming_from_an_earlier_one_moves_the_later_ones_aside(tmp_path: Path) -> None:
     for step in (2, 4, 6):
         make(tmp_path, step)

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vlm_pg.models.settings import PositionRule
 from vlm_pg.rollout.server.client import ServerClient
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.rollout.settings import RolloutSettings
@@ -14,6 +15,8 @@ Kind = Literal["vllm", "sglang", "transformers", "openai"]
 
 # Frames of a video go to vLLM as a list without times; it takes this rate for them.
 VLLM_FRAMES_PER_SECOND = 2.0
+# How each kind of server counts rotary positions; of others nobody knows.
+POSITION_RULES: dict[Kind, PositionRule] = {"vllm": "qwen", "sglang": "qwen", "transformers": "transformers"}
 # What else changes samples in transformers, without a setting of ours.
 NEUTRAL_IN_TRANSFORMERS: dict[str, Any] = {
     "typical_p": 1.0,

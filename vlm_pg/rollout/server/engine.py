@@ -17,6 +17,7 @@ from vlm_pg.rollout.scoring import score
 from vlm_pg.rollout.server.answers import Answer, AnswerReader
 from vlm_pg.rollout.server.client import ServerClient, all_of, run_until_stopped
 from vlm_pg.rollout.server.dialects import (
+    POSITION_RULES,
     ServerInfo,
     check_settings,
     maybe_ignored,
@@ -133,6 +134,7 @@ class ServerEngine:
         for prompt in prompts:
             self.policy.check_prompt(prompt)
             self.policy.check_length(prompt, self.settings.max_new_tokens)
+            self._compare_positions(prompt)
         answers = run_until_stopped(self._ask_all(prompts, step), self._should_stop)
         groups = [
             ResponseGroup(prompt, tuple(torch.tensor(answer.token_ids) for answer in group))
@@ -238,6 +240,19 @@ class ServerEngine:
                 "tokens",
                 f"a response of sample {prompt.sample_id!r} has {sampled} tokens at the server and {read} when its "
                 "text is tokenized again; such responses are trained on as tokenized here (docs/servers.md)",
+            )
+
+    def _compare_positions(self, prompt: Prompt) -> None:
+        """Tell, once, if the server reads a prompt at other positions than those it is trained at."""
+        ours, theirs = self.policy.settings.positions, POSITION_RULES.get(self.server.kind)
+        if theirs is None or theirs == ours or not prompt.media_kinds:
+            return
+        if not torch.equal(self._messages.served_positions(prompt, theirs), prompt.positions_3P):
+            self._tell_once(
+                "positions",
+                f"the server at {self.settings.server.url} ({self.server.kind}) counts rotary positions by the rule "
+                f"{theirs}, this run by {ours}: sample {prompt.sample_id!r} is sampled at other positions than it is "
+                f"trained at. Set model.positions={theirs}, or rollout.engine=in_process (docs/servers.md)",
             )
 
     def _client(self) -> ServerClient:

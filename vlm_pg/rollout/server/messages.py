@@ -18,6 +18,7 @@ import torch
 
 from vlm_pg.errors import SampleError
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.settings import PositionRule
 from vlm_pg.rollout.server.dialects import VLLM_FRAMES_PER_SECOND, Kind
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.types import Prompt, Sample
@@ -87,13 +88,15 @@ class ChatMessages:
                 "Build prompts and messages with the same samples, prompt settings and processor."
             )
 
-    def _check_video_positions(self, prompt: Prompt) -> None:
+    def served_positions(self, prompt: Prompt, rule: PositionRule) -> torch.Tensor:
+        """int64 [3, P]: the prompt's positions at the server's frame rate, by the rule it counts by."""
         vision = self._policy.model.config.vision_config
         seconds = (vision.temporal_patch_size / VLLM_FRAMES_PER_SECOND,) * prompt.media_kinds.count("video")
-        served = self._policy.positions(
-            prompt.input_ids, prompt.mm_token_type_ids, prompt.grid_thw, prompt.media_kinds, seconds
-        )
-        if not torch.equal(served, prompt.positions_3P):
+        media = (prompt.grid_thw, prompt.media_kinds, seconds)
+        return self._policy.positions(prompt.input_ids, prompt.mm_token_type_ids, *media, rule=rule)
+
+    def _check_video_positions(self, prompt: Prompt) -> None:
+        if not torch.equal(self.served_positions(prompt, self._policy.settings.positions), prompt.positions_3P):
             raise SampleError(
                 "video_for_server",
                 f"the video of sample {prompt.sample_id!r} has another frame rate than the "

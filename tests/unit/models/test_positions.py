@@ -1,0 +1,193 @@
+"""Qwen's position rule equals what Qwen's published code computed, on recorded layouts; transformers' rule its own."""
+
+import json
+import re
+from importlib.metadata import version
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.support.positions import Recorded, bare_model, recorded_layouts
+from tests.support.runs import ROOT
+from tests.support.tiny import tiny_model
+from vlm_pg.errors import ModelError
+from vlm_pg.models import registry
+from vlm_pg.models.positions import MergedGrid, grid_times, one_per_grid, qwen_positions
+from vlm_pg.models.registry import FAMILIES
+
+SMALL = MergedGrid("image", torch.zeros(1, dtype=torch.int64), 1, 2)
+
+
+def of_part(part: str) -> list[Recorded]:
+    return [recorded for recorded in recorded_layouts() if recorded.layout["part"] == part]
+
+
+@pytest.mark.parametrize(("part", "count"), [("whole", 500), ("fractional", 200)])
+def test_positions_equal_those_recorded_from_qwens_code(part: str, count: int) -> None:
+    equal = 0
+    for recorded in of_part(part):
+        prompt = recorded.prompt("qwen")
+        assert torch.equal(prompt.positions_3P, recorded.positions), recorded.layout
+        assert prompt.next_position == recorded.following, recorded.layout
+        equal += 1
+    assert equal == count
+
+
+def test_the_recording_has_what_is_hard() -> None:
+    """Long times, several videos, ends in a medium, no media: enough of each in both parts."""
+    for part in ("whole", "fractional"):
+        layouts = of_part(part)
+        assert sum(recorded.is_past_its_space for recorded in layouts) > 100
+        assert sum(recorded.ends_in_a_medium for recorded in layouts) > 10
+        assert sum(recorded.layout["kinds"].count("video") > 1 for recorded in layouts) > 50
+        assert sum(not recorded.layout["kinds"] for recorded in layouts) > 5
+    assert any(seconds != int(seconds) for recorded in of_part("fractional") for seconds in recorded.layout["seconds"])
+    assert {recorded.layout["family"] for recorded in of_part("whole")} == {
+        "qwen2_vl",
+        "qwen2_5_vl",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+    }
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
+def test_where_words_tell_the_time_both_rules_agree(family: str) -> None:
+    """Qwen3.5 is younger than the releases the recording is from; it counts as Qwen3-VL does."""
+    model = tiny_model(family)
+    layouts = [recorded for recorded in of_part("whole") if recorded.layout["family"] == "qwen3_vl"]
+    # transformers' own code is slow on many short media
+    chosen = [recorded for recorded in layouts if len(recorded.layout["runs"]) < 60][:10]
+    assert sum("video" in recorded.layout["kinds"] for recorded in chosen) > 3
+    for recorded in chosen:
+        ours, theirs = recorded.prompt("qwen", family, model), recorded.prompt("transformers", family, model)
+        assert torch.equal(ours.positions_3P, recorded.positions) and ours.next_position == recorded.following
+        assert torch.equal(theirs.positions_3P, recorded.positions) and theirs.next_position == recorded.following
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+def test_the_rules_differ_where_time_passes_space(family: str) -> None:
+    layouts = [recorded for recorded in of_part("whole") if recorded.layout["family"] == family]
+    model, differing = tiny_model(family), 0
+    for recorded in layouts:
+        rate = recorded.layout["tokens_per_second"]
+        if rate not in (None, model.config.vision_config.tokens_per_second if rate else None):
+            continue
+        theirs = recorded.prompt("transformers", model=model)
+        differs = not torch.equal(theirs.positions_3P, recorded.positions) or theirs.next_position != recorded.following
+        # Time may pass rows and columns by one token's worth without moving what follows.
+        assert recorded.is_past_its_space or not differs
+        differing += differs
+    assert differing > 20
+
+
+def test_after_a_long_video_text_goes_on_past_its_time() -> None:
+    """40 grids of a second each, two positions a second: the last at 2 + 78, then text; transformers 5 goes on at 4."""
+    model = tiny_model("qwen2_5_vl")
+    types = torch.tensor([0] * 2 + [2] * 160 + [0] * 4)
+    given = (torch.zeros_like(types), types, torch.tensor([[40, 4, 4]]), ("video",), (1.0,))
+    ours = FAMILIES["qwen2_5_vl"].positions("qwen", model, *given)
+    assert ours[0, 2:162:4].tolist() == list(range(2, 81, 2)) and ours[:, -4:].tolist() == [[81, 82, 83, 84]] * 3
+    theirs = FAMILIES["qwen2_5_vl"].positions("transformers", model, *given)
+    assert theirs[:, -4:].tolist() == [[4, 5, 6, 7]] * 3 and torch.equal(theirs[:, :162], ours[:, :162])
+
+
+def test_the_embedded_defaults_own_prompts_are_counted_differently() -> None:
+    """4 temporal grids of a second, 2 x 2 tokens each: time ends at 3, space at 1. The model is made by the rule."""
+    config = json.loads((ROOT / "assets" / "tiny-qwen2_5-vl" / "config.json").read_text())["vision_config"]
+    assert (config["tokens_per_second"], config["spatial_merge_size"]) == (1, 2)
+    types = torch.tensor([0, 0] + [2] * 16 + [0])
+    given = (torch.zeros_like(types), types, torch.tensor([[4, 4, 4]]), ("video",), (1.0,))
+    assert FAMILIES["qwen2_5_vl"].positions("qwen", bare_model(1), *given)[:, -1].tolist() == [6, 6, 6]
+    model = tiny_model("qwen2_5_vl", vision={"tokens_per_second": 1})
+    assert FAMILIES["qwen2_5_vl"].positions("transformers", model, *given)[:, -1].tolist() == [4, 4, 4]
+
+
+def test_times_of_temporal_grids() -> None:
+    assert grid_times(4).tolist() == [0, 1, 2, 3]
+    assert grid_times(4, 2, 1.0).tolist() == [0, 2, 4, 6]
+    assert grid_times(5, 2, 0.25).tolist() == [0, 0, 1, 1, 2]
+    assert grid_times(4, 2).tolist() == [0, 2, 4, 6], "a grid without seconds lasts one"
+    alone = one_per_grid([MergedGrid("video", torch.tensor([0, 2]), 1, 3), SMALL])
+    assert [(grid.kind, grid.times.tolist(), grid.columns) for grid in alone] == [
+        ("video", [0], 3),
+        ("video", [0], 3),
+        ("image", [0], 2),
+    ]
+
+
+def test_media_may_stand_side_by_side() -> None:
+    positions = qwen_positions(torch.tensor([0, 1, 1, 1, 1, 0]), [SMALL, SMALL])
+    assert positions.tolist() == [[0, 1, 1, 3, 3, 5], [0, 1, 1, 3, 3, 5], [0, 1, 2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("types", "media", "words"),
+    [
+        ([0, 1, 1], [], "token 1 is visual, and no medium is left for it"),
+        ([0, 1, 0], [SMALL], "one image of 2 tokens does not fit the token types from 1 on"),
+        ([0, 2, 2], [SMALL], "one image of 2 tokens does not fit the token types from 1 on"),
+        ([0, 0], [SMALL], "one image of 2 tokens is left over"),
+    ],
+)
+def test_token_types_and_media_must_belong_together(types: list[int], media: list[MergedGrid], words: str) -> None:
+    with pytest.raises(ValueError, match=f"{re.escape(words)}. Give ids, token types and grids of one processor call"):
+        qwen_positions(torch.tensor(types), media)
+
+
+def test_seconds_are_of_every_video_or_none() -> None:
+    types = torch.tensor([2] * 4)
+    given = (torch.zeros_like(types), types, torch.tensor([[1, 4, 4]]), ("video",), (1.0, 2.0))
+    with pytest.raises(
+        ValueError, match="Got second_per_grid_ts for 2 videos, but the prompt has 1; give one entry per"
+    ):
+        FAMILIES["qwen2_5_vl"].positions("qwen", bare_model(2), *given)
+
+
+def test_seconds_that_transformers_would_cut_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5.17 makes whole seconds of them, so that its positions are not those of its own later releases."""
+    types = torch.tensor([0] + [2] * 8 + [0])
+    media = (torch.zeros_like(types), types, torch.tensor([[2, 4, 4]]), ("video",))
+    family, model = FAMILIES["qwen2_5_vl"], tiny_model("qwen2_5_vl")
+    monkeypatch.setattr(registry, "version", lambda package: "5.17.2")
+    with pytest.raises(
+        ModelError, match=r"0.5 seconds per temporal patch, and transformers 5.17.2 cuts that to 0. Set "
+    ):
+        family.positions("transformers", model, *media, (0.5,))
+    whole = family.positions("transformers", model, *media, (2.0,))
+    assert whole[0].tolist() == [0, *[1] * 4, *[5] * 4, 3]
+    assert family.positions("qwen", model, *media, (0.5,))[0].tolist() == [0, *[1] * 4, *[2] * 4, 3]
+    monkeypatch.setattr(registry, "version", lambda package: "5.18.0")
+    later = SimpleNamespace(get_rope_index=lambda *args, **kwargs: (torch.zeros(3, 1, 10), None))
+    family.positions("transformers", SimpleNamespace(model=later), *media, (0.5,))
+
+
+def test_the_installed_transformers_keeps_fractions_or_is_refused() -> None:
+    types = torch.tensor([0] + [2] * 8 + [0])
+    given = (torch.zeros_like(types), types, torch.tensor([[2, 4, 4]]), ("video",), (0.5,))
+    family, model = FAMILIES["qwen2_5_vl"], tiny_model("qwen2_5_vl")
+    if version("transformers").startswith("5.17."):
+        with pytest.raises(ModelError, match="cuts that to 0"):
+            family.positions("transformers", model, *given)
+    else:
+        assert family.positions("transformers", model, *given)[0].tolist() == [0, *[1] * 4, *[2] * 4, 3]
+
+
+def test_the_rule_is_described_with_what_it_means_for_servers() -> None:
+    told = {rule: FAMILIES["qwen2_5_vl"].describe_positions(rule) for rule in ("qwen", "transformers")}  # type: ignore[arg-type]
+    assert told["qwen"].startswith(
+        "qwen (what follows a medium starts past its largest position of any axis, as in vLLM"
+    )
+    assert told["transformers"].startswith(
+        f"transformers (as {version('transformers')} counts, a video's time left out"
+    )
+    assert FAMILIES["qwen3_vl"].describe_positions("qwen") == (
+        "qwen (for qwen3_vl both rules are one: words tell a video's time)"
+    )
+
+
+def test_text_alone_is_counted_alike() -> None:
+    types = torch.zeros(5, dtype=torch.int64)
+    for rule in ("qwen", "transformers"):
+        positions = FAMILIES["qwen2_vl"].positions(rule, bare_model(None), types, types, None, (), ())  # type: ignore[arg-type]
+        assert positions.tolist() == [[0, 1, 2, 3, 4]] * 3 and positions.dtype == torch.int64
