@@ -41,10 +41,10 @@ def _refused_settings(args: Any, model: Any) -> Iterator[str]:
     """Each with the reason and what would be allowed."""
     # transformers' new name for it and, under releases that have it not, the old one.
     options = getattr(args, "activation_checkpointing_kwargs", None) or args.gradient_checkpointing_kwargs or {}
-    if options.get("use_reentrant"):
+    if args.gradient_checkpointing and options and options.get("use_reentrant") is not False:
         yield (
-            "gradient_checkpointing_kwargs with use_reentrant=True (a layer recomputed apart from the rest loses the "
-            "gradient that goes through the shared prefix; use_reentrant=False, the default, is right)"
+            "gradient_checkpointing_kwargs without use_reentrant=False (torch then recomputes a layer apart from the "
+            "rest, which loses the gradient that goes through the shared prefix; add it, or give no such arguments)"
         )
     if args.neftune_noise_alpha is not None:
         yield "neftune_noise_alpha (each copy of a prompt would get noise of its own, and there is one copy)"
