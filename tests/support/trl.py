@@ -100,7 +100,8 @@ class Recorded:
         **settings: Any,
     ):
         options = OPTIONS | {"output_dir": str(folder / trainer_class.__name__)} | never_sampled()
-        starting_model(family).save_pretrained(folder / "model")
+        if not (folder / "model").exists():
+            starting_model(family).save_pretrained(folder / "model")
         processor = tiny_processor(family)
         processor.image_processor.size = {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 16}
         if "activation_checkpointing" in settings:

@@ -163,7 +163,11 @@ TWICE: dict[str, Any] = {"num_iterations": 2, "epsilon": 0.1}
 VLLM: dict[str, Any] = {"use_vllm": True, "vllm_importance_sampling_correction": True}
 REWARDS: dict[str, Any] = {"trainer": {"reward_funcs": [length_reward, vowel_reward]}}
 # Long enough for a call, what the tool says, and an answer.
-CALLS: dict[str, Any] = {"max_completion_length": 160, "generation_kwargs": {"max_new_tokens": 8}, "beta": 0.1}
+CALLS: dict[str, Any] = {
+    "max_completion_length": 160,
+    "generation_kwargs": {"max_new_tokens": 8, "suppress_tokens": SUPPRESSED},
+    "beta": 0.1,
+}
 
 
 def _vllm(default_suite: bool = False, **settings: Any) -> Case:

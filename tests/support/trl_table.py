@@ -122,7 +122,7 @@ REFUSED = (
     "fp16_full_eval",
     "fsdp",
     "fsdp_config",
-    "deepspeed",
+    "deepspeed",  # ZeRO-3; test_zero_two_trains_the_same
     "ds3_gather_for_generation",
     "parallelism_config",
 )

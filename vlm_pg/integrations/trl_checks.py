@@ -50,13 +50,23 @@ def _refused_settings(args: Any, model: Any) -> Iterator[str]:
         yield "neftune_noise_alpha (each copy of a prompt would get noise of its own, and there is one copy)"
     if args.fsdp:
         yield (
-            "fsdp (the last layer's parts are called one by one, which FSDP does not gather weights for; "
+            "fsdp (parts of a layer are called, whose weights FSDP does not gather then; "
             "DistributedDataParallel is right)"
+        )
+    if args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
+        yield (
+            "deepspeed with ZeRO-3 (ranks gather weights together, and do not encode equally many pictures; ZeRO-2 is "
+            "right)"
         )
     if getattr(args, "parallelism_config", None) is not None:
         yield "parallelism_config (layers split over devices are not tested)"
     if args.torch_compile:
         yield "torch_compile (the layers are called one by one, outside the compiled forward)"
+    if args.use_liger_kernel:
+        yield "use_liger_kernel (not compared with TRL's)"
+    for name in ("fp16", "fp16_full_eval"):
+        if getattr(args, name):
+            yield f"{name} (not compared with TRL's; bf16 is)"
     suppressed = (args.generation_kwargs or {}).get("suppress_tokens", ())
     if "suppress_tokens" in (args.generation_kwargs or {}) and model.config.image_token_id not in (suppressed or ()):
         yield (
