@@ -13,9 +13,8 @@ import torch
 from transformers import AttentionInterface
 
 ATTENTION_NAME = "vlm_pg_grouped"
-# Implementations that hand a call with an attention_context to ``attention_forward``; any other would read a packed
-# stream as one causal sequence.
-GROUPED_NAMES = {ATTENTION_NAME}
+# Set on a language model whose layers choose ``attention_forward`` themselves in calls with an attention_context.
+ROUTED = "vlm_pg_attention_routed"
 
 
 class AttentionContext(Protocol):
@@ -56,6 +55,17 @@ def attention_forward(
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     out = attention_context.attend(int(module.layer_idx), q, k, v, scale)
     return out.unsqueeze(0), None
+
+
+def check_grouped(language_model: Any) -> None:
+    """Raise ValueError for a model whose layers would read a packed stream as one causal sequence."""
+    implementation = language_model.config._attn_implementation
+    if implementation != ATTENTION_NAME and not getattr(language_model, ROUTED, False):
+        raise ValueError(
+            f"The language model's attention implementation is {implementation!r}, which would read a stream as "
+            f"one sequence; allowed is {ATTENTION_NAME!r}. Call model.set_attn_implementation("
+            f"{{'text_config': {ATTENTION_NAME!r}}}) before the policy is used again."
+        )
 
 
 AttentionInterface.register(ATTENTION_NAME, attention_forward)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -36,15 +37,14 @@ PLANS = (
 
 @functools.cache
 def checked_kernel(
-    device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int
+    device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int, name: str = "auto"
 ) -> Kernel:
-    """The kernel chosen by capability, checked once: under autocast activations have another dtype than weights."""
-    kernel = select_kernel(device, dtype)
+    """The kernel of that name, by default chosen by capability, checked once."""
+    kernel = select_kernel(device, dtype, name)
     check_kernel(kernel, device, dtype, num_heads, num_kv_heads, head_dim)
     return kernel
 
 
-@torch.enable_grad()
 def check_kernel(
     kernel: Kernel, device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int
 ) -> float:
@@ -54,12 +54,12 @@ def check_kernel(
         RuntimeError: the difference is too large or not a number: this kernel must not be used here.
     """
     generator = torch.Generator().manual_seed(0)
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, head_dim, generator=generator).to(device, dtype)
 
-    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-    with torch.autocast(device.type, enabled=False):  # the oracle must not be rounded
+    with torch.autocast(device.type, enabled=False), _apart():  # the oracle must not be rounded
         for plan in PLANS:
             inputs = [random(plan.num_queries, num_heads), *(random(plan.num_keys, num_kv_heads) for _ in range(2))]
             pairs.extend(_plan_results(kernel, plan, inputs, random(plan.num_queries, num_heads)))
@@ -75,6 +75,17 @@ def check_kernel(
             f"{dtype}; at most {TOLERANCE[dtype]:.0e} is allowed. Choose another model.attention_kernel."
         )
     return worst
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Graphs made inside belong to nobody else: a checkpointed layer would count what they save as its own.
+
+    Only the innermost hooks are asked what to do with a saved tensor, so hooks that keep it are enough.
+    """
+    keep = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved)
+    with torch.inference_mode(False), torch.enable_grad(), keep:
+        yield
 
 
 def _plan_results(

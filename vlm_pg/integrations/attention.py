@@ -1,38 +1,46 @@
-"""One attention implementation for a model that two programs share: ours scores with it, theirs generates with it."""
+"""Grouped attention in a model that stays another program's: its own attention everywhere else, also in between."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
-from vlm_pg.attention.integration import GROUPED_NAMES, attention_forward
-
-GROUPED_OR_SDPA = "vlm_pg_grouped_or_sdpa"
+from vlm_pg.attention.integration import ATTENTION_NAME, ROUTED
 
 
-def grouped_or_sdpa(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **options: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """transformers' attention signature: grouped where the forward call carries an ``attention_context``, else sdpa.
+class _GroupedConfig:
+    """A layer's configuration while the layer answers a call of ours: the same, but for the attention it names."""
 
-    The decision travels with the call, so a layer that gradient checkpointing runs again in backward, long after the
-    scoring is over, decides the same way. Switching the model's attention around the scoring would not.
+    _attn_implementation = ATTENTION_NAME
+
+    def __init__(self, own: Any):
+        self.own = own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+
+def route_attention(language_model: Any) -> None:
+    """Calls that carry an ``attention_context`` get grouped attention; the model's configuration is left as it is.
+
+    transformers looks the attention up in the layer's configuration at every call. The choice has to travel with the
+    call: a layer that gradient checkpointing runs again in backward, long after the scoring is over, must decide the
+    same way, and whoever reads the configuration in between (generation, continuous batching) must find what he set.
     """
-    if options.get("attention_context") is not None:
-        return attention_forward(module, query, key, value, attention_mask, **options)
-    options.pop("attention_context", None)
-    return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    if getattr(language_model, ROUTED, False):
+        return
+    for layer in language_model.layers:
+        if hasattr(layer, "self_attn"):
+            layer.self_attn.register_forward_pre_hook(_choose, with_kwargs=True)
+            layer.self_attn.register_forward_hook(_restore, always_call=True)
+    setattr(language_model, ROUTED, True)
 
 
-AttentionInterface.register(GROUPED_OR_SDPA, grouped_or_sdpa)
-AttentionMaskInterface.register(GROUPED_OR_SDPA, sdpa_mask)
-GROUPED_NAMES.add(GROUPED_OR_SDPA)
+def _choose(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    _restore(attention)  # an interrupted call may have left it
+    if kwargs.get("attention_context") is not None:
+        attention.config = _GroupedConfig(attention.config)
+
+
+def _restore(attention: Any, *_: Any) -> None:
+    if isinstance(attention.config, _GroupedConfig):
+        attention.config = attention.config.own

@@ -4,38 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from vlm_pg.integrations.attention import GROUPED_OR_SDPA
+from vlm_pg.integrations.attention import route_attention
+from vlm_pg.integrations.balancing import (
+    balancing_loss,
+    recorded_router_logits,
+    repetitions,
+    with_last_tokens_read,
+    without_last_tokens,
+)
 from vlm_pg.models.lora import base_model, check_adapter
+from vlm_pg.models.packing import pack
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.registry import family_of
+from vlm_pg.models.registry import Family, family_of
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.types import ResponseGroup
+
+
+class Scores(NamedTuple):
+    """Of all responses in order: log-probabilities (differentiable) and entropies in nats, fp32 [R].
+
+    ``balancing_loss``: a scalar, where it was asked for.
+    """
+
+    logprobs: torch.Tensor
+    entropies: torch.Tensor
+    balancing_loss: torch.Tensor | None = None
+
+
+def check_model(model: Any) -> Family:
+    """The family of a trainer's model; raises ModelError for one that cannot be scored exactly."""
+    base = base_model(model)
+    check_adapter(base)
+    return family_of(base.config)
 
 
 class GroupedScorer:
     """Takes part in ``model``'s forward: ``model(..., grouped_score=function)`` returns what the function returns.
 
     Going through the forward keeps everything that wraps the model (DistributedDataParallel, say) in the game; without
-    that keyword the forward, and so generation, is what it was, on torch's sdpa attention.
+    that keyword the forward, and so generation, is what it was.
 
     Args:
         model: the unwrapped transformers model, or a PeftModel around it.
-        processor: its processor.
+        processor: its processor or tokenizer.
+        fp32_head: compute logits in fp32 from an output head in fp32, also under autocast.
     """
 
-    def __init__(self, model: Any, processor: Any):
-        base = base_model(model)
-        check_adapter(base)
-        family, forward = family_of(base.config), base.forward
-        base.set_attn_implementation({"text_config": GROUPED_OR_SDPA})
-        with torch.enable_grad():  # the kernel is checked on gradients too, even if the first call wants none
-            # The other trainer samples with the model's own forward: scoring counts positions as that does.
-            settings = ModelSettings(path="in memory", positions="transformers")
-            self.policy = Policy(base, processor, family, settings)
+    def __init__(self, model: Any, processor: Any, fp32_head: bool = False):
+        family, base = check_model(model), base_model(model)
+        forward = base.forward
+        route_attention(family.language_model(base))
+        self.policy = _TrainersPolicy(base, processor, family, fp32_head)
 
         @wraps(forward)
         def forward_or_score(*args: Any, grouped_score: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
@@ -44,14 +67,21 @@ class GroupedScorer:
         base.forward = forward_or_score
 
     def __call__(
-        self, model: Any, groups: Sequence[ResponseGroup], temperature: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities (differentiable) and entropies in nats (detached), fp32 [R] over all responses in order.
+        self,
+        model: Any,
+        groups: Sequence[ResponseGroup],
+        temperature: float,
+        differentiable_entropies: bool = False,
+        counted: Sequence[bool] | None = None,
+    ) -> Scores:
+        """Score ``groups`` with ``model``: the model as its trainer calls it, wrapped or not.
 
-        ``model`` is the model as its trainer calls it, wrapped or not.
+        Args:
+            differentiable_entropies: leave the entropies on the graph, for an entropy bonus.
+            counted: compute the router's balancing loss too; per response whether its tokens count in it.
         """
 
-        def score() -> tuple[torch.Tensor, torch.Tensor]:
+        def score() -> Scores:
             policy = self.policy
             # Asked every time: adapters come and go.
             tower = policy.family.vision_tower(policy.model)
@@ -61,8 +91,53 @@ class GroupedScorer:
             policy.vision.trains = trains or policy.vision.trains
             policy.weights_changed()
             policy.vision.trains = trains
+            policy.differentiable_entropies = differentiable_entropies
             with_graph = trains and torch.is_grad_enabled()
             features = policy.vision.encode([group.prompt for group in groups], with_graph=with_graph)
-            return policy(policy.pack(groups), policy.join_features(groups, features), temperature)
+            joined = policy.join_features(groups, features)
+            if counted is None:
+                return Scores(*policy(policy.pack(groups), joined, temperature))
+            return self._with_balancing(groups, joined, temperature, counted)
 
-        return model(grouped_score=score)
+        return Scores(*model(grouped_score=score))
+
+    def _with_balancing(
+        self,
+        groups: Sequence[ResponseGroup],
+        features: torch.Tensor | None,
+        temperature: float,
+        counted: Sequence[bool],
+    ) -> Scores:
+        policy = self.policy
+        for group in groups:
+            policy.check_group(group)
+        batch = pack(with_last_tokens_read(groups), policy.device)
+        policy.whole_layers = True  # every token goes through every router
+        try:
+            with recorded_router_logits(policy.language_model) as logits:
+                logprobs, entropies = policy(batch, features, temperature)
+        finally:
+            policy.whole_layers = False
+        loss = balancing_loss(logits, repetitions(batch, counted), policy.model.config.get_text_config())
+        return Scores(without_last_tokens(logprobs, batch), without_last_tokens(entropies, batch), loss)
+
+
+class _TrainersPolicy(Policy):
+    """A policy around a model that another trainer loaded, set up and samples from."""
+
+    def __init__(self, model: Any, processor: Any, family: Family, fp32_head: bool):
+        with_tokenizer = processor if hasattr(processor, "tokenizer") else None
+        # The other trainer samples with the model's own forward: scoring counts positions as that does.
+        settings = ModelSettings(path="in memory", positions="transformers")
+        super().__init__(model, with_tokenizer, family, settings)
+        self._fp32_head = fp32_head
+
+    def _media_token_ids(self) -> tuple[int, ...]:
+        # The trainer's own forward reads all others as words where no picture belongs to them, and so do we.
+        return (self.model.config.image_token_id,)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        if not self._fp32_head:
+            return super().logits(hidden)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return super().logits(hidden.float())

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from vlm_pg.integrations.padded import group_rows
-from vlm_pg.integrations.scoring import GroupedScorer
+from vlm_pg.integrations.padded import GroupedRows, group_rows
+from vlm_pg.integrations.scoring import GroupedScorer, Scores
+from vlm_pg.integrations.trl_checks import WAY_OUT, check_trainer
+
+Scored = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+MEDIA = ("mm_token_type_ids", "pixel_values", "image_grid_thw", "num_images")
 
 
 class GroupedGRPOTrainer(GRPOTrainer):
-    """The arguments, data, loss and gradients of TRL 1.16; only token log-probabilities are computed in another way."""
+    """The arguments, data, loss and gradients of TRL 1.16; only token log-probabilities are computed in another way.
+
+    Raises:
+        ConfigError, ModelError: when it is built, for what cannot be computed over shared prefixes.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        check_trainer(self.args, self.model)
         self._scorers: dict[int, GroupedScorer] = {}
+        self._said: set[str] = set()
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -28,31 +37,106 @@ class GroupedGRPOTrainer(GRPOTrainer):
         batch_size: int | None = None,
         compute_entropy: bool = False,
         compute_aux_loss: bool = False,
-        pixel_values: torch.Tensor | None = None,
-        image_grid_thw: torch.Tensor | None = None,
-        num_images: Sequence[int] | None = None,
-        mm_token_type_ids: torch.Tensor | None = None,
-        **others: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
-        unknown = [name for name, value in others.items() if value is not None]
-        unknown += ["auxiliary loss (router_aux_loss_coef=0 turns it off)"] * compute_aux_loss
-        unknown += ["cast_lm_head_to_fp32"] * cast(Any, self.args).cast_lm_head_to_fp32
+        **media: Any,
+    ) -> Scored:
+        unknown = [name for name, value in media.items() if value is not None and name not in MEDIA]
         if unknown:
-            raise ValueError(f"Grouped scoring has no {', '.join(unknown)}. Leave it out, or use TRL's GRPOTrainer.")
-        inner = self.accelerator.unwrap_model(model)
-        first = not self._scorers
-        if id(inner) not in self._scorers:
-            self._scorers[id(inner)] = GroupedScorer(inner, self.processing_class)
-        score = self._scorers[id(inner)]
-        media = (mm_token_type_ids, pixel_values, image_grid_thw, num_images)
-        rows = group_rows(input_ids, attention_mask, logits_to_keep, score.policy.positions, *media)
+            raise ValueError(f"Grouped scoring has no {', '.join(unknown)}. {WAY_OUT}")
+        image_token = cast(Any, self.model).config.image_token_id
+        types = media.get("mm_token_type_ids")
+        if _has_images_in_responses(image_token, input_ids, attention_mask, logits_to_keep, types):
+            return self._score_as_trl(
+                model,
+                input_ids,
+                attention_mask,
+                logits_to_keep,
+                batch_size=batch_size,
+                compute_entropy=compute_entropy,
+                compute_aux_loss=compute_aux_loss,
+                **media,
+            )
+        scorer = self._scorer(model)
+        rows = group_rows(
+            input_ids, attention_mask, logits_to_keep, scorer.policy.positions, *(media.get(name) for name in MEDIA)
+        )
+        parts = self._score_chunks(scorer, model, rows, batch_size, compute_entropy, compute_aux_loss)
+        self._count(rows)
+        logps, entropies = (rows.scatter(torch.cat(values)) for values in list(zip(*parts, strict=True))[:2])
+        losses = [part.balancing_loss for part in parts if part.balancing_loss is not None]
+        return logps, entropies if compute_entropy else None, torch.stack(losses).mean() if losses else None
+
+    def _score_chunks(
+        self,
+        scorer: GroupedScorer,
+        model: Any,
+        rows: GroupedRows,
+        batch_size: int | None,
+        compute_entropy: bool,
+        compute_aux_loss: bool,
+    ) -> list[Scores]:
+        real = rows.response_mask.any(-1).tolist()
+        counted = [real[row] for places in rows.rows for row in places]
+        parts, done = [], 0
         with self.accelerator.autocast():
-            parts = [score(model, groups, self.temperature) for groups in rows.chunks(batch_size)]
-        logps, entropies = (rows.scatter(torch.cat(part)) for part in zip(*parts, strict=True))
-        if first:
-            self.accelerator.print(f"vlm_pg: {rows.summary}")
+            for groups in rows.chunks(batch_size):
+                size = sum(len(group.responses) for group in groups)
+                parts.append(
+                    scorer(
+                        model,
+                        groups,
+                        self.temperature,
+                        differentiable_entropies=compute_entropy and self._entropy_bonus_enabled,
+                        counted=counted[done : done + size] if compute_aux_loss else None,
+                    )
+                )
+                done += size
+        return parts
+
+    def _scorer(self, model: Any) -> GroupedScorer:
+        """Of the policy or of the reference."""
+        inner = self.accelerator.unwrap_model(model)
+        if id(inner) not in self._scorers:
+            fp32_head = cast(Any, self.args).cast_lm_head_to_fp32
+            self._scorers[id(inner)] = GroupedScorer(inner, self.processing_class, fp32_head)
+        return self._scorers[id(inner)]
+
+    def _score_as_trl(self, model: Any, *args: Any, **kwargs: Any) -> Scored:
+        """Responses that contain pictures share nothing behind them: TRL's own forward scores the batch."""
+        rows = args[0].shape[0]
+        self._say(
+            "images",
+            f"{rows} responses of a batch with images in responses (a tool returned them) go through the model as TRL "
+            "sends them; vlm_pg/rows_not_grouped counts such rows",
+        )
+        self._counts["vlm_pg/rows_not_grouped"].append(float(rows))
+        return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+
+    def _count(self, rows: GroupedRows) -> None:
+        self._say("first", rows.summary)
         grouped, repeated = rows.tokens
-        metrics = self._metrics["train" if cast(Any, self.model).training else "eval"]
-        metrics["vlm_pg/tokens_saved"].append(float(repeated - grouped))
-        metrics["vlm_pg/sharing_ratio"].append(repeated / grouped)
-        return logps, entropies if compute_entropy else None, None
+        self._counts["vlm_pg/tokens_saved"].append(float(repeated - grouped))
+        self._counts["vlm_pg/sharing_ratio"].append(repeated / grouped)
+
+    @property
+    def _counts(self) -> Any:
+        return self._metrics["train" if cast(Any, self.model).training else "eval"]
+
+    def _say(self, what: str, line: str) -> None:
+        """Once in a run."""
+        if what not in self._said:
+            self._said.add(what)
+            self.accelerator.print(f"vlm_pg: {line}")
+
+
+def _has_images_in_responses(
+    image_token: int,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    response_columns: int,
+    mm_token_type_ids: torch.Tensor | None,
+) -> bool:
+    """Whether an image token stands in a response, or where the batch says that there is no image."""
+    image_tokens = (input_ids == image_token) & attention_mask.bool()
+    known = torch.zeros_like(image_tokens) if mm_token_type_ids is None else mm_token_type_ids == 1
+    known[:, -response_columns:] = False
+    return bool((image_tokens & ~known).any())

@@ -10,11 +10,32 @@ import torch
 from vlm_pg.attention.grouped import AttentionMemo, grouped_attention
 from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.plan import AttentionPlan
-from vlm_pg.attention.selfcheck import checked_kernel
 from vlm_pg.attention.tree import PrefixTree
+from vlm_pg.errors import ModelError
 from vlm_pg.models.linear_attention import LinearLayout, LinearStates, linear_attention_over_tree
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
+
+
+class _GradMode:
+    """Whether the forward that a context belongs to wants gradients; its layers must run accordingly.
+
+    Reentrant checkpointing runs a layer without gradients first and again, cut off from the rest, in backward. A layer
+    behind a shared prefix gets part of its inputs through its context, and what the second run does with those would
+    reach no weight.
+    """
+
+    def __init__(self) -> None:
+        self._wanted = torch.is_grad_enabled()
+
+    def check(self) -> None:
+        """Raise ModelError in a layer that runs without the gradients that the forward wants."""
+        if self._wanted and not torch.is_grad_enabled():
+            raise ModelError(
+                "A decoder layer runs without gradients in a forward that wants them. Reentrant checkpointing "
+                "(use_reentrant=True) does so, and its gradients would be wrong behind a shared prefix. Enable "
+                "checkpointing with use_reentrant=False."
+            )
 
 
 class TreeContext:
@@ -36,12 +57,14 @@ class TreeContext:
         self._memos: dict[int, AttentionMemo] = {}
         self._unread: dict[int, KeysValues] = {}
         self._layout: LinearLayout | None = None
+        self._grad_mode = _GradMode()
 
     def supply_unread(self, layer_index: int, keys_values: KeysValues) -> None:
         """Keys and values [unread rows, K, H] of a layer that runs on the read rows only."""
         self._unread[layer_index] = keys_values
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        self._grad_mode.check()
         plan = self.tree.plan
         unread = self._unread.get(layer_index)
         if unread is not None:
@@ -52,12 +75,13 @@ class TreeContext:
             # the context must not hold the graph: nothing would ever free a forward that no backward followed.
             self._unread[layer_index] = (unread[0].detach(), unread[1].detach())
         self.keep_keys_values(layer_index, k, v)
-        return grouped_attention(q, k, v, plan, scale, _fitting(self.kernel, q, k), self._memo(layer_index))
+        return grouped_attention(q, k, v, plan, scale, self.kernel, self._memo(layer_index))
 
     def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Called with keys and values [T, K, H] of all rows."""
 
     def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
+        self._grad_mode.check()
         if self._layout is None:
             self._layout = LinearLayout(self.tree.lengths, self.tree.parents, (), hidden.device)
         out, states = linear_attention_over_tree(mixer, hidden, self._layout)
@@ -125,17 +149,20 @@ class ChunkContext:
         self._remember = remember
         self._memos: dict[int, AttentionMemo] = {}
         self._layout: LinearLayout | None = None
+        self._grad_mode = _GradMode()
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        self._grad_mode.check()
         self.keep_keys_values(layer_index, k, v)
         prefix_k, prefix_v = self.stored[layer_index]
         k, v = (_interleave(own, prefix, self.plan) for own, prefix in ((k, prefix_k), (v, prefix_v)))
         memo = None
         if self._remember and torch.is_grad_enabled():
             memo = self._memos.setdefault(layer_index, AttentionMemo())
-        return grouped_attention(q, k, v, self.plan, scale, _fitting(self.kernel, q, k), memo)
+        return grouped_attention(q, k, v, self.plan, scale, self.kernel, memo)
 
     def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
+        self._grad_mode.check()
         if self._layout is None:
             self._layout = LinearLayout(self.tree.lengths, self.tree.parents, self.prefix_nodes, hidden.device)
         known = LinearStates(*self.stored[layer_index])
@@ -148,13 +175,6 @@ class ChunkContext:
 
     def keep_states(self, layer_index: int, states: LinearStates) -> None:
         """Called with the linear layers' states at the end of the nodes in the stream."""
-
-
-def _fitting(kernel: Kernel, q: torch.Tensor, k: torch.Tensor) -> Kernel:
-    """Under autocast attention runs in another dtype than the weights for which ``kernel`` was chosen."""
-    if not torch.is_autocast_enabled(q.device.type) or kernel.name == "oracle":
-        return kernel
-    return checked_kernel(q.device, torch.get_autocast_dtype(q.device.type), q.shape[1], k.shape[1], q.shape[2])
 
 
 def _interleave(asking: torch.Tensor, others: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:

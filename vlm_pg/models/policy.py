@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from vlm_pg.attention.integration import ATTENTION_NAME, GROUPED_NAMES, AttentionContext
+from vlm_pg.attention.integration import AttentionContext, check_grouped
 from vlm_pg.attention.kernels import Kernel, select_kernel
-from vlm_pg.attention.selfcheck import check_kernel
+from vlm_pg.attention.selfcheck import check_kernel, checked_kernel
 from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.models import checks
 from vlm_pg.models.contexts import TreeContext
@@ -43,16 +43,15 @@ class Policy(torch.nn.Module):
         self.weights_version = 0
         # Set where training adds an entropy bonus; costs one more tensor of logits a chunk in backward.
         self.differentiable_entropies = False
+        # Set where every row is wanted from every layer, the last one included.
+        self.whole_layers = False
         self.turns: Turns | None = None
         self._own_pace = False
         route_linear_layers(family.language_model(model))
         parameter = next(model.parameters())
         self.kernel: Kernel = select_kernel(parameter.device, parameter.dtype, settings.attention_kernel)
-        text = model.config.get_text_config()
-        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        self.kernel_error = check_kernel(
-            self.kernel, self.device, self.dtype, text.num_attention_heads, text.num_key_value_heads, head_dim
-        )
+        self._checked_for = (self.device, self.dtype)
+        self.kernel_error = check_kernel(self.kernel, *self._checked_for, *self._head_shape)
         self.vision = VisionEncoder(
             lambda pixels, grids: self.in_turn("vision", lambda: family.encode_vision(model, pixels, grids)),
             merge_size=model.config.vision_config.spatial_merge_size,
@@ -70,6 +69,30 @@ class Policy(torch.nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return next(self.model.parameters()).dtype
+
+    @property
+    def _head_shape(self) -> tuple[int, int, int]:
+        """Query heads, key-value heads, head dim: the same in all layers of a registered family."""
+        text = self.model.config.get_text_config()
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        return text.num_attention_heads, text.num_key_value_heads, head_dim
+
+    @property
+    def kernel_here(self) -> Kernel:
+        """The kernel for a forward that begins here and now, checked.
+
+        Under autocast activations have another dtype than the weights for which ``kernel`` was chosen, and somebody may
+        have moved or cast the weights since. Asked before any layer runs: within a checkpointed layer the check would
+        become part of it.
+        """
+        device, dtype = self.device, self.dtype
+        if self.kernel.name == "oracle":
+            return self.kernel
+        if torch.is_autocast_enabled(device.type):
+            return checked_kernel(device, torch.get_autocast_dtype(device.type), *self._head_shape)
+        if (device, dtype) == self._checked_for:
+            return self.kernel
+        return checked_kernel(device, dtype, *self._head_shape, self.settings.attention_kernel)
 
     @property
     def tokenizer(self) -> Any:
@@ -177,7 +200,7 @@ class Policy(torch.nn.Module):
     def _score(
         self, batch: PackedBatch, features: torch.Tensor | None, temperature: float = 1.0
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        context = TreeContext(batch.tree, self.kernel, batch.tree.reading(batch.reads), self.checkpointing)
+        context = TreeContext(batch.tree, self.kernel_here, batch.tree.reading(batch.reads), self.checkpointing)
         hidden = self.hidden_states(
             batch.input_ids, batch.positions_3T, context, select_features(batch, features), batch.media_rows
         )
@@ -236,13 +259,7 @@ class Policy(torch.nn.Module):
         features: torch.Tensor | None,
         media_rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        implementation = self.language_model.config._attn_implementation
-        if implementation not in GROUPED_NAMES:
-            raise ValueError(
-                f"The language model's attention implementation is {implementation!r}, which would read a stream as "
-                f"one sequence; allowed are {', '.join(sorted(GROUPED_NAMES))}. Call model.set_attn_implementation("
-                f"{{'text_config': {ATTENTION_NAME!r}}}) before the policy is used again."
-            )
+        check_grouped(self.language_model)
         embeddings = self.model.get_input_embeddings()(input_ids)
         early: tuple[torch.Tensor, ...] = ()
         if features is not None:
@@ -257,7 +274,7 @@ class Policy(torch.nn.Module):
                 early = tuple(rest)
             embeddings = embeddings.index_copy(0, media_rows, features.to(embeddings.dtype))
         # Ranks that take turns run whole layers only: which rows are read must not decide what weights are gathered.
-        trim = self.turns is None
+        trim = self.turns is None and not self.whole_layers
         return run_decoder(self.language_model, embeddings, positions_3T, context, media_rows, early, trim)
 
     def idle_vision_loss(self) -> torch.Tensor:
@@ -303,7 +320,7 @@ class Policy(torch.nn.Module):
     def _new_turns(self) -> Turns:
         def decoder() -> torch.Tensor:
             token = torch.zeros(1, dtype=torch.int64, device=self.device)
-            context = TreeContext(PrefixTree([1], [-1]), self.kernel)
+            context = TreeContext(PrefixTree([1], [-1]), self.kernel_here)
             return self._hidden_states(token, token.expand(3, 1), context, None, None)
 
         def head() -> torch.Tensor:

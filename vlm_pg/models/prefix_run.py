@@ -64,7 +64,7 @@ class PrefixStates:
 
 def run_prefixes(policy: Policy, batch: PrefixBatch, features: torch.Tensor | None) -> PrefixStates:
     """The prefixes of some groups through the model once."""
-    context = PrefixContext(batch.tree, policy.kernel, batch.tree.reading(batch.reads), policy.checkpointing)
+    context = PrefixContext(batch.tree, policy.kernel_here, batch.tree.reading(batch.reads), policy.checkpointing)
     hidden = policy.hidden_states(
         batch.input_ids, batch.positions_3T, context, select_features(batch, features), batch.media_rows
     )
@@ -83,7 +83,7 @@ def run_chunk(
             batch.tree.reading(batch.reads),
             batch.node_of_prefix,
             layers,
-            policy.kernel,
+            policy.kernel_here,
             policy.checkpointing,
         )
         own = policy.hidden_states(batch.input_ids, batch.positions_3T, context)

@@ -100,9 +100,9 @@ class Prefill:
         ]
         context: TreeContext | ChunkContext
         if layout.stored:
-            context = _BehindStored(self.store, layout, self.policy.kernel, self._between_layers)
+            context = _BehindStored(self.store, layout, self.policy.kernel_here, self._between_layers)
         else:
-            context = _FromRoots(self.store, layout, read or [0], self.policy.kernel, self._between_layers)
+            context = _FromRoots(self.store, layout, read or [0], self.policy.kernel_here, self._between_layers)
         hidden = self.policy.hidden_states(
             torch.cat([self.prompts[owner].input_ids[span] for owner, span in stream]).to(self.policy.device),
             torch.cat([self.prompts[owner].positions_3P[:, span] for owner, span in stream], dim=1).to(
