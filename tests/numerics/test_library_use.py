@@ -9,9 +9,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from tests.support.groups import make_case, random_group, repeated_logprobs, tiny_policy
 from tests.support.tiny import tiny_model, tiny_processor
+from vlm_pg.attention import selfcheck
+from vlm_pg.attention.selfcheck import check_kernel, checked_kernel
+from vlm_pg.errors import ModelError
+from vlm_pg.models.chunked import backward_in_chunks
 from vlm_pg.models.contexts import TreeContext
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.packing import pack_prefixes
@@ -65,6 +70,57 @@ def test_a_forward_without_backward_is_freed(monkeypatch: pytest.MonkeyPatch) ->
     gc.collect()
     assert len(contexts) == 2
     assert all(context() is None for context in contexts)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
+def test_reentrant_checkpointing_raises_wherever_it_wraps_a_grouped_layer(family: str) -> None:
+    policy = tiny_policy(family=family)
+    group = one_group(policy)
+    policy.model.gradient_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(ModelError, match=r"runs without gradients .* use_reentrant=False"):
+        policy.logprobs([group])
+    with pytest.raises(ModelError, match="use_reentrant=False"):
+        backward_in_chunks(policy, [group], lambda chunk: torch.zeros(()), 4)
+    with torch.no_grad():
+        assert torch.isfinite(policy.logprobs([group])[0][0]).all()
+    policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+    torch.cat(policy.logprobs([group])[0]).sum().backward()
+
+
+def test_a_kernel_is_checked_before_any_layer_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under autocast attention has a dtype that nobody has checked yet; a checkpointed layer must not find out."""
+    policy = tiny_policy(gradient_checkpointing=True)
+    group = one_group(policy)
+    checked_kernel.cache_clear()
+    checked: list[tuple[torch.dtype, bool]] = []
+
+    def record(kernel: object, device: torch.device, dtype: torch.dtype, *shape: int) -> float:
+        layers_ran = bool(ran)
+        checked.append((dtype, layers_ran))
+        return check_kernel(kernel, device, dtype, *shape)  # type: ignore[arg-type]
+
+    ran: list[int] = []
+    for index, layer in enumerate(policy.language_model.layers):
+        layer.register_forward_pre_hook(lambda *_, index=index: ran.append(index))
+    monkeypatch.setattr(selfcheck, "check_kernel", record)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.cat(policy.logprobs([group])[0]).sum().backward()
+    assert checked == [(torch.bfloat16, False)]
+
+
+def test_a_check_inside_somebodys_checkpoint_is_no_part_of_it() -> None:
+    """Whoever wraps a whole scoring, the first of its kind, in a checkpoint gets its gradients."""
+    policy = tiny_policy()
+    group = one_group(policy)
+    checked_kernel.cache_clear()
+
+    def score(_anchor: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.cat(policy.logprobs([group])[0]).sum()
+
+    checkpoint(score, torch.zeros((), requires_grad=True), use_reentrant=False).backward()
+    assert policy.model.get_input_embeddings().weight.grad.norm() > 0
 
 
 def test_a_trained_tower_is_encoded_anew_for_every_backward() -> None:

@@ -21,6 +21,26 @@ MEDIA_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_
 
 Inputs = dict[str, Any]
 
+# What every run has, if nothing else is said.
+OPTIONS: dict[str, Any] = {
+    "per_device_train_batch_size": NUM_PROMPTS * NUM_GENERATIONS,
+    "num_generations": NUM_GENERATIONS,
+    "max_completion_length": MAX_NEW_TOKENS,
+    "max_steps": 1,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": [],
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "temperature": TEMPERATURE,
+    "seed": 3,
+    "use_cpu": True,
+    "max_grad_norm": 0.0,
+    "model_init_kwargs": {"dtype": "float32"},
+    "learning_rate": 1e-3,
+    "disable_tqdm": True,
+}
+
 
 def picture_questions(sizes: list[tuple[int, int]]) -> Any:
     rng = np.random.default_rng(0)
@@ -39,9 +59,9 @@ def count_letters(completions: list[Any], **_: Any) -> list[float]:
     return [float(sum(letter in "aeiou" for letter in c[0]["content"])) + len(c[0]["content"]) for c in completions]
 
 
-def starting_model() -> Any:
+def starting_model(family: str = "qwen2_5_vl") -> Any:
     """The weights that every run starts from; some responses end early, so that lengths differ and some are cut off."""
-    model = tiny_model(tie_word_embeddings=False)
+    model = tiny_model(family, tie_word_embeddings=False)
     with torch.no_grad():
         model.lm_head.weight[model.generation_config.eos_token_id] *= 4
     return model
@@ -60,6 +80,10 @@ class Recorded:
         trainer_class: TRL's or ours.
         alter: changes the inputs of the loss before they are recorded and used.
         config_class: what ``settings`` are arguments of.
+        family: of the tiny model.
+        processing: makes of the tiny processor what the trainer gets.
+        pictures: one with each question.
+        trainer: more arguments of the trainer.
     """
 
     def __init__(
@@ -69,41 +93,33 @@ class Recorded:
         peft_config: Any = None,
         alter: Callable[[Inputs], Inputs] = lambda inputs: inputs,
         config_class: type = GRPOConfig,
+        family: str = "qwen2_5_vl",
+        processing: Callable[[Any], Any] = lambda processor: processor,
+        pictures: bool = True,
+        trainer: dict[str, Any] | None = None,
         **settings: Any,
     ):
-        options: dict[str, Any] = {
-            "output_dir": str(folder / trainer_class.__name__),
-            "per_device_train_batch_size": NUM_PROMPTS * NUM_GENERATIONS,
-            "num_generations": NUM_GENERATIONS,
-            "max_completion_length": MAX_NEW_TOKENS,
-            "max_steps": 1,
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "report_to": [],
-            "bf16": False,
-            "gradient_checkpointing": False,
-            "temperature": TEMPERATURE,
-            "seed": 3,
-            "use_cpu": True,
-            "max_grad_norm": 0.0,
-            "model_init_kwargs": {"dtype": "float32"},
-            "learning_rate": 1e-3,
-            "disable_tqdm": True,
-            **never_sampled(),
-        }
-        starting_model().save_pretrained(folder / "model")
-        processor = tiny_processor()
+        options = OPTIONS | {"output_dir": str(folder / trainer_class.__name__)} | never_sampled()
+        if not (folder / "model").exists():
+            starting_model(family).save_pretrained(folder / "model")
+        processor = tiny_processor(family)
         processor.image_processor.size = {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 16}
+        if "activation_checkpointing" in settings:
+            del options["gradient_checkpointing"]
         self.rewards: dict[tuple[int, ...], float] = {}
-        self.trainer = trainer_class(
-            model=str(folder / "model"),
-            reward_funcs=self._reward,
-            args=config_class(**(options | settings)),
-            train_dataset=picture_questions([(56, 84), (84, 56), (56, 56), (28, 56)]),
-            eval_dataset=picture_questions([(56, 56)]),
-            processing_class=processor,
-            peft_config=peft_config,
-        )
+        data = picture_questions([(56, 84), (84, 56), (56, 56), (28, 56)]), picture_questions([(56, 56)])
+        if not pictures:
+            data = data[0].remove_columns("images"), data[1].remove_columns("images")
+        arguments: dict[str, Any] = {
+            "model": str(folder / "model"),
+            "reward_funcs": self._reward,
+            "args": config_class(**(options | settings)),
+            "train_dataset": data[0],
+            "eval_dataset": data[1],
+            "processing_class": processing(processor),
+            "peft_config": peft_config,
+        }
+        self.trainer = trainer_class(**(arguments | (trainer or {})))
         self.inputs: list[Inputs] = []
         self.losses: list[float] = []
         self.gradients: list[dict[str, torch.Tensor]] = []

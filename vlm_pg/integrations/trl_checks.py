@@ -41,22 +41,32 @@ def _refused_settings(args: Any, model: Any) -> Iterator[str]:
     """Each with the reason and what would be allowed."""
     # transformers' new name for it and, under releases that have it not, the old one.
     options = getattr(args, "activation_checkpointing_kwargs", None) or args.gradient_checkpointing_kwargs or {}
-    if options.get("use_reentrant"):
+    if args.gradient_checkpointing and options and options.get("use_reentrant") is not False:
         yield (
-            "gradient_checkpointing_kwargs with use_reentrant=True (a layer recomputed apart from the rest loses the "
-            "gradient that goes through the shared prefix; use_reentrant=False, the default, is right)"
+            "gradient_checkpointing_kwargs without use_reentrant=False (torch then recomputes a layer apart from the "
+            "rest, which loses the gradient that goes through the shared prefix; add it, or give no such arguments)"
         )
     if args.neftune_noise_alpha is not None:
         yield "neftune_noise_alpha (each copy of a prompt would get noise of its own, and there is one copy)"
     if args.fsdp:
         yield (
-            "fsdp (the last layer's parts are called one by one, which FSDP does not gather weights for; "
+            "fsdp (parts of a layer are called, whose weights FSDP does not gather then; "
             "DistributedDataParallel is right)"
+        )
+    if args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
+        yield (
+            "deepspeed with ZeRO-3 (ranks gather weights together, and do not encode equally many pictures; ZeRO-2 is "
+            "right)"
         )
     if getattr(args, "parallelism_config", None) is not None:
         yield "parallelism_config (layers split over devices are not tested)"
     if args.torch_compile:
         yield "torch_compile (the layers are called one by one, outside the compiled forward)"
+    if args.use_liger_kernel:
+        yield "use_liger_kernel (not compared with TRL's)"
+    for name in ("fp16", "fp16_full_eval"):
+        if getattr(args, name):
+            yield f"{name} (not compared with TRL's; bf16 is)"
     suppressed = (args.generation_kwargs or {}).get("suppress_tokens", ())
     if "suppress_tokens" in (args.generation_kwargs or {}) and model.config.image_token_id not in (suppressed or ()):
         yield (
