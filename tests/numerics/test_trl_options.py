@@ -25,7 +25,8 @@ pytest.importorskip("datasets")
 from tests.support.runs import ROOT, save_tiny_model  # noqa: E402
 from tests.support.tiny import tiny_model  # noqa: E402
 from tests.support.trl import OPTIONS, Recorded  # noqa: E402
-from tests.support.trl_cases import BASE, CASES, FakeVLLM, compare, with_fake_vllm  # noqa: E402
+from tests.support.trl_cases import CASES, FakeVLLM, with_fake_vllm  # noqa: E402
+from tests.support.trl_compare import BASE, compare  # noqa: E402
 from tests.support.trl_table import NO_EFFECT, REFUSED, SAID_TO_VLLM, TESTED  # noqa: E402
 from vlm_pg.errors import ConfigError, ModelError  # noqa: E402
 from vlm_pg.integrations.trl import GroupedGRPOTrainer  # noqa: E402
@@ -71,13 +72,13 @@ def in_a_fresh_process(*arguments: str, cwd: Path = ROOT) -> str:
 
 def test_the_defaults_in_fresh_processes(tmp_path: Path) -> None:
     for name in FRESH:
-        assert in_a_fresh_process("-m", "tests.support.trl_cases", name, str(tmp_path / name)).endswith("equal\n")
+        assert in_a_fresh_process("-m", "tests.support.trl_compare", name, str(tmp_path / name)).endswith("equal\n")
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", CASES)
 def test_training_equals_trls_in_a_fresh_process(name: str, tmp_path: Path) -> None:
-    assert in_a_fresh_process("-m", "tests.support.trl_cases", name, str(tmp_path)).endswith("equal\n")
+    assert in_a_fresh_process("-m", "tests.support.trl_compare", name, str(tmp_path)).endswith("equal\n")
 
 
 @pytest.mark.matrix
