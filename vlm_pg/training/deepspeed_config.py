@@ -58,6 +58,17 @@ def read_deepspeed_config(settings: TrainingSettings) -> dict[str, Any]:
             f"{path} has ZeRO stage {stage}, under which DeepSpeed steps without telling the gradient's norm. Set "
             "zero_optimization.stage to 1, 2 or 3."
         )
+    for name in ("offload_optimizer", "offload_param"):
+        if not isinstance(zero.get(name) or {}, dict):
+            raise ConfigError(
+                f"{path} sets zero_optimization.{name} to {zero[name]!r}. Allowed is an object, such as "
+                '{"device": "cpu"}.'
+            )
+    if old := sorted(name for name in zero if name.startswith("cpu_offload")):
+        raise ConfigError(
+            f"{path} sets zero_optimization.{', '.join(old)}, DeepSpeed's old names for offloading. Set "
+            'zero_optimization.offload_optimizer, or in stage 3 offload_param, to {"device": "cpu"} instead.'
+        )
     clashes = sorted(set(config) & set(OWN_KEYS))
     if clashes:
         raise ConfigError(

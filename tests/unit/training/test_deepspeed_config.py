@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import torch
 
-from vlm_pg.training.deepspeed_config import make_optimizer
+from vlm_pg.errors import ConfigError
+from vlm_pg.training.deepspeed_config import make_optimizer, read_deepspeed_config
 from vlm_pg.training.settings import TrainingSettings
 
 SETTINGS = TrainingSettings(steps=1, learning_rate=1e-3, betas=(0.8, 0.9), adam_epsilon=1e-6, weight_decay=0.3)
@@ -57,3 +60,21 @@ def test_the_file_can_choose_torchs_adam(no_compiler: None, caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING):
         assert type(optimizer_for(config)) is torch.optim.AdamW
     assert not [record for record in caplog.records if record.name.startswith("vlm_pg")]
+
+
+@pytest.mark.parametrize(
+    "zero, words",
+    [
+        ({"stage": 2, "offload_optimizer": True}, "offload_optimizer to True. Allowed is an object"),
+        ({"stage": 3, "offload_param": "cpu"}, "offload_param to 'cpu'. Allowed is an object"),
+        ({"stage": 2, "cpu_offload": True}, "cpu_offload, DeepSpeed's old names for offloading. Set zero_optimization"),
+        ({"stage": 0}, "has ZeRO stage 0"),
+    ],
+    ids=str,
+)
+def test_files_that_would_end_in_a_traceback_are_refused(zero: dict[str, Any], words: str, tmp_path: Path) -> None:
+    file = tmp_path / "deepspeed.json"
+    file.write_text(json.dumps({"zero_optimization": zero}))
+    settings = SETTINGS.model_copy(update={"deepspeed_config": str(file)})
+    with pytest.raises(ConfigError, match=words):
+        read_deepspeed_config(settings)
