@@ -165,7 +165,6 @@ class _Worker:
         return None if self._process is None else self._process.pid
 
     def run(self, call: Call) -> Outcome:
-        connection = self._wait_until_ready()
         timeout_seconds = self._settings.timeout_seconds
         message = {
             "task": call.function,
@@ -173,7 +172,7 @@ class _Worker:
             "alarm_seconds": timeout_seconds * ALARM_FACTOR + ALARM_EXTRA_SECONDS,
         }
         try:
-            connection.send_bytes(json.dumps(message).encode())
+            connection = self._hand_over(json.dumps(message).encode())
             if not connection.poll(timeout_seconds):
                 self._restart()
                 return Outcome(problem=f"deadline: it took longer than {timeout_seconds:g} s and was stopped")
@@ -187,6 +186,26 @@ class _Worker:
         return Outcome(
             answer.get("value"), answer.get("problem", ""), answer.get("trace", ""), seconds=answer["seconds"]
         )
+
+    def _hand_over(self, message: bytes) -> Connection:
+        """The connection of a process that has begun with ``message``; a process that ended before is replaced once.
+
+        It may have ended while it was idle: for some milliseconds neither its exit status nor its connection tell.
+
+        Raises:
+            EOFError, OSError: the second process ended, too, before it began: reading the message ends it.
+        """
+        for last in (False, True):
+            connection = self._wait_until_ready()
+            try:
+                connection.send_bytes(message)
+                connection.recv_bytes()
+                return connection
+            except (EOFError, OSError):
+                if last:
+                    raise
+                self.kill()
+        raise AssertionError("not reached")
 
     def kill(self) -> None:
         """End the process, if there is one, and what it started."""

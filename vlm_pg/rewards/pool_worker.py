@@ -47,7 +47,9 @@ def main(descriptor: int, parent_pid: int, preload: Sequence[Sequence[Any]], mem
     try:
         _send(connection, {"ready": True, "limited": limited})
         while True:
-            _send(connection, _run(json.loads(connection.recv_bytes())))
+            task = json.loads(connection.recv_bytes())
+            _send(connection, {"begun": True})  # a process that ends before this has cost no task
+            _send(connection, _run(task))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the parent hung up
 

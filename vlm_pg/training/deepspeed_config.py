@@ -108,9 +108,23 @@ def make_optimizer(
         if _cpu_adam_builds(device):
             from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-            return DeepSpeedCPUAdam(parameters, adamw_mode=True, **values)
+            optimizer = DeepSpeedCPUAdam(parameters, adamw_mode=True, **values)
+            optimizer.register_step_pre_hook(_forget_products)
+            return optimizer
         config["zero_force_ds_cpu_optimizer"] = False
     return torch.optim.AdamW(parameters, **values)
+
+
+def _forget_products(optimizer: Any, *_: Any) -> None:
+    """Before a step of ``DeepSpeedCPUAdam``: its bias corrections become a function of the step's number alone.
+
+    Its native part multiplies the powers of the betas up from step to step in fp32, but computes them anew after a
+    jump, and a run that is resumed begins with a jump. The two differ in the last bits. A call with step 0 makes every
+    step such a jump.
+    """
+    group, nothing = optimizer.param_groups[0], [torch.zeros(1) for _ in range(4)]
+    beta1, beta2 = group["betas"]
+    optimizer.ds_opt_adam.adam_update(optimizer.opt_id, 0, 0.0, beta1, beta2, 1.0, 0.0, False, *nothing)
 
 
 def _cpu_adam_builds(device: torch.device) -> bool:

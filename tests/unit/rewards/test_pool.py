@@ -10,6 +10,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,35 @@ def test_a_process_killed_while_idle_is_replaced_and_costs_no_task(pool: Checker
         os.kill(pid, signal.SIGKILL)
     assert wait_until_gone(pool.pids)
     assert [outcome.value for outcome in pool.run([Call("operator:add", (1, 1))] * 4)] == [2] * 4
+
+
+def test_a_process_that_is_just_ending_costs_no_task(pool: CheckerPool, monkeypatch: pytest.MonkeyPatch):
+    """For a moment it neither has an exit status nor has hung up: a task can still be written to it."""
+    pool.run([Call("operator:add", (1, 1))] * 4)
+    first = pool._workers[0]
+    for pid in pool.pids:
+        os.kill(pid, signal.SIGSTOP)  # takes what is sent, and never reads it
+    sent = Connection.send_bytes
+
+    def send_and_end(connection: Connection, message: bytes) -> None:
+        sent(connection, message)
+        if connection is dying:
+            assert first.pid is not None
+            os.kill(first.pid, signal.SIGKILL)
+
+    dying = first._connection
+    monkeypatch.setattr(Connection, "send_bytes", send_and_end)
+    assert pool.run([Call("operator:add", (1, 1))])[0].value == 2
+    for pid in pool.pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_task_that_cannot_even_be_read_is_lost_once():
+    pool = CheckerPool(CheckerSettings(workers=1, timeout_seconds=30.0, memory_mb=256))
+    lost, after = pool.run([Call("builtins:len", ("x" * (150 << 20),)), Call("operator:add", (1, 1))])
+    assert "its process ended by itself" in lost.problem
+    assert after.value == 2
+    pool.close()
 
 
 def test_the_end_of_a_job_is_the_parents_to_handle(pool: CheckerPool):
