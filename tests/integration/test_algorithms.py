@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from data_pipelines.embedded import main as prepare_embedded
-from tests.integration.test_deepspeed import launch
+from tests.support.processes import launch_ranks
 from tests.support.runs import ROOT, read_lines, save_tiny_model, write_config
 from vlm_pg.algorithms.presets import PRESETS
 from vlm_pg.config import load_config
@@ -131,7 +131,7 @@ def test_two_ranks_ask_what_one_process_asks(tmp_path: Path) -> None:
     config = written_questions(
         tmp_path, ASKING_MORE, engine="deepspeed", deepspeed_config="configs/deepspeed/zero2.json", steps=2
     )
-    launch(["-m", "vlm_pg.cli", "train", str(config), f"run.dir={tmp_path}/two"])
+    launch_ranks("vlm_pg.cli", "train", str(config), f"run.dir={tmp_path}/two")
     alone = ["training.engine=torch", "training.deepspeed_config=null", f"run.dir={tmp_path}/one"]
     assert train(load_config(config, alone)) == 0
     two, one = (read_lines(tmp_path / run / "metrics.jsonl")[0] for run in ("two", "one"))

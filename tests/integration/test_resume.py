@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import yaml
 from safetensors.torch import load_file
 
 from data_pipelines.embedded import main as prepare_embedded
+from tests.support.processes import ModuleProcess
 from tests.support.runs import ROOT, read_lines, run_cli
 from vlm_pg.training.checkpoints import find_checkpoints
 
@@ -44,22 +42,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def start(folder: Path, run: str, *command: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", *command, str(folder / "run.yaml"), f"run.dir={folder / run}", "run.resume=auto"],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def start(folder: Path, run: str, module: str, *arguments: str) -> ModuleProcess:
+    return ModuleProcess(module, *arguments, str(folder / "run.yaml"), f"run.dir={folder / run}", "run.resume=auto")
 
 
 def run_to_the_end(folder: Path, run: str) -> str:
-    process = start(folder, run, "vlm_pg.cli", "train")
-    printed = process.communicate(timeout=600)[0]
-    assert process.returncode == 0, printed
-    return printed
+    done = start(folder, run, "vlm_pg.cli", "train").finish()
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +92,8 @@ def test_the_start_names_the_position_rule(folder: Path, uninterrupted: Path) ->
 @pytest.mark.parametrize("moment, step", MOMENTS)
 def test_killed_and_resumed_equals_uninterrupted(moment: str, step: int, folder: Path, uninterrupted: Path) -> None:
     run = f"killed_{moment}"
-    process = start(folder, run, "tests.integration.dying_run", moment, str(step))
-    printed = process.communicate(timeout=600)[0]
-    assert process.returncode == -signal.SIGKILL, printed
+    done = start(folder, run, "tests.integration.dying_run", moment, str(step)).finish()
+    assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
     assert all(number < step for number, _ in find_checkpoints(folder / run / "checkpoints"))
     run_to_the_end(folder, run)
     assert_same_outcome(folder / run, uninterrupted)
@@ -116,10 +105,10 @@ def test_killed_from_outside_at_any_time(folder: Path, uninterrupted: Path) -> N
     metrics = folder / "outside" / "metrics.jsonl"
     deadline = time.monotonic() + 300
     while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
-        assert time.monotonic() < deadline and process.poll() is None
+        assert time.monotonic() < deadline and process.returncode is None
         time.sleep(0.01)
     process.kill()
-    process.wait()
+    process.finish()
     run_to_the_end(folder, "outside")
     assert_same_outcome(folder / "outside", uninterrupted)
 
@@ -130,12 +119,12 @@ def test_asked_to_stop_it_saves_and_goes_on(folder: Path, uninterrupted: Path) -
     metrics = folder / "stopped" / "metrics.jsonl"
     deadline = time.monotonic() + 300
     while not (metrics.exists() and metrics.read_text().count("\n") >= 1):
-        assert time.monotonic() < deadline and process.poll() is None
+        assert time.monotonic() < deadline and process.returncode is None
         time.sleep(0.01)
     process.terminate()
-    printed = process.communicate(timeout=120)[0]
-    assert process.returncode == 130, printed
-    assert "stopped on request" in printed
+    done = process.finish(timeout_seconds=120)
+    assert done.returncode == 130, done.stdout + done.stderr
+    assert "stopped on request" in done.stdout + done.stderr
     run_to_the_end(folder, "stopped")
     assert_same_outcome(folder / "stopped", uninterrupted)
 

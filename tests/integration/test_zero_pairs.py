@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from data_pipelines.embedded import main as prepare_embedded
-from tests.integration.test_deepspeed import deepspeed_config, launch
+from tests.integration.test_deepspeed import deepspeed_config
+from tests.support.processes import launch_ranks
 from tests.support.runs import ROOT, write_config
 
 FEATURES = {
@@ -61,8 +62,9 @@ def test_features_train_on_ranks_with_unequal_passes(features: list[tuple[str, .
     )
     runs = [[value for name in names for value in FEATURES[name]] for names in features]
     (tmp_path / "runs.json").write_text(json.dumps(runs))
-    printed = launch(
-        ["-m", "tests.integration.zero_pairs", str(tmp_path), str(tmp_path / "runs.json")],
+    printed = launch_ranks(
+        "tests.integration.zero_pairs",
+        *(str(tmp_path), str(tmp_path / "runs.json")),
         timeout_seconds=300 + 60 * len(runs),
     )
     lines = [json.loads(line) for line in printed.splitlines() if line.startswith('{"run"')]

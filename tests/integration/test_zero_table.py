@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.integration.test_deepspeed import launch
+from tests.support.processes import launch_ranks
 from tests.support.zero_cases import (
     COMPARED,
     STEPS,
@@ -73,9 +73,10 @@ def test_deepspeeds_own_adam_for_cpus(ranks: int, tmp_path: Path) -> None:
 def _check(cases: list[ZeroCase], ranks: int, folder: Path, own_cpu_adam: bool = False) -> None:
     (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
     options = ["cpu-adam"] if own_cpu_adam else []
-    launch(
-        ["-m", "tests.integration.zero_table", str(folder), str(folder / "cases.json"), *options],
-        processes=ranks,
+    launch_ranks(
+        "tests.integration.zero_table",
+        *(str(folder), str(folder / "cases.json"), *options),
+        ranks=ranks,
         timeout_seconds=600 + 120 * len(cases),
     )
     wrong = {}

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tests.support.processes import ROOT as ROOT
+from tests.support.processes import ModuleProcess
 from tests.support.tiny import tiny_model, tiny_processor
-
-ROOT = Path(__file__).parents[2]
 
 
 def save_tiny_model(folder: Path) -> Path:
@@ -30,15 +28,7 @@ def write_config(path: Path, sections: dict[str, Any]) -> Path:
 
 def run_cli(*arguments: str, timeout_seconds: float = 600, **environment: str) -> subprocess.CompletedProcess[str]:
     """``vlm-pg ARGUMENTS`` in a process of its own, on one thread."""
-    return subprocess.run(
-        [sys.executable, "-m", "vlm_pg.cli", *arguments],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} | environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout_seconds,
-        check=False,
-    )
+    return ModuleProcess("vlm_pg.cli", *arguments, environment=environment).finish(timeout_seconds)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

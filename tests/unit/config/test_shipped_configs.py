@@ -58,7 +58,7 @@ def test_positions_are_those_of_the_weights(path: Path) -> None:
 def test_the_embedded_default() -> None:
     config = shipped("embedded.yaml")
     assert config.algorithm == AlgorithmSettings(kl_coef=0.1)
-    assert (config.training.steps, config.training.learning_rate, config.training.prompts_per_step) == (500, 5e-4, 16)
+    assert (config.training.steps, config.training.learning_rate, config.training.prompts_per_step) == (700, 5e-4, 16)
     assert (config.rollout.num_generations, config.rollout.max_new_tokens) == (8, 32)
     assert (config.reward.accuracy_weight, config.reward.format_weight) == (1.0, 0.1)
     assert (config.eval.controls, config.eval.control_sets) == (("frames_shuffled", "frame_repeated"), ("seen_orders",))
