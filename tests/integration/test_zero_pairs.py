@@ -46,7 +46,11 @@ def test_features_train_on_ranks_with_unequal_passes(features: list[tuple[str, .
             "model": {"path": str(ROOT / "assets/tiny-qwen2_5-vl"), "train_vision": True},
             "data": {"train": str(tmp_path / "clips" / "train.jsonl")},
             "media": {"workers": 0},
-            "prompt": {"max_prompt_tokens": 100},
+            # What the model was trained with: at other words all its answers earn the same, and no gradient is left.
+            "prompt": {
+                "max_prompt_tokens": 100,
+                "instructions": {"multiple_choice": "Name the colours in order, then answer with a letter."},
+            },
             "rollout": {"num_generations": 4, "max_new_tokens": 20},
             "training": {
                 "steps": 2,
@@ -70,5 +74,6 @@ def test_features_train_on_ranks_with_unequal_passes(features: list[tuple[str, .
     lines = [json.loads(line) for line in printed.splitlines() if line.startswith('{"run"')]
     assert [line["run"] for line in lines] == runs
     for line in lines:
+        print(line)
         assert line["idle"] > 0, line
         assert len(line["grad_norms"]) == 2 and all(norm and norm > 0 for norm in line["grad_norms"]), line
