@@ -177,6 +177,8 @@ class _Worker:
                 self._restart()
                 return Outcome(problem=f"deadline: it took longer than {timeout_seconds:g} s and was stopped")
             answer = json.loads(connection.recv_bytes())
+        except InterruptedError:  # an OSError, too, but no end of a process
+            raise
         except (EOFError, OSError):
             how = self._how_it_ended()
             self._restart()
@@ -193,12 +195,14 @@ class _Worker:
         It may have ended while it was idle: for some milliseconds neither its exit status nor its connection tell.
 
         Raises:
-            EOFError, OSError: the second process ended, too, before it began: reading the message ends it.
+            EOFError, OSError: the second process ended before it began, too, or did not begin within the deadline.
         """
         for last in (False, True):
             connection = self._wait_until_ready()
             try:
                 connection.send_bytes(message)
+                if not connection.poll(self._settings.timeout_seconds):
+                    raise EOFError
                 connection.recv_bytes()
                 return connection
             except (EOFError, OSError):
