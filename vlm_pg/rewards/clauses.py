@@ -23,7 +23,7 @@ _CONNECTIVE = phrases(
 _CHINESE_CONNECTIVE = "因为|由于|所以|因此|但是?|而(?:不|非|是)|不过"
 # Where one sentence changes from what is affirmed to what is not, or the other way round.
 _CLAUSE_START = re.compile(
-    rf"[,:]\s|[,，、:](?=[^\x00-\x7f]|\s*$)|(?<=[^\x00-\x7f])[,，:]|\s-\s|\b(?={_CONNECTIVE}\b)|(?={_CHINESE_CONNECTIVE})|"
+    rf"\b(?=I\s{{1,3}}(?:would|choose|pick|select|say|think|believe|guess|go)\b|I['’]d\b)|[,:]\s|[,，、:](?=[^\x00-\x7f]|\s*$)|(?<=[^\x00-\x7f])[,，:]|\s-\s|\b(?={_CONNECTIVE}\b)|(?={_CHINESE_CONNECTIVE})|"
     # "B not A", "B (not A)", "B over A", "B is right and A is wrong", "是B不是A"
     r"(?<=[A-Z0-9)])\s{1,3}(?=(?:and\s{1,3})?not\s{1,3}(?:option\s{1,3})?\(?(?:[A-Z](?![a-z])|[0-9]))|\((?=(?:and\s{1,3})?not\b)|"
     r"\s(?=over\s{1,3}\(?[A-Z](?![A-Za-z]))|(?<=[a-z]\s)and\s{1,3}(?=(?:option\s)?[A-Z]\s{1,3}(?:is|are|isn|does|can)\b)|"
@@ -36,7 +36,8 @@ _LISTED = re.compile(
     rf"(?:[,，、/&.)]|and\b|or\b|are\b|和|或|与|都|均|$))"
 )
 _ALL_BUT = re.compile(
-    r"\b(?:any|every|all|none)(?:thing|one|\s{1,3}of\s{1,3}them)?\s{1,3}(?:but|except|save)\b",
+    r"\b(?:any|every|all|none)(?:thing|one|\s{1,3}of\s{1,3}them|\s{1,3}(?:the\s{1,3})?(?:other\s{1,3})?(?:options?|choices?|answers?))?"
+    r"\s{1,3}(?:but|except|save)\b",
     re.IGNORECASE,
 )
 # "Wrong: A, B" rejects what follows the colon.
@@ -53,7 +54,7 @@ _REJECTING_WORDS = phrases(
     "untrue, invalid, impossible, except, exclude, excluded, excludes, excluding, unlike, instead of, rather than, "
     "other than, doubt, doubts, eliminate, eliminated, eliminates, reject, rejected, rejects, nicht, kein, "
     "keine, falsch, "
-    "pas, faux, fausse, incorrecto, incorrecta, no es, no son, sbagliato"
+    "pas, faux, fausse, incorrecto, incorrecta, no es, no son, sbagliato, least, worst, is out, are out"
 )
 _REJECTION = re.compile(
     rf"\bneither\b(?:[^,.]{{0,60}}\bnor\b)?|\b{_REJECTING_WORDS}\b|n['’]t\b|\brul(?:e|ed|es|ing)\s{{1,3}}(?:\S{{1,12}}\s{{1,3}})?out\b|"
@@ -64,7 +65,7 @@ _REJECTION = re.compile(
 # Negation that does not reject: "not only", "no doubt", "none other than", "不错".
 _HARMLESS = re.compile(
     rf"\b{phrases('not only, not just, not merely, why not, none other than, no other than, nothing but, no doubt')}\b|"
-    rf"\b{phrases('without doubt, without a doubt')}\b|"
+    rf"\b{phrases('without doubt, without a doubt, at least')}\b|"
     r"不错|不仅|不但|不难|不论|不管|没错|没问题",
     re.IGNORECASE,
 )

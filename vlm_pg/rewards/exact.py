@@ -6,7 +6,7 @@ import re
 import unicodedata
 
 from vlm_pg.rewards.lead_ins import without_lead_in
-from vlm_pg.rewards.plain_text import plain, without_marks
+from vlm_pg.rewards.plain_text import plain, plain_formula, without_marks
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.units import parse_unit
 from vlm_pg.rewards.verdict import Verdict, shorten
@@ -40,8 +40,8 @@ def normalized(text: str) -> str:
 
 def _core(text: str) -> str:
     """``normalized`` without lead-in, Markdown and the gap between a number and its unit."""
-    bare = without_marks(plain(text))
-    stripped = without_marks(without_lead_in(bare)) or bare
+    bare = without_marks(plain_formula(text)).rstrip(_CLOSING)
+    stripped = without_marks(without_lead_in(bare).rstrip(_CLOSING)) or bare
     return _GAP_BEFORE_UNIT.sub("", normalized(stripped))
 
 

@@ -46,7 +46,7 @@ _LAST_WORDS = re.compile(
     r"(?P<value>(?:[^A-Za-z\\\u4e00-\u9fff]|\\(?!(?:text|mbox|math)[a-z]{0,6}(?![A-Za-z]))[A-Za-z]{1,12}(?![A-Za-z]))+?)(?P<gap>\s*)"
     r"(?P<words>(?:[A-Za-zμΩ]|[\u4e00-\u9fff]|\\(?:text|mbox|math)[a-z]{0,6}\s?\{).{0,80})"
 )
-_UNIT_WORDS = re.compile(r"[A-Za-z]{3,20}(?:[ -][A-Za-z]{2,20}){0,4}\.?|[\u4e00-\u9fff]{1,6}")
+_UNIT_WORDS = re.compile(r"[A-Za-z]{3,20}(?:[ -][A-Za-z]{2,20}){0,4}(?:\s?\^\s?\{?[23]\}?)?\.?|[\u4e00-\u9fff]{1,6}")
 # Words that make something else of the number before them, or go on with another statement.
 _NO_UNIT = re.compile(
     r"\b(?:or|and|is|are|not|if|when|where|for|than|times|plus|minus|over|hundred|thousand|million|billion|dozen|squared|cubed|factorial|"
@@ -166,6 +166,10 @@ def _read_part(text: str, letters_are_units: bool) -> Part:
 
 def _without_unit(text: str, letters_are_units: bool) -> tuple[str, Unit | None, bool]:
     """``text`` without the unit or percent sign at its end or the currency before it; the unit if it is known."""
+    left, equals, right = text.rpartition("=")
+    if equals and left.strip():  # the unit is of the right side
+        value, unit, is_percent = _without_unit(right.strip(), letters_are_units)
+        return f"{left}={value}", unit, is_percent
     if percent := _PERCENT.search(text):
         return text[: percent.start()].strip(), None, True
     if currency := _CURRENCY_FIRST.match(text):

@@ -53,6 +53,7 @@ _APPROXIMATELY = re.compile(
     r"^\s{0,3}(?:\\approx(?![A-Za-z])|(?:about|approximately|approx\.?|roughly|around|约|大约)\s{0,3})", re.IGNORECASE
 )
 _REPEATING = re.compile(r"(?<![\w.])([0-9]{0,9})\.([0-9]{0,9})\\(?:overline|bar)\s?\{\s?([0-9]{1,9})\s?\}")
+_BRACKETED_UNIT = re.compile(r"(?<=[0-9])\s{0,2}\(([a-z]{3,20})\)$")
 _UNION = re.compile(r"(?<=[)\]])\s{0,3}U\s{0,3}(?=[(\[])")
 _NESTED_LISTS = re.compile(r"\s*\[\s?(\[[^\[\]]*\](?:\s?,\s?\[[^\[\]]*\]){0,20})\s?\]\s*")
 _SET_BUILDER = re.compile(r"\\\{\s?[a-z]\s?(?:\\in\s?\\mathbb\s?\{?R\}?)?\s?(?:\\mid|\||:)\s?(?P<rule>[^|{}]*)\\\}")
@@ -72,6 +73,7 @@ def as_latex(text: str) -> str:
         text = builder["rule"]
     if rows := _NESTED_LISTS.fullmatch(text):
         text = "\\begin{pmatrix}" + re.sub(r"\]\s?,\s?\[", r"\\\\", rows[1])[1:-1].replace(",", "&") + "\\end{pmatrix}"
+    text = _BRACKETED_UNIT.sub(r" \1", text)
     text = _EMPTY_SET.sub(r"\\emptyset ", _APPROXIMATELY.sub("", text))
     text = text.replace("\\langle", "(").replace("\\rangle", ")")
     text = _CORNERS.sub(_corners, _UNION.sub(r" \\cup ", text))

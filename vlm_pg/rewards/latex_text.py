@@ -17,6 +17,7 @@ MAX_TEXT_CHARACTERS = 2000
 
 _DECORATION = ' \t\r\n*_`"“”'
 _CLOSING = ".,;。，；"
+_ROOT_OF_DIGITS = re.compile(r"(?:√|(?<![\\A-Za-z])sqrt)\s?([0-9]{1,15})(?![0-9.])")
 _BOX = re.compile(r"\\f?boxed?\s*\{")
 _DELIMITED = re.compile(
     r"(?<!\\)\$\$([^$]+)\$\$|(?<!\\)\$(?=[^\s$])((?:[^$\\]|\\.)*)(?<!\s)\$(?!\d)|"
@@ -49,6 +50,10 @@ _OPERATION = re.compile(
     r"percent|base|mod|to|or|and|from|sqrt|pi|no|never)\b",
     re.IGNORECASE,
 )
+# "Area = 12": a word for what is asked.
+_WORD_EQUALS = re.compile(
+    r"^\s{0,3}(?:(?=[a-z]{0,20}[aeiou])[A-Za-z][a-z]{3,20}\s{1,3}){0,3}(?:(?=[A-Za-z]{0,20}[aeiou])[A-Za-z][a-z]{3,20}\s{0,3})?=(?=[^=])\s{0,3}"
+)
 _BRACKETED_REASON = re.compile(r"\s*[,;(]?\s*(?:\b(?:because|since)\b|因为).*$", re.IGNORECASE | re.DOTALL)
 
 
@@ -61,9 +66,12 @@ def statement(text: str) -> str:
 
         statement("The largest $n$ is $\\frac12$.") -> "\\frac{1}{2}"
     """
-    whole = plain(text[: MAX_TEXT_CHARACTERS + 1].translate(SIGNS)).strip(_DECORATION)
+    whole = plain(_ROOT_OF_DIGITS.sub(r"\\sqrt{\1}", text[: MAX_TEXT_CHARACTERS + 1]).translate(SIGNS)).strip(
+        _DECORATION
+    )
     boxes = _boxed(whole)
     found = ", ".join(dict.fromkeys(boxes)) if boxes else _in_sentence(whole)
+    found = _WORD_EQUALS.sub("", found)
     found = " ".join(without_lead_in(_bare(found)).strip(_DECORATION).split())
     return as_latex(_bare(_DELIMITERS.sub("", found)))
 

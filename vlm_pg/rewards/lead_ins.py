@@ -32,8 +32,13 @@ _HINDI = r"(?:सही\s{1,3})?उत्तर\s{0,3}(?:है\s{0,3}:?|:)"
 _LEAD_IN = re.compile(
     "|".join((_ENGLISH, _CHINESE, _JAPANESE, _KOREAN, _LATIN, _RUSSIAN, _ARABIC, _HINDI, _OPINION)), re.IGNORECASE
 )
-_ENDING = re.compile(r"\s{0,3}(?:です|だ|である|입니다|이다|이에요|예요)\s{0,3}[.。!]?\s{0,3}$")
-_LONGEST_ENDING = 16
+_ENDING = re.compile(
+    r"(?:\s{0,3}(?:です|だ|である|입니다|이다|이에요|예요)"
+    r"|\s{1,3}(?:is|would\s{1,3}be|must\s{1,3}be)\s{1,3}(?:(?:the|my)\s{1,3})?(?:(?:final|correct|right|best)\s{1,3})?"
+    r"(?:answer|option|choice|correct|right))\s{0,3}[.。!]?\s{0,3}$",
+    re.IGNORECASE,
+)
+_LONGEST_ENDING = 48
 _MOST_LEAD_INS = 3
 
 
@@ -52,9 +57,9 @@ def explicit_statement(text: str) -> str | None:
 
 
 def without_lead_in(text: str) -> str:
-    """``text`` without "The answer is", "答案是", "Ответ:" and the like; "" where nothing follows.
+    """``text`` without "The answer is", "答案是", "Ответ:" and the like before it, and "is the answer" behind it.
 
-    Only what stands at the very beginning goes, so "The answer is not B" becomes "not B".
+    Only what stands at the very beginning or end goes: "The answer is not B" becomes "not B". "" if nothing is left.
 
         without_lead_in("So the final answer is: B") -> "B"
     """

@@ -177,13 +177,15 @@ def _same_by_name(gold: Sequence[Part], found: Sequence[Part]) -> bool:
 
 
 def _same_as_tuple(gold: Parts, found: Parts) -> bool:
-    """Whether a list is what a tuple holds: "1, 2" and "(1, 2)"."""
+    """Whether a list is what a tuple holds: "1, 2" and "(1, 2)", or "x = 1, y = 2"."""
     single, several = (gold, found) if len(gold.parts) == 1 else (found, gold)
     elements = tuple_elements(single.parts[0].latex)
-    if elements is None or len(elements) != len(several.parts) or any(part.name for part in several.parts):
+    names = [part.name for part in several.parts]
+    if elements is None or len(elements) != len(names) or (any(names) and sorted(set(names)) != names):
         return False
     return all(
-        _equal(_parse(part.latex), _parse(element)) for part, element in zip(several.parts, elements, strict=True)
+        _equal(_parse(part.value or part.latex), _parse(element))
+        for part, element in zip(several.parts, elements, strict=True)
     )
 
 

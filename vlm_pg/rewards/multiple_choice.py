@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from vlm_pg.rewards.clauses import clauses
 from vlm_pg.rewards.lead_ins import without_lead_in
 from vlm_pg.rewards.option_mentions import stated_letters
 from vlm_pg.rewards.options import Choices, choices_of, plain_choices, same_text, split_options
@@ -22,6 +23,8 @@ _LABEL = re.compile(
 )
 _SPELLED_OUT = re.compile(r"(?<![^\W_])[(\[]?([A-Za-z])(?:[)\]][.:]?|[.:,、]|\s{0,3}[-])\s{0,3}(?=\S)")
 _FIRST_CLAUSE = re.compile(r"(.*?\w)(?:[.!;]\s|[,，。；！\n]|\s-\s|\s(?=(?:because|since)\s))(?s:(.*))")
+
+_PREDICATE = re.compile(r"((?:the|this|that|these|those)\s[\w ]{1,40})\s(?:is|was|are|were)\s(.*)", re.IGNORECASE)
 
 
 def check_multiple_choice(answer: str, sample: Sample, settings: RewardSettings) -> Verdict:
@@ -62,7 +65,7 @@ def letters_in(text: str, choices: Choices) -> set[str]:
     is_letter = len(short) == 1 and short.isascii() and short.isalpha()
     if is_letter and (not choices or short.upper() in dict(choices)):
         return {short.upper()}
-    by_text = _by_whole_text(short, choices) or _by_whole_text(sentence, choices)
+    by_text = _by_whole_text(short, choices) or _by_whole_text(sentence, choices) or _by_predicate(sentence, choices)
     if by_text:
         return by_text
     label = _LABEL.match(short)
@@ -78,6 +81,14 @@ def letters_in(text: str, choices: Choices) -> set[str]:
 def _by_whole_text(text: str, choices: Choices) -> set[str]:
     by_text = {letter for letter, option in choices if option and same_text(text, option)}
     return by_text or {letter for letter, option in choices if same_text(text, f"{letter} {option}")}
+
+
+def _by_predicate(text: str, choices: Choices) -> set[str]:
+    """The options whose text a short sentence says of something: "The colour is blue."."""
+    said = _PREDICATE.fullmatch(text)
+    if said is None or not all(clause.is_affirmed for clause in clauses(said[1])):
+        return set()
+    return _by_whole_text(said[2], choices)
 
 
 def _by_first_clause(text: str, choices: Choices) -> set[str]:

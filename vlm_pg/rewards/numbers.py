@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from vlm_pg.rewards.clauses import affirmed, clauses, phrases
 from vlm_pg.rewards.lead_ins import explicit_statement
-from vlm_pg.rewards.plain_text import WORD_LETTER, plain_formula, without_marks
+from vlm_pg.rewards.plain_text import DECORATION, WORD_LETTER, plain_formula, without_marks
 from vlm_pg.rewards.units import Unit, parse_unit
 
 # Longer texts are not short answers that hold a number; the cap also bounds the time of the matching.
@@ -18,6 +18,7 @@ MAX_NUMBER_CHARACTERS = 400
 MAX_POWER = 99
 _LARGEST = 10**308
 
+_DECORATION = DECORATION.replace("$", "")  # a dollar sign is a unit here
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s?\{\s?([+-]?[0-9.]{1,30})\s?\}\s?\{\s?([+-]?[0-9.]{1,30})\s?\}")
 _LATEX_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|\\,)(?=[0-9]{3})")
 _LATEX_NOISE = re.compile(r"\\[,;!:]|\\(?:text\w{0,6}|mbox|math\w{2}|f?box(?:ed)?|left|right)\b")
@@ -45,12 +46,12 @@ _SCALES |= {"百": 10**2, "千": 10**3, "万": 10**4, "百万": 10**6, "亿": 10
 _BOUND_BEFORE = re.compile(
     r"(?:\b(?:more|less|fewer|greater|larger|bigger|smaller|higher|lower|longer|shorter|older|younger|other|rather)\s{1,3}than|"
     r"\bat\s{1,3}(?:least|most)|\bup\s{1,3}to|\b(?:over|under|above|below|beyond|exceed(?:s|ing)?|half|twice|double|square|root|"
-    r"between|from|no|minimum|maximum)(?:\s{1,3}of)?|大于|小于|超过|至少|至多|多于|少于|不到|最多|最少|高于|低于|[<>≤≥≠])\s{0,3}$",
+    r"between|from|no|minimum|maximum|sqrt|log|ln|sin|cos|tan|or\s{1,3}equal\s{1,3}to)(?:\s{1,3}of)?\(?|[√∛]\(?|大于|小于|超过|至少|至多|多于|少于|不到|最多|最少|高于|低于|[<>≤≥≠])\s{0,3}$",
     re.IGNORECASE,
 )
 _BOUND_AFTER = re.compile(
     r"\s{0,3}(?:\+(?!\w)|or\s{1,3}(?:more|less|fewer|above|below)\b|and\s{1,3}(?:above|below|up)\b|squared\b|cubed\b|factorial\b|"
-    r"以上|以下|多(?!少)|[KMB](?![^\W_]))",
+    r"[\u4e00-\u9fff]{0,3}(?:以上|以下)|多(?!少)|[KMB](?![^\W_]))",
 )
 _CONCLUSION = re.compile(
     rf"(?:{phrases('so, therefore, thus, hence, but, altogether, in total')}\b|所以|因此|但是?|一共|总共|共)"
@@ -63,9 +64,9 @@ _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?: [0-9]{3})+(?![0-9
 _NUMBER = re.compile(
     # Not inside a word, an exponent or another number: the 2 of "H2O", "m^2" or "m^{2}" is not the answer, and neither
     # is what follows the point in "v2.5".
-    rf"(?<![0-9^])(?<!{WORD_LETTER})(?<!_)(?<![0-9]\.)(?<!\^\{{)(?<!\^-)"
+    rf"(?<![0-9^])(?<!{WORD_LETTER})(?<!_)(?<!{WORD_LETTER}-)(?<![0-9]\.)(?<!\^\{{)(?<!\^-)"
     # After a digit or a bracket a minus is a range or a difference ("10-15"), not a sign.
-    r"(?P<sign>(?<![0-9)\]%])(?<![0-9)\]%] )[+-] ?)?(?P<currency>[$€£¥₹])? ?(?P<late_sign>-)?"
+    r"(?P<sign>(?<![0-9)\]%A-Za-z])(?<![0-9)\]%] )[+-] ?)?(?P<currency>[$€£¥₹])? ?(?P<late_sign>-)?"
     r"(?:(?P<whole>[0-9]{1,9}) (?=[0-9]{1,6} ?/ ?[0-9]))?"
     rf"(?P<value>{_DIGITS})(?!\.?[0-9])(?P<exponent>[eE][+-]?[0-9]{{1,4}})?"
     r"(?: ?/ ?(?P<divisor>[0-9]+(?:\.[0-9]+)?))?"
@@ -73,7 +74,8 @@ _NUMBER = re.compile(
     r"(?: ?(?P<scale>hundred|thousand|million|billion|trillion|dozen)\b|(?P<short>百万|[百千万亿萬億]|k(?![^\W_])))?"
 )
 _UNIT = re.compile(
-    r"\s?((?:(?:square|sq\.?|cubic|cu\.?)\s)?[^\s\d,;:!?()]{1,20}(?:\s?(?:\^|/|\bper\b)\s?[^\s,;:!?()]{1,12}){0,3})"
+    r"\s?((?:(?:square|sq\.?|cubic|cu\.?|degrees?)\s)?[^\s\d,;:!?()^/]{1,20}[23]?"
+    r"(?:\s?(?:\^\s?\{?-?[0-9]\}?|/|\bper\b)\s?[^\s\d,;:!?()^/]{0,12}){0,4})"
 )
 
 
@@ -143,7 +145,7 @@ def in_unit_of(number: ParsedNumber, unit: Unit | None, wanted: Unit | None) -> 
 def _plain_spelling(text: str) -> str:
     """``text`` with one spelling for minus signs, spaces, fractions and powers of ten, without what it rejects."""
     plain = _LATEX_NOISE.sub("", _LATEX_THOUSANDS.sub(",", plain_formula(text)))
-    plain = affirmed(without_marks(_LATEX_FRACTION.sub(r" \1/\2 ", plain)))
+    plain = affirmed(without_marks(_LATEX_FRACTION.sub(r" \1/\2 ", plain), _DECORATION))
     plain = _HUNDREDTHS.sub(r" \1% ", _GLUED_WORD.sub(r"\1 ", _MINUS_WORD.sub(" -", plain)))
     plain = _POWER_OF_TEN.sub(r"e\1 ", plain).replace("\\", "")
     return " ".join(plain.rpartition("=")[2].split())

@@ -36,7 +36,7 @@ _AFTER_LETTER = re.compile(
 )
 _EXPLICIT = re.compile(
     rf"\b{phrases('answer, option, choice')}(?:\s{{1,3}}is\b|\s{{0,3}}:)|"
-    rf"\b{phrases('choose, pick, select, go with')}\b|答案|选(?!项)|"
+    rf"\b{phrases('choose, pick, select, go with, i would say, i say')}\b|答案|选(?!项)|"
     rf"\b{phrases('it, that, this')}(?:\s{{1,3}}is|['’]s)\b|"
     rf"\bis\s{{1,3}}(?:the\s{{1,3}})?{phrases('correct, right, best, answer, true')}\b|对|正确",
     re.IGNORECASE,

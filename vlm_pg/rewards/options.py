@@ -54,4 +54,4 @@ def same_text(left: str, right: str) -> bool:
 
 def folded(text: str) -> str:
     """What is compared of an option's text."""
-    return " ".join(without_marks(text).casefold().split()).rstrip(_CLOSING).strip()
+    return " ".join(without_marks(without_marks(text).rstrip(_CLOSING)).casefold().split()).rstrip(_CLOSING).strip()

@@ -81,14 +81,14 @@ def plain_formula(text: str) -> str:
     return text if text.isascii() else plain(text.translate(_SIGNS))
 
 
-def without_marks(text: str) -> str:
-    """``text`` without Markdown, what it strikes out, quotes around it, and LaTeX's boxes and fonts.
+def without_marks(text: str, decoration: str = DECORATION) -> str:
+    """``text`` without Markdown, what it strikes out, ``decoration`` around it, and LaTeX's boxes and fonts.
 
     without_marks("**\\\\boxed{B}**") -> "B"
     """
     for _ in range(_MOST_NESTED_WRAPPERS):
         text = _WRAPPERS.sub(r"\1", text)
-    return _MARKS.sub("", _STRUCK_OUT.sub(" ", text)).strip(DECORATION)
+    return _MARKS.sub("", _STRUCK_OUT.sub(" ", text)).strip(decoration)
 
 
 def words(text: str) -> list[str]:

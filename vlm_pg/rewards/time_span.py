@@ -28,7 +28,8 @@ _TIME = re.compile(
 )
 _NAME = re.compile(r"\bt_?[12]\s?[=:]\s?", re.IGNORECASE)
 _JOINED = re.compile(
-    r"\s*(?:,|;|-{1,2}>?|\u2013|\u2014|\u2192|~|(?:to|until|till|through|and)\b|到|至)?"
+    r"\s*(?:开始)?\s*(?:,|;|-{1,2}>?|\u2013|\u2014|\u2192|~|(?:to|until|till|through|and)\b|到|至)?"
+    r"(?:(?<=[,，])\s*(?:到|至))?\s*(?:第|second\b)?"
     r"\s*(?:and\s)?\s*[\"']?(?:(?:it\s)?(?:end|ends|ending|stop|stops)(?:[_ ]time)?\b)?[\"']?\s*[:=]?\s*(?:at\s)?\s*",
     re.IGNORECASE,
 )

@@ -50,6 +50,11 @@ _SEPARATOR = re.compile(r"\s{0,2}(?:(?P<divides>/|\bper\b|每)|[·*.⋅-]?)\s{0,
 MAX_UNIT_CHARACTERS = 40
 
 
+_DEGREE = (("angle", 1),)
+_TEMPERATURES = {(("celsius", 1),), (("fahrenheit", 1),)}
+_DEGREES_OF = re.compile(r"(?:°|deg|degrees?)\s?(c|f|celsius|fahrenheit)", re.IGNORECASE)
+
+
 @dataclass(frozen=True)
 class Unit:
     """``kind``: powers of the kinds of its factors, as (("length", 1), ("time", "
@@ -61,7 +66,11 @@ class Unit:
 
     def factor_to(self, other: Unit) -> Fraction | None:
         """What a number in this unit is multiplied by to be one in ``other``; None if they measure different things."""
-        return self.factor / other.factor if self.kind == other.kind else None
+        if self.kind == other.kind:
+            return self.factor / other.factor
+        # "20 degrees" may be of an angle or of either temperature.
+        is_degree = _DEGREE in (self.kind, other.kind) and {self.kind, other.kind} & _TEMPERATURES
+        return Fraction(1) if is_degree else None
 
 
 def _read_table() -> dict[str, tuple[str, Fraction, str]]:
@@ -89,6 +98,8 @@ def parse_unit(text: str) -> Unit | None:
     text = text.strip()
     if not text or len(text) > MAX_UNIT_CHARACTERS:
         return None
+    if degrees := _DEGREES_OF.fullmatch(text):
+        text = f"°{degrees[1][0].upper()}"
     powers: dict[str, int] = {}
     factor, sign, place = Fraction(1), 1, 0
     while place < len(text):

@@ -20,7 +20,7 @@ _SIDES: dict[str, Side] = {
 }  # fmt: skip
 _ADJECTIVES = ("true", "false", "correct", "incorrect")
 # A whole clause in other languages; the letters too are answers only by themselves.
-_WHOLE_YES = """y t affirmative absolutely certainly 是 是的 是啊 对 对的 正确 有 有的 会 会的 能 可以 真
+_WHOLE_YES = """y t affirmative absolutely certainly 是 是的 是啊 对 对的 没错 正确 有 有的 会 会的 能 可以 真
     はい ええ 네 예 그렇습니다 да верно sí si sim oui ja tak نعم हाँ हां evet có vero vrai verdadero"""
 _WHOLE_NO = """n f negative nah 否 不 不是 不是的 不对 不正确 错 错误 没有 没 不会 不能 不可以 不行 假
     いいえ いえ 違います 아니요 아니오 아닙니다 нет неверно não nao nein falsch non nie nej nee لا नहीं hayır không"""
