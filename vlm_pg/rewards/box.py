@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from vlm_pg.rewards.clauses import affirmed
-from vlm_pg.rewards.plain_text import WORD_LETTER, plain
+from vlm_pg.rewards.plain_text import WORD_LETTER, plain_short
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import Sample
@@ -56,7 +56,7 @@ def parse_boxes(text: str) -> set[Box]:
     parse_boxes("(1, 2), (3, 4)") -> {(1.0, 2.0, 3.0, 4.0)}
     """
     boxes: set[Box] = set()
-    for lists in _lists_side_by_side(_NAMED.sub(r"[\1, \2, \3, \4]", affirmed(plain(text)))):
+    for lists in _lists_side_by_side(_NAMED.sub(r"[\1, \2, \3, \4]", affirmed(plain_short(text)))):
         # Three points or more are no box, whichever two of them one takes.
         candidates = [lists[0] + lists[1]] if [len(numbers) for numbers in lists] == [2, 2] else lists
         for numbers in candidates:

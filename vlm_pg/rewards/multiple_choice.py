@@ -9,7 +9,7 @@ from vlm_pg.rewards.clauses import clauses
 from vlm_pg.rewards.lead_ins import without_lead_in
 from vlm_pg.rewards.option_mentions import stated_letters
 from vlm_pg.rewards.options import Choices, choices_of, plain_choices, same_text, split_options
-from vlm_pg.rewards.plain_text import plain, without_marks
+from vlm_pg.rewards.plain_text import plain_short, without_marks
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import Sample
@@ -59,7 +59,7 @@ def named_letters(text: str, options: Sequence[str]) -> set[str]:
 
 def letters_in(text: str, choices: Choices) -> set[str]:
     """``named_letters`` with letters and texts of the options."""
-    sentence = without_marks(plain(text))
+    sentence = without_marks(plain_short(text))
     # "The answer is red" says no more than "red".
     short = without_marks(without_lead_in(sentence)) or sentence
     is_letter = len(short) == 1 and short.isascii() and short.isalpha()
@@ -108,7 +108,9 @@ def _without_texts(text: str, choices: Choices) -> str:
     for label in _SPELLED_OUT.finditer(text):
         option = options.get(label[1].upper())
         after = label.end() + len(option or "")
-        spelled_out = option and same_text(text[label.end() : after], option) and not text[after : after + 1].isalnum()
+        if not option or text[label.end()].casefold() != option[0].casefold():
+            continue
+        spelled_out = same_text(text[label.end() : after], option) and not text[after : after + 1].isalnum()
         if spelled_out and label.start() >= end:
             parts += [text[end : label.start()], f"({label[1]})"]
             end = after

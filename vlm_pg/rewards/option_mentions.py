@@ -94,12 +94,13 @@ def _mentions(clause: Clause, options: Collection[str]) -> Iterator[Mention]:
         for group in match.groups()
     }
     letters = {letter.upper(): True for letter in sure if letter}
+    start = len(text) - len(text.lstrip(" \"'“("))
     for match in _CAPITAL.finditer(text):
         letter = match[1]
         if letter == "I" and options and "I" not in options:
             continue
         is_word = letter in "AI" and not _AFTER_LETTER.match(text, match.end())
-        if is_word and (letter == "I" or not text[: match.start()].strip(" \"'“(")):
+        if is_word and (letter == "I" or match.start() <= start):
             continue
         letters[letter] = letters.get(letter, False) or not is_word
     yield from (Mention(letter, clause, is_sure) for letter, is_sure in letters.items())

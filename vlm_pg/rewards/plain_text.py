@@ -16,6 +16,9 @@ NO_GAPS = (
 # particles, touch numbers and Latin letters without being one word with them.
 WORD_LETTER = rf"[^\W\d_{NO_GAPS}\uac00-\ud7a3]"
 
+# A choice, a yes or no, a box or a span of time takes no more than this to say; longer texts are not read for them.
+MAX_SHORT_CHARACTERS = 10_000
+
 _MINUS_SIGNS = "\u2010\u2011\u2012\u2013\u2212\u2796\ufe63\uff0d"
 _DASHES = "\u2014\u2015\u2e3a\u2e3b"
 _WORD = re.compile(rf"[{NO_GAPS}]|[^\s{NO_GAPS}]+")
@@ -74,6 +77,12 @@ def plain(text: str) -> str:
     if text.isascii():
         return text
     return unicodedata.normalize("NFKC", text).translate(_TABLE)
+
+
+def plain_short(text: str) -> str:
+    """``plain``, or "" for a text of more than ``MAX_SHORT_CHARACTERS``, before or after."""
+    found = plain(text) if len(text) <= MAX_SHORT_CHARACTERS else ""
+    return found if len(found) <= MAX_SHORT_CHARACTERS else ""
 
 
 def plain_formula(text: str) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from vlm_pg.rewards.clauses import affirmed
-from vlm_pg.rewards.plain_text import WORD_LETTER, plain
+from vlm_pg.rewards.plain_text import WORD_LETTER, plain_short
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import Sample
@@ -61,7 +61,7 @@ def parse_spans(text: str) -> set[Span]:
 
     parse_spans("from 0:12 to 1:05") -> {(12.0, 65.0)}
     """
-    times = _time_lists(_NAME.sub("", affirmed(plain(text))))
+    times = _time_lists(_NAME.sub("", affirmed(plain_short(text))))
     return {(_seconds(pair[0], pair[1]), _seconds(pair[1])) for pair in times if len(pair) == 2}
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from vlm_pg.rewards.clauses import phrases
 from vlm_pg.rewards.lead_ins import without_lead_in
-from vlm_pg.rewards.plain_text import plain, without_marks
+from vlm_pg.rewards.plain_text import plain_short, without_marks
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import Sample
@@ -78,7 +78,7 @@ def check_yes_no(answer: str, sample: Sample, settings: RewardSettings) -> Verdi
 
 def stated_sides(text: str) -> set[Side]:
     """Which of yes and no ``text`` says: none, one or both."""
-    bare = without_marks(plain(text)).strip(_DECORATION)
+    bare = without_marks(plain_short(text)).strip(_DECORATION)
     sides = _sides_of_words(bare)
     if sides is None:
         return set()
