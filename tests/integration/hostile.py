@@ -182,7 +182,7 @@ def nested(choose: random.Random, _: str) -> str:
 
 def repeated(choose: random.Random, _: str) -> str:
     """Bait for regular expressions: a few pieces again and again, and an end that fits none."""
-    pieces = "".join(choose.choices(_BAIT, k=choose.randrange(1, 4)))
+    pieces = "".join(choose.choices((*_BAIT, *_ODD), k=choose.randrange(1, 4)))
     size = choose.choice([10, 300, 2000, 4000, 9000])
     return (pieces * (size // max(1, len(pieces)) + 1))[:size] + choose.choice(["", "!", "A", "5", "\\"])
 

@@ -23,7 +23,9 @@ _CONNECTIVE = phrases(
 _CHINESE_CONNECTIVE = "因为|由于|所以|因此|但是?|而(?:不|非|是)|不过"
 # Where one sentence changes from what is affirmed to what is not, or the other way round.
 _CLAUSE_START = re.compile(
-    rf"\b(?=I\s{{1,3}}(?:would|choose|pick|select|say|think|believe|guess|go)\b|I['’]d\b)|[,:]\s|[,，、:](?=[^\x00-\x7f]|\s*$)|(?<=[^\x00-\x7f])[,，:]|\s-\s|\b(?={_CONNECTIVE}\b)|(?={_CHINESE_CONNECTIVE})|"
+    r"\b(?=I\s{1,3}(?:would|choose|pick|select|say|think|believe|guess|go)\b|I['’]d\b)|"
+    r"[,:]\s|[,，、:](?=[^\x00-\x7f]|\s*$)|(?<=[^\x00-\x7f])[,，:]|\s-\s|"
+    rf"\b(?={_CONNECTIVE}\b)|(?={_CHINESE_CONNECTIVE})|"
     # "B not A", "B (not A)", "B over A", "B is right and A is wrong", "是B不是A"
     r"(?<=[A-Z0-9)])\s{1,3}(?=(?:and\s{1,3})?not\s{1,3}(?:option\s{1,3})?\(?(?:[A-Z](?![a-z])|[0-9]))|\((?=(?:and\s{1,3})?not\b)|"
     r"\s(?=over\s{1,3}\(?[A-Z](?![A-Za-z]))|(?<=[a-z]\s)and\s{1,3}(?=(?:option\s)?[A-Z]\s{1,3}(?:is|are|isn|does|can)\b)|"
@@ -128,7 +130,7 @@ def clauses(text: str) -> list[Clause]:
 
 def affirmed(text: str) -> str:
     """``text`` without the clauses that reject; "" if all do: "It is 5, not 6" -> "It is 5"."""
-    if not (_REJECTION.search(text) or _NO.search(text)):
+    if not any(pattern.search(text) for pattern in (_REJECTION, _ALL_BUT, _NO)):
         return text  # the usual case, and much faster on long texts
     parts = clauses(text)
     if all(part.is_affirmed for part in parts):

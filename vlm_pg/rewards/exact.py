@@ -6,7 +6,7 @@ import re
 import unicodedata
 
 from vlm_pg.rewards.lead_ins import without_lead_in
-from vlm_pg.rewards.plain_text import plain, plain_formula, without_marks
+from vlm_pg.rewards.plain_text import MAX_LONG_CHARACTERS, plain, plain_formula, without_marks
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.units import parse_unit
 from vlm_pg.rewards.verdict import Verdict, shorten
@@ -27,6 +27,8 @@ def check_exact(answer: str, sample: Sample, settings: RewardSettings) -> Verdic
     gold = normalized(sample.answer)
     if not gold:
         return Verdict(None, f"gold answer {shorten(sample.answer)} is empty but for punctuation")
+    if len(answer) > MAX_LONG_CHARACTERS:
+        return Verdict(0.0, f"answer has more than {MAX_LONG_CHARACTERS} characters, which no exact answer has")
     same = normalized(answer) == gold or _core(answer) == _core(sample.answer)
     return Verdict(1.0 if same and not _have_other_units(answer, sample.answer) else 0.0)
 

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from vlm_pg.rewards.lead_ins import without_lead_in
-from vlm_pg.rewards.plain_text import NO_GAPS, plain, without_marks
+from vlm_pg.rewards.plain_text import MAX_ROUGE_CHARACTERS, NO_GAPS, plain_short, without_marks
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import Sample
@@ -37,7 +37,7 @@ def check_free_form(answer: str, sample: Sample, settings: RewardSettings) -> Ve
 
 
 def _core(text: str) -> str:
-    bare = without_marks(plain(text))
+    bare = without_marks(plain_short(text, MAX_ROUGE_CHARACTERS))
     return without_lead_in(bare) or bare
 
 

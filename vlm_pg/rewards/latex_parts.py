@@ -32,7 +32,7 @@ _SET = re.compile(r"\\left\s?\\\{(.*)\\right\s?\\\}|\\\{(.*)\\\}|\{([^{}\\]*)\}"
 _NAME = re.compile(r"\s*(\\?[A-Za-z]{1,8})(?:_\{?\s?([A-Za-z0-9]{1,4})\s?\}?)?\s*=(?!=)(?P<value>[^=<>]+)$")
 _BASE = re.compile(r"\s*([0-9][0-9A-F]{0,39})_\{?\s?([0-9]{1,2})\s?\}?\s*")
 _PERCENT = re.compile(
-    r"\s*(?:\\?%|(?:\\(?:text|mbox)\s?\{)?\s{0,3}per\s?cent(?:age\s{1,3}points?)?\s{0,3}\}?)$", re.IGNORECASE
+    r"\s{0,3}(?:\\?%|(?:\\(?:text|mbox)\s?\{)?\s{0,3}per\s?cent(?:age\s{1,3}points?)?\s{0,3}\}?)$", re.IGNORECASE
 )
 _CURRENCY_FIRST = re.compile(
     r"^(-?)\s?(?:US|A|C|HK)?(\\\$|[$€£¥₹]|\\(?:euro|pounds)(?![A-Za-z])|(?:RM|Rs\.?|USD|EUR|GBP)(?=\s?[0-9]))\s{0,3}(?=[-0-9.\\])"
@@ -43,7 +43,7 @@ _DEGREES = re.compile(
 )
 # From the first letters that belong to no macro on; before them stands a number or formula without letters.
 _LAST_WORDS = re.compile(
-    r"(?P<value>(?:[^A-Za-z\\\u4e00-\u9fff]|\\(?!(?:text|mbox|math)[a-z]{0,6}(?![A-Za-z]))[A-Za-z]{1,12}(?![A-Za-z]))+?)(?P<gap>\s*)"
+    r"(?P<value>(?:[^A-Za-z\\\u4e00-\u9fff]|\\(?!(?:text|mbox|math)[a-z]{0,6}(?![A-Za-z]))[A-Za-z]{1,12}(?![A-Za-z]))+?)(?P<gap>\s{0,3})"
     r"(?P<words>(?:[A-Za-zμΩ]|[\u4e00-\u9fff]|\\(?:text|mbox|math)[a-z]{0,6}\s?\{).{0,80})"
 )
 _UNIT_WORDS = re.compile(r"[A-Za-z]{3,20}(?:[ -][A-Za-z]{2,20}){0,4}(?:\s?\^\s?\{?[23]\}?)?\.?|[\u4e00-\u9fff]{1,6}")

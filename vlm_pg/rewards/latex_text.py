@@ -54,7 +54,7 @@ _OPERATION = re.compile(
 _WORD_EQUALS = re.compile(
     r"^\s{0,3}(?:(?=[a-z]{0,20}[aeiou])[A-Za-z][a-z]{3,20}\s{1,3}){0,3}(?:(?=[A-Za-z]{0,20}[aeiou])[A-Za-z][a-z]{3,20}\s{0,3})?=(?=[^=])\s{0,3}"
 )
-_BRACKETED_REASON = re.compile(r"\s*[,;(]?\s*(?:\b(?:because|since)\b|因为).*$", re.IGNORECASE | re.DOTALL)
+_REASON = re.compile(r"\b(?:because|since)\b|因为", re.IGNORECASE)
 
 
 def statement(text: str) -> str:
@@ -113,7 +113,8 @@ def _boxed(text: str) -> list[str]:
 def _in_sentence(text: str) -> str:
     """What a sentence states: its formulas if all that matters is in them, else what follows its verb."""
     text = without_lead_in(explicit_statement(text) or text).strip(_DECORATION)
-    text = _BRACKETED_REASON.sub("", text) or text
+    if reason := _REASON.search(text):
+        text = text[: reason.start()].rstrip(_CLOSING + _DECORATION + "(") or text
     formulas = [next(filter(None, groups), "").strip() for groups in _DELIMITED.findall(text)]
     outside = _DELIMITED.sub(" ", text)
     prose = _DELIMITERS.sub("", text) if not _PROSE.search(outside) else affirmed(text)

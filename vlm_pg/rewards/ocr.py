@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlm_pg.rewards.plain_text import plain, words
+from vlm_pg.rewards.plain_text import MAX_LONG_CHARACTERS, plain_short, words
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.verdict import Verdict
 from vlm_pg.types import Sample
@@ -24,5 +24,5 @@ def check_ocr(answer: str, sample: Sample, settings: RewardSettings) -> Verdict:
 
 
 def _words(text: str, settings: RewardSettings) -> list[str]:
-    normal = plain(text)
+    normal = plain_short(text, MAX_LONG_CHARACTERS)
     return words(normal if settings.ocr_case_sensitive else normal.casefold())

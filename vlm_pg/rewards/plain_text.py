@@ -18,6 +18,8 @@ WORD_LETTER = rf"[^\W\d_{NO_GAPS}\uac00-\ud7a3]"
 
 # A choice, a yes or no, a box or a span of time takes no more than this to say; longer texts are not read for them.
 MAX_SHORT_CHARACTERS = 10_000
+# The same of texts that are compared as a whole; what ROUGE needs grows with both texts.
+MAX_ROUGE_CHARACTERS, MAX_LONG_CHARACTERS = 20_000, 100_000
 
 _MINUS_SIGNS = "\u2010\u2011\u2012\u2013\u2212\u2796\ufe63\uff0d"
 _DASHES = "\u2014\u2015\u2e3a\u2e3b"
@@ -79,10 +81,10 @@ def plain(text: str) -> str:
     return unicodedata.normalize("NFKC", text).translate(_TABLE)
 
 
-def plain_short(text: str) -> str:
-    """``plain``, or "" for a text of more than ``MAX_SHORT_CHARACTERS``, before or after."""
-    found = plain(text) if len(text) <= MAX_SHORT_CHARACTERS else ""
-    return found if len(found) <= MAX_SHORT_CHARACTERS else ""
+def plain_short(text: str, limit: int = MAX_SHORT_CHARACTERS) -> str:
+    """``plain``, or "" for a text of more than ``limit`` characters, before or after."""
+    found = plain(text) if len(text) <= limit else ""
+    return found if len(found) <= limit else ""
 
 
 def plain_formula(text: str) -> str:
