@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterator
 
+from vlm_pg.rewards.clauses import affirmed
+from vlm_pg.rewards.plain_text import WORD_LETTER, plain_short
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import Sample
@@ -13,7 +14,18 @@ from vlm_pg.types import Sample
 Box = tuple[float, float, float, float]
 
 # Not inside a word: the 2 of "bbox_2d" and the 1 of "x1" are no coordinates. Areas stay far from overflow.
-_COORDINATE = re.compile(r"(?<![\w.])[+-]?(?:[0-9]{1,15}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?!\w)")
+_COORDINATE = re.compile(
+    rf"(?<!{WORD_LETTER})(?<![0-9_.])[+-]?(?:[0-9]{{1,15}}(?:\.[0-9]{{0,20}})?|\.[0-9]{{1,20}})(?!{WORD_LETTER}|[0-9_])"
+)
+# "x1=10, y1=20, x2=30, y2=40", in this order only.
+_NAMED = re.compile(
+    r",?\s?".join(
+        rf"[\"']?\b{axis}_?(?:{end})[\"']?\s?[=:]\s?([-+]?[0-9.]{{1,24}})"
+        for end in ("1|min", "2|max")
+        for axis in "xy"
+    ),
+    re.IGNORECASE,
+)
 _WITHIN_LIST = re.compile(r"\s*[,;]?\s*")
 _BETWEEN_LISTS = re.compile(r"\s*[)\]]\s*,?\s*[(\[]\s*")
 # What stands between two coordinates of one box is short; longer text is not looked at.
@@ -44,7 +56,7 @@ def parse_boxes(text: str) -> set[Box]:
     parse_boxes("(1, 2), (3, 4)") -> {(1.0, 2.0, 3.0, 4.0)}
     """
     boxes: set[Box] = set()
-    for lists in _lists_side_by_side(unicodedata.normalize("NFKC", text)):
+    for lists in _lists_side_by_side(_NAMED.sub(r"[\1, \2, \3, \4]", affirmed(plain_short(text)))):
         # Three points or more are no box, whichever two of them one takes.
         candidates = [lists[0] + lists[1]] if [len(numbers) for numbers in lists] == [2, 2] else lists
         for numbers in candidates:

@@ -2,26 +2,53 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
+from vlm_pg.rewards.lead_ins import without_lead_in
+from vlm_pg.rewards.plain_text import MAX_LONG_CHARACTERS, plain, plain_formula, without_marks
 from vlm_pg.rewards.settings import RewardSettings
+from vlm_pg.rewards.units import parse_unit
 from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import Sample
 
 _CLOSING = ".,;:!?\u3002\u3001 "
+# "150 µV" is "150µV".
+_GAP_BEFORE_UNIT = re.compile(r"(?<=[0-9]) (?=[^\W\d_])")
+_QUANTITY = re.compile(r"-?[0-9][0-9.,]{0,30} ?(\D{1,24})")
 
 
 def check_exact(answer: str, sample: Sample, settings: RewardSettings) -> Verdict:
-    """1.0 if ``answer`` is the gold answer but for Unicode compatibility forms (NFKC), case, spacing and closing
-    punctuation, else 0.0."""
+    """1.0 if ``answer`` is the gold answer but for how it is written, else 0.0.
+
+    Left out on both sides: Unicode compatibility forms (NFKC), case (but not of units: "mV" is no "MV"), spacing,
+    closing punctuation, Markdown and quotes around it, and a lead-in such as "The answer is".
+    """
     gold = normalized(sample.answer)
     if not gold:
         return Verdict(None, f"gold answer {shorten(sample.answer)} is empty but for punctuation")
-    return Verdict(1.0 if normalized(answer) == gold else 0.0)
+    if len(answer) > MAX_LONG_CHARACTERS:
+        return Verdict(0.0, f"answer has more than {MAX_LONG_CHARACTERS} characters, which no exact answer has")
+    same = normalized(answer) == gold or _core(answer) == _core(sample.answer)
+    return Verdict(1.0 if same and not _have_other_units(answer, sample.answer) else 0.0)
 
 
 def normalized(text: str) -> str:
     """What is compared: normalized("Ｎew  York.") -> "new york"."""
     # Folding case can leave a form that NFKC changes again.
-    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    folded = unicodedata.normalize("NFKC", plain(text).casefold())
     return " ".join(folded.split()).rstrip(_CLOSING)
+
+
+def _core(text: str) -> str:
+    """``normalized`` without lead-in, Markdown and the gap between a number and its unit."""
+    bare = without_marks(plain_formula(text)).rstrip(_CLOSING)
+    stripped = without_marks(without_lead_in(bare).rstrip(_CLOSING)) or bare
+    return _GAP_BEFORE_UNIT.sub("", normalized(stripped))
+
+
+def _have_other_units(left: str, right: str) -> bool:
+    """Whether both texts are a number with a unit, and the units are not the same."""
+    found = [_QUANTITY.fullmatch(without_marks(plain(text)).rstrip(_CLOSING)) for text in (left, right)]
+    units = [parse_unit(match[1]) for match in found if match]
+    return len(units) == 2 and None not in units and len({(unit.kind, unit.factor) for unit in units if unit}) == 2

@@ -31,14 +31,41 @@ def format_reward(text: str) -> float:
 
 
 def extract_answer(text: str) -> str | None:
-    """The text of the first ``<answer>`` element, stripped; None if there is no complete element.
+    """The text of the last complete ``<answer>`` element outside of all think blocks, stripped; None if there is none.
 
-    extract_answer("<answer> B </answer>") -> "B"
+    A think block that never closes reaches to the end, and one that closes without opening begins with the text (some
+    prompts open it).
+
+    extract_answer("<think><answer>A</answer></think><answer> B </answer>") -> "B"
     extract_answer("the answer is B") -> None
     """
-    start = text.find(ANSWER_OPEN)
-    if start < 0:
-        return None
-    start += len(ANSWER_OPEN)
-    end = text.find(ANSWER_CLOSE, start)
-    return None if end < 0 else text[start:end].strip()
+    outside = _outside_of_thoughts(text)
+    answer, start = None, outside.find(ANSWER_OPEN)
+    while start >= 0:
+        end = outside.find(ANSWER_CLOSE, start)
+        if end < 0:
+            break
+        # An element that opens again before it closes begins where it opens last.
+        start = outside.rfind(ANSWER_OPEN, start, end) + len(ANSWER_OPEN)
+        answer = outside[start:end].strip()
+        start = outside.find(ANSWER_OPEN, end)
+    return answer
+
+
+def _outside_of_thoughts(text: str) -> str:
+    """``text`` without its think blocks; a space is left where one was."""
+    parts: list[str] = []
+    place = 0
+    while True:
+        closing = text.find(THINK_CLOSE, place)
+        # Searched up to the closing tag only, so that no part of the text is looked at twice.
+        opening = text.find(THINK_OPEN, place, len(text) if closing < 0 else closing)
+        if opening >= 0:
+            parts.append(text[place:opening])
+        elif closing < 0:
+            return " ".join([*parts, text[place:]])
+        else:
+            parts = []  # it was a thought from the beginning
+        if closing < 0:
+            return " ".join(parts)
+        place = closing + len(THINK_CLOSE)

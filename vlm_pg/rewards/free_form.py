@@ -2,38 +2,62 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import TYPE_CHECKING
 
+from vlm_pg.rewards.lead_ins import without_lead_in
+from vlm_pg.rewards.plain_text import MAX_ROUGE_CHARACTERS, NO_GAPS, plain_short, without_marks
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import Sample
 
 if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer
-    from rouge_score.tokenizers import DefaultTokenizer
+    from rouge_score.tokenizers import Tokenizer
+
+_TOKEN = re.compile(rf"[{NO_GAPS}]|[^\W_{NO_GAPS}]+")
 
 
 def check_free_form(answer: str, sample: Sample, settings: RewardSettings) -> Verdict:
     """Mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L on stemmed words.
 
-    A gold answer of one word has no word pairs; ROUGE-2 is then left out of the mean, so that repeating the gold answer
-    earns 1. A gold answer without Latin letters or digits has no words that ROUGE reads, and no value.
+    Words are runs of letters and digits of any script; where a script has no gaps between words, each character is one.
+    A lead-in such as "The answer is" and Markdown are left out. A gold answer of one word has no word pairs; ROUGE-2 is
+    then left out of the mean, so that repeating the gold answer earns 1. One without letters or digits has no value.
     """
     tokenizer, scorer = _rouge()
-    num_gold_words = len(tokenizer.tokenize(sample.answer))
+    gold = _core(sample.answer)
+    num_gold_words = len(tokenizer.tokenize(gold))
     if num_gold_words == 0:
         return Verdict(None, f"gold answer {shorten(sample.answer)} has no words that ROUGE reads")
     measures = ("rouge1", "rougeL") if num_gold_words == 1 else ("rouge1", "rouge2", "rougeL")
-    scores = scorer.score(sample.answer, answer)
+    scores = scorer.score(gold, _core(answer))
     return Verdict(sum(float(scores[measure].fmeasure) for measure in measures) / len(measures))
 
 
+def _core(text: str) -> str:
+    bare = without_marks(plain_short(text, MAX_ROUGE_CHARACTERS))
+    return without_lead_in(bare) or bare
+
+
 @cache
-def _rouge() -> tuple[DefaultTokenizer, RougeScorer]:
+def _rouge() -> tuple[Tokenizer, RougeScorer]:
     # Imported here: it is heavy, and most runs have no such answers.
     from rouge_score.rouge_scorer import RougeScorer
-    from rouge_score.tokenizers import DefaultTokenizer
+    from rouge_score.tokenizers import DefaultTokenizer, Tokenizer
 
-    tokenizer = DefaultTokenizer(use_stemmer=True)
+    class AnyScript(Tokenizer):
+        """ROUGE's own words where they are ASCII, whole words of other scripts, characters where there are no gaps."""
+
+        def __init__(self) -> None:
+            self._ascii = DefaultTokenizer(use_stemmer=True)
+
+        def tokenize(self, text: str) -> list[str]:
+            tokens: list[str] = []
+            for token in _TOKEN.findall(text.lower()):
+                tokens += self._ascii.tokenize(token) if token.isascii() else [token]
+            return tokens
+
+    tokenizer = AnyScript()
     return tokenizer, RougeScorer(["rouge1", "rouge2", "rougeL"], tokenizer=tokenizer)

@@ -1,4 +1,4 @@
-"""Mathematics as people and models write it: which part of a text is the answer, and whether a parser may read it.
+"""Mathematics as people and models write it: which part of a text is the answer.
 
 Everything here works on strings in time linear in their length (texts are capped before), and evaluates nothing.
 """
@@ -6,87 +6,74 @@ Everything here works on strings in time linear in their length (texts are cappe
 from __future__ import annotations
 
 import re
-import unicodedata
 
-# Of a whole answer, and of the mathematics in it. The gold answers of MATH-500 have at most 53 characters.
-MAX_TEXT_CHARACTERS, MAX_CHARACTERS = 2000, 400
-# The parser's time doubles with every few levels of brackets; gold answers of MATH-500 have at most 2.
-MAX_DEPTH = 5
-MAX_DIGITS = 60
-MAX_LETTERS = 40
-MAX_MACROS = 40
-MAX_FUNCTIONS = 6
-MAX_RELATIONS = 8
-MAX_BARS = 8
-MAX_UNIONS = 4
-MAX_POWERS = 8
-MAX_OPERATORS = 30  # 1 + 2 + ...
-MAX_LISTED = 80  # parts of a list or matrix
+from vlm_pg.rewards.clauses import affirmed
+from vlm_pg.rewards.latex_spelling import SIGNS, TEXT_MACRO, as_latex
+from vlm_pg.rewards.lead_ins import explicit_statement, without_lead_in
+from vlm_pg.rewards.plain_text import plain
 
-_SIGNS = str.maketrans(
-    {"−": "-", "–": "-", "—": "-", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "⋅": r"\cdot ", "∞": r"\infty "}
-    | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in "}
-    | {"∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "°": r"^\circ ", "√": r"\sqrt ", "π": r"\pi ", "θ": r"\theta "}
-    | {"α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "λ": r"\lambda ", "μ": r"\mu ", "φ": r"\phi ", "ω": r"\omega "}
-    | {"½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"}
-    | {sign: f"^{{{digit}}}" for digit, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
-)
+# Of a whole answer.
+MAX_TEXT_CHARACTERS = 2000
+
 _DECORATION = ' \t\r\n*_`"“”'
+_CLOSING = ".,;。，；"
+_ROOT_OF_DIGITS = re.compile(r"(?:√|(?<![\\A-Za-z])sqrt)\s?([0-9]{1,15})(?![0-9.])")
 _BOX = re.compile(r"\\f?boxed?\s*\{")
 _DELIMITED = re.compile(
-    r"(?<!\\)\$\$?(?=[^\s$])([^$]*)(?<!\s)\$\$?(?!\d)|\\\(((?:[^\\]|\\(?!\)))*)\\\)|\\\[((?:[^\\]|\\(?!\]))*)\\\]"
+    r"(?<!\\)\$\$([^$]+)\$\$|(?<!\\)\$(?=[^\s$])((?:[^$\\]|\\.)*)(?<!\s)\$(?!\d)|"
+    r"\\\(((?:[^\\]|\\(?!\)))*)\\\)|\\\[((?:[^\\]|\\(?!\]))*)\\\]",
+    re.DOTALL,
 )
-_DELIMITERS = re.compile(r"\\?\$|\\[()]|(?<!\\)\\[\[\]]")
+_DELIMITERS = re.compile(r"(?<!\\)\$|\\[()]|(?<!\\)\\[\[\]]")
 # Outside of delimiters these belong to the answer, too: "-$5$", "5 or $7$".
 _SUBSTANCE = re.compile(r"[0-9=<>^/+\-(\[{]")
-_LEAD = re.compile(
-    r"(?:(?:so|thus|hence|therefore)\b,?\s{0,3})?(?:(?:the|my|our)\s{1,3})?(?:(?:final|correct|exact)\s{1,3})?"
-    r"(?:(?:answer|result|solution|value)\s{0,3}(?:is|are|=|:)|it\s{1,3}is)\s{0,3}:?",
+_SYMBOL = re.compile(r"\\?[A-Za-z]{1,8}(?:_\{?[A-Za-z0-9]{1,4}\}?)?(?:\([a-z]\))?")
+_WORDS = re.compile(r"[^\W\d_]+(?:[ ,'’-]+[^\W\d_]+)*")
+_PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}(?![A-Za-z}])|[\u4e00-\u9fff]")
+# After the last of these a sentence says its number: "The largest n is 34", "There are 7 ways", "共42人".
+_COPULA = re.compile(
+    r"\b(?:is|are|was|were|be|equals?|equal\s{1,3}to|gets?|got|obtain|obtained|gives?|yields?|have|has|find|needs?|total)\b\s{0,3}:?"
+    r"|等于|得到|共有|一共|共|得|为|是|有|:",
     re.IGNORECASE,
 )
-_TEXT_MACRO = re.compile(r"\\(?:text|mbox|textbf|textit|textrm|mathrm|mathbf|operatorname)\s?\{([^{}]*)\}")
-_WORDS = re.compile(r"[^\W\d_]+(?:[ ,'’-]+[^\W\d_]+)*")
-_PLAIN_NAME = re.compile(r"(?<![\\A-Za-z])(sqrt|pi|sin|cos|tan|cot|sec|csc|log|ln|infinity|infty)(?![A-Za-z])")
-_ROOT = re.compile(r"\\?(?<![A-Za-z])sqrt\s?\(([^()]*)\)")
-_SCIENTIFIC = re.compile(r"(?<![\w\\])([0-9]{1,15}(?:\.[0-9]{1,15})?)[eE]([+-]?[0-9]{1,3})(?![\w.])")
-_MACRO = re.compile(r"\\([A-Za-z]+)")
-_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|arc[a-z]*|log|ln|exp|sinh|cosh|tanh|det)\b")
-_BINOMIAL = re.compile(r"\\[dt]?binom(?!\s?\{\s?(?:[0-9]{1,3}|[a-z])\s?\}\s?\{\s?(?:[0-9]{1,3}|[a-z])\s?\})")
+_BOUND = re.compile(
+    r"\b(?:at\s{1,3}(?:least|most)|than|between|half|twice|up\s{1,3}to|over|under|above|below)\b|"
+    r"至少|至多|超过|大于|小于|不到|以上|以下",
+    re.IGNORECASE,
+)
 
-# What an answer is written with. Integrals, sums, products and limits are tasks, not answers, and may take for ever.
-_MACRO_NAMES = """
-    frac dfrac tfrac cfrac sqrt binom dbinom tbinom pi infty cdot times div pm mp le leq leqslant ge geq geqslant ne
-    neq lt gt approx equiv in notin cup cap setminus emptyset varnothing subset subseteq mathbb mathbf mathrm
-    mathcal mathit text textbf textit textrm mbox operatorname boxed fbox left right big Big bigg Bigg bigl bigr
-    Bigl Bigr middle begin end sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp det circ
-    degree prime overline underline bar vec hat angle triangle ldots cdots dots to rightarrow mid vert lvert rvert
-    lfloor rfloor lceil rceil langle rangle lbrace rbrace lbrack rbrack quad qquad displaystyle textstyle limits
-    land lor wedge vee and or not cent pounds euro alpha beta gamma delta epsilon varepsilon zeta eta theta iota
-    kappa lambda mu nu xi rho sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi
-    Psi Omega i imath j Re Im hline
-"""
-_KNOWN_MACROS = frozenset(_MACRO_NAMES.split())
-_OPERATORS = (":", "+", "-", "*", "/", "^", "_", "!", "\\cdot", "\\times", "\\div", "\\pm", "\\mp", "\\frac", "\\sqrt")
-_ENVIRONMENTS = re.compile(r"\\(?:begin|end)\s?\{(?!(?:[pbvBV]?matrix|array|cases)\})")
+
+# "The year 2024": words that leave the number at their end as it is.
+_LAST_NUMBER = re.compile(r"[A-Za-z ,'’:]{1,200}?\s(?P<number>-?[0-9][0-9.,]{0,20})")
+_OPERATION = re.compile(
+    r"\b(?:of|root|square|squared|cube|cubed|times|plus|minus|negative|over|by|divided|factorial|sum|product|difference|log|sin|cos|tan|"
+    r"percent|base|mod|to|or|and|from|sqrt|pi|no|never)\b",
+    re.IGNORECASE,
+)
+# "Area = 12": a word for what is asked.
+_WORD_EQUALS = re.compile(
+    r"^\s{0,3}(?:(?=[a-z]{0,20}[aeiou])[A-Za-z][a-z]{3,20}\s{1,3}){0,3}(?:(?=[A-Za-z]{0,20}[aeiou])[A-Za-z][a-z]{3,20}\s{0,3})?=(?=[^=])\s{0,3}"
+)
+_REASON = re.compile(r"\b(?:because|since)\b|因为", re.IGNORECASE)
 
 
 def statement(text: str) -> str:
     """The mathematics that an answer states, as LaTeX without delimiters; several statements are joined by commas.
 
-    What is in ``\\boxed{}`` counts, else what is between delimiters, else all of it but "The answer is". Signs such as
-    "√2", "²" and "≤", and "sqrt(2)", "2**3", "3e5" become LaTeX.
+    What is in ``\\boxed{}`` counts, else the one formula of a sentence, else what follows "The answer is" or the
+    sentence's verb, else all of it. What a clause rejects does not count. Signs such as "√2", "²" and "≤", and
+    "sqrt(2)", "2**3", "3e5", "1 1/2", "10 000" become LaTeX.
 
-        statement("The answer is $\\frac12$.") -> "\\frac12"
+        statement("The largest $n$ is $\\frac12$.") -> "\\frac{1}{2}"
     """
-    plain = unicodedata.normalize("NFKC", text[: MAX_TEXT_CHARACTERS + 1].translate(_SIGNS)).strip(_DECORATION)
-    boxes = _boxed(plain)
-    plain = ", ".join(dict.fromkeys(boxes)) if boxes else _without_delimiters(plain)
-    lead = _LEAD.match(plain)
-    plain = " ".join((plain[lead.end() :] if lead else plain).strip(_DECORATION).split())
-    plain = _DELIMITERS.sub("", plain).strip().rstrip(".,;。").strip(_DECORATION)
-    plain = _ROOT.sub(r"\\sqrt{\1}", plain.replace("**", "^"))
-    plain = _PLAIN_NAME.sub(_as_macro, plain)
-    return _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", plain)
+    whole = plain(_ROOT_OF_DIGITS.sub(r"\\sqrt{\1}", text[: MAX_TEXT_CHARACTERS + 1]).translate(SIGNS)).strip(
+        _DECORATION
+    )
+    boxes = _boxed(whole)
+    found = ", ".join(dict.fromkeys(boxes)) if boxes else _in_sentence(whole)
+    found = _WORD_EQUALS.sub("", found)
+    found = " ".join(without_lead_in(_bare(found)).strip(_DECORATION).split())
+    return as_latex(_bare(_DELIMITERS.sub("", found)))
 
 
 def words(latex: str, *, gold: bool) -> str | None:
@@ -97,7 +84,7 @@ def words(latex: str, *, gold: bool) -> str | None:
         gold: a gold answer is words only if it says so: ``\\text{}`` around it, a space, or four letters in a row.
             Without it, letters in any number are.
     """
-    bare = _TEXT_MACRO.sub(r"\1", latex)
+    bare = TEXT_MACRO.sub(r"\1", latex)
     is_marked = bare != latex
     bare = bare.strip(" (){}[].")
     if not _WORDS.fullmatch(bare) or (gold and not (is_marked or len(bare) >= 4 or " " in bare)):
@@ -105,35 +92,8 @@ def words(latex: str, *, gold: bool) -> str | None:
     return " ".join(bare.casefold().split())
 
 
-def refusal(latex: str) -> str | None:
-    """Why a parser does not get to see this statement; None if it does."""
-    if not latex:
-        return "there is no mathematics in it"
-    if len(latex) > MAX_CHARACTERS:
-        return f"it has more than {MAX_CHARACTERS} characters"
-    if not (latex.isascii() and latex.isprintable()):
-        return "it has characters that mathematics is not written with"
-    unknown = next((name for name in _MACRO.findall(latex) if name not in _KNOWN_MACROS), None)
-    if unknown is not None:
-        return f"\\{unknown[:40]} is not something a final answer is written with"
-    if _ENVIRONMENTS.search(latex):
-        return "it has an environment other than a matrix"
-    if _BINOMIAL.search(latex):
-        return "it has a binomial of something other than small numbers or letters"
-    counts = {
-        "nested brackets": (_depth(latex), MAX_DEPTH),
-        "digits in a row": (max(map(len, re.findall("[0-9]+", latex)), default=0), MAX_DIGITS),
-        "letters": (sum(map(str.isalpha, _MACRO.sub("", _TEXT_MACRO.sub("", latex)))), MAX_LETTERS),
-        "macros": (latex.count("\\"), MAX_MACROS),
-        "functions": (len(_FUNCTION.findall(latex)), MAX_FUNCTIONS),
-        "relations": (len(re.findall(r"[=<>]|\\[lg]eq?\b|\\[lg]t\b|\\neq?\b", latex)), MAX_RELATIONS),
-        "vertical bars": (latex.count("|") + latex.count("vert"), MAX_BARS),
-        "unions": (latex.count("\\cup") + latex.count("\\cap"), MAX_UNIONS),
-        "powers and indices": (latex.count("^") + latex.count("_"), MAX_POWERS),
-        "operators": (sum(map(latex.count, _OPERATORS)), MAX_OPERATORS),
-        "parts": (latex.count(",") + latex.count(";") + latex.count("&") + latex.count("\\\\"), MAX_LISTED),
-    }
-    return next((f"it has more than {most} {what}" for what, (count, most) in counts.items() if count > most), None)
+def _bare(text: str) -> str:
+    return text.strip(_DECORATION).rstrip(_CLOSING).strip(_DECORATION)
 
 
 def _boxed(text: str) -> list[str]:
@@ -150,24 +110,30 @@ def _boxed(text: str) -> list[str]:
     return contents
 
 
-def _without_delimiters(text: str) -> str:
-    """What is between dollar signs or LaTeX's brackets, if all that matters is; otherwise all of the text."""
-    parts = [next(filter(None, groups), "").strip() for groups in _DELIMITED.findall(text)]
-    if not parts or _SUBSTANCE.search(_DELIMITED.sub(" ", text)):
-        return text
-    return ", ".join(dict.fromkeys(parts))
+def _in_sentence(text: str) -> str:
+    """What a sentence states: its formulas if all that matters is in them, else what follows its verb."""
+    text = without_lead_in(explicit_statement(text) or text).strip(_DECORATION)
+    if reason := _REASON.search(text):
+        text = text[: reason.start()].rstrip(_CLOSING + _DECORATION + "(") or text
+    formulas = [next(filter(None, groups), "").strip() for groups in _DELIMITED.findall(text)]
+    outside = _DELIMITED.sub(" ", text)
+    prose = _DELIMITERS.sub("", text) if not _PROSE.search(outside) else affirmed(text)
+    if prose != text and _PROSE.search(outside):
+        return _after_verb(_DELIMITERS.sub("", prose))  # something is rejected
+    if formulas and not _SUBSTANCE.search(outside) and not _BOUND.search(outside):
+        substantial = [formula for formula in formulas if not _SYMBOL.fullmatch(formula)]
+        return (
+            ", ".join(dict.fromkeys(substantial or formulas)) if _PROSE.search(outside) else _DELIMITERS.sub("", text)
+        )
+    return _after_verb(_DELIMITERS.sub("", text)) if _PROSE.search(text) else text
 
 
-def _as_macro(match: re.Match[str]) -> str:
-    return "\\infty " if match[1] == "infinity" else f"\\{match[1]} "
-
-
-def _depth(latex: str) -> int:
-    depth = deepest = 0
-    for sign in latex:
-        if sign in "([{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif sign in ")]}":
-            depth = max(0, depth - 1)
-    return deepest
+def _after_verb(text: str) -> str:
+    """What follows the last verb before any number; all of ``text`` if no verb does."""
+    first = _SUBSTANCE.search(text)
+    verbs = [verb for verb in _COPULA.finditer(text) if first is None or verb.end() <= first.start()]
+    if verbs:
+        return text[verbs[-1].end() :]
+    number = _LAST_NUMBER.fullmatch(_bare(text))
+    is_plain = number and not _BOUND.search(text) and not _OPERATION.search(text)
+    return number["number"] if number and is_plain else text

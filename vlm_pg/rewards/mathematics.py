@@ -9,22 +9,21 @@ replaced while a comparison runs. (Users' isolated functions run in the same pro
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from vlm_pg.rewards.latex_text import MAX_TEXT_CHARACTERS, refusal, statement, words
+from vlm_pg.rewards.expression_equality import equal as _equal
+from vlm_pg.rewards.latex_parts import MAX_PARTS, Part, Parts, has_letters, read_parts, tuple_elements
+from vlm_pg.rewards.latex_refusal import refusal
+from vlm_pg.rewards.latex_text import MAX_TEXT_CHARACTERS, statement, words
 from vlm_pg.rewards.pool import Call, Outcome
+from vlm_pg.rewards.relations import joined_inequalities, value_of_equation
 from vlm_pg.rewards.verdict import Verdict, shorten
 
 PREPARE = Call(f"{__name__}:prepare")
-# Two values apart by more than this share are different, whatever rounding math-verify would allow for.
-_CLEARLY_DIFFERENT = 1e-3
-# Two values this near are the same number, computed in another order.
-_ROUNDING = 1e-12
-# Nearer to 0 than this, evaluation cannot tell a number from 0: sqrt(8) - 2 sqrt(2) comes out as 1e-123.
-_NEXT_TO_ZERO = 1e-60
 _EQUAL_PAIRS = (
     ("(x+1)^2", "x^2+2x+1"),
     (r"\sin^2(x)", r"1-\cos^2(x)"),
@@ -38,6 +37,7 @@ _EQUAL_PAIRS = (
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4.0\end{pmatrix}"),
 )
 _NUMBER_CODE = re.compile(r"\s*(Integer|Float)\s*\(\s*'?([0-9]{0,600}\.?[0-9]{0,600})'?\s*\)\s*")
+_IDLE_SPACE = re.compile(r"(?<![0-9])\s|\s(?![0-9])")
 
 
 class _Refused(Exception):
@@ -87,8 +87,9 @@ def without_evaluation() -> Iterator[None]:
 def compare(gold: str, answer: str) -> tuple[float | None, str]:
     """Accuracy and note: 1.0 if ``answer`` is the gold answer in any spelling, else 0.0; None for an unusable gold.
 
-    Equal are: 1/2, 0.5 and \\frac12; x=5 and 5; 50% and 0.5; 5 and 5 cm; sets in any order, tuples, intervals, matrices
-    and equations entry by entry. Words are compared as words.
+    Equal are: 1/2, 0.5 and \\frac12; 1 1/2 and 3/2; x=5 and 5; 50% and 0.5, or 50; 5 and 5 cm, 150 cm and 1.5 m; sets
+    and lists of solutions in any order; tuples, matrices and equations entry by entry; an inequality and its interval.
+    Words are compared as words.
 
     Raises:
         MemoryError, RecursionError: while parsing or comparing. That says nothing about the answer.
@@ -103,79 +104,125 @@ def _compare(gold: str, answer: str) -> tuple[float | None, str]:
     latex = statement(answer)
     if gold_words is not None:
         return float(words(latex, gold=False) == gold_words), ""
+    gold_parts = read_parts(gold_latex, letters_are_units=False)
     try:
-        gold_expression = _parse(gold_latex)
+        _parse_all(gold_latex, gold_parts)
     except _Refused as reason:
         return None, f"gold answer {shorten(gold)} cannot be used: {reason}"
     if len(answer) > MAX_TEXT_CHARACTERS:
         return 0.0, f"answer has more than {MAX_TEXT_CHARACTERS} characters, which no mathematical answer has"
-    if latex.replace(" ", "") == gold_latex.replace(" ", ""):
+    if _squeezed(latex) == _squeezed(gold_latex):
         return 1.0, ""
+    parts = read_parts(latex, letters_are_units=not any(map(has_letters, gold_parts.parts)))
     try:
-        expression = _parse(latex)
+        _parse_all(latex, parts)
+        return float(_same_parts(gold_parts, parts)), ""
     except _Refused as reason:
         return 0.0, f"answer cannot be read: {reason}"
-    return float(_equal(gold_expression, expression)), ""
 
 
-def _equal(gold: Any, found: Any) -> bool:
-    import sympy
-    from math_verify import verify
-
-    distance = _distance(gold, found)
-    if distance is not None and distance > _CLEARLY_DIFFERENT:
-        return False  # spares nearly all wrong answers the symbolic simplification, which is what takes long
-    if distance is not None and distance < _ROUNDING and not (gold.free_symbols or found.free_symbols):
-        # Between exact ones a small distance is one: 2^100 - 1 is near to 2^100, and another number.
-        same = gold.has(sympy.Float) or found.has(sympy.Float) or _vanishes(gold, found)
-    else:
-        same = False
-    if same:
-        return True
-    try:
-        # None: our deadline holds instead of its alarm.
-        return bool(verify(gold, found, timeout_seconds=None, raise_on_error=True))
-    except (MemoryError, RecursionError):
-        raise
-    except Exception:
-        return False  # they cannot be compared, as a set with a matrix
+def _squeezed(latex: str) -> str:
+    """Without the white space that says nothing: that between two digits would."""
+    return _IDLE_SPACE.sub("", latex)
 
 
-def _vanishes(gold: Any, found: Any) -> bool:
-    """Whether the difference of two terms without variables is 0 as far as it can be computed."""
-    import sympy
-
-    if isinstance(found, sympy.Eq) and not isinstance(gold, sympy.Eq):
-        found = found.rhs
-    try:
-        return abs(complex((gold - found).evalf(15))) < _NEXT_TO_ZERO * max(1.0, abs(complex(gold.evalf(15))))
-    except (ArithmeticError, AttributeError, TypeError, ValueError):
-        return False  # math-verify decides
-
-
-def _distance(gold: Any, found: Any) -> float | None:
-    """Relative distance of two terms' values where all their variables have some chosen values.
-
-    None: there are no such values, or one is 0 or next to it. "x = 5" is the term 5 where the gold answer is no
-    equation.
+def _parse_all(latex: str, parts: Parts) -> None:
+    """Raises:
+    _Refused: for one of the parts or all of them.
     """
+    if not latex:
+        raise _Refused("there is no mathematics in it")
+    if len(parts.parts) > MAX_PARTS:
+        raise _Refused(f"it lists more than {MAX_PARTS} solutions")
+    for part in parts.parts:
+        _parse(part.latex)
+
+
+def _same_parts(gold: Parts, found: Parts) -> bool:
+    """Whether two statements list the same solutions."""
+    sets = [_set_of(side) for side in (gold, found)]
+    if sets != [None, None]:
+        # "x < 2 or x > 3" is one set; beside it the other statement must be one, too.
+        if any(one is None and len(side.parts) > 1 for one, side in zip(sets, (gold, found), strict=True)):
+            return False
+        gold_set, found_set = (
+            _parse(side.parts[0].latex) if one is None else one for one, side in zip(sets, (gold, found), strict=True)
+        )
+        return _equal(gold_set, found_set)
+    if len(gold.parts) == len(found.parts) == 1:
+        return _same_part(gold.parts[0], found.parts[0])
+    if len(gold.parts) == 1 or len(found.parts) == 1:
+        return _same_as_tuple(gold, found)
+    if len(gold.parts) != len(found.parts):
+        return False
+    variables = [{part.variable for part in side.parts} for side in (gold, found)]
+    if all("" not in side and len(side) > 1 for side in variables):
+        return _same_by_name(gold.parts, found.parts)
+    if any(len(side) > 1 for side in variables):  # "x = 1, y = 2" and "1, 2": in this order
+        return all(map(_same_value, gold.parts, found.parts))
+    left = list(found.parts)
+    for part in gold.parts:
+        match = next((other for other in left if _same_value(part, other)), None)
+        if match is None:
+            return False
+        left.remove(match)
+    return True
+
+
+def _same_by_name(gold: Sequence[Part], found: Sequence[Part]) -> bool:
+    values = {part.name: part for part in found}
+    return len(values) == len(found) and all(
+        part.name in values and _same_value(part, values[part.name]) for part in gold
+    )
+
+
+def _same_as_tuple(gold: Parts, found: Parts) -> bool:
+    """Whether a list is what a tuple holds: "1, 2" and "(1, 2)", or "x = 1, y = 2"."""
+    single, several = (gold, found) if len(gold.parts) == 1 else (found, gold)
+    elements = tuple_elements(single.parts[0].latex)
+    names = [part.name for part in several.parts]
+    if elements is None or len(elements) != len(names) or (any(names) and sorted(set(names)) != names):
+        return False
+    return all(
+        _equal(_parse(part.value or part.latex), _parse(element))
+        for part, element in zip(several.parts, elements, strict=True)
+    )
+
+
+def _same_value(gold: Part, found: Part) -> bool:
+    return _same_part(replace(gold, latex=gold.value or gold.latex), replace(found, latex=found.value or found.latex))
+
+
+def _same_part(gold: Part, found: Part) -> bool:
+    """Whether two solutions are equal, their units, percent signs and bases of numbers considered."""
     import sympy
 
-    if isinstance(found, sympy.Eq) and not isinstance(gold, sympy.Eq):
-        found = found.rhs
-    if not (isinstance(gold, sympy.Expr) and isinstance(found, sympy.Expr)):
+    if found.base:
+        return gold.latex == found.latex and gold.base == found.base
+    expression, gold_expression = _parse(found.latex), _parse(gold.latex)
+    if gold.unit is not None and found.unit is not None:
+        factor = found.unit.factor_to(gold.unit)
+        if factor is None:
+            return False
+        if factor != 1:
+            value = value_of_equation(expression)
+            if not isinstance(value, sympy.Expr):
+                return False
+            expression = value * sympy.Rational(factor.numerator, factor.denominator)
+    if _equal(gold_expression, expression):
+        return True
+    if gold.is_percent == found.is_percent:
+        return False
+    share, whole = (gold_expression, expression) if gold.is_percent else (expression, gold_expression)
+    share, whole = value_of_equation(share), value_of_equation(whole)
+    return isinstance(share, sympy.Expr) and isinstance(whole, sympy.Expr) and _equal(share / 100, whole)
+
+
+def _set_of(parts: Parts) -> Any:
+    """The numbers that inequalities joined by "or" or "and" leave; None for other statements."""
+    if len(parts.parts) < 2 or not parts.join:
         return None
-    if gold.has(sympy.UnevaluatedExpr) or found.has(sympy.UnevaluatedExpr):
-        return None  # a percentage: equal to its number with and without the sign
-    symbols = sorted(gold.free_symbols | found.free_symbols, key=str)
-    chosen = {symbol: sympy.Rational(7 + 4 * place, 11) for place, symbol in enumerate(symbols)}
-    try:
-        left, right = (complex(side.evalf(15, subs=chosen)) for side in (gold, found))
-        if min(abs(left), abs(right)) < _NEXT_TO_ZERO:
-            return None
-        return abs(left - right) / max(abs(left), abs(right))
-    except (ArithmeticError, AttributeError, TypeError, ValueError):
-        return None  # no number comes out: math-verify decides
+    return joined_inequalities([_parse(part.latex) for part in parts.parts], parts.join)
 
 
 @lru_cache(maxsize=256)
@@ -193,7 +240,9 @@ def _parse(latex: str) -> Any:
     if reason is not None:
         raise _Refused(reason)
     # Only the LaTeX grammar: the other extraction hands plain expressions to an evaluating parser.
-    configuration = LatexExtractionConfig(boxed_match_priority=-1)
+    # Units are read by us: the library's list takes the s of 2s and the t of 2t for one.
+    normalization = replace(LatexExtractionConfig().normalization_config, units=False)
+    configuration = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normalization)
     try:
         with _exhaustion_shown():
             found = parse(

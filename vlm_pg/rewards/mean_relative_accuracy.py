@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from vlm_pg.rewards.numbers import parse_number
+from vlm_pg.rewards.numbers import read_answer_to
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import Sample
@@ -19,12 +19,11 @@ def check_mean_relative_accuracy(answer: str, sample: Sample, settings: RewardSe
     earns 0. Graders that write <= give one threshold more where the error equals it. Compared as decimal fractions, so
     that such a tie is one. A gold answer of 0, to which a relative error is undefined, has no value.
     """
-    gold = parse_number(sample.answer)
+    gold, predicted = read_answer_to(sample.answer, answer)
     if gold is None:
         return Verdict(None, f"gold answer {shorten(sample.answer)} does not state one number")
     if gold.value == 0.0:
         return Verdict(None, "gold answer is 0, to which a relative error is undefined")
-    predicted = parse_number(answer)
     if predicted is None:
         return Verdict(0.0, "answer does not state one number")
     exact_gold = _as_written(gold.value)

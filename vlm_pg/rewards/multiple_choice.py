@@ -3,57 +3,45 @@
 from __future__ import annotations
 
 import re
-import string
-import unicodedata
 from collections.abc import Sequence
-from functools import lru_cache
 
+from vlm_pg.rewards.clauses import clauses
+from vlm_pg.rewards.lead_ins import without_lead_in
+from vlm_pg.rewards.option_mentions import stated_letters
+from vlm_pg.rewards.options import Choices, choices_of, plain_choices, same_text, split_options
+from vlm_pg.rewards.plain_text import plain_short, without_marks
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import Sample
 
+__all__ = ["check_multiple_choice", "named_letters", "split_options"]
+
 # "B.", "(B)", "b) red", "B: red", "b - red", or nothing but the letter.
 _LABEL = re.compile(
-    r"[(\[]?([A-Za-z])(?:[.:][)\]]?|[)\]][.:]?|\s{0,3}[-\u2013\u2014](?=\s))(.*)|[(\[]?([A-Za-z])[)\]]?$", re.DOTALL
+    r"[(\[]?([A-Za-z])(?:(?:[.:]|、(?![A-Za-z]))[)\]]?|[)\]][.:]?|\s{0,3}[-](?=\s))(.*)|[(\[]?([A-Za-z])[)\]]?$",
+    re.DOTALL,
 )
-_SPELLED_OUT = re.compile(r"(?<!\w)[(\[]?([A-Za-z])(?:[)\]][.:]?|[.:,]|\s{0,3}[-\u2013\u2014])\s{0,3}(?=\S)")
-_NAMED = re.compile(
-    r"\b(?:option|choice|letter)(?:\s{1,3}is\b:?|\s{0,3}:)?\s{0,3}\(?\b([A-Za-z])\b(?!['’])", re.IGNORECASE
-)
-_BRACKETED = re.compile(r"\(([A-Za-z])\)|(?<![\w(])([A-Za-z])\)")
-_STATED = re.compile(
-    r"\b(?:(?:answer|it)(?:\s{1,3}is\b:?|\s{0,3}:)|answer|choose|pick|select|go with)\s{0,3}\b([A-Za-z])"
-    r"(?=\s{0,3}(?:[.,;:!]|$|(?:because|since)\b))",
-    re.IGNORECASE,
-)
-_CAPITAL = re.compile(r"(?<![\w'’-])([A-Z])(?![\w'’]|-[a-z])")
-# A capital A before one of these, or before no word on its line, is a letter; before any other word it is the article.
-_AFTER_LETTER = re.compile(r"[^\S\n]*(?:$|\n|[^\w\s]|(?:or|and|is|was|because|since|as|but|not|then)\b)")
-# What may stand before an option's text: "The correct answer is red", "I choose red".
-_LEAD_IN = re.compile(
-    r"(?:(?:the|my)\s{1,3})?(?:(?:correct|right|best|final)\s{1,3})?(?:answer|option|choice)(?:\s{1,3}is\b:?|\s{0,3}:)"
-    r"|i\s{1,3}(?:choose|pick|select)\b:?",
-    re.IGNORECASE,
-)
-_EMPHASIS = re.compile(r"\*\*|`")
-_DECORATION = "*_`\"'“”‘’$ \t\r\n"
-_WRAPPERS = re.compile(r"\\(?:boxed|text|mathrm|textbf)\s?\{([^{}]{0,400})\}")
-_MOST_NESTED_WRAPPERS = 3
+_SPELLED_OUT = re.compile(r"(?<![^\W_])[(\[]?([A-Za-z])(?:[)\]][.:]?|[.:,、]|\s{0,3}[-])\s{0,3}(?=\S)")
+_FIRST_CLAUSE = re.compile(r"(.*?\w)(?:[.!;]\s|[,，。；！\n]|\s-\s|\s(?=(?:because|since)\s))(?s:(.*))")
+
+_PREDICATE = re.compile(r"((?:the|this|that|these|those)\s[\w ]{1,40})\s(?:is|was|are|were)\s(.*)", re.IGNORECASE)
 
 
 def check_multiple_choice(answer: str, sample: Sample, settings: RewardSettings) -> Verdict:
     """1.0 if ``answer`` names the gold option and no other, else 0.0.
 
-    Understood: "B", "b", "B.", "(B)", "b)", "Option B", "B. red", "b - red", "\\boxed{B}", "The answer is B", and the
-    text of the option, alone or after "The answer is". Two different letters are wrong, even if one of them is right.
-    The gold answer may be spelled in the same ways.
+    Understood: "B", "b", "B.", "(B)", "b)", "Option B", "B. red", "b - red", "\\boxed{B}", "The answer is B", "选B",
+    and the text of the option, alone or after "The answer is". Options that the answer rejects are not named ("B, not
+    A"), nor are those of an explanation ("B, because A shows a cat"). Two different letters are wrong, even if one of
+    them is right. The gold answer may be spelled in the same ways. Options may stand in the question, a line each.
     """
-    gold = named_letters(sample.answer, sample.options)
+    choices = choices_of(sample)
+    gold = letters_in(sample.answer, choices)
     if len(gold) != 1:
         return Verdict(None, f"gold answer {shorten(sample.answer)} does not name one option")
-    if sample.options and not gold <= dict(_plain_choices(sample.options)).keys():
+    if sample.options and not gold <= dict(choices).keys():
         return Verdict(None, f"gold answer {shorten(sample.answer)} is not one of the {len(sample.options)} options")
-    named = named_letters(answer, sample.options)
+    named = letters_in(answer, choices)
     if not named:
         return Verdict(0.0, "answer names no option")
     if len(named) > 1:
@@ -61,47 +49,58 @@ def check_multiple_choice(answer: str, sample: Sample, settings: RewardSettings)
     return Verdict(1.0 if named == gold else 0.0)
 
 
-def split_options(options: Sequence[str]) -> list[tuple[str, str]]:
-    """Letter and text of each option: "B. red" -> ("B", "red"). Options without labels are lettered in order."""
-    labelled = [re.match(r"\s*\(?([A-Za-z])[.):]\s*(.*)", option, re.DOTALL) for option in options]
-    if options and all(labelled):
-        return [(match[1].upper(), match[2].strip()) for match in labelled if match]
-    return list(zip(string.ascii_uppercase, (option.strip() for option in options), strict=False))
-
-
 def named_letters(text: str, options: Sequence[str]) -> set[str]:
     """The letters (upper case) of all options that ``text`` names, by letter or by the option's whole text.
 
     A single letter is a letter, also where the text of another option is that letter.
     """
-    choices = _plain_choices(tuple(options))
-    sentence = _plain(text)
-    lead_in = _LEAD_IN.match(sentence)
+    return letters_in(text, plain_choices(options))
+
+
+def letters_in(text: str, choices: Choices) -> set[str]:
+    """``named_letters`` with letters and texts of the options."""
+    sentence = without_marks(plain_short(text))
     # "The answer is red" says no more than "red".
-    short = _plain(sentence[lead_in.end() :]) if lead_in else sentence
+    short = without_marks(without_lead_in(sentence)) or sentence
     is_letter = len(short) == 1 and short.isascii() and short.isalpha()
     if is_letter and (not choices or short.upper() in dict(choices)):
         return {short.upper()}
-    by_text = {letter for letter, option in choices if option and _same(short, option)}
-    if by_text := by_text or {letter for letter, option in choices if _same(short, f"{letter} {option}")}:
+    by_text = _by_whole_text(short, choices) or _by_whole_text(sentence, choices) or _by_predicate(sentence, choices)
+    if by_text:
         return by_text
-    in_sentence = _letters_in_sentence(_without_texts(sentence, choices))
     label = _LABEL.match(short)
     if label is None:
-        return in_sentence
-    letter = (label[1] or label[3]).upper()
-    rest = _plain(label[2] or "")
-    same_as_rest = {own for own, option in choices if rest and _same(rest, option)}
-    return {letter} if letter in same_as_rest else {letter} | same_as_rest | in_sentence
+        return stated_letters(_without_texts(sentence, choices), dict(choices)) or _by_first_clause(short, choices)
+    letter, rest = (label[1] or label[3]).upper(), (label[2] or "").strip()
+    same_as_rest = {own for own, option in choices if rest and same_text(rest, option)}
+    if not rest or letter in same_as_rest:
+        return {letter}
+    return same_as_rest | stated_letters(_without_texts(f"({letter}). {rest}", choices), dict(choices))
 
 
-@lru_cache(maxsize=1024)
-def _plain_choices(options: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Remembered, since all responses to a question are read with its options."""
-    return tuple((letter, _plain(option)) for letter, option in split_options(options))
+def _by_whole_text(text: str, choices: Choices) -> set[str]:
+    by_text = {letter for letter, option in choices if option and same_text(text, option)}
+    return by_text or {letter for letter, option in choices if same_text(text, f"{letter} {option}")}
 
 
-def _without_texts(text: str, choices: Sequence[tuple[str, str]]) -> str:
+def _by_predicate(text: str, choices: Choices) -> set[str]:
+    """The options whose text a short sentence says of something: "The colour is blue."."""
+    said = _PREDICATE.fullmatch(text)
+    if said is None or not all(clause.is_affirmed for clause in clauses(said[1])):
+        return set()
+    return _by_whole_text(said[2], choices)
+
+
+def _by_first_clause(text: str, choices: Choices) -> set[str]:
+    """The options whose text is the first clause, where no other's text follows: "Blue, because the sky is"."""
+    clause = _FIRST_CLAUSE.match(text)
+    if clause is None or not (named := _by_whole_text(clause[1], choices)):
+        return set()
+    rest = clause[2].casefold()
+    return named | {letter for letter, option in choices if option and option.casefold().rstrip(".") in rest}
+
+
+def _without_texts(text: str, choices: Choices) -> str:
     """``text`` with each letter that its option's text follows in brackets, and that text gone, since it may hold other
     letters: "D. Vitamin C, because" -> "(D), because"."""
     options = dict(choices)
@@ -109,36 +108,10 @@ def _without_texts(text: str, choices: Sequence[tuple[str, str]]) -> str:
     for label in _SPELLED_OUT.finditer(text):
         option = options.get(label[1].upper())
         after = label.end() + len(option or "")
-        spelled_out = option and _same(text[label.end() : after], option) and not text[after : after + 1].isalnum()
+        if not option or text[label.end()].casefold() != option[0].casefold():
+            continue
+        spelled_out = same_text(text[label.end() : after], option) and not text[after : after + 1].isalnum()
         if spelled_out and label.start() >= end:
             parts += [text[end : label.start()], f"({label[1]})"]
             end = after
     return "".join(parts) + text[end:]
-
-
-def _letters_in_sentence(text: str) -> set[str]:
-    """Letters named inside running text: "the answer is B", "option b", "(b)", or a capital that stands alone."""
-    letters = {match[1] for pattern in (_NAMED, _STATED) for match in pattern.finditer(text)}
-    letters |= {match[1] or match[2] for match in _BRACKETED.finditer(text)}
-    for match in _CAPITAL.finditer(text):
-        # "A red car" and "I think" hold words, not letters of options.
-        if match[1] not in "AI" or _AFTER_LETTER.match(text, match.end()):
-            letters.add(match[1])
-    return {letter.upper() for letter in letters}
-
-
-def _plain(text: str) -> str:
-    """``text`` without compatibility forms, LaTeX wrappers and emphasis or quotes around it."""
-    plain = unicodedata.normalize("NFKC", text)
-    for _ in range(_MOST_NESTED_WRAPPERS):
-        plain = _WRAPPERS.sub(r"\1", plain)
-    return _EMPHASIS.sub("", plain).strip(_DECORATION)
-
-
-def _same(left: str, right: str) -> bool:
-    """Whether two texts are the same but for case, spacing and a closing full stop."""
-    return _folded(left) == _folded(right)
-
-
-def _folded(text: str) -> str:
-    return " ".join(text.casefold().split()).rstrip(".").strip()

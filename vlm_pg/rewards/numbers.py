@@ -4,79 +4,187 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from vlm_pg.rewards.clauses import affirmed, clauses, phrases
+from vlm_pg.rewards.lead_ins import explicit_statement
+from vlm_pg.rewards.plain_text import DECORATION, WORD_LETTER, plain_formula, without_marks
+from vlm_pg.rewards.units import Unit, parse_unit
 
 # Longer texts are not short answers that hold a number; the cap also bounds the time of the matching.
 MAX_NUMBER_CHARACTERS = 400
 
-_MINUS_SIGNS = str.maketrans({"\u2212": "-", "\u2013": "-", "\u2014": "-", "\uff0d": "-"})
-_SPACES = str.maketrans(dict.fromkeys("\u00a0\u2007\u2009\u202f", " "))
-_FRACTION_SIGNS = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅛": "1/8"}
-_SUPERSCRIPTS = {sign: f"^{digit}" for digit, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+MAX_POWER = 99
+_LARGEST = 10**308
+
+_DECORATION = DECORATION.replace("$", "")  # a dollar sign is a unit here
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s?\{\s?([+-]?[0-9.]{1,30})\s?\}\s?\{\s?([+-]?[0-9.]{1,30})\s?\}")
-_LATEX_THOUSANDS = re.compile(r"(?<=[0-9])\{,\}(?=[0-9]{3})")
-_LATEX_NOISE = re.compile(r"\\[,;!:]|\\(?:text|mathrm|boxed|left|right)\b")
-_POWER_OF_TEN = re.compile(r"\s?(?:\\times|×|x|\*)\s?10\s?(?:\^|\*\*)\s?\{?\s?([+-]?[0-9]{1,4})\s?\}?")
+_LATEX_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|\\,)(?=[0-9]{3})")
+_LATEX_NOISE = re.compile(r"\\[,;!:]|\\(?:text\w{0,6}|mbox|math\w{2}|f?box(?:ed)?|left|right)\b")
+_POWER_OF_TEN = re.compile(r"\s?(?:\\times|\\cdot|[×xX*·])\s?10\s?(?:\^|\*\*)\s?\{?\s?([+-]?[0-9]{1,4})\s?\}?")
+_MINUS_WORD = re.compile(
+    r"(?<![^\W_])(?:minus|negative)\s{0,3}(?=[$€£]?\.?[0-9])|(?:负|零下|マイナス)\s{0,3}(?=\.?[0-9])", re.IGNORECASE
+)
+# Words and codes of currencies that are often written without a gap before the number: "RM12.8", "approx2.5".
+_GLUED_WORD = re.compile(
+    rf"(?<!{WORD_LETTER})(RM|Rs|USD|EUR|GBP|CNY|RMB|JPY|INR|HK|NT|US|approx|about|around|circa|ca|is|answer|total)\.?(?=[$€£]?\.?[0-9])",
+    re.IGNORECASE,
+)
+_HUNDREDTHS = re.compile(r"百分之\s{0,2}([0-9]{1,9}(?:\.[0-9]{1,9})?)")
+_SCALES = {
+    "one": 1,
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+    "dozen": 12,
+}
+_SCALES |= {"百": 10**2, "千": 10**3, "万": 10**4, "百万": 10**6, "亿": 10**8, "萬": 10**4, "億": 10**8, "k": 10**3}
+# Bounds and changes: "more than 5", "5 or more", "5 squared" and "half of 5" are not 5.
+_BOUND_BEFORE = re.compile(
+    r"(?:\b(?:more|less|fewer|greater|larger|bigger|smaller|higher|lower|longer|shorter|older|younger|other|rather)\s{1,3}than|"
+    r"\bat\s{1,3}(?:least|most)|\bup\s{1,3}to|\b(?:over|under|above|below|beyond|exceed(?:s|ing)?|half|twice|double|square|root|"
+    r"between|from|no|minimum|maximum|sqrt|log|ln|sin|cos|tan|or\s{1,3}equal\s{1,3}to)(?:\s{1,3}of)?\(?|[√∛]\(?|大于|小于|超过|至少|至多|多于|少于|不到|最多|最少|高于|低于|[<>≤≥≠])\s{0,3}$",
+    re.IGNORECASE,
+)
+_BOUND_AFTER = re.compile(
+    r"\s{0,3}(?:\+(?!\w)|or\s{1,3}(?:more|less|fewer|above|below)\b|and\s{1,3}(?:above|below|up)\b|squared\b|cubed\b|factorial\b|"
+    r"[\u4e00-\u9fff]{0,3}(?:以上|以下)|多(?!少)|[KMB](?![^\W_]))",
+)
+_CONCLUSION = re.compile(
+    rf"(?:{phrases('so, therefore, thus, hence, but, altogether, in total')}\b|所以|因此|但是?|一共|总共|共)"
+    r"\s{0,3},?\s{0,3}(?=.*[0-9])(.+)",
+    re.IGNORECASE | re.DOTALL,
+)
+_CHARACTERS_BEFORE = 24
 
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?: [0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _NUMBER = re.compile(
-    # Not inside a word or an exponent: the 2 of "H2O", "m^2" or "m^{2}" is not the answer.
-    r"(?<![\w^])(?<!\^\{)"
+    # Not inside a word, an exponent or another number: the 2 of "H2O", "m^2" or "m^{2}" is not the answer, and neither
+    # is what follows the point in "v2.5".
+    rf"(?<![0-9^])(?<!{WORD_LETTER})(?<!_)(?<!{WORD_LETTER}-)(?<![0-9]\.)(?<!\^\{{)(?<!\^-)"
     # After a digit or a bracket a minus is a range or a difference ("10-15"), not a sign.
-    r"(?P<sign>(?<![0-9)\]%])(?<![0-9)\]%] )[+-] ?)?[$€£]? ?"
+    r"(?P<sign>(?<![0-9)\]%A-Za-z])(?<![0-9)\]%] )[+-] ?)?(?P<currency>[$€£¥₹])? ?(?P<late_sign>-)?"
     r"(?:(?P<whole>[0-9]{1,9}) (?=[0-9]{1,6} ?/ ?[0-9]))?"
-    rf"(?P<value>{_DIGITS})(?P<exponent>[eE][+-]?[0-9]{{1,4}})?"
+    rf"(?P<value>{_DIGITS})(?!\.?[0-9])(?P<exponent>[eE][+-]?[0-9]{{1,4}})?"
     r"(?: ?/ ?(?P<divisor>[0-9]+(?:\.[0-9]+)?))?"
-    r"(?P<power> ?(?:\^|\*\*) ?\{? ?[+-]?[0-9])?(?P<percent> ?(?:%|percent\b))?"
+    r"(?: ?(?:\^|\*\*) ?\{? ?(?P<power>[+-]?[0-9]{1,9})\}?)?(?P<percent> ?(?:%|per ?cent\b))?"
+    r"(?: ?(?P<scale>hundred|thousand|million|billion|trillion|dozen)\b|(?P<short>百万|[百千万亿萬億]|k(?![^\W_])))?"
+)
+_UNIT = re.compile(
+    r"\s?((?:(?:square|sq\.?|cubic|cu\.?|degrees?)\s)?[^\s\d,;:!?()^/]{1,20}[23]?"
+    r"(?:\s?(?:\^\s?\{?-?[0-9]\}?|/|\bper\b)\s?[^\s\d,;:!?()^/]{0,12}){0,4})"
 )
 
 
 @dataclass(frozen=True)
 class ParsedNumber:
-    """A finite number and whether it was written as a percentage ("50 %" is value 50.0, is_percent True)."""
+    """A finite number and whether it was written as a percentage ("50 %" is value 50.0, is_percent True).
+
+    ``exact``: the number as it was written, which ``value`` holds to 16 digits; None where units were converted.
+    """
 
     value: float
     is_percent: bool = False
+    exact: Fraction | None = field(default=None, repr=False)
 
 
 def parse_number(text: str) -> ParsedNumber | None:
     """The number that ``text`` states, or None if it states none, or several different ones.
 
-    Understood: signs, decimals ("5.", ".5"), thousands separators ("1,234" or "1 234"), fractions ("3/4", "1 1/2",
-    "\\frac{3}{4}"), scientific notation ("3e5", "3 x 10^5"), percent, currency signs, units and words around
-    the number. After an equals sign only what follows the last one counts ("2 + 3 = 5").
+    Understood: signs ("-3", "minus 3", "负3"), decimals ("5.", ".5"), thousands separators ("1,234" or "1 234"),
+    fractions ("3/4", "1 1/2", "\\frac{3}{4}"), scientific notation ("3e5", "3 x 10^5"), percent, "million" and "万",
+    currency signs, units and words around the number, digits of any script. After an equals sign only what follows the
+    last one counts ("2 + 3 = 5"). What a clause rejects does not count ("5, not 6"). A bound ("more than 5") is no
+    number; of several numbers that counts to which the text comes at last ("2 men and 3 women, so 5").
     """
+    number, _ = read_quantity(text)
+    return number
+
+
+def read_quantity(text: str) -> tuple[ParsedNumber | None, Unit | None]:
+    """The number that ``text`` states, as ``parse_number``, and the unit it is written with, if that is known."""
     if len(text) > MAX_NUMBER_CHARACTERS:
+        return None, None
+    plain = _plain_spelling(text)
+    matches = list(_NUMBER.finditer(plain))
+    if any(_is_changed(plain, match) for match in matches):
+        return None, None
+    found = set(map(_to_number, matches))
+    if len(found) > 1 and (conclusion := _conclusion(plain)):
+        return read_quantity(conclusion)
+    units = {unit for match in matches if (unit := _unit_of(plain, match)) is not None}
+    return (found.pop() if len(found) == 1 else None), (units.pop() if len(units) == 1 else None)
+
+
+def read_answer_to(gold_text: str, text: str) -> tuple[ParsedNumber | None, ParsedNumber | None]:
+    """The numbers of a gold answer and of an answer to it, the latter in the gold one's unit.
+
+    None for one that states no number; for the answer also where its unit measures something else than the gold one's.
+    """
+    gold, gold_unit = read_quantity(gold_text)
+    answer, unit = read_quantity(text)
+    return gold, None if answer is None else in_unit_of(answer, unit, gold_unit)
+
+
+def in_unit_of(number: ParsedNumber, unit: Unit | None, wanted: Unit | None) -> ParsedNumber | None:
+    """``number`` in the ``wanted`` unit; unchanged where either has none, None where they measure different things.
+
+    in_unit_of(ParsedNumber(1.5), parse_unit("m"), parse_unit("cm")) -> ParsedNumber(150.0)
+    """
+    if unit is None or wanted is None or unit == wanted:
+        return number
+    factor = unit.factor_to(wanted)
+    if factor is None:
         return None
-    found = set(map(_to_number, _NUMBER.finditer(_plain_spelling(text))))
-    return found.pop() if len(found) == 1 else None
+    return number if factor == 1 else ParsedNumber(float(Fraction(repr(number.value)) * factor), number.is_percent)
 
 
 def _plain_spelling(text: str) -> str:
-    """``text`` with one spelling for minus signs, spaces, fractions and powers of ten."""
-    plain = text.translate(_MINUS_SIGNS).translate(_SPACES)
-    for sign, spelling in _FRACTION_SIGNS.items():
-        plain = plain.replace(sign, f" {spelling} ")
-    for sign, spelling in _SUPERSCRIPTS.items():
-        plain = plain.replace(sign, spelling)
-    plain = _LATEX_NOISE.sub("", _LATEX_THOUSANDS.sub(",", plain))
-    plain = _LATEX_FRACTION.sub(r" \1/\2 ", plain)
+    """``text`` with one spelling for minus signs, spaces, fractions and powers of ten, without what it rejects."""
+    plain = _LATEX_NOISE.sub("", _LATEX_THOUSANDS.sub(",", plain_formula(text)))
+    plain = affirmed(without_marks(_LATEX_FRACTION.sub(r" \1/\2 ", plain), _DECORATION))
+    plain = _HUNDREDTHS.sub(r" \1% ", _GLUED_WORD.sub(r"\1 ", _MINUS_WORD.sub(" -", plain)))
     plain = _POWER_OF_TEN.sub(r"e\1 ", plain).replace("\\", "")
     return " ".join(plain.rpartition("=")[2].split())
 
 
+def _conclusion(text: str) -> str | None:
+    """What a text with several numbers comes to: "2 men and 3 women, so 5" -> "5"; None if it does not say."""
+    if stated := explicit_statement(text):
+        return stated
+    last = _CONCLUSION.match(parts[-1].text) if len(parts := clauses(text)) > 1 else None
+    return last[1] if last else None
+
+
+def _is_changed(text: str, match: re.Match[str]) -> bool:
+    before = text[max(0, match.start() - _CHARACTERS_BEFORE) : match.start()]
+    return _BOUND_BEFORE.search(before) is not None or _BOUND_AFTER.match(text, match.end()) is not None
+
+
+def _unit_of(text: str, match: re.Match[str]) -> Unit | None:
+    after = _UNIT.match(text, match.end())
+    written = after[1].rstrip(".") if after else ""
+    while written:
+        if (unit := parse_unit(written)) is not None:
+            return unit
+        shorter = written.rpartition(" ")[0]
+        written = shorter
+    return parse_unit(match["currency"]) if match["currency"] else None
+
+
 def _to_number(match: re.Match[str]) -> ParsedNumber | None:
-    """The value of one match; None if it is none that we can hold (10^6, 1/0, 1e999)."""
-    if match["power"]:
+    """The value of one match; None if it is none that we can hold (1/0, 1e999)."""
+    text = match["value"].replace(",", "").replace(" ", "") + (match["exponent"] or "")
+    divisor, power = float(match["divisor"] or 1), int(match["power"] or 1)
+    if not math.isfinite(float(text)) or divisor == 0.0 or abs(power) > MAX_POWER or (power < 0 and float(text) == 0.0):
         return None
-    value = float(match["value"].replace(",", "").replace(" ", "") + (match["exponent"] or ""))
-    if match["divisor"]:
-        divisor = float(match["divisor"])
-        if divisor == 0.0:
-            return None
-        value /= divisor
-    if match["whole"]:
-        value += float(match["whole"])
-    if (match["sign"] or "").startswith("-"):
-        value = -value
-    return ParsedNumber(value, is_percent=bool(match["percent"])) if math.isfinite(value) else None
+    exact = Fraction(text) ** power / Fraction(match["divisor"] or 1) + int(match["whole"] or 0)
+    exact *= _SCALES[(match["scale"] or match["short"] or "one").lower()]
+    if (match["sign"] or match["late_sign"] or "").startswith("-"):
+        exact = -exact
+    # A float of more than 308 digits does not exist.
+    value = float(exact) if abs(exact) < _LARGEST else math.inf
+    return ParsedNumber(value, bool(match["percent"]), exact) if math.isfinite(value) else None

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
+from vlm_pg.rewards.plain_text import words as words_of
 from vlm_pg.rewards.settings import RepetitionSettings
-
-# Thai, Lao, Myanmar, Khmer, kana, Han: written without spaces between words, so that each character counts as one.
-_UNSPACED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-)
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 
 
 def repetition_reward(text: str, settings: RepetitionSettings) -> float:
@@ -19,7 +12,7 @@ def repetition_reward(text: str, settings: RepetitionSettings) -> float:
     Words are what white space separates, without case; characters of scripts without spaces are words of their own.
     A text of fewer than ``ngram`` words repeats nothing.
     """
-    words = _WORD.findall(text.casefold())
+    words = words_of(text.casefold())
     num_ngrams = len(words) - settings.ngram + 1
     if num_ngrams < 1:
         return 1.0

@@ -105,6 +105,9 @@ class RewardSettings(Settings):
         le=1.0,
         description="Numbers are also equal if they differ by at most this share of the gold one.",
     )
+    ocr_case_sensitive: bool = Field(
+        default=True, description="Transcribed text (OCR) counts case; false: 'Open' is 'open'."
+    )
     max_answer_characters: int = Field(
         default=4096,
         ge=1,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections.abc import Iterator
 
+from vlm_pg.rewards.clauses import affirmed
+from vlm_pg.rewards.plain_text import WORD_LETTER, plain_short
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import Sample
@@ -14,18 +15,21 @@ from vlm_pg.types import Sample
 Span = tuple[float, float]
 
 _NUMBER = r"(?:[0-9]{1,9}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})"
-_SECONDS = r"(?:seconds|second|secs|sec|s)\b"
-_MINUTES = r"(?:minutes|minute|mins|min|m)\b"
+_SECONDS = rf"(?:(?:seconds|second|secs|sec|s)(?!{WORD_LETTER}|[0-9_])|秒)"
+_MINUTES = rf"(?:(?:minutes|minute|mins|min|m)(?!{WORD_LETTER}|[0-9_])|分钟?|分鐘)"
 _TIME = re.compile(
     # After a digit, a word or a bracket a minus stands between two times; elsewhere it is a sign.
-    r"(?P<sign>(?<![\w)\].])(?<![\w)\].] )-)?(?<![\w.:])"
-    r"(?:(?:(?P<hours>[0-9]{1,3}):)?(?P<clock_minutes>[0-9]{1,3}):(?P<clock_seconds>[0-5][0-9](?:\.[0-9]{1,9})?)(?![\w:])"
-    rf"|(?P<minutes>{_NUMBER}) ?{_MINUTES}(?: (?:and )?(?P<and_seconds>{_NUMBER}) ?{_SECONDS})?"
-    rf"|(?P<seconds>{_NUMBER})(?: ?(?P<unit>{_SECONDS})|(?![\w:])))",
+    rf"(?P<sign>(?<![\w)\].])(?<![\w)\].] )-)?(?<!{WORD_LETTER})(?<![0-9_.:])"
+    r"(?:(?:(?P<hours>[0-9]{1,3}):)?(?P<clock_minutes>[0-9]{1,3}):(?P<clock_seconds>[0-5][0-9](?:\.[0-9]{1,9})?)"
+    rf"(?!{WORD_LETTER}|[0-9_:])"
+    rf"|(?P<minutes>{_NUMBER}) ?{_MINUTES}(?: ?(?:and )?(?P<and_seconds>{_NUMBER}) ?{_SECONDS})?"
+    rf"|(?P<seconds>{_NUMBER})(?: ?(?P<unit>{_SECONDS})|(?!{WORD_LETTER}|[0-9_:])))",
     re.IGNORECASE,
 )
+_NAME = re.compile(r"\bt_?[12]\s?[=:]\s?", re.IGNORECASE)
 _JOINED = re.compile(
-    r"\s*(?:,|;|-{1,2}>?|\u2013|\u2014|\u2192|~|(?:to|until|till|through|and)\b)?"
+    r"\s*(?:开始)?\s*(?:,|;|-{1,2}>?|\u2013|\u2014|\u2192|~|(?:to|until|till|through|and)\b|到|至)?"
+    r"(?:(?<=[,，])\s*(?:到|至))?\s*(?:第|second\b)?"
     r"\s*(?:and\s)?\s*[\"']?(?:(?:it\s)?(?:end|ends|ending|stop|stops)(?:[_ ]time)?\b)?[\"']?\s*[:=]?\s*(?:at\s)?\s*",
     re.IGNORECASE,
 )
@@ -36,7 +40,8 @@ _MAX_GAP_CHARACTERS = 32
 def check_time_span(answer: str, sample: Sample, settings: RewardSettings) -> Verdict:
     """Length of the intersection of the answered and the gold span, divided by the length of their union.
 
-    Understood: "[12.5, 30]", "<12.5, 30>", "12.5 - 30 seconds", "from 0:12 to 1:05", "1 min 5 s to 2 min"; numbers
+    Understood: "[12.5, 30]", "<12.5, 30>", "12.5 - 30 seconds", "from 0:12 to 1:05", "1 min 5 s to 2 min",
+    "12秒到30秒"; numbers
     without a unit are seconds. An answer with no span, several different ones, or one that does not end after it starts
     is wrong; a gold answer like that is "no value".
     """
@@ -56,7 +61,7 @@ def parse_spans(text: str) -> set[Span]:
 
     parse_spans("from 0:12 to 1:05") -> {(12.0, 65.0)}
     """
-    times = _time_lists(unicodedata.normalize("NFKC", text))
+    times = _time_lists(_NAME.sub("", affirmed(plain_short(text))))
     return {(_seconds(pair[0], pair[1]), _seconds(pair[1])) for pair in times if len(pair) == 2}
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from vlm_pg.rewards import mathematics
-from vlm_pg.rewards.latex_text import MAX_CHARACTERS, refusal, statement, words
+from vlm_pg.rewards.latex_refusal import MAX_CHARACTERS, refusal
+from vlm_pg.rewards.latex_text import statement, words
 from vlm_pg.rewards.mathematics import compare, mathematics_verdict
 from vlm_pg.rewards.pool import Outcome
 

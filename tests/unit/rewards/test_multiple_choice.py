@@ -24,7 +24,7 @@ def accuracy(answer: str, gold: str = "B", options: tuple[str, ...] = OPTIONS) -
     + ["\\boxed{\\text{(B)}}", "$\\boxed{\\mathrm{B}}$", "**Answer:** B", "**b**", "I choose b.", "I choose blue"]
     + ["The answer is blue.", "The correct answer is: **blue**", "The correct option is b", "My answer: (B) blue"]
     + ["the answer is b because the sky is", "B\nThe sky is seen.", "Option B (blue)", "option: b"]
-    + ["B, since a dog wears a T-shirt"],
+    + ["B, since a dog wears a T-shirt", "not A but B"],
 )  # fmt: skip
 def test_usual_spellings_of_the_right_letter(answer: str) -> None:
     assert accuracy(answer) == 1.0
@@ -33,7 +33,7 @@ def test_usual_spellings_of_the_right_letter(answer: str) -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    ["A or B", "A, B", "B and C", "B. red", "B. blue or C", "(A) (B)", "not A but B", "option A, option B"]
+    ["A or B", "A, B", "B and C", "B. red", "B. blue or C", "(A) (B)", "option A, option B"]
     + ["B - red", "B) red", "both A and B", "A/B", "A & B", "The answer is A. blue", "Answer: B or A"],
 )
 @pytest.mark.parametrize("gold", ["A", "B", "C"])

@@ -26,6 +26,7 @@ SETTINGS = RewardSettings()
         ("$18", 18.0), (r"\$18.00", 18.0), ("18 dollars.", 18.0), ("18 km/h", 18.0), (r"18 \text{ cm}^{2}", 18.0),
         ("18.00", 18.0), ("£18 per hour", 18.0), ("18°C", 18.0), (r"1{,}234", 1234.0), (r"18\%", 18.0),
         (r"3\times 10^{-2}", 0.03), ("There are 7 cars.", 7.0), ("5 (that is 5.0)", 5.0), ("2nd", 2.0), ("12kg", 12.0),
+        ("10^6", 1e6), ("10²", 100.0), ("2^-2", 0.25),
     ],
 )  # fmt: skip
 def test_one_stated_number(text: str, value: float) -> None:
@@ -36,7 +37,7 @@ def test_one_stated_number(text: str, value: float) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "five", "H2O", "3,5", "10-15", "3 - 4", "3 or 4", "1:30", "1.2.3", "10^6", "10²", "1e999", "1/0", "nan", "inf"]
+    ["", "five", "H2O", "3,5", "10-15", "3 - 4", "3 or 4", "1:30", "1.2.3", "10^999", "1e999", "1/0", "nan", "inf"]
     + ["1,2345", "__import__('os').getpid()", "9" * (MAX_NUMBER_CHARACTERS + 1)],
 )  # fmt: skip
 def test_no_or_several_numbers(text: str) -> None:
@@ -87,10 +88,34 @@ def test_the_tolerance_is_a_share_of_the_gold_number(answer: str, gold: str, acc
 
 def test_tolerance_and_rounding_each_suffice() -> None:
     sample = make_sample("numerical", "0.001")
-    assert check_numerical("0.002", sample, RewardSettings(numerical_tolerance=0.1)).value == 1.0
+    assert check_numerical("0.001", sample, RewardSettings(numerical_tolerance=0.1)).value == 1.0
+    assert check_numerical("3.1449", make_sample("numerical", "3.14"), RewardSettings()).value == 1.0
     strict = RewardSettings(numerical_tolerance=0.1, numerical_decimal_places=6)
     assert check_numerical("0.002", sample, strict).value == 0.0
     assert check_numerical("0.0011", sample, strict).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "accuracy"),
+    [
+        ("0", "0.001", 0.0),
+        ("0.004", "0.001", 0.0),
+        ("0.00105", "0.001", 1.0),
+        ("0.006", "0.014", 0.0),
+        ("0.04", "0.04", 1.0),
+    ]
+    + [("0.05", "0.054", 1.0), ("0.001", "0", 1.0), ("0.004", "-0.004", 0.0), ("5.001", "5", 1.0)],
+)
+def test_rounding_does_not_erase_a_small_gold_number(answer: str, gold: str, accuracy: float) -> None:
+    assert check_numerical(answer, make_sample("numerical", gold), SETTINGS).value == accuracy
+
+
+def test_numbers_beyond_a_floats_digits_are_compared_as_written() -> None:
+    sample = make_sample("numerical", "12345678901234567")
+    assert check_numerical("12345678901234568", sample, SETTINGS).value == 0.0
+    assert check_numerical("12,345,678,901,234,567", sample, SETTINGS).value == 1.0
+    near = RewardSettings(numerical_tolerance=0.01)
+    assert check_numerical("12345678901234568", sample, near).value == 1.0
 
 
 @pytest.mark.parametrize("check", [check_numerical, check_regression, check_mean_relative_accuracy])

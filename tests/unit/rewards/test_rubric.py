@@ -85,8 +85,27 @@ def test_format_agrees_with_an_independent_reading(text: str) -> None:
     assert format_reward(text) == float(expected)
 
 
-def test_the_first_answer_element_counts() -> None:
-    assert extract_answer("<answer> B </answer> <answer>C</answer>") == "B"
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer> B </answer> <answer>C</answer>", "C"),
+        ("<answer>B</answer> <answer>C", "B"),
+        ("<answer>A <answer>B</answer>", "B"),
+        ("<answer>B</answer></answer>", "B"),
+        ("<think><answer>A</answer></think><answer>B</answer>", "B"),
+        ("<think>x</think><answer>B</answer><think><answer>A</answer></think>", "B"),
+        ("<answer>A</answer></think><answer>B</answer>", "B"),  # the prompt opened the think block
+        ("<think><answer>A</answer></think>", None),
+        ("<think><answer>A</answer>", None),  # it never ends
+        ("<answer>B<think><answer>A</answer></think></answer>", "B"),
+        ("</think></think><answer>B</answer>", "B"),
+    ],
+)
+def test_the_last_answer_element_outside_of_think_blocks_counts(text: str, answer: str | None) -> None:
+    assert extract_answer(text) == answer
+
+
+def test_what_is_no_answer_element() -> None:
     assert extract_answer("<answer>B") is None
     assert extract_answer("</answer>B<answer>") is None
 

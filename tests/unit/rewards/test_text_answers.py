@@ -27,6 +27,32 @@ def test_ocr_accuracy(answer: str, accuracy: float) -> None:
     assert check_ocr(answer, make_sample("ocr", "open the door"), SETTINGS).value == pytest.approx(accuracy, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("gold", "answer", "accuracy"),
+    [
+        ("出口在左边", "出口在右边", 0.8),  # one character of five
+        ("出口在左边", "出口 在左边", 1.0),  # no gaps are written
+        ("第3章 Intro", "第3章 intro", 0.75),
+        ("ＡＢＣ １", "ABC 1", 1.0),
+        ("สวัสดี", "สวัสดี", 1.0),
+    ],
+)
+def test_ocr_counts_characters_where_a_script_has_no_gaps(gold: str, answer: str, accuracy: float) -> None:
+    assert check_ocr(answer, make_sample("ocr", gold), SETTINGS).value == pytest.approx(accuracy, abs=1e-12)
+
+
+def test_whether_ocr_counts_case_is_a_setting() -> None:
+    sample = make_sample("ocr", "Open The door")
+    assert check_ocr("open the door", sample, SETTINGS).value == pytest.approx(1 / 3)
+    assert check_ocr("open the door", sample, RewardSettings(ocr_case_sensitive=False)).value == 1.0
+
+
+def test_free_form_reads_other_scripts_and_leaves_out_a_lead_in() -> None:
+    assert check_free_form("猫", make_sample("free_form", "猫"), SETTINGS).value == pytest.approx(1.0)
+    assert check_free_form("красная машина", make_sample("free_form", "красный дом"), SETTINGS).value == 0.0
+    assert check_free_form("The answer is a red car.", make_sample("free_form", "a red car"), SETTINGS).value == 1.0
+
+
 def test_empty_ocr_gold_has_no_value() -> None:
     assert check_ocr("open", make_sample("ocr", "  "), SETTINGS).value is None
 
@@ -47,6 +73,6 @@ def test_repeating_the_gold_answer_earns_one(gold: str) -> None:
 
 
 def test_gold_without_readable_words_has_no_value() -> None:
-    verdict = check_free_form("猫", make_sample("free_form", "猫"), SETTINGS)
+    verdict = check_free_form("??", make_sample("free_form", "??"), SETTINGS)
     assert verdict.value is None
     assert "no words that ROUGE reads" in verdict.note

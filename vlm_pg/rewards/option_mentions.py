@@ -1,0 +1,135 @@
+"""Which letters of options a sentence states: mentions, what rejects them, and what only explains."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from vlm_pg.rewards.clauses import Clause, clauses, phrases
+
+_BEFORE = r"(?<![A-Za-z0-9_'’-])"
+# Small letters count only where a word says that they are one.
+_NAMED = re.compile(
+    r"(?:\b(?:options?|choices?|letter)(?:\s{1,3}is\b:?|\s{0,3}:)?\s{0,3}|选项\s{0,3}|选择?\s{0,3})\(?([A-Za-z])\)?(?![A-Za-z0-9_'’])"
+    r"|(?<![A-Za-z])([A-Za-z])\s?(?:选项|项)",
+    re.IGNORECASE,
+)
+_BRACKETED = re.compile(r"\(([A-Za-z])\)|(?<![A-Za-z0-9_(])([A-Za-z])\)")
+_STATED = re.compile(
+    r"(?:\b(?:(?:answer|it)(?:\s{1,3}is\b:?|\s{0,3}:)|answer|choose|pick|select|go\s{1,3}with)\s{0,3}\b|答案(?:是|为|:)\s{0,3})([A-Za-z])"
+    r"(?![A-Za-z0-9_'’])(?=\s{0,3}(?:[.,;:!/]|$|[^\x00-\x7f]|(?:because|since|and|or)\b))",
+    re.IGNORECASE,
+)
+_CAPITAL = re.compile(_BEFORE + r"([A-Z])(?![A-Za-z0-9_'’]|-[a-z])")
+# A capital A or I before one of these, or before no word on its line, is a letter; before any other word it is the
+# article or the pronoun if a sentence begins with it, and may be either elsewhere.
+_AFTER_LETTER = re.compile(
+    r"[^\S\n]*(?:$|\n|[^\w\s]|[^\x00-\x7f]|[A-Z](?![A-Za-z])|"
+    + phrases(
+        "or, and, is, are, was, were, isn, aren, because, since, as, but, not, then, would, could, might, may, must, "
+        "should, can, cannot, does, do, has, have, seem, seems, look, looks, fit, fits, matches, shows, "
+        "describes, says, instead, rather, over, nor"
+    )
+    + r"\b)"
+)
+_EXPLICIT = re.compile(
+    rf"\b{phrases('answer, option, choice')}(?:\s{{1,3}}is\b|\s{{0,3}}:)|"
+    rf"\b{phrases('choose, pick, select, go with, i would say, i say')}\b|答案|选(?!项)|"
+    rf"\b{phrases('it, that, this')}(?:\s{{1,3}}is|['’]s)\b|"
+    rf"\bis\s{{1,3}}(?:the\s{{1,3}})?{phrases('correct, right, best, answer, true')}\b|对|正确",
+    re.IGNORECASE,
+)
+# In an explanation these make another letter an answer, too.
+_RIVAL = re.compile(
+    rf"\b{phrases('also, too, or, either, maybe, perhaps, possible, possibly, could, might, may, would, both')}\b|"
+    rf"\b{phrases('well, equally, wait, actually, correct, right, true, answer, choose, pick, select, better')}\b|"
+    rf"\b{phrases('best, alternatively, otherwise, unless, no')}\b|也|或|可能|都|对|正确|选",
+    re.IGNORECASE,
+)
+_FEWEST_WORDS = 3
+
+
+@dataclass(frozen=True)
+class Mention:
+    """A letter in a clause. ``is_sure``: no article, pronoun or word."""
+
+    letter: str
+    clause: Clause
+    is_sure: bool
+
+
+def stated_letters(text: str, options: Collection[str]) -> set[str]:
+    """The letters (upper case) that ``text`` states as its answer; none where that is not clear.
+
+    Letters of clauses that reject do not count, and what is both affirmed and rejected is not clear. Of several letters
+    the one counts that is stated first, if all others stand in reasons or in later sentences that only explain; or the
+    one that is stated last, if the others were not stated.
+
+        stated_letters("B is right, because A shows a cat.", "ABCD") -> {"B"}
+        stated_letters("A looks tempting, but B is correct.", "ABCD") -> {"B"}
+    """
+    mentions = [mention for clause in clauses(text) for mention in _mentions(clause, options)]
+    rejected = {mention.letter for mention in mentions if not mention.clause.is_affirmed}
+    affirmed = [mention for mention in mentions if mention.clause.is_affirmed]
+    if any(mention.clause.is_unclear for mention in mentions):
+        return set()
+    letters = {mention.letter for mention in affirmed}
+    if len(letters) > 1:
+        letters = _without_explanations(affirmed) or letters
+    if len(letters) > 1:
+        return letters
+    if not any(mention.is_sure for mention in affirmed if mention.letter in letters):
+        return set()
+    return letters - rejected
+
+
+def _mentions(clause: Clause, options: Collection[str]) -> Iterator[Mention]:
+    text = clause.text
+    sure = {
+        group
+        for pattern in (_NAMED, _STATED, _BRACKETED)
+        for match in pattern.finditer(text)
+        for group in match.groups()
+    }
+    letters = {letter.upper(): True for letter in sure if letter}
+    start = len(text) - len(text.lstrip(" \"'“("))
+    for match in _CAPITAL.finditer(text):
+        letter = match[1]
+        if letter == "I" and options and "I" not in options:
+            continue
+        is_word = letter in "AI" and not _AFTER_LETTER.match(text, match.end())
+        if is_word and (letter == "I" or match.start() <= start):
+            continue
+        letters[letter] = letters.get(letter, False) or not is_word
+    yield from (Mention(letter, clause, is_sure) for letter, is_sure in letters.items())
+
+
+def _without_explanations(affirmed: list[Mention]) -> set[str]:
+    """The one letter that is stated, if the others are only explained or considered; else none."""
+    num_in_clause = Counter(id(mention.clause) for mention in affirmed)
+    stated = [
+        mention
+        for mention in affirmed
+        if mention.is_sure and num_in_clause[id(mention.clause)] == 1 and _is_statement(mention.clause)
+    ]
+    if not stated or any(mention.letter != stated[0].letter for mention in stated):
+        return set()
+    first = affirmed.index(stated[0])
+    # What follows the statement must explain; what comes before it is only considered.
+    others = [mention for mention in affirmed[first + 1 :] if mention.letter != stated[0].letter]
+    return {stated[0].letter} if all(_explains(mention.clause, stated[0].clause) for mention in others) else set()
+
+
+def _is_statement(clause: Clause) -> bool:
+    """Whether a clause gives an answer: a letter alone, or "the answer is", "B is correct" and the like."""
+    is_alone = len(clause.text.strip("()[]. ")) == 1
+    return not clause.is_reason and (is_alone or _EXPLICIT.search(clause.text) is not None)
+
+
+def _explains(clause: Clause, statement: Clause) -> bool:
+    if _RIVAL.search(clause.text):
+        return False
+    is_sentence = clause.sentence > statement.sentence and len(clause.text.split()) >= _FEWEST_WORDS
+    return clause.is_reason or is_sentence

@@ -1,0 +1,57 @@
+"""The options of a multiple choice question: their letters and texts."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+from functools import lru_cache
+
+from vlm_pg.rewards.plain_text import plain, without_marks
+from vlm_pg.types import Sample
+
+Choices = tuple[tuple[str, str], ...]
+
+_LABELLED = re.compile(r"\s*\(?([A-Za-z])[.):]\s*(.*)", re.DOTALL)
+_LINE = re.compile(r"^\s{0,8}\(?([A-Z])[.):、]\s{0,8}(\S.*)$", re.MULTILINE)
+_CLOSING = ".。!?;,"
+
+
+def split_options(options: Sequence[str]) -> list[tuple[str, str]]:
+    """Letter and text of each option: "B. red" -> ("B", "red"). Options without labels are lettered in order."""
+    labelled = [_LABELLED.match(option) for option in options]
+    if options and all(labelled):
+        return [(match[1].upper(), match[2].strip()) for match in labelled if match]
+    return list(zip(string.ascii_uppercase, (option.strip() for option in options), strict=False))
+
+
+def choices_of(sample: Sample) -> Choices:
+    """The sample's options; if it has none, those that stand in its question, a line each, or the gold answer's own."""
+    return _choices(sample.options, sample.question, sample.answer)
+
+
+@lru_cache(maxsize=1024)
+def _choices(options: tuple[str, ...], question: str, answer: str) -> Choices:
+    """Remembered, since all responses to a question are read with its options."""
+    if options:
+        return plain_choices(options)
+    lines = _LINE.findall(plain(question))
+    if [letter for letter, _ in lines] == list(string.ascii_uppercase[: len(lines)]) and len(lines) > 1:
+        return tuple((letter, without_marks(text)) for letter, text in lines)
+    own = _LABELLED.fullmatch(plain(answer).strip())
+    return ((own[1].upper(), without_marks(own[2])),) if own and own[2] else ()
+
+
+def plain_choices(options: Sequence[str]) -> Choices:
+    """``split_options`` with texts as they are compared."""
+    return tuple((letter, without_marks(plain(option))) for letter, option in split_options(options))
+
+
+def same_text(left: str, right: str) -> bool:
+    """Whether two texts are the same but for case, spacing, quotes around them and closing punctuation."""
+    return folded(left) == folded(right)
+
+
+def folded(text: str) -> str:
+    """What is compared of an option's text."""
+    return " ".join(without_marks(without_marks(text).rstrip(_CLOSING)).casefold().split()).rstrip(_CLOSING).strip()
