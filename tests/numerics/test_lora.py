@@ -43,6 +43,11 @@ def own(**settings: Any) -> Policy:
     return make_policy(tiny_model(), tiny_processor(), ModelSettings(path="tiny", lora=LORA, **settings))
 
 
+def of_text(**settings: Any) -> Policy:
+    """In a model that reads text alone."""
+    return make_policy(tiny_model("qwen2"), tiny_processor("qwen2"), ModelSettings(path="tiny", lora=LORA, **settings))
+
+
 def by_peft(**settings: Any) -> Policy:
     """A PeftModel that the user made."""
     names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -56,7 +61,7 @@ def adapter_gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
-@pytest.mark.parametrize("make", [own, by_peft])
+@pytest.mark.parametrize("make", [own, by_peft, of_text])
 def test_grouped_equals_repeated(make: Callable[..., Policy], gradient_checkpointing: bool) -> None:
     policy = make(gradient_checkpointing=gradient_checkpointing)
     fill(policy.model)

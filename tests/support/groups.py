@@ -60,7 +60,8 @@ def plain_model(policy: Policy) -> Any:
     model = tiny_model(policy.family.model_type).to(policy.dtype)
     model.load_state_dict(policy.model.state_dict())
     model.set_attn_implementation("sdpa")
-    model.model.visual.requires_grad_(policy.settings.train_vision)
+    if policy.family.reads_media:
+        model.model.visual.requires_grad_(policy.settings.train_vision)
     return model
 
 
@@ -75,10 +76,15 @@ def make_case(
 ) -> Case:
     """A prompt of ``kind`` with random pixels, sizes and words; equal ``media_seed`` give equal media.
 
-    Sides are 1 to ``max_side`` visual tokens long, videos have 2 to 8 frames.
+    Sides are 1 to ``max_side`` visual tokens long, videos have 2 to 8 frames. For a text model a passage of words
+    stands in for each medium.
     """
     words = np.random.default_rng(seed)
     rng = words if media_seed is None else np.random.default_rng(media_seed)
+    if not policy.family.reads_media:
+        passages = {"text": 0, "images": 3, "image+video": 2}.get(kind, 1)
+        read = " ".join(rng.choice(_WORDS, passages * 4 * max_side))
+        return _text_case(policy, f"{read} {_question(words, max_words)}", f"{kind}-{seed}")
 
     def picture(frames: int) -> np.ndarray:
         height, width = (policy.pixel_factor * int(rng.integers(1, max_side + 1)) for _ in range(2))
@@ -88,8 +94,7 @@ def make_case(
     videos = [picture(2 * int(rng.integers(1, 5))) for _ in range({"video": 1, "image+video": 1}.get(kind, 0))]
     content: list[dict[str, str]] = [{"type": "image"} for _ in images] + [{"type": "video"} for _ in videos]
     rng.shuffle(content)
-    count = int(words.integers(max_words // 2, max_words + 1))
-    content.append({"type": "text", "text": " ".join(words.choice(_WORDS, count))})
+    content.append({"type": "text", "text": _question(words, max_words)})
     text = policy.processor.apply_chat_template(
         [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
     )
@@ -109,9 +114,31 @@ def make_case(
     return Case(prompt_from_processor(inputs, policy.positions, f"{kind}-{seed}"), dict(inputs))
 
 
+def _question(words: np.random.Generator, max_words: int) -> str:
+    count = int(words.integers(max_words // 2, max_words + 1))
+    return " ".join(words.choice(_WORDS, count))
+
+
+def _text_case(policy: Policy, question: str, name: str) -> Case:
+    text = policy.processor.apply_chat_template(
+        [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
+    )
+    outputs = dict(policy.processor(text=[text], return_tensors="pt"))
+    inputs = {part: outputs[part] for part in ("input_ids", "attention_mask")}
+    return Case(_text_prompt(policy, inputs, name), inputs)
+
+
+def _text_prompt(policy: Policy, inputs: dict[str, Any], name: str) -> Prompt:
+    types = torch.zeros_like(inputs["input_ids"])
+    return prompt_from_processor(inputs | {"mm_token_type_ids": types}, policy.positions, name)
+
+
 def continued_case(policy: Policy, case: Case, more: torch.Tensor) -> Case:
     """The same conversation some tokens later: ``more`` int64 [n] after the prompt, positions computed anew."""
     ids = torch.cat([case.inputs["input_ids"], more[None]], dim=1)
+    if not policy.family.reads_media:
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        return Case(_text_prompt(policy, inputs, f"{case.prompt.sample_id}+{len(more)}"), inputs)
     types = torch.nn.functional.pad(case.inputs["mm_token_type_ids"], (0, len(more)))
     inputs = case.inputs | {"input_ids": ids, "mm_token_type_ids": types, "attention_mask": torch.ones_like(ids)}
     return Case(prompt_from_processor(inputs, policy.positions, f"{case.prompt.sample_id}+{len(more)}"), inputs)
@@ -141,9 +168,13 @@ def batched_logprobs(model: Any, case: Case, responses: Sequence[torch.Tensor]) 
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(r) for r in responses], batch_first=True)
     ids = torch.cat([case.inputs["input_ids"].expand(count, -1), read], dim=1)
     mask = torch.cat([case.inputs["attention_mask"].expand(count, -1), mask], dim=1)
-    types = torch.nn.functional.pad(case.inputs["mm_token_type_ids"].expand(count, -1), (0, read.shape[1]))
-    positions = positions_4P(case.prompt, read.shape[1]).expand(-1, count, -1).to(ids.device)
-    logits = model(input_ids=ids, mm_token_type_ids=types, attention_mask=mask, position_ids=positions, **media).logits
+    if "mm_token_type_ids" in case.inputs:
+        media["mm_token_type_ids"] = torch.nn.functional.pad(
+            case.inputs["mm_token_type_ids"].expand(count, -1), (0, read.shape[1])
+        )
+        # Of a text model transformers knows the positions itself.
+        media["position_ids"] = positions_4P(case.prompt, read.shape[1]).expand(-1, count, -1).to(ids.device)
+    logits = model(input_ids=ids, attention_mask=mask, **media).logits
     predicted = logits[:, prompt_length - 1 : -1].float().log_softmax(-1).gather(-1, read[:, :, None])[:, :, 0]
     return [row[: len(response)] for row, response in zip(predicted, responses, strict=True)]
 

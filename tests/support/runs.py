@@ -14,10 +14,10 @@ from tests.support.processes import ModuleProcess
 from tests.support.tiny import tiny_model, tiny_processor
 
 
-def save_tiny_model(folder: Path) -> Path:
+def save_tiny_model(folder: Path, family: str = "qwen2_5_vl") -> Path:
     """The random tiny model as a checkpoint folder."""
-    tiny_model().save_pretrained(folder)
-    tiny_processor().save_pretrained(folder)
+    tiny_model(family).save_pretrained(folder)
+    tiny_processor(family).save_pretrained(folder)
     return folder
 
 

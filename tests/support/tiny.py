@@ -1,4 +1,4 @@
-"""Tiny Qwen-VL models of every family (real classes, random weights) and their processors, built in memory at once."""
+"""Tiny Qwen models of every family (real classes, random weights) and their processors, built in memory at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-FAMILY_NAMES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+VL_FAMILY_NAMES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+TEXT_FAMILY_NAMES = ("qwen2", "qwen3", "qwen3_moe", "qwen3_5_text", "qwen3_5_moe_text")
+FAMILY_NAMES = VL_FAMILY_NAMES + TEXT_FAMILY_NAMES
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -33,6 +35,13 @@ CHAT_TEMPLATE = (
     "{{ '<|im_end|>\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+# As the templates of Qwen's text models: a turn's content is a string.
+TEXT_CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
 _CORPUS = (
@@ -70,12 +79,16 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_processor(family: str = "qwen2_5_vl") -> Any:
-    """The family's own processor around ``tiny_tokenizer``.
+    """The family's own processor around ``tiny_tokenizer``; for text models a tokenizer.
 
     Merge 2, two frames a temporal patch; patch 14 (Qwen2-VL, Qwen2.5-VL) or 16 (Qwen3-VL and later).
     """
     import transformers
 
+    if family in TEXT_FAMILY_NAMES:
+        tokenizer = deepcopy(tiny_tokenizer())
+        tokenizer.chat_template = TEXT_CHAT_TEMPLATE
+        return tokenizer
     if family in ("qwen2_vl", "qwen2_5_vl"):
         name, patch_size = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor"}[family], 14
         video_processor: Any = transformers.Qwen2VLVideoProcessor(cap_pixels_per_frame=False)
@@ -104,8 +117,14 @@ _CLASSES = {
     "qwen3_vl_moe": "Qwen3VLMoe",
     "qwen3_5": "Qwen3_5",
     "qwen3_5_moe": "Qwen3_5Moe",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3Moe",
+    "qwen3_5_text": "Qwen3_5",
+    "qwen3_5_moe_text": "Qwen3_5Moe",
 }
-_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+_ONE_AXIS_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_ROPE = _ONE_AXIS_ROPE | {"mrope_section": [2, 3, 3]}
 _INTERLEAVED_ROPE = _ROPE | {"mrope_section": [3, 3, 2], "mrope_interleaved": True}
 _QWEN3 = {"head_dim": 16, "num_hidden_layers": 3, "rope_parameters": _INTERLEAVED_ROPE}
 _QWEN3_5 = {
@@ -122,6 +141,7 @@ _QWEN3_5 = {
     "rope_parameters": _INTERLEAVED_ROPE | {"partial_rotary_factor": 0.5},
 }
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_QWEN3_TEXT = _QWEN3 | {"rope_parameters": _ONE_AXIS_ROPE}
 _TEXT_EXTRAS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {},
     "qwen2_5_vl": {},
@@ -129,6 +149,11 @@ _TEXT_EXTRAS: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": _QWEN3 | _EXPERTS,
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": _QWEN3_5 | _EXPERTS | {"shared_expert_intermediate_size": 32},
+    "qwen2": {"rope_parameters": _ONE_AXIS_ROPE},
+    "qwen3": _QWEN3_TEXT,
+    "qwen3_moe": _QWEN3_TEXT | _EXPERTS,
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe_text": _QWEN3_5 | _EXPERTS | {"shared_expert_intermediate_size": 32},
 }
 
 
@@ -183,7 +208,9 @@ def tiny_model(
     tie_word_embeddings: bool = True,
     **overrides: Any,
 ) -> Any:
-    """A random ``...ForConditionalGeneration`` of a family in fp32 and eval mode, equal for equal arguments.
+    """A random ``...ForConditionalGeneration`` (text models: ``...ForCausalLM``) in fp32 and eval mode.
+
+    Equal for equal arguments.
 
     Two to four language layers (hidden 64, 4 query heads, 2 key-value heads) and two vision blocks. Qwen2.5-VL has one
     block with windows of 2x2 merged patches and one with full attention; Qwen3-VL hands features of both blocks to its
@@ -195,18 +222,23 @@ def tiny_model(
     import transformers
 
     text_config = _text_config(family, **(text or {}), **overrides)
-    config = getattr(transformers, f"{_CLASSES[family]}Config")(
-        text_config=text_config,
-        vision_config=_vision_config(family, text_config["hidden_size"], **(vision or {})),
-        image_token_id=_token_id("<|image_pad|>"),
-        video_token_id=_token_id("<|video_pad|>"),
-        vision_start_token_id=_token_id("<|vision_start|>"),
-        vision_end_token_id=_token_id("<|vision_end|>"),
-        tie_word_embeddings=tie_word_embeddings,
-    )
+    if family in TEXT_FAMILY_NAMES:
+        kind, name = "ForCausalLM", "TextConfig" if family.endswith("_text") else "Config"
+        parts: dict[str, Any] = text_config
+    else:
+        kind, name = "ForConditionalGeneration", "Config"
+        parts = {
+            "text_config": text_config,
+            "vision_config": _vision_config(family, text_config["hidden_size"], **(vision or {})),
+            "image_token_id": _token_id("<|image_pad|>"),
+            "video_token_id": _token_id("<|video_pad|>"),
+            "vision_start_token_id": _token_id("<|vision_start|>"),
+            "vision_end_token_id": _token_id("<|vision_end|>"),
+        }
+    config = getattr(transformers, f"{_CLASSES[family]}{name}")(**parts, tie_word_embeddings=tie_word_embeddings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = getattr(transformers, f"{_CLASSES[family]}ForConditionalGeneration")(config)
+        model = getattr(transformers, f"{_CLASSES[family]}{kind}")(config)
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):  # not zero, so that a dropped one is noticed
                 torch.nn.init.normal_(parameter, std=0.1)

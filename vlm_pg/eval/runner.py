@@ -99,6 +99,7 @@ class Evaluator:
             samples, bad = read_records(records)
             self._on_bad_records(bad, len(samples) + len(bad))
             chosen = tuple(samples[: self._config.eval.limit])
+            self._policy.check_samples(chosen, records)
             sets.append(EvalSet(name, records, chosen))
             if name in self._config.eval.control_sets:
                 sets += [

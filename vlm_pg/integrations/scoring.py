@@ -85,7 +85,7 @@ class GroupedScorer:
             policy = self.policy
             # Asked every time: adapters come and go.
             tower = policy.family.vision_tower(policy.model)
-            trains = any(p.requires_grad for p in tower.parameters())
+            trains = tower is not None and any(p.requires_grad for p in tower.parameters())
             # A trained tower's outputs belong to one backward. An adapter on it that peft switches off counts as frozen
             # for a while, and what was kept before or after is another tower's output. A frozen tower's is kept.
             policy.vision.trains = trains or policy.vision.trains
@@ -134,7 +134,7 @@ class _TrainersPolicy(Policy):
 
     def _media_token_ids(self) -> tuple[int, ...]:
         # The trainer's own forward reads all others as words where no picture belongs to them, and so do we.
-        return (self.model.config.image_token_id,)
+        return (self.model.config.image_token_id,) if self.family.reads_media else ()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         if not self._fp32_head:

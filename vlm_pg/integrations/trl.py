@@ -42,9 +42,11 @@ class GroupedGRPOTrainer(GRPOTrainer):
         unknown = [name for name, value in media.items() if value is not None and name not in MEDIA]
         if unknown:
             raise ValueError(f"Grouped scoring has no {', '.join(unknown)}. {WAY_OUT}")
-        image_token = cast(Any, self.model).config.image_token_id
+        image_token = getattr(cast(Any, self.model).config, "image_token_id", None)  # a text model has none
         types = media.get("mm_token_type_ids")
-        if _has_images_in_responses(image_token, input_ids, attention_mask, logits_to_keep, types):
+        if image_token is not None and _has_images_in_responses(
+            image_token, input_ids, attention_mask, logits_to_keep, types
+        ):
             return self._score_as_trl(
                 model,
                 input_ids,

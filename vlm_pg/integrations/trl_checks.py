@@ -68,8 +68,10 @@ def _refused_settings(args: Any, model: Any) -> Iterator[str]:
         if getattr(args, name):
             yield f"{name} (not compared with TRL's; bf16 is)"
     suppressed = (args.generation_kwargs or {}).get("suppress_tokens", ())
-    if "suppress_tokens" in (args.generation_kwargs or {}) and model.config.image_token_id not in (suppressed or ()):
+    image_token = getattr(model.config, "image_token_id", None)
+    takes_place = image_token is not None and "suppress_tokens" in (args.generation_kwargs or {})
+    if takes_place and image_token not in (suppressed or ()):
         yield (
             "generation_kwargs with suppress_tokens without the image token (it takes the place of TRL's own list, "
-            f"and a sampled image token ends the run; add {model.config.image_token_id})"
+            f"and a sampled image token ends the run; add {image_token})"
         )

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 import torch
 
 from vlm_pg.errors import SampleError
-from vlm_pg.types import Prompt, ResponseGroup
+from vlm_pg.types import Prompt, ResponseGroup, Sample
+
+
+def media_among(samples: Sequence[Sample], where: object) -> str:
+    """How many of the samples, read from ``where``, have media, in words; "" if none has."""
+    ids = [sample.sample_id for sample in samples if sample.media]
+    count = f"{len(ids):,} of {len(samples):,} questions in {where}"
+    return f"{count} have images or videos (the first is {ids[0]!r})" if ids else ""
 
 
 def check_prompt(prompt: Prompt, patches_per_token: int) -> None:

@@ -40,6 +40,11 @@ def backward_in_chunks(
     """
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens is {chunk_tokens}; it must be at least 1.")
+    if not policy.settings.share_prefix:
+        raise ValueError(
+            "model.share_prefix is false, but backward_in_chunks runs every prefix once. Set it to true, or use "
+            "Policy.logprobs."
+        )
     if features is None:
         features = policy.vision.encode([group.prompt for group in groups], with_graph=policy.vision.trains)
     for group in groups:

@@ -22,7 +22,7 @@ from vlm_pg.models.contexts import KeysValues, TreeContext
 def run_decoder(
     language_model: Any,
     embeddings: torch.Tensor,
-    positions_3T: torch.Tensor,
+    positions_AT: torch.Tensor,
     context: AttentionContext,
     media_rows: torch.Tensor | None = None,
     early_features: Sequence[torch.Tensor] = (),
@@ -33,7 +33,7 @@ def run_decoder(
     Args:
         language_model: transformers' text model (layers, norm, rotary_emb).
         embeddings: [T, D], visual features already in place.
-        positions_3T: int64 [3, T].
+        positions_AT: int64 [A, T]; A rotary axes, 3 or, where the model has but one, 1.
         context: what the layers do; a ``TreeContext`` with a ``last_plan`` says which rows are read.
         media_rows: int64 [M], rows of visual tokens.
         early_features: DeepStack (Qwen3-VL): [M, D] each, added to the output of layer 0, 1, ... at ``media_rows``.
@@ -43,7 +43,8 @@ def run_decoder(
         [rows read, D]; all T rows where the context names none.
     """
     hidden = embeddings[None]
-    rotary = language_model.rotary_emb(hidden, positions_3T[:, None])
+    # transformers takes [batch, T] where there is one axis, [3, batch, T] where there are three.
+    rotary = language_model.rotary_emb(hidden, positions_AT if len(positions_AT) == 1 else positions_AT[:, None])
     last = len(language_model.layers) - 1
     for index, layer in enumerate(language_model.layers):
         if index == last and isinstance(context, TreeContext) and context.last_plan is not None:

@@ -20,6 +20,11 @@ PARTS: dict[str, tuple[str, ...]] = {
     "qwen3_vl_moe": ("rms_norm", "rope", "swiglu"),
     "qwen3_5": ("rms_norm", "swiglu"),
     "qwen3_5_moe": ("rms_norm", "swiglu"),
+    "qwen2": ("rms_norm", "swiglu", "rope"),
+    "qwen3": ("rms_norm", "swiglu", "rope"),
+    "qwen3_moe": ("rms_norm", "swiglu", "rope"),
+    "qwen3_5_text": ("rms_norm", "swiglu"),
+    "qwen3_5_moe_text": ("rms_norm", "swiglu"),
 }
 
 
@@ -50,7 +55,8 @@ def apply_liger(model: Any) -> None:
             "model.liger is true, but the package liger-kernel is not installed. Install it with "
             "pip install 'vlm-pg[liger]', or set model.liger=false."
         ) from error
-    patch = getattr(monkey_patch, f"apply_liger_kernel_to_{model_type}")
+    # One function serves Qwen3.5 with its tower and without.
+    patch = getattr(monkey_patch, f"apply_liger_kernel_to_{model_type.removesuffix('_text')}")
     switches = [name for name in inspect.signature(patch).parameters if name != "model"]
     modeling = sys.modules[type(model).__module__]
     classes = {name: value for name, value in vars(modeling).items() if inspect.isclass(value)}

@@ -13,7 +13,7 @@ from vlm_pg.errors import ModelError
 from vlm_pg.models.liger import apply_liger
 from vlm_pg.models.lora import adapter_base, add_lora, base_model, check_adapter, has_adapter, load_adapter
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.registry import family_of
+from vlm_pg.models.registry import Family, family_of
 from vlm_pg.models.settings import ModelSettings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -25,7 +25,7 @@ def load_policy(
     device: torch.device | str | None = None,
     settings: ModelSettings | None = None,
 ) -> Policy:
-    """Load a Qwen-VL checkpoint as a policy.
+    """Load a checkpoint of a registered family (Qwen-VL, or a Qwen language model) as a policy.
 
     Args:
         path: local folder or hub name; also the folder of an adapter, which names the model it belongs to.
@@ -47,20 +47,19 @@ def load_policy(
         model = getattr(transformers, family.class_name).from_pretrained(
             str(path),
             dtype=torch_dtype,
-            attn_implementation={
-                "text_config": integration.ATTENTION_NAME,
-                "vision_config": _vision_attention(_device(device), torch_dtype),
-            },
+            attn_implementation=_attention_of_parts(family, _vision_attention(_device(device), torch_dtype)),
             use_safetensors=True,
             trust_remote_code=settings.trust_remote_code,
         )
-        processor = transformers.AutoProcessor.from_pretrained(str(path), trust_remote_code=settings.trust_remote_code)
+        # A folder may still have the processor of the larger model that a language model was cut from.
+        kind = transformers.AutoProcessor if family.reads_media else transformers.AutoTokenizer
+        processor = kind.from_pretrained(str(path), trust_remote_code=settings.trust_remote_code)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(
             f"The model at {str(path)!r} has a config but could not be loaded: {error} A checkpoint needs its weights "
             "as safetensors and its processor files beside config.json."
         ) from error
-    _check_tokenizer(str(path), model, processor)
+    _check_tokenizer(str(path), model, processor, family)
     model = model.to(_device(device))
     if adapter != str(path):
         load_adapter(model, adapter, settings.lora)
@@ -75,10 +74,15 @@ def make_policy(model: Any, processor: Any, settings: ModelSettings | None = Non
     settings = settings or ModelSettings(path=getattr(model, "name_or_path", "") or "in memory")
     model = base_model(model)
     family = family_of(model.config)
+    if settings.train_vision and not family.reads_media:
+        raise ModelError(
+            f"model.train_vision is true, but {settings.path} ({family.model_type}) has no vision tower. Set "
+            "model.train_vision=false, or use a Qwen-VL checkpoint."
+        )
     if family.moe:
         # Only the balancing loss reads the router's logits, and it depends on how often a prefix is repeated.
         model.config.get_text_config().output_router_logits = False
-    model.set_attn_implementation({"text_config": integration.ATTENTION_NAME})
+    model.set_attn_implementation(_attention_of_parts(family))
     if settings.liger:
         apply_liger(model)
     if settings.gradient_checkpointing:
@@ -89,7 +93,7 @@ def make_policy(model: Any, processor: Any, settings: ModelSettings | None = Non
     if has_adapter(model):
         # Which weights train has been decided by whoever made the adapter.
         check_adapter(model, tower, settings.train_vision)
-    else:
+    elif tower is not None:
         tower.requires_grad_(settings.train_vision)
     # No module of these families behaves differently in training mode once dropout is 0, except checkpointing.
     model.train()
@@ -104,8 +108,24 @@ def _dtype(dtype: str | torch.dtype) -> torch.dtype:
     return DTYPES[dtype]
 
 
-def _check_tokenizer(path: str, model: Any, processor: Any) -> None:
+def _attention_of_parts(family: Family, vision: str | None = None) -> dict[str, str] | str:
+    """What transformers should set: grouped attention in the language model, ``vision`` in the tower."""
+    if not family.reads_media:
+        return integration.ATTENTION_NAME
+    return {"text_config": integration.ATTENTION_NAME} | ({} if vision is None else {"vision_config": vision})
+
+
+def _check_tokenizer(path: str, model: Any, processor: Any, family: Family) -> None:
     """A processor with another model's tokenizer, or none, would fail much later and far from its cause."""
+    if not family.reads_media:
+        largest = max(processor.get_vocab().values(), default=-1)
+        if not 0 <= largest < model.config.vocab_size:
+            raise ModelError(
+                f"The tokenizer at {path!r} has token ids up to {largest}, the model has embeddings for ids 0 to "
+                f"{model.config.vocab_size - 1}. Its tokenizer files are missing or another model's; copy them from "
+                "the checkpoint the model comes from."
+            )
+        return
     vocabulary = processor.tokenizer.get_vocab()
     for token, field in (("<|image_pad|>", "image_token_id"), ("<|video_pad|>", "video_token_id")):
         if vocabulary.get(token) != getattr(model.config, field):

@@ -149,6 +149,7 @@ class AdapterFreeReference:
                 "policy as the reference, or set algorithm.kl_coef=0."
             )
         self._policy = policy
+        self.settings = policy.settings
         self.vision = policy.vision
         self.join_features = policy.join_features
 

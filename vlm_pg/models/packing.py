@@ -9,7 +9,7 @@ their responses behind the keys and values of those prompts (``pack_chunk``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import torch
@@ -139,6 +139,23 @@ def packed_tokens(prefix_length: int, response_lengths: Sequence[int]) -> int:
 def repeated_tokens(prefix_length: int, response_lengths: Sequence[int]) -> int:
     """Tokens the same group costs when the prefix is repeated for every response."""
     return sum(prefix_length + length - 1 for length in response_lengths)
+
+
+def one_by_one(groups: Sequence[ResponseGroup]) -> list[ResponseGroup]:
+    """Every response as a group of its own, behind a prompt of its own."""
+    return [ResponseGroup(group.prompt, (response,)) for group in groups for response in checked_responses(group)]
+
+
+def pack_repeated(groups: Sequence[ResponseGroup], device: torch.device) -> PackedBatch:
+    """As ``pack``, but every response has a copy of its whole prompt before it, and nothing is shared.
+
+    Values come back by group and response, as from ``pack``. ``feature_rows`` counts the features of every copy.
+
+    Raises:
+        ValueError: as ``pack``.
+    """
+    batch = pack(one_by_one(groups), device, share=False)
+    return replace(batch, response_lengths=lengths_of([group.responses for group in groups]))
 
 
 def pack(groups: Sequence[ResponseGroup], device: torch.device, share: bool = True) -> PackedBatch:

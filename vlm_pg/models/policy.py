@@ -11,27 +11,36 @@ import torch
 from vlm_pg.attention.integration import AttentionContext, check_grouped
 from vlm_pg.attention.kernels import Kernel, select_kernel
 from vlm_pg.attention.selfcheck import check_kernel, checked_kernel
-from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.models import checks
 from vlm_pg.models.contexts import TreeContext
 from vlm_pg.models.decoder import run_decoder
+from vlm_pg.models.idle import idle_parts, idle_vision
 from vlm_pg.models.linear_attention import route_linear_layers
 from vlm_pg.models.logits import token_logprobs
-from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, checked_responses, pack
+from vlm_pg.models.packing import (
+    ChunkBatch,
+    PackedBatch,
+    PrefixBatch,
+    checked_responses,
+    one_by_one,
+    pack,
+    pack_repeated,
+)
 from vlm_pg.models.prefix_run import PrefixStates, run_back, run_chunk, run_prefixes, select_features
-from vlm_pg.models.registry import Family
+from vlm_pg.models.registry import Family, refuse_media
 from vlm_pg.models.settings import ModelSettings, PositionRule
 from vlm_pg.models.turns import Turns
 from vlm_pg.models.vision import VisionEncoder
-from vlm_pg.types import Prompt, ResponseGroup, VisualFeatures
+from vlm_pg.types import Prompt, ResponseGroup, Sample, VisualFeatures
 
 T = TypeVar("T")
 
 
 class Policy(torch.nn.Module):
-    """A Qwen-VL model whose language layers attend over shared prefixes.
+    """A Qwen model whose language layers attend over shared prefixes.
 
-    ``model`` is the transformers model itself; ``processor`` its processor. ``weights_version`` counts optimizer steps.
+    ``model`` is transformers' model itself; ``processor`` its processor, a tokenizer if it reads text alone;
+    ``weights_version`` counts optimizer steps.
     """
 
     def __init__(self, model: Any, processor: Any, family: Family, settings: ModelSettings):
@@ -48,15 +57,15 @@ class Policy(torch.nn.Module):
         self.turns: Turns | None = None
         self._own_pace = False
         route_linear_layers(family.language_model(model))
-        parameter = next(model.parameters())
-        self.kernel: Kernel = select_kernel(parameter.device, parameter.dtype, settings.attention_kernel)
+        self.kernel: Kernel = select_kernel(self.device, self.dtype, settings.attention_kernel)
         self._checked_for = (self.device, self.dtype)
         self.kernel_error = check_kernel(self.kernel, *self._checked_for, *self._head_shape)
         self.vision = VisionEncoder(
             lambda pixels, grids: self.in_turn("vision", lambda: family.encode_vision(model, pixels, grids)),
-            merge_size=model.config.vision_config.spatial_merge_size,
+            merge_size=self._merge_size,
             trains=settings.train_vision,
             cache_bytes=settings.vision_cache_mb * 2**20,
+            share=settings.share_prefix,
             device=self.device,
         )
         self.media_token_ids = self._media_token_ids()
@@ -96,13 +105,17 @@ class Policy(torch.nn.Module):
 
     @property
     def tokenizer(self) -> Any:
-        return self.processor.tokenizer
+        return getattr(self.processor, "tokenizer", self.processor)
 
     @property
     def pixel_factor(self) -> int:
-        """Pixels per side of one visual token: patch size times merge size."""
-        vision = self.model.config.vision_config
-        return vision.patch_size * vision.spatial_merge_size
+        """Pixels per side of one visual token: patch size times merge size; 1 without a tower."""
+        return self.model.config.vision_config.patch_size * self._merge_size if self.family.reads_media else 1
+
+    @property
+    def _merge_size(self) -> int:
+        """Side of the square of patches that make one visual token."""
+        return self.model.config.vision_config.spatial_merge_size if self.family.reads_media else 1
 
     @property
     def vocab_size(self) -> int:
@@ -148,6 +161,7 @@ class Policy(torch.nn.Module):
         """
         batch = self.pack(groups)  # checks the groups, before the tower runs
         if features is None:
+            groups = groups if self.settings.share_prefix else one_by_one(groups)
             with_graph = self.vision.trains and torch.is_grad_enabled()
             features = self.vision.encode([group.prompt for group in groups], with_graph=with_graph)
         logprobs, _ = self(batch, self.join_features(groups, features), temperature)
@@ -157,10 +171,13 @@ class Policy(torch.nn.Module):
         """The groups as one stream on the policy's device, checked against what the model can read."""
         for group in groups:
             self.check_group(group)
-        return pack(groups, self.device)
+        return pack(groups, self.device) if self.settings.share_prefix else pack_repeated(groups, self.device)
 
     def join_features(self, groups: Sequence[ResponseGroup], features: Sequence[VisualFeatures]) -> torch.Tensor | None:
-        """Features of all groups in stream order, [M, D]; None without media. Refuses features of other weights."""
+        """Features of all groups in stream order, [M, D]; None without media. Refuses features of other weights.
+
+        Where nothing is shared there is a copy for each response.
+        """
         if len(features) != len(groups):
             raise ValueError(f"Got {len(features)} visual features for {len(groups)} groups; pass one per group.")
         tensors = []
@@ -177,7 +194,7 @@ class Policy(torch.nn.Module):
                     f"vision tower, which is now at {self.vision.version}; encode the prompt again."
                 )
             if item.features is not None:
-                tensors.append(item.features)
+                tensors += [item.features] * (1 if self.settings.share_prefix else len(group.responses))
         return torch.cat(tensors) if tensors else None
 
     def forward(self, batch: Any, *args: Any) -> Any:
@@ -247,11 +264,9 @@ class Policy(torch.nn.Module):
 
         ``features``: [M, D], or [M, 1 + n, D] for a family whose first n decoder layers get features of their own.
         """
-        return self.in_turn(
-            "decoder", lambda: self._hidden_states(input_ids, positions_3T, context, features, media_rows)
-        )
+        return self.in_turn("decoder", lambda: self.run_layers(input_ids, positions_3T, context, features, media_rows))
 
-    def _hidden_states(
+    def run_layers(
         self,
         input_ids: torch.Tensor,
         positions_3T: torch.Tensor,
@@ -259,6 +274,7 @@ class Policy(torch.nn.Module):
         features: torch.Tensor | None,
         media_rows: torch.Tensor | None,
     ) -> torch.Tensor:
+        """``hidden_states`` at once, whoever's turn it is."""
         check_grouped(self.language_model)
         embeddings = self.model.get_input_embeddings()(input_ids)
         early: tuple[torch.Tensor, ...] = ()
@@ -275,23 +291,15 @@ class Policy(torch.nn.Module):
             embeddings = embeddings.index_copy(0, media_rows, features.to(embeddings.dtype))
         # Ranks that take turns run whole layers only: which rows are read must not decide what weights are gathered.
         trim = self.turns is None and not self.whole_layers
-        return run_decoder(self.language_model, embeddings, positions_3T, context, media_rows, early, trim)
+        positions = positions_3T[: self.family.rotary_axes]
+        return run_decoder(self.language_model, embeddings, positions, context, media_rows, early, trim)
 
     def idle_vision_loss(self) -> torch.Tensor:
         """Zero with a gradient path through the whole vision tower, for a rank whose questions have no media.
 
         Ranks that reduce gradients together must all touch the same parameters.
         """
-        return self._idle_vision().sum() * 0.0
-
-    def _idle_vision(self) -> torch.Tensor:
-        """The tower on one empty visual token."""
-        vision = self.model.config.vision_config
-        side = vision.spatial_merge_size
-        patch_dim = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-        pixels = torch.zeros(side * side, patch_dim, device=self.device)
-        grid = torch.tensor([[1, side, side]], device=self.device)
-        return self.family.encode_vision(self.model, pixels, grid)
+        return idle_vision(self).sum() * 0.0
 
     def in_turn(self, part: str, work: Callable[[], T]) -> T:
         """Run a part of the model: at once, or when it is its turn on all ranks."""
@@ -307,7 +315,7 @@ class Policy(torch.nn.Module):
         can end them.
         """
         self._own_pace = True
-        self.turns = self._new_turns() if scattered else None
+        self.turns = Turns(idle_parts(self), self.device) if scattered else None
         try:
             yield
             if self.turns is not None:
@@ -317,21 +325,16 @@ class Policy(torch.nn.Module):
         finally:
             self.turns, self._own_pace = None, False
 
-    def _new_turns(self) -> Turns:
-        def decoder() -> torch.Tensor:
-            token = torch.zeros(1, dtype=torch.int64, device=self.device)
-            context = TreeContext(PrefixTree([1], [-1]), self.kernel_here)
-            return self._hidden_states(token, token.expand(3, 1), context, None, None)
-
-        def head() -> torch.Tensor:
-            width = self.model.get_input_embeddings().embedding_dim
-            return self.model.lm_head(torch.zeros(1, width, device=self.device, dtype=self.dtype))
-
-        return Turns({"vision": self._idle_vision, "decoder": decoder, "head": head}, self.device)
+    def check_samples(self, samples: Sequence[Sample], where: object) -> None:
+        """Raise ModelError if the model reads text alone and one of the samples, read from ``where``, has media."""
+        if (what := checks.media_among(samples, where)) and not self.family.reads_media:
+            refuse_media(self.model, what)
 
     def check_prompt(self, prompt: Prompt) -> None:
-        """Raise ValueError if ids, pixels and grids do not belong together."""
-        checks.check_prompt(prompt, self.model.config.vision_config.spatial_merge_size**2)
+        """Raise ValueError if ids, pixels and grids do not belong together, ModelError for media nobody could read."""
+        if not self.family.reads_media and (prompt.grid_thw is not None or prompt.num_visual_tokens):
+            refuse_media(self.model, f"Prompt {prompt.sample_id!r} has images or videos")
+        checks.check_prompt(prompt, self._merge_size**2)
 
     def check_length(self, prompt: Prompt, response_tokens: int) -> None:
         """Raise SampleError ("too_long_for_model") if prompt and response go beyond the positions the model knows."""

@@ -108,12 +108,14 @@ def prompt_tree(prompts: Sequence[Prompt], share: bool = True, min_shared: int =
     return _breadth_first(grow(list(range(len(prompts))), 0, 0), len(prompts))
 
 
-def shared_tokens(prompts: Sequence[Prompt], min_shared: int = MIN_SHARED_TOKENS) -> tuple[tuple[int, ...], ...]:
+def shared_tokens(
+    prompts: Sequence[Prompt], share: bool = True, min_shared: int = MIN_SHARED_TOKENS
+) -> tuple[tuple[int, ...], ...]:
     """[i][j]: tokens that prompts i and j pass through together in their tree; [i][i] is the prompt's length.
 
-    In the tree of any selection of these prompts the two share at least as much.
+    In the tree of any selection of these prompts the two share at least as much. With ``share`` off, nothing.
     """
-    tree = prompt_tree(prompts, min_shared=min_shared)
+    tree = prompt_tree(prompts, share, min_shared)
     shared = [[0] * len(prompts) for _ in prompts]
     # Breadth first: a later node lies deeper.
     for node, members in zip(tree.nodes, tree.passing(), strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 
@@ -24,8 +24,16 @@ def _vision_tower(model: Any) -> torch.nn.Module:
     return model.model.visual
 
 
+def _no_tower(model: Any) -> None:
+    return None
+
+
 def _language_model(model: Any) -> torch.nn.Module:
     return model.model.language_model
+
+
+def _decoder_alone(model: Any) -> torch.nn.Module:
+    return model.model
 
 
 def _encode(model: Any, pixel_values: torch.Tensor, grid_thw: torch.Tensor) -> torch.Tensor:
@@ -38,6 +46,18 @@ def _encode_deepstack(model: Any, pixel_values: torch.Tensor, grid_thw: torch.Te
     tower = model.model.visual
     output = tower(pixel_values.to(tower.dtype), grid_thw=grid_thw)
     return torch.stack([output.pooler_output, *output.deepstack_features], dim=1)
+
+
+def refuse_media(model: Any, what: str) -> NoReturn:
+    """Raise ModelError for media that a model without a vision tower would be shown; ``what`` has them."""
+    raise ModelError(
+        f"{what}, but the model {model.name_or_path or 'in memory'} ({model.config.model_type}) has no vision tower "
+        "and reads text alone. Use a Qwen-VL checkpoint, or leave the media out."
+    )
+
+
+def _refuse_to_encode(model: Any, pixel_values: torch.Tensor, grid_thw: torch.Tensor) -> NoReturn:
+    refuse_media(model, f"Got {len(grid_thw)} image(s) or video(s) to encode")
 
 
 def _transformers_positions(
@@ -108,7 +128,10 @@ def _qwen_positions(
 class Family:
     """How to reach the parts of one transformers model family, and what is special about it.
 
-    ``vision_tower(model)``, ``language_model(model)``: the two parts as modules.
+    ``reads_media``: there is a vision tower. Without one a prompt is text, and the processor is a tokenizer.
+    ``vision_tower(model)``, ``language_model(model)``: the two parts as modules; the first None without a tower.
+    ``rotary_axes``: how many of the three positions of a token (time, height, width) the language model takes; where it
+    takes one, the three are equal.
     ``encode_vision(model, pixel_values [patches, dim], grid_thw [media, 3])``: one call of the tower, images and
     videos alike, -> [M, D]. With ``deepstack`` it returns [M, 1 + E, D]: [:, 0] goes into the embeddings, [:, 1 + i]
     is added to the output of decoder layer i at the media tokens (https://arxiv.org/abs/2406.04334).
@@ -124,7 +147,9 @@ class Family:
     deepstack: bool = False
     moe: bool = False
     linear_attention: bool = False
-    vision_tower: Callable[[Any], torch.nn.Module] = _vision_tower
+    reads_media: bool = True
+    rotary_axes: Literal[1, 3] = 3
+    vision_tower: Callable[[Any], torch.nn.Module | None] = _vision_tower
     language_model: Callable[[Any], torch.nn.Module] = _language_model
     encode_vision: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor] = _encode
     video_time: Literal["grids", "seconds", "text"] = "text"
@@ -151,9 +176,14 @@ class Family:
             second_per_grid_ts: one entry per video, or none.
 
         Raises:
-            ModelError: the installed transformers computes its own rule wrongly for these seconds.
+            ModelError: the installed transformers computes its own rule wrongly for these seconds, or media were given
+                to a model that reads text alone.
             ValueError: token types and grids do not belong together.
         """
+        if not self.reads_media:
+            if media_kinds or bool(mm_token_type_ids.any()):
+                refuse_media(model, "The prompt has images or videos")
+            return torch.arange(input_ids.shape[0]).expand(3, -1).clone()
         if rule == "transformers":
             given = (input_ids, mm_token_type_ids, grid_thw, media_kinds, second_per_grid_ts)
             return _transformers_positions(model, *given)
@@ -161,6 +191,8 @@ class Family:
 
     def describe_positions(self, rule: PositionRule) -> str:
         """The rule in a line, and what it means for whoever serves the weights later."""
+        if not self.reads_media:
+            return f"token by token ({self.model_type} reads text alone, for which all rules are one)"
         if self.video_time == "text":
             return f"{rule} (for {self.model_type} both rules are one: words tell a video's time)"
         if rule == "qwen":
@@ -183,6 +215,21 @@ class Family:
         )
 
 
+def _text_family(model_type: str, class_name: str, **special: Any) -> Family:
+    """A language model by itself: no tower, no token that only a processor may place."""
+    return Family(
+        model_type,
+        class_name,
+        reads_media=False,
+        vision_tower=_no_tower,
+        language_model=_decoder_alone,
+        encode_vision=_refuse_to_encode,
+        media_token_fields=(),
+        media_token_names=(),
+        **special,
+    )
+
+
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
@@ -198,6 +245,12 @@ FAMILIES: dict[str, Family] = {
         ),
         Family("qwen3_5", "Qwen3_5ForConditionalGeneration", linear_attention=True),
         Family("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", moe=True, linear_attention=True),
+        _text_family("qwen2", "Qwen2ForCausalLM", rotary_axes=1),
+        _text_family("qwen3", "Qwen3ForCausalLM", rotary_axes=1),
+        _text_family("qwen3_moe", "Qwen3MoeForCausalLM", rotary_axes=1, moe=True),
+        # The language model of Qwen3.5 by itself takes three axes still.
+        _text_family("qwen3_5_text", "Qwen3_5ForCausalLM", linear_attention=True),
+        _text_family("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", moe=True, linear_attention=True),
     )
 }
 
@@ -220,12 +273,15 @@ def family_of(config: Any) -> Family:
             f"The model has attention_dropout={text.attention_dropout}; sharing a prefix is exact only at 0. "
             "Set it to 0 in the model's config.json."
         )
-    _check_layer_types(family, getattr(text, "layer_types", None) or ())
+    layer_types = getattr(text, "layer_types", None) or ()
+    # A config without a list of layer types (Qwen3-MoE) has the window in all of them.
+    windowed = not layer_types and getattr(text, "sliding_window", None) is not None
+    _check_layer_types(family, layer_types, windowed)
     return family
 
 
-def _check_layer_types(family: Family, layer_types: tuple[str, ...] | list[str]) -> None:
-    if "sliding_attention" in layer_types:
+def _check_layer_types(family: Family, layer_types: tuple[str, ...] | list[str], windowed: bool) -> None:
+    if windowed or "sliding_attention" in layer_types:
         raise ModelError(
             "The model uses sliding-window attention layers (sliding_attention in layer_types); only full attention is "
             "supported. Set use_sliding_window to false in the model's config.json, and take sliding_attention out of "

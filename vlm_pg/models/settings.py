@@ -36,7 +36,7 @@ class LoraSettings(Settings):
 class ModelSettings(Settings):
     """Section ``model``."""
 
-    path: str = Field(description="Local folder or hub name of a Qwen-VL checkpoint.")
+    path: str = Field(description="Local folder or hub name of a checkpoint of Qwen-VL, or of a Qwen language model.")
     dtype: Literal["fp32", "bf16"] = Field("fp32", description="Precision of weights and activations.")
     train_vision: bool = Field(
         False,
@@ -44,6 +44,12 @@ class ModelSettings(Settings):
         "later epochs. True: it runs once per group and optimizer step, with gradient.",
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations layer by layer in backward.")
+    share_prefix: bool = Field(
+        True,
+        description="Encode what rollouts and questions have in common once. False is for comparison: the same code "
+        "computes every rollout's whole prompt by itself, vision tower included, in generation, scoring and update; "
+        "slower and with more memory, with equal results up to rounding.",
+    )
     attention_kernel: Literal[
         "auto", "cpu-flash", "cuda-flash", "cuda-efficient", "flash-attn-2", "flash-attn-3", "flash-attn-4", "oracle"
     ] = Field("auto", description="Kernel behind grouped attention; auto chooses by device and dtype.")

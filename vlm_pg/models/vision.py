@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakValueDictionary
 
 import torch
@@ -21,6 +21,7 @@ class VisionEncoder:
         run_tower: (pixel_values [patches, dim], grid_thw [media, 3]) -> [M, D], or [M, 1 + E, D] for a family with
             DeepStack (``Family.encode_vision``).
         merge_size: side of the square of patches merged into one visual token.
+        share: False: nothing is kept and equal media are encoded as often as they are asked for.
     """
 
     def __init__(
@@ -30,7 +31,9 @@ class VisionEncoder:
         trains: bool,
         cache_bytes: int,
         device: torch.device,
+        share: bool = True,
     ):
+        self._share = share
         self._run_tower = run_tower
         self._merged_patches = merge_size**2
         self._cache_bytes = cache_bytes
@@ -65,7 +68,8 @@ class VisionEncoder:
             raise ValueError("Features with a graph were asked of a frozen vision tower; set model.train_vision=true.")
         results: dict[str, VisualFeatures] = {}
         missing: dict[str, Prompt] = {}
-        for prompt in prompts:
+        keys = self._keys(prompts)
+        for key, prompt in zip(keys, prompts, strict=True):
             if prompt.pixel_values is None:
                 continue
             if not prompt.content_key:
@@ -73,20 +77,31 @@ class VisionEncoder:
                     f"Prompt {prompt.sample_id!r} has pixels but no content_key, by which features are kept. Build it "
                     "with prompt_from_processor, or set content_key(pixel_values, grid_thw)."
                 )
-            kept = self._kept.get(prompt.content_key) or self._in_use.get(prompt.content_key)
+            kept = self._kept.get(key) or self._in_use.get(key)
             if kept is not None and (kept.carries_graph or not with_graph):
-                if prompt.content_key in self._kept:
-                    self._kept.move_to_end(prompt.content_key)
-                results[prompt.content_key] = kept
+                if key in self._kept:
+                    self._kept.move_to_end(key)
+                results[key] = kept
             else:
-                missing[prompt.content_key] = prompt
-        results.update(self._encode_missing(list(missing.values()), with_graph, keep_graph))
+                missing[key] = prompt
+        results.update(self._encode_missing(missing, with_graph, keep_graph))
         nothing = VisualFeatures(None, self.version, carries_graph=False)
-        return [nothing if prompt.pixel_values is None else results[prompt.content_key] for prompt in prompts]
+        return [
+            nothing if prompt.pixel_values is None else results[key] for key, prompt in zip(keys, prompts, strict=True)
+        ]
 
-    def _encode_missing(self, prompts: list[Prompt], with_graph: bool, keep_graph: bool) -> dict[str, VisualFeatures]:
+    def _keys(self, prompts: Sequence[Prompt]) -> list[str]:
+        """By which features are kept and shared."""
+        if self._share:
+            return [prompt.content_key for prompt in prompts]
+        return [f"{place}:{prompt.content_key}" for place, prompt in enumerate(prompts)]
+
+    def _encode_missing(
+        self, missing: Mapping[str, Prompt], with_graph: bool, keep_graph: bool
+    ) -> dict[str, VisualFeatures]:
         results = {}
-        for batch in [prompts] if with_graph else [[prompt] for prompt in prompts]:
+        names, prompts = list(missing), list(missing.values())
+        for keys, batch in [(names, prompts)] if with_graph else [([k], [p]) for k, p in missing.items()]:
             if not batch:
                 continue
             with torch.set_grad_enabled(with_graph):
@@ -95,11 +110,11 @@ class VisionEncoder:
                 sizes = [int(_grids(prompt).prod(-1).sum()) // self._merged_patches for prompt in batch]
                 outputs = self._run_tower(pixels, grids).split(sizes)
             self.prompts_encoded += len(batch)
-            for prompt, features in zip(batch, outputs, strict=True):
-                results[prompt.content_key] = VisualFeatures(features, self.version, carries_graph=with_graph)
-                if keep_graph or not with_graph:
-                    self._in_use[prompt.content_key] = results[prompt.content_key]
-                    self._keep(prompt.content_key, results[prompt.content_key])
+            for key, features in zip(keys, outputs, strict=True):
+                results[key] = VisualFeatures(features, self.version, carries_graph=with_graph)
+                if self._share and (keep_graph or not with_graph):
+                    self._in_use[key] = results[key]
+                    self._keep(key, results[key])
         return results
 
     def _keep(self, key: str, features: VisualFeatures) -> None:

@@ -8,13 +8,18 @@ from collections.abc import Mapping
 LITTLE_GAIN = 1.3
 
 
-def sharing_line(values: Mapping[str, float | None]) -> str:
-    """From the metrics of one training step.
+def sharing_line(values: Mapping[str, float | None], share: bool = True) -> str:
+    """From the metrics of one training step; ``share``: ``model.share_prefix``.
 
     sharing is on: 16 groups, 52,480 tokens computed instead of 310,272 repeated (5.9x fewer through every linear
     layer); 3 questions begin like another one of their micro-batch (8,192 tokens more saved)
     """
     number = {name: value or 0.0 for name, value in values.items()}
+    if not share:
+        return (
+            f"sharing is off (model.share_prefix=false): {number['groups']:,.0f} groups, "
+            f"{number['tokens_computed']:,.0f} tokens computed, every rollout's prompt among them"
+        )
     line = (
         f"sharing is on: {number['groups']:,.0f} groups, {number['tokens_computed']:,.0f} tokens computed instead of "
         f"{number['tokens_repeated']:,.0f} repeated ({number['sharing_ratio']:.1f}x fewer through every linear layer"
@@ -35,7 +40,7 @@ def sharing_line(values: Mapping[str, float | None]) -> str:
     return line + _why_little(number)
 
 
-def generation_line(values: Mapping[str, float | None]) -> str:
+def generation_line(values: Mapping[str, float | None], share: bool = True) -> str:
     """What the first step's generation shared.
 
     generation: 2,288 prompt tokens prefilled once for all rollouts, 2,048 after what prompts share; 412 new tokens/s;
@@ -43,7 +48,8 @@ def generation_line(values: Mapping[str, float | None]) -> str:
     """
     number = {name: value or 0.0 for name, value in values.items()}
     prompt, prefill = number["generation/prompt_tokens"], number["generation/prefill_tokens"]
-    line = f"generation: {prompt:,.0f} prompt tokens prefilled once for all rollouts"
+    how = "once for all rollouts" if share else "by every rollout for itself"
+    line = f"generation: {prompt:,.0f} prompt tokens prefilled {how}"
     if prefill < prompt:
         line += f", {prefill:,.0f} after what prompts share"
     return (

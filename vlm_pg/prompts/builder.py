@@ -17,7 +17,7 @@ from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.types import DecodedMedia, MediaKind, Prompt, Sample
 
 if TYPE_CHECKING:
-    from transformers import ProcessorMixin
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 PositionFn = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[MediaKind, ...], tuple[float, ...]], torch.Tensor
@@ -28,33 +28,36 @@ class PromptBuilder:
     """Builds prompts for one model.
 
     Args:
-        processor: a Hugging Face processor of a registered Qwen-VL family, with a chat template.
+        processor: the Hugging Face processor of a registered family, with a chat template; of a family that reads text
+            alone, its tokenizer.
         settings: texts and the length limit.
         position_fn: ``(input_ids [P], mm_token_type_ids [P], grid_thw, media_kinds, second_per_grid_ts)`` to the
             multimodal positions, int64 [3, P]; ``second_per_grid_ts`` has one entry per video.
 
     Raises:
-        ModelError: the processor cannot handle chats with media.
+        ModelError: the processor cannot handle chats (with media, unless it is a tokenizer).
     """
 
-    def __init__(self, processor: ProcessorMixin, settings: PromptSettings, position_fn: PositionFn):
-        lacking = [
-            name
-            for name in ("tokenizer", "image_processor", "video_processor", "chat_template")
-            if getattr(processor, name, None) is None
-        ]
-        if lacking:
-            raise ModelError(
-                f"The model's processor ({type(processor).__name__}) has no {' and no '.join(lacking)}. The processor "
-                "of a Qwen-VL instruct checkpoint is needed. Add its preprocessor and chat template files to the "
-                "model folder."
-            )
+    def __init__(
+        self, processor: ProcessorMixin | PreTrainedTokenizerBase, settings: PromptSettings, position_fn: PositionFn
+    ):
+        self._reads_media = not is_tokenizer(processor)
         self._processor: Any = processor
+        needed = ("tokenizer", "image_processor", "video_processor") if self._reads_media else ()
+        lacking = [name for name in (*needed, "chat_template") if getattr(processor, name, None) is None]
+        if lacking:
+            kind = "processor of a Qwen-VL" if self._reads_media else "tokenizer of a Qwen"
+            raise ModelError(
+                f"The model's processor ({type(processor).__name__}) has no {' and no '.join(lacking)}. The {kind} "
+                f"instruct checkpoint is needed. Add its {'preprocessor and ' if self._reads_media else ''}chat "
+                "template files to the model folder."
+            )
         self._settings = settings
         self._position_fn = position_fn
         # Only Qwen2.5-VL's processor passes seconds on to the positions; the others write times into the text, or none.
         self._times_by_rate = "second_per_grid_ts" in self._processor.model_input_names
-        added = self._processor.tokenizer.get_added_vocab()
+        tokenizer: Any = self._processor.tokenizer if self._reads_media else self._processor
+        added = tokenizer.get_added_vocab()
         self._control_tokens = tuple(token for token in added if token.startswith("<|") and token.endswith("|>"))
 
     def build(self, sample: Sample, media: Sequence[DecodedMedia]) -> Prompt:
@@ -66,7 +69,14 @@ class PromptBuilder:
 
         Raises:
             SampleError: ``media_token_in_text`` or ``prompt_too_long``.
+            ModelError: the sample has media and the model reads text alone.
         """
+        if sample.media and not self._reads_media:
+            raise ModelError(
+                f"Sample {sample.sample_id!r} has {len(sample.media)} image(s) or video(s), but the model "
+                f"{getattr(self._processor, 'name_or_path', '') or 'in memory'} reads text alone. Use a Qwen-VL "
+                "checkpoint, or records without media."
+            )
         kinds = tuple(item.kind for item in media)
         if kinds != tuple(ref.kind for ref in sample.media):
             raise ValueError(f"sample {sample.sample_id} has media {sample.media}, but {kinds} were handed in")
@@ -90,13 +100,17 @@ class PromptBuilder:
         return "\n".join(part for part in parts if part)
 
     def _messages(self, sample: Sample) -> list[dict[str, Any]]:
-        content: list[dict[str, str]] = [{"type": ref.kind} for ref in sample.media]
-        content.append({"type": "text", "text": self.question_text(sample)})
+        media: list[dict[str, Any]] = [{"type": ref.kind} for ref in sample.media]
+        content = user_content(media, self.question_text(sample), self._reads_media)
         system = [{"role": "system", "content": self._settings.system}] if self._settings.system else []
         return [*system, {"role": "user", "content": content}]
 
     def _process(self, text: str, media: Sequence[DecodedMedia]) -> dict[str, Any]:
         """The processor's outputs for one conversation; frames go in as they are, already sampled and resized."""
+        if not self._reads_media:
+            # The chat template has placed all special tokens there are.
+            ids = self._processor(text=[text], return_tensors="pt", add_special_tokens=False)["input_ids"]
+            return {"input_ids": ids, "mm_token_type_ids": torch.zeros_like(ids)}
         images = [torch.from_numpy(item.frames[0]) for item in media if item.kind == "image"]
         videos = [item for item in media if item.kind == "video"]
         media_arguments: dict[str, Any] = {}
@@ -137,6 +151,18 @@ class PromptBuilder:
             f"the prompt has {tokens} tokens, {visual} of them visual. At most {limit} are allowed, and prompts are "
             f"never cut. {change}, or raise prompt.max_prompt_tokens.",
         )
+
+
+def is_tokenizer(processor: Any) -> bool:
+    """Whether a model's processor is its tokenizer, which is so for models that read text alone."""
+    from transformers import PreTrainedTokenizerBase
+
+    return isinstance(processor, PreTrainedTokenizerBase)
+
+
+def user_content(media: list[dict[str, Any]], text: str, reads_media: bool) -> list[dict[str, Any]] | str:
+    """The content of a user's turn as chat templates take it: those of text models know words alone, no parts."""
+    return [*media, {"type": "text", "text": text}] if reads_media else text
 
 
 def _metadata(video: DecodedMedia, by_rate: bool) -> Any:

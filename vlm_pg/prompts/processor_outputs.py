@@ -31,7 +31,10 @@ def prompt_from_processor(
             "Call the processor once per conversation."
         )
     if inputs.get("mm_token_type_ids") is None:
-        raise ValueError("The processor's outputs lack mm_token_type_ids; call it with return_mm_token_type_ids=True.")
+        raise ValueError(
+            "The processor's outputs lack mm_token_type_ids; call it with return_mm_token_type_ids=True. With a text "
+            "model's tokenizer, which knows no such thing, give zeros like input_ids."
+        )
     types = torch.as_tensor(inputs["mm_token_type_ids"])[0].long().cpu()
     pixels, grids, kinds = _in_order_of_appearance(inputs, types)
     given = inputs.get("second_per_grid_ts")  # a list or a tensor, one entry per video

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 
@@ -33,7 +34,8 @@ ENTER_TOGETHER = 0.25
 class RolloutStats:
     """What one ``generate`` call did.
 
-    ``prompt_tokens`` counts every prompt once, ``prefill_tokens`` what of them was computed: less where prompts share.
+    ``prompt_tokens`` counts every prompt once (with ``model.share_prefix`` off once per rollout), ``prefill_tokens``
+    what of them was computed: less where prompts share.
     ``peak_bytes``: the most that keys, values and states were booked for at a time. ``cohorts``: admissions.
     ``graphs``: whether steps were replayed from CUDA graphs, how many, and if not, why.
     """
@@ -133,8 +135,12 @@ class _Generation:
 
     def __init__(self, engine: RolloutEngine, prompts: Sequence[Prompt], step: int | str):
         self.engine, self.policy, self.settings = engine, engine.policy, engine.settings
-        self.prompts, self.step = list(prompts), step
-        self.waiting = WaitingPrompts(prompts)
+        share = self.policy.settings.share_prefix
+        # Where nothing is shared every rollout has a prompt of its own.
+        self.copies = 1 if share else self.settings.num_generations
+        self.rollouts_each = self.settings.num_generations // self.copies
+        self.prompts, self.step = [prompt for prompt in prompts for _ in range(self.copies)], step
+        self.waiting = WaitingPrompts(self.prompts, share)
         self.store = PrefixStore()
         self.prefill = Prefill(
             self.policy, self.store, self.waiting.nodes, self.prompts, self.settings.prefill_tokens, engine.check_stop
@@ -148,7 +154,7 @@ class _Generation:
         )
         self.decoder = decoder_for(self.policy, self.store, self.settings)
         self.stats = RolloutStats(
-            prompt_tokens=sum(prompt.num_tokens for prompt in prompts), graphs=self.decoder.graphs
+            prompt_tokens=sum(prompt.num_tokens for prompt in self.prompts), graphs=self.decoder.graphs
         )
         self.costs = TokenCosts.of(self.policy)
         self.budget = budget_bytes(self.settings, self.policy.device)
@@ -156,12 +162,12 @@ class _Generation:
         blocks = -(-self.settings.max_new_tokens // BLOCK_TOKENS)
         self.rollout_bytes = blocks * BLOCK_TOKENS * self.costs.per_token + self.costs.per_state
         for prompt, path in zip(self.prompts, self.waiting.paths, strict=True):
-            needed = self._booked(path, self.settings.num_generations)
+            needed = self._booked(path, self.rollouts_each)
             check_fits(needed, self.budget, prompt.sample_id, self.settings)
         self.cohorts: list[Cohort] = []
         self.ends = {path[-1] for path in self.waiting.paths}
         self.last_hidden: dict[int, torch.Tensor] = {}
-        self.said: list[list[Said]] = [[] for _ in prompts]
+        self.said: list[list[Said]] = [[] for _ in self.prompts]
 
     def run(self) -> list[tuple[Rollout, ...]]:
         while self.waiting or self.cohorts:
@@ -171,7 +177,9 @@ class _Generation:
             self._let_go_of_finished(LET_GO_BELOW)
             if self.cohorts:
                 self._forward()
-        return [tuple(self._rollout(said) for said in sorted(group, key=_index)) for group in self.said]
+        alone = [[self._rollout(said) for said in sorted(of_prompt, key=_index)] for of_prompt in self.said]
+        firsts = range(0, len(alone), self.copies)
+        return [tuple(chain.from_iterable(alone[first : first + self.copies])) for first in firsts]
 
     def _admit(self) -> None:
         """Waiting prompts enter, as many as memory and ``max_batch_rollouts`` have room for; one if nothing runs."""
@@ -182,7 +190,7 @@ class _Generation:
         peak = 0
         for prompt in self.waiting:
             path = self.waiting.paths[prompt]
-            after = rows + self.settings.num_generations
+            after = rows + self.rollouts_each
             booked = self._booked(stored.union(new, path), after)
             if rows and (after > self.settings.max_batch_rollouts or booked > self.budget):
                 break
@@ -207,12 +215,13 @@ class _Generation:
 
     def _cohort(self, chosen: Sequence[int]) -> Cohort:
         device = self.policy.device
-        rollouts = [(prompt, index) for prompt in chosen for index in range(self.settings.num_generations)]
+        rollouts = [(prompt, index) for prompt in chosen for index in range(self.rollouts_each)]
         paths = [self.waiting.paths[prompt] for prompt, _ in rollouts]
         samples = [self.prompts[prompt].sample_id for prompt, _ in rollouts]
         keys = [
-            rollout_key(self.engine.seed, self.step, sample, index)
-            for sample, (_, index) in zip(samples, rollouts, strict=True)
+            # Of the question's rollouts, whether they have copies of their prompt or one together.
+            rollout_key(self.engine.seed, self.step, sample, prompt % self.copies + index)
+            for sample, (prompt, index) in zip(samples, rollouts, strict=True)
         ]
         return Cohort(
             rollouts,
@@ -257,7 +266,7 @@ class _Generation:
         group = self.said[said.prompt]
         group.append(said)
         self.stats.new_tokens += len(said.token_ids)
-        if len(group) == self.settings.num_generations:
+        if len(group) == self.rollouts_each:
             self.waiting.done(said.prompt)
 
     def _let_go_of_finished(self, below: float) -> None:

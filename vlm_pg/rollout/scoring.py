@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from vlm_pg.models.packing import one_by_one
 from vlm_pg.models.policy import Policy
 from vlm_pg.types import ResponseGroup
 
@@ -23,6 +24,19 @@ def score(
     Raises:
         InterruptedError: ``should_stop`` said so before a pass.
     """
+    if not policy.settings.share_prefix:
+        alone = iter(_score_once(policy, one_by_one(groups), temperature, token_budget, should_stop))
+        return [[next(alone)[0] for _ in group.responses] for group in groups]
+    return _score_once(policy, groups, temperature, token_budget, should_stop)
+
+
+def _score_once(
+    policy: Policy,
+    groups: Sequence[ResponseGroup],
+    temperature: float,
+    token_budget: int,
+    should_stop: Callable[[], bool],
+) -> list[list[torch.Tensor]]:
     results: list[list[torch.Tensor]] = [[] for _ in groups]
     for part in passes(groups, token_budget):
         if should_stop():

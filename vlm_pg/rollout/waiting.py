@@ -17,15 +17,15 @@ class WaitingPrompts:
     """Prompts in the order in which they will be generated, and the nodes they pass through.
 
     ``nodes``: of all prompts; ``owner`` counts the prompts as they were given, and parents have smaller numbers.
-    ``paths``: for each prompt its nodes from the beginning to its end.
+    ``paths``: for each prompt its nodes from the beginning to its end. With ``share`` off that is one, its own.
     """
 
-    def __init__(self, prompts: Sequence[Prompt]):
+    def __init__(self, prompts: Sequence[Prompt], share: bool = True):
         self.nodes: list[PromptNode] = []
         self.paths: list[tuple[int, ...]] = []
         order: list[int] = []
         for first in range(0, len(prompts), COMPARED_TOGETHER):
-            tree = prompt_tree(prompts[first : first + COMPARED_TOGETHER])
+            tree = prompt_tree(prompts[first : first + COMPARED_TOGETHER], share)
             offset = len(self.nodes)
             self.nodes.extend(_renumbered(tree, first, offset))
             paths = [_path(tree, end, offset) for end in tree.end_nodes]

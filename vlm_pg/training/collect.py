@@ -159,14 +159,15 @@ class Collector:
             if steps_ahead:
                 self.stream.decode_ahead(steps_ahead)
         prompts = [prompt for _, prompt in questions]
-        trains = self.policy.vision.trains
+        trains, share = self.policy.vision.trains, self.policy.settings.share_prefix
         # A trained tower runs here, once, with its graph, and all ranks enter it together. Generation and training use
-        # its output. Where it is not known yet which questions train, it runs without for generation.
+        # its output. Where it is not known yet which questions train, it runs without for generation. Where nothing is
+        # shared, it runs for every rollout wherever its output is needed.
         with self.phases.timed("vision"):
-            leaves = VisionLeaves(self.policy, prompts) if trains and leaves_to_train else None
+            leaves = VisionLeaves(self.policy, prompts) if trains and leaves_to_train and share else None
         with self.phases.timed("rollout"), self.engine.generation():
             # A frozen tower may be entered by each rank as often as it needs, so it runs where all weights are at hand.
-            features = leaves if trains else VisionLeaves(self.policy, prompts)
+            features = leaves if trains or not share else VisionLeaves(self.policy, prompts)
             groups = self.generation.sample(questions, step)
             controls = self.generation.sample_controls(shuffled, step) if controlled else []
         if features is not None:

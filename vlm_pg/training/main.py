@@ -89,6 +89,7 @@ class _Run:
         samples, bad = read_records(config.data.train)  # type: ignore[arg-type]  # checked by train()
         device = local_device()
         self.policy = load_policy(resume_from or config.model.path, device=device, settings=config.model)
+        self.policy.check_samples(samples[: config.data.limit], config.data.train)
         _refuse_nothing_to_train(config, self.policy)
         self.policy.weights_version = self.progress.updates
         # The reference is where training began, whatever the run resumes from.
@@ -242,17 +243,23 @@ class _Run:
         policy, config = self.policy, self.config
         total = sum(p.numel() for p in policy.model.parameters())
         trained = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
-        tower = "trained" if policy.vision.trains else "frozen"
+        tower = f"vision tower {'trained' if policy.vision.trains else 'frozen'}"
+        tower = tower if policy.family.reads_media else "no vision tower"
         lora = config.model.lora
         adapter = "" if lora is None else f", LoRA adapter of rank {lora.rank}"
         self.console.info(
-            f"model: {config.model.path}, {total:,} parameters, {trained:,} trained (vision tower {tower}{adapter}), "
+            f"model: {config.model.path}, {total:,} parameters, {trained:,} trained ({tower}{adapter}), "
             f"{config.model.dtype} on {policy.device}, {world_size()} process(es), engine {self.engine.description}"
         )
         self.console.info(
             f"attention kernel: {policy.kernel.name}, grouped over shared prefixes "
             f"(checked against plain softmax: largest relative difference {policy.kernel_error:.0e})"
         )
+        if not config.model.share_prefix:
+            self.console.warn(
+                "model.share_prefix=false: nothing is shared; every rollout's prompt, its images and videos included, "
+                "goes through the model by itself, for comparison"
+            )
         self.console.info(f"positions: {policy.family.describe_positions(config.model.positions)}")
         for note in policy.family.notes:
             self.console.info(note)
@@ -350,7 +357,7 @@ def _load_reference(config: RunConfig, policy: Policy) -> Policy:
     settings = config.model.model_copy(update={"train_vision": False, "gradient_checkpointing": False})
     reference = load_policy(config.model.path, device=policy.device, settings=settings)
     reference.requires_grad_(False)
-    if not policy.vision.trains:
+    if policy.family.reads_media and not policy.vision.trains:
         reference.model.model.visual = policy.model.model.visual
         reference.vision = policy.vision
     return reference

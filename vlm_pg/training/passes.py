@@ -132,6 +132,8 @@ class Passes:
         members = [filler_group(self.policy)] if micro is None else [self._responses(group) for group in micro.groups]
         for member in members:
             self.policy.check_group(member)
+        # A group of one fits or is refused, so where nothing is shared there are no chunks.
+        assert self.policy.settings.share_prefix
         prefixes = pack_prefixes(members, self.policy.device)
         pieces = () if micro is None else micro.chunks
         chunks = [] if micro is None else [self._pack_chunk(prefixes, members, micro, chunk) for chunk in micro.chunks]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 
@@ -20,6 +21,8 @@ from vlm_pg.training.engines import Engine
 from vlm_pg.training.passes import Passes, StepSums
 from vlm_pg.training.vision_leaves import VisionLeaves
 from vlm_pg.types import Prompt, RolloutGroup
+
+T = TypeVar("T")
 
 
 def update_policy(
@@ -38,7 +41,8 @@ def update_policy(
 ) -> dict[str, float]:
     """One optimizer update on complete groups (this rank's share); its metrics, equal on all ranks.
 
-    Pruned rollouts take part in nothing here, neither in the reference's forward nor in the policy's.
+    Pruned rollouts take part in nothing here, neither in the reference's forward nor in the policy's. Where nothing is
+    shared (``model.share_prefix``) every rollout is a group of its own once its loss weight is known.
 
     Args:
         reference: what a KL term of the loss measures from; None without one.
@@ -58,14 +62,19 @@ def update_policy(
     sampled = groups
     places = [place for place, group in enumerate(sampled) if any(group.kept or (1.0,))]
     groups = [_what_trains(sampled[place]) for place in places]
-    leaves = leaves.of(places) if leaves is not None else None
+    share = policy.settings.share_prefix
+    leaves = leaves.of(places) if leaves is not None and share else None
     behaviour = behaviour_logprobs(groups, logprobs, policy.weights_version)
-    prompts = [group.prompt for group in groups]
     # Corrected for pruning, a batch counts as what was sampled, of which what is left is an estimate.
     counted = sampled if algorithm.prune_correction else groups
     weights = _sequence_weights(groups, counted, algorithm, max_new_tokens, policy.device)
+    trained = groups
+    if not share:
+        groups = [group.only([index]) for group in groups for index in range(len(group.rollouts))]
+        weights, behaviour = _one_each(weights), None if behaviour is None else _one_each(behaviour)
+    prompts = [group.prompt for group in groups]
     leaves = leaves or _leaves(engine, prompts)
-    shared = shared_tokens(prompts)
+    shared = shared_tokens(prompts, share)
     counts = [_token_counts(group) for group in groups]
     plan = plan_micro_batches(counts, micro_batch_tokens, lambda i, j: shared[i][j])
     order = agreed_places(plan, policy.device)
@@ -74,7 +83,7 @@ def update_policy(
         engine.backward(loss, last)
     in_one_tree = tree_tokens([prompt for prompt, _ in counts], range(len(groups)), lambda i, j: shared[i][j])
     in_one_tree += sum(sum(responses) for _, responses in counts)
-    metrics = _metrics(passes.sums, groups, in_one_tree, policy.device)
+    metrics = _metrics(passes.sums, trained, in_one_tree, policy.device)
     # Of the sum over ranks, so that all of them stop here or none.
     _check_finite(metrics["loss"])
     grad_norm = engine.step(learning_rate)
@@ -84,6 +93,11 @@ def update_policy(
         "micro_batches": float(len(order)),
         "backward_calls": float(sum(place.backward_calls for place in order)),
     }
+
+
+def _one_each(by_group: Sequence[Sequence[T]]) -> list[list[T]]:
+    """What belongs to the rollouts of each group, each rollout a group of its own."""
+    return [[of_rollout] for of_group in by_group for of_rollout in of_group]
 
 
 def _leaves(engine: Engine, prompts: Sequence[Prompt]) -> VisionLeaves:

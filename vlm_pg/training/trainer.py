@@ -174,9 +174,10 @@ class Trainer:
             values |= self._update(batch, step)
         if not self._told_sharing:
             self._told_sharing = True
-            self.console.info(sharing_line(values))
+            share = self.config.model.share_prefix
+            self.console.info(sharing_line(values, share))
             if "generation/prefill_tokens" in values:
-                self.console.info(generation_line(values))
+                self.console.info(generation_line(values, share))
         seconds = time.perf_counter() - start_seconds
         values |= {f"seconds/{name}": seconds for name, seconds in self.phases.of_step.items() if name != "checkpoint"}
         values |= {"step_seconds": seconds, "tokens_per_second": (values["tokens_computed"] or 0.0) / seconds}

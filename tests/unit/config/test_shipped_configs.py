@@ -110,5 +110,10 @@ def test_cppo_on_text_has_its_published_settings(name: str) -> None:
     assert (config.rollout.num_generations, config.rollout.max_new_tokens) == (16, 1024)
     assert (config.training.learning_rate, config.reward.accuracy_weight, config.reward.format_weight) == (1e-6, 1, 1)
     assert config.prompt.instructions == DEFAULT_INSTRUCTIONS
+    published = {
+        "text_gsm8k_cppo.yaml": "Qwen/Qwen2.5-1.5B-Instruct",
+        "text_math_cppo.yaml": "Qwen/Qwen2.5-7B-Instruct",
+    }
+    assert (config.model.path, config.model.dtype) == (published[name], "bf16")
     for rate in (0.5, 0.75, 0.875, 0.9375):
         load_config(CONFIGS / name, [f"algorithm.prune_rate={rate}"])

@@ -50,7 +50,7 @@ def test_an_empty_folder(tmp_path: Path) -> None:
 
 def test_another_family(tmp_path: Path) -> None:
     LlamaConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="'llama' is not supported; supported are qwen2_5_vl"):
+    with pytest.raises(ModelError, match="'llama' is not supported; supported are qwen2, qwen2_5_vl"):
         vlm_pg.load_policy(tmp_path)
 
 

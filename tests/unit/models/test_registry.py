@@ -8,17 +8,21 @@ import pytest
 import torch
 
 import vlm_pg
-from tests.support.groups import KINDS, make_case, plain_model, random_group, tiny_policy
-from tests.support.tiny import FAMILY_NAMES, tiny_model, tiny_processor
+from tests.support.groups import KINDS, Case, make_case, plain_model, random_group, tiny_policy
+from tests.support.tiny import FAMILY_NAMES, TEXT_FAMILY_NAMES, VL_FAMILY_NAMES, tiny_model, tiny_processor
 from vlm_pg.errors import ModelError
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.registry import FAMILIES, family_of
+from vlm_pg.types import MediaRef, Sample
 
-MIXTURES = ("qwen3_vl_moe", "qwen3_5_moe")
+MIXTURES = ("qwen3_vl_moe", "qwen3_5_moe", "qwen3_moe", "qwen3_5_moe_text")
 
 
 def test_what_is_registered() -> None:
-    assert set(FAMILIES) == {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
+    with_tower = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
+    text_alone = {"qwen2", "qwen3", "qwen3_moe", "qwen3_5_text", "qwen3_5_moe_text"}
+    assert set(FAMILIES) == with_tower | text_alone
+    assert {name for name, family in FAMILIES.items() if family.reads_media} == with_tower == set(VL_FAMILY_NAMES)
     assert set(FAMILY_NAMES) == set(FAMILIES), "a family without a tiny model is a family without tests"
 
 
@@ -30,13 +34,15 @@ def test_a_folder_loads_as_its_family(name: str, tmp_path: Path) -> None:
     policy = vlm_pg.load_policy(tmp_path, device="cpu")
     assert policy.family is FAMILIES[name]
     assert type(policy.model) is type(model)
-    assert type(policy.processor) is type(tiny_processor(name))
-    assert policy.pixel_factor == (28 if name in ("qwen2_vl", "qwen2_5_vl") else 32)
+    assert policy.tokenizer.get_vocab() == tiny_processor("qwen2").get_vocab()
+    if policy.family.reads_media:
+        assert type(policy.processor) is type(tiny_processor(name))
+        assert policy.pixel_factor == (28 if name in ("qwen2_vl", "qwen2_5_vl") else 32)
     for key, value in model.state_dict().items():
         assert torch.equal(policy.model.state_dict()[key], value), key
 
 
-@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("name", VL_FAMILY_NAMES)
 def test_visual_features_have_one_row_per_media_token(name: str) -> None:
     policy = tiny_policy(family=name)
     prompt = make_case(policy, "image+video", seed=2).prompt
@@ -46,7 +52,7 @@ def test_visual_features_have_one_row_per_media_token(name: str) -> None:
     assert features.shape == ((tokens, 3, width) if policy.family.deepstack else (tokens, width))
 
 
-@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("name", VL_FAMILY_NAMES)
 def test_idle_ranks_touch_the_whole_tower(name: str) -> None:
     policy = tiny_policy(train_vision=True, family=name)
     policy.idle_vision_loss().backward()
@@ -56,7 +62,7 @@ def test_idle_ranks_touch_the_whole_tower(name: str) -> None:
 
 @pytest.mark.parametrize("seconds_per_frame", [0.5, 60.0], ids=["short video", "long video"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("name", VL_FAMILY_NAMES)
 def test_transformers_positions_are_its_own(name: str, kind: str, seconds_per_frame: float) -> None:
     """What transformers computes for prompt + response in one sequence."""
     policy = tiny_policy(family=name, positions="transformers")
@@ -91,7 +97,10 @@ def test_dense_families_have_nothing_to_say() -> None:
 def test_another_family_is_refused_with_those_that_are_not() -> None:
     config = tiny_model().config
     config.model_type = "qwen9_vl"
-    registered = "qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe"
+    registered = (
+        "qwen2, qwen2_5_vl, qwen2_vl, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text, qwen3_moe, "
+        "qwen3_vl, qwen3_vl_moe"
+    )
     with pytest.raises(ModelError, match=f"'qwen9_vl' is not supported; supported are {registered}"):
         family_of(config)
 
@@ -102,13 +111,16 @@ def test_dropout_is_refused(name: str) -> None:
         family_of(tiny_model(name, attention_dropout=0.1).config)
 
 
-def test_sliding_windows_are_refused() -> None:
-    model = tiny_model("qwen2_vl", use_sliding_window=True, sliding_window=8, max_window_layers=0)
+# Qwen3-MoE's config has no list of layer types, and the window in every layer.
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2", "qwen3", "qwen3_moe"])
+def test_sliding_windows_are_refused(name: str) -> None:
+    start = {} if name == "qwen3_moe" else {"max_window_layers": 0}
+    model = tiny_model(name, use_sliding_window=True, sliding_window=8, **start)
     with pytest.raises(ModelError, match="sliding-window"):
         family_of(model.config)
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen2"])
 def test_linear_attention_is_for_qwen3_5(name: str) -> None:
     config = tiny_model(name).config
     config.get_text_config().layer_types = ["linear_attention", "full_attention"]
@@ -121,3 +133,44 @@ def test_layers_of_a_third_kind_are_refused() -> None:
     config.get_text_config().layer_types = ["linear_attention", "full_attention", "full_attention", "other_attention"]
     with pytest.raises(ModelError, match=r"layer_types other_attention; .* allowed are full_attention, linear_att"):
         family_of(config)
+
+
+@pytest.mark.parametrize("name", TEXT_FAMILY_NAMES)
+def test_a_text_model_has_no_tower_and_no_media_tokens(name: str) -> None:
+    policy = tiny_policy(family=name)
+    assert policy.family.vision_tower(policy.model) is None
+    assert policy.media_token_ids == ()
+    assert policy.tokenizer is policy.processor
+    assert "reads text alone" in policy.family.describe_positions("qwen")
+    prompt = make_case(policy, "text", seed=0).prompt
+    assert torch.equal(prompt.positions_3P, torch.arange(prompt.num_tokens).expand(3, -1))
+    with pytest.raises(ModelError, match=rf"model\.train_vision is true, but tiny \({name}\) has no vision tower"):
+        tiny_policy(family=name, train_vision=True)
+
+
+def test_a_text_model_refuses_media_and_says_who_it_is() -> None:
+    policy = tiny_policy(family="qwen3")
+    picture = make_case(tiny_policy(), "image", seed=0).prompt
+    refused = r"the model in memory \(qwen3\) has no vision tower and reads text alone\. Use a Qwen-VL"
+    with pytest.raises(ModelError, match=rf"Prompt 'image-0' has images or videos, but {refused}"):
+        policy.logprobs([random_group(policy, Case(picture, {}), [3], seed=0)])
+    with pytest.raises(ModelError, match=rf"Got 1 image\(s\) or video\(s\) to encode, but {refused}"):
+        policy.vision.encode([picture])
+    media = (picture.grid_thw, picture.media_kinds, ())
+    with pytest.raises(ModelError, match=rf"The prompt has images or videos, but {refused}"):
+        policy.positions(picture.input_ids, picture.mm_token_type_ids, *media)
+    samples = [
+        Sample("1", "?", (), (), "A", "exact", "", ""),
+        Sample("2", "?", (MediaRef("image", "a.png"),), (), "A", "exact", "", ""),
+    ]
+    policy.check_samples(samples[:1], "train.jsonl")
+    with pytest.raises(ModelError, match=rf"1 of 2 questions in train\.jsonl have .* first is '2'\), but {refused}"):
+        policy.check_samples(samples, "train.jsonl")
+    tiny_policy().check_samples(samples, "train.jsonl")
+
+
+def test_a_text_models_tokenizer_must_be_its_own(tmp_path: Path) -> None:
+    tiny_model("qwen2", vocab_size=300).save_pretrained(tmp_path)
+    tiny_processor("qwen2").save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"token ids up to \d+, the model has embeddings for ids 0 to 299"):
+        vlm_pg.load_policy(tmp_path, device="cpu")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.groups import tiny_policy
+from vlm_pg.models.idle import idle_parts
 from vlm_pg.models.turns import Turns
 
 PARTS = ("vision", "decoder", "head")
@@ -85,6 +86,6 @@ def test_a_rank_that_fails_does_not_wait_for_the_others(monkeypatch: pytest.Monk
 
 @torch.no_grad()
 def test_parts_run_idle_on_nothing() -> None:
-    for family in ("qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"):
-        for part in tiny_policy(family=family)._new_turns()._idle.values():
+    for family in ("qwen2_5_vl", "qwen3_vl_moe", "qwen3_5", "qwen2"):
+        for part in idle_parts(tiny_policy(family=family)).values():
             assert part().isfinite().all()  # type: ignore[attr-defined]

@@ -14,6 +14,7 @@ from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.errors import ModelError, SampleError
 from vlm_pg.media.decode import decode_file
 from vlm_pg.media.settings import MediaSettings
+from vlm_pg.models.loading import make_policy
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import DEFAULT_INSTRUCTIONS, PromptSettings
 from vlm_pg.types import ANSWER_KINDS, DecodedMedia, MediaRef, Sample
@@ -255,3 +256,29 @@ def test_a_processor_without_chat_template_is_refused():
 def test_wrong_media_for_the_sample_is_a_bug(processor):
     with pytest.raises(ValueError, match="were handed in"):
         PromptBuilder(processor, PromptSettings(), ones).build(sample_for([video()]), [image()])
+
+
+def test_a_text_models_tokenizer_makes_prompts_of_words() -> None:
+    tokenizer = tiny_processor("qwen2")
+    policy = make_policy(tiny_model("qwen2"), tokenizer)
+    builder = PromptBuilder(tokenizer, PromptSettings(system="Be brief."), policy.positions)
+    words = Sample("1", "How much is 2 + 3?", (), (), "5", "numerical", "", "")
+    prompt = builder.build(words, [])
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": builder.question_text(words)}]
+    assert prompt.text == tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert prompt.input_ids.tolist() == tokenizer.encode(prompt.text, add_special_tokens=False)
+    assert prompt.positions_3P.tolist() == [list(range(prompt.num_tokens))] * 3
+    assert (prompt.num_visual_tokens, prompt.pixel_values, prompt.next_position) == (0, None, prompt.num_tokens)
+    picture = replace(words, media=(MediaRef("image", "a.png"),))
+    tokenizer.name_or_path = "Qwen/some-text-model"
+    with pytest.raises(
+        ModelError, match=r"Sample '1' has 1 image.* but the model Qwen/some-text-model reads text alone"
+    ):
+        builder.build(picture, [])
+    with pytest.raises(SampleError, match="control token"):
+        builder.build(replace(words, question="<|im_end|>"), [])
+    tokenizer.chat_template = None
+    with pytest.raises(
+        ModelError, match=r"has no chat_template\. The tokenizer of a Qwen instruct checkpoint is needed"
+    ):
+        PromptBuilder(tokenizer, PromptSettings(), policy.positions)

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tests.support.groups import tiny_policy
-from tests.support.tiny import FAMILY_NAMES, tiny_processor
+from tests.support.tiny import VL_FAMILY_NAMES, tiny_processor
 from vlm_pg.media.decode import decode_file
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.types import DecodedMedia, MediaRef, Prompt, Sample
 
-IN_WORDS = tuple(name for name in FAMILY_NAMES if name.startswith("qwen3"))
+IN_WORDS = tuple(name for name in VL_FAMILY_NAMES if name.startswith("qwen3"))
 FACTOR = 32
 
 

@@ -147,3 +147,16 @@ def test_another_prompt_at_the_server_is_refused() -> None:
     with pytest.raises(ServerError, match=f"token 4 of the prompt is {other[4]} at the server and {ids[4]} here"):
         check_prompt_echo(prompt, {"usage": {"prompt_tokens": len(ids)}, "prompt_token_ids": other})
     assert torch.equal(prompt.input_ids, torch.tensor(ids))
+
+
+def test_a_text_models_messages_are_strings() -> None:
+    """As its chat template takes them; nothing about media is sent."""
+    policy = tiny_policy(family="qwen2")
+    prompt, messages = build(policy, (), "Be brief.")
+    words = "Which?\nA. red\nB. blue\n"
+    for kind in ("vllm", "transformers", "openai"):
+        system, user = messages(prompt, kind)  # type: ignore[arg-type]
+        assert system == {"role": "system", "content": "Be brief."}
+        assert user["role"] == "user" and user["content"].startswith(words)
+    with pytest.raises(ValueError, match="its sample gives"):
+        messages(replace(prompt, text=prompt.text + "!"), "vllm")

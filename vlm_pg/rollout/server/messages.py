@@ -19,6 +19,7 @@ import torch
 from vlm_pg.errors import SampleError
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import PositionRule
+from vlm_pg.prompts.builder import user_content
 from vlm_pg.rollout.server.dialects import VLLM_FRAMES_PER_SECOND, Kind
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.types import Prompt, Sample
@@ -70,17 +71,17 @@ class ChatMessages:
             }
             for medium, frames in zip(prompt.media_kinds, frames_of(prompt, self._policy.processor), strict=True)
         ]
-        return self._conversation([*content, {"type": "text", "text": text}])
+        return self._conversation(content, text)
 
-    def _conversation(self, content: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _conversation(self, media: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
         system = [{"role": "system", "content": self._system}] if self._system else []
+        content = user_content(media, text, self._policy.family.reads_media)
         return [*system, {"role": "user", "content": content}]
 
     def _check_same(self, prompt: Prompt, text: str) -> None:
-        content: list[dict[str, Any]] = [{"type": kind} for kind in prompt.media_kinds]
-        content.append({"type": "text", "text": text})
+        media: list[dict[str, Any]] = [{"type": kind} for kind in prompt.media_kinds]
         rendered = self._policy.processor.apply_chat_template(
-            self._conversation(content), tokenize=False, add_generation_prompt=True
+            self._conversation(media, text), tokenize=False, add_generation_prompt=True
         )
         if rendered != prompt.text:
             raise ValueError(
