@@ -11,7 +11,7 @@ from pathlib import Path
 import vlm_pg
 from vlm_pg.errors import ConfigError, VlmPgError
 
-EXIT_OK, EXIT_NOT_READY, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_OK, EXIT_NOT_READY, EXIT_NOT_EXACT, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 1, 1, 2, 130
 DEFAULT_RUN = "runs/embedded"
 
 _EPILOG = """\
@@ -20,7 +20,8 @@ Relative paths, in config files too, are relative to the current directory.
 
 exit codes:
   0    done
-  1    a bug (with its traceback); or `doctor` found that a required part is missing
+  1    a bug (with its traceback); or `doctor` found that a required part is missing; or `verify` that sharing
+       is not exact
   2    something you can put right: a setting, a file, a model (one message, no traceback)
   130  stopped on request; `train` has written a checkpoint, from which run.resume=auto goes on
 """
@@ -106,6 +107,14 @@ def _parser() -> argparse.ArgumentParser:
         "rest", metavar="...", nargs=argparse.REMAINDER, help="its own arguments; NAME --help lists them"
     )
 
+    verify = add("verify", _verify, "compare shared with repeated computation on your own model and questions")
+    verify.add_argument("config", metavar="CONFIG", type=Path, help="YAML file, for example configs/embedded.yaml")
+    verify.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="settings that override the file's")
+    verify.add_argument("--questions", type=_count, default=2, metavar="N", help="questions to compare on (default: 2)")
+    verify.add_argument(
+        "--response-tokens", type=_count, default=64, metavar="R", help="longest response, in tokens (default: 64)"
+    )
+
     add("doctor", _doctor, "check what this machine offers, and say what to do about what is missing")
     return parser
 
@@ -160,6 +169,22 @@ def _bench(arguments: argparse.Namespace) -> int:
     from importlib import import_module
 
     return int(import_module(f"vlm_pg.bench.{arguments.measurement}").main(arguments.rest) or EXIT_OK)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from vlm_pg.config import load_config
+
+    config = load_config(arguments.config, arguments.overrides)
+    from vlm_pg.verify.main import verify
+
+    return EXIT_OK if verify(config, arguments.questions, arguments.response_tokens) else EXIT_NOT_EXACT
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not a count; give 1 or more")
+    return value
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

@@ -73,7 +73,7 @@ def test_grouped_equals_repeated(make: Callable[..., Policy], gradient_checkpoin
     ours = [response for group in policy.logprobs(groups) for response in group]
     sum((w * x).sum() for w, x in zip(weights, ours, strict=True)).backward()
 
-    plain = tiny_model()
+    plain = tiny_model(policy.family.model_type)
     add_lora(plain, LORA)
     plain.load_state_dict(policy.model.state_dict())
     plain.set_attn_implementation("sdpa")

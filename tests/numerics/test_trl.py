@@ -47,6 +47,17 @@ def test_a_step_equals_trls_own(settings: dict[str, Any], tmp_path: Path, capsys
     assert ours.logged["vlm_pg/sharing_ratio"] > 1
 
 
+def test_a_text_models_step_equals_trls_own(tmp_path: Path) -> None:
+    """No media, and nothing that must not be sampled."""
+    settings: dict[str, Any] = {"family": "qwen2", "pictures": False, "generation_kwargs": {}}
+    theirs = Recorded(trl.GRPOTrainer, tmp_path, **settings)
+    theirs.trainer.train()
+    ours = Recorded(GroupedGRPOTrainer, tmp_path, **settings)
+    ours.trainer.train()
+    assert_equal_training(ours, theirs)
+    assert ours.logged["vlm_pg/sharing_ratio"] > 1
+
+
 def test_under_autocast_it_is_as_near_as_bf16_allows(tmp_path: Path) -> None:
     """TRL's default: fp32 weights, bf16 activations."""
     theirs = Recorded(trl.GRPOTrainer, tmp_path, bf16=True)

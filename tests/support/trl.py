@@ -103,7 +103,8 @@ class Recorded:
         if not (folder / "model").exists():
             starting_model(family).save_pretrained(folder / "model")
         processor = tiny_processor(family)
-        processor.image_processor.size = {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 16}
+        if hasattr(processor, "image_processor"):
+            processor.image_processor.size = {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 16}
         if "activation_checkpointing" in settings:
             del options["gradient_checkpointing"]
         self.rewards: dict[tuple[int, ...], float] = {}

@@ -50,9 +50,13 @@ class VisionEncoder:
         """Call after every optimizer step. A frozen tower's version, and so its cache, outlives the step."""
         if self.trains:
             self.version += 1
-            self._kept.clear()
-            self._in_use.clear()
-            self._kept_bytes = 0
+            self.forget()
+
+    def forget(self) -> None:
+        """Let go of everything that is kept."""
+        self._kept.clear()
+        self._in_use.clear()
+        self._kept_bytes = 0
 
     def encode(
         self, prompts: Sequence[Prompt], with_graph: bool = False, keep_graph: bool = False

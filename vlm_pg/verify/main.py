@@ -1,0 +1,148 @@
+"""The command: real prompts and the real checkpoint, shared against repeated, and whether they agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from vlm_pg.bench.memory import give_freed_memory_back
+from vlm_pg.config import RunConfig
+from vlm_pg.data.order import index_at
+from vlm_pg.data.records import read_records
+from vlm_pg.errors import ConfigError
+from vlm_pg.models.loading import load_policy
+from vlm_pg.models.policy import Policy
+from vlm_pg.observe.console import Console
+from vlm_pg.observe.quiet import quiet_libraries
+from vlm_pg.prompts.builder import PromptBuilder
+from vlm_pg.prompts.sources import Sources
+from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.training.distributed import launched_world_size
+from vlm_pg.types import Prompt, ResponseGroup, Sample
+from vlm_pg.verify.compare import errors, too_far_in_bf16, too_far_in_fp32
+from vlm_pg.verify.report import bf16_lines, fp32_lines, group_line
+from vlm_pg.verify.sides import Side, repeated_backward, run_side, shared_backward
+
+
+def verify(config: RunConfig, questions: int, response_tokens: int) -> bool:
+    """Compare both sides on the first questions of a run; print what was found, and return whether they agree.
+
+    The questions are those the run would ask first; the policy answers them itself (``rollout.num_generations`` times,
+    at most ``response_tokens`` tokens). In fp32, and for ``model.dtype=bf16`` in bf16 too.
+
+    Raises:
+        ConfigError: no training data, nothing that trains, sharing switched off, or several processes.
+        TooManyBadSamples: none of the first questions can be used.
+    """
+    _refuse(config)
+    quiet_libraries()
+    if not torch.cuda.is_available():
+        give_freed_memory_back()
+    console = Console(enabled=True)
+    policy = _policy(config, "fp32")
+    prompts = _prompts(config, policy, questions, response_tokens, console)
+    groups = _answered(config, policy, prompts, response_tokens)
+    console.info(f"model: {config.model.path} ({policy.family.model_type}) on {policy.device}")
+    console.info(group_line(groups))
+    shared = shared_backward(config.training.micro_batch_tokens)
+    console.info("in fp32: computing")
+    reference = run_side(policy, groups, repeated_backward)
+    in_fp32 = run_side(policy, groups, shared)
+    found = errors(in_fp32.values, reference.values)
+    _show(console, fp32_lines(in_fp32, reference, found))
+    faults = list(too_far_in_fp32(found))
+    if config.model.dtype == "bf16":
+        del policy
+        faults += _in_bf16(config, groups, reference, console)
+    for fault in faults:
+        console.warn(fault)
+    console.info("verify: FAILED, sharing is not exact here" if faults else "verify: passed, sharing is exact here")
+    return not faults
+
+
+def _in_bf16(config: RunConfig, groups: Sequence[ResponseGroup], reference: Side, console: Console) -> Iterator[str]:
+    policy = _policy(config, "bf16")
+    console.info("in bf16: computing")
+    repeated = run_side(policy, groups, repeated_backward)
+    shared = run_side(policy, groups, shared_backward(config.training.micro_batch_tokens))
+    of_shared, of_repeated = (errors(side.values, reference.values) for side in (shared, repeated))
+    _show(console, bf16_lines(shared, repeated, of_shared, of_repeated))
+    return too_far_in_bf16(of_shared, of_repeated)
+
+
+def _show(console: Console, lines: Sequence[str]) -> None:
+    for line in lines:
+        console.info(line)
+
+
+def _refuse(config: RunConfig) -> None:
+    if config.data.train is None:
+        raise ConfigError("data.train is not set. verify takes its questions from there. Set data.train=PATH.")
+    if not config.model.share_prefix:
+        raise ConfigError(
+            "model.share_prefix is false, but verify compares sharing with repeating. Leave it out, or set it to true."
+        )
+    if launched_world_size() > 1:
+        raise ConfigError(f"verify runs in one process, {launched_world_size()} were started. Start it by itself.")
+
+
+def _policy(config: RunConfig, dtype: str) -> Policy:
+    policy = load_policy(config.model.path, dtype=dtype, settings=config.model)
+    if not any(parameter.requires_grad for parameter in policy.model.parameters()):
+        raise ConfigError(
+            f"{config.model.path} is an adapter and model.lora is not set, so that there is no gradient to compare. "
+            "Set model.lora to the settings the adapter was trained with."
+        )
+    return policy
+
+
+def _prompts(config: RunConfig, policy: Policy, questions: int, response_tokens: int, console: Console) -> list[Prompt]:
+    """Prompts of the questions that come first in the run's order and can be used."""
+    path = Path(config.data.train or "")
+    samples, bad = read_records(path)
+    samples = samples[: config.data.limit]
+    for item in bad[:3]:
+        console.warn(str(item))
+    if not samples:
+        raise ConfigError(f"{path} has no usable record ({len(bad)} are bad). Repair them, or set data.train.")
+    policy.check_samples(samples, path)
+    builder = PromptBuilder(policy.processor, config.prompt, policy.positions)
+
+    def check(prompt: Prompt) -> None:
+        policy.check_length(prompt, response_tokens)
+
+    found: list[Prompt] = []
+    with Sources(builder, config.data, config.media, policy.pixel_factor, check) as sources:
+        source = sources.for_records(path)
+        for sample in _in_order(config, samples):
+            good, faults = source.load([sample])
+            found += [prompt for _, prompt in good]
+            for fault in faults:
+                console.warn(str(fault))
+            if len(found) == questions:
+                break
+    if not found:
+        raise ConfigError(f"No question of {path} could be used; see above. Repair the data, or set data.train.")
+    return found
+
+
+def _in_order(config: RunConfig, samples: Sequence[Sample]) -> Iterator[Sample]:
+    for place in range(len(samples)):
+        yield samples[index_at(len(samples), place, config.run.seed, config.data.shuffle)]
+
+
+def _answered(
+    config: RunConfig, policy: Policy, prompts: Sequence[Prompt], response_tokens: int
+) -> list[ResponseGroup]:
+    longest = min(response_tokens, config.rollout.max_new_tokens)
+    # Whatever samples in the run, here the policy does; stop strings and the like decide nothing that is compared.
+    settings = config.rollout.model_copy(
+        update={"engine": "in_process", "max_new_tokens": longest, "min_new_tokens": 0, "stop_strings": ()}
+    )
+    rollouts = RolloutEngine(policy, settings, config.run.seed).generate(prompts, "verify")
+    return [
+        ResponseGroup(prompt, tuple(rollout.token_ids for rollout in of_prompt))
+        for prompt, of_prompt in zip(prompts, rollouts, strict=True)
+    ]

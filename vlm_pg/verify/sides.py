@@ -1,0 +1,181 @@
+"""The two sides: groups over shared prefixes, and transformers' own forward over every prompt + response.
+
+Shape letters: R response tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vlm_pg.attention.integration import ATTENTION_NAME
+from vlm_pg.bench.memory import peak_above_baseline
+from vlm_pg.models.chunked import backward_in_chunks
+from vlm_pg.models.packing import packed_tokens
+from vlm_pg.models.policy import Policy
+from vlm_pg.types import Prompt, ResponseGroup
+from vlm_pg.verify.compare import Values
+
+# Runs forward and backward over groups; gives the log-probabilities of their responses.
+Backward = Callable[[Policy, Sequence[ResponseGroup]], list[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one side computed, in how many seconds, with how much memory beside the weights (gradients count)."""
+
+    values: Values
+    seconds: float
+    peak_bytes: int
+
+
+def run_side(policy: Policy, groups: Sequence[ResponseGroup], backward: Backward) -> Side:
+    """Forward and backward over ``groups``; a first run over one of them, which warms up, does not count."""
+    backward(policy, groups[:1])
+    _forget(policy)
+    (logprobs, seconds), peak_bytes = _peak(lambda: _timed(policy, groups, backward), policy.device)
+    gradients = {
+        name: (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).float().cpu()
+        for name, parameter in policy.model.named_parameters()
+        if parameter.requires_grad
+    }
+    _forget(policy)
+    return Side(Values([values.detach().float().cpu() for values in logprobs], gradients), seconds, peak_bytes)
+
+
+def shared_backward(budget: int) -> Backward:
+    """As training computes: in one pass what fits into ``budget`` tokens, else prefixes once, responses in chunks."""
+
+    def backward(policy: Policy, groups: Sequence[ResponseGroup]) -> list[torch.Tensor]:
+        sizes = [packed_tokens(g.prompt.num_tokens, [len(r) for r in g.responses]) for g in groups]
+        batches = [list(groups)] if sum(sizes) <= budget else [[group] for group in groups]
+        found: list[torch.Tensor] = []
+        for batch in batches:
+            tokens = sum(packed_tokens(g.prompt.num_tokens, [len(r) for r in g.responses]) for g in batch)
+            found += _whole(policy, batch) if tokens <= budget else _in_chunks(policy, batch[0], budget)
+        return found
+
+    return backward
+
+
+def repeated_backward(policy: Policy, groups: Sequence[ResponseGroup]) -> list[torch.Tensor]:
+    """transformers' model, its own forward and attention, one prompt + response after the other."""
+    found = []
+    with transformers_attention(policy):
+        for group in groups:
+            for index, response in enumerate(group.responses):
+                logprobs = _alone(policy, group.prompt, response)
+                (logprobs * token_weights(index, len(response), policy.device)).sum().backward()
+                found.append(logprobs.detach())
+    return found
+
+
+def token_weights(index: int, length: int, device: torch.device) -> torch.Tensor:
+    """fp32 [R]: a loss with another weight for every token, signs mixed, so that errors cannot cancel."""
+    return (1.7 * torch.arange(length) + index).cos().to(device) + 0.3
+
+
+@contextmanager
+def transformers_attention(policy: Policy) -> Iterator[None]:
+    """Inside, the language model's layers attend as transformers' own do (torch's scaled dot product)."""
+    _set_attention(policy, "sdpa")
+    try:
+        yield
+    finally:
+        _set_attention(policy, ATTENTION_NAME)
+
+
+def _set_attention(policy: Policy, name: str) -> None:
+    policy.model.set_attn_implementation({"text_config": name} if policy.family.reads_media else name)
+
+
+def _whole(policy: Policy, groups: Sequence[ResponseGroup]) -> list[torch.Tensor]:
+    scored = policy.logprobs(groups)
+    weighed = [
+        (logprobs * token_weights(index, len(logprobs), policy.device)).sum()
+        for of_group in scored
+        for index, logprobs in enumerate(of_group)
+    ]
+    torch.stack(weighed).sum().backward()
+    return [logprobs.detach() for of_group in scored for logprobs in of_group]
+
+
+def _in_chunks(policy: Policy, group: ResponseGroup, budget: int) -> list[torch.Tensor]:
+    found: dict[int, torch.Tensor] = {}
+
+    def loss_of(chunk: list[list[tuple[int, torch.Tensor]]]) -> torch.Tensor:
+        parts = []
+        for index, logprobs in chunk[0]:
+            found[index] = logprobs.detach()
+            parts.append((logprobs * token_weights(index, len(logprobs), policy.device)).sum())
+        return torch.stack(parts).sum()
+
+    backward_in_chunks(policy, [group], loss_of, max(1, budget - group.prompt.num_tokens))
+    return [found[index] for index in range(len(group.responses))]
+
+
+def _alone(policy: Policy, prompt: Prompt, response: torch.Tensor) -> torch.Tensor:
+    """fp32 [R] of one response."""
+    device, count = policy.device, len(response)
+    ids = torch.cat([prompt.input_ids, response])[None].to(device)
+    inputs = _media_inputs(prompt, count) if policy.family.reads_media else {}
+    inputs = {name: value.to(device) for name, value in inputs.items()}
+    # The row before the response predicts its first token; the last row predicts nothing that was sampled.
+    logits = policy.model(
+        input_ids=ids, attention_mask=torch.ones_like(ids), logits_to_keep=count + 1, use_cache=False, **inputs
+    ).logits[0, :-1]
+    return logits.float().log_softmax(-1).gather(-1, response.to(device)[:, None])[:, 0]
+
+
+def _media_inputs(prompt: Prompt, more: int) -> dict[str, torch.Tensor]:
+    """Token types, positions by the run's own rule, pixels and grids as transformers' forward takes them."""
+    following = (prompt.next_position + torch.arange(more)).expand(3, -1)
+    places = torch.arange(prompt.num_tokens + more)[None]
+    positions = torch.cat([places, torch.cat([prompt.positions_3P, following], dim=1)])
+    inputs: dict[str, Any] = {
+        "mm_token_type_ids": torch.nn.functional.pad(prompt.mm_token_type_ids, (0, more))[None],
+        "position_ids": positions[:, None],
+    }
+    if prompt.pixel_values is None or prompt.grid_thw is None:
+        return inputs
+    pixels = prompt.pixel_values.split(prompt.grid_thw.prod(-1).tolist())
+    for kind, pixel_name, grid_name in (
+        ("image", "pixel_values", "image_grid_thw"),
+        ("video", "pixel_values_videos", "video_grid_thw"),
+    ):
+        chosen = [place for place, of_kind in enumerate(prompt.media_kinds) if of_kind == kind]
+        if chosen:
+            inputs |= {pixel_name: torch.cat([pixels[place] for place in chosen]), grid_name: prompt.grid_thw[chosen]}
+    return inputs
+
+
+def _timed(policy: Policy, groups: Sequence[ResponseGroup], backward: Backward) -> tuple[list[torch.Tensor], float]:
+    start = time.perf_counter()
+    found = backward(policy, groups)
+    if policy.device.type == "cuda":
+        torch.cuda.synchronize(policy.device)
+    return found, time.perf_counter() - start
+
+
+def _peak(run: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
+    """Its result, and the most memory it held above what was held before."""
+    if device.type != "cuda":
+        result, peak = peak_above_baseline(run)
+        return result, peak.num_bytes
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    result = run()
+    return result, torch.cuda.max_memory_allocated(device) - before
+
+
+def _forget(policy: Policy) -> None:
+    """No gradients, and no output of the vision tower: each side has its own."""
+    policy.model.zero_grad(set_to_none=True)
+    policy.vision.forget()
