@@ -83,7 +83,7 @@ def make_case(
     rng = words if media_seed is None else np.random.default_rng(media_seed)
     if not policy.family.reads_media:
         passages = {"text": 0, "images": 3, "image+video": 2}.get(kind, 1)
-        read = " ".join(rng.choice(_WORDS, passages * 4 * max_side))
+        read = " ".join(rng.choice(_WORDS, passages * 10 * max_side))
         return _text_case(policy, f"{read} {_question(words, max_words)}", f"{kind}-{seed}")
 
     def picture(frames: int) -> np.ndarray:

@@ -109,7 +109,7 @@ def prompt_tree(prompts: Sequence[Prompt], share: bool = True, min_shared: int =
 
 
 def shared_tokens(
-    prompts: Sequence[Prompt], share: bool = True, min_shared: int = MIN_SHARED_TOKENS
+    prompts: Sequence[Prompt], min_shared: int = MIN_SHARED_TOKENS, share: bool = True
 ) -> tuple[tuple[int, ...], ...]:
     """[i][j]: tokens that prompts i and j pass through together in their tree; [i][i] is the prompt's length.
 

@@ -74,7 +74,7 @@ def update_policy(
         weights, behaviour = _one_each(weights), None if behaviour is None else _one_each(behaviour)
     prompts = [group.prompt for group in groups]
     leaves = leaves or _leaves(engine, prompts)
-    shared = shared_tokens(prompts, share)
+    shared = shared_tokens(prompts, share=share)
     counts = [_token_counts(group) for group in groups]
     plan = plan_micro_batches(counts, micro_batch_tokens, lambda i, j: shared[i][j])
     order = agreed_places(plan, policy.device)
