@@ -85,7 +85,9 @@ def test_greedy_equals_generate_on_mixed_prompts(family: str, monkeypatch: pytes
             assert rollout.token_ids.tolist() == expected
             assert (rollout.finish_reason == "stop") == (expected[-1] in stops)
         lengths.add(len(expected))
-    assert len(lengths) > 4, "the prompts should have finished at different lengths"
+    assert len(lengths) > (4 if policy.family.reads_media else 3), (
+        "the prompts should have finished at different lengths"
+    )
     assert len(let_go) > 2, "finished rollouts should have left the batch before the others were done"
     assert sampler.stats.cohorts > count // 10, "waiting prompts should have entered as others left"
 
