@@ -10,6 +10,8 @@ from pathlib import Path
 
 import vlm_pg
 from vlm_pg.errors import ConfigError, VlmPgError
+from vlm_pg.observe.files import file_errors_explained
+from vlm_pg.observe.text import visible
 
 EXIT_OK, EXIT_NOT_READY, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
 DEFAULT_RUN = "runs/embedded"
@@ -30,9 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code. Errors the user can put right are printed; bugs raise."""
     arguments = _parse(argv)
     try:
-        return arguments.run(arguments)
+        with file_errors_explained():
+            return arguments.run(arguments)
     except VlmPgError as error:
-        print(f"{_rank_prefix()}vlm-pg: error: {error}", file=sys.stderr)
+        # Names and answers in it are those of files and servers.
+        print(visible(f"{_rank_prefix()}vlm-pg: error: {error}"), file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print(f"{_rank_prefix()}vlm-pg: interrupted", file=sys.stderr)
