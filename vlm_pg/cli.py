@@ -156,7 +156,7 @@ def _report(arguments: argparse.Namespace) -> int:
         )
     from vlm_pg.observe.report import write_report
 
-    print(write_report(arguments.run_dir))
+    print(visible(str(write_report(arguments.run_dir))))
     return EXIT_OK
 
 
