@@ -98,10 +98,12 @@ def problem_with(path: Path, check_hashes: bool = False) -> str | None:
 def _problem_with(path: Path, check_hashes: bool) -> str | None:
     if not path.is_dir():
         return "it is no folder" if os.path.lexists(path) else "it is not there"
+    if not os.path.lexists(path / MANIFEST):
+        return f"it has no {MANIFEST}, so it was never finished"
+    if not (path / MANIFEST).is_file():
+        return f"its {MANIFEST} is no file"
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
-    except FileNotFoundError:
-        return f"it has no {MANIFEST}, so it was never finished"
     except (ValueError, RecursionError):
         return f"its {MANIFEST} is damaged"
     entries = _entries(manifest)

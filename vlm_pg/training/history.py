@@ -49,7 +49,7 @@ def why_no_new_start(run: Path, checkpoint_every: int) -> str | None:
 
 def last_step(metrics: Path) -> int | None:
     """The largest step in the file; damaged lines count as one step each. None for no file and no line."""
-    if not metrics.exists():
+    if not metrics.is_file():
         return None
     largest, lines = 0, 0
     with metrics.open("rb") as file:
@@ -84,10 +84,12 @@ def set_aside(run: Path) -> list[Path]:
 
 def _mapping(path: Path, *keys: str) -> dict[str, Any]:
     """What a YAML or JSON file holds under ``keys``; empty for what is absent, damaged or no mapping."""
+    if not path.is_file():
+        return {}
+    text = path.read_bytes()
     try:
-        text = path.read_bytes()
         value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (FileNotFoundError, IsADirectoryError, ValueError, RecursionError, yaml.YAMLError):
+    except (ValueError, RecursionError, yaml.YAMLError):
         return {}
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
