@@ -58,7 +58,7 @@ def resume(home: Path, tmp_path: Path, damage: Damage) -> None:
     assert "\x1b" not in ended.printed and "Traceback" not in ended.printed
     if damage.ends == "refused":
         assert ended.code == 2, ended.printed
-        # Where a log alone is at fault, the configuration has been written by then, and checkpoints beyond are none.
+        # Records of bad samples are read once the configuration has been written.
         now = contents(run)
         assert all(now.get(name) == data for name, data in before.items() if name != "config.yaml")
         return

@@ -153,7 +153,8 @@ def of_single_files() -> Iterator[Damage]:
         for what, change in FILE_CHANGES.items():
             harmless = name == MANIFEST and what == "grown"
             ends: Ends = "continued" if harmless else "passed over"
-            yield Damage(f"newest {name} {what}", in_file(f"{NEWEST}/{name}", change), ends, name)
+            names = "" if harmless else name
+            yield Damage(f"newest {name} {what}", in_file(f"{NEWEST}/{name}", change), ends, names)
     for step in STEPS[:2]:
         for name in (MANIFEST, "model.safetensors", STATE):
             for what in ("deleted", "cut in half", "one bit flipped", "a link in a circle instead"):
@@ -274,8 +275,8 @@ def of_folders() -> Iterator[Damage]:
         gone(run)
         checkpoints(run).symlink_to("checkpoints")
 
-    yield Damage("checkpoints gone", gone, "refused", "metrics.jsonl")
-    yield Damage("checkpoints empty", empty, "refused", "metrics.jsonl")
+    yield Damage("checkpoints gone", gone, "refused", "there is no checkpoint in")
+    yield Damage("checkpoints empty", empty, "refused", "there is no checkpoint in")
     yield Damage("checkpoints a file", a_file, "refused", "checkpoints")
     yield Damage("checkpoints a dangling link", links_nowhere, "refused", "checkpoints")
     yield Damage("checkpoints a link in a circle", in_a_circle, "refused", "checkpoints")
@@ -321,10 +322,10 @@ def of_logs() -> Iterator[Damage]:
             yield Damage(f"{name}: {what}", change, "continued")
         for what in ("deleted", "emptied", "cut in half", "one bit flipped", "zeros"):
             yield Damage(f"{name} {what}", in_file(name, FILE_CHANGES[what]), "continued")
-        for what in ("a folder instead", "a link in a circle instead"):
+        for what in ("a folder instead", "a link in a circle instead", "a dangling link instead", "a pipe instead"):
             yield Damage(f"{name} {what}", in_file(name, FILE_CHANGES[what]), "refused", name)
     for name in ("summary.json", "config.yaml"):
-        for what in ("deleted", "emptied", "cut in half", "zeros", "a dangling link instead"):
+        for what in ("deleted", "emptied", "cut in half", "zeros"):
             yield Damage(f"{name} {what}", in_file(name, FILE_CHANGES[what]), "continued")
         for what, data in {
             "a list": b"[1]",
@@ -333,7 +334,8 @@ def of_logs() -> Iterator[Damage]:
             "a text": b'"x"',
         }.items():
             yield Damage(f"{name} {what}", in_file(name, write(data)), "continued", f"{name}.damaged")
-        yield Damage(f"{name} a folder", in_file(name, folder_instead), "refused", name)
+        for what in ("a folder instead", "a dangling link instead", "a pipe instead"):
+            yield Damage(f"{name} {what}", in_file(name, FILE_CHANGES[what]), "refused", name)
     summaries = {
         "no number": b'{"eval_before": {"accuracy": NaN}}',
         "a text": b'{"eval_before": "x", "finished": "yes"}',

@@ -119,6 +119,12 @@ def refuse_what_is_no_run(path: Path) -> None:
     if not path.is_dir():
         return
     names = {entry.name for entry in path.iterdir()}
+    for name in sorted(names & (set(_OWN_FILES) - {"report.html"})):
+        if not (path / name).is_file():
+            raise ConfigError(
+                f"{path / name} is no file: a folder, a pipe or a link to nothing stands in its place. Move it away, "
+                "or choose another run.dir."
+            )
     is_run = "config.yaml" in names and names & {"metrics.jsonl", "checkpoints"}
     strange_names = sorted(name for name in names if not _is_own(name))
     if strange_names and not is_run:

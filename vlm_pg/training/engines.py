@@ -161,7 +161,9 @@ class TorchEngine(Engine):
                 state["step"] = state["step"].cpu()
             if state:
                 self._optimizer.state[master] = state
-        if len(self._optimizer.state) not in (0, len(self._named)):
+        # Only before the first update there is none.
+        updated = self.policy.weights_version > 0
+        if len(self._optimizer.state) != len(self._named) and (self._optimizer.state or updated):
             raise CheckpointError(
                 f"{path} has optimizer state for {len(self._optimizer.state)} of {len(self._named)} trained weights. "
                 "Resume with the model settings it was written under, or start a new run with model.path set to it."
