@@ -213,7 +213,9 @@ def test_fields_of_a_megabyte_do_not_make_the_page_long(tmp_path: Path) -> None:
     for line in folder.rollouts.open():
         record = json.loads(line)
         many = {f"{i}{long[:1000]}": 0.5 for i in range(2000)}
-        lines.append(record | {"options": [long[:5000]] * 500, "answer": long, "category": long, "notes": many, "parts": many})
+        lines.append(
+            record | {"options": [long[:5000]] * 500, "answer": long, "category": long, "notes": many, "parts": many}
+        )
     folder.rollouts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     summary = make_summary()
     summary["versions"] |= {f"{i}{long[:1000]}": long[:1000] for i in range(2000)}

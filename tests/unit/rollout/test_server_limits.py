@@ -140,6 +140,13 @@ def test_a_key_is_hidden_however_it_is_written(spelling: str) -> None:
     assert without_key("nothing of it", KEY) == "nothing of it" and without_key("a", None) == "a"
 
 
+@pytest.mark.parametrize("length", range(8, len(KEY)))
+def test_a_key_that_was_cut_is_hidden_too(length: int) -> None:
+    hidden = without_key(f"x {KEY[:length]}", KEY)
+    assert hidden.startswith("x [key]") and KEY[:8] not in hidden
+    assert "/w&" not in hidden and without_key("x p\"a's", KEY) == "x p\"a's"
+
+
 def test_a_key_with_quotes_is_in_no_error_and_no_record(
     servers: list[OddServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

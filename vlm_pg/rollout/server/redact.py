@@ -7,6 +7,8 @@ import re
 from functools import lru_cache
 
 HIDDEN = "[key]"
+# Where a text was cut within the key, what begins like it is hidden with all that follows up to the next space.
+BEGINNING_CHARACTERS = 8
 
 
 def without_key(text: str, key: str | None) -> str:
@@ -16,7 +18,9 @@ def without_key(text: str, key: str | None) -> str:
 
 @lru_cache(maxsize=8)
 def _spellings(key: str) -> re.Pattern[str]:
-    return re.compile("".join(map(_spellings_of_one, key)))
+    forms = [_spellings_of_one(character) for character in key]
+    whole, beginning = "".join(forms), "".join(forms[:BEGINNING_CHARACTERS])
+    return re.compile(whole if len(key) <= BEGINNING_CHARACTERS else rf"{whole}|{beginning}\S*")
 
 
 def _spellings_of_one(character: str) -> str:
