@@ -44,7 +44,7 @@ def test_damaged_weights(tmp_path: Path) -> None:
         vlm_pg.load_policy(folder)
 
 
-@pytest.mark.parametrize("kept", [0, 20])
+@pytest.mark.parametrize("kept", [1, 20])
 def test_missing_weights_are_not_random_ones(tmp_path: Path, kept: int) -> None:
     file = save_tiny_model(tmp_path) / "model.safetensors"
     tensors = load_file(file)
