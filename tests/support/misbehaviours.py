@@ -285,8 +285,8 @@ def of_wires() -> Iterator[Misbehaviour]:
     yield Misbehaviour("closed before the body", wire(cut=0))
     yield Misbehaviour("a length that is too large", wire(headers={"Content-Length": "99999"}, cut=10**6))
     yield Misbehaviour("no length", wire(headers={"Content-Length": "x"}))
-    yield Misbehaviour("a drip", wire(drip_seconds=0.02))
-    yield Misbehaviour("too late", wire(wait_seconds=1.2))
+    yield Misbehaviour("a drip", wire(drip_seconds=5.0))
+    yield Misbehaviour("too late", wire(wait_seconds=3600.0))
 
 
 def all_misbehaviours() -> list[Misbehaviour]:

@@ -29,6 +29,8 @@ from vlm_pg.types import Prompt, Rollout, Sample
 TABLE = all_misbehaviours()
 SAMPLE = TABLE[3::10]
 QUESTIONS = 40
+# They would go on for an hour: only a limit of time ends them.
+ENDLESS = ("a drip", "too late")
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +74,7 @@ def begin(servers: list[OddServer], exact: bool, told: list[str] | None = None, 
             "url": servers[0].url,
             "wait_seconds": 0.0,
             "retries": 2,
-            "timeout_seconds": 1.0,
+            "timeout_seconds": 60.0,
             "max_answer_mb": 1.0,
             "max_divergence": None,
         }
@@ -94,7 +96,7 @@ def assert_sampled(server: OddServer, prompts: tuple[Prompt, ...], groups: list[
 
 
 def once_and_always(servers: list[OddServer], item: Misbehaviour) -> None:
-    engine = begin(servers, item.exact)
+    engine = begin(servers, item.exact, timeout_seconds=5.0 if item.name in ENDLESS else 60.0)
     server, prompts = servers[0], questions()[0][:1]
     server.next_reply = lambda number: item.change if number == 0 else None
     if item.ends == "refused":
@@ -147,7 +149,7 @@ def test_what_is_trained_on_was_sampled(servers: list[OddServer], count: int, ex
     """A tenth of all answers is wrong in some way of the table; what never fits is recorded."""
     engine = begin(servers, exact, retries=4)
     server, rng = servers[0], random.Random(3)
-    slow = ("a drip", "too late", "a gzip bomb", "a bomb of bombs", "a long body")
+    slow = (*ENDLESS, "a gzip bomb", "a bomb of bombs", "a long body")
     wrong = [item.change for item in TABLE if item.ends == "again" and item.exact == exact and item.name not in slow]
     misbehaved = 0
 
