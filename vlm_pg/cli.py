@@ -10,8 +10,6 @@ from pathlib import Path
 
 import vlm_pg
 from vlm_pg.errors import ConfigError, VlmPgError
-from vlm_pg.observe.files import file_errors_explained
-from vlm_pg.observe.text import visible
 
 EXIT_OK, EXIT_NOT_READY, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
 DEFAULT_RUN = "runs/embedded"
@@ -31,6 +29,10 @@ exit codes:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code. Errors the user can put right are printed; bugs raise."""
     arguments = _parse(argv)
+    # Here, so that --help has even less to import.
+    from vlm_pg.observe.files import file_errors_explained
+    from vlm_pg.observe.text import visible
+
     try:
         with file_errors_explained():
             return arguments.run(arguments)
@@ -155,6 +157,7 @@ def _report(arguments: argparse.Namespace) -> int:
             f"Give one, for example {DEFAULT_RUN}."
         )
     from vlm_pg.observe.report import write_report
+    from vlm_pg.observe.text import visible
 
     print(visible(str(write_report(arguments.run_dir))))
     return EXIT_OK
