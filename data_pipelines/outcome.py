@@ -6,11 +6,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import gold_faults, progress, write_text
+from vlm_pg.data.bad import line_of
 from vlm_pg.data.records import write_records
 from vlm_pg.errors import SampleError
 from vlm_pg.media.paths import resolve
@@ -69,8 +70,7 @@ class Outcome:
             samples = self.train if name == "train" else self.evaluation
             write_records(out / f"{name}.jsonl", samples)
             files[f"{name}.jsonl"] = len(samples)
-        lines = (json.dumps(asdict(bad), ensure_ascii=False) + "\n" for bad in self.refused)
-        write_text(out / "refused.jsonl", "".join(lines))
+        write_text(out / "refused.jsonl", "".join(map(line_of, self.refused)))
         kept = [*self.train, *self.evaluation]
         report = {
             **inputs,
@@ -121,5 +121,5 @@ def _media_fault(sample: Sample, media_root: Path | None) -> SampleError | None:
 
 def _is_for_evaluation(key: str, eval_share: float, seed: int) -> bool:
     """A fixed share of all keys, whatever else the file holds."""
-    digest = hashlib.sha256(f"{seed}:{key}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}:{key}".encode(errors="surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") < eval_share * 2**64

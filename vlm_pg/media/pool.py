@@ -5,6 +5,7 @@ A thread of the parent hands out calls and collects results, so work goes on whi
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import socket
@@ -29,7 +30,7 @@ START_SECONDS = 300.0
 MAX_FAILED_STARTS = 3
 # the worker's own alarm comes after the parent's deadline: it matters only when the parent is gone
 ALARM_FACTOR, ALARM_EXTRA_SECONDS = 1.5, 5.0
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from vlm_pg.media.worker import main; main({}, {}, {})"
+_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from vlm_pg.media.worker import main; main({}, {}, {}, {})"
 # numeric libraries read these at start-up, torch too: a worker is one thread
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -59,13 +60,15 @@ class WorkerPool:
         workers: number of processes, at least 1.
         deadline_seconds: a call that takes longer is given up: its worker is killed and replaced.
         modules: what every worker imports before its first call.
+        memory_bytes: how much memory a worker may take beyond what it holds then; 0 for no limit.
 
     A result arrives in the future that ``submit`` returns. Its exception is a SampleError ``decode_timeout`` or
     ``decoder_crashed``, the SampleError the function raised, or a RuntimeError with the traceback of a bug.
     """
 
-    def __init__(self, workers: int, deadline_seconds: float, modules: Sequence[str] = ()):
+    def __init__(self, workers: int, deadline_seconds: float, modules: Sequence[str] = (), memory_bytes: int = 0):
         self._deadline_seconds = deadline_seconds
+        self._memory_bytes = memory_bytes
         self._modules = tuple(modules)
         self._waiting: deque[_Call] = deque()
         self._lock = threading.Lock()
@@ -111,10 +114,12 @@ class WorkerPool:
 
     def _start(self) -> _Worker:
         ours, theirs = socket.socketpair()
-        # appended to, so that it can be emptied between calls; closed with the worker
-        stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115
+        stderr = tempfile.TemporaryFile("w+b")  # noqa: SIM115  # closed with the worker
+        # The worker writes at the end, wherever that is: the file is emptied between calls.
+        flags = fcntl.fcntl(stderr, fcntl.F_GETFL)
+        fcntl.fcntl(stderr, fcntl.F_SETFL, flags | os.O_APPEND)
         package_root = str(Path(__file__).parents[2])
-        code = _BOOT.format(theirs.fileno(), os.getpid(), self._modules)
+        code = _BOOT.format(theirs.fileno(), os.getpid(), self._modules, self._memory_bytes)
         environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", **dict.fromkeys(_ONE_THREAD, "1"))
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", code, package_root],
@@ -255,4 +260,4 @@ def _last_words(stderr: IO[bytes], limit: int = 300) -> str:
     """The end of what a worker wrote to its standard error."""
     size = stderr.seek(0, os.SEEK_END)
     stderr.seek(max(0, size - limit))
-    return stderr.read().decode(errors="replace").strip()
+    return " / ".join(stderr.read().decode(errors="replace").split("\n")).strip(" /")
