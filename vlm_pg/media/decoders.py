@@ -6,6 +6,7 @@ pictures. Everything here may hang or crash on a damaged file, so it is meant to
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -91,9 +92,13 @@ class DecordDecoder:
             raise DecodeFailure("open", "decord does not apply the rotation that Matroska files state")
         with reading("open", self._errors, _sentence):
             self._reader = decord.VideoReader(str(path), num_threads=1)
-            count = len(self._reader)
+            count, keys = len(self._reader), [int(place) for place in self._reader.get_key_indices()]
         if count != len(index.pts):
             raise DecodeFailure("open", f"decord counts {count} frames where {len(index.pts)} are shown")
+        if keys != [bisect_left(index.pts, entry.pts) for entry in index.entries]:
+            raise DecodeFailure(
+                "open", "decord takes other frames for key frames, and would misplace those behind them"
+            )
 
     def read(self, indices: Sequence[int]) -> np.ndarray:
         """See ``Decoder.read``."""

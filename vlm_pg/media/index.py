@@ -10,7 +10,7 @@ from typing import Any
 
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import open_video
-from vlm_pg.media.keyframes import Entry, Syntax, entry, is_shown, syntax_of
+from vlm_pg.media.keyframes import Entry, Syntax, entry, is_looked_into, is_shown, syntax_of
 
 
 class TooManyFrames(DecodeFailure):
@@ -54,10 +54,11 @@ class _Frames:
     """What is gathered of the video's packets, in the order of storage.
 
     ``flagged``: the key frames, each with its place in ``pts`` and what it really is. ``cut``: entry points among the
-    frames that an edit list cuts away.
+    frames that an edit list cuts away. ``all_intra``: the codec has no other frames than key frames.
     """
 
     syntax: Syntax
+    all_intra: bool = False
     pts: list[int] = field(default_factory=list)
     flagged: list[tuple[int, Entry]] = field(default_factory=list)
     entries: list[EntryPoint] = field(default_factory=list)
@@ -85,6 +86,7 @@ class _Frames:
         """Raises DecodeFailure when there is no frame."""
         if not self.pts:
             raise DecodeFailure("open", "the video stream has no frames")
+        self._doubt_flags()
         shown = sorted(self.pts)
         entries = self.entries + [point for point in self.cut if point.pts < shown[0]]
         return VideoIndex(
@@ -97,6 +99,13 @@ class _Frames:
             video_reach=video_reach,
             reach=reach,
         )
+
+    def _doubt_flags(self) -> None:
+        """Where every frame is flagged as a key frame (an MP4 without a sync table), flags say nothing."""
+        if self.all_intra or is_looked_into(self.syntax) or not 1 < len(self.pts) == len(self.flagged):
+            return
+        self.cut, self.entries = (self.cut[:1], []) if self.cut else ([], self.entries[:1])
+        self.flagged = [(place, Entry.CLEAN if place == 0 else Entry.NONE) for place, _ in self.flagged]
 
 
 def read_index(path: Path, max_frames: int | None = None) -> VideoIndex:
@@ -115,7 +124,8 @@ def index_of(container: Any, stream: Any, max_frames: int | None = None) -> Vide
     import av
 
     with reading("open", (av.FFmpegError,)):
-        frames = _Frames(syntax_of(stream.codec_context.codec.canonical_name, stream.codec_context.extradata))
+        codec = stream.codec_context.codec
+        frames = _Frames(syntax_of(codec.canonical_name, stream.codec_context.extradata), codec.intra_only)
         reaches: dict[int, tuple[float, float]] = {}
         for packet in packets(container):
             if packet.size == 0:  # end marker

@@ -3,7 +3,8 @@
 Containers call frames key frames that are none: an MP4 without a table of sync samples calls every frame one, and where
 pictures are refreshed bit by bit (x264's intra-refresh) the flag stands where the refresh begins, not where it is done.
 
-Sources: ITU-T H.264 7.3.1, 7.4.1, D.1.8; ITU-T H.265 7.3.1.2, 7.4.2.2; RFC 6386 9.1.
+Sources: ITU-T H.264 7.3.1, 7.4.1, D.1.8; ITU-T H.265 7.3.1.2, 7.4.2.2; ISO/IEC 14496-2 6.2.5; ITU-T H.262 6.2.3;
+RFC 6386 9.1; VP9 Bitstream & Decoding Process Specification 6.2.
 """
 
 from __future__ import annotations
@@ -49,10 +50,15 @@ def syntax_of(codec: str, extradata: bytes | None) -> Syntax:
 
 def entry(packet: bytes, is_keyframe: bool, syntax: Syntax) -> Entry:
     """How decoding may begin with ``packet``; of codecs that are not looked into, as the container's flag says."""
-    if not is_keyframe:
+    if not is_keyframe or not packet:
         return Entry.NONE
     judge = _JUDGES.get(syntax.codec)
     return judge(packet, syntax) if judge else Entry.CLEAN
+
+
+def is_looked_into(syntax: Syntax) -> bool:
+    """Whether ``entry`` knows better than the container's flag."""
+    return syntax.codec in _JUDGES
 
 
 def is_shown(packet: bytes, syntax: Syntax) -> bool:
@@ -81,7 +87,39 @@ def _hevc(packet: bytes, syntax: Syntax) -> Entry:
     return Entry.NONE
 
 
-_JUDGES: dict[str, Callable[[bytes, Syntax], Entry]] = {"h264": _h264, "hevc": _hevc}
+def _mpeg4(packet: bytes, syntax: Syntax) -> Entry:
+    place = packet.find(b"\0\0\1\xb6") + 4
+    return _clean_if(3 < place < len(packet) and packet[place] >> 6 == 0)  # vop_coding_type: intra
+
+
+def _mpeg2(packet: bytes, syntax: Syntax) -> Entry:
+    place = packet.find(b"\0\0\1\0") + 4
+    return _clean_if(3 < place < len(packet) - 1 and packet[place + 1] >> 3 & 7 == 1)  # picture_coding_type: intra
+
+
+def _vp8(packet: bytes, syntax: Syntax) -> Entry:
+    return _clean_if(packet[0] & 1 == 0)
+
+
+def _vp9(packet: bytes, syntax: Syntax) -> Entry:
+    # frame_marker, two bits of profile, for profile 3 a reserved one, show_existing_frame, frame_type
+    bits = packet[0] << 1 if packet[0] & 0x30 == 0x30 else packet[0]
+    return _clean_if(bits & 0x0C == 0)
+
+
+def _clean_if(is_intra: bool) -> Entry:
+    return Entry.CLEAN if is_intra else Entry.NONE
+
+
+_JUDGES: dict[str, Callable[[bytes, Syntax], Entry]] = {
+    "h264": _h264,
+    "hevc": _hevc,
+    "mpeg4": _mpeg4,
+    "mpeg1video": _mpeg2,
+    "mpeg2video": _mpeg2,
+    "vp8": _vp8,
+    "vp9": _vp9,
+}
 
 
 def _units(packet: bytes, length_bytes: int) -> Iterator[bytes]:
