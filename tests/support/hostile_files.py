@@ -75,17 +75,7 @@ def renamed_files(bases: dict[str, bytes]) -> Iterator[tuple[str, bytes]]:
 def bombs(bases: dict[str, bytes]) -> Iterator[tuple[str, bytes]]:
     """Small files that ask for much."""
     movie = bases["libx264-mp4-base.mp4"]
-    for count in (10_000_000, 200_000_000, 0xFFFFFFFF):
-        yield f"stts-{count}.mp4", _with_table(movie, b"stts", struct.pack(">IIII", 0, 1, count, 1))
-        yield f"ctts-{count}.mp4", _with_table(movie, b"stss", struct.pack(">IIII", 0, 1, count, 1), b"ctts")
-        yield f"stsz-{count}.mp4", _with_table(movie, b"stsz", struct.pack(">III", 0, 0, count))
-        yield f"stsz-equal-{count}.mp4", _with_table(movie, b"stsz", struct.pack(">III", 0, 1, count))
-        many = struct.pack(">II", 0, 1000) + struct.pack(">II", count // 1000, 1) * 1000
-        yield f"stts-many-{count}.mp4", _with_table(movie, b"stts", many)
-        run = box(
-            b"moof", box(b"traf", box(b"tfhd", struct.pack(">II", 0, 1)), box(b"trun", struct.pack(">II", 0, count)))
-        )
-        yield f"trun-{count}.mp4", movie + run
+    yield from table_bombs(movie)
     deep = b""
     for _ in range(2000):
         deep = box(b"moov", deep)
@@ -101,6 +91,21 @@ def bombs(bases: dict[str, bytes]) -> Iterator[tuple[str, bytes]]:
     yield "text.png", _png_with(b"zTXt", b"k\0\0" + zlib.compress(b"x" * 200_000_000))
     yield "profile.png", _png_with(b"iCCP", b"k\0\0" + zlib.compress(b"x" * 200_000_000))
     yield "data.png", _png_with(b"IDAT", zlib.compress(b"\0" * 200_000_000))
+
+
+def table_bombs(movie: bytes) -> Iterator[tuple[str, bytes]]:
+    """The MP4 with tables that promise far more samples than it has bytes."""
+    for count in (10_000_000, 200_000_000, 0xFFFFFFFF):
+        yield f"stts-{count}.mp4", _with_table(movie, b"stts", struct.pack(">IIII", 0, 1, count, 1))
+        yield f"ctts-{count}.mp4", _with_table(movie, b"stss", struct.pack(">IIII", 0, 1, count, 1), b"ctts")
+        yield f"stsz-{count}.mp4", _with_table(movie, b"stsz", struct.pack(">III", 0, 0, count))
+        yield f"stsz-equal-{count}.mp4", _with_table(movie, b"stsz", struct.pack(">III", 0, 1, count))
+        many = struct.pack(">II", 0, 1000) + struct.pack(">II", count // 1000, 1) * 1000
+        yield f"stts-many-{count}.mp4", _with_table(movie, b"stts", many)
+        run = box(
+            b"moof", box(b"traf", box(b"tfhd", struct.pack(">II", 0, 1)), box(b"trun", struct.pack(">II", 0, count)))
+        )
+        yield f"trun-{count}.mp4", movie + run
 
 
 def _with_table(movie: bytes, old: bytes, content: bytes, new: bytes | None = None) -> bytes:

@@ -38,7 +38,8 @@ def open_video(path: Path, max_pixels: int = 0) -> Iterator[tuple[Any, Any]]:
 
     Args:
         path: the file.
-        max_pixels: no picture of a larger area is given memory; 0 for no limit.
+        max_pixels: pictures of more than twice this area get no memory; 0 for no limit. Where a picture is above the
+            limit and still gets memory, the caller can say how large it is.
 
     Raises:
         DecodeFailure: it is no container that is read, or has no video stream that can be decoded.
@@ -47,11 +48,12 @@ def open_video(path: Path, max_pixels: int = 0) -> Iterator[tuple[Any, Any]]:
 
     container_format = judge(path)
     options = {"format_whitelist": FORMAT_WHITELIST, "protocol_whitelist": PROTOCOL_WHITELIST}
-    if max_pixels:
-        options["max_pixels"] = str(max_pixels)
+    limits = {"max_pixels": str(2 * max_pixels)} if max_pixels else {}
     with reading("open", (av.FFmpegError,)):
         # Titles and names of tracks may be in any encoding; none is used.
-        container = av.open(path.as_posix(), format=container_format, options=options, metadata_errors="replace")
+        container = av.open(
+            path.as_posix(), format=container_format, options=options | limits, metadata_errors="replace"
+        )
     try:
         with reading("open", (av.FFmpegError,)):
             stream = container.streams.best("video")
@@ -60,8 +62,7 @@ def open_video(path: Path, max_pixels: int = 0) -> Iterator[tuple[Any, Any]]:
             if stream.codec_context is None:
                 raise DecodeFailure("open", "its video is encrypted or in a codec that is not known")
             stream.codec_context.thread_count = 1
-            if max_pixels:
-                stream.codec_context.options = {"max_pixels": str(max_pixels)}
+            stream.codec_context.options = limits
         yield container, stream
     finally:
         container.close()

@@ -83,7 +83,7 @@ def decode_video(path: Path, settings: MediaSettings, factor: int, name: str = "
 
 def _survey(path: Path, name: str, settings: MediaSettings) -> tuple[VideoHeader, VideoIndex]:
     """What the file says about itself, limits tested as soon as each part is read."""
-    with open_video(path, _picture_limit(settings)) as (container, stream):
+    with open_video(path, settings.max_video_frame_pixels) as (container, stream):
         header = header_of(container, stream)
         _check_header(name, header, settings)
         try:
@@ -94,11 +94,6 @@ def _survey(path: Path, name: str, settings: MediaSettings) -> tuple[VideoHeader
                 f"video '{name}' has more frames than {settings.max_video_frames}, the most that are allowed. Cut the "
                 "file, or raise media.max_video_frames.",
             ) from error
-
-
-def _picture_limit(settings: MediaSettings) -> int:
-    """The area FFmpeg gives memory for: above what is allowed, so that our own message comes where it can."""
-    return 2 * settings.max_video_frame_pixels
 
 
 def _read_frames(
