@@ -1,7 +1,8 @@
 """Whatever lies in a media folder costs one sample at most: a corpus of odd files, and seeded damage to healthy ones.
 
-Of every file: a typed answer, no other file opened, no connection, bounded processor time and memory; of all together:
-no descriptor, process or temporary file left. A part runs in the usual tests, all of it under the marker ``matrix``.
+Of every file: a typed answer, no other file opened, no connection, bounded memory; of all together: no descriptor, process
+or temporary file left. A part runs in the usual tests, all of it under the marker ``matrix``, where processor time (not
+the clock's, which other programs take part in) is bounded as well.
 """
 
 from __future__ import annotations
@@ -67,9 +68,7 @@ class Guarded:
         self.reasons[reason] += 1
         (now,) = self.loader._pool.pids
         if now == pid and began is not None:
-            spent = cpu_seconds(pid) - began
-            assert spent <= CPU_SECONDS, (name, spent)
-            self.slowest = max(self.slowest, spent)
+            self.slowest = max(self.slowest, cpu_seconds(pid) - began)
         if now == pid:
             self.largest = max(self.largest, memory_bytes(pid, "VmHWM"))
             if self.started_descriptors is None:
@@ -79,7 +78,8 @@ class Guarded:
         assert self.door.rings == 0, f"{name}: a connection was made"
         path.unlink()
 
-    def check_end(self) -> None:
+    def check_end(self, most_seconds: float | None = None) -> None:
+        assert most_seconds is None or self.slowest <= most_seconds
         assert self.loader._pool is not None
         (pid,) = self.loader._pool.pids
         assert len(descriptors(pid)) <= (self.started_descriptors or 0), descriptors(pid)
@@ -144,7 +144,7 @@ def test_the_corpus(guarded: Guarded, tmp_path: Path):
     for clip in table():
         guarded.load(f"{clip.name}.mkv", write(clip, tmp_path).read_bytes())
     assert count + len(table()) >= 500
-    guarded.check_end()
+    guarded.check_end(CPU_SECONDS)
 
 
 def mutations(folder: Path, numbers: Iterable[int]) -> Iterator[tuple[str, bytes]]:
@@ -164,4 +164,4 @@ def test_a_part_of_the_mutations(guarded: Guarded, tmp_path: Path):
 def test_ten_thousand_mutations(guarded: Guarded, tmp_path: Path, thousand: int):
     first = 1000 * thousand
     assert run(guarded, mutations(tmp_path / "made", range(first, first + 1000))) == 1000
-    guarded.check_end()
+    guarded.check_end(CPU_SECONDS)

@@ -185,3 +185,43 @@ def test_a_loader_refuses_what_it_cannot_serve(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(loader_module, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"media\.decoder is decord, which is not installed\. .* set media\.decoder="):
         MediaLoader(MediaSettings(decoder="decord"), tmp_path)
+
+
+def test_the_last_words_of_a_worker_are_its_own(pool: WorkerPool):
+    """What it wrote in earlier calls is gone, and leaves no hole in front of what it writes now."""
+    pool.submit(os.write, 2, b"earlier " * 100).result()
+    error = pool.submit(os.write, 2, b"").exception()
+    assert error is None
+    crash = pool.submit(exec, "import os; os.write(2, b'first line\\n\\x1b[31msecond'); os._exit(3)", label="'a.mp4'")
+    message = str(crash.exception())
+    assert r"crashed on 'a.mp4': exit code 3: first line / \x1b[31msecond. Files that crash" in message
+    assert "earlier" not in message and "\0" not in message and "\\x00" not in message
+
+
+def test_a_worker_gets_no_more_memory_than_allowed():
+    """Beyond it Python raises and the sample is refused; the same worker goes on."""
+    pool = WorkerPool(1, deadline_seconds=600, memory_bytes=256 << 20)
+    pid = pool.submit(os.getpid).result()
+    assert pool.submit(len, b"").result() == 0
+    error = pool.submit(bytearray, 512 << 20).exception()
+    assert isinstance(error, SampleError) and error.reason == "out_of_memory"
+    assert "What media.worker_memory_bytes allows is expected to do. Raise it, or lower media.max_frames" in str(error)
+    assert pool.submit(os.getpid).result() == pid
+    pool.close()
+
+
+def test_frames_beyond_a_workers_memory_are_refused_by_name(tmp_path: Path):
+    """FFmpeg, numpy and torch report the kernel's limit as an error; the file is named, the worker goes on."""
+    from PIL import Image
+
+    Image.new("RGB", (8000, 7900)).save(tmp_path / "wide.png", compress_level=1)
+    Image.new("RGB", (80, 79)).save(tmp_path / "small.png")
+    with MediaLoader(MediaSettings(workers=1, worker_memory_bytes=256 << 20), tmp_path) as loader:
+        wide, small = loader.load([MediaRef("image", "wide.png"), MediaRef("image", "small.png")])
+        again = loader.load([MediaRef("image", "small.png")])[0]
+    assert isinstance(wide, SampleError) and wide.reason == "out_of_memory"
+    assert (
+        "image 'wide.png' does not fit into memory while it is decoded (media.worker_memory_bytes is 268435456)"
+        in str(wide)
+    )
+    assert isinstance(small, DecodedMedia) and isinstance(again, DecodedMedia)
