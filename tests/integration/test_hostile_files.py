@@ -1,8 +1,8 @@
 """Whatever lies in a media folder costs one sample at most: a corpus of odd files, and seeded damage to healthy ones.
 
-Of every file: a typed answer, no other file opened, no connection, bounded memory; of all together: no descriptor, process
-or temporary file left. A part runs in the usual tests, all of it under the marker ``matrix``, where processor time (not
-the clock's, which other programs take part in) is bounded as well.
+Of every file: a typed answer, no other file opened, no connection, bounded memory; of all together: no descriptor,
+process or temporary file left. A part runs in the usual tests, all of it under the marker ``matrix``, where processor
+time (not the clock's, which other programs take part in) is bounded as well.
 """
 
 from __future__ import annotations
