@@ -50,6 +50,28 @@ class VideoIndex:
 
 
 @dataclass
+class _Reach:
+    """From when until when the packets of a stream go, in units of its time base."""
+
+    time_base: Fraction | None
+    first: int | None = None
+    end: int = 0
+
+    def add(self, packet: Any) -> None:
+        time = packet.dts if packet.pts is None else packet.pts
+        if time is None:
+            return
+        end = time + (packet.duration or 0)
+        if self.first is None:
+            self.first, self.end = time, end
+        self.first, self.end = min(self.first, time), max(self.end, end)
+
+    def seconds(self) -> tuple[float, float]:
+        base = self.time_base or Fraction(0)
+        return float((self.first or 0) * base), float(self.end * base)
+
+
+@dataclass
 class _Frames:
     """What is gathered of the video's packets, in the order of storage.
 
@@ -72,7 +94,8 @@ class _Frames:
             if packet.is_discard:
                 return
             raise DecodeFailure("open", "a frame has no presentation timestamp")
-        kind = entry(bytes(coded), True, self.syntax) if packet.is_keyframe else Entry.NONE
+        looked_at = bytes(coded) if packet.is_keyframe and is_looked_into(self.syntax) else bytes(coded[:1])
+        kind = entry(looked_at, packet.is_keyframe, self.syntax)
         if kind is not Entry.NONE:
             point = EntryPoint(packet.pts, packet.pts if packet.dts is None else packet.dts)
             (self.cut if packet.is_discard else self.entries).append(point)
@@ -126,27 +149,21 @@ def index_of(container: Any, stream: Any, max_frames: int | None = None) -> Vide
     with reading("open", (av.FFmpegError,)):
         codec = stream.codec_context.codec
         frames = _Frames(syntax_of(codec.canonical_name, stream.codec_context.extradata), codec.intra_only)
-        reaches: dict[int, tuple[float, float]] = {}
+        reaches: dict[int, _Reach] = {}
         for packet in packets(container):
             if packet.size == 0:  # end marker
                 continue
-            _extend(reaches, packet)
-            if packet.stream.index == stream.index:
+            number = packet.stream.index
+            if number not in reaches:
+                reaches[number] = _Reach(packet.time_base)
+            reaches[number].add(packet)
+            if number == stream.index:
                 frames.add(packet)
                 if max_frames is not None and len(frames.pts) > max_frames:
                     raise TooManyFrames("open", f"it has more than {max_frames} frames")
-        starts, ends = zip(*reaches.values()) if reaches else ((0.0,), (0.0,))
-        return frames.index(stream.time_base, reaches.get(stream.index, (0.0, 0.0)), (min(starts), max(ends)))
-
-
-def _extend(reaches: dict[int, tuple[float, float]], packet: Any) -> None:
-    """Make the reach of the packet's stream, (from, until) in seconds, include the packet."""
-    time = packet.dts if packet.pts is None else packet.pts
-    if time is None or packet.time_base is None:
-        return
-    start, end = float(time * packet.time_base), float((time + (packet.duration or 0)) * packet.time_base)
-    first, last = reaches.get(packet.stream.index, (start, end))
-    reaches[packet.stream.index] = (min(first, start), max(last, end))
+        seconds = {number: reach.seconds() for number, reach in reaches.items()}
+        starts, ends = zip(*seconds.values()) if seconds else ((0.0,), (0.0,))
+        return frames.index(stream.time_base, seconds.get(stream.index, (0.0, 0.0)), (min(starts), max(ends)))
 
 
 def packets(container: Any, *streams: Any) -> Iterator[Any]:
