@@ -93,10 +93,10 @@ def write_manifest(folder: Path, arguments: Mapping[str, Any], files: Mapping[st
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file of JSON that appears whole or not at all; what is no Unicode becomes JSON's escape for it."""
+    """Write a text file that appears whole or not at all. Raises UnicodeEncodeError for text that is no Unicode."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
-        with unfinished.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        with unfinished.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

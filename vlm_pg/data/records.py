@@ -16,7 +16,6 @@ import json
 import os
 import re
 import string
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -124,15 +123,16 @@ def parse_record(record: Any) -> Sample:
             "the text",
         )
     answer_kind = _answer_kind(record)
+    answer = _answer(record, answer_kind, options)
     if answer_kind == "multiple_choice":
-        _check_different(options)
+        _check_gold(options, answer)
     source = _field(record, "data_source", str, default="unknown") or "unknown"
     sample = Sample(
         sample_id=sample_id,
         question=question,
         media=_media(record),
         options=options,
-        answer=_answer(record, answer_kind, options),
+        answer=answer,
         answer_kind=answer_kind,
         source=source,
         category=_field(record, "category", str, default=source) or source,
@@ -186,15 +186,17 @@ def _check_text(name: str, text: str) -> None:
         )
 
 
-def _check_different(options: tuple[str, ...]) -> None:
-    """Options of a multiple choice question need a text each, and different ones: the answer may be given as text."""
-    texts = [" ".join(found[2].split()) for option in options if (found := _OPTION.match(option))]
-    if not all(texts):
+def _check_gold(options: tuple[str, ...], gold: str) -> None:
+    """Options need a text each, and the right one a text of its own: the answer may be given as text."""
+    texts = {found[1]: " ".join(found[2].split()) for option in options if (found := _OPTION.match(option))}
+    if not all(texts.values()):
         raise _bad("bad_options", "'options' holds an option without text", "A text for each", "them")
-    twice = [text for text, count in Counter(texts).items() if count > 1]
-    if twice:
+    if list(texts.values()).count(texts[gold]) > 1:
         raise _bad(
-            "bad_options", f"'options' holds '{twice[0][:80]}' more than once", "A different text for each", "them"
+            "bad_options",
+            f"'options' holds the right one, '{texts[gold][:80]}', more than once",
+            "A text that no other option has",
+            "them",
         )
 
 
