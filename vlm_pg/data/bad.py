@@ -13,6 +13,18 @@ from vlm_pg.errors import ConfigError, TooManyBadSamples
 from vlm_pg.types import BadSample
 
 
+def line_of(bad: BadSample) -> str:
+    """The fault as a line of JSON.
+
+    Write it with ``errors="backslashreplace"``: what is no Unicode (lone surrogates, as in names of files that are not
+    UTF-8) becomes the escape that JSON has for it, and is read back equal.
+    """
+    fields = asdict(bad)
+    if not bad.trace:
+        del fields["trace"]
+    return json.dumps(fields, ensure_ascii=False) + "\n"
+
+
 class BadSampleLog:
     """Writes ``bad_samples.jsonl`` as faults happen and stops the run when too large a share is bad.
 
@@ -74,8 +86,8 @@ class BadSampleLog:
             return False
         self._known[key] = bad.reason
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(bad), ensure_ascii=False) + "\n")
+        with self._path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(line_of(bad))
             file.flush()
             os.fsync(file.fileno())
         return True

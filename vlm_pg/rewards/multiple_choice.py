@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from vlm_pg.rewards.clauses import clauses
+from vlm_pg.rewards.clauses import affirmed, clauses
 from vlm_pg.rewards.lead_ins import without_lead_in
 from vlm_pg.rewards.option_mentions import stated_letters
 from vlm_pg.rewards.options import Choices, choices_of, plain_choices, same_text, split_options
@@ -96,7 +96,7 @@ def _by_first_clause(text: str, choices: Choices) -> set[str]:
     clause = _FIRST_CLAUSE.match(text)
     if clause is None or not (named := _by_whole_text(clause[1], choices)):
         return set()
-    rest = clause[2].casefold()
+    rest = affirmed(clause[2]).casefold()
     return named | {letter for letter, option in choices if option and option.casefold().rstrip(".") in rest}
 
 

@@ -38,8 +38,13 @@ _EXPLICIT = re.compile(
     rf"\b{phrases('answer, option, choice')}(?:\s{{1,3}}is\b|\s{{0,3}}:)|"
     rf"\b{phrases('choose, pick, select, go with, i would say, i say')}\b|答案|选(?!项)|"
     rf"\b{phrases('it, that, this')}(?:\s{{1,3}}is|['’]s)\b|"
-    rf"\bis\s{{1,3}}(?:the\s{{1,3}})?{phrases('correct, right, best, answer, true')}\b|对|正确",
+    rf"\bis\s{{1,3}}(?:the\s{{1,3}})?{phrases('correct, right, best, answer, true')}\b|对|正确|"
+    rf"\b{phrases('is, fits, matches, works, suits')}\s{{1,3}}(?:better|best)\b",
     re.IGNORECASE,
+)
+# "B or so" says that B is not sure to be the answer.
+_VAGUE = re.compile(
+    rf"\bor\s{{1,3}}{phrases('so, something, thereabouts, another, others, other, else')}\b", re.IGNORECASE
 )
 # In an explanation these make another letter an answer, too.
 _RIVAL = re.compile(
@@ -48,6 +53,7 @@ _RIVAL = re.compile(
     rf"\b{phrases('best, alternatively, otherwise, unless, no')}\b|也|或|可能|都|对|正确|选",
     re.IGNORECASE,
 )
+_JOINING = re.compile(rf"\s*{phrases('but, yet, so, therefore, thus, hence')}\s", re.IGNORECASE)
 _FEWEST_WORDS = 3
 
 
@@ -73,7 +79,7 @@ def stated_letters(text: str, options: Collection[str]) -> set[str]:
     mentions = [mention for clause in clauses(text) for mention in _mentions(clause, options)]
     rejected = {mention.letter for mention in mentions if not mention.clause.is_affirmed}
     affirmed = [mention for mention in mentions if mention.clause.is_affirmed]
-    if any(mention.clause.is_unclear for mention in mentions):
+    if any(mention.clause.is_unclear for mention in mentions) or (mentions and _VAGUE.search(text)):
         return set()
     letters = {mention.letter for mention in affirmed}
     if len(letters) > 1:
@@ -123,8 +129,8 @@ def _without_explanations(affirmed: list[Mention]) -> set[str]:
 
 
 def _is_statement(clause: Clause) -> bool:
-    """Whether a clause gives an answer: a letter alone, or "the answer is", "B is correct" and the like."""
-    is_alone = len(clause.text.strip("()[]. ")) == 1
+    """Whether a clause gives an answer: a letter alone or after "but", or "the answer is", "B is correct" and so on."""
+    is_alone = len(_JOINING.sub("", clause.text).strip("()[]. ")) == 1
     return not clause.is_reason and (is_alone or _EXPLICIT.search(clause.text) is not None)
 
 

@@ -15,6 +15,7 @@ Choices = tuple[tuple[str, str], ...]
 _LABELLED = re.compile(r"\s*\(?([A-Za-z])[.):]\s*(.*)", re.DOTALL)
 _LINE = re.compile(r"^\s{0,8}\(?([A-Z])[.):、]\s{0,8}(\S.*)$", re.MULTILINE)
 _CLOSING = ".。!?;,"
+_BRACKETED = re.compile(r"\s*\(([^()]*)\)[.。]?\s*")
 
 
 def split_options(options: Sequence[str]) -> list[tuple[str, str]]:
@@ -54,4 +55,6 @@ def same_text(left: str, right: str) -> bool:
 
 def folded(text: str) -> str:
     """What is compared of an option's text."""
+    if bracketed := _BRACKETED.fullmatch(text):
+        text = bracketed[1]
     return " ".join(without_marks(without_marks(text).rstrip(_CLOSING)).casefold().split()).rstrip(_CLOSING).strip()

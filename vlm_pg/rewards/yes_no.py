@@ -44,7 +44,7 @@ _NO_ANSWER = re.compile(
         "idea, ideas, comment, comments, answer, answers, clue, opinion, information, info, data, context, "
         "way to, way of, one, body, "
         "doubt, doubts, question, problem, matter, wonder, longer, less, more, fewer, sooner, response, reply, "
-        "judgement, judgment, "
+        "judgement, judgment, reason, reasons, explanation, evidence, certainty, decision, verdict, guess, "
         "conclusion, knowledge, option, choice, preference, need, thanks, thank, worries, video, image, "
         "sé, se, lo, estoy, puedo, tengo"
     )
@@ -53,7 +53,10 @@ _NO_ANSWER = re.compile(
 )
 _UNDECIDED = re.compile(
     r"\byes\s{0,3}(?:/|or)\s{0,3}no\b|\b(?:un|not\s{1,3})(?:sure|certain|clear)\b|"
-    r"\b(?:can(?:not|['’]t)|could\s{1,3}not|do(?:n['’]t|\s{1,3}not)|unable\s{1,3}to)\s{1,3}(?:know|tell|say|determine)\b|(?<!答案)是否|不知道|不确定|不清楚|无法",
+    r"\b(?:can(?:not|['’]t)|could\s{1,3}not|do(?:n['’]t|\s{1,3}not)|unable\s{1,3}to)\s{1,3}(?:know|tell|say|determine)\b|(?<!答案)是否|"
+    # Two negations are more than is read here: "it is false that there is no car".
+    r"\b(?:false|incorrect|wrong)\s{1,3}that\b.{0,200}?(?:\bno[tr]?\b|\bnever\b|n['’]t\b)|"
+    r"不知道|不确定|不清楚|无法",
     re.IGNORECASE,
 )
 _CHARACTERS_BEFORE = 32

@@ -14,7 +14,7 @@ from vlm_pg.rewards.settings import CheckerSettings
 from vlm_pg.types import ANSWER_KINDS, Sample
 
 JUDGED = Path(__file__).parent / "judged"
-FILES = {"by_class.jsonl": 400, "second_look.jsonl": 400, "independent.jsonl": 1400}
+FILES = {"by_class.jsonl": 400, "second_look.jsonl": 400, "independent.jsonl": 1400, "confusable.jsonl": 500}
 # Judged "0 for a gold answer of 0 is right"; a relative error to 0 is undefined, and such a sample has no value at all,
 # so that the valued rollouts of a group are no biased choice.
 NO_VALUE = {("regression", "0", "0")}
