@@ -112,9 +112,9 @@ class BadSampleLog:
         for number, line in enumerate(whole.splitlines(), start=1):
             try:
                 bad = BadSample(**json.loads(line))
-            except (ValueError, TypeError) as error:
+                self._known[(bad.sample_id, bad.reason, bad.where)] = bad.reason
+            except (ValueError, TypeError, RecursionError) as error:
                 raise ConfigError(
                     f"{self._path}:{number} is not a record of a bad sample: {error}. One JSON object a line with "
                     "sample_id, reason, message and where is expected. Move the file away and start again."
                 ) from error
-            self._known[(bad.sample_id, bad.reason, bad.where)] = bad.reason
