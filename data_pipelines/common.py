@@ -93,7 +93,7 @@ def write_manifest(folder: Path, arguments: Mapping[str, Any], files: Mapping[st
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file that appears whole or not at all."""
+    """Write a text file that appears whole or not at all. Raises UnicodeEncodeError for text that is no Unicode."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
         with unfinished.open("w", encoding="utf-8") as file:

@@ -6,11 +6,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import gold_faults, progress, write_text
+from vlm_pg.data.bad import line_of
 from vlm_pg.data.records import write_records
 from vlm_pg.errors import SampleError
 from vlm_pg.media.paths import resolve
@@ -69,8 +70,7 @@ class Outcome:
             samples = self.train if name == "train" else self.evaluation
             write_records(out / f"{name}.jsonl", samples)
             files[f"{name}.jsonl"] = len(samples)
-        lines = (json.dumps(asdict(bad), ensure_ascii=False) + "\n" for bad in self.refused)
-        write_text(out / "refused.jsonl", "".join(lines))
+        write_text(out / "refused.jsonl", _in_unicode("".join(map(line_of, self.refused))))
         kept = [*self.train, *self.evaluation]
         report = {
             **inputs,
@@ -82,7 +82,7 @@ class Outcome:
             "left_out": self.left_out,
             "refused": Counter(bad.reason for bad in self.refused),
         }
-        write_text(out / "report.json", json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        write_text(out / "report.json", _in_unicode(json.dumps(report, indent=2, ensure_ascii=False) + "\n"))
         return {**files, "refused.jsonl": len(self.refused)}
 
     def summary(self) -> str:
@@ -94,6 +94,11 @@ class Outcome:
             example = next(bad for bad in self.refused if bad.reason == reason)
             lines.append(f"refused  {count:6}  {reason}, for example {example.sample_id}: {example.message}")
         return "\n".join(lines)
+
+
+def _in_unicode(json_text: str) -> str:
+    """Lone surrogates, as names of files that are not UTF-8 hold, as JSON's escapes, which are read back equal."""
+    return json_text.encode(errors="backslashreplace").decode()
 
 
 def data_type(sample: Sample) -> str:
@@ -121,5 +126,5 @@ def _media_fault(sample: Sample, media_root: Path | None) -> SampleError | None:
 
 def _is_for_evaluation(key: str, eval_share: float, seed: int) -> bool:
     """A fixed share of all keys, whatever else the file holds."""
-    digest = hashlib.sha256(f"{seed}:{key}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}:{key}".encode(errors="surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") < eval_share * 2**64

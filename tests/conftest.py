@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
 # Tiny models gain nothing from threads, and results then do not depend on how many cores a machine has.
 torch.set_num_threads(1)
+# How long an example takes says how busy the machine is, not whether the code is right.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 
 def _shared_folder(variable: str) -> Path:

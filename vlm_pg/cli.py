@@ -30,10 +30,16 @@ exit codes:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code. Errors the user can put right are printed; bugs raise."""
     arguments = _parse(argv)
+    # Here, so that --help has even less to import.
+    from vlm_pg.observe.files import file_errors_explained
+    from vlm_pg.observe.text import visible
+
     try:
-        return arguments.run(arguments)
+        with file_errors_explained():
+            return arguments.run(arguments)
     except VlmPgError as error:
-        print(f"{_rank_prefix()}vlm-pg: error: {error}", file=sys.stderr)
+        # Names and answers in it are those of files and servers.
+        print(visible(f"{_rank_prefix()}vlm-pg: error: {error}"), file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print(f"{_rank_prefix()}vlm-pg: interrupted", file=sys.stderr)
@@ -160,8 +166,9 @@ def _report(arguments: argparse.Namespace) -> int:
             f"Give one, for example {DEFAULT_RUN}."
         )
     from vlm_pg.observe.report import write_report
+    from vlm_pg.observe.text import visible
 
-    print(write_report(arguments.run_dir))
+    print(visible(str(write_report(arguments.run_dir))))
     return EXIT_OK
 
 

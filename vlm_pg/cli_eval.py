@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from vlm_pg.errors import CheckpointError, ConfigError
+from vlm_pg.observe.text import visible
 
 CHECKPOINTS = "checkpoints"
 _HOW = "Give a checkpoint, a run's folder, or a model folder together with --config CONFIG."
@@ -65,9 +67,12 @@ def _config_above(path: Path) -> Path | None:
 
 
 def _newest_checkpoint(run_dir: Path) -> Path:
-    from vlm_pg.training.checkpoints import find_checkpoints
+    from vlm_pg.training.checkpoints import candidates, find_checkpoints, problem_with
 
     found = find_checkpoints(run_dir / CHECKPOINTS)
+    for step, path in candidates(run_dir / CHECKPOINTS):
+        if not found or step > found[-1][0]:
+            print(visible(f"warning: {path} is passed over: {problem_with(path)}"), file=sys.stderr)
     if not found:
         raise CheckpointError(
             f"{run_dir} holds no complete checkpoint. A run saves one at its end, and every training.checkpoint_every "

@@ -104,20 +104,17 @@ def _packages() -> Iterator[Finding]:
 
 
 def _decoders() -> Iterator[Finding]:
-    """decord first, PyAV for what it cannot read; one of them is required."""
-    problems = {name: _import_problem(module) for name, module in (("decord", "decord"), ("PyAV", "av"))}
-    none_works = all(problem is not None for problem in problems.values())
-    for name, problem in problems.items():
+    """PyAV reads every video; decord only where media.decoder asks for it."""
+    wanted: tuple[tuple[str, str, Status, str], ...] = (
+        ("PyAV", "av", "missing", "It reads every video."),
+        ("decord", "decord", "note", "It is only needed for media.decoder=decord."),
+    )
+    for name, package, status, remedy in wanted:
+        problem = _import_problem(package)
         if problem is None:
-            package = "av" if name == "PyAV" else name
             yield Finding(name, "ok", f"{_version(package)} reads video")
-        elif none_works:
-            yield Finding(name, "missing", problem, f"No video decoder works. {INSTALL}")
         else:
-            other = (
-                "PyAV reads everything it would" if name == "decord" else "AV1 and a few other videos cannot be read"
-            )
-            yield Finding(name, "note", problem, f"{other}. {INSTALL}")
+            yield Finding(name, status, problem, f"{remedy} {INSTALL}")
 
 
 def _devices_and_kernels() -> Iterator[Finding]:

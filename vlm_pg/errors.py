@@ -2,6 +2,25 @@
 
 from __future__ import annotations
 
+import unicodedata
+
+MESSAGE_LIMIT = 2000
+
+
+def printable(text: str, limit: int = MESSAGE_LIMIT) -> str:
+    """``text`` fit for a log: on one line, control characters and lone surrogates escaped, the middle of it left out
+    beyond ``limit`` characters. Names and contents of files are shown through this.
+    """
+    if len(text) > limit:
+        text = f"{text[: limit // 2]} ... {text[-(limit // 2) :]}"
+    return text if text.isprintable() else "".join(map(_shown, text))
+
+
+def _shown(char: str) -> str:
+    if char.isprintable() or unicodedata.category(char) == "Zs":  # other spaces than ASCII's count as unprintable
+        return char
+    return char.encode("unicode_escape").decode()
+
 
 class VlmPgError(ValueError):
     """Something the user can put right: a setting, a file, a model. Never a bug of ours."""
@@ -28,12 +47,14 @@ class SampleError(VlmPgError):
 
     Args:
         reason: short machine-readable code, the unit in which faults are counted, e.g. ``"missing_media"``.
-        message: the sentence for people: what came, what is allowed, what to do.
+        message: the sentence for people: what came, what is allowed, what to do; made ``printable`` here.
+        trace: traceback of an error that a decoder was not expected to raise; "" for all others.
     """
 
-    def __init__(self, reason: str, message: str):
-        super().__init__(message)
+    def __init__(self, reason: str, message: str, trace: str = ""):
+        super().__init__(printable(message))
         self.reason = reason
+        self.trace = trace
 
 
 class TooManyBadSamples(VlmPgError):

@@ -43,6 +43,11 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def ended_by_alarm() -> str:
+    """What ``how_it_ended`` says of a process that its own alarm has ended."""
+    return how_it_ended(-signal.SIGALRM)
+
+
 def how_it_ended(code: int) -> str:
     """A process's return code in words: "exit code 3", "signal SIGKILL"."""
     if code >= 0:

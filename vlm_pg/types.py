@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from vlm_pg.errors import printable
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -73,6 +75,8 @@ class Sample:
 class BadSample:
     """A sample that could not be used, as written to ``bad_samples.jsonl``.
 
+    ``trace``: traceback of an error that a decoder was not expected to raise, "" for all others (then not written).
+
     BadSample("103", "outside_root", "media path '../../etc/passwd' leaves the data root ...", "train.jsonl:3")
     """
 
@@ -80,9 +84,11 @@ class BadSample:
     reason: str
     message: str
     where: str
+    trace: str = ""
 
     def __str__(self) -> str:
-        return f"{self.where}: sample {self.sample_id} is left out ({self.reason}): {self.message}"
+        where, name = printable(self.where, 300), printable(self.sample_id, 200)
+        return f"{where}: sample {name} is left out ({self.reason}): {printable(self.message)}"
 
 
 @dataclass(frozen=True)

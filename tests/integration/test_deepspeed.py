@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
 from tests.integration.zero_generate import policy_with_many_stops, prompts_of, rollouts_of, tokens_of
+from tests.support.damages import renew_manifest
 from tests.support.processes import ONE_THREAD_NO_GPU, launch_ranks
 from tests.support.runs import ROOT, read_lines, run_cli, save_tiny_model, write_config
 from tests.support.tiny import tiny_model
+from tests.unit.training.test_safe_load import Runs
 
 
 def under_torchrun(*arguments: str) -> None:
@@ -90,6 +93,18 @@ def test_without_a_launcher_deepspeed_runs_in_one_process(tmp_path: Path) -> Non
     config = write_config(tmp_path / "run.yaml", sections)
     done = run_cli("train", str(config), DS_ACCELERATOR="cpu")
     assert done.returncode == 0, done.stdout + done.stderr
+    going_on = ("run.resume=auto", "training.steps=2")
+    done = run_cli("train", str(config), *going_on, DS_ACCELERATOR="cpu")
+    assert done.returncode == 0 and "resuming after step 1" in done.stdout, done.stdout + done.stderr
+    poisoned = tmp_path / "run" / "checkpoints" / "step-000002"
+    torch.save({"module": Runs(tmp_path / "executed")}, poisoned / "deepspeed" / "mp_rank_00_model_states.pt")
+    renew_manifest(poisoned)
+    done = run_cli("train", str(config), "run.resume=" + str(poisoned), "training.steps=3", DS_ACCELERATOR="cpu")
+    assert done.returncode == 2 and "mp_rank_00_model_states.pt holds something other than tensors" in done.stderr
+    # On its own it takes the one before, and samples the step again.
+    done = run_cli("train", str(config), *going_on, DS_ACCELERATOR="cpu")
+    assert done.returncode == 0 and "step-000002 is passed over" in done.stdout, done.stdout + done.stderr
+    assert "resuming after step 1" in done.stdout and not (tmp_path / "executed").exists()
     refused = run_cli("train", str(config), "training.deepspeed_config=nope.json", DS_ACCELERATOR="cpu")
     assert refused.returncode == 2 and "cannot be read" in refused.stderr
 

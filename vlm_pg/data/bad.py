@@ -13,6 +13,18 @@ from vlm_pg.errors import ConfigError, TooManyBadSamples
 from vlm_pg.types import BadSample
 
 
+def line_of(bad: BadSample) -> str:
+    """The fault as a line of JSON.
+
+    Write it with ``errors="backslashreplace"``: what is no Unicode (lone surrogates, as in names of files that are not
+    UTF-8) becomes the escape that JSON has for it, and is read back equal.
+    """
+    fields = asdict(bad)
+    if not bad.trace:
+        del fields["trace"]
+    return json.dumps(fields, ensure_ascii=False) + "\n"
+
+
 class BadSampleLog:
     """Writes ``bad_samples.jsonl`` as faults happen and stops the run when too large a share is bad.
 
@@ -74,8 +86,8 @@ class BadSampleLog:
             return False
         self._known[key] = bad.reason
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(bad), ensure_ascii=False) + "\n")
+        with self._path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(line_of(bad))
             file.flush()
             os.fsync(file.fileno())
         return True
@@ -100,9 +112,9 @@ class BadSampleLog:
         for number, line in enumerate(whole.splitlines(), start=1):
             try:
                 bad = BadSample(**json.loads(line))
-            except (ValueError, TypeError) as error:
+                self._known[(bad.sample_id, bad.reason, bad.where)] = bad.reason
+            except (ValueError, TypeError, RecursionError) as error:
                 raise ConfigError(
                     f"{self._path}:{number} is not a record of a bad sample: {error}. One JSON object a line with "
                     "sample_id, reason, message and where is expected. Move the file away and start again."
                 ) from error
-            self._known[(bad.sample_id, bad.reason, bad.where)] = bad.reason

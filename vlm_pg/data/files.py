@@ -3,39 +3,56 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.errors import ConfigError
+from vlm_pg.data.unreadable import Unreadable
+from vlm_pg.errors import ConfigError, printable
 
-_SPACE = " \t\r\n"
+_SPACE = re.compile(r"[ \t\r\n]*")
+# Python refuses to read longer numbers, because the time it takes grows with the square of their length
+MAX_DIGITS = 4000
+ROWS = 1024
 
 
 def read_raw(path: Path) -> Iterator[tuple[int, Any]]:
     """Each record and where it begins: the line (JSON, JSONL) or the row (Parquet), counted from 1.
 
+    A value that cannot be read (an endless number, a string of Parquet that is not UTF-8, a date out of range) stands
+    in its record as ``Unreadable``.
+
     Raises:
-        ConfigError: the file is missing, of another type, or does not parse (with the line).
+        ConfigError: the file is missing, of another type, cannot be read, or does not parse (with the line).
     """
     readers = {".json": _read_json, ".jsonl": _read_jsonl, ".ndjson": _read_jsonl, ".parquet": _read_parquet}
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise ConfigError(
-            f"Data file '{path}' ends in '{path.suffix}'. Records are read from .json, .jsonl and .parquet. Convert "
-            "the file."
+            f"Data file '{_shown(path)}' ends in '{printable(path.suffix, 20)}'. Records are read from .json, .jsonl "
+            "and .parquet. Convert the file."
         )
-    if not path.is_file():
+    if not _is_file(path):
         raise ConfigError(
-            f"Data file '{path}' does not exist. A file of records is expected. Correct the path, relative to the "
-            "folder the command is run in."
+            f"Data file '{_shown(path)}' does not exist. A file of records is expected. Correct the path, relative to "
+            "the folder the command is run in."
         )
     return reader(path)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError) as error:  # a name that is too long, a folder that may not be entered
+        raise _closed(path, error) from error
 
 
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise _closed(path, error) from error
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
         raise _unreadable(path, line, f"is not UTF-8 text ({error.reason})") from error
@@ -44,7 +61,7 @@ def _text(path: Path) -> str:
 def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
     """The elements of a JSON array one by one, so that each one's line is known."""
     text = _text(path)
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(parse_int=_number)
     place = _skip_space(text, 0)
     if text[place : place + 1] != "[":
         found = text[place : place + 20] or "nothing"
@@ -76,9 +93,13 @@ def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _skip_space(text: str, place: int) -> int:
-    while place < len(text) and text[place] in _SPACE:
-        place += 1
-    return place
+    match = _SPACE.match(text, place)
+    assert match is not None  # it matches no space as well
+    return match.end()
+
+
+def _number(digits: str) -> int | Unreadable:
+    return int(digits) if len(digits) <= MAX_DIGITS else Unreadable(f"a whole number of {len(digits)} digits")
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
@@ -86,7 +107,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
         if not line.strip():
             continue
         try:
-            yield number, json.loads(line)
+            yield number, json.loads(line, parse_int=_number)
         except json.JSONDecodeError as error:
             raise _unreadable(path, number, f"does not parse as JSON ({error.msg} at column {error.colno})") from error
         except RecursionError as error:
@@ -94,25 +115,54 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
-    import pyarrow
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             number = 0
-            for batch in file.iter_batches(batch_size=1024):
-                for record in batch.to_pylist():
+            for batch in file.iter_batches(batch_size=ROWS):
+                for record in _rows(batch):
                     number += 1
                     yield number, record
-    except (pyarrow.ArrowException, OSError) as error:
+    except Exception as error:  # whatever the reader raises on a file is wrong with the file
         raise ConfigError(
-            f"Data file '{path}' cannot be read as Parquet: {error}. A complete Parquet file is expected. Write the "
-            "file again."
+            f"Data file '{_shown(path)}' cannot be read as Parquet: {printable(str(error), 500)}. A complete Parquet "
+            "file is expected. Write the file again."
         ) from error
+
+
+def _rows(batch: Any) -> list[Any]:
+    """The rows of a batch; where a value cannot be turned into Python's, cell by cell, so that only it is lost."""
+    try:
+        return batch.to_pylist()
+    except (ValueError, OverflowError):  # strings that are not UTF-8, dates out of range
+        names = batch.schema.names
+        return [
+            {name: _cell(batch.column(place), row) for place, name in enumerate(names)} for row in range(batch.num_rows)
+        ]
+
+
+def _cell(column: Any, row: int) -> Any:
+    try:
+        return column[row].as_py()
+    except (ValueError, OverflowError) as error:
+        return Unreadable(f"a {column.type} that cannot be read ({type(error).__name__})")
+
+
+def _closed(path: Path, error: Exception) -> ConfigError:
+    cause = getattr(error, "strerror", None) or str(error)
+    return ConfigError(
+        f"Data file '{_shown(path)}' cannot be read: {cause}. A file of records is expected. Correct the path, or the "
+        "rights of the file."
+    )
 
 
 def _unreadable(path: Path, line: int, problem: str) -> ConfigError:
     return ConfigError(
-        f"{path}:{line}: the file {problem}. An array of records (.json) or one record a line (.jsonl) is expected. "
-        "Correct that line."
+        f"{_shown(path)}:{line}: the file {problem}. An array of records (.json) or one record a line (.jsonl) is "
+        "expected. Correct that line."
     )
+
+
+def _shown(path: Path) -> str:
+    return printable(str(path), 300)

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from vlm_pg.data.files import read_raw
-from vlm_pg.errors import ConfigError, SampleError
+from vlm_pg.data.unreadable import Unreadable
+from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.types import AnswerKind, BadSample, MediaKind, MediaRef, Sample
 
 # Read without regard to case, and with a space, "_", "-" or "/" between words: "multiple_choice" is "multiple choice".
@@ -41,8 +42,10 @@ _WRITTEN_NAMES: dict[AnswerKind, str] = {
 _BETWEEN_WORDS = str.maketrans("_-/", "   ")
 _KINDS = {kind.translate(_BETWEEN_WORDS): kind for kind in _WRITTEN_NAMES}
 MEDIA_TOKEN = re.compile(r"<\|(?:vision_start|vision_end|vision_pad|image_pad|video_pad|im_start|im_end|endoftext)\|>")
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPENS, _CLOSES = "<answer>", "</answer>"
 _OPTION = re.compile(r"\s*\(?([A-Z])\s*[.):]\s*(.*)", re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+ID_LIMIT = 200
 _LETTER = re.compile(r"\(?([A-Za-z])\)?[.:)]?")
 
 
@@ -78,13 +81,16 @@ def read_records(path: Path) -> tuple[list[Sample], list[BadSample]]:
 
 
 def write_records(path: Path, samples: Iterable[Sample]) -> None:
-    """Write samples as JSON lines that ``read_records`` reads back equal. The file appears whole or not at all."""
+    """Write samples as JSON lines that ``read_records`` reads back equal. The file appears whole or not at all.
+
+    Names of media that are not UTF-8 are written with JSON's escapes.
+    """
     if path.suffix.lower() != ".jsonl":
         raise ConfigError(f"Records are written to .jsonl files; got '{path}'. Choose a name that ends in .jsonl.")
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
-        with unfinished.open("w", encoding="utf-8") as file:
+        with unfinished.open("w", encoding="utf-8", errors="backslashreplace") as file:
             for sample in samples:
                 file.write(json.dumps(to_record(sample), ensure_ascii=False) + "\n")
             file.flush()
@@ -107,6 +113,7 @@ def parse_record(record: Any) -> Sample:
     if not question.strip():
         raise _bad("empty_question", "'problem' is empty", "The text of a question", "it")
     options = _options(record)
+    _check_unicode(sample_id, question, options)
     token = MEDIA_TOKEN.search("\n".join((question, *options)))
     if token:
         raise _bad(
@@ -116,17 +123,23 @@ def parse_record(record: Any) -> Sample:
             "the text",
         )
     answer_kind = _answer_kind(record)
+    answer = _answer(record, answer_kind, options)
+    if answer_kind == "multiple_choice":
+        _check_gold(options, answer)
     source = _field(record, "data_source", str, default="unknown") or "unknown"
-    return Sample(
+    sample = Sample(
         sample_id=sample_id,
         question=question,
         media=_media(record),
         options=options,
-        answer=_answer(record, answer_kind, options),
+        answer=answer,
         answer_kind=answer_kind,
         source=source,
         category=_field(record, "category", str, default=source) or source,
     )
+    for name, text in (("solution", sample.answer), ("data_source", source), ("category", sample.category)):
+        _check_text(name, text)
+    return sample
 
 
 def to_record(sample: Sample) -> dict[str, Any]:
@@ -153,12 +166,48 @@ def _bad(reason: str, came: str, allowed: str, correct: str) -> SampleError:
     return SampleError(reason, f"{came}. {allowed} is expected. Correct {correct}, or remove the record.")
 
 
+def _check_unicode(sample_id: str, question: str, options: tuple[str, ...]) -> None:
+    _check_text("problem_id", sample_id)
+    _check_text("problem", question)
+    for option in options:
+        _check_text("options", option)
+
+
+def _check_text(name: str, text: str) -> None:
+    """Refuse halves of characters: no tokenizer takes them, and which character it was cannot be known."""
+    found = _SURROGATE.search(text)
+    if found:
+        raise _bad(
+            "not_unicode",
+            f"'{name}' holds half of a character (\\u{ord(found[0]):04x}, at {found.start()}), as text that was cut "
+            "inside an emoji does",
+            "Whole Unicode characters",
+            "it",
+        )
+
+
+def _check_gold(options: tuple[str, ...], gold: str) -> None:
+    """Options need a text each, and the right one a text of its own: the answer may be given as text."""
+    texts = {found[1]: " ".join(found[2].split()) for option in options if (found := _OPTION.match(option))}
+    if not all(texts.values()):
+        raise _bad("bad_options", "'options' holds an option without text", "A text for each", "them")
+    if list(texts.values()).count(texts[gold]) > 1:
+        raise _bad(
+            "bad_options",
+            f"'options' holds the right one, '{texts[gold][:80]}', more than once",
+            "A text that no other option has",
+            "them",
+        )
+
+
 _REQUIRED: Any = object()
 
 
 def _field(record: Mapping[str, Any], name: str, kind: type, default: Any = _REQUIRED) -> Any:
     """A field of the given type; absent and null count the same."""
     value = record.get(name)
+    if isinstance(value, Unreadable):
+        raise _bad("unreadable_value", f"'{name}' is {value.what}", f"A {kind.__name__} that can be read", "it")
     if value is None:
         if default is _REQUIRED:
             raise _bad("missing_field", f"'{name}' is missing", f"A {kind.__name__} under that name", "the record")
@@ -170,6 +219,8 @@ def _field(record: Mapping[str, Any], name: str, kind: type, default: Any = _REQ
 
 def _sample_id(record: Mapping[str, Any]) -> str:
     value = record.get("problem_id")
+    if isinstance(value, Unreadable):
+        raise _bad("unreadable_value", f"'problem_id' is {value.what}", "A whole number or a string", "it")
     if isinstance(value, bool) or not isinstance(value, int | str | None):
         raise _bad("wrong_type", f"'problem_id' is a {type(value).__name__}", "A whole number or a string", "it")
     if value is None or not str(value).strip():
@@ -180,7 +231,7 @@ def _sample_id(record: Mapping[str, Any]) -> str:
 def _id_of(record: Any, where: str) -> str:
     """What to call a bad record: its id, or its place when it has none."""
     value = record.get("problem_id") if isinstance(record, Mapping) else None
-    return str(value) if isinstance(value, int | str) and str(value).strip() else where
+    return printable(str(value), ID_LIMIT) if isinstance(value, int | str) and str(value).strip() else where
 
 
 def _answer_kind(record: Mapping[str, Any]) -> AnswerKind:
@@ -213,10 +264,11 @@ def _options(record: Mapping[str, Any]) -> tuple[str, ...]:
 def _answer(record: Mapping[str, Any], kind: AnswerKind, options: tuple[str, ...]) -> str:
     """The gold answer without tags; for multiple choice the letter."""
     solution = _field(record, "solution", str)
-    match = _ANSWER.search(solution)
-    if match is None:
+    start = solution.find(_OPENS) + len(_OPENS)
+    end = solution.find(_CLOSES, start)
+    if start < len(_OPENS) or end < 0:
         raise _bad("no_answer_tag", f"'solution' is '{solution[:80]}'", "Text with '<answer>...</answer>'", "it")
-    answer = match[1].strip()
+    answer = solution[start:end].strip()
     if not answer:
         raise _bad("empty_answer", "the answer in 'solution' is empty", "The right answer", "it")
     if kind != "multiple_choice":

@@ -1,110 +1,98 @@
-"""What a video file says about itself without decoding: its header, and the index of its frames."""
+"""Opening a video file, and what it says about itself without decoding: its header."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-
-class DecodeFailure(Exception):
-    """A file could not be read. ``stage`` is "open" or "decode"."""
-
-    def __init__(self, stage: str, message: str):
-        super().__init__(message)
-        self.stage = stage
+from vlm_pg.media.boundary import DecodeFailure, reading
+from vlm_pg.media.content import FORMAT_WHITELIST, HEAD_BYTES, PROTOCOL_WHITELIST, open_regular, video_format
+from vlm_pg.media.mp4_tables import check_tables
 
 
 @dataclass(frozen=True)
 class VideoHeader:
-    """What the container states. The size is before rotation; 0 stands for "not stated"."""
+    """What the container states. The size is before rotation; 0 stands for "not stated".
+
+    ``duration_seconds``: of the whole file, its longest stream. ``video_seconds``: of the video stream alone.
+    """
 
     width: int
     height: int
     duration_seconds: float
+    video_seconds: float
     stated_fps: float
     codec: str
 
 
-@dataclass(frozen=True)
-class VideoIndex:
-    """The frames of a video, from the timestamps of its packets.
+@contextmanager
+def open_video(path: Path, max_pixels: int = 0) -> Iterator[tuple[Any, Any]]:
+    """The container and the video stream FFmpeg calls best (largest, default), to be decoded by one thread.
 
-    ``pts``: presentation timestamp of every shown frame, ascending, in units of ``time_base`` seconds.
-    ``key_pts``: those of the key frames, where decoding may start, ascending.
-    ``key_places_agree``: whether every key frame is, say, the tenth frame both as stored and as shown. In streams with
-    open groups of pictures it is not, and a decoder that takes the one for the other returns neighbouring frames.
+    What the file is, is judged by its content first; FFmpeg reads it as that and may open nothing else. It is closed
+    whatever happens inside.
+
+    Args:
+        path: the file.
+        max_pixels: pictures of more than twice this area get no memory; 0 for no limit. Where a picture is above the
+            limit and still gets memory, the caller can say how large it is.
+
+    Raises:
+        DecodeFailure: it is no container that is read, or has no video stream that can be decoded.
     """
-
-    pts: tuple[int, ...]
-    key_pts: tuple[int, ...]
-    time_base: Fraction
-    key_places_agree: bool
-
-    @property
-    def pts_seconds(self) -> list[float]:
-        """Presentation time of every frame, ascending."""
-        return [float(pts * self.time_base) for pts in self.pts]
-
-
-def open_video(path: Path) -> tuple[Any, Any]:
-    """The container and the video stream FFmpeg calls best (largest, default), to be decoded by one thread."""
     import av
 
+    container_format = judge(path)
+    options = {"format_whitelist": FORMAT_WHITELIST, "protocol_whitelist": PROTOCOL_WHITELIST}
+    limits = {"max_pixels": str(2 * max_pixels)} if max_pixels else {}
+    with reading("open", (av.FFmpegError,)):
+        # Titles and names of tracks may be in any encoding; none is used.
+        container = av.open(
+            path.as_posix(), format=container_format, options=options | limits, metadata_errors="replace"
+        )
     try:
-        container = av.open(str(path))
-    except av.FFmpegError as error:
-        raise DecodeFailure("open", str(error)) from error
-    stream = container.streams.best("video")
-    if stream is None:
+        with reading("open", (av.FFmpegError,)):
+            stream = container.streams.best("video")
+            if stream is None:
+                raise DecodeFailure("open", "the file has no video stream")
+            if stream.codec_context is None:
+                raise DecodeFailure("open", "its video is encrypted or in a codec that is not known")
+            stream.codec_context.thread_count = 1
+            stream.codec_context.options = limits
+        yield container, stream
+    finally:
         container.close()
-        raise DecodeFailure("open", "the file has no video stream")
-    stream.codec_context.thread_count = 1
-    return container, stream
+
+
+def judge(path: Path) -> str:
+    """FFmpeg's name of the container, by its content. Raises DecodeFailure for a file that must not reach a decoder."""
+    with open_regular(path) as file:
+        container_format = video_format(file.read(HEAD_BYTES))
+        if container_format == "mov":
+            check_tables(file, os.fstat(file.fileno()).st_size)
+    return container_format
 
 
 def read_header(path: Path) -> VideoHeader:
     """The header of a video file. Raises DecodeFailure when it is not a video."""
-    container, stream = open_video(path)
-    with container:
-        durations = [0.0]
-        if container.duration:
-            durations.append(container.duration / 1_000_000)
-        if stream.duration and stream.time_base:
-            durations.append(float(stream.duration * stream.time_base))
+    with open_video(path) as (container, stream):
+        return header_of(container, stream)
+
+
+def header_of(container: Any, stream: Any) -> VideoHeader:
+    """The header of an open video."""
+    with reading("open", ()):
+        whole_seconds = (container.duration or 0) / 1_000_000
+        video_seconds = float(stream.duration * stream.time_base) if stream.duration and stream.time_base else 0.0
         return VideoHeader(
             width=stream.width or 0,
             height=stream.height or 0,
-            duration_seconds=max(durations),
+            duration_seconds=max(0.0, whole_seconds, video_seconds),
+            video_seconds=max(0.0, video_seconds),
             stated_fps=float(stream.average_rate or 0),
             codec=stream.codec_context.codec.canonical_name,
         )
-
-
-def read_index(path: Path) -> VideoIndex:
-    """Read through the file without decoding. Raises DecodeFailure when there is no usable frame."""
-    import av
-
-    container, stream = open_video(path)
-    packets: list[tuple[int, bool]] = []
-    try:
-        with container:
-            for packet in container.demux(stream):
-                if packet.size == 0 or packet.is_discard:  # end marker; frames cut away by an edit list
-                    continue
-                if packet.pts is None:
-                    raise DecodeFailure("open", "a frame has no presentation timestamp")
-                packets.append((packet.pts, packet.is_keyframe))
-            time_base = stream.time_base
-    except av.FFmpegError as error:
-        raise DecodeFailure("open", str(error)) from error
-    if not packets:
-        raise DecodeFailure("open", "the video stream has no frames")
-    shown = sorted(pts for pts, _ in packets)
-    return VideoIndex(
-        pts=tuple(shown),
-        key_pts=tuple(sorted(pts for pts, is_key in packets if is_key)),
-        time_base=time_base,
-        key_places_agree=all(shown[place] == pts for place, (pts, is_key) in enumerate(packets) if is_key),
-    )

@@ -5,9 +5,6 @@ Shape letters: F frames.
 
 from __future__ import annotations
 
-import importlib.util
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,61 +12,66 @@ import torch
 
 from vlm_pg.errors import SampleError
 from vlm_pg.media import sampling
-from vlm_pg.media.container import DecodeFailure, VideoHeader, VideoIndex, read_header, read_index
+from vlm_pg.media.boundary import DecodeFailure
+from vlm_pg.media.complete import missing
+from vlm_pg.media.container import VideoHeader, header_of, open_video
 from vlm_pg.media.decoders import Decoder, DecordDecoder, PyAVDecoder
 from vlm_pg.media.images import decode_image
+from vlm_pg.media.index import TooManyFrames, VideoIndex, index_of
 from vlm_pg.media.remote import download
+from vlm_pg.media.seeking import FrameTooLarge
 from vlm_pg.media.settings import MediaSettings
+from vlm_pg.media.urls import shown_url
 from vlm_pg.types import DecodedMedia, MediaKind
 
 # decoded frames are resized in runs, so that a long video in 4K does not fill the memory
 RUN_BYTES = 256 << 20
 
 
-def decode_file(kind: MediaKind, path: str, settings: MediaSettings, factor: int) -> tuple[DecodedMedia, str]:
+def decode_file(kind: MediaKind, path: str, settings: MediaSettings, factor: int) -> DecodedMedia:
     """Decode a local file, or download and decode a URL.
-
-    Returns:
-        The media, and why decord was passed over ("" if it was not).
 
     Raises:
         SampleError: for anything that is wrong with the file.
     """
+    name = shown_url(path) if "://" in path else Path(path).name
     try:
         if "://" in path:
-            with tempfile.TemporaryDirectory(prefix="vlm_pg_media_") as folder:
-                return _decode_local(kind, download(path, Path(folder), settings), settings, factor)
-        return _decode_local(kind, Path(path), settings, factor)
+            # A download has no name in any folder, so that nothing stays behind when this process is killed.
+            with download(path, settings) as file:
+                return _decode_local(kind, Path(f"/proc/self/fd/{file.fileno()}"), name, settings, factor)
+        return _decode_local(kind, Path(path), name, settings, factor)
     except MemoryError as error:
         raise SampleError(
             "out_of_memory",
-            f"{kind} '{Path(path).name}' does not fit into memory while it is decoded. Files within the size limits "
-            "should. Scale the file down, or lower media.workers.",
+            f"{kind} '{name}' does not fit into memory while it is decoded (media.worker_memory_bytes is "
+            f"{settings.worker_memory_bytes}). Files within the size limits should. Scale the file down, or raise "
+            "media.worker_memory_bytes.",
         ) from error
 
 
-def _decode_local(kind: MediaKind, path: Path, settings: MediaSettings, factor: int) -> tuple[DecodedMedia, str]:
+def _decode_local(kind: MediaKind, path: Path, name: str, settings: MediaSettings, factor: int) -> DecodedMedia:
     if kind == "image":
-        return decode_image(path, settings, factor), ""
-    return decode_video(path, settings, factor)
+        return decode_image(path, settings, factor, name)
+    return decode_video(path, settings, factor, name)
 
 
-def decode_video(path: Path, settings: MediaSettings, factor: int) -> tuple[DecodedMedia, str]:
-    """Sample, decode, turn upright and resize a video; see ``decode_file``."""
+def decode_video(path: Path, settings: MediaSettings, factor: int, name: str = "") -> DecodedMedia:
+    """Sample, decode, turn upright and resize a video; see ``decode_file``. ``name``: what messages call it."""
+    name = name or path.name
     try:
-        header = read_header(path)
-        _check_header(path, header, settings)
-        index = read_index(path)
+        header, index = _survey(path, name, settings)
     except DecodeFailure as error:
-        raise _corrupt(path, str(error)) from error
+        raise _corrupt(name, error) from error
     pts_seconds = index.pts_seconds
     total = len(pts_seconds)
-    _check_length(path, total, pts_seconds[-1] - pts_seconds[0], settings)
+    _check_length(name, pts_seconds[-1] - pts_seconds[0], settings)
+    _check_complete(name, header, index, settings)
     video_fps = sampling.average_fps(pts_seconds, header.stated_fps) if total > 1 else header.stated_fps or 1.0
     count = sampling.num_sampled_frames(total, video_fps, settings.fps, settings.min_frames, settings.max_frames)
     indices = sampling.frame_indices(total, count)
-    frames, decoder, passed_over = _read_frames(path, header, index, indices, settings, factor)
-    media = DecodedMedia(
+    frames, decoder = _read_frames(path, name, index, indices, settings, factor)
+    return DecodedMedia(
         kind="video",
         frames=frames,
         # Some containers (MPEG-TS) start counting anywhere; viewers and Qwen's own reader count from the first frame.
@@ -77,38 +79,44 @@ def decode_video(path: Path, settings: MediaSettings, factor: int) -> tuple[Deco
         sampled_fps=sampling.sampled_fps(count, total, video_fps),
         decoder=decoder,
     )
-    return media, passed_over
+
+
+def _survey(path: Path, name: str, settings: MediaSettings) -> tuple[VideoHeader, VideoIndex]:
+    """What the file says about itself, limits tested as soon as each part is read."""
+    with open_video(path, settings.max_video_frame_pixels) as (container, stream):
+        header = header_of(container, stream)
+        _check_header(name, header, settings)
+        try:
+            return header, index_of(container, stream, settings.max_video_frames)
+        except TooManyFrames as error:
+            raise SampleError(
+                "video_too_long",
+                f"video '{name}' has more frames than {settings.max_video_frames}, the most that are allowed. Cut the "
+                "file, or raise media.max_video_frames.",
+            ) from error
 
 
 def _read_frames(
-    path: Path, header: VideoHeader, index: VideoIndex, indices: list[int], settings: MediaSettings, factor: int
-) -> tuple[np.ndarray, str, str]:
-    """The frames, the decoder that read them, and why decord was passed over ("" if it was not)."""
-    openers, passed_over = _openers(settings.decoder)
-    causes: list[str] = []
-    for opener in openers:
+    path: Path, name: str, index: VideoIndex, indices: list[int], settings: MediaSettings, factor: int
+) -> tuple[np.ndarray, str]:
+    """The frames, and the decoder that read them."""
+    try:
+        decoder = _open_decoder(path, index, settings)
         try:
-            decoder = opener(path, index)
-            try:
-                return _read_resized(decoder, indices, settings, factor), decoder.name, passed_over
-            finally:
-                decoder.close()
-        except DecodeFailure as error:
-            order = "" if index.key_places_agree else " with open groups of pictures"
-            passed_over = f"cannot {error.stage} codec {header.codec}{order}"
-            causes.append(str(error))
-    raise _corrupt(path, "; ".join(dict.fromkeys(causes)))
+            return _read_resized(decoder, indices, settings, factor), decoder.name
+        finally:
+            decoder.close()
+    except FrameTooLarge as error:
+        raise _too_large(name, str(error), settings) from error
+    except DecodeFailure as error:
+        raise _corrupt(name, error) from error
 
 
-def _openers(choice: str) -> tuple[list[Callable[[Path, VideoIndex], Decoder]], str]:
-    """The decoders to try in turn, and why decord is not among them though it was wanted."""
-    if choice == "pyav":
-        return [PyAVDecoder], ""
-    if choice == "decord":
-        return [DecordDecoder], ""
-    if importlib.util.find_spec("decord") is None:
-        return [PyAVDecoder], "is not installed"
-    return [DecordDecoder, PyAVDecoder], ""
+def _open_decoder(path: Path, index: VideoIndex, settings: MediaSettings) -> Decoder:
+    """``auto`` is the decoder that is exact or fails, whatever the container and the stream."""
+    if settings.decoder == "decord":
+        return DecordDecoder(path, index)
+    return PyAVDecoder(path, index, settings.max_video_frame_pixels)
 
 
 def _read_resized(decoder: Decoder, indices: list[int], settings: MediaSettings, factor: int) -> np.ndarray:
@@ -138,46 +146,64 @@ def resize_frames(frames: np.ndarray, height: int, width: int) -> np.ndarray:
     for index, frame in enumerate(frames):  # one at a time: the float copy of all of them is four times their size
         pixels = torch.from_numpy(frame).permute(2, 0, 1)[None]
         if pixels.shape[2:] != (height, width):
-            scaled = torch.nn.functional.interpolate(
-                pixels.float(), size=(height, width), mode="bicubic", align_corners=False, antialias=True
-            )
-            pixels = scaled.clamp(0, 255).round().to(torch.uint8)
+            pixels = _scale(pixels, height, width)
         resized[index] = pixels[0].numpy()
     return resized
 
 
-def _check_header(path: Path, header: VideoHeader, settings: MediaSettings) -> None:
+def _scale(pixels: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    try:
+        scaled = torch.nn.functional.interpolate(
+            pixels.float(), size=(height, width), mode="bicubic", align_corners=False, antialias=True
+        )
+        return scaled.clamp(0, 255).round().to(torch.uint8)
+    except RuntimeError as error:
+        if "allocate memory" in str(error):  # torch has no type of its own for it on a CPU
+            raise MemoryError(str(error)) from error
+        raise
+
+
+def _check_header(name: str, header: VideoHeader, settings: MediaSettings) -> None:
     """Refuse by what the header states, before anything is decoded."""
     if header.width * header.height > settings.max_video_frame_pixels:
-        raise SampleError(
-            "video_too_large",
-            f"video '{path.name}' has frames of {header.width}x{header.height} pixels. At most "
-            f"{settings.max_video_frame_pixels} pixels are allowed. Scale the file down, or raise "
-            "media.max_video_frame_pixels.",
-        )
+        raise _too_large(name, f"it has frames of {header.width}x{header.height} pixels", settings)
     if header.width and header.height:
         sampling.check_aspect_ratio(header.height, header.width)
-    _check_length(path, 0, header.duration_seconds, settings)
+    _check_length(name, header.duration_seconds, settings)
 
 
-def _check_length(path: Path, total: int, seconds: float, settings: MediaSettings) -> None:
+def _check_length(name: str, seconds: float, settings: MediaSettings) -> None:
     if seconds > settings.max_video_seconds:
         raise SampleError(
             "video_too_long",
-            f"video '{path.name}' lasts {seconds:.0f} s. At most {settings.max_video_seconds:.0f} s are allowed. Cut "
+            f"video '{name}' lasts {seconds:.0f} s. At most {settings.max_video_seconds:.0f} s are allowed. Cut "
             "the file, or raise media.max_video_seconds.",
         )
-    if total > settings.max_video_frames:
+
+
+def _check_complete(name: str, header: VideoHeader, index: VideoIndex, settings: MediaSettings) -> None:
+    stated_seconds, there_seconds = missing(header, index)
+    if stated_seconds - there_seconds > settings.max_missing_share * stated_seconds:
         raise SampleError(
-            "video_too_long",
-            f"video '{path.name}' has {total} frames. At most {settings.max_video_frames} are allowed. Cut the file, "
-            "or raise media.max_video_frames.",
+            "truncated_media",
+            f"video '{name}' is cut off: its header states {stated_seconds:.1f} s, {there_seconds:.1f} s are there. "
+            f"At most a share of {settings.max_missing_share:g} may be missing. Fetch the file again, or raise "
+            "media.max_missing_share.",
         )
 
 
-def _corrupt(path: Path, cause: str) -> SampleError:
+def _too_large(name: str, cause: str, settings: MediaSettings) -> SampleError:
+    return SampleError(
+        "video_too_large",
+        f"video '{name}' is too large: {cause}. At most {settings.max_video_frame_pixels} pixels are allowed. Scale "
+        "the file down, or raise media.max_video_frame_pixels.",
+    )
+
+
+def _corrupt(name: str, cause: DecodeFailure) -> SampleError:
     return SampleError(
         "corrupt_media",
-        f"video '{path.name}' cannot be decoded: {cause}. A complete file in a codec that the chosen decoder knows is "
+        f"video '{name}' cannot be decoded: {cause}. A complete file in a codec that the chosen decoder knows is "
         "needed. Fetch or re-encode the file, set media.decoder=auto, or remove the sample.",
+        cause.trace,
     )

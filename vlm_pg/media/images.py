@@ -6,43 +6,53 @@ import struct
 import warnings
 import zlib
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from vlm_pg.errors import SampleError
+from vlm_pg.media.boundary import DecodeFailure, reading
+from vlm_pg.media.content import open_regular
+from vlm_pg.media.image_header import MAX_SCANS, jpeg_scans, webp_size
 from vlm_pg.media.sampling import resized_size
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import DecodedMedia
 
 FORMATS = ("JPEG", "PNG", "WEBP")
-# everything Pillow raises for damaged files of these formats (a broken PNG chunk is a SyntaxError)
+# what Pillow raises for damaged files of these formats (a broken PNG chunk is a SyntaxError)
 DAMAGED = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error)
+_ORIENTATION = 0x0112
+# how a picture stored with each orientation (EXIF 2.32, 4.6.4) is put upright
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
-def decode_image(path: Path, settings: MediaSettings, factor: int) -> DecodedMedia:
+def decode_image(path: Path, settings: MediaSettings, factor: int, name: str = "") -> DecodedMedia:
     """The image, upright, on white where it is transparent, resized for the vision tower.
+
+    Args:
+        path: the file.
+        settings: limits and sizes.
+        factor: sides become its multiples.
+        name: what messages call the file.
 
     Raises:
         SampleError: ``image_too_large`` (by its header), ``corrupt_media``, ``bad_aspect_ratio``, ``too_narrow``.
     """
+    name = name or path.name
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is checked below
-            image = Image.open(path, formats=FORMATS)
-    except Image.DecompressionBombError as error:
-        raise _too_large(path, "more pixels than Pillow opens", settings) from error
-    except DAMAGED as error:
-        raise _damaged(path, error) from error
-    with image:
-        if image.width * image.height > settings.max_header_pixels:
-            raise _too_large(path, f"{image.width}x{image.height} pixels", settings)
-        # the size is judged before the pixels are decoded; orientation may swap the sides, never the verdict
-        resized_size(image.height, image.width, settings.image_min_pixels, settings.image_max_pixels, factor)
-        try:
-            upright = _on_white(ImageOps.exif_transpose(image))
-        except DAMAGED as error:
-            raise _damaged(path, error) from error
+        with open_regular(path) as file, reading("decode", DAMAGED):
+            upright = _read_upright(file, name, settings, factor)
+    except DecodeFailure as error:
+        raise _damaged(name, error) from error
     height, width = resized_size(
         upright.height, upright.width, settings.image_min_pixels, settings.image_max_pixels, factor
     )
@@ -51,10 +61,49 @@ def decode_image(path: Path, settings: MediaSettings, factor: int) -> DecodedMed
     return DecodedMedia("image", frames, (0.0,), 0.0, "pillow")
 
 
+def _read_upright(file: BinaryIO, name: str, settings: MediaSettings, factor: int) -> Image.Image:
+    _check_before_opening(file, name, settings)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is checked below
+            image = Image.open(file, formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise _too_large(name, "more pixels than Pillow opens", settings) from error
+    with image:
+        if image.width * image.height > settings.max_header_pixels:
+            raise _too_large(name, f"{image.width}x{image.height} pixels", settings)
+        # the size is judged before the pixels are decoded; orientation may swap the sides, never the verdict
+        resized_size(image.height, image.width, settings.image_min_pixels, settings.image_max_pixels, factor)
+        image.load()
+        return _on_white(_turned(image))
+
+
+def _check_before_opening(file: BinaryIO, name: str, settings: MediaSettings) -> None:
+    """What Pillow would give memory or time to before it says how large the image is."""
+    size = webp_size(file)
+    if size is not None and size[0] * size[1] > settings.max_header_pixels:
+        raise _too_large(name, f"{size[0]}x{size[1]} pixels", settings)
+    file.seek(0)
+    if file.read(2) == b"\xff\xd8":
+        file.seek(0)
+        if jpeg_scans(file.read(), MAX_SCANS) > MAX_SCANS:
+            raise DecodeFailure("open", f"it has more than {MAX_SCANS} scans, which no encoder writes")
+    file.seek(0)
+
+
+def _turned(image: Image.Image) -> Image.Image:
+    """Upright. Only the orientation is taken from the EXIF data: other tags may be of any type and are not used."""
+    orientation: Any = image.getexif().get(_ORIENTATION)
+    turn = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
+    return image if turn is None else image.transpose(turn)
+
+
 def _on_white(image: Image.Image) -> Image.Image:
     """RGB, transparent parts white; 16-bit grey is scaled to 8 bits (Pillow's own conversion would clip it)."""
     if image.mode.startswith("I"):
-        image = Image.fromarray((np.asarray(image, dtype=np.uint32) >> 8).clip(0, 255).astype(np.uint8))
+        wide = np.array(image, dtype=np.uint32)
+        wide >>= 8
+        image = Image.fromarray(np.minimum(wide, 255, out=wide).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         white = Image.new("RGB", rgba.size, (255, 255, 255))
@@ -63,17 +112,18 @@ def _on_white(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _too_large(path: Path, size: str, settings: MediaSettings) -> SampleError:
+def _too_large(name: str, size: str, settings: MediaSettings) -> SampleError:
     return SampleError(
         "image_too_large",
-        f"image '{path.name}' has {size} according to its header. At most {settings.max_header_pixels} pixels are "
+        f"image '{name}' has {size} according to its header. At most {settings.max_header_pixels} pixels are "
         "allowed. Scale the file down, or raise media.max_header_pixels.",
     )
 
 
-def _damaged(path: Path, error: Exception) -> SampleError:
+def _damaged(name: str, error: DecodeFailure) -> SampleError:
     return SampleError(
         "corrupt_media",
-        f"image '{path.name}' cannot be decoded: {error}. A complete {', '.join(FORMATS)} file is needed. Fetch or "
+        f"image '{name}' cannot be decoded: {error}. A complete {', '.join(FORMATS)} file is needed. Fetch or "
         "convert the file again, or remove the sample.",
+        error.trace,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from importlib.util import find_spec
@@ -15,17 +14,14 @@ from vlm_pg.media.pool import WorkerPool
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import DecodedMedia, MediaRef
 
-log = logging.getLogger(__name__)
 POLL_SECONDS = 0.2
 _DECODE_MODULE = "vlm_pg.media.decode"
-_Decoded = tuple[DecodedMedia, str]
 
 
 class Ticket:
     """Decoding under way. ``result`` may be called any number of times."""
 
-    def __init__(self, loader: MediaLoader, futures: Sequence[Future[_Decoded] | SampleError]):
-        self._loader = loader
+    def __init__(self, futures: Sequence[Future[DecodedMedia] | SampleError]):
         self._futures = futures
 
     def result(self, should_stop: Callable[[], bool] = lambda: False) -> list[DecodedMedia | SampleError]:
@@ -45,14 +41,12 @@ class Ticket:
             pending = wait(pending, timeout=POLL_SECONDS).not_done
         return [item if isinstance(item, SampleError) else self._unpack(item) for item in self._futures]
 
-    def _unpack(self, future: Future[_Decoded]) -> DecodedMedia | SampleError:
+    @staticmethod
+    def _unpack(future: Future[DecodedMedia]) -> DecodedMedia | SampleError:
         try:
-            media, passed_over = future.result()
+            return future.result()
         except SampleError as error:
             return error
-        if passed_over:
-            self._loader.note_passed_over(passed_over)
-        return media
 
 
 class MediaLoader:
@@ -80,20 +74,26 @@ class MediaLoader:
                 "or set media.decoder=auto."
             )
         self._settings, self._root, self._allow_remote, self._factor = settings, root, allow_remote, factor
-        self._passed_over: set[str] = set()
         self._pool = (
-            WorkerPool(settings.workers, settings.deadline_seconds, (_DECODE_MODULE,)) if settings.workers else None
+            WorkerPool(
+                settings.workers,
+                settings.deadline_seconds,
+                (_DECODE_MODULE,),
+                memory_bytes=settings.worker_memory_bytes,
+            )
+            if settings.workers
+            else None
         )
 
     def submit(self, refs: Sequence[MediaRef]) -> Ticket:
         """Start decoding in the background (with ``workers=0``: decode now)."""
-        return Ticket(self, [self._submit_one(ref) for ref in refs])
+        return Ticket([self._submit_one(ref) for ref in refs])
 
     def load(self, refs: Sequence[MediaRef]) -> list[DecodedMedia | SampleError]:
         """Decode and wait."""
         return self.submit(refs).result()
 
-    def _submit_one(self, ref: MediaRef) -> Future[_Decoded] | SampleError:
+    def _submit_one(self, ref: MediaRef) -> Future[DecodedMedia] | SampleError:
         try:
             path = resolve(ref, self._root, self._allow_remote)
         except SampleError as error:
@@ -103,18 +103,12 @@ class MediaLoader:
         args = (ref.kind, path, self._settings, self._factor)
         if self._pool is not None:
             return self._pool.submit(decode_file, *args, label=f"{ref.kind} '{ref.path}'")
-        future: Future[_Decoded] = Future()
+        future: Future[DecodedMedia] = Future()
         try:
             future.set_result(decode_file(*args))
         except SampleError as error:
             return error
         return future
-
-    def note_passed_over(self, cause: str) -> None:
-        """Say once per cause that decord could not read a file and PyAV did."""
-        if cause not in self._passed_over:
-            self._passed_over.add(cause)
-            log.warning("decord %s: PyAV reads such files (said once)", cause)
 
     def close(self) -> None:
         """End the workers; what is still being decoded fails."""

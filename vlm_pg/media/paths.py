@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path, PurePosixPath
-from urllib.parse import urlsplit
 
 from vlm_pg.errors import SampleError
+from vlm_pg.media.urls import SCHEMES, BadUrl, checked_url, shown_url, url_path
 from vlm_pg.types import MediaRef
 
 EXTENSIONS = {
@@ -14,7 +14,6 @@ EXTENSIONS = {
     "image": (".jpg", ".jpeg", ".png", ".webp"),
 }
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_REMOTE_SCHEMES = ("http", "https")
 
 
 def resolve(ref: MediaRef, root: Path, allow_remote: bool = False) -> str:
@@ -31,14 +30,13 @@ def resolve(ref: MediaRef, root: Path, allow_remote: bool = False) -> str:
     text = ref.path.removeprefix("file://")
     scheme = _SCHEME.match(text)
     if scheme:
-        if not allow_remote or scheme[1].lower() not in _REMOTE_SCHEMES:
+        if not allow_remote or scheme[1].lower() not in SCHEMES:
             raise SampleError(
                 "remote_media",
-                f"media path '{_short(ref.path)}' is a URL. Files under the data root are read, and http or https URLs "
+                f"media path '{shown_url(ref.path)}' is a URL. Files under the data root are read, http or https URLs "
                 "only with data.allow_remote=true. Download the file, or set that option.",
             )
-        _check_extension(ref, PurePosixPath(urlsplit(text).path).suffix)
-        return text
+        return _remote(ref, text)
     path = _inside(ref, text, root)
     if not _safely(ref, path.exists):
         raise SampleError(
@@ -54,6 +52,19 @@ def resolve(ref: MediaRef, root: Path, allow_remote: bool = False) -> str:
         )
     _check_extension(ref, path.suffix)
     return str(path)
+
+
+def _remote(ref: MediaRef, text: str) -> str:
+    try:
+        url = checked_url(text)
+        _check_extension(ref, PurePosixPath(url_path(url)).suffix)
+    except BadUrl as error:
+        raise SampleError(
+            "bad_url",
+            f"media path '{shown_url(text)}' cannot be fetched: {error}. A URL such as https://host/clip.mp4 is "
+            "expected. Correct the path.",
+        ) from error
+    return url
 
 
 def _inside(ref: MediaRef, text: str, root: Path) -> Path:
@@ -87,9 +98,13 @@ def _check_extension(ref: MediaRef, suffix: str) -> None:
     if suffix.lower() not in known:
         raise SampleError(
             "unsupported_media",
-            f"media path '{_short(ref.path)}' ends in '{suffix}'. A {ref.kind} may end in {', '.join(known)}. Convert "
+            f"media path '{_shown(ref.path)}' ends in '{suffix}'. A {ref.kind} may end in {', '.join(known)}. Convert "
             "the file, or correct data_type in the record.",
         )
+
+
+def _shown(text: str) -> str:
+    return shown_url(text) if _SCHEME.match(text.removeprefix("file://")) else _short(text)
 
 
 def _short(text: str, limit: int = 200) -> str:

@@ -5,6 +5,7 @@ A thread of the parent hands out calls and collects results, so work goes on whi
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import socket
@@ -23,13 +24,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from vlm_pg.errors import SampleError
-from vlm_pg.processes import how_it_ended
+from vlm_pg.processes import ended_by_alarm, how_it_ended
 
 START_SECONDS = 300.0
 MAX_FAILED_STARTS = 3
 # the worker's own alarm comes after the parent's deadline: it matters only when the parent is gone
 ALARM_FACTOR, ALARM_EXTRA_SECONDS = 1.5, 5.0
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from vlm_pg.media.worker import main; main({}, {}, {})"
+_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from vlm_pg.media.worker import main; main({}, {}, {}, {})"
 # numeric libraries read these at start-up, torch too: a worker is one thread
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -59,13 +60,15 @@ class WorkerPool:
         workers: number of processes, at least 1.
         deadline_seconds: a call that takes longer is given up: its worker is killed and replaced.
         modules: what every worker imports before its first call.
+        memory_bytes: how much memory a worker may take beyond what it holds then; 0 for no limit.
 
     A result arrives in the future that ``submit`` returns. Its exception is a SampleError ``decode_timeout`` or
     ``decoder_crashed``, the SampleError the function raised, or a RuntimeError with the traceback of a bug.
     """
 
-    def __init__(self, workers: int, deadline_seconds: float, modules: Sequence[str] = ()):
+    def __init__(self, workers: int, deadline_seconds: float, modules: Sequence[str] = (), memory_bytes: int = 0):
         self._deadline_seconds = deadline_seconds
+        self._memory_bytes = memory_bytes
         self._modules = tuple(modules)
         self._waiting: deque[_Call] = deque()
         self._lock = threading.Lock()
@@ -111,10 +114,12 @@ class WorkerPool:
 
     def _start(self) -> _Worker:
         ours, theirs = socket.socketpair()
-        # appended to, so that it can be emptied between calls; closed with the worker
-        stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115
+        stderr = tempfile.TemporaryFile("w+b")  # noqa: SIM115  # closed with the worker
+        # The worker writes at the end, wherever that is: the file is emptied between calls.
+        flags = fcntl.fcntl(stderr, fcntl.F_GETFL)
+        fcntl.fcntl(stderr, fcntl.F_SETFL, flags | os.O_APPEND)
         package_root = str(Path(__file__).parents[2])
-        code = _BOOT.format(theirs.fileno(), os.getpid(), self._modules)
+        code = _BOOT.format(theirs.fileno(), os.getpid(), self._modules, self._memory_bytes)
         environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", **dict.fromkeys(_ONE_THREAD, "1"))
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", code, package_root],
@@ -204,11 +209,7 @@ class WorkerPool:
             if call is None:
                 self._count_failed_start(f"it was not ready after {START_SECONDS:g} s", worker)
             else:
-                message = (
-                    f"decoding {call.label} took longer than {self._deadline_seconds:g} s and was given up. Files must "
-                    "decode within media.deadline_seconds. Raise it, re-encode the file, or remove the sample."
-                )
-                _settle(call, error=SampleError("decode_timeout", message))
+                _settle(call, error=self._too_slow(call))
             worker.stderr.close()
             self._workers[position] = self._start()
 
@@ -218,6 +219,8 @@ class WorkerPool:
         how = how_it_ended(worker.process.returncode)
         if not worker.ready:
             self._count_failed_start(how, worker)
+        elif worker.call is not None and how == ended_by_alarm():  # this process was late itself
+            _settle(worker.call, error=self._too_slow(worker.call))
         elif worker.call is not None:
             said = _last_words(worker.stderr)
             message = (
@@ -227,6 +230,13 @@ class WorkerPool:
             _settle(worker.call, error=SampleError("decoder_crashed", message))
         worker.stderr.close()
         self._workers[position] = self._start()
+
+    def _too_slow(self, call: _Call) -> SampleError:
+        return SampleError(
+            "decode_timeout",
+            f"decoding {call.label} took longer than {self._deadline_seconds:g} s and was given up. Files must decode "
+            "within media.deadline_seconds. Raise it, re-encode the file, or remove the sample.",
+        )
 
     def _count_failed_start(self, how: str, worker: _Worker) -> None:
         """A worker that cannot even start is a fault of the installation, not of a file."""
@@ -255,4 +265,4 @@ def _last_words(stderr: IO[bytes], limit: int = 300) -> str:
     """The end of what a worker wrote to its standard error."""
     size = stderr.seek(0, os.SEEK_END)
     stderr.seek(max(0, size - limit))
-    return stderr.read().decode(errors="replace").strip()
+    return " / ".join(stderr.read().decode(errors="replace").split("\n")).strip(" /")

@@ -3,69 +3,68 @@
 from __future__ import annotations
 
 import http.client
-import urllib.error
-import urllib.request
-from pathlib import Path, PurePosixPath
-from urllib.parse import urlsplit
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
 
 from vlm_pg.errors import SampleError
+from vlm_pg.media.boundary import trace_of
+from vlm_pg.media.connections import opener
 from vlm_pg.media.settings import MediaSettings
+from vlm_pg.media.urls import BadUrl, checked_url, shown_url
 
-SCHEMES = ("http", "https")
 CHUNK_BYTES = 1 << 20
+_EXPECTED = (OSError, http.client.HTTPException, BadUrl)  # URLError, HTTPError and timeouts are OSErrors
 
 
-class _SameSchemes(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to http and https only (urllib would follow ftp as well)."""
-
-    def redirect_request(self, req, fp, code, msg, headers, newurl):  # type: ignore[no-untyped-def]
-        if urlsplit(newurl).scheme not in SCHEMES:
-            raise urllib.error.URLError(f"redirected to '{newurl}', which is neither http nor https")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def download(url: str, folder: Path, settings: MediaSettings) -> Path:
-    """Fetch ``url`` into ``folder`` and return the file.
+@contextmanager
+def download(url: str, settings: MediaSettings) -> Iterator[IO[bytes]]:
+    """The file at ``url``, open and without a name in any folder: it is gone when it is closed, or this process killed.
 
     Raises:
         SampleError: ``download_failed``, or ``download_too_large`` beyond ``max_remote_bytes``.
     """
-    target = folder / ("download" + PurePosixPath(urlsplit(url).path).suffix.lower())
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPErrorProcessor(),
-        _SameSchemes(),
-    ):
-        opener.add_handler(handler)
-    try:
-        with opener.open(url, timeout=settings.remote_timeout_seconds) as response, target.open("wb") as file:
-            stated = response.headers.get("Content-Length", "")
-            _check_size(url, int(stated) if stated.isdigit() else 0, settings.max_remote_bytes)
-            received = 0
-            while chunk := response.read(CHUNK_BYTES):
-                received += len(chunk)
-                _check_size(url, received, settings.max_remote_bytes)
-                file.write(chunk)
-            if stated.isdigit() and received != int(stated):
-                raise http.client.IncompleteRead(b"", int(stated) - received)
-    except (OSError, http.client.HTTPException) as error:  # URLError, HTTPError and timeouts are OSErrors
-        raise SampleError(
-            "download_failed",
-            f"'{url}' could not be downloaded: {error}. A server that answers within "
-            f"{settings.remote_timeout_seconds:g} s is needed. Try again later, or download the "
-            "file and give its path.",
-        ) from error
-    return target
+    with tempfile.TemporaryFile(prefix="vlm_pg_media_") as file:
+        try:
+            _fetch(checked_url(url), file, settings)
+        except (SampleError, MemoryError):
+            raise
+        except Exception as error:  # whatever a server answers is no fault of the program
+            raise SampleError(
+                "download_failed",
+                f"'{shown_url(url)}' could not be downloaded: {error or type(error).__name__}. A server that answers "
+                f"within {settings.remote_timeout_seconds:g} s is needed. Try again later, or download the file and "
+                "give its path.",
+                "" if isinstance(error, _EXPECTED) else trace_of(error),
+            ) from error
+        yield file
+
+
+def _fetch(url: str, file: IO[bytes], settings: MediaSettings) -> None:
+    with opener(settings.remote_private_hosts).open(url, timeout=settings.remote_timeout_seconds) as response:
+        stated = _stated_bytes(response)
+        _check_size(url, stated or 0, settings.max_remote_bytes)
+        received = 0
+        while chunk := response.read(CHUNK_BYTES):
+            received += len(chunk)
+            _check_size(url, received, settings.max_remote_bytes)
+            file.write(chunk)
+    if stated is not None and received != stated:
+        raise http.client.IncompleteRead(b"", stated - received)
+    file.flush()
+
+
+def _stated_bytes(response: Any) -> int | None:
+    """The length the server states; None where it states none, or none that is a number."""
+    stated = response.headers.get("Content-Length", "")
+    return int(stated) if stated.isascii() and stated.isdigit() and len(stated) < 20 else None
 
 
 def _check_size(url: str, size_bytes: int, limit_bytes: int) -> None:
     if size_bytes > limit_bytes:
         raise SampleError(
             "download_too_large",
-            f"'{url}' is larger than {limit_bytes} bytes, the most that is downloaded. Use a smaller file, or raise "
-            "media.max_remote_bytes.",
+            f"'{shown_url(url)}' is larger than {limit_bytes} bytes, the most that is downloaded. Use a smaller file, "
+            "or raise media.max_remote_bytes.",
         )

@@ -34,17 +34,35 @@ class MediaSettings(Settings):
         4 * 3600.0, gt=0, description="A video whose header or timestamps say it is longer is refused."
     )
     max_video_frames: int = Field(2_000_000, ge=2, description="A video with more stored frames is refused.")
+    max_missing_share: float = Field(
+        0.05,
+        ge=0,
+        le=1,
+        description="A video that lacks a larger share of the seconds its header states was cut off and is refused.",
+    )
     workers: int = Field(
-        2, ge=0, le=256, description="Decoding processes; 0 decodes in this process, without deadline."
+        2,
+        ge=0,
+        le=256,
+        description="Decoding processes; 0 decodes in this process, without deadline and memory limit.",
     )
     deadline_seconds: float = Field(
         60.0, gt=0, le=86_400, description="A file that takes a worker longer is given up and the worker replaced."
     )
+    worker_memory_bytes: int = Field(
+        4 << 30,
+        ge=256 << 20,
+        description="Memory that a decoding process may take for a file, beyond what it holds at its start.",
+    )
     decoder: Literal["auto", "decord", "pyav"] = Field(
-        "auto", description="auto: decord, and PyAV for what decord cannot read (reported, logged once per cause)."
+        "auto",
+        description="auto: PyAV, whose frames are exact or refused. decord may return wrong ones (docs/guide.md).",
     )
     max_remote_bytes: int = Field(1 << 30, ge=1, description="Largest download, when remote media are allowed.")
     remote_timeout_seconds: float = Field(20.0, gt=0, description="Longest silence of a server during a download.")
+    remote_private_hosts: tuple[str, ...] = Field(
+        (), description="Hosts, as URLs name them, that may have loopback or private addresses; others may not."
+    )
 
     @model_validator(mode="after")
     def _ranges_are_not_empty(self) -> MediaSettings:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 import vlm_pg.attention.integration as integration
 from vlm_pg.errors import ModelError
@@ -16,6 +16,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import Family, family_of
 from vlm_pg.models.settings import ModelSettings
 
+_LISTED = 4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -44,21 +45,23 @@ def load_policy(
     import transformers
 
     try:
-        model = getattr(transformers, family.class_name).from_pretrained(
+        model, found = getattr(transformers, family.class_name).from_pretrained(
             str(path),
             dtype=torch_dtype,
             attn_implementation=_attention_of_parts(family, _vision_attention(_device(device), torch_dtype)),
             use_safetensors=True,
             trust_remote_code=settings.trust_remote_code,
+            output_loading_info=True,
         )
         # A folder may still have the processor of the larger model that a language model was cut from.
         kind = transformers.AutoProcessor if family.reads_media else transformers.AutoTokenizer
         processor = kind.from_pretrained(str(path), trust_remote_code=settings.trust_remote_code)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # tokenizers raise nothing more exact, configurations of odd types anything
         raise ModelError(
             f"The model at {str(path)!r} has a config but could not be loaded: {error} A checkpoint needs its weights "
             "as safetensors and its processor files beside config.json."
         ) from error
+    _check_whole(str(path), found)
     _check_tokenizer(str(path), model, processor, family)
     model = model.to(_device(device))
     if adapter != str(path):
@@ -115,6 +118,17 @@ def _attention_of_parts(family: Family, vision: str | None = None) -> dict[str, 
     return {"text_config": integration.ATTENTION_NAME} | ({} if vision is None else {"vision_config": vision})
 
 
+def _check_whole(path: str, found: Mapping[str, Any]) -> None:
+    """transformers fills what a checkpoint lacks with random numbers, and goes on."""
+    lacking = sorted(str(name) for name in found.get("missing_keys") or ())
+    if lacking:
+        named = ", ".join(lacking[:_LISTED]) + (", ..." if len(lacking) > _LISTED else "")
+        raise ModelError(
+            f"The model at {path!r} lacks {len(lacking)} of its weights ({named}), which would be random numbers. A "
+            "checkpoint needs all of them; copy the missing safetensors files from where it comes from."
+        )
+
+
 def _check_tokenizer(path: str, model: Any, processor: Any, family: Family) -> None:
     """A processor with another model's tokenizer, or none, would fail much later and far from its cause."""
     if not family.reads_media:
@@ -157,7 +171,7 @@ def _load_config(path: str, settings: ModelSettings) -> Any:
         )
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=settings.trust_remote_code)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of odd types in the file, anything
         raise ModelError(
             f"No model configuration could be read from {path!r}: {error} Give a folder with config.json and "
             "safetensors weights, or a hub name that this machine can reach."

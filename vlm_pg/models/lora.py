@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from vlm_pg.errors import ModelError
@@ -171,10 +172,10 @@ def adapter_base(path: str | Path) -> str | None:
     file = Path(path).expanduser() / CONFIG_FILE
     if not file.is_file() or (file.parent / "config.json").is_file():
         return None
-    base = json.loads(file.read_text()).get("base_model_name_or_path")
-    if not base:
+    base = _adapter_config(file.parent).get("base_model_name_or_path")
+    if not base or not isinstance(base, str):
         raise ModelError(f"{file} does not say which model it belongs to; set base_model_name_or_path in it.")
-    return str(base)
+    return base
 
 
 def load_adapter(model: Any, folder: str | Path, settings: LoraSettings | None) -> None:
@@ -185,11 +186,11 @@ def load_adapter(model: Any, folder: str | Path, settings: LoraSettings | None) 
     """
     peft = _import_peft()
     if settings is None:
-        model.load_adapter(str(folder))
+        _load_frozen(model, folder, peft)
         return
     _check_scaling(folder, settings)
     add_lora(model, settings)
-    saved = load_file(Path(folder) / WEIGHTS_FILE)
+    saved = _read_weights(folder)
     expected = {name: tensor.shape for name, tensor in peft.get_peft_model_state_dict(model).items()}
     found = {name.removeprefix("base_model.model."): tensor for name, tensor in saved.items()}
     if {name: tensor.shape for name, tensor in found.items()} != expected:
@@ -201,9 +202,40 @@ def load_adapter(model: Any, folder: str | Path, settings: LoraSettings | None) 
     peft.set_peft_model_state_dict(model, found)
 
 
+def _load_frozen(model: Any, folder: str | Path, peft: Any) -> None:
+    """As transformers does it, which leaves what the file lacks at random numbers and zeros."""
+    try:
+        model.load_adapter(str(folder))
+    except Exception as error:  # of odd types in its files, anything
+        raise ModelError(
+            f"The adapter in {folder} could not be loaded: {error} It needs {CONFIG_FILE} and {WEIGHTS_FILE} as peft "
+            "writes them."
+        ) from error
+    if not (Path(folder) / WEIGHTS_FILE).is_file():
+        return
+    found = {name.removeprefix("base_model.model.") for name in _read_weights(folder)}
+    lacking = sorted(set(peft.get_peft_model_state_dict(model)) - found)
+    if lacking:
+        raise ModelError(
+            f"The adapter in {folder} lacks {len(lacking)} of its tensors (the first is {lacking[0]}). Copy "
+            f"{WEIGHTS_FILE} again from where it comes from."
+        )
+
+
+def _read_weights(folder: str | Path) -> dict[str, torch.Tensor]:
+    path = Path(folder) / WEIGHTS_FILE
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"{path} cannot be read: {error}. An adapter needs its weights as safetensors; copy the file again from "
+            "where it comes from."
+        ) from error
+
+
 def _check_scaling(folder: str | Path, settings: LoraSettings) -> None:
     """Names and shapes say nothing about the factor on an adapter's output."""
-    config = json.loads((Path(folder) / CONFIG_FILE).read_text())
+    config = _adapter_config(folder)
     alpha = config.get("lora_alpha")
     odd = [name for name in ("use_rslora", "rank_pattern", "alpha_pattern") if config.get(name)]
     if alpha != settings.alpha or odd:
@@ -212,6 +244,17 @@ def _check_scaling(folder: str | Path, settings: LoraSettings) -> None:
             f"alpha={settings.alpha} and none of use_rslora, rank_pattern, alpha_pattern. Set model.lora.alpha to the "
             "adapter's, or merge the adapter into the model."
         )
+
+
+def _adapter_config(folder: str | Path) -> dict[str, Any]:
+    path = Path(folder) / CONFIG_FILE
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read: {error}. Copy it again from where the adapter comes from.") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds no JSON object. Copy it again from where the adapter comes from.")
+    return value
 
 
 def _import_peft() -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 from vlm_pg.observe.step_line import Values, format_step, rollout_rows
+from vlm_pg.observe.text import one_line, visible
 from vlm_pg.types import RolloutGroup
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class Console:
                 ...
                 bar.advance()
         """
+        description = one_line(description)
         if not self._enabled:
             yield ProgressBar(lambda done: None, total)
         elif self._rich is None:
@@ -146,6 +148,8 @@ class Console:
     def _print(self, line: str, style: str | None = None) -> None:
         if not self._enabled:
             return
+        # Ids, names and answers come from data and servers, and must not move the cursor.
+        line = visible(line)
         # A terminal or file that is not UTF-8 shows what it lacks as escapes instead of stopping the run.
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         line = line.encode(encoding, "backslashreplace").decode(encoding)

@@ -2,15 +2,58 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vlm_pg.errors import VlmPgError
+
+# What people or machines do to files while a program runs; everything else is a fault of the program.
+_ADVICE = {
+    errno.ENOSPC: "Make room on that disk",
+    errno.EDQUOT: "Make room in that quota",
+    errno.EFBIG: "Raise the limit on the size of files",
+    errno.EACCES: "Correct the permissions",
+    errno.EPERM: "Correct the permissions",
+    errno.EROFS: "Choose a folder that can be written",
+    errno.EIO: "Check that disk",
+    errno.ESTALE: "Check that disk's connection",
+    errno.ENOENT: "Put it back",
+    errno.ENOTDIR: "Move away what stands in the place of a folder",
+    errno.EISDIR: "Move away the folder that stands in the place of a file",
+    errno.ELOOP: "Remove the links that lead in a circle",
+    errno.ENAMETOOLONG: "Choose a shorter name",
+    errno.EMFILE: "Raise the limit on open files",
+    errno.ENFILE: "Raise the limit on open files",
+}
+
+
+@contextmanager
+def file_errors_explained() -> Iterator[None]:
+    """Turn what the system says of files inside into a VlmPgError that names the file.
+
+    Raises:
+        VlmPgError: a full disk, missing permission, a file that vanished, and the like.
+    """
+    try:
+        yield
+    except InterruptedError:
+        raise
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0)
+        if advice is None or (error.filename is None and error.errno == errno.ENOENT):
+            raise
+        where = "A file of the run" if error.filename is None else str(error.filename)
+        raise VlmPgError(
+            f"{where} cannot be used: {error.strerror}. {advice}, then go on with run.resume=auto: checkpoints that "
+            "were finished are untouched."
+        ) from error
 
 
 def write_bytes_atomic(path: Path, data: bytes) -> None:
@@ -23,10 +66,23 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = str(path)
         raise
     sync_path(path.parent)
+
+
+def append(file: BinaryIO, data: bytes) -> None:
+    """Write at the end of an open file and flush it; an error names the file."""
+    try:
+        file.write(data)
+        file.flush()
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(file.name)
+        raise
 
 
 def _give_usual_permissions(descriptor: int) -> None:

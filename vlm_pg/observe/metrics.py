@@ -6,12 +6,13 @@ import logging
 import math
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from vlm_pg.errors import ConfigError, VlmPgError
-from vlm_pg.observe.files import json_line, keep_json_lines
+from vlm_pg.observe.files import append, json_line, keep_json_lines
 from vlm_pg.observe.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -42,8 +43,7 @@ class MetricsLog:
         """Write one line and flush it. None is kept as null; NaN or infinity raises VlmPgError naming the key."""
         numbers = {key: _checked(step, key, value) for key, value in values.items()}
         line = {"step": step, "phase": phase, "time": round(time.time(), 3), **numbers}
-        self._file.write(json_line(line))
-        self._file.flush()
+        append(self._file, json_line(line))
         if self._writer is not None:
             for key, number in numbers.items():
                 if number is not None:
@@ -52,7 +52,8 @@ class MetricsLog:
 
     def close(self) -> None:
         """Close the files; writing afterwards is an error."""
-        self._file.close()
+        with suppress(OSError):  # what could not be written has been told of
+            self._file.close()
         if self._writer is not None:
             self._writer.close()
 
@@ -80,7 +81,9 @@ def forget_later_steps(path: Path, resume_step: int | None) -> None:
 def _step_of(record: Mapping[str, Any]) -> float:
     """The step of a line; a line without one belongs to no step and is kept."""
     step = record.get("step")
-    return step if isinstance(step, int | float) else -math.inf
+    if not isinstance(step, int | float) or isinstance(step, bool) or step != step:
+        return -math.inf
+    return step
 
 
 def _checked(step: int, key: str, value: float | None) -> float | int | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 from vlm_pg.errors import VlmPgError
-from vlm_pg.observe.files import find_non_finite, json_line
+from vlm_pg.observe.files import append, find_non_finite, json_line
 from vlm_pg.observe.metrics import forget_later_steps
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.thumbnails import save_strip
@@ -41,12 +42,12 @@ class RolloutsLog:
             for index in range(len(group.rollouts)):
                 record = rollout_record(step, phase, group, index, strip)
                 _refuse_non_finite(record)
-                self._file.write(json_line(record))
-        self._file.flush()
+                append(self._file, json_line(record))
 
     def close(self) -> None:
         """Close the file; writing afterwards is an error."""
-        self._file.close()
+        with suppress(OSError):  # what could not be written has been told of
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self

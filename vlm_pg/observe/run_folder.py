@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,9 +11,10 @@ from typing import Any
 
 from vlm_pg.errors import ConfigError
 from vlm_pg.observe.files import write_bytes_atomic, write_json_atomic
+from vlm_pg.observe.run_lock import LOCK
 
 _OWN_FILES = ("config.yaml", "metrics.jsonl", "rollouts.jsonl", "bad_samples.jsonl", "summary.json", "report.html")
-_OWN_NAMES = frozenset((*_OWN_FILES, "checkpoints", "served", "tensorboard", "thumbnails"))
+_OWN_NAMES = frozenset((*_OWN_FILES, LOCK, "checkpoints", "served", "tensorboard", "thumbnails"))
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,9 @@ class RunFolder:
         holds something that is not a run, or is the current directory or one above it.
         """
         folder = cls(Path(path))
-        _refuse_what_is_no_run(folder.path)
-        if not resume and folder.path.is_dir() and any(folder.path.iterdir()):
-            aside = _free_name(folder.path, datetime.now().strftime("%Y%m%d-%H%M%S"))
+        refuse_what_is_no_run(folder.path)
+        if not resume and folder.path.is_dir() and any(entry.name != LOCK for entry in folder.path.iterdir()):
+            aside = free_name(folder.path, datetime.now().strftime("%Y%m%d-%H%M%S"))
             folder.path.rename(aside)
             announce(f"{folder.path} holds an earlier run: moved it to {aside} (run.resume=auto would continue it)")
         try:
@@ -91,7 +93,7 @@ class RunFolder:
                 f"run.dir '{path}' cannot be made: {error}. Choose a folder that can be written."
             ) from None
         for entry in folder.path.iterdir():
-            if _is_leftover(entry.name):
+            if _is_leftover(entry.name) and not entry.is_dir():
                 entry.unlink()
         return folder
 
@@ -104,7 +106,7 @@ class RunFolder:
         write_json_atomic(self.summary, dict(summary))
 
 
-def _refuse_what_is_no_run(path: Path) -> None:
+def refuse_what_is_no_run(path: Path) -> None:
     """Raise ConfigError when ``path`` is something whose content must not be moved or written to."""
     advice = "Point run.dir at a new folder or at the folder of an earlier run, e.g. run.dir=runs/mine."
     if path.exists() and not path.is_dir():
@@ -117,6 +119,12 @@ def _refuse_what_is_no_run(path: Path) -> None:
     if not path.is_dir():
         return
     names = {entry.name for entry in path.iterdir()}
+    for name in sorted(names & (set(_OWN_FILES) - {"report.html"})):
+        if not (path / name).is_file():
+            raise ConfigError(
+                f"{path / name} is no file: a folder, a pipe or a link to nothing stands in its place. Move it away, "
+                "or choose another run.dir."
+            )
     is_run = "config.yaml" in names and names & {"metrics.jsonl", "checkpoints"}
     strange_names = sorted(name for name in names if not _is_own(name))
     if strange_names and not is_run:
@@ -128,7 +136,9 @@ def _refuse_what_is_no_run(path: Path) -> None:
 
 
 def _is_own(name: str) -> bool:
-    return name in _OWN_NAMES or name.startswith(("eval_", "eval-")) or name.endswith(".damaged") or _is_leftover(name)
+    if name in _OWN_NAMES or name.startswith(("eval_", "eval-")) or _is_leftover(name):
+        return True
+    return name.endswith(".damaged") or ".jsonl.begun-again-" in name
 
 
 def _is_leftover(name: str) -> bool:
@@ -136,11 +146,11 @@ def _is_leftover(name: str) -> bool:
     return name.startswith(".") and name.endswith(".tmp")
 
 
-def _free_name(path: Path, timestamp: str) -> Path:
-    """``<name>.old-<timestamp>``, with a number when two runs are moved within one second."""
-    aside = path.with_name(f"{path.name}.old-{timestamp}")
+def free_name(path: Path, timestamp: str, between: str = ".old-") -> Path:
+    """``<name>.old-<timestamp>``, with a number when two folders are moved within one second."""
+    aside = path.with_name(f"{path.name}{between}{timestamp}")
     number = 2
-    while aside.exists():
-        aside = path.with_name(f"{path.name}.old-{timestamp}-{number}")
+    while os.path.lexists(aside):
+        aside = path.with_name(f"{path.name}{between}{timestamp}-{number}")
         number += 1
     return aside

@@ -74,7 +74,7 @@ class PromptSource:
             try:
                 good.append((sample, self._prompt(sample, tamper, should_stop)))
             except SampleError as error:
-                bad.append(BadSample(sample.sample_id, error.reason, str(error), self._where))
+                bad.append(BadSample(sample.sample_id, error.reason, str(error), self._where, error.trace))
         return good, bad
 
     def _prompt(self, sample: Sample, tamper: Tamper | None, should_stop: Callable[[], bool]) -> Prompt:

@@ -42,6 +42,8 @@ _ALL_BUT = re.compile(
     r"\s{1,3}(?:but|except|save)\b",
     re.IGNORECASE,
 )
+# "Rather B than A" is "B rather than A".
+_RATHER = re.compile(rf"\b[Rr]ather\s{{1,3}}({_LETTER})\s{{1,3}}than\b")
 # "Wrong: A, B" rejects what follows the colon.
 _LABEL_OF_WRONG = re.compile(
     r"\b((?:not|wrong|incorrect|rejected|eliminated|excluded)(?:\s{1,3}(?:answers?|options?|choices?))?)\s{0,3}:",
@@ -118,6 +120,7 @@ def clauses(text: str) -> list[Clause]:
             break
         if not sentence.strip():
             continue
+        sentence = _RATHER.sub(r"\1 rather than", sentence)
         sentence = _LISTED.sub(r"\1 / ", _LABEL_OF_WRONG.sub(r"\1 ", _ALL_BUT.sub("except", sentence)))
         for part in _parts(sentence):
             rejections = _count_rejections(part)

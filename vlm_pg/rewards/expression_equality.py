@@ -24,6 +24,7 @@ def equal(gold: Any, found: Any) -> bool:
     from math_verify import verify
 
     gold, found = set_that_holds(gold), set_that_holds(found)
+    gold, found = _with_one_imaginary_unit(gold, found)
     if not is_equation(gold):
         found = value_of_equation(found)
         if found is None:
@@ -47,6 +48,23 @@ def equal(gold: Any, found: Any) -> bool:
         raise
     except Exception:
         return False  # they cannot be compared, as a set with a matrix
+
+
+def _with_one_imaginary_unit(gold: Any, found: Any) -> tuple[Any, Any]:
+    """The parser takes i for a variable: beside the root of a negative number it is the imaginary unit."""
+    import sympy
+
+    def is_imaginary(term: Any) -> bool:
+        is_root = isinstance(term, sympy.Pow) and term.exp == sympy.S.Half
+        return is_root and term.base.is_number and term.base.is_negative is True
+
+    sides = (gold, found)
+    if not all(isinstance(side, sympy.Expr) for side in sides):
+        return sides
+    if not any(is_imaginary(term) for side in sides for term in sympy.preorder_traversal(side)):
+        return sides
+    unit = {symbol: sympy.I for side in sides for symbol in side.free_symbols if symbol.name == "i"}
+    return gold.xreplace(unit), found.xreplace(unit)
 
 
 def _vanishes(gold: Any, found: Any) -> bool:

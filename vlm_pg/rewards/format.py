@@ -33,8 +33,8 @@ def format_reward(text: str) -> float:
 def extract_answer(text: str) -> str | None:
     """The text of the last complete ``<answer>`` element outside of all think blocks, stripped; None if there is none.
 
-    A think block that never closes reaches to the end, and one that closes without opening begins with the text (some
-    prompts open it).
+    A think block that never closes reaches to the end, unless the text ends in an answer element: then only its closing
+    tag was left out. One that closes without opening begins with the text (some prompts open it).
 
     extract_answer("<think><answer>A</answer></think><answer> B </answer>") -> "B"
     extract_answer("the answer is B") -> None
@@ -67,5 +67,6 @@ def _outside_of_thoughts(text: str) -> str:
         else:
             parts = []  # it was a thought from the beginning
         if closing < 0:
-            return " ".join(parts)
+            ends_in_answer = text.rstrip().endswith(ANSWER_CLOSE)
+            return " ".join([*parts, text[opening:]] if ends_in_answer else parts)
         place = closing + len(THINK_CLOSE)

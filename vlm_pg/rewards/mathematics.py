@@ -190,7 +190,14 @@ def _same_as_tuple(gold: Parts, found: Parts) -> bool:
 
 
 def _same_value(gold: Part, found: Part) -> bool:
+    """Whether two of several solutions are equal; one that is a set is no number there: "{1}, {2}" is not {1, 2}."""
+    if _is_set(gold) != _is_set(found):
+        return False
     return _same_part(replace(gold, latex=gold.value or gold.latex), replace(found, latex=found.value or found.latex))
+
+
+def _is_set(part: Part) -> bool:
+    return (part.value or part.latex).lstrip().startswith("\\{")
 
 
 def _same_part(gold: Part, found: Part) -> bool:

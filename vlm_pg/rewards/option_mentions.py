@@ -22,7 +22,10 @@ _STATED = re.compile(
     r"(?![A-Za-z0-9_'’])(?=\s{0,3}(?:[.,;:!/]|$|[^\x00-\x7f]|(?:because|since|and|or)\b))",
     re.IGNORECASE,
 )
-_CAPITAL = re.compile(_BEFORE + r"([A-Z])(?![A-Za-z0-9_'’]|-[a-z])")
+# "T-shirt", and "B-" as a grade, name no option.
+_CAPITAL = re.compile(_BEFORE + r"([A-Z])(?![A-Za-z0-9_'’]|-[a-z]|[-+]\s*$)")
+# "vitamin B": a letter that is part of a name.
+_NAMING = re.compile(rf"\b{phrases('vitamin, plan, hepatitis, grade')}\s{{1,3}}$", re.IGNORECASE)
 # A capital A or I before one of these, or before no word on its line, is a letter; before any other word it is the
 # article or the pronoun if a sentence begins with it, and may be either elsewhere.
 _AFTER_LETTER = re.compile(
@@ -53,7 +56,12 @@ _RIVAL = re.compile(
     rf"\b{phrases('best, alternatively, otherwise, unless, no')}\b|也|或|可能|都|对|正确|选",
     re.IGNORECASE,
 )
-_JOINING = re.compile(rf"\s*{phrases('but, yet, so, therefore, thus, hence')}\s", re.IGNORECASE)
+_LONGEST_NAMING = 16
+_JOINING = re.compile(
+    rf"\s*(?:{phrases('but, yet, so, therefore, thus, hence')}\s|"
+    rf"(?:then\s{{1,3}})?{phrases('on reflection, on second thought, on second thoughts')},?\s)",
+    re.IGNORECASE,
+)
 _FEWEST_WORDS = 3
 
 
@@ -103,6 +111,8 @@ def _mentions(clause: Clause, options: Collection[str]) -> Iterator[Mention]:
     start = len(text) - len(text.lstrip(" \"'“("))
     for match in _CAPITAL.finditer(text):
         letter = match[1]
+        if _NAMING.search(text[max(0, match.start() - _LONGEST_NAMING) : match.start()]):
+            continue
         if letter == "I" and options and "I" not in options:
             continue
         is_word = letter in "AI" and not _AFTER_LETTER.match(text, match.end())

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
-from vlm_pg.processes import how_it_ended, kill_group
+from vlm_pg.processes import ended_by_alarm, how_it_ended, kill_group
 from vlm_pg.rewards.settings import CheckerSettings
 
 START_SECONDS = 300.0
@@ -171,17 +171,20 @@ class _Worker:
             "arguments": call.arguments,
             "alarm_seconds": timeout_seconds * ALARM_FACTOR + ALARM_EXTRA_SECONDS,
         }
+        too_slow = Outcome(problem=f"deadline: it took longer than {timeout_seconds:g} s and was stopped")
         try:
             connection = self._hand_over(json.dumps(message).encode())
             if not connection.poll(timeout_seconds):
                 self._restart()
-                return Outcome(problem=f"deadline: it took longer than {timeout_seconds:g} s and was stopped")
+                return too_slow
             answer = json.loads(connection.recv_bytes())
         except InterruptedError:  # an OSError, too, but no end of a process
             raise
         except (EOFError, OSError):
             how = self._how_it_ended()
             self._restart()
+            if how == ended_by_alarm():  # this process was late itself
+                return too_slow
             return Outcome(problem=f"its process ended by itself ({how})")
         if answer.get("used_up"):
             self._restart()

@@ -20,10 +20,17 @@ class ServerSettings(Settings):
         "OPENAI_API_KEY",
         description="Environment variable with the key, sent as bearer token; the key is never stored.",
     )
-    timeout_seconds: float = Field(600.0, gt=0.0, description="Longest wait for one answer.")
+    timeout_seconds: float = Field(600.0, gt=0.0, description="Longest wait for one whole answer.")
+    max_answer_mb: float = Field(64.0, gt=0.0, description="Longest answer, unpacked, in MiB.")
     retries: int = Field(3, ge=0, description="Times a request that failed is sent again.")
     wait_seconds: float = Field(
         120.0, ge=0.0, description="A server that does not answer is waited for this long before the run stops."
+    )
+    max_divergence: float | None = Field(
+        0.5,
+        gt=0.0,
+        description="The run stops where the log-probabilities of a server that tells them differ from the trainer's "
+        "by a larger KL, in nats a token; null: never.",
     )
     concurrency: int = Field(16, ge=1, description="Requests in flight at a time.")
 

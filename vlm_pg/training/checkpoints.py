@@ -13,14 +13,16 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vlm_pg.observe.files import sync_path
 
 MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
-_NAME = re.compile(r"step-(\d{6,})")
+_NAME = re.compile(r"step-(\d{6,18})", re.ASCII)
+# What transformers, peft and DeepSpeed look for: a file of these kinds that was put there later would be read too.
+_READ_BY_LOADERS = frozenset((".json", ".jinja", ".safetensors", ".bin", ".pt", ".pth", ".py", ".model", ".txt"))
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -31,9 +33,10 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 def begin(folder: Path, step: int) -> Path:
     """An empty temporary folder to write the checkpoint of ``step`` into; leftovers of killed saves are removed."""
     folder.mkdir(parents=True, exist_ok=True)
-    never_finished = [path for path in folder.glob("step-*") if not (path / MANIFEST).exists()]
-    for leftover in (*folder.glob(".tmp-*"), *never_finished):
-        shutil.rmtree(leftover)
+    for entry in sorted(folder.iterdir()):
+        never_finished = _NAME.fullmatch(entry.name) and entry.is_dir() and not os.path.lexists(entry / MANIFEST)
+        if entry.name.startswith(".tmp-") or (never_finished and not entry.is_symlink()):
+            _remove(entry)
     temporary = folder / f".tmp-step-{step:06d}"
     temporary.mkdir()
     return temporary
@@ -54,40 +57,94 @@ def commit(temporary: Path, step: int, state: dict[str, Any]) -> Path:
     sync_path(manifest)
     sync_path(temporary)
     final = checkpoint_path(temporary.parent, step)
-    if final.exists():
-        shutil.rmtree(final)
+    if os.path.lexists(final):
+        _remove(final)
     os.rename(temporary, final)
     sync_path(final.parent)
     return final
 
 
+def candidates(folder: Path) -> list[tuple[int, Path]]:
+    """Everything that is named like a checkpoint, whole or not, oldest first; empty where there is no such folder.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    try:
+        entries = list(os.scandir(folder))
+    except FileNotFoundError:
+        return []
+    named = [(_NAME.fullmatch(entry.name), entry.name) for entry in entries]
+    return sorted((int(match[1]), folder / name) for match, name in named if match)
+
+
 def find_checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """Complete checkpoints, oldest first."""
-    found = []
-    for path in folder.glob("step-*"):
-        match = _NAME.fullmatch(path.name)
-        if match and problem_with(path) is None:
-            found.append((int(match[1]), path))
-    return sorted(found)
+    """Complete checkpoints, oldest first.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    return [(step, path) for step, path in candidates(folder) if problem_with(path) is None]
 
 
 def problem_with(path: Path, check_hashes: bool = False) -> str | None:
     """Why ``path`` is not a complete checkpoint, or None if it is."""
     try:
-        entries = json.loads((path / MANIFEST).read_text())["files"]
-    except FileNotFoundError:
-        return "it has no manifest, so it was never finished"
-    except (ValueError, KeyError, TypeError):
-        return "its manifest is damaged"
-    for name, entry in entries.items():
+        return _problem_with(path, check_hashes)
+    except OSError as error:
+        return f"{error.filename or path} cannot be read ({error.strerror or error})"
+
+
+def _problem_with(path: Path, check_hashes: bool) -> str | None:
+    if not path.is_dir():
+        return "it is no folder" if os.path.lexists(path) else "it is not there"
+    if not os.path.lexists(path / MANIFEST):
+        return f"it has no {MANIFEST}, so it was never finished"
+    if not (path / MANIFEST).is_file():
+        return f"its {MANIFEST} is no file"
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+    except (ValueError, RecursionError):
+        return f"its {MANIFEST} is damaged"
+    entries = _entries(manifest)
+    if entries is None:
+        return f"its {MANIFEST} is damaged"
+    match = _NAME.fullmatch(path.name)
+    if match and manifest.get("step") != int(match[1]):
+        return f"its {MANIFEST} is of step {manifest.get('step')!r}"
+    for name, (size, digest) in entries.items():
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != entry["bytes"]:
-            return f"{name} has {file.stat().st_size} bytes instead of {entry['bytes']}"
-        if check_hashes and _sha256(file) != entry["sha256"]:
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes instead of {size}"
+        if check_hashes and _sha256(file) != digest:
             return f"{name} does not have the content that was saved"
-    return None
+    added = _added_files(path, set(entries)) if check_hashes else []
+    return f"{added[0]} was put there after it was saved" if added else None
+
+
+def _entries(manifest: Any) -> dict[str, tuple[int, str]] | None:
+    """(bytes, SHA-256) of each file; None for what is no manifest of files below the checkpoint's folder."""
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict) or STATE not in files:
+        return None
+    entries: dict[str, tuple[int, str]] = {}
+    for name, entry in files.items():
+        place = PurePosixPath(name)
+        if not name or "\0" in name or place.is_absolute() or ".." in place.parts or not isinstance(entry, dict):
+            return None
+        size, digest = entry.get("bytes"), entry.get("sha256")
+        if type(size) is not int or not isinstance(digest, str):
+            return None
+        entries[name] = (size, digest)
+    return entries
+
+
+def _added_files(path: Path, known: set[str]) -> list[str]:
+    """Files that a loader would read and the manifest does not know."""
+    found = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.suffix in _READ_BY_LOADERS)
+    return [name for name in found if name not in known and name != MANIFEST]
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -99,9 +156,18 @@ def prune(folder: Path, keep: int, log: Callable[[str], None] = lambda line: Non
     """Remove all but the ``keep`` newest complete checkpoints."""
     for step, path in find_checkpoints(folder)[:-keep]:
         # Without its manifest it is no checkpoint any more, whatever a kill leaves of it.
-        (path / MANIFEST).unlink()
-        shutil.rmtree(path)
+        if not path.is_symlink():
+            (path / MANIFEST).unlink()
+        _remove(path)
         log(f"removed checkpoint of step {step} ({path})")
+
+
+def _remove(path: Path) -> None:
+    """A folder with all that is in it; of a link the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _sha256(path: Path) -> str:

@@ -170,6 +170,7 @@ class Collector:
             features = leaves if trains or not share else VisionLeaves(self.policy, prompts)
             groups = self.generation.sample(questions, step)
             controls = self.generation.sample_controls(shuffled, step) if controlled else []
+        groups, features = self._answered(groups, features)
         if features is not None:
             self._features.append(features)
         with self.phases.timed("rewards"):
@@ -184,6 +185,18 @@ class Collector:
             ]
             self._controls |= by_id
         return groups, features if leaves_to_train else None
+
+    def _answered(
+        self, groups: list[RolloutGroup], features: VisionLeaves | None
+    ) -> tuple[list[RolloutGroup], VisionLeaves | None]:
+        """Without the questions for which a server had no usable rollouts; those are recorded."""
+        faults = self.generation.take_faults()
+        if faults is not None:  # on all ranks or on none
+            self.stream.record(faults)
+        places = [place for place, group in enumerate(groups) if group.rollouts]
+        if len(places) == len(groups):
+            return groups, features
+        return [groups[place] for place in places], None if features is None else features.of(places)
 
     def _replace_without_spread(
         self, step: int, groups: list[RolloutGroup]

@@ -75,12 +75,24 @@ def read_deepspeed_config(settings: TrainingSettings) -> dict[str, Any]:
             f"{path} sets {', '.join(clashes)}, which the training and model sections decide. Remove them from the "
             "file and use training.micro_batch_tokens, training.learning_rate, training.max_grad_norm and model.dtype."
         )
+    _refuse_other_readers(path, config)
     return config | {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": settings.max_grad_norm,
         "zero_allow_untested_optimizer": True,
     }
+
+
+def _refuse_other_readers(path: Path, config: dict[str, Any]) -> None:
+    """Checkpoint formats that DeepSpeed reads past ``safe_load``: their files could run programs."""
+    section = config.get("checkpoint")
+    universal = isinstance(section, dict) and section.get("load_universal")
+    for key in [*(["checkpoint.load_universal"] if universal else []), *({"datastates_ckpt"} & set(config))]:
+        raise ConfigError(
+            f"{path} sets {key}, whose files DeepSpeed reads as pickles that may run programs. Remove it; checkpoints "
+            "are written and read in DeepSpeed's usual format."
+        )
 
 
 def offloads_optimizer(config: dict[str, Any]) -> bool:

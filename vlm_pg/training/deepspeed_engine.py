@@ -11,13 +11,14 @@ from typing import Any, Literal, cast
 
 import torch
 
-from vlm_pg.errors import CheckpointError
+from vlm_pg.errors import CheckpointError, VlmPgError
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.memory import free_bytes
 from vlm_pg.training.deepspeed_config import make_optimizer, offloads_optimizer, read_deepspeed_config
 from vlm_pg.training.distributed import sum_over_ranks, world_size
 from vlm_pg.training.engines import Engine, check_finite
 from vlm_pg.training.gradient_guard import GradientGuard
+from vlm_pg.training.safe_load import load_data_only
 from vlm_pg.training.settings import TrainingSettings
 
 # Of free memory, when all weights are gathered for generation: keys and values need room too.
@@ -68,6 +69,8 @@ class DeepSpeedEngine(Engine):
         self._engine, *_ = deepspeed.initialize(
             model=policy, optimizer=optimizer, model_parameters=parameters, config=config
         )
+        # All of DeepSpeed's reading goes through this one method.
+        self._engine.checkpoint_engine.load = load_data_only
         # DeepSpeed averages gradients over ranks; the loss weights already make them a sum.
         self.loss_scale = float(world_size())
         self._stage = config.get("zero_optimization", {}).get("stage", 0)
@@ -107,13 +110,25 @@ class DeepSpeedEngine(Engine):
     def load_optimizer(self, folder: Path) -> None:
         loaded = None
         if (folder / "deepspeed").is_dir():
-            loaded, _ = self._engine.load_checkpoint(str(folder), tag="deepspeed", load_module_strict=False)
+            loaded = self._load(folder)
         if loaded is None:
             raise CheckpointError(
                 f"{folder} holds no DeepSpeed state that could be loaded. Resume with the engine that wrote it, or "
                 "start a new run with model.path set to it."
             )
         self._guard.resumed()
+
+    def _load(self, folder: Path) -> str | None:
+        try:
+            return self._engine.load_checkpoint(str(folder), tag="deepspeed", load_module_strict=False)[0]
+        except VlmPgError:
+            raise
+        except Exception as error:  # DeepSpeed checks little of what it reads, and then stumbles anywhere
+            raise CheckpointError(
+                f"{folder / 'deepspeed'} could not be loaded by DeepSpeed: {type(error).__name__}: {error}. Resume "
+                "with the DeepSpeed file and the number of processes it was written under, from another checkpoint "
+                "(run.resume=FOLDER), or start a new run with model.path set to it."
+            ) from error
 
     @contextmanager
     def generation(self) -> Iterator[None]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from vlm_pg.errors import CheckpointError
@@ -145,7 +146,11 @@ class TorchEngine(Engine):
                 f"{folder} holds no optimizer.safetensors: it was written by another engine. Resume with the engine "
                 "that wrote it (training.engine), or start a new run with model.path set to it."
             )
-        tensors = load_file(path, device=str(self.policy.device))
+        try:
+            tensors = load_file(path, device=str(self.policy.device))
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}. Resume from another checkpoint.") from error
+        self._check_states(path, tensors)
         for (name, _), master in zip(self._named, self._masters, strict=True):
             prefix = f"{name}/"
             state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
@@ -156,8 +161,28 @@ class TorchEngine(Engine):
                 state["step"] = state["step"].cpu()
             if state:
                 self._optimizer.state[master] = state
-        if len(self._optimizer.state) not in (0, len(self._named)):
+        # Only before the first update there is none.
+        updated = self.policy.weights_version > 0
+        if len(self._optimizer.state) != len(self._named) and (self._optimizer.state or updated):
             raise CheckpointError(
                 f"{path} has optimizer state for {len(self._optimizer.state)} of {len(self._named)} trained weights. "
                 "Resume with the model settings it was written under, or start a new run with model.path set to it."
             )
+
+    def _check_states(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Every weight has all of its state, of its own shape, or none: AdamW would stumble over the rest later."""
+        of_weight: dict[str, set[str]] = {}
+        for key in tensors:
+            name, _, kind = key.rpartition("/")
+            of_weight.setdefault(name, set()).add(kind)
+        for name, weight in self._named:
+            found = of_weight.get(name, set())
+            expected = {"master"} if self._has_masters else set()
+            whole = found in (expected, expected | {"step", "exp_avg", "exp_avg_sq"})
+            shapes = {tuple(tensors[f"{name}/{key}"].shape) for key in found - {"step"}}
+            if not whole or shapes - {tuple(weight.shape)}:
+                raise CheckpointError(
+                    f"{path} has {', '.join(sorted(found)) or 'nothing'} for {name}, or in another shape than "
+                    f"{tuple(weight.shape)}. Resume with the model settings and model.dtype it was written under, or "
+                    "from another checkpoint."
+                )

@@ -12,7 +12,7 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.rollout.engine import RolloutEngine
-from vlm_pg.types import Prompt, RolloutGroup, Sample
+from vlm_pg.types import BadSample, Prompt, RolloutGroup, Sample
 
 if TYPE_CHECKING:
     from vlm_pg.rollout.server.engine import ServerEngine
@@ -69,8 +69,12 @@ class Generation:
         self.counts = GenerationCounts()
 
     def sample(self, questions: Sequence[tuple[Sample, Prompt]], step: int) -> list[RolloutGroup]:
-        """``num_generations`` rollouts of every question under the policy as it is now."""
+        """``num_generations`` rollouts of every question under the policy as it is now; none where a server failed."""
         return self._sample(self.rollouts, questions, step)
+
+    def take_faults(self) -> list[BadSample] | None:
+        """Questions for which a server had no usable rollouts; None where none samples."""
+        return None if isinstance(self.rollouts, RolloutEngine) else self.rollouts.take_faults()
 
     def sample_controls(self, questions: Sequence[tuple[Sample, Prompt]], step: int) -> list[RolloutGroup]:
         """Half as many rollouts of questions whose frames are out of order."""

@@ -61,6 +61,10 @@ class QuestionStream:
         self._on_bad(len(mine), bad)
         return questions
 
+    def record(self, bad: Sequence[BadSample]) -> None:
+        """Questions that were loaded and turned out to be unusable later; called on all ranks."""
+        self._on_bad(0, bad)
+
     def load_tampered(self, samples: Sequence[Sample], tamper: Tamper) -> list[tuple[Sample, Prompt]]:
         """Prompts of these samples with tampered media; those that the tampering is impossible with are left out."""
         return self._source.load(samples, tamper, self._should_stop)[0]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
+from vlm_pg.observe.files import find_non_finite
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.training.distributed import rank
 
@@ -18,15 +20,24 @@ class RunSummary:
         self.was_finished = was_finished
 
     @classmethod
-    def open(cls, folder: RunFolder, resumed: bool) -> RunSummary:
-        """Empty for a new run; a resumed run keeps its evaluation before training."""
-        values: dict[str, Any] = {}
-        was_finished = False
-        if resumed and folder.summary.is_file():
-            earlier = json.loads(folder.summary.read_text())
-            values = {key: earlier[key] for key in ("eval_before",) if key in earlier}
-            was_finished = bool(earlier.get("finished"))
-        return cls(folder, values, was_finished)
+    def open(cls, folder: RunFolder, resumed: bool, warn: Callable[[str], None] = print) -> RunSummary:
+        """Empty for a new run; a resumed run keeps its evaluation before training, if the file can be read."""
+        if not resumed or not folder.summary.is_file():
+            return cls(folder, {})
+        try:
+            earlier = json.loads(folder.summary.read_bytes())
+        except FileNotFoundError:  # another rank has just moved a damaged one
+            return cls(folder, {})
+        except (ValueError, RecursionError):
+            earlier = None
+        evaluated = earlier.get("eval_before", {}) if isinstance(earlier, dict) else None
+        if not isinstance(earlier, dict) or not isinstance(evaluated, dict) or find_non_finite(evaluated) is not None:
+            if rank() == 0:
+                moved = folder.summary.rename(folder.summary.with_name(f"{folder.summary.name}.damaged"))
+                warn(f"{folder.summary} is damaged: an evaluation before training is lost; moved it to {moved}")
+            return cls(folder, {})
+        values = {"eval_before": evaluated} if "eval_before" in earlier else {}
+        return cls(folder, values, earlier.get("finished") is True)
 
     def has(self, key: str) -> bool:
         return key in self._values

@@ -6,14 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
-from vlm_pg.errors import SampleError, TooManyBadSamples
+from vlm_pg.errors import SampleError, TooManyBadSamples, VlmPgError
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.metrics import MetricsLog
+from vlm_pg.observe.presence import FolderGone, Presence
 from vlm_pg.observe.rollouts import RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.sharing import generation_line, sharing_line
@@ -38,6 +39,9 @@ from vlm_pg.training.stop import StopRequest
 from vlm_pg.training.updates import run_updates
 from vlm_pg.types import BadSample, RolloutGroup, Sample
 
+if TYPE_CHECKING:
+    from vlm_pg.rollout.server.engine import ServerEngine
+
 PREFETCH_STEPS = 2
 
 
@@ -60,11 +64,20 @@ class Progress:
         step = state["step"]
         questions = state.get("questions", step * prompts_per_step)
         updates = state.get("updates", step)
-        return cls(step, questions, updates, state["tokens_computed"], state["tokens_repeated"])
+        return cls(step, questions, updates, state.get("tokens_computed", 0.0), state.get("tokens_repeated", 0.0))
 
 
 class Trainer:
-    """Owns nothing heavy itself; ``run`` takes a policy from one step to the last."""
+    """Owns nothing heavy itself; ``run`` takes a policy from one step to the last.
+
+    Args:
+        presence: of the run's folder, on the rank that writes it.
+        digests: of the data, for checkpoints.
+    """
+
+    # While a step is sampled, its weights are those of the step before; within its updates they are those of no step.
+    _doing: Literal["sampling", "updating", "showing"] = "sampling"
+    _presence: Presence | None = None
 
     def __init__(
         self,
@@ -80,7 +93,10 @@ class Trainer:
         stop: StopRequest,
         phases: Phases,
         progress: Progress,
+        presence: Presence | None = None,
+        digests: Mapping[str, Any] | None = None,
     ):
+        self._presence, self._digests = presence, dict(digests or {})
         self.config, self.folder, self.engine, self.reference = config, folder, engine, reference
         self.bad_log = bad_log
         self.console, self.stop, self.phases, self.progress = console, stop, phases, progress
@@ -128,13 +144,18 @@ class Trainer:
                     values, groups = self._step(self.progress.step + 1)
                     self.progress.step += 1
                     self.progress.questions = self.stream.place
+                    self._doing = "showing"
+                    if self._presence is not None:
+                        self._presence.check()
                     self._show(values, groups, metrics, rollouts_log)
                     self._checkpoint_if_due()
+                    self._doing = "sampling"
                     bar.advance()
         except InterruptedError:
             return self._stopped()
-        except (ServerError, SampleError):
-            self._keep_finished_steps()
+        except Exception as error:
+            if self._is_worth_keeping(error):
+                self._keep_finished_steps()
             raise
         if first <= steps and not self._groups_sampled:
             raise TooManyBadSamples(
@@ -149,11 +170,25 @@ class Trainer:
         self.console.warn(f"stopped on request after step {self.progress.step}; run.resume=auto continues from there")
         return False
 
+    def _is_worth_keeping(self, error: Exception) -> bool:
+        """Whether the weights are those of the last finished step, and that step is not what is at fault."""
+        if self._doing == "sampling":
+            return self.progress.step > 0 or isinstance(error, ServerError | SampleError)
+        return self._doing == "showing" and isinstance(error, OSError | FolderGone)
+
     def _keep_finished_steps(self) -> None:
         """Saving is for all ranks together, and with several the others may still be waiting for their answers."""
-        if world_size() == 1:
+        if world_size() > 1:
+            return
+        try:
+            if self._presence is not None:
+                self.folder = RunFolder(self._presence.refuge())
             self.save()
-            self.console.warn(f"the checkpoint of step {self.progress.step} is written")
+        except (OSError, VlmPgError) as error:
+            self.console.warn(f"the checkpoint of step {self.progress.step} could not be written: {error}")
+            return
+        where = "" if self._presence is None else f" in {self.folder.checkpoints}"
+        self.console.warn(f"the checkpoint of step {self.progress.step} is written{where}")
 
     def _step(self, step: int) -> tuple[dict[str, float | None], list[RolloutGroup]]:
         start_seconds = time.perf_counter()
@@ -171,6 +206,7 @@ class Trainer:
             self.console.warn(f"step {step}: {none}, so there was no update")
             return values | {"step_seconds": time.perf_counter() - start_seconds}, batch.sampled
         with self.phases.timed("train"):
+            self._doing = "updating"
             values |= self._update(batch, step)
         if not self._told_sharing:
             self._told_sharing = True
@@ -200,8 +236,7 @@ class Trainer:
 
     def _generation_values(self) -> dict[str, float | None]:
         if not isinstance(self.rollouts, RolloutEngine):
-            lag = self.rollouts.lag_steps
-            return {} if lag is None else {"rollout_lag_steps": lag}
+            return self._server_values(self.rollouts)
         counts = self.generation.counts
         counted = {
             "prompt_tokens": float(counts.prompt_tokens),
@@ -213,6 +248,19 @@ class Trainer:
         peak = max_over_ranks({"gib": counts.peak_bytes / GIB}, self.policy.device)["gib"]
         values: dict[str, float | None] = {f"generation/{name}": value for name, value in sums.items()}
         return values | {"generation/tokens_per_second": speed, "generation/peak_gib": peak}
+
+    def _server_values(self, server: ServerEngine) -> dict[str, float | None]:
+        """Of all ranks together: how far the server is behind, how far its weights are away, and what it owed."""
+        device, found = self.policy.device, server.take_divergence()
+        sums = sum_over_ranks(
+            {"tokens": float(found.tokens), "kl": found.kl, "again": float(server.take_asked_again())}, device
+        )
+        largest = max_over_ranks({"largest": found.largest}, device)["largest"]
+        values: dict[str, float | None] = {"rollouts_asked_again": sums["again"]}
+        if sums["tokens"]:
+            values |= {"server_divergence": sums["kl"] / sums["tokens"], "server_divergence_max": largest}
+        lag = server.lag_steps
+        return values if lag is None else values | {"rollout_lag_steps": lag}
 
     def _update(self, batch: StepBatch, step: int) -> dict[str, float]:
         values = run_updates(
@@ -286,6 +334,7 @@ class Trainer:
                 "tokens_repeated": self.progress.tokens_repeated,
                 "seconds": self.phases.seconds,
                 "settings": checkpoint_settings(self.config),
+                "data": self._digests,
             }
             save_checkpoint(self.folder.checkpoints, self.progress.step, self.policy, self.engine, state)
             if rank() == 0:

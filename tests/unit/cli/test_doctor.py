@@ -52,11 +52,14 @@ def test_a_missing_requirement_fails_with_its_remedy(
     assert "Not ready" in out
 
 
-def test_one_decoder_is_enough_and_none_is_not(without: Callable[..., None]) -> None:
+def test_pyav_is_needed_and_decord_is_not(without: Callable[..., None]) -> None:
     without("decord")
-    assert [(finding.name, finding.status) for finding in doctor._decoders()] == [("decord", "note"), ("PyAV", "ok")]
+    assert [(finding.name, finding.status) for finding in doctor._decoders()] == [("PyAV", "ok"), ("decord", "note")]
     without("decord", "av")
-    assert {finding.status for finding in doctor._decoders()} == {"missing"}
+    assert [(finding.name, finding.status) for finding in doctor._decoders()] == [
+        ("PyAV", "missing"),
+        ("decord", "note"),
+    ]
 
 
 def test_everything_that_is_wrong_has_a_remedy(without: Callable[..., None]) -> None:

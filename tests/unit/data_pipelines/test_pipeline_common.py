@@ -22,8 +22,9 @@ from data_pipelines.common import (
     write_manifest,
     write_text,
 )
+from data_pipelines.outcome import Outcome
 from vlm_pg.errors import ConfigError
-from vlm_pg.types import Sample
+from vlm_pg.types import BadSample, Sample
 
 ARGUMENTS = {"seed": 0, "train": 8}
 
@@ -163,3 +164,10 @@ def test_user_errors_of_a_script_are_one_message_and_exit_code_2(capsys: pytest.
 def test_the_manifest_holds_the_arguments_readably(tmp_path: Path) -> None:
     written = json.loads((prepared(tmp_path) / MANIFEST).read_text())
     assert written["arguments"] == ARGUMENTS and written["files"] == {"train.jsonl": 1}
+
+
+def test_refused_records_may_hold_what_is_no_unicode(tmp_path: Path) -> None:
+    outcome = Outcome(refused=[BadSample("id\ud83d", "not_unicode", "why", "caf\udce9.json:1")])
+    outcome.write(tmp_path, [], {"train_files": ["caf\udce9.json"]})
+    assert BadSample(**json.loads((tmp_path / "refused.jsonl").read_text())) == outcome.refused[0]
+    assert json.loads((tmp_path / "report.json").read_text())["train_files"] == ["caf\udce9.json"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
 import vlm_pg
@@ -41,6 +42,24 @@ def test_damaged_weights(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(ModelError, match="could not be loaded"):
         vlm_pg.load_policy(folder)
+
+
+@pytest.mark.parametrize("kept", [1, 20])
+def test_missing_weights_are_not_random_ones(tmp_path: Path, kept: int) -> None:
+    file = save_tiny_model(tmp_path) / "model.safetensors"
+    tensors = load_file(file)
+    lacking = sorted(tensors)[kept:]
+    save_file({name: tensors[name] for name in sorted(tensors)[:kept]}, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=rf"lacks {len(lacking)} of its weights \(.*, \.\.\.\), which would be random"):
+        vlm_pg.load_policy(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "processor_config.json"])
+@pytest.mark.parametrize("data", ["[]", "{", '"x"', "[" * 100_000], ids=["list", "open", "text", "deep"])
+def test_odd_files_of_a_model_are_no_traceback(tmp_path: Path, name: str, data: str) -> None:
+    (save_tiny_model(tmp_path) / name).write_text(data)
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        vlm_pg.load_policy(tmp_path)
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:

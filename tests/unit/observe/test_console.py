@@ -127,6 +127,22 @@ def test_a_terminal_shows_markup_and_escapes_as_text(monkeypatch: pytest.MonkeyP
     assert "[red]x[/red] ␛]0;title␇" in stream.getvalue()
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_nothing_that_is_printed_moves_the_cursor(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    """Sample ids, names of servers and of sets come from elsewhere."""
+    monkeypatch.setenv("TERM", "xterm")
+    hostile = "\x1b[2J\x07\u202e\x9b1m\r"
+    stream = Terminal() if terminal else io.StringIO()
+    console = Console(enabled=True, stream=stream)
+    console.info(f"sample {hostile!s} info")
+    console.warn(f"server {hostile!s} warn")
+    with console.progress(f"set {hostile!s}", 1) as bar:
+        bar.advance()
+    printed = stream.getvalue()
+    assert "\u241b[2J\u2407\ufffd\ufffd1m\u240d info" in printed
+    assert not any(character in printed for character in "\x07\u202e\x9b") and "\x1b[2J" not in printed
+
+
 def test_a_stream_that_is_not_utf8_gets_escapes_instead_of_an_error() -> None:
     raw = io.BytesIO()
     console = Console(True, io.TextIOWrapper(raw, encoding="ascii"))

@@ -168,6 +168,84 @@ def test_odd_but_valid_values_do_not_stop_the_report(tmp_path: Path) -> None:
     assert Page(render(folder)).open == []
 
 
+ODD_LINES = (
+    '{"step": 99999999999999999999, "reward": 1}',
+    '{"step": NaN, "reward": 1}',
+    '{"step": true, "reward": 1}',
+    '{"step": -3, "reward": 1}',
+    '{"step": 5, "reward": 1e308, "kl": -1e308, "time": NaN}',
+    '{"step": 6, "reward": 1' + "0" * 400 + ', "kl": true, "time": 1e999}',
+    '{"step": 7, "reward": 1e-320, "kl": 1e99, "time": 1e99}',
+    '{"step": 1' + "0" * 5000 + "}",
+    "[" * 100_000,
+)
+
+
+def test_numbers_that_no_run_has_are_counted_and_left_out(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    with folder.metrics.open("a") as file:
+        file.write("\n".join(ODD_LINES) + "\n")
+    with folder.rollouts.open("a") as file:
+        file.write("\n".join(ODD_LINES) + "\n")
+    html = render(folder)
+    assert Page(html).open == [] and "step 7 of" not in html and "7 steps" in html
+    # Four steps, two rewards of 1e308 or more and a KL.
+    assert "metrics.jsonl: 7 step(s) or value(s) are no number that a run can have" in html
+    assert "metrics.jsonl: 2 line(s) are not JSON" in html
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "-1e200", "1" + "0" * 400, "true", '"x"', "[]"])
+def test_odd_numbers_in_a_summary(tmp_path: Path, number: str) -> None:
+    folder = make_run(tmp_path / "run")
+    text = json.dumps(make_summary())
+    for old in ("0.447", "0.02", "200", "100.0", "1000", "4000", "0.625"):
+        folder.summary.write_text(text.replace(old, number))
+        assert Page(render(folder)).open == []
+    folder.config.write_text(f"training: {{steps: {number}}}")
+    assert Page(render(folder)).open == []
+
+
+def test_fields_of_a_megabyte_do_not_make_the_page_long(tmp_path: Path) -> None:
+    long = "<x>" * 350_000
+    group = make_group(long, (long, long), question=long)
+    folder = make_run(tmp_path / "run", groups=[group])
+    lines = []
+    for line in folder.rollouts.open():
+        record = json.loads(line)
+        many = {f"{i}{long[:1000]}": 0.5 for i in range(2000)}
+        lines.append(
+            record | {"options": [long[:5000]] * 500, "answer": long, "category": long, "notes": many, "parts": many}
+        )
+    folder.rollouts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = make_summary()
+    summary["versions"] |= {f"{i}{long[:1000]}": long[:1000] for i in range(2000)}
+    summary["bad_samples"] |= {f"{i}{long[:1000]}": 1 for i in range(2000)}
+    summary["eval_after"]["sets"] |= {f"{i}{long[:1000]}": {"n": long[:1000]} for i in range(500)}
+    summary["attention_kernel"] = long
+    folder.write_summary(summary)
+    folder.config.write_text("x: " + long)
+    with folder.metrics.open("a") as file:
+        for i in range(100):
+            file.write(
+                json.dumps({"step": 5, "phase": long[: 1000 + i], f"reward/{i}{long[:9999]}": 1.0, long: 1}) + "\n"
+            )
+    html = render(folder)
+    assert Page(html).open == [] and len(html) < 4_000_000
+    assert "1,048,000 more characters in the run's files" in html
+    assert "more options in rollouts.jsonl" in html and "more reasons" in html
+
+
+def test_files_that_are_none_are_named(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    for path in (folder.metrics, folder.rollouts, folder.summary, folder.config, folder.bad_samples):
+        path.unlink()
+        path.mkdir()
+    html = render(folder)
+    assert Page(html).open == []
+    for name in ("metrics.jsonl", "rollouts.jsonl", "summary.json", "config.yaml"):
+        assert f"{name} cannot be read" in html
+
+
 def test_a_picture_outside_the_run_is_not_read(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     (tmp_path / "secret.jpg").write_bytes(b"secret bytes")

@@ -74,8 +74,9 @@ def test_a_real_video_gives_the_pixels_of_qwens_own_reader(media_dir: Path, proc
     """Ours equals the processor fed by ``process_vision_info``: pixel values, grid, tokens, positions, time scale."""
     from qwen_vl_utils import process_vision_info
 
-    settings = MediaSettings(max_frames=8, max_pixels=64 * 28 * 28)
-    media, _ = decode_file("video", str(media_dir / name), settings, 28)
+    # 10-bit colour is turned into RGB differently by decord, which Qwen's reader uses, and by PyAV
+    settings = MediaSettings(max_frames=8, max_pixels=64 * 28 * 28, decoder="decord" if "10bits" in name else "auto")
+    media = decode_file("video", str(media_dir / name), settings, 28)
     seen_seconds: list[tuple[float, ...]] = []
 
     def positions(*args):
@@ -115,7 +116,7 @@ def test_a_real_image_gives_the_pixels_of_qwens_own_reader(tmp_path: Path, proce
     pixels = np.random.default_rng(0).integers(0, 256, (301, 333, 4), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     settings = MediaSettings(image_max_pixels=40 * 28 * 28)
-    media, _ = decode_file("image", str(tmp_path / "a.png"), settings, 28)
+    media = decode_file("image", str(tmp_path / "a.png"), settings, 28)
     prompt = PromptBuilder(processor, PromptSettings(), ones).build(sample_for([media]), [media])
     element = {"image": str(tmp_path / "a.png"), "min_pixels": 4 * 28 * 28, "max_pixels": 40 * 28 * 28}
     images, _ = process_vision_info([{"role": "user", "content": [element]}])

@@ -71,6 +71,12 @@ def test_c_code_that_holds_the_interpreter_is_stopped(pool: CheckerPool):
     assert "deadline" in outcome.problem or "memory" in outcome.problem
 
 
+def test_a_process_that_its_own_alarm_ended_took_too_long(pool: CheckerPool):
+    """On a busy machine its parent may notice the end before it notices the deadline."""
+    [outcome] = pool.run([Call("signal:raise_signal", (14,))])
+    assert "deadline" in outcome.problem
+
+
 def test_deep_recursion_is_a_result(pool: CheckerPool):
     nested: list = []
     for _ in range(900):

@@ -96,7 +96,9 @@ def test_format_agrees_with_an_independent_reading(text: str) -> None:
         ("<think>x</think><answer>B</answer><think><answer>A</answer></think>", "B"),
         ("<answer>A</answer></think><answer>B</answer>", "B"),  # the prompt opened the think block
         ("<think><answer>A</answer></think>", None),
-        ("<think><answer>A</answer>", None),  # it never ends
+        ("<think><answer>A</answer> or", None),  # it never ends
+        ("<think>x <answer>A</answer> no <answer>B</answer>\n", "B"),  # only its closing tag was left out
+        ("<think>x</think><answer>A</answer><think>y", "A"),
         ("<answer>B<think><answer>A</answer></think></answer>", "B"),
         ("</think></think><answer>B</answer>", "B"),
     ],

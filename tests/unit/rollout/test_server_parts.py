@@ -13,9 +13,9 @@ from transformers import AutoTokenizer, GenerationConfig
 from tests.support.groups import make_case, random_group, tiny_policy
 from tests.support.tiny import tiny_tokenizer
 from vlm_pg.rollout.scoring import passes, score
-from vlm_pg.rollout.server.answers import AnswerReader
+from vlm_pg.rollout.server.answers import AnswerReader, turn_token_ids
 from vlm_pg.rollout.server.dialects import ServerInfo, check_settings, maybe_ignored, media_fields, request_fields
-from vlm_pg.rollout.server.errors import ServerError
+from vlm_pg.rollout.server.errors import AnswerError, ServerError
 from vlm_pg.rollout.server.served import served_folder
 from vlm_pg.rollout.settings import RolloutSettings, ServerSettings
 from vlm_pg.rollout.stopping import StopStrings
@@ -170,6 +170,51 @@ def test_a_text_of_too_many_tokens_is_cut() -> None:
 def test_answers_that_cannot_be_learned_from_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ServerError, match=message):
         reader().read("s", given)
+
+
+SAID = (*ids("a b"), END)
+
+
+@pytest.mark.parametrize(
+    "given,message",
+    [
+        ({"finish_reason": "stop"}, "message: Field required"),
+        (choice(None), r"message\.content: .* valid string \(it has None\)"),
+        ({"finish_reason": "stop", "text": "a b"}, "message: Field required"),
+        ({"finish_reason": "stop", "delta": {"content": "a b"}}, "message: Field required"),
+        (choice("a b", text="a b"), "text: Input should be None"),
+        (choice("a b", token_ids=[]), "token_ids is empty beside the text 'a b'"),
+        (choice("a b", token_ids=list(ids("a b"))), "its token_ids end in none of the stop tokens"),
+        (choice("a b", token_ids=[True, *SAID[1:]]), r"token_ids\.0: .* valid integer \(it has True\)"),
+        (choice("a b", token_ids=[*ids("c"), END]), "one of them is of another response"),
+        (choice("a b", token_ids=[10**6, END]), "beyond the model's vocabulary"),
+        (choice("a<|im_end|>b"), rf"goes on behind the tokens \[{END}\], as its text is tokenized here"),
+        (choice("a<|im_end|>b<|im_end|>", token_ids=[*ids("a"), END, *ids("b"), END]), "goes on behind the tokens"),
+        (choice("a<|im_start|>user"), "or begin another turn"),
+        (choice("a<|image_pad|>b"), "tell a token from words that spell it"),
+        (None, "a choice does not fit: the whole"),
+    ],
+)
+def test_what_nobody_sampled_is_not_read(given: Any, message: str) -> None:
+    turns = turn_token_ids(TOKENIZER, (END,))
+    strict = AnswerReader(TOKENIZER, (END,), None, 50, (IMAGE,), turns, len(TOKENIZER))
+    with pytest.raises(AnswerError, match=f"(?s)^Sample 's': .*{message}"):
+        strict.read("s", given)
+
+
+def test_a_response_does_not_go_on_behind_a_stop_string() -> None:
+    behind = [*ids("A</answer>"), *ids(" more"), END]
+    with pytest.raises(AnswerError, match="goes on behind a stop string"):
+        reader(stop_strings=("</answer>",)).read("s", choice("A</answer> more", token_ids=behind))
+
+
+def test_log_probabilities_are_those_of_the_tokens_or_none() -> None:
+    said = {"content": [{"token": TOKENIZER.decode([token]), "logprob": -0.5} for token in SAID]}
+    assert reader().read("s", choice("a b", token_ids=list(SAID), logprobs=said)).logprobs == (-0.5,) * len(SAID)
+    assert reader().read("s", choice("a b<|im_end|>", logprobs=said)).logprobs == (-0.5,) * len(SAID)
+    assert reader().read("s", choice("a b", logprobs={"content": said["content"][:1]})).logprobs is None
+    other = {"content": [{"token": "x", "logprob": -0.5} for _ in SAID]}
+    assert reader().read("s", choice("a b", logprobs=other)).logprobs is None
 
 
 def test_media_tokens_in_a_response_are_refused() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.support.groups import tiny_policy
+from vlm_pg.errors import CheckpointError
 from vlm_pg.training.engines import TorchEngine
 from vlm_pg.training.settings import TrainingSettings
 
@@ -38,6 +41,30 @@ def test_a_weight_without_a_gradient_is_updated_with_zero() -> None:
     optimizer.step()
     assert not torch.equal(tower, before)
     torch.testing.assert_close(tower, oracle, rtol=1e-6, atol=1e-7)
+
+
+def test_optimizer_states_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+    engine, tower, language = engine_and_parts()
+    engine.backward(tower.sum() + language.sum(), last=True)
+    engine.step(1e-2)
+    engine.save_optimizer(tmp_path)
+    file = tmp_path / "optimizer.safetensors"
+    whole = load_file(file)
+    first = next(name for name in whole if name.endswith("/exp_avg"))
+    short = whole | {first: whole[first].flatten()[:-1].clone()}
+    for tensors, said in (
+        ({name: tensor for name, tensor in whole.items() if name != first}, "exp_avg_sq, step for"),
+        (short, "or in another shape than"),
+        ({}, "has optimizer state for 0 of"),
+    ):
+        save_file(tensors, file)
+        again, *_ = engine_and_parts()
+        again.policy.weights_version = 1
+        with pytest.raises(CheckpointError, match=said):
+            again.load_optimizer(tmp_path)
+    file.write_bytes(b"no tensors")
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors cannot be read"):
+        engine.load_optimizer(tmp_path)
 
 
 def test_a_run_that_has_seen_text_only_can_be_resumed(tmp_path: Path) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlm_pg.observe.report.markup import absent, dict_at, esc, number, number_or_none, percent, section, table
+from vlm_pg.observe.report.markup import absent, dict_at, esc, first, number, number_or_none, percent, section, table
 from vlm_pg.observe.report.read import RunData
 
 _PHASES = ("before", "after")
+_MAX_SETS, _MAX_CATEGORIES = 60, 200
 
 
 def accuracy_section(run: RunData) -> str:
     """Bars for the evaluation sets and, apart from them, the controls; then all numbers in tables."""
     results = {phase: dict_at(run.summary, f"eval_{phase}", "sets") for phase in _PHASES}
-    names = list(dict.fromkeys([*results["before"], *results["after"]]))
+    names, more = first(list(dict.fromkeys([*results["before"], *results["after"]])), _MAX_SETS)
     if not names:
         reason = run.missing.get("summary.json", "summary.json holds no evaluation: none has finished yet.")
         return section("accuracy", "Accuracy before and after", absent(reason))
@@ -22,6 +23,8 @@ def accuracy_section(run: RunData) -> str:
         entry = dict_at(results["after"], name) or dict_at(results["before"], name)
         groups["control" if entry.get("kind") == "control" else "eval"].append(name)
     body = _legend() + _bars(groups["eval"], results)
+    if more:
+        body += absent(f"{more:,} more evaluation sets are in summary.json.")
     if groups["control"]:
         body += (
             '<h3>Controls</h3><p class="hint">The same questions about videos whose evidence was destroyed on purpose. '
@@ -109,7 +112,7 @@ def _pass_at_k(entry: dict[str, Any]) -> str:
     rates = entry.get("pass_at_k")
     if not isinstance(rates, dict):
         return percent(number_or_none(rates))
-    ks = sorted((k for k in rates if str(k).isdecimal()), key=int)
+    ks = sorted((k for k in rates if str(k).isdecimal() and len(k) < 10), key=int)
     return f"{percent(number_or_none(rates[ks[-1]]))} <small>k={int(ks[-1])}</small>" if ks else "–"
 
 
@@ -124,7 +127,7 @@ def _category_rows(names: list[str], results: dict[str, dict[str, Any]]) -> list
     rows = []
     for name in names:
         before, after = (dict_at(results[phase], name, "by_category") for phase in _PHASES)
-        for category in dict.fromkeys([*before, *after]):
+        for category in first(list(dict.fromkeys([*before, *after])), _MAX_CATEGORIES)[0]:
             entries = [dict_at(before, category), dict_at(after, category)]
             count = next((entry["n"] for entry in reversed(entries) if "n" in entry), "–")
             accuracies = [percent(number_or_none(entry.get("accuracy"))) for entry in entries]

@@ -3,13 +3,46 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import TypeVar
 
 from vlm_pg.observe.text import visible
 
+K = TypeVar("K")
+T = TypeVar("T")
 
-def esc(text: object) -> str:
-    """``text`` as HTML text or attribute value: markup is escaped, control characters become visible symbols."""
-    return html.escape(visible(str(text)), quote=True)
+# Longer texts are cut: the page must open, and the run's files hold the whole.
+MAX_FIELD_CHARACTERS = 2000
+# Beyond any measurement; sums and scales of such numbers would overflow.
+MAX_NUMBER = 1e100
+
+
+def esc(text: object, limit: int = MAX_FIELD_CHARACTERS) -> str:
+    """``text`` as HTML text or attribute value: markup is escaped, control characters become visible symbols.
+
+    What is longer than ``limit`` characters is cut, and says so. Lists and mappings stand where a damaged file has them
+    in place of a text; what they hold is not shown.
+    """
+    if isinstance(text, list | dict | tuple | set):
+        return f"({type(text).__name__} of {len(text):,})"
+    try:
+        words = str(text)
+    except ValueError:  # a whole number of thousands of digits
+        return "(a number of too many digits)"
+    more = len(words) - limit
+    shown = html.escape(visible(words[:limit]), quote=True)
+    return f"{shown} … {more:,} more characters in the run's files" if more > 0 else shown
+
+
+def first(items: Sequence[T], count: int) -> tuple[list[T], int]:
+    """The first ``count`` items, and how many more there are."""
+    return list(items[:count]), max(0, len(items) - count)
+
+
+def first_entries(mapping: Mapping[K, T], count: int) -> Iterable[tuple[K, T]]:
+    """The first ``count`` entries of a mapping."""
+    return islice(mapping.items(), count)
 
 
 def section(anchor: str, title: str, body: str, lead: str = "") -> str:
@@ -64,8 +97,10 @@ def duration(seconds: float | None) -> str:
 
 
 def number_or_none(value: object) -> float | None:
-    """``value`` if it is a number, else None: a summary written by hand or by halves must not stop the report."""
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """``value`` if it is a number one can draw, else None: a file written by halves must not stop the report."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return value if -MAX_NUMBER <= value <= MAX_NUMBER else None
 
 
 def dict_at(value: object, *keys: str) -> dict:

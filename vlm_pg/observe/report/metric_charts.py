@@ -9,8 +9,11 @@ from vlm_pg.observe.report.charts import Chart, draw_chart
 from vlm_pg.observe.report.curves import make_curve
 from vlm_pg.observe.report.markup import absent, section
 from vlm_pg.observe.report.read import RunData, Series
+from vlm_pg.observe.text import one_line
 
 _MAX_OTHER_CHARTS = 24
+# More lines in one chart cannot be told apart; names are cut where a damaged file has whole texts for them.
+_MAX_CURVES, _MAX_NAME_CHARACTERS = 16, 80
 _SAVED = "tokens_saved_share"
 
 
@@ -101,21 +104,26 @@ def saved_share(metrics: Mapping[str, Series]) -> Series | None:
 
 def _matching(wanted: str, metrics: Mapping[str, Series]) -> list[str]:
     if wanted.endswith("/"):
-        return sorted(key for key in metrics if key.startswith(wanted))
+        return sorted(key for key in metrics if key.startswith(wanted))[:_MAX_CURVES]
     return [wanted] if wanted in metrics else []
 
 
 def _label(key: str, plan: Plan) -> str:
     if key == plan.keys[0] and len(plan.keys) > 1 and plan.keys[1].endswith("/"):
         return "total"
-    return key.rsplit("/", 1)[-1].replace("_", " ")
+    return one_line(key.rsplit("/", 1)[-1].replace("_", " "), _MAX_NAME_CHARACTERS)
 
 
 def _other_charts(metrics: Mapping[str, Series]) -> list[Chart]:
     """Metrics that no plan names, one chart each."""
     planned = {key for plan in MAIN + MORE for wanted in plan.keys for key in _matching(wanted, metrics)}
     others = sorted(key for key in metrics if key not in planned)
-    return [Chart(key, "", (make_curve(key, metrics[key]),)) for key in others[:_MAX_OTHER_CHARTS]]
+    return [_plain_chart(key, metrics[key]) for key in others[:_MAX_OTHER_CHARTS]]
+
+
+def _plain_chart(name: str, series: Series) -> Chart:
+    short = one_line(name, _MAX_NAME_CHARACTERS)
+    return Chart(short, "", (make_curve(short, series),))
 
 
 def _phase_charts(run: RunData) -> list[Chart]:
@@ -124,7 +132,7 @@ def _phase_charts(run: RunData) -> list[Chart]:
     for phase in sorted(set(run.metrics.phases) - {"train"}):
         for key, series in sorted(run.metrics.of(phase).items()):
             if len(series.steps) > 1:
-                charts.append(Chart(f"{phase}: {key}", "", (make_curve(key, series),)))
+                charts.append(_plain_chart(f"{phase}: {key}", series))
     return charts[:_MAX_OTHER_CHARTS]
 
 

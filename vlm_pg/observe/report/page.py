@@ -20,7 +20,7 @@ from vlm_pg.observe.report.panels import (
     sharing_totals,
     time_section,
 )
-from vlm_pg.observe.report.read import RunData, read_run
+from vlm_pg.observe.report.read import RunData, is_step, read_run
 from vlm_pg.observe.report.rollouts import rollouts_section
 
 _NAVIGATION = (
@@ -97,7 +97,7 @@ def _header(run: RunData, name: str) -> str:
 def _steps_text(run: RunData) -> str:
     done = run.metrics.last_step
     planned = dict_at(run.config, "training").get("steps")
-    if isinstance(planned, int) and planned > done:
+    if is_step(planned) and planned > done:
         return f"step {done:,} of {planned:,}"
     return f"{done:,} steps"
 
@@ -116,7 +116,7 @@ def _accuracy_tile(run: RunData) -> tuple[str, str, str]:
     if end is None:
         note = "evaluation after training is still to come" if start is not None else "not evaluated yet"
         return "accuracy", percent(start), note
-    count = f"{after['n']:,} questions" if isinstance(after.get("n"), int) else ""
+    count = f"{after['n']:,} questions" if is_step(after.get("n")) else ""
     if count and after.get("headline_set"):
         count += f" ({esc(after['headline_set'])})"
     if start is None:

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from vlm_pg.observe.report.markup import absent, dict_at, duration, esc, number, number_or_none, percent, section, table
+from vlm_pg.observe.report.markup import (
+    absent,
+    dict_at,
+    duration,
+    esc,
+    first,
+    first_entries,
+    number,
+    number_or_none,
+    percent,
+    section,
+    table,
+)
 from vlm_pg.observe.report.read import RunData
 
 _PHASE_ORDER = ("setup", "eval_before", "prompts", "vision", "rollout", "rewards", "train", "checkpoint", "eval_after")
+_MAX_PHASES, _MAX_REASONS, _MAX_VERSIONS, _MAX_FILES = 60, 100, 100, 100
+_MAX_CONFIG_CHARACTERS = 200_000
 _PHASE_NAMES = {
     "setup": "set-up",
     "eval_before": "evaluation before",
@@ -21,12 +35,13 @@ _PHASE_NAMES = {
 
 def time_section(run: RunData) -> str:
     """Seconds per phase as one stacked bar with a legend."""
-    stated = {key: number_or_none(value) for key, value in dict_at(run.summary, "seconds").items()}
+    stated = {key: number_or_none(value) for key, value in first_entries(dict_at(run.summary, "seconds"), _MAX_PHASES)}
     seconds = {key: value for key, value in stated.items() if value is not None and key != "total" and value >= 0}
     if not seconds:
         reason = run.missing.get("summary.json", "summary.json holds no seconds per phase yet.")
         return section("time", "Where the time went", absent(reason))
-    names = [name for name in _PHASE_ORDER if name in seconds] + sorted(set(seconds) - set(_PHASE_ORDER))
+    names: list[str] = [name for name in _PHASE_ORDER if name in seconds]
+    names += sorted(set(seconds) - set(_PHASE_ORDER))
     total = max(stated.get("total") or 0.0, sum(seconds.values()))
     parts = [(_PHASE_NAMES.get(name, name.replace("_", " ")), seconds[name]) for name in names]
     unaccounted = total - sum(seconds.values())
@@ -95,10 +110,13 @@ def bad_samples_section(run: RunData) -> str:
         return section("bad", title, '<p class="hint">None: every sample that was read could be used.</p>')
     examples = {str(record.get("reason")): record for record in run.bad_samples}
     rows = []
-    for reason, count in run.bad_counts.items():
+    reasons, more = first(list(run.bad_counts.items()), _MAX_REASONS)
+    for reason, count in reasons:
         example = examples.get(reason, {})
         where = f'<small class="where">{esc(example.get("where", ""))}</small>' if example else ""
-        rows.append([f"<code>{esc(reason)}</code>", f"{count:,}", f"{esc(example.get('message', '–'))} {where}"])
+        rows.append([f"<code>{esc(reason)}</code>", number(count), f"{esc(example.get('message', '–'))} {where}"])
+    if more:
+        rows.append([f"… {more:,} more reasons", "", "see bad_samples.jsonl"])
     body = table(["reason", "samples", "for example"], rows, "last-left")
     return section("bad", title, f'<div class="card">{body}</div>', "Left out and counted, never scored.")
 
@@ -106,15 +124,23 @@ def bad_samples_section(run: RunData) -> str:
 def settings_section(run: RunData) -> str:
     """Versions, files of the run, and the resolved configuration."""
     versions = dict_at(run.summary, "versions")
-    items = "".join(f"<li><span>{esc(name)}</span><b>{esc(version)}</b></li>" for name, version in versions.items())
+    items = "".join(
+        f"<li><span>{esc(name)}</span><b>{esc(version)}</b></li>"
+        for name, version in first_entries(versions, _MAX_VERSIONS)
+    )
     body = f'<ul class="versions">{items}</ul>' if items else absent("summary.json names no versions yet.")
     if run.eval_files:
-        listed = ", ".join(f"<code>{esc(name)}</code> ({count:,} lines)" for name, count in run.eval_files.items())
+        listed = ", ".join(
+            f"<code>{esc(name)}</code> ({count:,} lines)" for name, count in first_entries(run.eval_files, _MAX_FILES)
+        )
         body += f'<p class="hint">Every evaluated answer: {listed}.</p>'
     for name, count in run.damaged_lines.items():
         body += absent(f"{name}: {number(count)} line(s) are not JSON and were left out of this report.")
+    for name, count in run.odd.items():
+        body += absent(f"{name}: {number(count)} step(s) or value(s) are no number that a run can have, and left out.")
     if run.config_text:
-        body += f"<details><summary>config.yaml as resolved</summary><pre>{esc(run.config_text)}</pre></details>"
+        text = esc(run.config_text, _MAX_CONFIG_CHARACTERS)
+        body += f"<details><summary>config.yaml as resolved</summary><pre>{text}</pre></details>"
     else:
         body += absent(run.missing.get("config.yaml", "config.yaml is empty."))
     return section("settings", "Versions and settings", body)

@@ -7,20 +7,24 @@ be half written.
 from __future__ import annotations
 
 import json
-import math
 from array import array
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
 from vlm_pg.errors import ConfigError
 from vlm_pg.observe.files import parse_json_line
 from vlm_pg.observe.metrics import RESERVED_KEYS
+from vlm_pg.observe.report.markup import number_or_none
 from vlm_pg.observe.run_folder import RunFolder
+
+# Beyond any run: a larger number stands in a damaged line.
+MAX_STEP = 10**12
 
 
 @dataclass
@@ -53,7 +57,11 @@ class Metrics:
 
 @dataclass
 class RunData:
-    """What the report is made from. ``missing`` says per file name why it has nothing to show."""
+    """What the report is made from.
+
+    ``missing``: per file name, why it has nothing to show. ``damaged_lines``: how many of its lines are no records.
+    ``odd``: how many steps and values in them no run can have.
+    """
 
     folder: RunFolder
     config: dict[str, Any]
@@ -65,6 +73,7 @@ class RunData:
     eval_files: dict[str, int]
     missing: dict[str, str]
     damaged_lines: dict[str, int]
+    odd: dict[str, int] = field(default_factory=dict)
 
 
 def read_run(path: Path) -> RunData:
@@ -82,7 +91,7 @@ def read_run(path: Path) -> RunData:
     _read_metrics(run)
     _read_bad_samples(run)
     for file in sorted(folder.path.glob("eval_*.jsonl")):
-        with file.open("rb") as lines:
+        with suppress(OSError), file.open("rb") as lines:
             run.eval_files[file.name] = sum(1 for _ in lines)
     if not folder.rollouts.exists():
         run.missing["rollouts.jsonl"] = "rollouts.jsonl is not there: no rollouts have been logged."
@@ -94,10 +103,10 @@ def _read_config(run: RunData) -> None:
     if not path.exists():
         run.missing[path.name] = "config.yaml is not there: the run's settings are unknown."
         return
-    run.config_text = path.read_text("utf-8", errors="replace")
     try:
+        run.config_text = path.read_text("utf-8", errors="replace")
         config = yaml.safe_load(run.config_text)
-    except yaml.YAMLError as error:
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         run.missing[path.name] = f"config.yaml cannot be read: {error}"
         return
     run.config = config if isinstance(config, dict) else {}
@@ -110,7 +119,7 @@ def _read_summary(run: RunData) -> None:
         return
     try:
         summary = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         run.missing[path.name] = f"summary.json cannot be read: {error}"
         return
     run.summary = summary if isinstance(summary, dict) else {}
@@ -121,8 +130,14 @@ def _read_metrics(run: RunData) -> None:
     if not path.exists():
         run.missing[path.name] = "metrics.jsonl is not there: no step has been logged."
         return
-    for record in json_records(path, run.damaged_lines):
-        _add_line(run.metrics, record)
+    try:
+        for record in json_records(path, run.damaged_lines):
+            odd = _add_line(run.metrics, record)
+            if odd:
+                run.odd[path.name] = run.odd.get(path.name, 0) + odd
+    except OSError as error:
+        run.missing[path.name] = f"metrics.jsonl cannot be read: {error}"
+        return
     for series_of_phase in run.metrics.phases.values():
         for series in series_of_phase.values():
             _sort_steps(series)
@@ -144,23 +159,35 @@ def json_records(path: Path, damaged_lines: dict[str, int]) -> Iterator[dict[str
                 damaged_lines[path.name] = damaged_lines.get(path.name, 0) + 1
 
 
-def _add_line(metrics: Metrics, record: dict[str, Any]) -> None:
+def is_step(value: object) -> TypeGuard[int]:
+    """Whether a run can have such a step."""
+    return type(value) is int and 0 <= value <= MAX_STEP
+
+
+def _add_line(metrics: Metrics, record: dict[str, Any]) -> int:
+    """Add what can be drawn; how many values cannot, a step that no run has counting as one."""
     step = record.get("step")
-    if not isinstance(step, int):
-        return
+    if not is_step(step):
+        return int("step" in record)
+    odd = 0
     phase = metrics.phases.setdefault(str(record.get("phase", "train")), {})
-    seconds = record.get("time")
-    if isinstance(seconds, int | float):
+    seconds = number_or_none(record.get("time"))
+    if seconds is not None:
         metrics.first_seconds = metrics.first_seconds if metrics.first_seconds is not None else seconds
         metrics.last_seconds = seconds
     metrics.num_lines += 1
     metrics.last_step = max(metrics.last_step, step)
     for key, value in record.items():
-        if key in RESERVED_KEYS or not isinstance(value, int | float) or not math.isfinite(value):
+        if key in RESERVED_KEYS or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        number = number_or_none(value)
+        if number is None:
+            odd += 1
             continue
         series = phase.setdefault(key, Series())
         series.steps.append(step)
-        series.values.append(value)
+        series.values.append(number)
+    return odd
 
 
 def _sort_steps(series: Series) -> None:
@@ -176,7 +203,7 @@ def _sort_steps(series: Series) -> None:
 def _read_bad_samples(run: RunData) -> None:
     path = run.folder.bad_samples
     counts: Counter[str] = Counter()
-    if path.exists():
+    if path.is_file():
         for record in json_records(path, run.damaged_lines):
             counts[str(record.get("reason", "unknown"))] += 1
             if counts[str(record.get("reason", "unknown"))] == 1:

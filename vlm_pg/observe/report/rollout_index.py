@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.observe.files import parse_json_line
+from vlm_pg.observe.report.read import is_step
+
+# Of one group; a page that shows more does not open.
+MAX_ROLLOUTS = 128
 
 
 @dataclass
@@ -70,7 +74,7 @@ def index_rollouts(path: Path) -> list[Sightings]:
         for line in file:
             start, offset = offset, offset + len(line)
             record = parse_json_line(line)
-            if record is None or record.get("phase", "train") != "train" or not isinstance(record.get("step"), int):
+            if record is None or record.get("phase", "train") != "train" or not is_step(record.get("step")):
                 continue
             sample_id, step = str(record.get("sample_id")), record["step"]
             sighting = found.get(sample_id)
@@ -112,4 +116,6 @@ def _read_group(path: Path, sample_id: str, step: int, offset: int) -> Encounter
             if rollouts and record.get("rollout") == rollouts[0].get("rollout"):
                 break  # the same question came twice in one step: this is its second group
             rollouts.append(record)
+            if len(rollouts) == MAX_ROLLOUTS:
+                break
     return Encounter(step, tuple(rollouts))

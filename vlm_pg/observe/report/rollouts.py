@@ -7,12 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.observe.report.markup import absent, dict_at, esc, number, number_or_none, section
+from vlm_pg.observe.report.markup import absent, dict_at, esc, first, first_entries, number, number_or_none, section
 from vlm_pg.observe.report.read import RunData
 from vlm_pg.observe.report.rollout_index import Encounter, Question, choose_questions
 
 NUM_QUESTIONS = 6
 _MAX_RESPONSE_CHARACTERS = 6000
+_MAX_OPTIONS, _MAX_PARTS = 50, 40
 _MAX_STRIP_BYTES = 1_000_000
 _TAG = re.compile(r"(</?(?:think|answer)>)")
 
@@ -22,7 +23,10 @@ def rollouts_section(run: RunData) -> str:
     title = "Sample rollouts"
     if "rollouts.jsonl" in run.missing:
         return section("rollouts", title, absent(run.missing["rollouts.jsonl"]))
-    questions = choose_questions(run.folder.rollouts, NUM_QUESTIONS)
+    try:
+        questions = choose_questions(run.folder.rollouts, NUM_QUESTIONS)
+    except OSError as error:
+        return section("rollouts", title, absent(f"rollouts.jsonl cannot be read: {error}"))
     if not questions:
         return section("rollouts", title, absent("rollouts.jsonl is empty: no rollouts have been logged."))
     top = max((abs(total) for question in questions for total in _totals(question)), default=1.0) or 1.0
@@ -38,11 +42,14 @@ def _card(run_path: Path, question: Question, top: float) -> str:
     """One question; ``top`` is the largest reward on the page, which fills a square of the group's rewards."""
     record = question.record
     options = record.get("options")
-    answer = str(record.get("answer", ""))
+    answer = record.get("answer", "")
+    answer = answer if isinstance(answer, str) else esc(answer)
+    listed, more = first(options if isinstance(options, list) else [], _MAX_OPTIONS)
+    is_gold = [isinstance(option, str) and option.startswith(answer + ".") for option in listed]
     items = "".join(
-        f'<li class="{"gold" if str(option).startswith(answer + ".") else ""}">{esc(option)}</li>'
-        for option in (options if isinstance(options, list) else [])
+        f'<li class="{"gold" if gold else ""}">{esc(option)}</li>' for option, gold in zip(listed, is_gold, strict=True)
     )
+    items += f"<li>… {more:,} more options in rollouts.jsonl</li>" if more else ""
     sides = "".join(_encounter(encounter, top) for encounter in question.encounters)
     return (
         f'<article class="card rollout-card">{_strip(run_path, record)}'
@@ -66,14 +73,17 @@ def _strip(run_path: Path, record: dict[str, Any]) -> str:
     if not isinstance(name, str):
         return ""
     folder = (run_path / "thumbnails").resolve()
-    path = (run_path / name).resolve()
-    if folder not in path.parents:
-        return absent(f"The picture {name} lies outside the run's folder and is not shown.")
-    if not path.is_file():
-        return absent(f"The picture {name} is not there any more.")
-    if path.stat().st_size > _MAX_STRIP_BYTES:
-        return absent(f"The picture {name} is larger than {_MAX_STRIP_BYTES:,} bytes and is not shown.")
-    data = base64.b64encode(path.read_bytes()).decode("ascii")
+    try:
+        path = (run_path / name).resolve()
+        if folder not in path.parents:
+            return absent(f"The picture {name} lies outside the run's folder and is not shown.")
+        if not path.is_file():
+            return absent(f"The picture {name} is not there any more.")
+        if path.stat().st_size > _MAX_STRIP_BYTES:
+            return absent(f"The picture {name} is larger than {_MAX_STRIP_BYTES:,} bytes and is not shown.")
+        data = base64.b64encode(path.read_bytes()).decode("ascii")
+    except (OSError, ValueError, RuntimeError) as error:  # a name that is none, links in a circle
+        return absent(f"The picture {name} cannot be read: {error}")
     return (
         f'<div class="strip"><img src="data:image/jpeg;base64,{data}" alt="frames that the model saw, in order"></div>'
     )
@@ -123,14 +133,17 @@ def _response(record: dict[str, Any]) -> str:
         else f'<span class="chip {sign}">advantage {format(advantage, "+.2f") if sign else 0}</span>'.replace("-", "−")
     )
     notes = dict_at(record, "notes")
-    chips = "".join(_part_chip(name, value, notes) for name, value in dict_at(record, "parts").items())
+    chips = "".join(
+        _part_chip(name, value, notes) for name, value in first_entries(dict_at(record, "parts"), _MAX_PARTS)
+    )
     cut = '<span class="chip down">cut off</span>' if record.get("finish_reason") == "length" else ""
     tokens = f'<span class="chip quiet">{number(number_or_none(record.get("response_tokens")))} tok</span>'
-    text = highlight(str(record.get("response", "")))
+    response = record.get("response", "")
+    text = highlight(response if isinstance(response, str) else esc(response))
     return f'<div class="response"><pre>{text}</pre><div class="chips">{chips}{advantage_html}{cut}{tokens}</div></div>'
 
 
-def _part_chip(name: str, value: object, notes: dict[str, Any]) -> str:
+def _part_chip(name: object, value: object, notes: dict[str, Any]) -> str:
     shown = number_or_none(value)
     title = f' title="{esc(notes[name])}"' if name in notes else ""
     text = "no value" if shown is None else number(shown)
@@ -151,7 +164,8 @@ def highlight(text: str) -> str:
             pieces.append(f'<span class="tag">{esc(piece)}</span>')
             inside = "" if piece.startswith("</") else piece.strip("<>")
         elif piece:
-            pieces.append(f'<span class="{inside}">{esc(piece)}</span>' if inside else esc(piece))
+            words = esc(piece, _MAX_RESPONSE_CHARACTERS)
+            pieces.append(f'<span class="{inside}">{words}</span>' if inside else words)
     if cut > 0:
         pieces.append(f'<span class="tag"> … {cut:,} more characters in rollouts.jsonl</span>')
     return "".join(pieces)

@@ -7,13 +7,17 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, TypeVar
 
 import httpx2
 
 from vlm_pg.errors import ConfigError
+from vlm_pg.rollout.server.bodies import ACCEPTED, UnreadableAnswer, bound_body
 from vlm_pg.rollout.server.errors import ServerError
+from vlm_pg.rollout.server.redact import without_key
 from vlm_pg.rollout.settings import ServerSettings
 
 T = TypeVar("T")
@@ -32,7 +36,6 @@ HOPELESS = (
     httpx2.InvalidURL,
     httpx2.UnsupportedProtocol,
     httpx2.LocalProtocolError,
-    httpx2.DecodingError,
     UnicodeError,  # host names
 )
 
@@ -56,16 +59,20 @@ class ServerClient:
         self.url = settings.url.rstrip("/")
         self._key = read_key(settings.api_key_variable)
         self._http = httpx2.AsyncClient(
-            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            headers={"Accept-Encoding": ACCEPTED} | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
             timeout=httpx2.Timeout(
                 settings.timeout_seconds, connect=min(PROBE_TIMEOUT_SECONDS, settings.timeout_seconds)
             ),
             limits=httpx2.Limits(max_connections=settings.concurrency + 1),
+            event_hooks={"response": [self._bound]},
         )
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._waiting = asyncio.Lock()
         self._absent_seconds = 0.0
         self._back_at = float("-inf")
+
+    async def _bound(self, response: httpx2.Response) -> None:
+        bound_body(response, int(self._settings.max_answer_mb * 2**20))
 
     async def __aenter__(self) -> ServerClient:
         return self
@@ -76,7 +83,7 @@ class ServerClient:
         await self._http.aclose()
         if isinstance(error, ServerError):
             # A server may repeat the key in what it answers.
-            raise ServerError(f"Server {self.url}: {self._without_key(str(error))}") from error.__cause__
+            raise ServerError(f"Server {self.url}: {self.without_key(str(error))}") from error.__cause__
 
     async def get(self, address: str) -> httpx2.Response:
         """The answer of any status; a server that is away is waited for.
@@ -94,14 +101,17 @@ class ServerClient:
             make_body: called when it is this request's turn, so that no more than ``concurrency`` bodies wait.
 
         Raises:
-            ServerError: refused (4xx), failed ``retries`` times more, no JSON, or the server stayed away.
+            ServerError: refused (4xx), failed ``retries`` times more or gave no JSON object so often, or the server
+                stayed away.
         """
         async with self._slots:
             body = await make_body()
             # In a thread: a body of many pictures would keep all other requests, and a stop, waiting.
             data = await asyncio.to_thread(lambda: json.dumps(body, allow_nan=False).encode())
             headers = {"Content-Type": "application/json"}
-            response = await self._answered(lambda: self._http.post(f"{self.url}{path}", content=data, headers=headers))
+            response = await self._answered(
+                lambda: self._http.post(f"{self.url}{path}", content=data, headers=headers), wants_json=True
+            )
         if _failed(response):
             raise ServerError(
                 f"It failed {self._settings.retries + 1} times at POST {path}, {self._shown(response)} Its log says "
@@ -115,6 +125,10 @@ class ServerClient:
         self._absent_seconds = 0.0
         return self.json_object(response)
 
+    async def pause(self, attempt: int) -> None:
+        """Before the ``attempt``-th time, from 1 on, that an answer is asked for again."""
+        await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2 ** (attempt - 1), LONGEST_PAUSE_SECONDS))
+
     def json_object(self, response: httpx2.Response) -> dict[str, Any]:
         """The answer's JSON object; ServerError for anything else."""
         value = _json(response)
@@ -127,47 +141,74 @@ class ServerClient:
 
     def excerpt(self, text: str) -> str:
         """The beginning of what the server said, on one line and without the key."""
-        words = self._without_key(" ".join(text.split()))
+        # Before space is joined and after it: a key may hold some.
+        words = self.without_key(" ".join(self.without_key(text[: 100 * SHOWN_CHARACTERS]).split()))
         return words[:SHOWN_CHARACTERS] + (" ..." if len(words) > SHOWN_CHARACTERS else "")
 
     def _shown(self, response: httpx2.Response) -> str:
         return f"status {response.status_code}: {self.excerpt(response.text)!r}."
 
-    def _without_key(self, text: str) -> str:
-        return text.replace(self._key, "[key]") if self._key else text
+    def without_key(self, text: str) -> str:
+        """``text`` as it may be shown and recorded."""
+        return without_key(text, self._key)
 
-    async def _answered(self, send: Callable[[], Coroutine[Any, Any, httpx2.Response]]) -> httpx2.Response:
+    def _named(self, error: Exception) -> str:
+        return self.without_key(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+
+    async def _sent(self, send: Callable[[], Coroutine[Any, Any, httpx2.Response]]) -> httpx2.Response:
+        """The whole answer within ``timeout_seconds``, however little of it comes at a time."""
+        limit = asyncio.timeout(self._settings.timeout_seconds)
+        try:
+            async with limit:
+                return await send()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise httpx2.ReadTimeout("the answer was not whole by then") from None
+
+    async def _answered(
+        self, send: Callable[[], Coroutine[Any, Any, httpx2.Response]], wants_json: bool = False
+    ) -> httpx2.Response:
         """Sent again after time-outs, broken connections and failures of the server, with growing pauses.
 
-        A server that was away does not cost a try.
+        A server that was away does not cost a try. ``wants_json``: nor is a good status enough without an object.
         """
         pause = FIRST_PAUSE_SECONDS
         tries_left = self._settings.retries
         while True:
             try:
-                outcome: httpx2.Response | httpx2.TransportError = await send()
+                outcome: httpx2.Response | httpx2.RequestError = await self._sent(send)
             except HOPELESS as error:
                 raise ServerError(
                     f"The request cannot be sent, or its answer not be read ({type(error).__name__}). Check "
                     "rollout.server.url, and proxies set in the environment."
                 ) from None
-            except httpx2.TransportError as error:
+            except httpx2.RequestError as error:
                 outcome = error
             if isinstance(outcome, httpx2.Response) and not _failed(outcome):
-                return outcome
+                garbled = wants_json and outcome.status_code == 200 and not isinstance(_json(outcome), dict)
+                if not garbled or not tries_left:
+                    return outcome
             if _may_be_away(outcome) and await self._was_away():
                 continue
             if not tries_left:
                 if isinstance(outcome, httpx2.Response):
                     return outcome
                 raise ServerError(
-                    f"It broke off {self._settings.retries + 1} times, last with {_named(outcome)}. Look at its log; a "
-                    f"slow one needs a longer rollout.server.timeout_seconds ({self._settings.timeout_seconds:g} now). "
-                    "run.resume=auto goes on from the last checkpoint."
+                    f"It broke off {self._settings.retries + 1} times, last with {self._named(outcome)}. Look at its "
+                    "log; a slow one needs a longer rollout.server.timeout_seconds "
+                    f"({self._settings.timeout_seconds:g} now). run.resume=auto goes on from the last checkpoint."
                 ) from outcome
             tries_left -= 1
-            await asyncio.sleep(pause)
+            await asyncio.sleep(max(pause, self._asked_pause(outcome)))
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _asked_pause(self, outcome: httpx2.Response | httpx2.RequestError) -> float:
+        """Seconds the server asks to be left alone (Retry-After); never longer than one that is away is waited for."""
+        if not isinstance(outcome, httpx2.Response):
+            return 0.0
+        longest = max(LONGEST_PAUSE_SECONDS, self._settings.wait_seconds)
+        return min(retry_after(outcome.headers.get("retry-after", "")), longest)
 
     async def _was_away(self) -> bool:
         """Wait until the server answers; False if it does so at once.
@@ -200,9 +241,10 @@ class ServerClient:
     async def _probe(self) -> str | None:
         """Why the server is away; None if it is not."""
         try:
-            response = await self._http.get(f"{self.url}/models", timeout=PROBE_TIMEOUT_SECONDS)
-        except httpx2.TransportError as error:
-            return _named(error)
+            async with asyncio.timeout(2 * PROBE_TIMEOUT_SECONDS):
+                response = await self._http.get(f"{self.url}/models", timeout=PROBE_TIMEOUT_SECONDS)
+        except (httpx2.RequestError, TimeoutError) as error:
+            return self._named(error)
         return f"status {response.status_code}" if response.status_code in AWAY else None
 
 
@@ -259,9 +301,19 @@ def run_until_stopped(work: Coroutine[Any, Any, T], should_stop: Callable[[], bo
     return asyncio.run(watched())
 
 
-def _may_be_away(outcome: httpx2.Response | httpx2.TransportError) -> bool:
+def retry_after(value: str) -> float:
+    """Seconds of a Retry-After header, which has a number of them or a date; 0 for anything else."""
+    with suppress(ValueError, OverflowError):
+        seconds = float(value) if value.strip().isdecimal() else parsedate_to_datetime(value).timestamp() - time.time()
+        return max(0.0, seconds)
+    return 0.0
+
+
+def _may_be_away(outcome: httpx2.Response | httpx2.RequestError) -> bool:
     if isinstance(outcome, httpx2.Response):
         return outcome.status_code in AWAY
+    if isinstance(outcome, UnreadableAnswer | httpx2.DecodingError):
+        return False
     # A server that takes a connection and says nothing is slow; all others may be away.
     return not isinstance(outcome, httpx2.TimeoutException) or isinstance(outcome, httpx2.ConnectTimeout)
 
@@ -286,9 +338,5 @@ def _json(response: httpx2.Response) -> Any:
     """None for what is no JSON."""
     try:
         return response.json()
-    except ValueError:
+    except (ValueError, LookupError, RecursionError):  # LookupError: an encoding that nobody knows
         return None
-
-
-def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

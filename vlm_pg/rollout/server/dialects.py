@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from vlm_pg.models.settings import PositionRule
 from vlm_pg.rollout.server.client import ServerClient
-from vlm_pg.rollout.server.errors import ServerError
+from vlm_pg.rollout.server.errors import AnswerError, ServerError
+from vlm_pg.rollout.server.schema import ModelEntry, read_part
 from vlm_pg.rollout.settings import RolloutSettings
 
 Kind = Literal["vllm", "sglang", "transformers", "openai"]
@@ -86,17 +89,15 @@ async def recognize(client: ServerClient) -> ServerInfo:
             "asks for a key in the environment variable that rollout.server.api_key_variable names."
         )
     listed = client.json_object(response).get("data")
-    entries = (
-        [entry for entry in listed if isinstance(entry, dict) and "id" in entry] if isinstance(listed, list) else []
-    )
+    entries = _entries(listed if isinstance(listed, list) else [])
     if not entries:
         raise ServerError(
             f"{client.url}/models lists no model. rollout.server.url must be the base URL of an OpenAI-compatible "
             "server that serves one."
         )
-    owner = entries[0].get("owned_by")
+    owner = entries[0].owned_by
     kind: Kind = "vllm" if owner == "vllm" else "sglang" if owner == "sglang" else "openai"
-    return ServerInfo(kind, tuple(str(entry["id"]) for entry in entries))
+    return ServerInfo(kind, tuple(entry.id for entry in entries))
 
 
 def check_settings(kind: Kind, settings: RolloutSettings) -> None:
@@ -152,6 +153,8 @@ def request_fields(
         "min_tokens": settings.min_new_tokens,
         "stop_token_ids": list(stop_token_ids),
         "skip_special_tokens": False,
+        # Of the sampled tokens: they tell other weights from the trainer's.
+        "logprobs": True,
     }
     if kind == "sglang":
         return fields | {"no_stop_trim": True}
@@ -212,9 +215,19 @@ def _generation_config(
     return fields
 
 
+def _entries(listed: Sequence[Any]) -> list[ModelEntry]:
+    """Those that name a model."""
+    entries = []
+    for entry in listed:
+        with suppress(AnswerError):
+            entries.append(read_part(ModelEntry, entry, "a model"))
+    return entries
+
+
 def _has_paths(schema: str, *paths: str) -> bool:
     try:
-        known = json.loads(schema).get("paths", {})
-    except (ValueError, AttributeError):
+        known = json.loads(schema)
+    except (ValueError, RecursionError):
         return False
-    return all(path in known for path in paths)
+    known = known.get("paths") if isinstance(known, dict) else None
+    return isinstance(known, dict) and all(path in known for path in paths)

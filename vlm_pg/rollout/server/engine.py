@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ import torch
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.engine import stop_token_ids
-from vlm_pg.rollout.sampling import rollout_key
 from vlm_pg.rollout.scoring import score
-from vlm_pg.rollout.server.answers import Answer, AnswerReader
+from vlm_pg.rollout.server.answers import Answer, AnswerReader, turn_token_ids
+from vlm_pg.rollout.server.asking import Asker
 from vlm_pg.rollout.server.client import ServerClient, all_of, run_until_stopped
 from vlm_pg.rollout.server.dialects import (
     POSITION_RULES,
@@ -25,17 +24,16 @@ from vlm_pg.rollout.server.dialects import (
     recognize,
     request_fields,
 )
-from vlm_pg.rollout.server.errors import ServerError
-from vlm_pg.rollout.server.messages import ChatMessages, check_prompt_echo
+from vlm_pg.rollout.server.divergence import ENOUGH_TOKENS, HEALTHY_KL, Divergence, divergence
+from vlm_pg.rollout.server.errors import AnswerError, ServerError
+from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.server.served import served_folder
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.rollout.stopping import StopStrings
-from vlm_pg.types import Prompt, ResponseGroup, Rollout
+from vlm_pg.types import BadSample, Prompt, ResponseGroup, Rollout
 
-# Whole numbers up to here survive every JSON reader.
-SEED_BITS = 53
-# Short answers are often equal, and so say nothing about how they were drawn.
-LONGEST_EQUAL_TOKENS = 8
+# The reason that bad_samples.jsonl has for a question whose answers do not fit.
+UNUSABLE = "server_answer"
 
 
 class ServerEngine:
@@ -73,18 +71,24 @@ class ServerEngine:
         self.policy, self.settings, self.seed = policy, settings, seed
         self._should_stop, self._messages, self._home, self._tell = should_stop, messages, home, tell
         self._told: set[str] = set()
+        self._url = settings.server.url
         self.server, self._model = run_until_stopped(self._recognize(), should_stop)
         end = policy.tokenizer.eos_token_id
         others = {*stop_token_ids(policy), *settings.stop_token_ids} - {end}
         self.stop_token_ids = (*([] if end is None else [end]), *sorted(others))
-        self._reader = AnswerReader(
+        reader = AnswerReader(
             policy.tokenizer,
             self.stop_token_ids,
             StopStrings(policy.tokenizer, settings.stop_strings) if settings.stop_strings else None,
             settings.max_new_tokens,
             policy.media_token_ids,
+            turn_token_ids(policy.tokenizer, self.stop_token_ids),
+            policy.vocab_size,
+            settings.min_new_tokens,
         )
-        self._takes_n = self.server.takes_n
+        self._faults: list[BadSample] = []
+        self._divergence, self._compared = Divergence(), False
+        self._ask = Asker(self.server, settings, seed, reader, self._body, self._tell_once)
         self._served_version: int | None = None
         if self.server.loads_by_name:
             if policy.settings.lora is not None:
@@ -120,7 +124,7 @@ class ServerEngine:
             self._served_version = self.policy.weights_version
 
     def generate(self, prompts: Sequence[Prompt], step: int | str) -> list[tuple[Rollout, ...]]:
-        """``num_generations`` rollouts of every prompt.
+        """``num_generations`` rollouts of every prompt; none of one that has no usable ones (``take_faults``).
 
         Args:
             prompts: each with its own sample id.
@@ -128,28 +132,97 @@ class ServerEngine:
 
         Raises:
             SampleError: a prompt the server or the model cannot take.
-            ServerError: the server is away, refuses, read another prompt, or gave what cannot be learned from.
+            ServerError: the server is away, refuses, read another prompt, gave nothing that can be learned from, or
+                samples from another model.
             InterruptedError: a stop was asked for.
         """
         for prompt in prompts:
             self.policy.check_prompt(prompt)
             self.policy.check_length(prompt, self.settings.max_new_tokens)
             self._compare_positions(prompt)
-        answers = run_until_stopped(self._ask_all(prompts, step), self._should_stop)
+        found = run_until_stopped(self._ask_all(prompts, step), self._should_stop)
+        self._record_unusable(prompts, found)
+        answers = [answer for answer in found if not isinstance(answer, AnswerError)]
+        asked = [prompt for prompt, answer in zip(prompts, found, strict=True) if not isinstance(answer, AnswerError)]
         groups = [
             ResponseGroup(prompt, tuple(torch.tensor(answer.token_ids) for answer in group))
-            for prompt, group in zip(prompts, answers, strict=True)
+            for prompt, group in zip(asked, answers, strict=True)
         ]
         # As everywhere, greedy responses have their log-probabilities at temperature 1.
         temperature = self.settings.temperature or 1.0
-        scores = score(self.policy, groups, temperature, self.settings.prefill_tokens, self._should_stop)
-        return [
+        scores = self._score(groups, temperature)
+        self._compare_weights(groups, answers, scores, temperature, step)
+        rollouts = iter(
             tuple(
                 Rollout(tokens, logprobs, answer.finish_reason, answer.text)
                 for tokens, logprobs, answer in zip(group.responses, values, said, strict=True)
             )
             for group, values, said in zip(groups, scores, answers, strict=True)
-        ]
+        )
+        return [() if isinstance(answer, AnswerError) else next(rollouts) for answer in found]
+
+    def take_faults(self) -> list[BadSample]:
+        """Questions since the last call that have no usable rollouts, and why."""
+        faults, self._faults = self._faults, []
+        return faults
+
+    def take_asked_again(self) -> int:
+        """Answers that were asked for again since the last call."""
+        count, self._ask.asked_again = self._ask.asked_again, 0
+        return count
+
+    def take_divergence(self) -> Divergence:
+        """How far the server's log-probabilities lay from the trainer's since the last call."""
+        found, self._divergence = self._divergence, Divergence()
+        return found
+
+    def _score(self, groups: Sequence[ResponseGroup], temperature: float) -> list[list[torch.Tensor]]:
+        return score(self.policy, groups, temperature, self.settings.prefill_tokens, self._should_stop)
+
+    def _record_unusable(self, prompts: Sequence[Prompt], found: Sequence[list[Answer] | AnswerError]) -> None:
+        """A question without rollouts is left out of the step; a step of such questions alone ends the run."""
+        errors = [(p, answer) for p, answer in zip(prompts, found, strict=True) if isinstance(answer, AnswerError)]
+        if errors and len(errors) == len(prompts):
+            raise ServerError(
+                f"{errors[0][1]} None of the {len(prompts)} question(s) asked has rollouts that can be used, each was "
+                f"asked {self.settings.server.retries + 1} times. Put the server right and go on with run.resume=auto."
+            )
+        self._faults += [BadSample(p.sample_id, UNUSABLE, str(error), str(self._url)) for p, error in errors]
+
+    def _compare_weights(
+        self,
+        groups: Sequence[ResponseGroup],
+        answers: Sequence[Sequence[Answer]],
+        scores: Sequence[Sequence[torch.Tensor]],
+        temperature: float,
+        step: int | str,
+    ) -> None:
+        """Warn of a server with other weights than these, and stop where its answers are another model's."""
+        said = [answer.logprobs for group in answers for answer in group]
+        every = self.settings.mismatch_every
+        due = not self._compared or temperature == 1.0 or (every > 0 and isinstance(step, int) and step % every == 0)
+        if not due or not any(said):
+            return
+        self._compared = True
+        found = divergence(said, [values for group in scores for values in group])
+        if temperature != 1.0:
+            unscaled = divergence(said, [values for group in self._score(groups, 1.0) for values in group])
+            found = min(found, unscaled, key=lambda reading: reading.kl)
+        self._divergence += found
+        if found.tokens < ENOUGH_TOKENS or found.mean <= HEALTHY_KL:
+            return
+        line = (
+            f"the server at {self._url} samples from other weights than the trainer's: its log-probabilities of "
+            f"{found.tokens} tokens differ by a KL of {found.mean:.3g} nats a token (largest difference "
+            f"{found.largest:.3g})"
+        )
+        limit = self.settings.server.max_divergence
+        if limit is not None and found.mean > limit:
+            raise ServerError(
+                f"{line}, above rollout.server.max_divergence={limit:g}. Start it on the newest checkpoint of the run "
+                "(on model.path before the first one) and go on with run.resume=auto."
+            )
+        self._tell_once("weights", f"{line}; start it on the newest checkpoint now and then (docs/servers.md)")
 
     async def _recognize(self) -> tuple[ServerInfo, str]:
         """What the server is, and the model to ask for; empty where a checkpoint is named instead."""
@@ -159,45 +232,9 @@ class ServerEngine:
             self._messages.check_kind(server.kind)
             return server, "" if server.loads_by_name else server.check_model(self.settings.server.model)
 
-    async def _ask_all(self, prompts: Sequence[Prompt], step: int | str) -> list[list[Answer]]:
+    async def _ask_all(self, prompts: Sequence[Prompt], step: int | str) -> list[list[Answer] | AnswerError]:
         async with self._client() as client:
             return await all_of(self._ask(client, prompt, step) for prompt in prompts)
-
-    async def _ask(self, client: ServerClient, prompt: Prompt, step: int | str) -> list[Answer]:
-        """All rollouts of one prompt, with one request or one each; what a server gives too few of is topped up."""
-        wanted = self.settings.num_generations
-        body = _Lazy(lambda: self._body(prompt))
-        answers: list[Answer] = []
-        asked_at_once = self._takes_n and wanted > 1
-        if asked_at_once:
-            answers = await self._request(client, prompt, step, body, 0, wanted)
-            if len(answers) < wanted:
-                self._takes_n = False
-                self._tell_once(
-                    "n",
-                    f"the server at {client.url} gave {len(answers)} of {wanted} choices: from now on every rollout is "
-                    "a request of its own",
-                )
-        singles = (self._request(client, prompt, step, body, g, 1) for g in range(len(answers), wanted))
-        answers += [answer for part in await all_of(singles) for answer in part]
-        self._check_different(client, prompt, answers, asked_at_once)
-        return answers
-
-    def _check_different(
-        self, client: ServerClient, prompt: Prompt, answers: Sequence[Answer], asked_at_once: bool
-    ) -> None:
-        """Long answers that are all alike come from one seed for all of them, or of a policy that knows but one."""
-        first = answers[0].token_ids
-        if len(answers) < 2 or len(first) <= LONGEST_EQUAL_TOKENS or self.settings.temperature == 0.0:
-            return
-        if any(answer.token_ids != first for answer in answers):
-            return
-        line = f"all {len(answers)} responses to sample {prompt.sample_id!r} of the server at {client.url} are equal"
-        if asked_at_once and self.server.kind == "openai":
-            self._takes_n = False
-            self._tell_once("equal at once", f"{line}: from now on every rollout is a request of its own")
-        else:
-            self._tell_once("equal", f"{line}; if that happens often, it ignores the temperature or the seeds")
 
     def _body(self, prompt: Prompt) -> dict[str, Any]:
         kind = self.server.kind
@@ -207,40 +244,6 @@ class ServerEngine:
             **request_fields(kind, self.settings, self.stop_token_ids, self.policy.media_token_ids),
             **media_fields(kind, bool(prompt.media_kinds)),
         }
-
-    async def _request(
-        self, client: ServerClient, prompt: Prompt, step: int | str, body: _Lazy, index: int, count: int
-    ) -> list[Answer]:
-        key = rollout_key(self.seed, step, prompt.sample_id, index)
-        extra = {"seed": key % 2**SEED_BITS} | ({"n": count} if count > 1 else {})
-
-        async def whole() -> dict[str, Any]:
-            return await body.made() | extra
-
-        answer = await client.post("/chat/completions", whole)
-        choices = answer.get("choices")
-        if not isinstance(choices, list) or not 0 < len(choices) <= count:
-            raise ServerError(
-                f"POST /chat/completions gave {client.excerpt(repr(answer))} for {count} choices; expected is a list "
-                "of them. "
-                "rollout.server.url must be the base URL of an OpenAI-compatible server."
-            )
-        check_prompt_echo(prompt, answer)
-        answers = [self._reader.read(prompt.sample_id, choice) for choice in choices]
-        self._compare_lengths(prompt, answers, (answer.get("usage") or {}).get("completion_tokens"))
-        return answers
-
-    def _compare_lengths(self, prompt: Prompt, answers: Sequence[Answer], sampled: int | None) -> None:
-        read = sum(answer.num_read for answer in answers)
-        if sampled is None or all(answer.exact for answer in answers):
-            return
-        # Some servers count the stop token and some do not.
-        if not read - len(answers) <= sampled <= read:
-            self._tell_once(
-                "tokens",
-                f"a response of sample {prompt.sample_id!r} has {sampled} tokens at the server and {read} when its "
-                "text is tokenized again; such responses are trained on as tokenized here (docs/servers.md)",
-            )
 
     def _compare_positions(self, prompt: Prompt) -> None:
         """Tell, once, if the server reads a prompt at other positions than those it is trained at."""
@@ -262,20 +265,6 @@ class ServerEngine:
         if topic not in self._told:
             self._told.add(topic)
             self._tell(line)
-
-
-class _Lazy:
-    """The body of a prompt's requests, made in a thread when the first of them has its turn."""
-
-    def __init__(self, make: Callable[[], dict[str, Any]]):
-        self._make, self._lock = make, asyncio.Lock()
-        self._body: dict[str, Any] | None = None
-
-    async def made(self) -> dict[str, Any]:
-        async with self._lock:
-            if self._body is None:
-                self._body = await asyncio.to_thread(self._make)
-        return self._body
 
 
 def _check_policy(policy: Policy, settings: RolloutSettings) -> None:

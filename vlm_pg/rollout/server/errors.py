@@ -7,3 +7,7 @@ from vlm_pg.errors import VlmPgError
 
 class ServerError(VlmPgError):
     """A server that is away, answers something else than asked for, or cannot do what the settings ask."""
+
+
+class AnswerError(ServerError):
+    """One answer that cannot be learned from. Asked again, the server may give another one."""

@@ -1,0 +1,83 @@
+"""The frames of undamaged videos are those asked for, or the file is refused: every codec, container and way to store.
+
+Each frame shows its number (``tests/support/clips.py``). All clips run under the marker ``matrix``, one of each way in
+the usual tests.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.clip_table import table
+from tests.support.clips import FRAMES, Clip, number_of, write
+from vlm_pg.errors import SampleError
+from vlm_pg.media.boundary import DecodeFailure
+from vlm_pg.media.decode import decode_video
+from vlm_pg.media.decoders import DecordDecoder, PyAVDecoder
+from vlm_pg.media.index import read_index
+from vlm_pg.media.sampling import frame_indices
+from vlm_pg.media.settings import MediaSettings
+
+CLIPS = {clip.name: clip for clip in table()}
+USUAL = (
+    "libx264-mp4-no-stss-b-frames",
+    "libx264-mp4-intra-refresh",
+    "libx264-mov-edit-list-b-frames",
+    "libx264-matroska-turned-90",
+    "libx264-mpegts-b-frames",
+    "libx264-matroska-no-cues",
+    "libx265-mp4-open-gop",
+    "libx264-mp4-variable",
+    "mpeg2video-vob-offset",
+    "mpeg4-avi-plain",
+)
+# what may be refused: PyAV is not told when frames of H.264 in a program stream are shown
+REFUSED = {name for name in CLIPS if name.startswith("libx264-vob")}
+
+
+def all_clips() -> list:
+    return [name if name in USUAL else pytest.param(name, marks=pytest.mark.matrix) for name in CLIPS]
+
+
+def test_the_table_is_large_enough():
+    assert len(CLIPS) == len(table()) >= 120
+    assert set(USUAL) <= set(CLIPS)
+
+
+@pytest.mark.parametrize("name", all_clips())
+def test_auto_returns_the_frames_asked_for_or_refuses(name: str, tmp_path: Path):
+    clip = CLIPS[name]
+    path = write(clip, tmp_path)
+    if name in REFUSED:
+        with pytest.raises(SampleError, match="no presentation timestamp"):
+            decode_video(path, MediaSettings(), 28)
+        return
+    index = read_index(path)
+    assert len(index.pts) == FRAMES - clip.first
+    check_reads(PyAVDecoder(path, index), clip)
+    media = decode_video(path, MediaSettings(fps=1000, max_frames=32), 28)
+    expected = [clip.first + place for place in frame_indices(FRAMES - clip.first, 32)]
+    assert [number_of(frame.transpose(1, 2, 0)) for frame in media.frames] == expected
+    assert media.decoder == "pyav"
+
+
+def check_reads(decoder: PyAVDecoder | DecordDecoder, clip: Clip) -> None:
+    """All frames, few far apart, single ones, both sides of a key frame."""
+    total = FRAMES - clip.first
+    for wanted in (range(total), (0, 20, total - 2, total - 1), (total - 1,), (13,), (11, 12), (total // 2,)):
+        numbers = [number_of(picture) for picture in decoder.read(list(wanted))]
+        assert numbers == [clip.first + place for place in wanted]
+
+
+@pytest.mark.parametrize("name", all_clips())
+def test_decord_is_refused_where_it_is_wrong(name: str, tmp_path: Path):
+    """Of undamaged files too: what is known of decord's faults is checked before it is believed."""
+    path = write(CLIPS[name], tmp_path)
+    try:
+        decoder = DecordDecoder(path, read_index(path))
+    except DecodeFailure:
+        return
+    check_reads(decoder, CLIPS[name])
+    decoder.close()

@@ -1,0 +1,89 @@
+"""Whole runs against a server that misbehaves: what fits trains, what never fits is recorded, finished steps stay."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.misbehaviours import all_misbehaviours
+from tests.support.odd_server import Misbehave, OddServer, Reply
+from tests.support.runs import read_lines
+from tests.support.short_run import STEPS, short_run, train_here
+from vlm_pg.rollout.server import client
+from vlm_pg.training.checkpoints import find_checkpoints
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[OddServer]:
+    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(client, "PROBE_EVERY_SECONDS", 0.01)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    server = OddServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def config(server: OddServer, tmp_path: Path) -> Path:
+    settings = {"url": server.url, "retries": 2, "wait_seconds": 0.0, "timeout_seconds": 30.0, "max_divergence": None}
+    return short_run(
+        tmp_path,
+        rollout={"engine": "server", "num_generations": 4, "max_new_tokens": 16, "server": settings},
+        training={"checkpoint_every": 0},
+        observe={"rollouts_per_step": 9},
+    )
+
+
+def steps_saved(config: Path) -> list[int]:
+    return [step for step, _ in find_checkpoints(config.parent / "run" / "checkpoints")]
+
+
+def test_a_run_goes_on_over_what_does_not_fit(server: OddServer, config: Path) -> None:
+    rng = random.Random(1)
+    quick = [i for i in all_misbehaviours() if i.ends == "again" and i.exact and i.name not in ("a drip", "too late")]
+
+    def next_reply(number: int) -> Misbehave | None:
+        return rng.choice(quick).change if number % 3 == 0 else None
+
+    server.next_reply = next_reply
+    assert train_here(config).code == 0
+    lines = read_lines(config.parent / "run" / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert sum(line["rollouts_asked_again"] for line in lines) > 0
+    assert all(line["server_divergence"] >= 0 for line in lines)
+    said = {record["response"] for record in read_lines(config.parent / "run" / "rollouts.jsonl")}
+    assert len(said) > 10
+
+
+def test_a_question_that_never_fits_is_recorded_and_the_others_train(server: OddServer, config: Path) -> None:
+    def unfit(reply: Reply) -> None:
+        if "3 + 3" in reply.asked["messages"][-1]["content"][-1]["text"]:
+            reply.value["choices"][0]["message"]["content"] = None
+
+    server.next_reply = lambda number: unfit
+    ended = train_here(config)
+    assert ended.code == 0, ended.printed
+    run = config.parent / "run"
+    (fault,) = read_lines(run / "bad_samples.jsonl")
+    assert (fault["sample_id"], fault["reason"]) == ("3", "server_answer") and "message.content" in fault["message"]
+    assert min(line["groups"] for line in read_lines(run / "metrics.jsonl")) == 1
+    assert not any(record["sample_id"] == "3" for record in read_lines(run / "rollouts.jsonl"))
+
+
+@pytest.mark.parametrize("value", [None, [], {"choices": [None]}, {"choices": 7}, {"choices": [{"message": 3}]}])
+def test_a_server_that_loses_its_mind_loses_no_step(server: OddServer, config: Path, value: Any) -> None:
+    def mad(reply: Reply) -> None:
+        reply.value = value
+
+    calm = 2 * (STEPS - 1)
+    server.next_reply = lambda number: mad if number >= calm else None
+    ended = train_here(config)
+    assert ended.code == 2 and server.url in ended.printed and "Traceback" not in ended.printed
+    assert "the checkpoint of step 2 is written" in ended.printed and steps_saved(config) == [2]
+    server.next_reply = lambda number: None
+    ended = train_here(config)
+    assert ended.code == 0 and "resuming after step 2" in ended.printed and steps_saved(config) == [2, 3]

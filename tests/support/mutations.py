@@ -1,0 +1,68 @@
+"""Seeded damage: the same number gives the same file everywhere."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF)
+
+
+def mutation(bases: Mapping[str, bytes], seed: int) -> tuple[str, bytes]:
+    """Name of the base it was made of, and the damaged content."""
+    random_ = random.Random(f"mutation/{seed}")
+    name = random_.choice(sorted(bases))
+    data = bytearray(bases[name])
+    for _ in range(random_.choice((1, 1, 2, 4, 16))):
+        if not data:
+            break
+        random_.choice(_KINDS)(data, random_, bases)
+    return name, bytes(data)
+
+
+def _place(data: bytearray, random_: random.Random) -> int:
+    """Anywhere, but half of the time in the header."""
+    return random_.randrange(min(len(data), 2048) if random_.random() < 0.5 else len(data))
+
+
+def _flip(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
+    data[_place(data, random_)] ^= 1 << random_.randrange(8)
+
+
+def _overwrite(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
+    place = _place(data, random_)
+    data[place : place + random_.choice((1, 2, 4, 64))] = random_.randbytes(random_.choice((1, 2, 4, 64)))
+
+
+def _extreme(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
+    place, order = _place(data, random_), random_.choice(("big", "little"))
+    data[place : place + 4] = random_.choice(EXTREMES).to_bytes(4, order)  # type: ignore[arg-type]
+
+
+def _cut(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
+    del data[_place(data, random_) :]
+
+
+def _remove(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
+    place = _place(data, random_)
+    del data[place : place + random_.choice((1, 7, 188, 1000))]
+
+
+def _repeat(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
+    place = _place(data, random_)
+    data[place:place] = data[place : place + random_.choice((1, 16, 188, 4000))] * random_.choice((1, 2, 50))
+
+
+def _splice(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
+    other = bases[random_.choice(sorted(bases))]
+    data[_place(data, random_) :] = other[random_.randrange(len(other)) :]
+
+
+def _zero(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
+    place, length = _place(data, random_), random_.choice((4, 100, 5000))
+    data[place : place + length] = bytes(len(data[place : place + length]))
+
+
+_KINDS: list[Callable[[bytearray, random.Random, Mapping[str, bytes]], None]] = [
+    _flip, _flip, _overwrite, _extreme, _extreme, _cut, _remove, _repeat, _splice, _zero,
+]  # fmt: skip

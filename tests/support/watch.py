@@ -1,0 +1,90 @@
+"""What a process must not do behind one's back: open files, connect, leave descriptors or processes behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import struct
+import threading
+from pathlib import Path
+
+_IN_OPEN, _NONBLOCK = 0x20, 0o4000
+_HEAD = struct.Struct("iIII")
+
+
+class OpenedFiles:
+    """Names of the files in a folder that any process opens, by the kernel's own account (inotify)."""
+
+    def __init__(self, folder: Path):
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor = libc.inotify_init1(_NONBLOCK)
+        assert self._descriptor >= 0
+        assert libc.inotify_add_watch(self._descriptor, os.fsencode(folder), _IN_OPEN) >= 0
+
+    def names(self) -> set[str]:
+        """Those opened since the last call; "" for the folder itself."""
+        found: set[str] = set()
+        while True:
+            try:
+                data = os.read(self._descriptor, 1 << 16)
+            except BlockingIOError:
+                return found
+            place = 0
+            while place < len(data):
+                _, _, _, length = _HEAD.unpack_from(data, place)
+                place += _HEAD.size
+                found.add(os.fsdecode(data[place : place + length].rstrip(b"\0")))
+                place += length
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class Doorbell:
+    """A server on this machine that counts who connects."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self.rings = 0
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            self.rings += 1
+            connection.close()
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join()
+
+
+def descriptors(pid: int | str = "self") -> list[str]:
+    """What the process holds open."""
+    folder = Path(f"/proc/{pid}/fd")
+    names = []
+    for entry in folder.iterdir():
+        try:
+            names.append(os.readlink(entry))
+        except FileNotFoundError:  # the one that lists the folder
+            continue
+    return sorted(names)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_bytes(pid: int, name: str) -> int:
+    """``VmHWM`` (peak resident) or ``VmData`` (private writable) of a process."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith(name)) * 1024

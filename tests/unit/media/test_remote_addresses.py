@@ -1,0 +1,221 @@
+"""URLs come from records that anybody may have written: no private address, no secret in a message, errors typed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.watch import Doorbell
+from vlm_pg.errors import SampleError
+from vlm_pg.media import connections
+from vlm_pg.media.connections import is_public
+from vlm_pg.media.loader import MediaLoader
+from vlm_pg.media.paths import resolve
+from vlm_pg.media.remote import download
+from vlm_pg.media.settings import MediaSettings
+from vlm_pg.media.urls import checked_url, shown_url
+from vlm_pg.types import MediaRef
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(urllib.request, "getproxies", dict)
+
+
+def fails(url: str, **changes) -> SampleError:
+    with pytest.raises(SampleError) as got, download(url, MediaSettings(remote_timeout_seconds=5, **changes)):
+        pytest.fail("downloaded")
+    return got.value
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://[::1/x.mp4", r"does not parse as a URL\. A URL such as https://host/clip\.mp4 is expected\. Correct"),
+        ("http://user:secret@host/x.mp4", r"'http://host/x\.mp4' cannot be fetched: it holds a user name or password"),
+        ("http:///x.mp4", "it names no host"),
+        ("http://a..b/x.mp4", "a label is empty or longer than 63 characters"),
+        ("http://" + "a" * 64 + ".com/x.mp4", "a label is empty or longer than 63"),
+        ("http://host:99999/x.mp4", "a port is a number up to 65535"),
+        ("http://host:x/x.mp4", "a port is a number up to 65535"),
+        ("http://ho st/x.mp4", "its host is not valid"),
+        ("http://host/\ud83d.mp4", "cannot be written in ASCII"),
+    ],
+)
+def test_urls_that_are_none(tmp_path: Path, url: str, message: str):
+    with pytest.raises(SampleError, match=message) as got:
+        resolve(MediaRef("video", url), tmp_path, allow_remote=True)
+    assert got.value.reason == "bad_url"
+    assert "secret" not in str(got.value)
+
+
+def test_urls_in_any_script_are_written_in_ascii(tmp_path: Path):
+    resolved = resolve(MediaRef("video", "HTTPS://Exämple.org/vidéo %41.mp4?q=ü#x"), tmp_path, allow_remote=True)
+    assert resolved == "https://xn--exmple-cua.org/vid%C3%A9o%20%41.mp4?q=%C3%BC"
+    assert checked_url(resolved) == resolved
+
+
+def test_messages_hold_no_secrets():
+    assert shown_url("https://user:secret@host/a.mp4?token=secret") == "https://host/a.mp4?..."
+    assert "secret" not in shown_url("http://[secret/x.mp4")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1", "10.1.2.3", "192.168.0.1", "172.16.0.1", "169.254.169.254", "0.0.0.0", "100.64.0.1", "224.0.0.1",
+        "255.255.255.255", "::1", "fe80::1", "fe80::1%eth0", "fc00::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1",
+        "2002:7f00:1::",
+    ],
+)  # fmt: skip
+def test_addresses_that_are_not_public(address: str):
+    assert not is_public(address)
+    assert is_public("93.184.216.34") and is_public("2606:2800:220:1:248:1893:25c8:1946")
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f.1", "[::1]", "[::ffff:127.0.0.1]"]
+)
+def test_private_addresses_are_not_connected_to(host: str):
+    door = Doorbell()
+    error = fails(f"http://{host}:{door.port}/x.mp4")
+    assert error.reason == "download_failed" and error.trace == ""
+    assert "which is not public. Public addresses are allowed, and hosts named in media.remote_private_hosts" in str(
+        error
+    )
+    assert door.rings == 0
+    door.close()
+
+
+def test_a_name_with_one_private_address_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """However many public ones stand before it; and the address that was judged is the one that is used."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in ("93.184.216.34", "10.0.0.1")]
+    monkeypatch.setattr(connections.socket, "getaddrinfo", lambda *_, **__: found)
+    assert "host 'example.org' is at 10.0.0.1" in str(fails("http://example.org/x.mp4"))
+
+
+def serve(answer: bytes) -> tuple[str, Callable[[], None]]:
+    """A server that gives every caller the same bytes."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def run() -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def close() -> None:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        thread.join()
+
+    return f"http://127.0.0.1:{listening.getsockname()[1]}/x.mp4", close
+
+
+ANSWERS = {
+    "negative-length": b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nabc",
+    "endless-length": b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\nabc",
+    "odd-length": "HTTP/1.1 200 OK\r\nContent-Length: ²\r\n\r\nabc".encode(),
+    "negative-chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nabc\r\n0\r\n\r\n",
+    "odd-chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n0\r\n\r\n",
+    "endless-chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"f" * 5000 + b"\r\nabc",
+    "no-status": b"hello\r\n\r\n",
+    "odd-status": b"HTTP/1.1 999999999999 X\r\n\r\n",
+    "many-headers": b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 500 + b"\r\n",
+    "nothing": b"",
+    "odd-redirect": b"HTTP/1.1 302 X\r\nLocation: http://[::1/x.mp4\r\n\r\n",
+    "secret-redirect": b"HTTP/1.1 302 X\r\nLocation: http://user:secret@host/x.mp4\r\n\r\n",
+    "file-redirect": b"HTTP/1.1 302 X\r\nLocation: file:///etc/passwd\r\n\r\n",
+    "no-redirect": b"HTTP/1.1 302 X\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_whatever_a_server_answers_is_no_fault_of_the_program(name: str):
+    """Refused, or (a length that is no number) taken for what came; never another error, never a secret."""
+    url, close = serve(ANSWERS[name])
+    settings = MediaSettings(remote_timeout_seconds=5, remote_private_hosts=("127.0.0.1",), max_remote_bytes=10_000)
+    answer: SampleError | int
+    try:
+        with download(url, settings) as file:
+            answer = file.seek(0, os.SEEK_END)
+    except SampleError as error:
+        answer = error
+    close()
+    if isinstance(answer, SampleError):
+        assert answer.reason == "download_failed" and "secret" not in str(answer)
+    else:
+        assert answer <= 3
+
+
+def test_a_redirect_to_a_private_address_is_refused():
+    """Also from a host that is allowed by name: that one only."""
+    door = Doorbell()
+    url, close = serve(f"HTTP/1.1 302 X\r\nLocation: http://localhost:{door.port}/x.mp4\r\n\r\n".encode())
+    error = fails(url, remote_private_hosts=("127.0.0.1",))
+    assert "which is not public" in str(error) and "'localhost'" in str(error)
+    assert door.rings == 0
+    close()
+    door.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0x7f.1", "10.0.0.1", "db.internal"])
+def test_a_proxy_is_not_asked_for_private_hosts(monkeypatch: pytest.MonkeyPatch, host: str):
+    door = Doorbell()
+    monkeypatch.setattr(urllib.request, "getproxies", lambda: {"http": f"http://127.0.0.1:{door.port}"})
+    monkeypatch.setattr(urllib.request, "proxy_bypass", lambda _: False)
+    assert "is not public. Public addresses are allowed" in str(fails(f"http://{host}/x.mp4"))
+    assert door.rings == 0
+    fails("http://example.org/x.mp4")  # the proxy hangs up
+    assert door.rings == 1
+    door.close()
+
+
+@pytest.fixture
+def endless() -> Iterator[str]:
+    """A server that sends a little and then nothing more."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    held: list[socket.socket] = []
+
+    def run() -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + b"x" * 1000)
+            held.append(connection)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}/x.mp4"
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
+    thread.join()
+    for connection in held:
+        connection.close()
+
+
+def test_a_killed_download_leaves_nothing_behind(tmp_path: Path, endless: str, monkeypatch: pytest.MonkeyPatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    settings = MediaSettings(workers=1, deadline_seconds=3, remote_private_hosts=("127.0.0.1",))
+    with MediaLoader(settings, tmp_path, allow_remote=True) as loader:
+        (result,) = loader.load([MediaRef("video", endless)])
+    assert isinstance(result, SampleError) and result.reason == "decode_timeout"
+    assert list(temporary.iterdir()) == []

@@ -1,0 +1,115 @@
+"""A run with a past is never begun anew in the same place, and what is passed over is named."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from tests.unit.training.test_persistence import config, make
+from vlm_pg.errors import CheckpointError
+from vlm_pg.training import checkpoints, history
+from vlm_pg.training.data_digest import changed_data, data_digests
+from vlm_pg.training.persistence import abandon_later, checkpoint_to_resume
+
+
+def run_folder(path: Path, steps: int, every: int = 2) -> Path:
+    """A run's folder with metrics of so many steps; its checkpoints lie in ``checkpoints``."""
+    (path / "checkpoints").mkdir(parents=True)
+    (path / "metrics.jsonl").write_text("".join(json.dumps({"step": step + 1}) + "\n" for step in range(steps)))
+    (path / "config.yaml").write_text(json.dumps({"training": {"checkpoint_every": every}}))
+    return path
+
+
+def test_damaged_checkpoints_are_named_and_nothing_is_begun(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", 4)
+    for step, name in ((2, "model.bin"), (4, checkpoints.STATE)):
+        (make(run / "checkpoints", step) / name).write_text("")
+    said: list[str] = []
+    with pytest.raises(CheckpointError, match=r"(?s)nothing in it was changed:.*step-000004.*step-000002") as caught:
+        checkpoint_to_resume(config("auto"), run / "checkpoints", said.append)
+    assert f"run.dir={run}-2 run.resume=never" in str(caught.value) and "model.bin has 0 bytes" in str(caught.value)
+    assert [line.partition(" is passed over")[0][-11:] for line in said] == ["step-000004", "step-000002"]
+
+
+def test_a_truncated_checkpoint_is_named(tmp_path: Path) -> None:
+    good, cut = make(tmp_path, 3), make(tmp_path, 4)
+    (cut / "model.bin").write_text("wei")
+    said: list[str] = []
+    assert checkpoint_to_resume(config("auto"), tmp_path, said.append) == good
+    assert said == [f"{cut} is passed over: model.bin has 3 bytes instead of 7"]
+
+
+def test_a_folder_that_cannot_be_read_is_no_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Any) -> NoReturn:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    make(tmp_path / "checkpoints", 3)
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(CheckpointError, match=r"checkpoints cannot be read \(Permission denied\)"):
+        checkpoint_to_resume(config("auto"), tmp_path / "checkpoints", print)
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "refused"),
+    [(0, 2, False), (2, 2, False), (3, 2, True), (3, 0, False), (1, 1, False), (2, 1, True)],
+)
+def test_a_run_without_a_checkpoint_begins_again_only_before_the_first_was_due(
+    tmp_path: Path, steps: int, every: int, refused: bool
+) -> None:
+    run = run_folder(tmp_path / "run", steps, every)
+    if not refused:
+        assert checkpoint_to_resume(config("auto"), run / "checkpoints", print) is None
+        assert len(history.set_aside(run)) == (steps > 0)
+        return
+    with pytest.raises(CheckpointError, match=rf"metrics\.jsonl goes to step {steps}, with a checkpoint every {every}"):
+        checkpoint_to_resume(config("auto"), run / "checkpoints", print)
+
+
+def test_a_finished_run_is_not_begun_again(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", 1)
+    (run / "summary.json").write_text('{"finished": true}')
+    with pytest.raises(CheckpointError, match=r"summary\.json says that the run is finished"):
+        checkpoint_to_resume(config("auto"), run / "checkpoints", print)
+
+
+def test_rollouts_alone_are_a_past_too(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", 0)
+    (run / "metrics.jsonl").unlink()
+    (run / "rollouts.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(CheckpointError, match=r"rollouts\.jsonl has an earlier run's rollouts"):
+        checkpoint_to_resume(config("auto"), run / "checkpoints", print)
+
+
+def test_what_cannot_be_loaded_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    older, newer = make(tmp_path, 3), make(tmp_path, 4)
+    said: list[str] = []
+    assert checkpoint_to_resume(config("auto"), tmp_path, said.append, {newer: "it lacks weights"}) == older
+    with pytest.raises(CheckpointError, match=r"(?s)step-000004: it lacks weights.*step-000003: nor this"):
+        checkpoint_to_resume(config("auto"), tmp_path, said.append, {newer: "it lacks weights", older: "nor this"})
+    assert said == []
+
+
+def test_damaged_later_checkpoints_are_moved_aside_too(tmp_path: Path) -> None:
+    """A later save of their step would replace them."""
+    make(tmp_path, 2)
+    (make(tmp_path, 4) / "model.bin").write_text("")
+    (tmp_path / "step-000005").write_text("a file")
+    abandon_later(tmp_path, 2, print)
+    (aside,) = tmp_path.glob("abandoned-*")
+    assert sorted(path.name for path in aside.iterdir()) == ["step-000004", "step-000005"]
+
+
+def test_changed_data_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text("1\n")
+    settings = config("auto").data.model_copy(update={"train": file, "eval": {"seen": tmp_path / "none.jsonl"}})
+    before = data_digests(settings)
+    assert list(before) == ["data.train"] and changed_data(before, data_digests(settings)) == []
+    file.write_text("2\n")
+    (line,) = changed_data(before, data_digests(settings))
+    assert line.startswith(f"data.train={file} has another content than when the checkpoint was written")
+    assert changed_data(None, before) == changed_data({"data.train": 3}, before) == []

@@ -1,0 +1,179 @@
+"""The frames of a video file, from the timestamps of its packets: when each is shown, where decoding may start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from vlm_pg.media.boundary import DecodeFailure, reading
+from vlm_pg.media.container import open_video
+from vlm_pg.media.keyframes import Entry, Syntax, entry, is_looked_into, is_shown, syntax_of
+
+
+class TooManyFrames(DecodeFailure):
+    """More frames are stored than the limit; reading stopped there."""
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """A picture that decoding may start with. ``dts``: its place in the order of storage; where unknown its pts."""
+
+    pts: int
+    dts: int
+
+
+@dataclass(frozen=True)
+class VideoIndex:
+    """The frames of a video, from the timestamps of its packets.
+
+    ``pts``: presentation timestamp of every shown frame, ascending, in units of ``time_base`` seconds.
+    ``entries``: where decoding may start, ascending by pts; of each, every frame shown from it on comes out right.
+    ``key_places_agree``: whether every flagged key frame is, say, the tenth frame both as stored and as shown, and
+    really needs no other frame. A decoder that counts from flagged key frames else returns neighbouring frames.
+    ``video_reach``, ``reach``: from when until when the video's packets, and those of all streams, go, in seconds.
+    """
+
+    pts: tuple[int, ...]
+    entries: tuple[EntryPoint, ...]
+    time_base: Fraction
+    key_places_agree: bool
+    video_reach: tuple[float, float]
+    reach: tuple[float, float]
+
+    @property
+    def pts_seconds(self) -> list[float]:
+        """Presentation time of every frame, ascending."""
+        return [float(pts * self.time_base) for pts in self.pts]
+
+
+@dataclass
+class _Reach:
+    """From when until when the packets of a stream go, in units of its time base."""
+
+    time_base: Fraction | None
+    first: int | None = None
+    end: int = 0
+
+    def add(self, packet: Any) -> None:
+        time = packet.dts if packet.pts is None else packet.pts
+        if time is None:
+            return
+        end = time + (packet.duration or 0)
+        if self.first is None:
+            self.first, self.end = time, end
+        self.first, self.end = min(self.first, time), max(self.end, end)
+
+    def seconds(self) -> tuple[float, float]:
+        base = self.time_base or Fraction(0)
+        return float((self.first or 0) * base), float(self.end * base)
+
+
+@dataclass
+class _Frames:
+    """What is gathered of the video's packets, in the order of storage.
+
+    ``flagged``: the key frames, each with its place in ``pts`` and what it really is. ``cut``: entry points among the
+    frames that an edit list cuts away. ``all_intra``: the codec has no other frames than key frames.
+    """
+
+    syntax: Syntax
+    all_intra: bool = False
+    pts: list[int] = field(default_factory=list)
+    flagged: list[tuple[int, Entry]] = field(default_factory=list)
+    entries: list[EntryPoint] = field(default_factory=list)
+    cut: list[EntryPoint] = field(default_factory=list)
+
+    def add(self, packet: Any) -> None:
+        coded = memoryview(packet)
+        if not is_shown(bytes(coded[:1]), self.syntax):
+            return
+        if packet.pts is None:
+            if packet.is_discard:
+                return
+            raise DecodeFailure("open", "a frame has no presentation timestamp")
+        looked_at = bytes(coded) if packet.is_keyframe and is_looked_into(self.syntax) else bytes(coded[:1])
+        kind = entry(looked_at, packet.is_keyframe, self.syntax)
+        if kind is not Entry.NONE:
+            point = EntryPoint(packet.pts, packet.pts if packet.dts is None else packet.dts)
+            (self.cut if packet.is_discard else self.entries).append(point)
+        if packet.is_discard:
+            return
+        if packet.is_keyframe:
+            self.flagged.append((len(self.pts), kind))
+        self.pts.append(packet.pts)
+
+    def index(self, time_base: Fraction, video_reach: tuple[float, float], reach: tuple[float, float]) -> VideoIndex:
+        """Raises DecodeFailure when there is no frame."""
+        if not self.pts:
+            raise DecodeFailure("open", "the video stream has no frames")
+        self._doubt_flags()
+        shown = sorted(self.pts)
+        entries = self.entries + [point for point in self.cut if point.pts < shown[0]]
+        return VideoIndex(
+            pts=tuple(shown),
+            entries=tuple(sorted(entries, key=lambda point: point.pts)),
+            time_base=time_base,
+            key_places_agree=all(
+                kind is Entry.CLEAN and shown[place] == self.pts[place] for place, kind in self.flagged
+            ),
+            video_reach=video_reach,
+            reach=reach,
+        )
+
+    def _doubt_flags(self) -> None:
+        """Where every frame is flagged as a key frame (an MP4 without a sync table), flags say nothing."""
+        if self.all_intra or is_looked_into(self.syntax) or not 1 < len(self.pts) == len(self.flagged):
+            return
+        self.cut, self.entries = (self.cut[:1], []) if self.cut else ([], self.entries[:1])
+        self.flagged = [(place, Entry.CLEAN if place == 0 else Entry.NONE) for place, _ in self.flagged]
+
+
+def read_index(path: Path, max_frames: int | None = None) -> VideoIndex:
+    """Read through the file without decoding; see ``index_of``."""
+    with open_video(path) as (container, stream):
+        return index_of(container, stream, max_frames)
+
+
+def index_of(container: Any, stream: Any, max_frames: int | None = None) -> VideoIndex:
+    """Read through an open video without decoding.
+
+    Raises:
+        DecodeFailure: there is no usable frame.
+        TooManyFrames: there are more than ``max_frames``.
+    """
+    import av
+
+    with reading("open", (av.FFmpegError,)):
+        codec = stream.codec_context.codec
+        frames = _Frames(syntax_of(codec.canonical_name, stream.codec_context.extradata), codec.intra_only)
+        reaches: dict[int, _Reach] = {}
+        for packet in packets(container):
+            if packet.size == 0:  # end marker
+                continue
+            number = packet.stream.index
+            if number not in reaches:
+                reaches[number] = _Reach(packet.time_base)
+            reaches[number].add(packet)
+            if number == stream.index:
+                frames.add(packet)
+                if max_frames is not None and len(frames.pts) > max_frames:
+                    raise TooManyFrames("open", f"it has more than {max_frames} frames")
+        seconds = {number: reach.seconds() for number, reach in reaches.items()}
+        starts, ends = zip(*seconds.values()) if seconds else ((0.0,), (0.0,))
+        return frames.index(stream.time_base, seconds.get(stream.index, (0.0, 0.0)), (min(starts), max(ends)))
+
+
+def packets(container: Any, *streams: Any) -> Iterator[Any]:
+    """The packets of ``streams`` (default: all) as stored, and an empty one of each at the end.
+
+    A stream that is announced late, as MPEG-TS allows, is not read; PyAV has no place for its end marker.
+    """
+    demuxer = container.demux(*streams)
+    while True:
+        try:
+            yield next(demuxer)
+        except (StopIteration, IndexError):
+            return

@@ -1,0 +1,160 @@
+"""Where decoding may start: what the coded picture itself says, not what the container flags.
+
+Containers call frames key frames that are none: an MP4 without a table of sync samples calls every frame one, and where
+pictures are refreshed bit by bit (x264's intra-refresh) the flag stands where the refresh begins, not where it is done.
+
+Sources: ITU-T H.264 7.3.1, 7.4.1, D.1.8; ITU-T H.265 7.3.1.2, 7.4.2.2; ISO/IEC 14496-2 6.2.5; ITU-T H.262 6.2.3;
+RFC 6386 9.1; VP9 Bitstream & Decoding Process Specification 6.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+_START_CODE = b"\0\0\1"
+_SEI_RECOVERY_POINT = 6
+MAX_UNITS = 64  # headers before the first slice; a picture has few
+
+
+class Entry(Enum):
+    """How a picture can be entered by a decoder that has seen nothing before it.
+
+    ``CLEAN``: all that follows in decoding order is right. ``OPEN``: what is shown from it on is right, pictures stored
+    behind it and shown before it are not. ``NONE``: it needs earlier pictures.
+    """
+
+    NONE = 0
+    OPEN = 1
+    CLEAN = 2
+
+
+@dataclass(frozen=True)
+class Syntax:
+    """How to read a stream's packets. ``length_bytes``: of the length before each unit; 0 for start codes."""
+
+    codec: str
+    length_bytes: int = 0
+
+
+def syntax_of(codec: str, extradata: bytes | None) -> Syntax:
+    """From the codec's name and its configuration record (avcC, hvcC)."""
+    extra = extradata or b""
+    if codec == "h264" and extra[:1] == b"\1" and len(extra) > 4:
+        return Syntax(codec, (extra[4] & 3) + 1)
+    if codec == "hevc" and len(extra) > 22 and not extra.startswith((b"\0\0\1", b"\0\0\0\1")):
+        return Syntax(codec, (extra[21] & 3) + 1)
+    return Syntax(codec)
+
+
+def entry(packet: bytes, is_keyframe: bool, syntax: Syntax) -> Entry:
+    """How decoding may begin with ``packet``; of codecs that are not looked into, as the container's flag says."""
+    if not is_keyframe or not packet:
+        return Entry.NONE
+    judge = _JUDGES.get(syntax.codec)
+    return judge(packet, syntax) if judge else Entry.CLEAN
+
+
+def is_looked_into(syntax: Syntax) -> bool:
+    """Whether ``entry`` knows better than the container's flag."""
+    return syntax.codec in _JUDGES
+
+
+def is_shown(packet: bytes, syntax: Syntax) -> bool:
+    """Whether the packet's picture is ever shown; VP8 stores some that only serve as references."""
+    return not (syntax.codec == "vp8" and packet and not packet[0] & 0x10)
+
+
+def _h264(packet: bytes, syntax: Syntax) -> Entry:
+    recovers = False
+    for unit in _units(packet, syntax.length_bytes):
+        kind = unit[0] & 0x1F
+        if kind == 5:
+            return Entry.CLEAN
+        if kind == 6 and _recovers_at_once(unit):
+            recovers = True
+        if kind in (1, 2):
+            return Entry.OPEN if recovers else Entry.NONE
+    return Entry.NONE
+
+
+def _hevc(packet: bytes, syntax: Syntax) -> Entry:
+    for unit in _units(packet, syntax.length_bytes):
+        kind = (unit[0] >> 1) & 0x3F
+        if kind < 32:  # the first slice decides
+            return Entry.CLEAN if kind in (19, 20) else Entry.OPEN if kind in (16, 17, 18, 21) else Entry.NONE
+    return Entry.NONE
+
+
+def _mpeg4(packet: bytes, syntax: Syntax) -> Entry:
+    place = packet.find(b"\0\0\1\xb6") + 4
+    return _clean_if(3 < place < len(packet) and packet[place] >> 6 == 0)  # vop_coding_type: intra
+
+
+def _mpeg2(packet: bytes, syntax: Syntax) -> Entry:
+    place = packet.find(b"\0\0\1\0") + 4
+    return _clean_if(3 < place < len(packet) - 1 and packet[place + 1] >> 3 & 7 == 1)  # picture_coding_type: intra
+
+
+def _vp8(packet: bytes, syntax: Syntax) -> Entry:
+    return _clean_if(packet[0] & 1 == 0)
+
+
+def _vp9(packet: bytes, syntax: Syntax) -> Entry:
+    # frame_marker, two bits of profile, for profile 3 a reserved one, show_existing_frame, frame_type
+    bits = packet[0] << 1 if packet[0] & 0x30 == 0x30 else packet[0]
+    return _clean_if(bits & 0x0C == 0)
+
+
+def _clean_if(is_intra: bool) -> Entry:
+    return Entry.CLEAN if is_intra else Entry.NONE
+
+
+_JUDGES: dict[str, Callable[[bytes, Syntax], Entry]] = {
+    "h264": _h264,
+    "hevc": _hevc,
+    "mpeg4": _mpeg4,
+    "mpeg1video": _mpeg2,
+    "mpeg2video": _mpeg2,
+    "vp8": _vp8,
+    "vp9": _vp9,
+}
+
+
+def _units(packet: bytes, length_bytes: int) -> Iterator[bytes]:
+    """The first units of a packet (their beginnings are enough), without those of no byte."""
+    place = 0
+    for _ in range(MAX_UNITS):
+        if length_bytes:
+            start = place + length_bytes
+            place = start + int.from_bytes(packet[place:start], "big")
+        else:
+            start = packet.find(_START_CODE, place) + 3
+            if start == 2:
+                return
+            place = start
+        if start >= len(packet):
+            return
+        yield packet[start : start + 256]
+
+
+def _recovers_at_once(unit: bytes) -> bool:
+    """Whether an SEI unit says that pictures are right from this one on (a recovery point of zero frames)."""
+    data = unit[1:].replace(b"\0\0\3", b"\0\0")
+    place = 0
+    while place + 2 <= len(data) and data[place] != 0x80:
+        kind, place = _ff_number(data, place)
+        size, place = _ff_number(data, place)
+        if kind == _SEI_RECOVERY_POINT and place < len(data):
+            return bool(data[place] & 0x80)  # recovery_frame_cnt as Exp-Golomb: a first bit of 1 is zero frames
+        place += size
+    return False
+
+
+def _ff_number(data: bytes, place: int) -> tuple[int, int]:
+    """A number written as a run of 255s and a last byte, and the place behind it."""
+    value = 0
+    while place < len(data) and data[place] == 255:
+        value, place = value + 255, place + 1
+    return (value + data[place], place + 1) if place < len(data) else (value, place)

@@ -1,0 +1,78 @@
+"""URLs of media: which may be asked for, how they are written to the wire, how they are shown."""
+
+from __future__ import annotations
+
+import string
+from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
+
+from vlm_pg.errors import printable
+
+SCHEMES = ("http", "https")
+# everything a URL may hold as it is; "%" because what is quoted already stays so
+_AS_WRITTEN = string.ascii_letters + string.digits + "-._~:/?#[]@!$&'()*+,;=%"
+
+
+class BadUrl(ValueError):
+    """Not a URL that a file can be fetched from. The message does not repeat it."""
+
+
+def checked_url(url: str) -> str:
+    """``url`` in ASCII, its path percent-encoded and its host as IDNA.
+
+    Raises:
+        BadUrl: another scheme than http and https, no host or no valid one, a user name or password.
+    """
+    parts = _split(url)
+    if parts.scheme.lower() not in SCHEMES:
+        raise BadUrl("its scheme is neither http nor https")
+    if "@" in parts.netloc:
+        raise BadUrl("it holds a user name or password, which would be repeated in every record of it")
+    try:
+        host, port = parts.hostname, parts.port
+        if not host:
+            raise BadUrl("it names no host")
+        ascii_host = host if ":" in host else host.encode("idna").decode("ascii")
+        shown = f"[{ascii_host}]" if ":" in host else ascii_host
+        netloc = shown if port is None else f"{shown}:{port}"
+        path, query = (quote(text, safe=_AS_WRITTEN) for text in (parts.path, parts.query))
+    except BadUrl:
+        raise
+    except ValueError as error:  # a port out of range, a label that is empty, too long or of lone surrogates
+        raise BadUrl(f"its host, port or path is not valid ({_kind(error)})") from error
+    if any(char <= " " or char == "\x7f" for char in ascii_host):
+        raise BadUrl("its host is not valid")
+    return urlunsplit((parts.scheme.lower(), netloc, path, query, ""))
+
+
+def url_path(url: str) -> str:
+    """The path of a URL. Raises BadUrl."""
+    return _split(url).path
+
+
+def host_of(url: str) -> str:
+    """The host of a URL that ``checked_url`` returned, in lower case."""
+    return _split(url).hostname or ""
+
+
+def shown_url(url: str) -> str:
+    """For messages: without user name, password and query, which may be secrets."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "a URL that does not parse"
+    query = "?..." if parts.query else ""
+    return printable(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}{query}", 200)
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as error:  # "http://[::1/x.mp4"
+        raise BadUrl("it does not parse as a URL") from error
+
+
+def _kind(error: ValueError) -> str:
+    """What went wrong, without the text it went wrong on."""
+    if isinstance(error, UnicodeError):
+        return "a label is empty or longer than 63 characters, or something cannot be written in ASCII"
+    return "a port is a number up to 65535"

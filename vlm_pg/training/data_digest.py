@@ -1,0 +1,44 @@
+"""Whether the records of a resumed run are those it was trained on so far."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vlm_pg.data.settings import DataSettings
+
+
+def data_digests(data: DataSettings) -> dict[str, dict[str, str]]:
+    """Path and SHA-256 of every file of records, by its setting; the media they name are not read."""
+    files = {"data.train": data.train, **{f"data.eval.{name}": path for name, path in data.eval.items()}}
+    return {
+        key: {"path": str(path), "sha256": _sha256(path)}
+        for key, path in files.items()
+        if path is not None and path.is_file()
+    }
+
+
+def changed_data(before: Any, now: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """A line for each file that has another content than when the checkpoint was written.
+
+    Args:
+        before: what the checkpoint says; older ones say nothing.
+    """
+    if not isinstance(before, dict):
+        return []
+    lines = []
+    for key, entry in now.items():
+        known = before.get(key)
+        if isinstance(known, dict) and known.get("path") == entry["path"] and known.get("sha256") != entry["sha256"]:
+            lines.append(
+                f"{key}={entry['path']} has another content than when the checkpoint was written: the questions of "
+                "further steps, and their order, are not those the run would have had"
+            )
+    return lines
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

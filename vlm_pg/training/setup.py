@@ -1,0 +1,124 @@
+"""What a run is put together from: processes, engine, reference; and what cannot be run is refused."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, cast
+
+from vlm_pg.algorithms.settings import AlgorithmSettings
+from vlm_pg.config import RunConfig
+from vlm_pg.errors import ConfigError
+from vlm_pg.models.liger import liger_line
+from vlm_pg.models.loading import load_policy
+from vlm_pg.models.lora import AdapterFreeReference
+from vlm_pg.models.policy import Policy
+from vlm_pg.training.distributed import launched_world_size, world_size
+from vlm_pg.training.engines import Engine, TorchEngine
+
+PACKAGES = ("vlm-pg", "torch", "transformers", "deepspeed", "qwen-vl-utils", "decord", "av", "accelerate", "peft")
+
+
+def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: int) -> list[str]:
+    """The lines a run begins with: what is trained, how it is computed, by what rules, on what."""
+    total = sum(p.numel() for p in policy.model.parameters())
+    trained = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
+    tower = f"vision tower {'trained' if policy.vision.trains else 'frozen'}"
+    tower = tower if policy.family.reads_media else "no vision tower"
+    lora = config.model.lora
+    adapter = "" if lora is None else f", LoRA adapter of rank {lora.rank}"
+    return [
+        f"model: {config.model.path}, {total:,} parameters, {trained:,} trained ({tower}{adapter}), "
+        f"{config.model.dtype} on {policy.device}, {world_size()} process(es), engine {engine.description}",
+        f"attention kernel: {policy.kernel.name}, grouped over shared prefixes "
+        f"(checked against plain softmax: largest relative difference {policy.kernel_error:.0e})",
+        f"positions: {policy.family.describe_positions(config.model.positions)}",
+        *policy.family.notes,
+        f"algorithm: {describe_algorithm(config.algorithm)}",
+        *([liger_line(policy.model)] if config.model.liger else []),
+        f"data: {questions:,} training questions from {config.data.train}",
+    ]
+
+
+def describe_algorithm(algorithm: AlgorithmSettings) -> str:
+    """The preset, or the defaults, and every value that was set otherwise."""
+    whose = "default" if algorithm.preset is None else "preset"
+    changed = [f"{k}={value} ({whose}: {was})" for k, (value, was) in algorithm.differences_from_preset.items()]
+    return ", ".join([algorithm.preset or "GRPO, token mean", *changed])
+
+
+def connect(config: RunConfig) -> None:
+    """Join the other processes, if the launcher started any."""
+    if config.training.engine == "deepspeed":
+        from vlm_pg.training.deepspeed_config import read_deepspeed_config
+        from vlm_pg.training.deepspeed_engine import connect as connect_ranks
+
+        read_deepspeed_config(config.training)
+        connect_ranks()
+    elif launched_world_size() > 1:
+        raise ConfigError(
+            f"{launched_world_size()} processes were started, but training.engine is torch, which runs in one. "
+            "Set training.engine=deepspeed and training.deepspeed_config."
+        )
+
+
+def refuse_fewer_steps(config: RunConfig, step: int) -> None:
+    if step > config.training.steps:
+        raise ConfigError(
+            f"The checkpoint to resume from is at step {step}, but training.steps is {config.training.steps}. Set "
+            f"training.steps={step} or more, or resume from an earlier checkpoint."
+        )
+
+
+def refuse_inputs_inside(run_dir: Path, config: RunConfig) -> None:
+    """A new run moves an earlier run's folder aside, which must not take the new run's own inputs with it."""
+    if config.run.resume != "never" or not run_dir.exists():
+        return
+    inputs = {"model.path": config.model.path, "data.train": config.data.train}
+    for key, value in inputs.items():
+        if value is not None and run_dir.resolve() in Path(value).resolve().parents:
+            raise ConfigError(
+                f"{key} is {value}, inside run.dir={run_dir}, which a new run moves aside. Choose another run.dir or "
+                "run.name, or run.resume=auto to continue that run."
+            )
+
+
+def refuse_nothing_to_train(config: RunConfig, policy: Policy) -> None:
+    """An adapter that was loaded without settings of its own is frozen, and so is the model around it."""
+    if not any(parameter.requires_grad for parameter in policy.model.parameters()):
+        raise ConfigError(
+            f"{config.model.path} is an adapter and model.lora is not set, so that nothing would train. Set model.lora "
+            "to the settings the adapter was trained with."
+        )
+
+
+def make_engine(config: RunConfig, policy: Policy) -> Engine:
+    if config.training.engine == "torch":
+        return TorchEngine(policy, config.training)
+    from vlm_pg.training.deepspeed_engine import DeepSpeedEngine
+
+    return DeepSpeedEngine(policy, config.training, config.rollout.gather)
+
+
+def load_reference(config: RunConfig, policy: Policy) -> Policy:
+    """The starting point: the policy without its adapter, else a frozen copy (a frozen vision tower is shared)."""
+    if config.model.lora is not None:
+        return cast(Policy, AdapterFreeReference(policy))
+    settings = config.model.model_copy(update={"train_vision": False, "gradient_checkpointing": False})
+    reference = load_policy(config.model.path, device=policy.device, settings=settings)
+    reference.requires_grad_(False)
+    if policy.family.reads_media and not policy.vision.trains:
+        reference.model.model.visual = policy.model.model.visual
+        reference.vision = policy.vision
+    return reference
+
+
+def versions() -> dict[str, str]:
+    found: dict[str, Any] = {"python": sys.version.split()[0]}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
