@@ -1,8 +1,9 @@
-"""MATH and MATH-500: their JSON lines (or Parquet) of problems and solutions to checked records of mathematics.
+"""MATH, MATH-500, AIME, AMC: their JSON lines (or Parquet) of problems and answers to checked records of mathematics.
 
     python -m data_pipelines.math --train math_train.jsonl --eval math500_test.jsonl --out data/math
 
-The gold answer is the row's ``answer``, in LaTeX, or without one what the last ``\\boxed`` of its ``solution`` holds.
+The gold answer is the row's ``answer``, in LaTeX, or without one what the last ``\\boxed`` of its ``solution`` holds;
+the problem stands under ``problem`` or ``question``. All three may begin with a capital, as in files of AIME.
 Problems have no media. Writes ``train.jsonl`` and ``eval.jsonl``; refused rows go to ``refused.jsonl`` with their
 reason, and ``report.json`` counts everything. Problems of the evaluation files are left out of training, so that all of
 MATH may be given to train on beside MATH-500. Evaluation reports by subject.
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_pipelines.common import run
-from data_pipelines.published import PublishedSet, Row, prepare
+from data_pipelines.published import PublishedSet, Row, first_of, plain_number, prepare
 from vlm_pg.errors import SampleError
 
 _BOXES = ("\\boxed", "\\fbox")
@@ -31,16 +32,18 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
     Raises:
         SampleError: ``no_gold_answer``.
     """
-    gold = row.get("answer") or last_boxed(str(row["solution"]))
+    solution = str(first_of(row, "solution", "Solution") or "")
+    answer = first_of(row, "answer", "Answer")
+    gold = last_boxed(solution) if answer is None else plain_number(answer)
     if not gold:
         raise SampleError(
             "no_gold_answer",
-            f"the row has no 'answer' and no complete \\boxed{{...}} in its 'solution' '{str(row['solution'])[-80:]}'. "
+            f"the row has no 'answer' and no complete \\boxed{{...}} in its 'solution' '{solution[-80:]}'. "
             "One of them is expected. Correct the row, or remove it.",
         )
     return {
         "problem_id": row.get("unique_id") or name,
-        "problem": row["problem"],
+        "problem": first_of(row, "problem", "Problem", "question"),
         "data_type": "text",
         "problem_type": "mathematics",
         "solution": f"<answer>{gold}</answer>",
@@ -70,7 +73,12 @@ def last_boxed(solution: str) -> str | None:
     return None
 
 
-MATH = PublishedSet("math", ("problem", "solution"), to_record, has_media=False)
+MATH = PublishedSet(
+    "math",
+    (("problem", "Problem", "question"), ("solution", "answer", "Solution", "Answer")),
+    to_record,
+    has_media=False,
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

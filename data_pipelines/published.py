@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from data_pipelines.common import MANIFEST, is_prepared, locked, write_manifest
 from data_pipelines.outcome import Outcome, split_keys
@@ -24,21 +24,34 @@ Row = Mapping[str, Any]
 DEFAULT_EVAL_SHARE = 0.01
 
 
+class Layout(Protocol):
+    """Where a set's media lie."""
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """What that was read from, beside the media themselves."""
+
+    def path_of(self, name: str) -> str:
+        """Path below the media root of the file that a row calls ``name``."""
+
+
 @dataclass(frozen=True)
 class PublishedSet:
     """One such data set.
 
     ``to_record`` makes a record of a row and of a name that is the row's own ("gsm8k_train-17"), for sets whose rows
-    have none; it raises ``SampleError`` for a row it cannot use. ``columns``: fields every row has. ``has_media``:
-    whether its questions are about files below a media root.
+    have none; it raises ``SampleError`` for a row it cannot use. ``columns``: fields every row has, of those in a tuple
+    one. ``has_media``: whether its questions are about files below a media root. ``layout``: made of the annotation
+    files and the media root where a record's path depends on what lies there.
 
-        PublishedSet("gsm8k", ("question", "answer"), to_record, has_media=False)
+        PublishedSet("gsm8k", (("question", "problem"), "answer"), to_record, has_media=False)
     """
 
     name: str
-    columns: tuple[str, ...]
+    columns: tuple[str | tuple[str, ...], ...]
     to_record: Callable[[Row, str], dict[str, Any]]
     has_media: bool
+    layout: Callable[[Sequence[Path], Path], Layout] | None = None
 
 
 def prepare(published: PublishedSet, description: str, argv: Sequence[str] | None) -> int:
@@ -74,7 +87,7 @@ def prepare(published: PublishedSet, description: str, argv: Sequence[str] | Non
         files = outcome.write(out, names, inputs)
         write_manifest(out, identity, files)
     print(outcome.summary())
-    hint = f" Train with data.media_root={arguments.media_root}." if published.has_media else ""
+    hint = f" Train with data.media_root={arguments.media_root.resolve()}." if published.has_media else ""
     print(f"Wrote {', '.join(files)} to {out}.{hint}")
     return 0
 
@@ -96,8 +109,9 @@ def _sort(published: PublishedSet, arguments: argparse.Namespace) -> Outcome:
     outcome = Outcome()
     names = _file_names([*arguments.train, *arguments.eval])
     media_root = None if not published.has_media or arguments.skip_media_check else arguments.media_root
-    evaluation = _read(published, arguments.eval, names, outcome)
-    train = _read(published, arguments.train, names, outcome)
+    layout = _layout(published, arguments)
+    evaluation = _read(published, arguments.eval, names, layout, outcome)
+    train = _read(published, arguments.train, names, layout, outcome)
     for_evaluation = {key for sample in evaluation for key in split_keys(sample)}
     unseen = [sample for sample in train if not for_evaluation.intersection(split_keys(sample))]
     if len(unseen) < len(train):
@@ -131,14 +145,29 @@ def _repeats(names: Mapping[Path, str], name: str) -> bool:
     return list(names.values()).count(name) > 1
 
 
-def _read(published: PublishedSet, paths: Sequence[Path], names: Mapping[Path, str], outcome: Outcome) -> list[Sample]:
+def _layout(published: PublishedSet, arguments: argparse.Namespace) -> Layout | None:
+    if published.layout is None:
+        return None
+    return published.layout([*arguments.train, *arguments.eval], arguments.media_root)
+
+
+def _read(
+    published: PublishedSet,
+    paths: Sequence[Path],
+    names: Mapping[Path, str],
+    layout: Layout | None,
+    outcome: Outcome,
+) -> list[Sample]:
     """The samples of all files in order; rows that are none, or repeat another's id, are refused."""
     samples: dict[str, Sample] = {}
     for path in paths:
         for line, row in _read_rows(path, published.columns):
             where, name = f"{path.name}:{line}", f"{names[path]}-{line}"
             try:
-                sample = parse_record(published.to_record(row, name))
+                record = published.to_record(row, name)
+                if layout is not None:
+                    record["path"] = layout.path_of(record["path"])
+                sample = parse_record(record)
                 if sample.sample_id in samples:
                     raise SampleError(
                         "duplicate_id",
@@ -151,16 +180,31 @@ def _read(published: PublishedSet, paths: Sequence[Path], names: Mapping[Path, s
     return list(samples.values())
 
 
-def _read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
+def _read_rows(path: Path, columns: Sequence[str | tuple[str, ...]]) -> Iterator[tuple[int, Row]]:
     rows = _read_csv(path) if path.suffix.lower() == ".csv" else read_raw(path)
+    choices = [(names,) if isinstance(names, str) else names for names in columns]
     for line, row in rows:
-        missing = [name for name in columns if not isinstance(row, Mapping) or name not in row]
+        missing = [names for names in choices if not isinstance(row, Mapping) or not any(n in row for n in names)]
         if missing:
             raise ConfigError(
-                f"{path}:{line}: the row has no {', '.join(missing)}. Rows with {', '.join(columns)} are expected. "
+                f"{path}:{line}: the row has no {_listed(missing)}. Rows with {_listed(choices)} are expected. "
                 "Give the files as their project publishes them."
             )
         yield line, row
+
+
+def _listed(choices: Sequence[Sequence[str]]) -> str:
+    return ", ".join(" or ".join(names) for names in choices)
+
+
+def first_of(row: Row, *names: str) -> Any:
+    """The value of the first of these fields that the row has, and that is not empty; None without one."""
+    return next((row[name] for name in names if row.get(name) not in (None, "")), None)
+
+
+def plain_number(value: Any) -> str:
+    """A value as text; a whole number that a table holds as a fraction (142.0) without its point."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
@@ -192,6 +236,9 @@ def _identity(published: PublishedSet, arguments: argparse.Namespace) -> dict[st
                 f"Media root '{arguments.media_root}' is not a folder. The folder that holds the videos is expected. "
                 "Correct --media-root."
             )
+        layout = _layout(published, arguments)
+        if layout is not None:
+            identity["layout_files"] = [_file_state(path) for path in layout.files]
         identity["media_root"] = str(arguments.media_root.resolve())
         identity["skip_media_check"] = arguments.skip_media_check
     return identity

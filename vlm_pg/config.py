@@ -133,23 +133,39 @@ def impossible_combinations(config: RunConfig) -> list[str]:
             "no part of the reward has a weight, so every reward is 0. Set reward.accuracy_weight=1.0.",
         ),
         (
-            bool(config.eval.controls) != bool(config.eval.control_sets),
-            f"eval.controls is {list(config.eval.controls)} and eval.control_sets is {list(config.eval.control_sets)}. "
-            "Controls need sets to run on, and the other way round. Set both or neither.",
+            bool(config.eval.control_sets) and not config.eval.controls,
+            f"eval.control_sets is {list(config.eval.control_sets or ())} and eval.controls is empty, so that nothing "
+            "would run on them. Set eval.controls=[frames_shuffled,frame_repeated], or eval.control_sets=null.",
+        ),
+        (
+            config.eval.control_sets == () and bool(config.eval.controls),
+            f"eval.controls is {list(config.eval.controls)} and eval.control_sets is empty, so that they would run on "
+            "nothing. Name sets in eval.control_sets, or set it to null for all.",
+        ),
+        (
+            config.eval.sets == () and bool(config.data.eval),
+            "eval.sets is empty, so that nothing would be evaluated. Name sets of data.eval in it, or set it to null "
+            "for all; without evaluation, eval.before=false and eval.after=false.",
         ),
     )
     problems = [message for impossible, message in checks if impossible] + impossible_algorithms(config)
-    named_sets = [("eval.control_sets", name) for name in config.eval.control_sets]
-    if config.eval.headline_set is not None:
-        named_sets.append(("eval.headline_set", config.eval.headline_set))
+    return problems + unknown_sets(config)
+
+
+def unknown_sets(config: RunConfig) -> list[str]:
+    """As ``impossible_combinations``, for names of evaluation sets."""
+    chosen = config.eval
+    named_sets = [("eval.sets", name) for name in chosen.sets or ()]
+    named_sets += [("eval.control_sets", name) for name in chosen.control_sets or ()]
+    if chosen.headline_set is not None:
+        named_sets.append(("eval.headline_set", chosen.headline_set))
     known = ", ".join(config.data.eval) or "none"
-    problems += [
+    return [
         f"{key} names {name!r}, which is not an evaluation set. Sets in data.eval: {known}. "
         f"Add data.eval.{name}=PATH or change {key}."
         for key, name in named_sets
         if name not in config.data.eval
     ]
-    return problems
 
 
 def impossible_algorithms(config: RunConfig) -> list[str]:

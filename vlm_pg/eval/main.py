@@ -9,7 +9,7 @@ from typing import Any
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
-from vlm_pg.errors import ConfigError
+from vlm_pg.errors import ConfigError, TooManyBadSamples
 from vlm_pg.eval.runner import Evaluator, table
 from vlm_pg.models.loading import load_policy
 from vlm_pg.observe.console import Console
@@ -30,6 +30,7 @@ def evaluate(config: RunConfig, checkpoint: Path | None) -> dict[str, Any]:
 
     Raises:
         ConfigError: the configuration names no evaluation sets.
+        TooManyBadSamples: no question of a set could be scored; everything is written before.
     """
     if not config.data.eval:
         raise ConfigError(
@@ -78,7 +79,19 @@ def evaluate(config: RunConfig, checkpoint: Path | None) -> dict[str, Any]:
     for line in table(results):
         console.info(line)
     console.info(f"written to {folder}")
+    _refuse_unscored(results, folder)
     return results
+
+
+def _refuse_unscored(results: dict[str, Any], folder: Path) -> None:
+    """A script that asks only for the exit code must not take a set without a figure for a measured one."""
+    unscored = [name for name, figures in results["sets"].items() if figures["accuracy"] is None]
+    if unscored:
+        raise TooManyBadSamples(
+            f"No question of {', '.join(unscored)} could be scored. The cause of each is in "
+            f"{folder / 'bad_samples.jsonl'}, where the questions were usable in the answers beside it. Repair the "
+            "data, or leave the set out with eval.sets."
+        )
 
 
 def _folder(config: RunConfig, path: Path) -> Path:

@@ -95,17 +95,30 @@ class Evaluator:
 
     def _read_sets(self) -> list[EvalSet]:
         sets = []
-        for name, records in self._config.data.eval.items():
+        settings, files = self._config.eval, self._config.data.eval
+        for key, names in (
+            ("eval.control_sets", settings.control_sets),
+            ("eval.headline_set", [settings.headline_set]),
+        ):
+            left_out = [name for name in names or () if name is not None and name not in settings.chosen_sets([name])]
+            if left_out:
+                self._console.info(f"{key}: {', '.join(left_out)} is left out by eval.sets={list(settings.sets or ())}")
+        for name in settings.chosen_sets(list(files)):
+            records = files[name]
             samples, bad = read_records(records)
             self._on_bad_records(bad, len(samples) + len(bad))
-            chosen = tuple(samples[: self._config.eval.limit])
+            chosen = tuple(samples[: settings.limit])
             self._policy.check_samples(chosen, records)
             sets.append(EvalSet(name, records, chosen))
-            if name in self._config.eval.control_sets:
+            if not settings.controls or not settings.is_controlled(name):
+                continue
+            if any(ref.kind == "video" for sample in chosen for ref in sample.media):
                 sets += [
                     EvalSet(f"{name} ({control})", records, chosen, "control", TAMPERS[control])
-                    for control in self._config.eval.controls
+                    for control in settings.controls
                 ]
+            else:
+                self._console.info(f"eval.controls: not run on {name}, which has no video whose frames could be moved")
         return sets
 
     def run(self, tag: str, folder: Path | None) -> dict[str, Any]:
@@ -130,7 +143,7 @@ class Evaluator:
             if folder is not None and self._rank == 0:
                 rows = [row for part in everywhere for row in part.rows]
                 _write_rows(folder / f"eval_{_file_name(item.name)}_{tag}.jsonl", rows)
-        headline = self._config.eval.headline_set or next(iter(results), None)
+        headline = next((name for name in (self._config.eval.headline_set, *results) if name in results), None)
         chosen = results[headline] if headline is not None else {"accuracy": None, "n": 0}
         return {"accuracy": chosen["accuracy"], "n": chosen["n"], "headline_set": headline, "sets": results}
 

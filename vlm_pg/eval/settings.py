@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -20,12 +21,23 @@ class EvalSettings(Settings):
     limit: int | None = Field(None, ge=1, description="Use only the first questions of each set.")
     before: bool = Field(True, description="Evaluate before training.")
     after: bool = Field(True, description="Evaluate after training.")
+    sets: tuple[str, ...] | None = Field(None, description="Names of data.eval sets to evaluate; default: all.")
     controls: tuple[Control, ...] = Field(
         (),
-        description="Also score the sets in control_sets with tampered frames: shuffled in time, or one frame "
+        description="Also score sets (control_sets) with tampered frames: shuffled in time, or one frame "
         "repeated. A model that uses temporal evidence falls to chance.",
     )
-    control_sets: tuple[str, ...] = Field((), description="Names of data.eval sets the controls run on.")
-    headline_set: str | None = Field(
-        None, description="The set whose accuracy is the run's headline; default: the first one."
+    control_sets: tuple[str, ...] | None = Field(
+        None, description="Names of the sets the controls run on; default: all that are evaluated."
     )
+    headline_set: str | None = Field(
+        None, description="The set whose accuracy is the run's headline; default: the first that is evaluated."
+    )
+
+    def chosen_sets(self, known: Sequence[str]) -> list[str]:
+        """Those of the ``known`` sets that are evaluated, in their order."""
+        return [name for name in known if self.sets is None or name in self.sets]
+
+    def is_controlled(self, name: str) -> bool:
+        """Whether the controls run on the set ``name``."""
+        return self.control_sets is None or name in self.control_sets

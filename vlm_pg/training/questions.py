@@ -38,6 +38,11 @@ class QuestionStream:
         self._on_bad, self._should_stop = on_bad, should_stop
         self.place = place
 
+    @property
+    def num_samples(self) -> int:
+        """How many places an epoch has."""
+        return len(self._samples)
+
     def take(self, count: int, without: Collection[str] = ()) -> list[Sample]:
         """The next ``count`` samples, none of them twice and none of the ids in ``without``; fewer if there are none.
 

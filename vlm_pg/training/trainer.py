@@ -128,7 +128,7 @@ class Trainer:
         )
         self._reference_in_loss = reference if in_loss else None
         self._told_sharing = False
-        self._groups_sampled = 0
+        self._groups_sampled, self._first_place = 0, progress.questions
         self._errors_shown: set[str] = set()
 
     def run(self, metrics: MetricsLog | None, rollouts_log: RolloutsLog | None) -> bool:
@@ -151,18 +151,24 @@ class Trainer:
                     self._checkpoint_if_due()
                     self._doing = "sampling"
                     bar.advance()
+                    self._refuse_nothing_usable(first)
         except InterruptedError:
             return self._stopped()
         except Exception as error:
             if self._is_worth_keeping(error):
                 self._keep_finished_steps()
             raise
-        if first <= steps and not self._groups_sampled:
-            raise TooManyBadSamples(
-                f"No question of steps {first} to {steps} could be used, so nothing was trained. The cause of each is "
-                f"in {self.folder.bad_samples}; repair the data, or choose other records with data.train."
-            )
         return True
+
+    def _refuse_nothing_usable(self, first: int) -> None:
+        """Once every sample has been tried in vain, or the last step is over, there is nothing to wait for."""
+        tried_all = self.stream.place - self._first_place >= self.stream.num_samples
+        if self._groups_sampled or not (tried_all or self.progress.step == self.config.training.steps):
+            return
+        raise TooManyBadSamples(
+            f"No question of steps {first} to {self.progress.step} could be used, so nothing was trained. The cause of "
+            f"each is in {self.folder.bad_samples}; repair the data, or choose other records with data.train."
+        )
 
     def _stopped(self) -> bool:
         """A step that was interrupted is sampled again, identically, after the resume."""

@@ -156,7 +156,10 @@ def test_missing_values_are_all_named_at_once(tmp_path: Path) -> None:
         (["rollout.temperature=0"], "Training needs a temperature above 0. Set rollout.temperature=1.0"),
         (["eval.num_generations=4"], "greedy rollouts are all alike. Set eval.num_generations=1, or eval.temperature"),
         (["reward.accuracy_weight=0", "reward.format_weight=0"], "so every reward is 0. Set reward.accuracy"),
-        (["eval.controls=[frames_shuffled]"], "Controls need sets to run on, and the other way round. Set both"),
+        (["eval.controls=[frames_shuffled]", "eval.control_sets=[]"], "on nothing. Name sets in eval.control_sets, or"),
+        (["eval.control_sets=[a]", "data.eval.a=a.jsonl"], "nothing would run on them. Set eval.controls=[frames_sh"),
+        (["eval.sets=[]", "data.eval.a=a.jsonl"], "nothing would be evaluated. Name sets of data.eval in it, or set"),
+        (["eval.sets=[b]", "data.eval.a=a.jsonl"], "eval.sets names 'b', which is not an evaluation set. Sets in"),
         (
             ["eval.headline_set=a", "data.eval.b=b.jsonl"],
             "names 'a', which is not an evaluation set. Sets in data.eval: b.",

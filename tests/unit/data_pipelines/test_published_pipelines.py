@@ -262,6 +262,75 @@ def test_nextqa_rows_are_refused_for_missing_videos_and_wrong_answers(tmp_path: 
     assert ids(tmp_path / "out", "train") == ["1_0", "3_0"]
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "row", "answer"),
+    [
+        (gsm8k, {"problem": "1 + 1?", "answer": "1,002"}, "1002"),
+        (gsm8k, {"question": "1 + 1?", "answer": 142.0}, "142"),
+        (gsm8k, {"question": "1 + 1?", "answer": -7}, "-7"),
+        (math, {"id": 3, "problem": "1 + 1?", "answer": 142.0, "url": "u"}, "142"),
+        (math, {"id": 3, "question": "1 + 1?", "answer": "27", "url": "u"}, "27"),
+        (math, {"ID": "2024-I-1", "Problem": "1 + 1?", "Solution": "So \\boxed{204}.", "Answer": 204}, "204"),
+        (math, {"problem": "1 + 1?", "solution": "So \\boxed{204}.", "answer": None}, "204"),
+        (math, {"problem": "1 + 1?", "answer": "0"}, "0"),
+    ],
+)
+def test_rows_of_problems_and_plain_answers(tmp_path: Path, pipeline: Any, row: dict[str, Any], answer: str) -> None:
+    rows = jsonl(tmp_path / "test.jsonl", [row])
+    assert pipeline.main(["--eval", str(rows), "--out", str(tmp_path / "out")]) == 0
+    (sample,) = samples(tmp_path / "out", "eval")
+    assert (sample.question, sample.answer) == ("1 + 1?", answer)
+
+
+@pytest.mark.parametrize("answer", ["about seven", "", "7 apples", "1e400"])
+def test_an_answer_that_is_no_number_is_refused(tmp_path: Path, answer: str) -> None:
+    rows = jsonl(tmp_path / "test.jsonl", [gsm8k_row(1), {"question": "How much?", "answer": answer}])
+    assert gsm8k.main(["--eval", str(rows), "--out", str(tmp_path / "out")]) == 0
+    assert report(tmp_path / "out")["refused"] == {"no_gold_answer": 1}
+
+
+@pytest.mark.parametrize("folder", ["", "NExTVideo/"])
+@pytest.mark.parametrize("mapped", ["beside the rows", "in the media root", None])
+def test_nextqa_videos_are_found_where_their_archive_puts_them(
+    tmp_path: Path, folder: str, mapped: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    media = tmp_path / "media"
+    video = media / folder / "0101" / "17.mp4"
+    video.parent.mkdir(parents=True)
+    video.write_bytes(b"")
+    rows = nextqa_csv(tmp_path / "val.csv", [nextqa_row(17), nextqa_row(18)])
+    if mapped:
+        place = tmp_path if mapped == "beside the rows" else media
+        (place / "map_vid_vidorID.json").write_text('{"17": "0101/17", "18": "1101/18"}')
+    arguments = ["--eval", str(rows), "--media-root", str(media), "--out", str(tmp_path / "out")]
+    assert nextqa.main(arguments) == 0
+    (sample,) = samples(tmp_path / "out", "eval")
+    assert sample.media == (MediaRef("video", f"{folder}0101/17.mp4"),)
+    refused = (tmp_path / "out" / "refused.jsonl").read_text()
+    assert ("1101/18.mp4" in refused) == bool(mapped) and report(tmp_path / "out")["refused"] == {"missing_media": 1}
+    assert nextqa.main([*arguments, "--skip-media-check", "--overwrite"]) == 0
+    paths = [sample.media[0].path for sample in samples(tmp_path / "out", "eval")]
+    assert paths == [f"{folder}0101/17.mp4", "1101/18.mp4" if mapped else "18.mp4"]
+    if mapped:
+        (place / "map_vid_vidorID.json").write_text('{"17": "0101/17"}')
+        with pytest.raises(ConfigError, match="layout_files"):
+            nextqa.main([*arguments, "--skip-media-check"])
+
+
+def test_a_damaged_map_of_videos_is_a_clear_error(tmp_path: Path) -> None:
+    rows = nextqa_csv(tmp_path / "val.csv", [nextqa_row(17)])
+    (tmp_path / "map_vid_vidorID.json").write_text('{"17": 3}')
+    with pytest.raises(ConfigError, match=r"map_vid_vidorID\.json' is no map of videos.*0101/2909445186.*remove it"):
+        nextqa.main(["--eval", str(rows), "--media-root", str(tmp_path), "--out", str(tmp_path / "out")])
+
+
+def test_nextqa_gold_under_two_letters_is_refused_and_other_equal_options_are_kept(tmp_path: Path) -> None:
+    rows = nextqa_csv(tmp_path / "val.csv", [nextqa_row(1, a0="a bird"), nextqa_row(2, a0="a dog")])
+    arguments = ["--eval", str(rows), "--media-root", str(tmp_path), "--skip-media-check"]
+    assert nextqa.main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    assert ids(tmp_path / "out", "eval") == ["2_0"] and report(tmp_path / "out")["refused"] == {"bad_options": 1}
+
+
 def test_no_nextqa_video_is_in_both_files(tmp_path: Path) -> None:
     train = nextqa_csv(tmp_path / "train.csv", [nextqa_row(video, qid) for video in (1, 2) for qid in (0, 1)])
     validation = nextqa_csv(tmp_path / "val.csv", [nextqa_row(2, qid=9)])
@@ -289,7 +358,7 @@ def test_wrong_arguments_and_files_are_clear_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'nowhere\.jsonl' does not exist.*Correct --train or --eval"):
         gsm8k.main(["--train", "nowhere.jsonl", *out])
     other = str(jsonl(tmp_path / "other.jsonl", [{"question": "?"}]))
-    with pytest.raises(ConfigError, match=r"other\.jsonl:1: the row has no answer\. Rows with question, answer are"):
+    with pytest.raises(ConfigError, match=r"other\.jsonl:1: the row has no answer\. Rows with question or problem, an"):
         gsm8k.main(["--train", other, *out])
     with pytest.raises(ConfigError, match=r"Media root .* is not a folder.*Correct --media-root"):
         nextqa.main(["--eval", good, "--media-root", str(tmp_path / "nowhere"), *out])
