@@ -69,21 +69,45 @@ def answer_of(record: Mapping[str, Any], kind: AnswerKind, options: tuple[str, .
     answer = solution[start:end].strip()
     if not answer:
         raise fault("empty_answer", "the answer in 'solution' is empty", "The right answer", "it")
+    if _OPENS in answer:
+        raise fault(
+            "no_answer_tag", "the answer in 'solution' holds another '<answer>'", "One answer in its tags", "it"
+        )
     if kind != "multiple_choice":
         return answer
     if len(options) < 2:
         raise fault("too_few_options", f"a multiple choice question has {len(options)} option(s)", "Two or more", "it")
     texts = {found[1]: found[2].strip() for option in options if (found := _OPTION.match(option))}
-    letter = _LETTER.fullmatch(answer)
-    if letter and letter[1].upper() in texts:
-        return letter[1].upper()
-    spelled = _OPTION.match(answer)
-    for option, text in texts.items():
-        if answer == text or (spelled and spelled[1] == option and spelled[2].strip() == text):
-            return option
+    letters = _readings(answer, texts)
+    if answer in texts and _had_letters(record):
+        return answer
+    if len({texts[letter] for letter in letters}) > 1:
+        raise fault(
+            "ambiguous_answer",
+            f"the answer '{answer[:80]}' may mean each of the options {', '.join(sorted(letters))}",
+            "A letter and the text of its option, as in 'A. red',",
+            "it",
+        )
+    if letters:
+        return min(letters)
     raise fault(
         "answer_not_in_options", f"the answer is '{answer[:80]}'", f"One of the letters {', '.join(texts)}", "it"
     )
+
+
+def _readings(answer: str, texts: Mapping[str, str]) -> set[str]:
+    """Letters of the options that the answer may mean: by its letter, its text, or both."""
+    letter, spelled = _LETTER.fullmatch(answer), _OPTION.match(answer)
+    found = {letter[1].upper()} & set(texts) if letter else set()
+    for option, text in texts.items():
+        if answer == text or (spelled and spelled[1] == option and spelled[2].strip() == text):
+            found.add(option)
+    return found
+
+
+def _had_letters(record: Mapping[str, Any]) -> bool:
+    """Whether the options were written with their letters, so that a capital letter is one of those."""
+    return any(_OPTION.match(option) for option in field(record, "options", list, default=[]))
 
 
 def check_gold(options: tuple[str, ...], gold: str) -> None:

@@ -23,6 +23,7 @@ from vlm_pg.data.fields import check_text, fault, field, id_of
 from vlm_pg.data.files import read_raw
 from vlm_pg.data.gold import WRITTEN_NAMES, answer_kind_of, answer_of, check_gold, options_of
 from vlm_pg.data.references import media_of
+from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.types import BadSample, Sample
 
@@ -40,7 +41,7 @@ def read_records(path: Path) -> tuple[list[Sample], list[BadSample]]:
     bad: list[BadSample] = []
     first_at: dict[str, str] = {}
     for line, record in read_raw(path):
-        where = f"{path.name}:{line}"
+        where = f"{printable(path.name, 300)}:{line}"
         try:
             sample = parse_record(record)
             if sample.sample_id in first_at:
@@ -56,7 +57,8 @@ def read_records(path: Path) -> tuple[list[Sample], list[BadSample]]:
         samples.append(sample)
     if not samples and not bad:
         raise ConfigError(
-            f"Data file '{path}' has no records. At least one is expected. Check how the file was prepared."
+            f"Data file '{printable(str(path), 300)}' has no records. At least one is expected. Check how the file was "
+            "prepared."
         )
     return samples, bad
 
@@ -87,6 +89,8 @@ def parse_record(record: Any) -> Sample:
     Raises:
         SampleError: with the reason why it cannot be used.
     """
+    if isinstance(record, Unreadable):
+        raise fault("unreadable_value", f"the record is {record.what}", "An object with one value for each name", "it")
     if not isinstance(record, Mapping):
         raise fault("not_a_record", f"the record is a {type(record).__name__}", "An object with named fields", "it")
     sample_id = id_of(record)
