@@ -41,13 +41,13 @@ def resolve(ref: MediaRef, root: Path, allow_remote: bool = False) -> str:
     if not _safely(ref, path.exists):
         raise SampleError(
             "missing_media",
-            f"media path '{_short(ref.path)}' names no file in the data root '{root}'. Paths relative to that folder "
+            f"media path '{_shown(ref.path)}' names no file in the data root '{root}'. Paths relative to that folder "
             "are expected. Fetch the file, correct the path, or set data.media_root.",
         )
     if not path.is_file():
         raise SampleError(
             "unsupported_media",
-            f"media path '{_short(ref.path)}' is not a regular file. Only {ref.kind} files can be "
+            f"media path '{_shown(ref.path)}' is not a regular file. Only {ref.kind} files can be "
             "read. Correct the path.",
         )
     _check_extension(ref, path.suffix)
@@ -74,7 +74,7 @@ def _inside(ref: MediaRef, text: str, root: Path) -> Path:
     if not path.is_relative_to(real_root):
         raise SampleError(
             "outside_root",
-            f"media path '{_short(ref.path)}' leaves the data root '{root}' once '..' and links are resolved. Only "
+            f"media path '{_shown(ref.path)}' leaves the data root '{root}' once '..' and links are resolved. Only "
             "files below that folder are read. Move the file there, or set data.media_root to a folder that holds "
             "them all.",
         )
@@ -88,7 +88,7 @@ def _safely(ref: MediaRef, ask):  # type: ignore[no-untyped-def]
     except (OSError, ValueError, RuntimeError) as error:
         raise SampleError(
             "missing_media",
-            f"media path '{_short(ref.path)}' cannot be looked up: {error}. A path to a file in the data root is "
+            f"media path '{_shown(ref.path)}' cannot be looked up: {error}. A path to a file in the data root is "
             "expected. Correct the path.",
         ) from error
 
@@ -104,7 +104,11 @@ def _check_extension(ref: MediaRef, suffix: str) -> None:
 
 
 def _shown(text: str) -> str:
-    return shown_url(text) if _SCHEME.match(text.removeprefix("file://")) else _short(text)
+    """The path for a message; of a URL in it, wherever it begins, without its secrets."""
+    scheme = _SCHEME.search(text, len("file://") if text.startswith("file://") else 0)
+    if not scheme:
+        return _short(text)
+    return _short(text[: scheme.start()]) + shown_url(text[scheme.start() :])
 
 
 def _short(text: str, limit: int = 200) -> str:
