@@ -42,7 +42,8 @@ def checked_url(url: str) -> str:
         if not host:
             raise BadUrl("it names no host")
         ascii_host = host if ":" in host else host.encode("idna").decode("ascii")
-        if not _NETLOC.fullmatch(parts.netloc) or not _is_host(ascii_host):
+        is_address = "[" in parts.netloc
+        if not _NETLOC.fullmatch(parts.netloc) or is_address != (":" in host) or not _is_host(ascii_host):
             raise BadUrl("its host is not valid")
         shown = f"[{ascii_host}]" if ":" in host else ascii_host
         netloc = shown if port is None else f"{shown}:{port}"
