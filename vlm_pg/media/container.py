@@ -13,6 +13,10 @@ from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.content import FORMAT_WHITELIST, HEAD_BYTES, PROTOCOL_WHITELIST, open_regular, video_format
 from vlm_pg.media.mp4_tables import check_tables
 
+# A decoder that notices damage gives an error for the frame instead of a patched one, and compares HEVC's picture
+# hashes where there are some.
+STRICT = {"err_detect": "crccheck+explode"}
+
 
 @dataclass(frozen=True)
 class VideoHeader:
@@ -62,7 +66,7 @@ def open_video(path: Path, max_pixels: int = 0) -> Iterator[tuple[Any, Any]]:
             if stream.codec_context is None:
                 raise DecodeFailure("open", "its video is encrypted or in a codec that is not known")
             stream.codec_context.thread_count = 1
-            stream.codec_context.options = limits
+            stream.codec_context.options = limits | STRICT
         yield container, stream
     finally:
         container.close()
