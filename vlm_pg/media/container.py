@@ -13,8 +13,8 @@ from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.content import FORMAT_WHITELIST, HEAD_BYTES, PROTOCOL_WHITELIST, open_regular, video_format
 from vlm_pg.media.mp4_tables import check_tables
 
-# Decoders that give an error for damage they notice, instead of a patched frame, and compare picture hashes (HEVC) where
-# there are some. That of H.264 takes the leading frames of an open group for damage and is not asked to.
+# Decoders that give an error for damage they notice, instead of a patched frame, and compare picture hashes (HEVC)
+# where there are some. That of H.264 takes the leading frames of an open group for damage and is not asked to.
 STRICT_CODECS = ("hevc", "mjpeg")
 _STRICT = {"err_detect": "crccheck+explode"}
 

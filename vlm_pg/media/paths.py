@@ -86,9 +86,11 @@ def _safely(ref: MediaRef, ask):  # type: ignore[no-untyped-def]
     try:
         return ask()
     except (OSError, ValueError, RuntimeError) as error:
+        # errors of the file system repeat the path; a loop of links is a RuntimeError that does
+        why = error if isinstance(error, ValueError) else getattr(error, "strerror", None) or "a loop of links"
         raise SampleError(
             "missing_media",
-            f"media path '{_shown(ref.path)}' cannot be looked up: {error}. A path to a file in the data root is "
+            f"media path '{_shown(ref.path)}' cannot be looked up: {why}. A path to a file in the data root is "
             "expected. Correct the path.",
         ) from error
 
