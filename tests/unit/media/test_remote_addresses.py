@@ -79,7 +79,7 @@ def test_a_url_behind_a_space_is_a_path_and_holds_no_secret_either(tmp_path: Pat
         resolve(MediaRef("video", " http://user:secret@host/a.mp4?token=secret"), tmp_path, allow_remote=True)
     assert "secret" not in str(got.value)
     endless = "x:http://host/" + "x" * 5_000 + ".mp4?token=secret"
-    with pytest.raises(SampleError, match="cannot be looked up: File name too long. A path to a file") as got:
+    with pytest.raises(SampleError, match=r"looked up: File name too long\. A path to a file") as got:
         resolve(MediaRef("video", endless), tmp_path, allow_remote=True)
     assert "secret" not in str(got.value)
 
