@@ -29,8 +29,11 @@ from vlm_pg.media.remote import download
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import MediaRef
 
-# user name and password, query and fragment; what does not begin as a URL is the path of a file, and shown
-_HIDDEN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:///?)(?:[^/?#]*@)?([^?#]*)(?:[?#].*)?", re.DOTALL)
+
+def without_secrets(text: str) -> str:
+    """Without user name and password, query and fragment; what has no "://" is the path of a file, and shown."""
+    scheme, _, rest = text.removeprefix("file://").partition("://")
+    return scheme + re.split("[?#]", re.sub("^/?[^/?#]*@", "", rest))[0]
 
 
 class Guarded:
@@ -69,7 +72,7 @@ class Guarded:
         if isinstance(answer, SampleError):
             said = str(answer)
             assert said.isprintable() and len(said) <= 2_010
-            assert SECRET not in said + answer.trace or SECRET in _HIDDEN.sub(r"\1\2", text.removeprefix("file://"))
+            assert SECRET not in said + answer.trace or SECRET in without_secrets(text)
         self.reasons[answer.reason if isinstance(answer, SampleError) else "downloaded"] += 1
         return answer
 

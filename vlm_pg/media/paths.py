@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from pathlib import Path, PurePosixPath
 
 from vlm_pg.errors import SampleError
@@ -14,6 +15,7 @@ EXTENSIONS = {
     "image": (".jpg", ".jpeg", ".png", ".webp"),
 }
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_SCHEME_CHARS = string.ascii_letters + string.digits + "+.-"
 
 
 def resolve(ref: MediaRef, root: Path, allow_remote: bool = False) -> str:
@@ -107,10 +109,11 @@ def _check_extension(ref: MediaRef, suffix: str) -> None:
 
 def _shown(text: str) -> str:
     """The path for a message; of a URL in it, wherever it begins, without its secrets."""
-    scheme = _SCHEME.search(text, len("file://") if text.startswith("file://") else 0)
-    if not scheme:
+    place = text.find("://", len("file://") if text.startswith("file://") else 0)
+    if place < 0:
         return _short(text)
-    return _short(text[: scheme.start()]) + shown_url(text[scheme.start() :])
+    start = len(text[:place].rstrip(_SCHEME_CHARS))
+    return _short(text[:start]) + shown_url(text[start:])
 
 
 def _short(text: str, limit: int = 200) -> str:

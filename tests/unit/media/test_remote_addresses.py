@@ -78,6 +78,8 @@ def test_a_url_behind_a_space_is_a_path_and_holds_no_secret_either(tmp_path: Pat
     with pytest.raises(SampleError, match=r"media path ' http://host/a\.mp4\?\.\.\.' names no file") as got:
         resolve(MediaRef("video", " http://user:secret@host/a.mp4?token=secret"), tmp_path, allow_remote=True)
     assert "secret" not in str(got.value)
+    with pytest.raises(SampleError, match=r"cannot be looked up: File name too long"):
+        resolve(MediaRef("video", "x" * 3_000_000), tmp_path)  # does not end where its time grows with the square
     endless = "x:http://host/" + "x" * 5_000 + ".mp4?token=secret"
     with pytest.raises(SampleError, match=r"looked up: File name too long\. A path to a file") as got:
         resolve(MediaRef("video", endless), tmp_path, allow_remote=True)
