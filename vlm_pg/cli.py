@@ -129,10 +129,12 @@ def _train(arguments: argparse.Namespace) -> int:
     from vlm_pg.config import load_config
 
     config = load_config(arguments.config, arguments.overrides)
+    from vlm_pg.observe.files import file_errors_explained
     from vlm_pg.training.distributed import end_rank
     from vlm_pg.training.main import train
 
-    code = train(config)
+    with file_errors_explained(Path(config.run.dir)):
+        code = train(config)
     if "RANK" in os.environ:
         end_rank(code)
     return code

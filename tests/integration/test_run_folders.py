@@ -12,9 +12,12 @@ import pytest
 
 from tests.support.runs import read_lines
 from tests.support.short_run import STEPS, short_run, train_here
+from vlm_pg.models.loading import load_policy
+from vlm_pg.models.policy import Policy
 from vlm_pg.observe.metrics import MetricsLog
 from vlm_pg.observe.run_lock import RunLock
 from vlm_pg.rollout.server.errors import ServerError
+from vlm_pg.training import main as training
 from vlm_pg.training import trainer
 from vlm_pg.training.checkpoints import find_checkpoints
 
@@ -41,6 +44,35 @@ def test_a_folder_in_use_is_refused_untouched(config: Path, tmp_path: Path, resu
     lock.release()
     assert train_here(config, f"run.dir={run}", "training.steps=1").code == 0
     assert not (run / "run.lock").exists()
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_run_that_began_while_this_one_loaded_its_model_is_left_alone(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str, ended: bool
+) -> None:
+    """Both have seen that there was no folder yet."""
+    run, other = tmp_path / "run", []
+
+    def load_meanwhile(*arguments: Any, **named: Any) -> Policy:
+        (run / "checkpoints").mkdir(parents=True)
+        (run / "config.yaml").write_text("of the other run")
+        lock = RunLock.take(run, print)
+        other.append(lock)
+        if ended:
+            lock.release()
+        return load_policy(*arguments, **named)
+
+    monkeypatch.setattr(training, "load_policy", load_meanwhile)
+    second = train_here(config, f"run.dir={run}", f"run.resume={resume}", "training.steps=1")
+    other[0].release()
+    moved = list(tmp_path.glob("run.old-*"))
+    if ended and resume == "never":  # what was asked for: an earlier run is moved aside
+        assert second.code == 0 and (moved[0] / "config.yaml").read_text() == "of the other run"
+        return
+    said = "Another run has worked in run.dir" if ended else "trains in it"
+    assert second.code == 2 and said in second.printed and not moved
+    assert (run / "config.yaml").read_text() == "of the other run"
 
 
 @pytest.mark.parametrize("replaced", [False, True])

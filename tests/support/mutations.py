@@ -20,6 +20,25 @@ def mutation(bases: Mapping[str, bytes], seed: int) -> tuple[str, bytes]:
     return name, bytes(data)
 
 
+def damaged_payload(data: bytes, seed: str) -> bytes:
+    """A clip with damage to its coded pictures: in ``mdat`` where there is one, else between head and tail."""
+    random_ = random.Random(f"payload/{seed}")
+    damaged, start, end = bytearray(data), 600, len(data) - 400
+    if b"mdat" in data:
+        head = data.index(b"mdat") - 4
+        start, end = head + 8, head + int.from_bytes(data[head : head + 4], "big")
+    for _ in range(random_.choice((1, 1, 2, 4, 8))):
+        place, length = random_.randrange(start + 8, end - 64), random_.choice((4, 16, 64))
+        match random_.randrange(3):
+            case 0:
+                damaged[place] ^= 1 << random_.randrange(8)
+            case 1:
+                damaged[place : place + length] = random_.randbytes(length)
+            case 2:
+                damaged[place : place + length] = bytes(length)
+    return bytes(damaged)
+
+
 def _place(data: bytearray, random_: random.Random) -> int:
     """Anywhere, but half of the time in the header."""
     return random_.randrange(min(len(data), 2048) if random_.random() < 0.5 else len(data))

@@ -6,8 +6,12 @@ import ctypes
 import os
 import socket
 import struct
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 _IN_OPEN, _NONBLOCK = 0x20, 0o4000
 _HEAD = struct.Struct("iIII")
@@ -64,6 +68,41 @@ class Doorbell:
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._thread.join()
+
+
+class Connections:
+    """Addresses that this process connects to, by the interpreter's own account, while somebody watches."""
+
+    def __init__(self) -> None:
+        self._asked: list[tuple[str, int]] | None = None
+        self._are_refused = False
+        sys.addaudithook(self._note)  # which stays for ever
+
+    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self._asked is None or event != "socket.connect":
+            return
+        self._asked.append((arguments[1][0], arguments[1][1]))
+        if self._are_refused:
+            raise ConnectionRefusedError("nobody is connected to in this test")
+
+    @contextmanager
+    def watched(self, are_refused: bool = False) -> Iterator[list[tuple[str, int]]]:
+        """Addresses and ports, as they are connected to."""
+        self._asked, self._are_refused = [], are_refused
+        try:
+            yield self._asked
+        finally:
+            self._asked = None
+
+    @contextmanager
+    def refused(self) -> Iterator[list[tuple[str, int]]]:
+        """The same; no connection is made."""
+        with self.watched(are_refused=True) as asked:
+            yield asked
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._asked = None
 
 
 def descriptors(pid: int | str = "self") -> list[str]:

@@ -20,8 +20,8 @@ ROWS = 1024
 def read_raw(path: Path) -> Iterator[tuple[int, Any]]:
     """Each record and where it begins: the line (JSON, JSONL) or the row (Parquet), counted from 1.
 
-    A value that cannot be read (an endless number, a string of Parquet that is not UTF-8, a date out of range) stands
-    in its record as ``Unreadable``.
+    What cannot be read (an endless number, a string of Parquet that is not UTF-8, a date out of range, an object that
+    gives one name different values) stands in its record, or as its record, as ``Unreadable``.
 
     Raises:
         ConfigError: the file is missing, of another type, cannot be read, or does not parse (with the line).
@@ -33,19 +33,22 @@ def read_raw(path: Path) -> Iterator[tuple[int, Any]]:
             f"Data file '{_shown(path)}' ends in '{printable(path.suffix, 20)}'. Records are read from .json, .jsonl "
             "and .parquet. Convert the file."
         )
-    if not _is_file(path):
-        raise ConfigError(
-            f"Data file '{_shown(path)}' does not exist. A file of records is expected. Correct the path, relative to "
-            "the folder the command is run in."
-        )
+    _check_file(path)
     return reader(path)
 
 
-def _is_file(path: Path) -> bool:
+def _check_file(path: Path) -> None:
+    """Refuse what is no file: reading a pipe or a device may never end."""
     try:
-        return path.is_file()
+        is_file, exists = path.is_file(), path.exists()
     except (OSError, ValueError) as error:  # a name that is too long, a folder that may not be entered
         raise _closed(path, error) from error
+    if not is_file:
+        came = "is a folder, a pipe, a socket or a device" if exists else "does not exist"
+        raise ConfigError(
+            f"Data file '{_shown(path)}' {came}. A file of records is expected. Correct the path, relative to "
+            "the folder the command is run in."
+        )
 
 
 def _text(path: Path) -> str:
@@ -61,7 +64,7 @@ def _text(path: Path) -> str:
 def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
     """The elements of a JSON array one by one, so that each one's line is known."""
     text = _text(path)
-    decoder = json.JSONDecoder(parse_int=_number)
+    decoder = json.JSONDecoder(parse_int=_number, object_pairs_hook=_object)
     place = _skip_space(text, 0)
     if text[place : place + 1] != "[":
         found = text[place : place + 20] or "nothing"
@@ -102,12 +105,22 @@ def _number(digits: str) -> int | Unreadable:
     return int(digits) if len(digits) <= MAX_DIGITS else Unreadable(f"a whole number of {len(digits)} digits")
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Unreadable:
+    """An object. Which of two values under one name is meant, nobody can know."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        for name, value in pairs:
+            if value != values[name]:
+                return Unreadable(f"an object that gives '{printable(name, 80)}' different values")
+    return values
+
+
 def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            yield number, json.loads(line, parse_int=_number)
+            yield number, json.loads(line, parse_int=_number, object_pairs_hook=_object)
         except json.JSONDecodeError as error:
             raise _unreadable(path, number, f"does not parse as JSON ({error.msg} at column {error.colno})") from error
         except RecursionError as error:
@@ -118,17 +131,30 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        # damage is noticed where the writer stored checksums
+        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            _check_columns(path, file.schema_arrow.names)
             number = 0
             for batch in file.iter_batches(batch_size=ROWS):
                 for record in _rows(batch):
                     number += 1
                     yield number, record
+    except ConfigError:
+        raise
     except Exception as error:  # whatever the reader raises on a file is wrong with the file
         raise ConfigError(
             f"Data file '{_shown(path)}' cannot be read as Parquet: {printable(str(error), 500)}. A complete Parquet "
             "file is expected. Write the file again."
         ) from error
+
+
+def _check_columns(path: Path, names: list[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(
+            f"Data file '{_shown(path)}' has several columns named {printable(', '.join(twice), 300)}. Columns with "
+            "different names are expected. Rename or remove one of them."
+        )
 
 
 def _rows(batch: Any) -> list[Any]:

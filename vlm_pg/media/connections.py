@@ -10,12 +10,18 @@ import http.client
 import ipaddress
 import socket
 import ssl
+import string
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Collection
 from typing import Any
 
 from vlm_pg.media.urls import BadUrl, checked_url, host_of, shown_url
+
+MAX_REDIRECTS = 10
+# all other IPv6 addresses are reserved, of old (::127.0.0.1, fec0::1) or of one site, whatever Python says of them
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
 
 
 class PrivateAddress(OSError):
@@ -31,6 +37,8 @@ def is_public(address: str) -> bool:
             return is_public(str(inner))
         if ip in ipaddress.ip_network("64:ff9b::/96"):  # NAT64
             return is_public(str(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)))
+        if ip not in _GLOBAL_UNICAST:
+            return False
     return ip.is_global and not ip.is_multicast
 
 
@@ -97,6 +105,7 @@ def _judge(request: urllib.request.Request, allowed: Collection[str]) -> bool:
 
 def _is_private_name(host: str) -> bool:
     """By its spelling alone: an address that is not public, in any notation, or a name of this machine."""
+    host = host.rstrip(".")
     try:
         return not is_public(host)
     except ValueError:
@@ -105,6 +114,16 @@ def _is_private_name(host: str) -> bool:
         return not is_public(socket.inet_ntoa(socket.inet_aton(host)))  # "127.1", "2130706433"
     except OSError:
         return host == "localhost" or host.endswith((".localhost", ".local", ".internal"))
+
+
+class _Response(http.client.HTTPResponse):
+    """Refuses chunks of negative size: of -1 Python would read all that the server ever sends, whatever was asked."""
+
+    def _read_next_chunk_size(self) -> int:
+        size: int = super()._read_next_chunk_size()  # type: ignore[misc]
+        if size < 0:
+            raise ValueError("a chunk of negative size")
+        return size
 
 
 class _Http(urllib.request.HTTPHandler):
@@ -116,6 +135,8 @@ class _Http(urllib.request.HTTPHandler):
         private = _judge(req, self._allowed)
 
         class Connection(http.client.HTTPConnection):
+            response_class = _Response
+
             def connect(self) -> None:
                 self.sock = connect(self.host, self.port, self.timeout or 0.0, private)
 
@@ -131,6 +152,8 @@ class _Https(urllib.request.HTTPSHandler):
         private = _judge(req, self._allowed)
 
         class Connection(http.client.HTTPSConnection):
+            response_class = _Response
+
             def connect(self) -> None:
                 self.sock = connect(self.host, self.port, self.timeout or 0.0, private)
                 if self._tunnel_host:  # type: ignore[attr-defined]
@@ -141,11 +164,26 @@ class _Https(urllib.request.HTTPSHandler):
         return self.do_open(Connection, req)
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to URLs that could have been asked for in the first place."""
+class _Redirects(urllib.request.BaseHandler):
+    """Follows redirects to URLs that could have been asked for in the first place, and reads nothing else of them."""
 
-    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: str) -> Any:
+    def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
+        target = headers.get("Location")
+        if target is None:
+            return None  # which makes it an error
+        fp.close()
+        count = getattr(req, "redirects", 0) + 1
+        if count > MAX_REDIRECTS:
+            raise urllib.error.URLError(f"redirected more than {MAX_REDIRECTS} times")
+        # headers are read as Latin-1; their bytes are what was sent
+        quoted = urllib.parse.quote(target, encoding="iso-8859-1", safe=string.punctuation)
         try:
-            return super().redirect_request(req, fp, code, msg, headers, checked_url(newurl))
-        except BadUrl as error:
-            raise urllib.error.URLError(f"redirected to '{shown_url(newurl)}': {error}") from error
+            url = checked_url(urllib.parse.urljoin(req.full_url, quoted))
+        except ValueError as error:
+            why = error if isinstance(error, BadUrl) else "it does not parse as a URL"
+            raise urllib.error.URLError(f"redirected to '{shown_url(quoted)}': {why}") from error
+        request = urllib.request.Request(url, headers=req.headers, unverifiable=True)
+        request.redirects = count  # type: ignore[attr-defined]
+        return self.parent.open(request, timeout=req.timeout)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302

@@ -13,6 +13,11 @@ from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.content import FORMAT_WHITELIST, HEAD_BYTES, PROTOCOL_WHITELIST, open_regular, video_format
 from vlm_pg.media.mp4_tables import check_tables
 
+# Decoders that give an error for damage they notice, instead of a patched frame, and compare picture hashes (HEVC)
+# where there are some. That of H.264 takes the leading frames of an open group for damage and is not asked to.
+STRICT_CODECS = ("hevc", "mjpeg")
+_STRICT = {"err_detect": "crccheck+explode"}
+
 
 @dataclass(frozen=True)
 class VideoHeader:
@@ -62,7 +67,8 @@ def open_video(path: Path, max_pixels: int = 0) -> Iterator[tuple[Any, Any]]:
             if stream.codec_context is None:
                 raise DecodeFailure("open", "its video is encrypted or in a codec that is not known")
             stream.codec_context.thread_count = 1
-            stream.codec_context.options = limits
+            is_strict = stream.codec_context.codec.canonical_name in STRICT_CODECS
+            stream.codec_context.options = limits | (_STRICT if is_strict else {})
         yield container, stream
     finally:
         container.close()

@@ -12,6 +12,7 @@ from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.media.paths import resolve
 from vlm_pg.media.pool import WorkerPool
 from vlm_pg.media.settings import MediaSettings
+from vlm_pg.media.urls import shown_url
 from vlm_pg.types import DecodedMedia, MediaRef
 
 POLL_SECONDS = 0.2
@@ -102,7 +103,8 @@ class MediaLoader:
 
         args = (ref.kind, path, self._settings, self._factor)
         if self._pool is not None:
-            return self._pool.submit(decode_file, *args, label=f"{ref.kind} '{ref.path}'")
+            name = shown_url(path) if "://" in path else ref.path
+            return self._pool.submit(decode_file, *args, label=f"{ref.kind} '{name}'")
         future: Future[DecodedMedia] = Future()
         try:
             future.set_result(decode_file(*args))

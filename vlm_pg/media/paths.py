@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from pathlib import Path, PurePosixPath
 
 from vlm_pg.errors import SampleError
@@ -14,6 +15,7 @@ EXTENSIONS = {
     "image": (".jpg", ".jpeg", ".png", ".webp"),
 }
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_SCHEME_CHARS = string.ascii_letters + string.digits + "+.-"
 
 
 def resolve(ref: MediaRef, root: Path, allow_remote: bool = False) -> str:
@@ -41,13 +43,13 @@ def resolve(ref: MediaRef, root: Path, allow_remote: bool = False) -> str:
     if not _safely(ref, path.exists):
         raise SampleError(
             "missing_media",
-            f"media path '{_short(ref.path)}' names no file in the data root '{root}'. Paths relative to that folder "
+            f"media path '{_shown(ref.path)}' names no file in the data root '{root}'. Paths relative to that folder "
             "are expected. Fetch the file, correct the path, or set data.media_root.",
         )
     if not path.is_file():
         raise SampleError(
             "unsupported_media",
-            f"media path '{_short(ref.path)}' is not a regular file. Only {ref.kind} files can be "
+            f"media path '{_shown(ref.path)}' is not a regular file. Only {ref.kind} files can be "
             "read. Correct the path.",
         )
     _check_extension(ref, path.suffix)
@@ -74,7 +76,7 @@ def _inside(ref: MediaRef, text: str, root: Path) -> Path:
     if not path.is_relative_to(real_root):
         raise SampleError(
             "outside_root",
-            f"media path '{_short(ref.path)}' leaves the data root '{root}' once '..' and links are resolved. Only "
+            f"media path '{_shown(ref.path)}' leaves the data root '{root}' once '..' and links are resolved. Only "
             "files below that folder are read. Move the file there, or set data.media_root to a folder that holds "
             "them all.",
         )
@@ -86,9 +88,11 @@ def _safely(ref: MediaRef, ask):  # type: ignore[no-untyped-def]
     try:
         return ask()
     except (OSError, ValueError, RuntimeError) as error:
+        # errors of the file system repeat the path; a loop of links is a RuntimeError that does
+        why = error if isinstance(error, ValueError) else getattr(error, "strerror", None) or "a loop of links"
         raise SampleError(
             "missing_media",
-            f"media path '{_short(ref.path)}' cannot be looked up: {error}. A path to a file in the data root is "
+            f"media path '{_shown(ref.path)}' cannot be looked up: {why}. A path to a file in the data root is "
             "expected. Correct the path.",
         ) from error
 
@@ -104,7 +108,12 @@ def _check_extension(ref: MediaRef, suffix: str) -> None:
 
 
 def _shown(text: str) -> str:
-    return shown_url(text) if _SCHEME.match(text.removeprefix("file://")) else _short(text)
+    """The path for a message; of a URL in it, wherever it begins, without its secrets."""
+    place = text.find("://", len("file://") if text.startswith("file://") else 0)
+    if place < 0:
+        return _short(text)
+    start = len(text[:place].rstrip(_SCHEME_CHARS))
+    return _short(text[:start]) + shown_url(text[start:])
 
 
 def _short(text: str, limit: int = 200) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import http.client
 import tempfile
+import urllib.error
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-from vlm_pg.errors import SampleError
+from vlm_pg.errors import SampleError, printable
 from vlm_pg.media.boundary import trace_of
 from vlm_pg.media.connections import opener
 from vlm_pg.media.settings import MediaSettings
@@ -31,6 +32,8 @@ def download(url: str, settings: MediaSettings) -> Iterator[IO[bytes]]:
         except (SampleError, MemoryError):
             raise
         except Exception as error:  # whatever a server answers is no fault of the program
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
             raise SampleError(
                 "download_failed",
                 f"'{shown_url(url)}' could not be downloaded: {error or type(error).__name__}. A server that answers "
@@ -43,6 +46,7 @@ def download(url: str, settings: MediaSettings) -> Iterator[IO[bytes]]:
 
 def _fetch(url: str, file: IO[bytes], settings: MediaSettings) -> None:
     with opener(settings.remote_private_hosts).open(url, timeout=settings.remote_timeout_seconds) as response:
+        _check_whole(response)
         stated = _stated_bytes(response)
         _check_size(url, stated or 0, settings.max_remote_bytes)
         received = 0
@@ -55,10 +59,25 @@ def _fetch(url: str, file: IO[bytes], settings: MediaSettings) -> None:
     file.flush()
 
 
+def _check_whole(response: Any) -> None:
+    """Refuse answers whose bytes are not the file's, in order and all of them."""
+    if response.status not in (200, 203):
+        raise http.client.HTTPException(f"the server answers {response.status}, not 200 and the whole file")
+    for name, plain in (("Content-Encoding", "identity"), ("Transfer-Encoding", "chunked")):
+        coding = ", ".join(response.headers.get_all(name, [plain]))
+        if coding.strip().lower() != plain:
+            raise http.client.HTTPException(f"the server states {name} '{printable(coding, 80)}'")
+
+
 def _stated_bytes(response: Any) -> int | None:
-    """The length the server states; None where it states none, or none that is a number."""
-    stated = response.headers.get("Content-Length", "")
-    return int(stated) if stated.isascii() and stated.isdigit() and len(stated) < 20 else None
+    """The length the server states; None where it states none."""
+    stated = {text.strip() for text in response.headers.get_all("Content-Length", [])}
+    if not stated:
+        return None
+    text = stated.pop()
+    if stated or not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise http.client.HTTPException("the server states a Content-Length that is no number, or several")
+    return int(text)
 
 
 def _check_size(url: str, size_bytes: int, limit_bytes: int) -> None:

@@ -34,12 +34,19 @@ _ADVICE = {
 }
 
 
+# Outside the run's own folder these are bugs, a missing program for example.
+_OWN_ONLY = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+
+
 @contextmanager
-def file_errors_explained() -> Iterator[None]:
+def file_errors_explained(run: Path | None = None) -> Iterator[None]:
     """Turn what the system says of files inside into a VlmPgError that names the file.
 
+    Args:
+        run: folder of the run that is trained, if one is: its files may also vanish.
+
     Raises:
-        VlmPgError: a full disk, missing permission, a file that vanished, and the like.
+        VlmPgError: a full disk, missing permission, a file of the run that vanished, and the like.
     """
     try:
         yield
@@ -47,13 +54,19 @@ def file_errors_explained() -> Iterator[None]:
         raise
     except OSError as error:
         advice = _ADVICE.get(error.errno or 0)
-        if advice is None or (error.filename is None and error.errno == errno.ENOENT):
+        named = isinstance(error.filename, str | bytes | os.PathLike)
+        own = run is not None and named and _lies_in(Path(os.fsdecode(error.filename)), run)
+        if advice is None or (error.errno in _OWN_ONLY and not own):
             raise
-        where = "A file of the run" if error.filename is None else str(error.filename)
-        raise VlmPgError(
-            f"{where} cannot be used: {error.strerror}. {advice}, then go on with run.resume=auto: checkpoints that "
-            "were finished are untouched."
-        ) from error
+        where = str(error.filename) if named else "A file"
+        further = ""
+        if run is not None:
+            further = ", then go on with run.resume=auto: checkpoints that were finished are untouched"
+        raise VlmPgError(f"{where} cannot be used: {error.strerror}. {advice}{further}.") from error
+
+
+def _lies_in(path: Path, folder: Path) -> bool:
+    return folder.absolute() in path.absolute().parents
 
 
 def write_bytes_atomic(path: Path, data: bytes) -> None:
@@ -135,31 +148,32 @@ def find_non_finite(value: Any, key: str = "") -> str | None:
 
 
 def keep_json_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> tuple[int, int]:
-    """Rewrite a JSONL file with the lines that ``keep`` accepts; returns (lines dropped, lines that were no JSON).
+    """Rewrite a JSONL file with the lines that ``keep`` accepts; returns (other lines, lines that were no JSON).
 
-    The file is only rewritten when something is dropped, in one piece, so a crash here loses nothing. Lines that
-    are not JSON (a process killed in the middle of a write leaves one) are moved to ``<name>.damaged``.
+    The file is only rewritten when something leaves it, in one piece, so a crash here loses nothing. Other lines are
+    moved to ``<name>.abandoned``, those that are not JSON (a process killed in the middle of a write leaves one) to
+    ``<name>.damaged``.
     """
     if not path.exists():
         return 0, 0
     kept: list[bytes] = []
     damaged: list[bytes] = []
-    dropped = 0
+    others: list[bytes] = []
     with path.open("rb") as file:
         for line in file:
             record = parse_json_line(line)
             if record is None:
-                damaged.append(line if line.endswith(b"\n") else line + b"\n")
-            elif keep(record):
-                kept.append(line if line.endswith(b"\n") else line + b"\n")
+                home = damaged
             else:
-                dropped += 1
-    if damaged:
-        with path.with_name(path.name + ".damaged").open("ab") as file:
-            file.writelines(damaged)
-    if damaged or dropped:
+                home = kept if keep(record) else others
+            home.append(line if line.endswith(b"\n") else line + b"\n")
+    for suffix, lines in ((".damaged", damaged), (".abandoned", others)):
+        if lines:
+            with path.with_name(path.name + suffix).open("ab") as file:
+                file.writelines(lines)
+    if damaged or others:
         write_bytes_atomic(path, b"".join(kept))
-    return dropped, len(damaged)
+    return len(others), len(damaged)
 
 
 def parse_json_line(line: bytes) -> dict[str, Any] | None:

@@ -30,8 +30,8 @@ class MetricsLog:
     Args:
         folder: the run's folder.
         tensorboard: also write scalars, tagged ``<phase>/<key>``, under ``tensorboard/``.
-        resume_step: the step the run continues after; lines beyond it are removed so that no step appears twice.
-            None for a new run.
+        resume_step: the step the run continues after; lines beyond it are moved to ``metrics.jsonl.abandoned``, so that
+            no step appears twice. None for a new run.
     """
 
     def __init__(self, folder: RunFolder, tensorboard: bool, resume_step: int | None = None):
@@ -67,7 +67,7 @@ class MetricsLog:
 
 
 def forget_later_steps(path: Path, resume_step: int | None) -> None:
-    """Remove the lines of ``path`` that lie after ``resume_step``; damaged lines are set aside with a warning."""
+    """Move lines of ``path`` that lie after ``resume_step`` to ``<name>.abandoned``, damaged ones to ``.damaged``."""
     if resume_step is None:
         return
     _, damaged = keep_json_lines(path, lambda record: _step_of(record) <= resume_step)

@@ -23,7 +23,7 @@ class RolloutsLog:
         folder: the run's folder.
         groups_per_step: how many groups of each step are written.
         thumbnail_frames: frames in a question's picture strip; 0 saves none.
-        resume_step: the step the run continues after; later lines are removed. None for a new run.
+        resume_step: the step the run continues after; later lines are moved aside. None for a new run.
     """
 
     def __init__(

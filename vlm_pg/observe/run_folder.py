@@ -138,7 +138,7 @@ def refuse_what_is_no_run(path: Path) -> None:
 def _is_own(name: str) -> bool:
     if name in _OWN_NAMES or name.startswith(("eval_", "eval-")) or _is_leftover(name):
         return True
-    return name.endswith(".damaged") or ".jsonl.begun-again-" in name
+    return name.endswith((".damaged", ".abandoned")) or ".jsonl.begun-again-" in name
 
 
 def _is_leftover(name: str) -> bool:

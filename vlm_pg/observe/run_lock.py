@@ -1,7 +1,8 @@
 """One run at a time in a run's folder: a lock that says who holds it and ends with its holder.
 
 The lock is the kernel's, on ``run.lock`` (``fcntl``, which network file systems pass on between hosts): it is gone with
-the process, however that ended. What the file says is for people, and for file systems that have no locks.
+the process, however that ended. Some file systems have no locks, or locks that other hosts do not see: therefore the
+file says who holds it, and its time of change moves on while its holder lives.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import fcntl
 import json
 import os
 import socket
+import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
@@ -21,6 +24,9 @@ from vlm_pg.errors import ConfigError
 
 LOCK = "run.lock"
 _HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN)
+BEAT_SECONDS = 10.0
+# Several beats: a holder may be stopped for a while, and network file systems show changes late.
+WATCH_SECONDS = 60.0
 # The kernel gives a process its lock a second time, and takes it away when any descriptor of the file is closed.
 _held: set[str] = set()
 
@@ -32,10 +38,20 @@ class RunLock:
         self._path, self._descriptor = path, descriptor
         self._key = _key(path)
         _held.add(self._key)
+        self._over = threading.Event()
+        threading.Thread(target=self._beat, name="run.lock", daemon=True).start()
+
+    def _beat(self) -> None:
+        """Shows that the holder lives, until the lock is given back."""
+        while not self._over.wait(BEAT_SECONDS):
+            with suppress(OSError):
+                os.utime(self._descriptor)
 
     @classmethod
     def take(cls, folder: Path, announce: Callable[[str], None]) -> RunLock:
         """Lock an existing folder. A lock that a process left behind when it ended is taken over, with a line.
+
+        Where a process of another machine has left its name, its file is watched for ``WATCH_SECONDS`` first.
 
         Raises:
             ConfigError: another run holds it, or the folder cannot be written.
@@ -52,7 +68,7 @@ class RunLock:
                     "permissions, or choose another run.dir."
                 ) from error
             try:
-                left_behind = _lock(folder, descriptor)
+                left_behind = _lock(folder, descriptor, announce)
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -71,6 +87,7 @@ class RunLock:
         """Remove the file, if it is still there, and let go. Twice is allowed."""
         if self._descriptor < 0:
             return
+        self._over.set()
         if _same_file(self._path, self._descriptor):
             with suppress(OSError):
                 self._path.unlink()
@@ -81,32 +98,60 @@ class RunLock:
         _held.discard(self._key)
 
 
-def _lock(folder: Path, descriptor: int) -> dict[str, Any]:
+def _lock(folder: Path, descriptor: int, announce: Callable[[str], None]) -> dict[str, Any]:
     """Lock the file; what a holder that is gone has left in it, empty if nothing."""
+    granted = True
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        who = _read(descriptor)
         if error.errno in _HELD_BY_ANOTHER:
-            raise _in_use(folder, who) from None
-        # A file system without locks: what the file says decides.
-        if who and _may_live(who):
-            raise _in_use(folder, who) from None
+            raise _in_use(folder, _read(descriptor)) from None
+        granted = False  # a file system without locks: what the file says decides
+    who = _read(descriptor)
+    if not who:
         return who
-    return _read(descriptor)
+    if who.get("machine") == _machine():
+        lives = not granted and _is_there(who)
+    else:
+        announce(
+            f"{folder / LOCK} was left by {_named(who)} another machine or container: watching it for "
+            f"{WATCH_SECONDS:.0f} s to see whether that run lives"
+        )
+        lives = _beats(folder / LOCK)
+    if lives:
+        raise _in_use(folder, who)
+    return who
+
+
+def _beats(path: Path) -> bool:
+    """Whether somebody changes the file's time; it is opened each time, since network file systems look anew then."""
+
+    def changed() -> int | None:
+        try:
+            with path.open("rb") as file:
+                return os.fstat(file.fileno()).st_mtime_ns
+        except OSError:
+            return None
+
+    before, end = changed(), time.monotonic() + WATCH_SECONDS
+    while time.monotonic() < end:
+        time.sleep(min(1.0, WATCH_SECONDS))
+        if changed() != before:
+            return True
+    return False
 
 
 def _in_use(folder: Path, who: dict[str, Any]) -> ConfigError:
     return ConfigError(
         f"run.dir '{folder}' is in use: {_named(who)} trains in it. Two runs in one folder would go on from each "
-        f"other's weights. Wait until it ends or stop it, or choose another run.dir. ({folder / LOCK} says who it is; "
-        "where a file system has no locks, remove that file once that process is gone.)"
+        f"other's weights. Wait until it ends or stop it, or choose another run.dir. ({folder / LOCK} says who it is.)"
     )
 
 
 def _who() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
+        "machine": _machine(),
         "process": os.getpid(),
         "process_start": _process_start(os.getpid()),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -125,10 +170,19 @@ def _read(descriptor: int) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _may_live(who: dict[str, Any]) -> bool:
-    """Whether the process may still be there: on another host nobody can tell."""
+def _machine() -> str:
+    """What numbers of processes belong to: this boot of the kernel and, in it, this container."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _is_there(who: dict[str, Any]) -> bool:
+    """Whether the process of this machine still runs."""
     process = who.get("process")
-    if who.get("host") != socket.gethostname() or type(process) is not int:
+    if type(process) is not int:
         return True
     try:
         os.kill(process, 0)

@@ -13,10 +13,13 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vlm_pg.observe.files import sync_path
+from vlm_pg.observe.run_folder import free_name
 
 MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
@@ -33,9 +36,8 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 def begin(folder: Path, step: int) -> Path:
     """An empty temporary folder to write the checkpoint of ``step`` into; leftovers of killed saves are removed."""
     folder.mkdir(parents=True, exist_ok=True)
-    for entry in sorted(folder.iterdir()):
-        never_finished = _NAME.fullmatch(entry.name) and entry.is_dir() and not os.path.lexists(entry / MANIFEST)
-        if entry.name.startswith(".tmp-") or (never_finished and not entry.is_symlink()):
+    for entry in sorted(folder.glob(".tmp-*")):
+        with suppress(OSError):  # another program may still read one that was removed
             _remove(entry)
     temporary = folder / f".tmp-step-{step:06d}"
     temporary.mkdir()
@@ -57,8 +59,8 @@ def commit(temporary: Path, step: int, state: dict[str, Any]) -> Path:
     sync_path(manifest)
     sync_path(temporary)
     final = checkpoint_path(temporary.parent, step)
-    if os.path.lexists(final):
-        _remove(final)
+    if os.path.lexists(final):  # it cannot be used, or this step would not be saved
+        os.rename(final, free_name(final, f"{datetime.now():%Y%m%d-%H%M%S}", ".damaged-"))
     os.rename(temporary, final)
     sync_path(final.parent)
     return final
@@ -155,10 +157,14 @@ def read_state(path: Path) -> dict[str, Any]:
 def prune(folder: Path, keep: int, log: Callable[[str], None] = lambda line: None) -> None:
     """Remove all but the ``keep`` newest complete checkpoints."""
     for step, path in find_checkpoints(folder)[:-keep]:
-        # Without its manifest it is no checkpoint any more, whatever a kill leaves of it.
-        if not path.is_symlink():
-            (path / MANIFEST).unlink()
-        _remove(path)
+        # Under that name it is no checkpoint any more, whatever a kill or a busy file leaves of it.
+        leaving = path.with_name(f".tmp-removed-{path.name}")
+        try:
+            os.rename(path, leaving)
+            _remove(leaving)
+        except OSError as error:
+            log(f"the checkpoint of step {step} could not be removed whole ({error}); the next save tries again")
+            continue
         log(f"removed checkpoint of step {step} ({path})")
 
 

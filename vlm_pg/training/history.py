@@ -32,9 +32,15 @@ def why_no_new_start(run: Path, checkpoint_every: int) -> str | None:
         has_rollouts = folder.rollouts.is_file() and folder.rollouts.stat().st_size > 0
         finished = _mapping(folder.summary).get("finished") is True
         every = _mapping(folder.config, "training").get("checkpoint_every")
+        came_from = _mapping(folder.config, "run").get("resume")
     except OSError as error:
         return f"{error.filename or run} cannot be read ({error.strerror or error})"
     every = every if type(every) is int else checkpoint_every
+    if last and isinstance(came_from, str) and came_from not in ("never", "auto"):
+        return (
+            f"{folder.config} says that the run went on from {came_from}, and it has no checkpoint of its own yet: "
+            f"name that one again, run.resume={came_from}"
+        )
     if finished:
         return f"{folder.summary} says that the run is finished, but there is no checkpoint in {folder.checkpoints}"
     if last is None and has_rollouts:

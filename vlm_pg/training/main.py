@@ -33,7 +33,7 @@ from vlm_pg.training.distributed import (
     world_size,
 )
 from vlm_pg.training.opening import OpenFolder
-from vlm_pg.training.persistence import abandon_later, checkpoint_to_resume
+from vlm_pg.training.persistence import abandon_others, checkpoint_to_resume
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.setup import (
     connect,
@@ -98,7 +98,7 @@ class _Run:
             for line in changed_data(self.state.get("data"), self.digests):
                 console.warn(line)
             if rank() == 0:
-                abandon_later(self.folder.checkpoints, self.progress.step, console.warn)
+                abandon_others(self.folder.checkpoints, resume_from, self.progress.step, console.warn)
         self.bad_log = self._open_bad_log()
         self.samples = self._usable(samples, bad)
         self.summary = RunSummary.open(self.folder, resumed=resume_from is not None, warn=console.warn)
@@ -126,6 +126,8 @@ class _Run:
                     raise
                 refused[resume_from] = str(error)
                 self.console.warn(f"{resume_from} is passed over: {error}")
+                for name in ("policy", "reference", "engine"):  # there may not be room for two
+                    self.__dict__.pop(name, None)
                 resume_from = self._choose_checkpoint(path, refused)
                 continue
             self.phases.seconds.update(self.state.get("seconds", {}))

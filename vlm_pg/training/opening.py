@@ -13,7 +13,7 @@ from vlm_pg.config import RunConfig, dump_config
 from vlm_pg.errors import ConfigError
 from vlm_pg.observe.presence import Presence
 from vlm_pg.observe.run_folder import RunFolder, refuse_what_is_no_run
-from vlm_pg.observe.run_lock import RunLock
+from vlm_pg.observe.run_lock import LOCK, RunLock
 from vlm_pg.training import history
 from vlm_pg.training.distributed import barrier, gather_objects, rank
 from vlm_pg.training.persistence import changed_settings
@@ -26,7 +26,7 @@ class OpenFolder:
         stack: gives the lock back when it ends.
 
     Raises:
-        ConfigError: another run works there, or the path holds something that is not a run.
+        ConfigError: another run works there or has begun to, or the path holds something that is not a run.
     """
 
     def __init__(
@@ -49,8 +49,23 @@ class OpenFolder:
             refuse_what_is_no_run(self.path)
             if self.path.is_dir():
                 self._take_lock()
-        except (ConfigError, PermissionError) as error:
+        except (ConfigError, OSError) as error:
             return str(error)
+        return None
+
+    def _lock_what_came_since(self) -> str | None:
+        """Another run may have begun in the folder while this one's model was loaded."""
+        if self._lock is not None or not self.path.is_dir():
+            return None
+        try:
+            self._take_lock()
+        except (ConfigError, OSError) as error:
+            return str(error)
+        if self._config.run.resume != "never" and any(entry.name != LOCK for entry in self.path.iterdir()):
+            return (
+                f"Another run has worked in run.dir '{self.path}' while this one was starting. Start again to go on "
+                "from its checkpoints, or choose another run.dir."
+            )
         return None
 
     def _take_lock(self) -> None:
@@ -70,6 +85,9 @@ class OpenFolder:
         """
         folder = RunFolder(self.path)
         presence = None
+        problem = gather_objects(self._lock_what_came_since() if rank() == 0 else None)[0]
+        if problem is not None:
+            raise ConfigError(problem)
         if rank() == 0:
             resuming = self._config.run.resume != "never"
             before = self._settings_before(folder) if resuming else None

@@ -179,16 +179,21 @@ def _misfit(config: RunConfig, path: Path) -> str | None:
     )
 
 
-def abandon_later(folder: Path, step: int, warn: Callable[[str], None]) -> None:
-    """Move checkpoints beyond ``step`` aside, whole or not: their branch is left by going on earlier."""
-    later = [path for number, path in checkpoints.candidates(folder) if number > step]
+def abandon_others(folder: Path, resumed: Path, step: int, warn: Callable[[str], None]) -> None:
+    """Move checkpoints aside, whole or not, whose branch is left by going on from ``resumed``, which is at ``step``.
+
+    Those are the later ones; all of them, where ``resumed`` itself lies elsewhere.
+    """
+    found = checkpoints.candidates(folder)
+    elsewhere = resumed.resolve().parent != folder.resolve()
+    later = [path for number, path in found if elsewhere or number > step]
     if not later:
         return
     aside = free_name(folder / "abandoned", f"{datetime.now():%Y%m%d-%H%M%S}", "-")
     aside.mkdir()
     for path in later:
         path.rename(aside / path.name)
-    warn(f"resuming after step {step}: moved {len(later)} later checkpoint(s) to {aside}")
+    warn(f"resuming after step {step}: moved {len(later)} checkpoint(s) of another branch to {aside}")
 
 
 def changed_settings(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:

@@ -330,7 +330,8 @@ class Trainer:
     def save(self) -> None:
         """Write the checkpoint of the step just finished, unless it is there already, and remove the oldest ones."""
         path = checkpoints.checkpoint_path(self.folder.checkpoints, self.progress.step)
-        if checkpoints.problem_with(path) is None:
+        # A network file system may show ranks different things.
+        if gather_objects(checkpoints.problem_with(path) if rank() == 0 else None)[0] is None:
             return
         with self.phases.timed("checkpoint"):
             state: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import subprocess
 import sys
@@ -124,6 +125,32 @@ def test_a_bug_raises(tmp_path: Path, fake_module: Callable[..., None]) -> None:
     path.write_text(CONFIG)
     with pytest.raises(RuntimeError, match="a bug"):
         cli.main(["train", str(path)])
+
+
+def test_files_of_the_run_may_vanish_and_others_are_bugs(
+    tmp_path: Path, fake_module: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, missing = tmp_path / "c.yaml", tmp_path / "run" / "metrics.jsonl"
+    path.write_text(CONFIG)
+    command = ["train", str(path), f"run.dir={tmp_path}/run"]
+    fake_module("vlm_pg.training.main", train=lambda config: missing.read_text())
+    assert cli.main(command) == 2
+    assert f"{missing} cannot be used: No such file or directory. Put it back, then go on" in capsys.readouterr().err
+    fake_module("vlm_pg.training.main", train=lambda config: subprocess.run(["no-such-program"]))
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
+        cli.main(command)
+
+
+def test_a_full_disk_gives_no_advice_about_training_where_nothing_trains(
+    run_dir: Path, fake_module: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def evaluate(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "result.json")
+
+    fake_module("vlm_pg.eval.main", evaluate=evaluate)
+    assert cli.main(["eval", str(run_dir)]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith("result.json cannot be used: No space left on device. Make room on that disk.\n")
 
 
 @pytest.mark.parametrize(

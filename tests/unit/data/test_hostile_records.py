@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +178,95 @@ def test_a_bad_record_is_named_in_few_words(tmp_path: Path):
     (tmp_path / "a.jsonl").write_text(json.dumps(GOOD | {"problem_id": f"{HALF}\n" + "x" * 100_000, "problem": ""}))
     ((one),) = read_records(tmp_path / "a.jsonl")[1]
     assert len(one.sample_id) < 250 and one.sample_id.isprintable()
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_two_values_under_one_name(tmp_path: Path, name: str):
+    """Readers of JSON take the last one: a gold answer that nobody can see in the file."""
+    other = json.dumps(GOOD)[:-1] + ', "solution": "<answer>B</answer>"}'
+    same = json.dumps(GOOD | {"problem_id": 9})[:-1] + ', "path": "a.mp4", "extra": {"x": 1, "x": 2}}'
+    (tmp_path / name).write_text(f"[{other},\n{same}]" if name == "a.json" else f"{other}\n{same}")
+    samples, bad = read_records(tmp_path / name)
+    assert [sample.sample_id for sample in samples] == ["9"]
+    assert [(one.sample_id, one.reason, one.where) for one in bad] == [(f"{name}:1", "unreadable_value", f"{name}:1")]
+    assert "the record is an object that gives 'solution' different values. An object with one value" in bad[0].message
+
+
+@pytest.mark.parametrize(
+    ("options", "gold"),
+    [
+        (["the", "a", "an"], "a"),
+        (["A. the", "B. a"], "a"),
+        (["C", "A", "B"], "A"),
+        (["A. B. red", "B. red"], "B. red"),
+    ],
+)
+def test_a_gold_answer_that_may_mean_two_options(options: list[str], gold: str):
+    got = refusal(options=options, solution=f"<answer>{gold}</answer>")
+    assert got.reason == "ambiguous_answer"
+    assert f"the answer '{gold}' may mean each of the options A, B. A letter and the text of its option" in str(got)
+
+
+@pytest.mark.parametrize(
+    ("options", "gold", "answer"),
+    [
+        (["A. B", "B. A"], "A", "A"),
+        (["the", "a", "an"], "B. a", "B"),
+        (["the", "a", "an"], "an", "C"),
+        (["A", "B"], "B", "B"),
+    ],
+)
+def test_a_gold_answer_that_means_one_option(options: list[str], gold: str, answer: str):
+    assert parse_record(GOOD | {"options": options, "solution": f"<answer>{gold}</answer>"}).answer == answer
+
+
+def test_an_answer_inside_an_answer():
+    """A response's own tags end its answer, so none could ever be equal to this one."""
+    error = refusal(problem_type="free-form", solution="<answer><answer>red</answer></answer>")
+    assert error.reason == "no_answer_tag"
+    assert "the answer in 'solution' holds another '<answer>'. One answer in its tags is expected" in str(error)
+
+
+def test_columns_of_one_name(tmp_path: Path):
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_pylist([GOOD])
+    table = table.append_column("solution", pyarrow.array(["<answer>B</answer>"]))
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"has several columns named solution\. Columns with different names are exp"):
+        read_records(tmp_path / "a.parquet")
+
+
+def test_damage_that_checksums_show(tmp_path: Path):
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_pylist([GOOD])
+    options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", write_page_checksum=True, **options)
+    data = (tmp_path / "a.parquet").read_bytes()
+    assert data.count(b"<answer>A</answer>") == 1
+    (tmp_path / "a.parquet").write_bytes(data.replace(b"<answer>A</answer>", b"<answer>B</answer>"))
+    with pytest.raises(ConfigError, match=r"cannot be read as Parquet: .*(?i:crc|checksum)"):
+        read_records(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("name", ["folder.jsonl", "pipe.parquet", "zero.json"])
+def test_what_is_no_file(tmp_path: Path, name: str):
+    (tmp_path / "folder.jsonl").mkdir()
+    os.mkfifo(tmp_path / "pipe.parquet")
+    (tmp_path / "zero.json").symlink_to("/dev/zero")
+    with pytest.raises(
+        ConfigError, match=rf"{name}' is a folder, a pipe, a socket or a device\. A file of records is ex"
+    ):
+        read_records(tmp_path / name)
+
+
+def test_an_odd_name_of_a_file_in_messages(tmp_path: Path):
+    path = tmp_path / "a\x1b[31m\n.jsonl"
+    path.write_text("")
+    with pytest.raises(ConfigError, match=r"a\\x1b\[31m\\n\.jsonl' has no records"):
+        read_records(path)
+    path.write_text("{}")
+    assert read_records(path)[1][0].where == r"a\x1b[31m\n.jsonl:1"

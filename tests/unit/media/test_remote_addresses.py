@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import urllib.request
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.odd_servers import Server
 from tests.support.watch import Doorbell
 from vlm_pg.errors import SampleError
 from vlm_pg.media import connections
@@ -45,6 +45,11 @@ def fails(url: str, **changes) -> SampleError:
         ("http://host:99999/x.mp4", "a port is a number up to 65535"),
         ("http://host:x/x.mp4", "a port is a number up to 65535"),
         ("http://ho st/x.mp4", "its host is not valid"),
+        ("http://127%2e0%2e0%2e1/x.mp4", "its host is not valid"),
+        ("http://a\\b/x.mp4", "its host is not valid"),
+        ("http://[v1.host]/x.mp4", "its host is not valid"),
+        ("http://[64:ff9b::5d%38:1]/x.mp4", "its host is not valid"),
+        ("http://ho\nst/x.mp4", "it holds a control character, such as a line break"),
         ("http://host/\ud83d.mp4", "cannot be written in ASCII"),
     ],
 )
@@ -64,6 +69,21 @@ def test_urls_in_any_script_are_written_in_ascii(tmp_path: Path):
 def test_messages_hold_no_secrets():
     assert shown_url("https://user:secret@host/a.mp4?token=secret") == "https://host/a.mp4?..."
     assert "secret" not in shown_url("http://[secret/x.mp4")
+    assert shown_url("http://user:secret/more@host/a.mp4") == "http:///..."
+    assert shown_url("http:///user:secret@host/a.mp4") == "http:///..."
+    assert shown_url("http://host:80/@me/a.mp4") == "http://host:80/@me/a.mp4"
+
+
+def test_a_url_behind_a_space_is_a_path_and_holds_no_secret_either(tmp_path: Path):
+    with pytest.raises(SampleError, match=r"media path ' http://host/a\.mp4\?\.\.\.' names no file") as got:
+        resolve(MediaRef("video", " http://user:secret@host/a.mp4?token=secret"), tmp_path, allow_remote=True)
+    assert "secret" not in str(got.value)
+    with pytest.raises(SampleError, match=r"cannot be looked up: File name too long"):
+        resolve(MediaRef("video", "x" * 3_000_000), tmp_path)  # does not end where its time grows with the square
+    endless = "x:http://host/" + "x" * 5_000 + ".mp4?token=secret"
+    with pytest.raises(SampleError, match=r"looked up: File name too long\. A path to a file") as got:
+        resolve(MediaRef("video", endless), tmp_path, allow_remote=True)
+    assert "secret" not in str(got.value)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +91,7 @@ def test_messages_hold_no_secrets():
     [
         "127.0.0.1", "10.1.2.3", "192.168.0.1", "172.16.0.1", "169.254.169.254", "0.0.0.0", "100.64.0.1", "224.0.0.1",
         "255.255.255.255", "::1", "fe80::1", "fe80::1%eth0", "fc00::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1",
-        "2002:7f00:1::",
+        "2002:7f00:1::", "::127.0.0.1", "fec0::1", "4000::1",
     ],
 )  # fmt: skip
 def test_addresses_that_are_not_public(address: str):
@@ -140,25 +160,65 @@ ANSWERS = {
     "secret-redirect": b"HTTP/1.1 302 X\r\nLocation: http://user:secret@host/x.mp4\r\n\r\n",
     "file-redirect": b"HTTP/1.1 302 X\r\nLocation: file:///etc/passwd\r\n\r\n",
     "no-redirect": b"HTTP/1.1 302 X\r\n\r\n",
+    "secret-scheme": b"HTTP/1.1 302 X\r\nLocation: gopher://user:secret@host/?secret\r\n\r\n",
+    "part": b"HTTP/1.1 206 Partial\r\n\r\nabc",
+    "compressed": b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\nabc",
+    "two-lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 2\r\n\r\nabc",
+    "underscore-length": b"HTTP/1.1 200 OK\r\nContent-Length: 0_2\r\n\r\nabc",
 }
 
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_whatever_a_server_answers_is_no_fault_of_the_program(name: str):
-    """Refused, or (a length that is no number) taken for what came; never another error, never a secret."""
+    """Refused, never with another error, never with a secret."""
     url, close = serve(ANSWERS[name])
-    settings = MediaSettings(remote_timeout_seconds=5, remote_private_hosts=("127.0.0.1",), max_remote_bytes=10_000)
-    answer: SampleError | int
-    try:
-        with download(url, settings) as file:
-            answer = file.seek(0, os.SEEK_END)
-    except SampleError as error:
-        answer = error
+    error = fails(url, remote_private_hosts=("127.0.0.1",), max_remote_bytes=10_000)
     close()
-    if isinstance(answer, SampleError):
-        assert answer.reason == "download_failed" and "secret" not in str(answer)
-    else:
-        assert answer <= 3
+    assert error.reason == "download_failed" and "secret" not in str(error) + error.trace
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n",
+        b"HTTP/1.1 302 X\r\nLocation: http://10.0.0.1/x.mp4\r\n\r\n",
+    ],
+)
+def test_what_is_not_asked_for_is_not_read(head: bytes):
+    """A chunk of -1 bytes and the body of a redirect, both without end: most of it is never taken."""
+
+    def flood(_: Server) -> Iterator[bytes]:
+        yield head
+        for _ in range(1_000):
+            yield b"x" * 65_536
+
+    with Server(flood) as server:
+        error = fails(f"http://127.0.0.1:{server.port}/x.mp4", remote_private_hosts=("127.0.0.1",))
+    assert error.reason == "download_failed"
+    assert server.sent < 20_000_000
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("part", r"the server answers 206, not 200 and the whole file\. A server that answers within 5 s is needed"),
+        ("compressed", "the server states Content-Encoding 'gzip'"),
+        ("two-lengths", "the server states a Content-Length that is no number, or several"),
+        ("secret-scheme", "redirected to 'gopher://host/[?]...': its scheme is neither http nor https"),
+    ],
+)
+def test_why_an_answer_is_refused(answer: str, message: str):
+    url, close = serve(ANSWERS[answer])
+    with pytest.raises(SampleError, match=message):
+        raise fails(url, remote_private_hosts=("127.0.0.1",))
+    close()
+
+
+def test_redirects_have_an_end():
+    with Server(lambda server: iter([b"HTTP/1.1 302 X\r\nLocation: /%d.mp4\r\n\r\n" % server.callers])) as server:
+        error = fails(f"http://127.0.0.1:{server.port}/x.mp4", remote_private_hosts=("127.0.0.1",))
+    assert "redirected more than 10 times" in str(error)
+    assert server.callers == 11
 
 
 def test_a_redirect_to_a_private_address_is_refused():
@@ -172,7 +232,7 @@ def test_a_redirect_to_a_private_address_is_refused():
     door.close()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0x7f.1", "10.0.0.1", "db.internal"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "localhost.", "0x7f.1", "10.0.0.1", "db.internal"])
 def test_a_proxy_is_not_asked_for_private_hosts(monkeypatch: pytest.MonkeyPatch, host: str):
     door = Doorbell()
     monkeypatch.setattr(urllib.request, "getproxies", lambda: {"http": f"http://127.0.0.1:{door.port}"})
@@ -216,6 +276,7 @@ def test_a_killed_download_leaves_nothing_behind(tmp_path: Path, endless: str, m
     monkeypatch.setenv("TMPDIR", str(temporary))
     settings = MediaSettings(workers=1, deadline_seconds=3, remote_private_hosts=("127.0.0.1",))
     with MediaLoader(settings, tmp_path, allow_remote=True) as loader:
-        (result,) = loader.load([MediaRef("video", endless)])
+        (result,) = loader.load([MediaRef("video", f"{endless}?token=secret")])
     assert isinstance(result, SampleError) and result.reason == "decode_timeout"
+    assert "secret" not in str(result)
     assert list(temporary.iterdir()) == []

@@ -9,12 +9,14 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 from vlm_pg.errors import ConfigError
+from vlm_pg.observe import run_lock
 from vlm_pg.observe.presence import FolderGone, Presence
 from vlm_pg.observe.run_lock import LOCK, RunLock
 
@@ -77,28 +79,79 @@ def test_a_lock_moved_with_its_folder_is_given_back(tmp_path: Path) -> None:
     assert told == []
 
 
+HERE = run_lock._machine()
+
+
 @pytest.mark.parametrize(
     ("who", "refused"),
     [
-        ({"host": "elsewhere", "process": 1, "started": "then"}, True),
-        ({"host": socket.gethostname(), "process": 2**22 + 7, "started": "then"}, False),
-        ({"host": socket.gethostname(), "process": os.getpid(), "process_start": -1}, False),
+        ({"machine": HERE, "process": os.getpid(), "process_start": run_lock._process_start(os.getpid())}, True),
+        ({"machine": HERE, "process": 2**22 + 7}, False),
+        ({"machine": HERE, "process": os.getpid(), "process_start": -1}, False),
         ({}, False),
     ],
 )
 def test_where_a_file_system_has_no_locks_the_file_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: dict[str, Any], refused: bool
 ) -> None:
+    without_locks(monkeypatch)
+    (tmp_path / LOCK).write_text(json.dumps(who))
+    if refused:
+        with pytest.raises(ConfigError, match=rf"process {os.getpid()} on .* trains in it"):
+            RunLock.take(tmp_path, print)
+        return
+    RunLock.take(tmp_path, lambda line: None).release()
+
+
+def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_locks(*_: object) -> NoReturn:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "lockf", no_locks)
-    (tmp_path / LOCK).write_text(json.dumps(who))
-    if refused:
-        with pytest.raises(ConfigError, match=r"process 1 on elsewhere, started then.*remove that file"):
-            RunLock.take(tmp_path, print)
+
+
+@pytest.mark.parametrize("has_locks", [True, False], ids=["locks of this host alone", "no locks"])
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_holder_on_another_machine_is_known_by_its_beat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_locks: bool, lives: bool
+) -> None:
+    if not has_locks:
+        without_locks(monkeypatch)
+    path = tmp_path / LOCK
+    path.write_text(json.dumps({"host": "elsewhere", "process": 1, "started": "then", "machine": "m 1"}))
+    monkeypatch.setattr(run_lock, "WATCH_SECONDS", 3600.0 if lives else 0.05)
+    told: list[str] = []
+
+    def announce(line: str) -> None:
+        told.append(line)
+        if lives and "watching" in line:
+            threading.Timer(0.2, os.utime, (path, (1.0, 1.0))).start()
+
+    if lives:
+        with pytest.raises(ConfigError, match=r"process 1 on elsewhere, started then, trains in it"):
+            RunLock.take(tmp_path, announce)
+        assert json.loads(path.read_text())["host"] == "elsewhere"
         return
-    RunLock.take(tmp_path, lambda line: None).release()
+    RunLock.take(tmp_path, announce).release()
+    assert "was left by process 1 on elsewhere" in told[0] and "taken over" in told[1] and not path.exists()
+
+
+def test_a_holder_beats_until_it_gives_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_lock, "BEAT_SECONDS", 0.01)
+    lock = RunLock.take(tmp_path, print)
+    os.utime(tmp_path / LOCK, (1.0, 1.0))
+    monkeypatch.setattr(run_lock, "WATCH_SECONDS", 3600.0)
+    assert run_lock._beats(tmp_path / LOCK)
+    lock.release()
+    assert not any(thread.name == "run.lock" for thread in after_beats())
+
+
+def after_beats() -> list[threading.Thread]:
+    """All threads, once those of locks have had time to see their end."""
+    for thread in threading.enumerate():
+        if thread.name == "run.lock":
+            thread.join(60)
+    return threading.enumerate()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

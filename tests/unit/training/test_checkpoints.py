@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from pathlib import Path
+from typing import NoReturn
+
+import pytest
 
 from vlm_pg.training import checkpoints
 
@@ -60,7 +65,29 @@ def test_pruning_keeps_the_newest(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_folders_that_never_became_checkpoints_are_cleaned_up(tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_never_deleted(tmp_path: Path) -> None:
     (make(tmp_path, 1) / checkpoints.MANIFEST).unlink()
-    make(tmp_path, 2)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
+    (make(tmp_path, 2, "first") / checkpoints.STATE).write_text("damaged")
+    make(tmp_path, 2, "second")
+    first, second, aside = sorted(tmp_path.iterdir())
+    assert (first.name, second.name) == ("step-000001", "step-000002") and aside.name.startswith("step-000002.damaged-")
+    assert [(path / "model.bin").read_text() for path in (second, aside)] == ["second", "first"]
+    assert checkpoints.candidates(tmp_path) == [(1, first), (2, second)]
+
+
+def test_a_busy_checkpoint_is_removed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2):
+        make(tmp_path, step)
+
+    def busy(path: Path) -> NoReturn:
+        raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+
+    told: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", busy)
+        checkpoints.prune(tmp_path, keep=1, log=told.append)
+        make(tmp_path, 3)
+    assert "step 1 could not be removed whole" in told[0] and "the next save tries again" in told[0]
+    assert [step for step, _ in checkpoints.candidates(tmp_path)] == [2, 3]
+    make(tmp_path, 4)
+    assert not list(tmp_path.glob(".tmp-*"))

@@ -13,7 +13,7 @@ from tests.unit.training.test_persistence import config, make
 from vlm_pg.errors import CheckpointError
 from vlm_pg.training import checkpoints, history
 from vlm_pg.training.data_digest import changed_data, data_digests
-from vlm_pg.training.persistence import abandon_later, checkpoint_to_resume
+from vlm_pg.training.persistence import abandon_others, checkpoint_to_resume
 
 
 def run_folder(path: Path, steps: int, every: int = 2) -> Path:
@@ -98,9 +98,20 @@ def test_damaged_later_checkpoints_are_moved_aside_too(tmp_path: Path) -> None:
     make(tmp_path, 2)
     (make(tmp_path, 4) / "model.bin").write_text("")
     (tmp_path / "step-000005").write_text("a file")
-    abandon_later(tmp_path, 2, print)
+    abandon_others(tmp_path, tmp_path / "step-000002", 2, print)
     (aside,) = tmp_path.glob("abandoned-*")
     assert sorted(path.name for path in aside.iterdir()) == ["step-000004", "step-000005"]
+
+
+def test_a_run_that_came_from_elsewhere_does_not_begin_at_its_model(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", 1)
+    (run / "config.yaml").write_text(
+        json.dumps({"training": {"checkpoint_every": 2}, "run": {"resume": "other/step-9"}})
+    )
+    with pytest.raises(
+        CheckpointError, match=r"went on from other/step-9.*name that one again, run\.resume=other/step-9"
+    ):
+        checkpoint_to_resume(config("auto"), run / "checkpoints", print)
 
 
 def test_changed_data_is_named(tmp_path: Path) -> None:

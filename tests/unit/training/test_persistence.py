@@ -9,7 +9,7 @@ import pytest
 from vlm_pg.config import RunConfig
 from vlm_pg.errors import CheckpointError
 from vlm_pg.training import checkpoints
-from vlm_pg.training.persistence import abandon_later, changed_settings, checkpoint_settings, checkpoint_to_resume
+from vlm_pg.training.persistence import abandon_others, changed_settings, checkpoint_settings, checkpoint_to_resume
 
 
 def config(resume: str, **model: object) -> RunConfig:
@@ -75,10 +75,21 @@ def test_positions_are_not_changed_in_the_middle_of_a_run(tmp_path: Path) -> Non
 def test_resuming_from_an_earlier_one_moves_the_later_ones_aside(tmp_path: Path) -> None:
     for step in (2, 4, 6):
         make(tmp_path, step)
-    abandon_later(tmp_path, 2, print)
+    abandon_others(tmp_path, tmp_path / "step-000002", 2, print)
     assert [step for step, _ in checkpoints.find_checkpoints(tmp_path)] == [2]
     (aside,) = tmp_path.glob("abandoned-*")
     assert sorted(path.name for path in aside.iterdir()) == ["step-000004", "step-000006"]
+
+
+def test_resuming_from_elsewhere_moves_all_of_the_run_aside(tmp_path: Path) -> None:
+    """A step of the same number is of another branch, and would stand for the one resumed from."""
+    for step in (2, 4):
+        make(tmp_path / "own", step)
+    other = make(tmp_path / "own" / "abandoned-1", 2)
+    told: list[str] = []
+    abandon_others(tmp_path / "own", other, 2, told.append)
+    assert checkpoints.candidates(tmp_path / "own") == [] and checkpoints.problem_with(other) is None
+    assert "moved 2 checkpoint(s) of another branch" in told[0]
 
 
 def test_changed_settings_are_named() -> None:

@@ -1,0 +1,124 @@
+"""What a record asks for: the kind of its answer, its options, the gold answer."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping
+from typing import Any
+
+from vlm_pg.data.fields import fault, field
+from vlm_pg.types import AnswerKind
+
+# Read without regard to case, and with a space, "_", "-" or "/" between words: "multiple_choice" is "multiple choice".
+WRITTEN_NAMES: dict[AnswerKind, str] = {
+    "multiple_choice": "multiple choice",
+    "numerical": "numerical",
+    "ocr": "OCR",
+    "free_form": "free-form",
+    "regression": "regression",
+    "mean_relative_accuracy": "mean relative accuracy",
+    "mathematics": "mathematics",
+    "box": "box",
+    "time_span": "time span",
+    "exact": "exact",
+    "yes_no": "yes/no",
+}
+_BETWEEN_WORDS = str.maketrans("_-/", "   ")
+_KINDS = {kind.translate(_BETWEEN_WORDS): kind for kind in WRITTEN_NAMES}
+_OPENS, _CLOSES = "<answer>", "</answer>"
+_OPTION = re.compile(r"\s*\(?([A-Z])\s*[.):]\s*(.*)", re.DOTALL)
+_LETTER = re.compile(r"\(?([A-Za-z])\)?[.:)]?")
+
+
+def answer_kind_of(record: Mapping[str, Any]) -> AnswerKind:
+    """How the answer is checked."""
+    written = field(record, "problem_type", str)
+    kind = _KINDS.get(" ".join(written.lower().translate(_BETWEEN_WORDS).split()))
+    if kind is None:
+        names = ", ".join(WRITTEN_NAMES.values())
+        raise fault("unknown_answer_kind", f"'problem_type' is '{written}'", f"One of {names}", "it")
+    return kind
+
+
+def options_of(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """The options with their letters; options written without any letters get theirs, in order."""
+    options = field(record, "options", list, default=[])
+    if not all(isinstance(option, str) for option in options):
+        raise fault("wrong_type", "'options' holds something that is not a string", "A list of strings", "it")
+    letters = [match[1] if (match := _OPTION.match(option)) else None for option in options]
+    if not any(letters) and len(options) <= len(string.ascii_uppercase):
+        return tuple(f"{letter}. {option}" for letter, option in zip(string.ascii_uppercase, options, strict=False))
+    if None in letters or len(set(letters)) != len(letters):
+        raise fault(
+            "bad_options",
+            f"'options' carry the letters {letters}",
+            "A different letter for each of at most 26 options, as in 'A. red', or none at all",
+            "them",
+        )
+    return tuple(options)
+
+
+def answer_of(record: Mapping[str, Any], kind: AnswerKind, options: tuple[str, ...]) -> str:
+    """The gold answer without tags; for multiple choice the letter."""
+    solution = field(record, "solution", str)
+    start = solution.find(_OPENS) + len(_OPENS)
+    end = solution.find(_CLOSES, start)
+    if start < len(_OPENS) or end < 0:
+        raise fault("no_answer_tag", f"'solution' is '{solution[:80]}'", "Text with '<answer>...</answer>'", "it")
+    answer = solution[start:end].strip()
+    if not answer:
+        raise fault("empty_answer", "the answer in 'solution' is empty", "The right answer", "it")
+    if _OPENS in answer:
+        raise fault(
+            "no_answer_tag", "the answer in 'solution' holds another '<answer>'", "One answer in its tags", "it"
+        )
+    if kind != "multiple_choice":
+        return answer
+    if len(options) < 2:
+        raise fault("too_few_options", f"a multiple choice question has {len(options)} option(s)", "Two or more", "it")
+    texts = {found[1]: found[2].strip() for option in options if (found := _OPTION.match(option))}
+    letters = _readings(answer, texts)
+    if answer in texts and _had_letters(record):
+        return answer
+    if len({texts[letter] for letter in letters}) > 1:
+        raise fault(
+            "ambiguous_answer",
+            f"the answer '{answer[:80]}' may mean each of the options {', '.join(sorted(letters))}",
+            "A letter and the text of its option, as in 'A. red',",
+            "it",
+        )
+    if letters:
+        return min(letters)
+    raise fault(
+        "answer_not_in_options", f"the answer is '{answer[:80]}'", f"One of the letters {', '.join(texts)}", "it"
+    )
+
+
+def _readings(answer: str, texts: Mapping[str, str]) -> set[str]:
+    """Letters of the options that the answer may mean: by its letter, its text, or both."""
+    letter, spelled = _LETTER.fullmatch(answer), _OPTION.match(answer)
+    found = {letter[1].upper()} & set(texts) if letter else set()
+    for option, text in texts.items():
+        if answer == text or (spelled and spelled[1] == option and spelled[2].strip() == text):
+            found.add(option)
+    return found
+
+
+def _had_letters(record: Mapping[str, Any]) -> bool:
+    """Whether the options were written with their letters, so that a capital letter is one of those."""
+    return any(_OPTION.match(option) for option in field(record, "options", list, default=[]))
+
+
+def check_gold(options: tuple[str, ...], gold: str) -> None:
+    """Options need a text each, and the right one a text of its own: the answer may be given as text."""
+    texts = {found[1]: " ".join(found[2].split()) for option in options if (found := _OPTION.match(option))}
+    if not all(texts.values()):
+        raise fault("bad_options", "'options' holds an option without text", "A text for each", "them")
+    if list(texts.values()).count(texts[gold]) > 1:
+        raise fault(
+            "bad_options",
+            f"'options' holds the right one, '{texts[gold][:80]}', more than once",
+            "A text that no other option has",
+            "them",
+        )
