@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
@@ -21,12 +20,11 @@ from vlm_pg.observe.sharing import generation_line, sharing_line
 from vlm_pg.prompts.source import PromptSource
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.engine import RolloutEngine
-from vlm_pg.rollout.memory import GIB
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.training import checkpoints
 from vlm_pg.training.behaviour import mismatch_due, mismatch_warning
 from vlm_pg.training.collect import Collector, StepBatch
-from vlm_pg.training.distributed import gather_objects, max_over_ranks, rank, sum_over_ranks, world_size
+from vlm_pg.training.distributed import gather_objects, rank, sum_over_ranks, world_size
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.generation import Generation, control_engine, make_rollout_engine
 from vlm_pg.training.group_advantages import trains
@@ -34,13 +32,11 @@ from vlm_pg.training.group_metrics import group_metrics, group_sums
 from vlm_pg.training.persistence import checkpoint_settings, save_checkpoint
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream
+from vlm_pg.training.sampling_metrics import RewardErrors, sampling_metrics
 from vlm_pg.training.schedule import learning_rate
 from vlm_pg.training.stop import StopRequest
 from vlm_pg.training.updates import run_updates
 from vlm_pg.types import BadSample, RolloutGroup, Sample
-
-if TYPE_CHECKING:
-    from vlm_pg.rollout.server.engine import ServerEngine
 
 PREFETCH_STEPS = 2
 
@@ -129,7 +125,7 @@ class Trainer:
         self._reference_in_loss = reference if in_loss else None
         self._told_sharing = False
         self._groups_sampled, self._first_place = 0, progress.questions
-        self._errors_shown: set[str] = set()
+        self._reward_errors = RewardErrors(rewarder, console.warn)
 
     def run(self, metrics: MetricsLog | None, rollouts_log: RolloutsLog | None) -> bool:
         """Train up to ``training.steps``. False if a stop was asked for; the work so far is in a checkpoint then."""
@@ -203,8 +199,8 @@ class Trainer:
         batch = self.collector.collect(step, ahead)
         values: dict[str, float | None] = group_metrics(gather_objects(group_sums(batch.sampled, batch.groups)))
         values |= batch.counts
-        values |= self._function_errors()
-        values |= self._generation_values()
+        values |= self._reward_errors.count()
+        values |= sampling_metrics(self.generation, self.phases.of_step["rollout"], self.policy.device)
         self._groups_sampled += int(values["groups"] or 0)
         here = float(sum(trains(group) for group in batch.groups))
         if not sum_over_ranks({"groups": here}, self.policy.device)["groups"]:
@@ -224,49 +220,6 @@ class Trainer:
         values |= {f"seconds/{name}": seconds for name, seconds in self.phases.of_step.items() if name != "checkpoint"}
         values |= {"step_seconds": seconds, "tokens_per_second": (values["tokens_computed"] or 0.0) / seconds}
         return values, batch.sampled
-
-    def _function_errors(self) -> dict[str, float | None]:
-        """How often each reward function of the user's has failed so far, over all ranks; nothing where none has.
-
-        A rewarder shows a function's first error itself; only rank 0 is heard, so the others' are shown here.
-        """
-        rewarder = self.collector.rewarder
-        self._errors_shown |= set(rewarder.first_errors)
-        counts: Counter[str] = Counter()
-        for failures, messages in gather_objects((dict(rewarder.failures), dict(rewarder.first_errors))):
-            counts.update(failures)
-            for name in messages.keys() - self._errors_shown:
-                self._errors_shown.add(name)
-                self.console.warn(messages[name])
-        return {f"reward_errors/{name}": float(count) for name, count in counts.items()}
-
-    def _generation_values(self) -> dict[str, float | None]:
-        if not isinstance(self.rollouts, RolloutEngine):
-            return self._server_values(self.rollouts)
-        counts = self.generation.counts
-        counted = {
-            "prompt_tokens": float(counts.prompt_tokens),
-            "prefill_tokens": float(counts.prefill_tokens),
-            "new_tokens": float(counts.new_tokens),
-        }
-        sums = sum_over_ranks(counted, self.policy.device)
-        speed = sums["new_tokens"] / self.phases.of_step["rollout"]
-        peak = max_over_ranks({"gib": counts.peak_bytes / GIB}, self.policy.device)["gib"]
-        values: dict[str, float | None] = {f"generation/{name}": value for name, value in sums.items()}
-        return values | {"generation/tokens_per_second": speed, "generation/peak_gib": peak}
-
-    def _server_values(self, server: ServerEngine) -> dict[str, float | None]:
-        """Of all ranks together: how far the server is behind, how far its weights are away, and what it owed."""
-        device, found = self.policy.device, server.take_divergence()
-        sums = sum_over_ranks(
-            {"tokens": float(found.tokens), "kl": found.kl, "again": float(server.take_asked_again())}, device
-        )
-        largest = max_over_ranks({"largest": found.largest}, device)["largest"]
-        values: dict[str, float | None] = {"rollouts_asked_again": sums["again"]}
-        if sums["tokens"]:
-            values |= {"server_divergence": sums["kl"] / sums["tokens"], "server_divergence_max": largest}
-        lag = server.lag_steps
-        return values if lag is None else values | {"rollout_lag_steps": lag}
 
     def _update(self, batch: StepBatch, step: int) -> dict[str, float]:
         values = run_updates(
