@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -109,22 +109,33 @@ def write_text(path: Path, text: str) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder while preparing it (it is made if need be); a second process waits and then finds it complete.
 
-    The system releases the lock when the process ends, however it ends.
+    The system releases the lock when the process ends, however it ends. A folder in which nothing was written is
+    removed again.
 
     Raises:
         ConfigError: the folder cannot be made or written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
-    except OSError as error:
-        raise ConfigError(
-            f"Cannot write to --out '{folder}': {error.strerror}. A folder that can be made and written is needed. "
-            "Choose another."
-        ) from error
+    lock = folder / ".lock"
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # a holder has removed the folder meanwhile
+                file = lock.open("w")
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if os.path.samestat(lock.stat(), os.fstat(file.fileno())):
+                    break
+        except OSError as error:
+            raise ConfigError(
+                f"Cannot write to --out '{folder}': {error.strerror}. A folder that can be made and written is needed. "
+                "Choose another."
+            ) from error
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+            if not any(folder.iterdir()):
+                folder.rmdir()
 
 
 def gold_faults(samples: Sequence[Sample]) -> Iterator[SampleError | None]:

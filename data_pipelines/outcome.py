@@ -42,7 +42,7 @@ class Outcome:
             if fault is None:
                 usable.append(sample)
             else:
-                self.refused.append(BadSample(sample.sample_id, fault.reason, str(fault), where))
+                self.refused.append(BadSample(sample.sample_id, fault.reason, str(fault), sample.where or where))
         return usable
 
     def split(self, samples: Sequence[Sample], eval_share: float, seed: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from data_pipelines.common import MANIFEST, is_prepared, locked, write_manifest
 from data_pipelines.outcome import Outcome, split_keys
-from vlm_pg.data.files import read_raw
+from vlm_pg.data.files import Place, read_raw
 from vlm_pg.data.records import parse_record
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.types import BadSample, Sample
@@ -161,13 +161,13 @@ def _read(
     """The samples of all files in order; rows that are none, or repeat another's id, are refused."""
     samples: dict[str, Sample] = {}
     for path in paths:
-        for line, row in _read_rows(path, published.columns):
-            where, name = f"{path.name}:{line}", f"{names[path]}-{line}"
+        for place, row in _read_rows(path, published.columns):
+            where, name = f"{path.name}:{place}", f"{names[path]}-{place.key}"
             try:
                 record = published.to_record(row, name)
                 if layout is not None:
                     record["path"] = layout.path_of(record["path"])
-                sample = parse_record(record)
+                sample = parse_record(record, where)
                 if sample.sample_id in samples:
                     raise SampleError(
                         "duplicate_id",
@@ -180,17 +180,17 @@ def _read(
     return list(samples.values())
 
 
-def _read_rows(path: Path, columns: Sequence[str | tuple[str, ...]]) -> Iterator[tuple[int, Row]]:
+def _read_rows(path: Path, columns: Sequence[str | tuple[str, ...]]) -> Iterator[tuple[Place, Row]]:
     rows = _read_csv(path) if path.suffix.lower() == ".csv" else read_raw(path)
     choices = [(names,) if isinstance(names, str) else names for names in columns]
-    for line, row in rows:
+    for place, row in rows:
         missing = [names for names in choices if not isinstance(row, Mapping) or not any(n in row for n in names)]
         if missing:
             raise ConfigError(
-                f"{path}:{line}: the row has no {_listed(missing)}. Rows with {_listed(choices)} are expected. "
+                f"{path}:{place}: the row has no {_listed(missing)}. Rows with {_listed(choices)} are expected. "
                 "Give the files as their project publishes them."
             )
-        yield line, row
+        yield place, row
 
 
 def _listed(choices: Sequence[Sequence[str]]) -> str:
@@ -207,13 +207,13 @@ def plain_number(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
+def _read_csv(path: Path) -> Iterator[tuple[Place, Row]]:
     """Rows of a comma-separated file with a line of column names, numbered by the line they end on."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             for row in reader:
-                yield reader.line_num, row
+                yield Place(reader.line_num), row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(
             f"Data file '{path}' cannot be read as CSV: {error}. A UTF-8 file with a line of column names is expected. "

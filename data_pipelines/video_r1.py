@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         files = outcome.write(out, ("train", "eval"), inputs)
         write_manifest(out, identity, files)
     print(outcome.summary())
-    print(f"Wrote {', '.join(files)} to {out}. Train with data.media_root={arguments.media_root}.")
+    print(f"Wrote {', '.join(files)} to {out}. Train with data.media_root={arguments.media_root.resolve()}.")
     return 0
 
 

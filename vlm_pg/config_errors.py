@@ -49,6 +49,11 @@ def nearest_keys(key: str, model: type[BaseModel]) -> list[str]:
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
     if close:
         return close
+    if not section:
+        begun = [name for name in siblings if key and name.startswith(key)]
+        close = begun or difflib.get_close_matches(key, siblings, n=1, cutoff=0.65)
+        if close:
+            return close
     leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
     return [leaves[leaf] for leaf in difflib.get_close_matches(last, leaves, n=1, cutoff=0.7)]
 

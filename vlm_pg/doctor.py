@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from packaging.requirements import Requirement
+
 Status = Literal["ok", "note", "missing"]
 INSTALL = "Run bash scripts/train_video.sh, which installs it, or pip install -c constraints.txt -e ."
 MIN_PYTHON = (3, 11)
@@ -20,19 +22,10 @@ MIN_FREE_GIB = 5.0
 _MARKS: dict[Status, str] = {"ok": "ok     ", "note": "note   ", "missing": "MISSING"}
 _GIB = 1024.0**3
 
-_REQUIRED = (
-    "torch",
-    "torchvision",
-    "transformers",
-    "qwen-vl-utils",
-    "pydantic",
-    "PyYAML",
-    "numpy",
-    "pillow",
-    "pyarrow",
-)
+_PACKAGE = "vlm-pg"
+# Checked by importing them.
+_DECODERS = ("av", "decord")
 _OPTIONAL = {
-    "deepspeed": f"Needed with training.engine=deepspeed. {INSTALL}",
     "tensorboard": "Set observe.tensorboard=false, or pip install tensorboard.",
     "flash-attn": "Optional, for the vision tower on a GPU: pip install flash-attn. Grouped attention needs none.",
 }
@@ -95,12 +88,28 @@ def _usable_cores() -> int:
 
 
 def _packages() -> Iterator[Finding]:
-    for name in _REQUIRED:
-        version = _version(name)
-        yield Finding(name, "ok", version) if version else Finding(name, "missing", "not installed", INSTALL)
+    for requirement in _required():
+        name, version = requirement.name, _version(requirement.name)
+        if version is None:
+            yield Finding(name, "missing", "not installed", INSTALL)
+        elif not requirement.specifier.contains(version, prereleases=True):
+            yield Finding(name, "missing", f"{version}, which is not {requirement.specifier}", INSTALL)
+        else:
+            yield Finding(name, "ok", version)
     for name, remedy in _OPTIONAL.items():
         version = _version(name)
         yield Finding(name, "ok", version) if version else Finding(name, "note", "not installed", remedy)
+
+
+def _required() -> list[Requirement]:
+    """What the installed package says it needs here, in its order."""
+    try:
+        lines = importlib.metadata.requires(_PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        return [Requirement(_PACKAGE)]
+    needed = map(Requirement, lines)
+    here = (one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""}))
+    return [one for one in here if one.name not in _DECODERS]
 
 
 def _decoders() -> Iterator[Finding]:

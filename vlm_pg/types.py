@@ -55,7 +55,8 @@ class Sample:
     """One question as stored.
 
     ``options`` are written with their letters ("A. red"). ``answer`` is the gold answer without tags ("B", "5.0").
-    ``category`` is what evaluation reports by (falls back to ``source``).
+    ``category`` is what evaluation reports by (falls back to ``source``). ``where``: its place in the file it was read
+    from ("train.jsonl:3"), for messages; samples are equal wherever they stand.
 
         Sample("17", "Which colour is shown first?", (MediaRef("video", "17.mp4"),), ("A. red", "B. blue"), "B",
                "multiple_choice", source="flashes", category="seen order")
@@ -69,6 +70,7 @@ class Sample:
     answer_kind: AnswerKind
     source: str
     category: str
+    where: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,9 @@ class Results:
                 f"{path} exists. Add --resume to measure only what it lacks, or give another file to --out."
             )
         head = {"format": FORMAT, "commands": [command], "machine": describe_machine(), "settings": settings}
-        return cls(path, {**head, "measurement": measurement, "points": [], "skipped": []})
+        results = cls(path, {**head, "measurement": measurement, "points": [], "skipped": []})
+        results.save()  # a run that ends before its first point can be gone on with, too
+        return results
 
     @classmethod
     def resume(cls, path: Path, settings: dict[str, Any], command: str, measurement: str = "step") -> Results:

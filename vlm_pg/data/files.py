@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,27 @@ MAX_DIGITS = 4000
 ROWS = 1024
 
 
-def read_raw(path: Path) -> Iterator[tuple[int, Any]]:
-    """Each record and where it begins: the line (JSON, JSONL) or the row (Parquet), counted from 1.
+@dataclass(frozen=True)
+class Place:
+    """Where a record begins: the line (JSON, JSONL) or the row (Parquet), counted from 1.
+
+    ``record``: its number in the file, where it shares the line with the record before.
+    """
+
+    line: int
+    record: int | None = None
+
+    def __str__(self) -> str:
+        return str(self.line) if self.record is None else f"{self.line}, record {self.record}"
+
+    @property
+    def key(self) -> str:
+        """As part of a name: "3", or "1.5" of the fifth record on line 1."""
+        return str(self.line) if self.record is None else f"{self.line}.{self.record}"
+
+
+def read_raw(path: Path) -> Iterator[tuple[Place, Any]]:
+    """Each record and its place.
 
     What cannot be read (an endless number, a string of Parquet that is not UTF-8, a date out of range, an object that
     gives one name different values) stands in its record, or as its record, as ``Unreadable``.
@@ -61,7 +81,7 @@ def _text(path: Path) -> str:
         raise _unreadable(path, line, f"is not UTF-8 text ({error.reason})") from error
 
 
-def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
+def _read_json(path: Path) -> Iterator[tuple[Place, Any]]:
     """The elements of a JSON array one by one, so that each one's line is known."""
     text = _text(path)
     decoder = json.JSONDecoder(parse_int=_number, object_pairs_hook=_object)
@@ -69,7 +89,7 @@ def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
     if text[place : place + 1] != "[":
         found = text[place : place + 20] or "nothing"
         raise _unreadable(path, 1, f"begins with {found!r}, not with '[' (a record a line would be a .jsonl file)")
-    line, counted = 1, 0
+    line, counted, number, last_line = 1, 0, 0, 0
     place = _skip_space(text, place + 1)
     while text[place : place + 1] != "]":
         line, counted = line + text.count("\n", counted, place), place
@@ -79,7 +99,9 @@ def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
             raise _unreadable(path, error.lineno, f"does not parse as JSON ({error.msg})") from error
         except RecursionError as error:
             raise _unreadable(path, line, "is nested too deeply") from error
-        yield line, record
+        number += 1
+        yield Place(line, number if line == last_line else None), record
+        last_line = line
         place = _skip_space(text, end)
         if text[place : place + 1] == ",":
             place = _skip_space(text, place + 1)
@@ -115,19 +137,19 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Unreadable:
     return values
 
 
-def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
+def _read_jsonl(path: Path) -> Iterator[tuple[Place, Any]]:
     for number, line in enumerate(_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            yield number, json.loads(line, parse_int=_number, object_pairs_hook=_object)
+            yield Place(number), json.loads(line, parse_int=_number, object_pairs_hook=_object)
         except json.JSONDecodeError as error:
             raise _unreadable(path, number, f"does not parse as JSON ({error.msg} at column {error.colno})") from error
         except RecursionError as error:
             raise _unreadable(path, number, "is nested too deeply") from error
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
+def _read_parquet(path: Path) -> Iterator[tuple[Place, Any]]:
     import pyarrow.parquet
 
     try:
@@ -138,7 +160,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
             for batch in file.iter_batches(batch_size=ROWS):
                 for record in _rows(batch):
                     number += 1
-                    yield number, record
+                    yield Place(number), record
     except ConfigError:
         raise
     except Exception as error:  # whatever the reader raises on a file is wrong with the file

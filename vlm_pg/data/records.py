@@ -40,10 +40,10 @@ def read_records(path: Path) -> tuple[list[Sample], list[BadSample]]:
     samples: list[Sample] = []
     bad: list[BadSample] = []
     first_at: dict[str, str] = {}
-    for line, record in read_raw(path):
-        where = f"{printable(path.name, 300)}:{line}"
+    for place, record in read_raw(path):
+        where = f"{printable(path.name, 300)}:{place}"
         try:
-            sample = parse_record(record)
+            sample = parse_record(record, where)
             if sample.sample_id in first_at:
                 raise SampleError(
                     "duplicate_id",
@@ -83,8 +83,8 @@ def write_records(path: Path, samples: Iterable[Sample]) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def parse_record(record: Any) -> Sample:
-    """One record to a sample.
+def parse_record(record: Any, where: str = "") -> Sample:
+    """One record to a sample that says where it was read.
 
     Raises:
         SampleError: with the reason why it cannot be used.
@@ -121,6 +121,7 @@ def parse_record(record: Any) -> Sample:
         answer_kind=answer_kind,
         source=source,
         category=field(record, "category", str, default=source) or source,
+        where=where,
     )
     for name, text in (("solution", sample.answer), ("data_source", source), ("category", sample.category)):
         check_text(name, text)

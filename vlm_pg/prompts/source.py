@@ -20,7 +20,7 @@ class PromptSource:
     Args:
         loader: decodes media, ahead of time where ``prefetch`` asks for it.
         builder: makes prompts of decoded media.
-        where: how faults name the place, e.g. the path of the records.
+        where: how faults of samples name their place that do not say it themselves, e.g. the path of the records.
         check: raises SampleError for a prompt that the model cannot answer.
         cache_bytes: room for finished prompts, pixels included; the least recently used go first. 0 keeps none.
     """
@@ -74,7 +74,8 @@ class PromptSource:
             try:
                 good.append((sample, self._prompt(sample, tamper, should_stop)))
             except SampleError as error:
-                bad.append(BadSample(sample.sample_id, error.reason, str(error), self._where, error.trace))
+                place = sample.where or self._where
+                bad.append(BadSample(sample.sample_id, error.reason, str(error), place, error.trace))
         return good, bad
 
     def _prompt(self, sample: Sample, tamper: Tamper | None, should_stop: Callable[[], bool]) -> Prompt:

@@ -65,6 +65,7 @@ def test_a_disturbed_measurement_says_so_and_gives_processor_seconds() -> None:
 def test_a_file_is_never_overwritten_and_resumed_only_with_the_same_settings(tmp_path: Path) -> None:
     path = tmp_path / "step.json"
     results = Results.start(path, SETTINGS, "first")
+    assert Results.resume(path, SETTINGS, "killed before its first point").data["points"] == []
     results.add_point(_record())
     with pytest.raises(ConfigError, match="--resume"):
         Results.start(path, SETTINGS, "again")

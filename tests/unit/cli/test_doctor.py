@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from vlm_pg import cli, doctor
 
@@ -50,6 +53,24 @@ def test_a_missing_requirement_fails_with_its_remedy(
     assert "MISSING transformers" in out
     assert f"-> {doctor.INSTALL}" in out
     assert "Not ready" in out
+
+
+def test_all_that_is_required_is_listed_as_required(
+    without: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    required = {Requirement(line).name for line in project["dependencies"]}
+    assert required <= {finding.name for finding in doctor.findings()} | {"av"}
+    for name in ("deepspeed", "rich", "math-verify"):
+        without(name)
+        assert [finding.status for finding in doctor.findings() if finding.name == name] == ["missing"]
+
+
+def test_a_version_outside_what_was_tested_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "4.57.1" if name == "transformers" else real(name))
+    (finding,) = [finding for finding in doctor._packages() if finding.name == "transformers"]
+    assert finding.status == "missing" and finding.remedy and "4.57.1, which is not <" in finding.detail
 
 
 def test_pyav_is_needed_and_decord_is_not(without: Callable[..., None]) -> None:

@@ -96,10 +96,19 @@ def test_an_unknown_key_is_named_with_the_nearest_valid_one(minimal: Path, key: 
     assert nearest_keys(key, RunConfig) == near.split(" or ")
 
 
-def test_an_unknown_section_is_named_with_the_nearest_valid_one(minimal: Path) -> None:
-    assert "trainning (command line) is not a known setting. Did you mean training?" in refusal(
-        minimal, "trainning.x=1"
-    )
+@pytest.mark.parametrize(
+    ("section", "near"),
+    [
+        ("trainning", "training"),
+        ("trainer", "training"),
+        ("algo", "algorithm"),
+        ("rollouts", "rollout"),
+        ("eval_", "eval"),
+    ],
+)
+def test_an_unknown_section_is_named_with_the_nearest_valid_one(minimal: Path, section: str, near: str) -> None:
+    said = f"{section} (command line) is not a known setting. Did you mean {near}?"
+    assert said in refusal(minimal, f"{section}.x=1")
 
 
 def test_an_unknown_key_is_named_with_its_file(tmp_path: Path) -> None:

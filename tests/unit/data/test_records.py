@@ -146,6 +146,22 @@ def test_line_numbers_in_an_indented_array(tmp_path: Path):
     assert "was used before, at a.json:4. Each record needs its own" in bad[1].message
 
 
+def test_records_that_share_a_line_are_numbered(tmp_path: Path):
+    records = [GOOD, record(problem_id=9, problem=""), record(problem_id=10, problem="")]
+    (tmp_path / "a.json").write_text(json.dumps(records) + "\n")
+    samples, bad = read_records(tmp_path / "a.json")
+    assert [one.where for one in bad] == ["a.json:1, record 2", "a.json:1, record 3"]
+    assert [one.where for one in samples] == ["a.json:1"]
+
+
+def test_a_sample_knows_its_place_and_is_equal_elsewhere(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text(json.dumps(GOOD) + "\n\n" + json.dumps(GOOD | {"problem_id": 9}))
+    (tmp_path / "b.jsonl").write_text("\n" + json.dumps(GOOD))
+    (first, second), (other,) = read_records(tmp_path / "a.jsonl")[0], read_records(tmp_path / "b.jsonl")[0]
+    assert (first.where, second.where, other.where) == ("a.jsonl:1", "a.jsonl:3", "b.jsonl:2")
+    assert first == other and hash(first) == hash(other)
+
+
 def test_jsonl_and_parquet_say_the_same(tmp_path: Path):
     import pyarrow
     import pyarrow.parquet

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -37,6 +38,41 @@ def prepared(folder: Path) -> Path:
     (folder / "train.jsonl").write_text("{}\n")
     write_manifest(folder, ARGUMENTS, {"train.jsonl": 1})
     return folder
+
+
+def test_a_preparation_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="why"), locked(tmp_path / "new"):
+        raise ConfigError("why")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "mine.txt").write_text("kept")
+    with pytest.raises(ConfigError, match="why"), locked(tmp_path / "old"):
+        raise ConfigError("why")
+    assert [path.name for path in (tmp_path / "old").iterdir()] == ["mine.txt"]
+
+
+def test_many_at_once_hold_it_one_after_the_other(tmp_path: Path) -> None:
+    """Also where each removes the lock, and the folder, that others wait for."""
+    holding, most = 0, 0
+    guard = threading.Lock()
+
+    def hold() -> None:
+        nonlocal holding, most
+        for _ in range(20):
+            with locked(tmp_path / "set"):
+                with guard:
+                    holding += 1
+                    most = max(most, holding)
+                time.sleep(0.001)
+                with guard:
+                    holding -= 1
+
+    threads = [threading.Thread(target=hold) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1 and not (tmp_path / "set").exists()
 
 
 def test_a_folder_without_manifest_is_not_prepared(tmp_path: Path) -> None:

@@ -119,6 +119,15 @@ def test_evaluation_files_alone_give_no_training_file(tmp_path: Path) -> None:
     assert ids(tmp_path / "out", "eval") == ["test-1"] and not (tmp_path / "out" / "train.jsonl").exists()
 
 
+def test_rows_of_an_array_on_one_line_have_names_of_their_own(tmp_path: Path) -> None:
+    rows = tmp_path / "test.json"
+    rows.write_text(json.dumps([gsm8k_row(1), gsm8k_row(2), gsm8k_row(3, "no gold")]))
+    assert gsm8k.main(["--eval", str(rows), "--out", str(tmp_path / "out")]) == 0
+    assert ids(tmp_path / "out", "eval") == ["test-1", "test-1.2"]
+    (refused,) = [json.loads(line) for line in (tmp_path / "out" / "refused.jsonl").read_text().splitlines()]
+    assert refused["where"] == "test.json:1, record 3"
+
+
 def test_several_files_a_second_start_and_changed_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = jsonl(tmp_path / "first.jsonl", [gsm8k_row(1)])
     second = tmp_path / "second.parquet"
