@@ -76,6 +76,8 @@ class OddServer:
 
         class Quiet(ThreadingHTTPServer):
             daemon_threads = True
+            # By default the sixth connection that waits is refused, which a busy machine sees at 16 requests at a time.
+            request_queue_size = 128
 
             def handle_error(self, request: Any, client_address: Any) -> None:
                 pass  # the client has left a connection that drips
