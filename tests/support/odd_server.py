@@ -54,6 +54,8 @@ class OddServer:
         self.exact, self.rng = exact, random.Random(seed)
         self.next_reply: Callable[[int], Misbehave | None] = lambda number: None
         self.models: Any = {"object": "list", "data": [{"id": "tiny", "owned_by": "vllm" if exact else "someone"}]}
+        # What /openapi.json is; most servers have none.
+        self.schema: Reply | None = None
         # Every response ever sampled: (question, token ids).
         self.log: set[tuple[str, tuple[int, ...]]] = set()
         self.sampled = self.requests = 0
@@ -64,6 +66,9 @@ class OddServer:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
+                if outer.schema is not None and self.path == "/openapi.json":
+                    outer.send(self, outer.schema)
+                    return
                 known = self.path == "/v1/models"
                 outer.send(self, Reply(outer.models if known else {}, {}, 200 if known else 404))
 
