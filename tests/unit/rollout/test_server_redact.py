@@ -89,6 +89,12 @@ def test_a_long_key_that_was_cut_is_hidden_without_trying_all_ways(kept: int) ->
     assert without_key(f"x {key[:kept]}! y {key[:kept]}", key) == "x [key] y [key]"
 
 
+def test_a_run_of_backslashes_in_a_key_is_shared_out_in_one_way() -> None:
+    """Between two letters, any of 32 could be the key's own: 32**11 ways to share them out, and none fits."""
+    written = ("\\" * 32).join("abcdefghijk!")
+    assert without_key(f"x {written} y", "\\".join("abcdefghijkl")) == "x [key] y"
+
+
 def test_a_key_behind_very_many_backslashes_is_hidden() -> None:
     written = "".join("\\" * 500 + character for character in KEY)
     assert without_key(f"x {written} y", KEY) == "x [key] y"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from vlm_pg.rollout.server import client
 from vlm_pg.rollout.server.divergence import Divergence, divergence
 from vlm_pg.rollout.server.engine import ServerEngine
 from vlm_pg.rollout.server.errors import ServerError
+from vlm_pg.rollout.server.weights import WeightsCheck
+from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import ResponseGroup
 
 
@@ -147,6 +150,23 @@ def test_no_run_ends_for_what_its_own_settings_may_do_to_log_probabilities(
     assert f"or it reports log-probabilities behind rollout.{next(iter(setting))}, which this run sets" in line
     assert "KL of 1.12 nats a token" in line and "not stopped" in line
     assert engine.take_divergence().mean > 1.0
+
+
+@pytest.mark.parametrize("setting,scored_again", [({}, 2), ({"top_k": 5}, 1)], ids=str)
+def test_scoring_again_serves_a_stop_alone(setting: dict[str, Any], scored_again: int) -> None:
+    """At temperature 0.7; where the run is not stopped anyway, nothing has to be confirmed."""
+    settings = RolloutSettings.model_validate({"temperature": 0.7, "mismatch_every": 0} | setting)
+    check = WeightsCheck("http://there/v1", "vllm", settings, lambda topic, line: None)
+    ours, calls = torch.full((100,), -1.0), []
+
+    def unscaled() -> list[torch.Tensor]:
+        calls.append(1)
+        return [ours]
+
+    check.compare([(-3.0,) * 100], [ours], unscaled, 0.7, 1)
+    with nullcontext() if setting else pytest.raises(ServerError, match="in 2 calls running"):
+        check.compare([(-3.0,) * 100], [ours], unscaled, 0.7, 2)
+    assert len(calls) == scored_again
 
 
 def test_a_server_that_says_no_log_probabilities_is_named_once(servers: list[OddServer]) -> None:
