@@ -13,7 +13,7 @@ from tests.support.misbehaviours import all_misbehaviours
 from tests.support.odd_server import Misbehave, OddServer, Reply
 from tests.support.runs import read_lines
 from tests.support.short_run import STEPS, short_run, train_here
-from vlm_pg.rollout.server import client
+from vlm_pg.rollout.server import client, faults
 from vlm_pg.training.checkpoints import find_checkpoints
 
 
@@ -75,7 +75,12 @@ def test_a_question_that_never_fits_is_recorded_and_the_others_train(server: Odd
 
 
 @pytest.mark.parametrize("value", [None, [], {"choices": [None]}, {"choices": 7}, {"choices": [{"message": 3}]}])
-def test_a_server_that_loses_its_mind_loses_no_step(server: OddServer, config: Path, value: Any) -> None:
+def test_a_server_that_loses_its_mind_loses_no_step(
+    server: OddServer, config: Path, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As many questions as one of these short steps has.
+    monkeypatch.setattr(faults, "MOST_IN_A_ROW", 2)
+
     def mad(reply: Reply) -> None:
         reply.value = value
 

@@ -123,6 +123,8 @@ def of_messages() -> Iterator[Misbehaviour]:
         yield Misbehaviour("legacy text", legacy, exact=exact)
         delta = of_choice(lambda choice: {"delta": choice["message"], "finish_reason": "stop"})
         yield Misbehaviour("delta", delta, exact=exact)
+        yield Misbehaviour("empty text beside a message", with_entries(text=""), "harmless", exact=exact)
+        yield Misbehaviour("role model", message(role="model"), exact=exact)
         yield Misbehaviour("text beside a message", with_entries(text="said otherwise"), exact=exact)
         yield Misbehaviour("delta beside a message", with_entries(delta={"content": "more"}), exact=exact)
         yield Misbehaviour("no content", with_entries(message={"role": "assistant"}), exact=exact)
@@ -184,7 +186,7 @@ def of_endings() -> Iterator[Misbehaviour]:
     yield Misbehaviour("index negative", with_entries(index=-1))
     yield Misbehaviour("the same choice twice", entry_of_first_twice())
     broken = {"a list": [1], "a text": "x", "content a text": {"content": "x"}, "entries numbers": {"content": [1]},
-              "no number": {"content": [{"logprob": "x"}]}, "null number": {"content": [{"logprob": None}]},
+              "no number": {"content": [{"logprob": "x"}]}, "missing number": {"content": [{"token": "x"}]},
               "positive": {"content": [{"logprob": 3.0}]}, "true": {"content": [{"logprob": True}]}}  # fmt: skip
     for what, value in broken.items():
         yield Misbehaviour(f"logprobs {what}", with_entries(logprobs=value))
@@ -193,6 +195,12 @@ def of_endings() -> Iterator[Misbehaviour]:
         "content null": {"content": None},
         "empty": {"content": []},
         "too few": {"content": [{"logprob": -1}]},
+        "null number": {"content": [{"logprob": None}] * 10},
+        "NaN": {"content": [{"logprob": float("nan")}] * 10},
+        "least float": {"content": [{"logprob": -3.4028234663852886e38}] * 10},
+        "unknown": {"content": [{"logprob": -9999.0}] * 10},
+        "null token": {"content": [{"logprob": -1.0, "token": None}] * 10},
+        "older": {"tokens": ["a"], "token_logprobs": [-1.0]},
     }
     for what, value in fine.items():
         yield Misbehaviour(f"logprobs {what}", with_entries(logprobs=value), "harmless")
@@ -251,6 +259,14 @@ def of_bodies() -> Iterator[Misbehaviour]:
     yield Misbehaviour(
         "gzip twice", body(lambda data: gzip.compress(gzip.compress(data)), Content_Encoding="gzip, gzip"), "harmless"
     )
+    thousand = ", ".join(["gzip"] * 1000)
+    yield Misbehaviour("gzip a thousand times", body(thousand_times_packed, Content_Encoding=thousand))
+    yield Misbehaviour(
+        "gzip a thousand times, it says", body(lambda data: gzip.compress(data), Content_Encoding=thousand)
+    )
+    yield Misbehaviour(
+        "gzip three times", body(lambda data: packed(data, 3), Content_Encoding="gzip, identity, gzip, gzip")
+    )
     yield Misbehaviour("gzip that is none", body(lambda data: data, Content_Encoding="gzip"))
     yield Misbehaviour("gzip cut", body(lambda data: gzip.compress(data)[:-9], Content_Encoding="gzip"))
     yield Misbehaviour("gzip damaged", body(damaged_gzip, Content_Encoding="gzip"))
@@ -258,6 +274,16 @@ def of_bodies() -> Iterator[Misbehaviour]:
     yield Misbehaviour("a gzip bomb", body(lambda data: bomb(), Content_Encoding="gzip"))
     yield Misbehaviour("a bomb of bombs", body(lambda data: gzip.compress(bomb()), Content_Encoding="gzip, gzip"))
     yield Misbehaviour("a long body", body(lambda data: b" " * (2 * 2**20) + data))
+
+
+def packed(data: bytes, times: int) -> bytes:
+    for _ in range(times):
+        data = gzip.compress(data, 1)
+    return data
+
+
+def thousand_times_packed(data: bytes) -> bytes:
+    return packed(data, 1000)
 
 
 def bomb() -> bytes:
@@ -280,6 +306,13 @@ def of_wires() -> Iterator[Misbehaviour]:
     for status in (400, 401, 403, 404, 405, 413, 422, 204, 301, 307):
         yield Misbehaviour(f"status {status}", wire(status=status), "refused")
     yield Misbehaviour("a redirect to nowhere", wire(status=302, headers={"Location": "http://[::1"}), "refused")
+    # Names of codecs that Python knows, and that make no text of bytes.
+    for charset in ("rot13", "zlib", "hex", "idna", "undefined", "nope"):
+        headers = {"Content-Type": f"application/json; charset={charset}"}
+        failing = wire(status=500, body=b"\xff busy", headers=headers)
+        yield Misbehaviour(f"status 500 with charset={charset}", failing)
+        refusing = wire(status=400, body=b"\xff no", headers=headers)
+        yield Misbehaviour(f"status 400 with charset={charset}", refusing, "refused")
     yield Misbehaviour("closed without a word", wire(silent=True))
     yield Misbehaviour("closed within the body", wire(cut=20))
     yield Misbehaviour("closed before the body", wire(cut=0))

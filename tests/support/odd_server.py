@@ -54,6 +54,8 @@ class OddServer:
         self.exact, self.rng = exact, random.Random(seed)
         self.next_reply: Callable[[int], Misbehave | None] = lambda number: None
         self.models: Any = {"object": "list", "data": [{"id": "tiny", "owned_by": "vllm" if exact else "someone"}]}
+        # What /openapi.json is; most servers have none.
+        self.schema: Reply | None = None
         # Every response ever sampled: (question, token ids).
         self.log: set[tuple[str, tuple[int, ...]]] = set()
         self.sampled = self.requests = 0
@@ -64,6 +66,9 @@ class OddServer:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
+                if outer.schema is not None and self.path == "/openapi.json":
+                    outer.send(self, outer.schema)
+                    return
                 known = self.path == "/v1/models"
                 outer.send(self, Reply(outer.models if known else {}, {}, 200 if known else 404))
 
@@ -76,6 +81,8 @@ class OddServer:
 
         class Quiet(ThreadingHTTPServer):
             daemon_threads = True
+            # By default the sixth connection that waits is refused, which a busy machine sees at 16 requests at a time.
+            request_queue_size = 128
 
             def handle_error(self, request: Any, client_address: Any) -> None:
                 pass  # the client has left a connection that drips

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from tests.support.groups import tiny_policy
+from tests.unit.rollout.test_server_misbehaviours import recorded_or_raised
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
@@ -314,7 +315,7 @@ def test_a_server_that_comes_back_is_waited_for(server: FakeServer) -> None:
     server.stop()
     threading.Timer(0.5, server.start).start()
     assert len(engine.generate(questions()[0][:1], 1)[0]) == GENERATIONS
-    assert "answers again" in told[-1]
+    assert sum("answers again" in line for line in told) == 1
 
 
 def test_a_stop_request_is_heard_while_waiting(server: FakeServer) -> None:
@@ -398,9 +399,8 @@ def test_the_key_is_in_the_header_and_nowhere_else(server: FakeServer, monkeypat
     said = {"error": "x" * (client.SHOWN_CHARACTERS - 30) + "Incorrect key secret-1, again: secret-1"}
     for status in (401, 500, 200):
         monkeypatch.setattr(server, "answer", lambda body, status=status: (status, said))
-        with pytest.raises(ServerError) as caught:
-            engine.generate(prompts[:1], 1)
-        assert "Incorrect" in str(caught.value) and "secr" not in str(caught.value)
+        said_here = recorded_or_raised(engine, prompts[:1])
+        assert "Incorrect" in said_here and "secr" not in said_here
     assert "secret" not in engine.settings.model_dump_json()
 
 
@@ -439,6 +439,27 @@ def test_a_request_that_cannot_be_sent_is_not_repeated(
     assert len(tries) == 1 and "Bearer" not in str(caught.value) and caught.value.__cause__ is None
 
 
+@pytest.mark.parametrize("owner", ["vllm", "sglang", "someone"])
+def test_a_turn_is_ruled_out_as_media_tokens_are(server: FakeServer, owner: str) -> None:
+    """Answers with one are refused, and so would cost another request."""
+    server.models = {"data": [{"id": "tiny", "owned_by": owner}]}
+    make_engine(server).generate(questions()[0][:1], 1)
+    turn = policy().tokenizer.convert_tokens_to_ids("<|im_start|>")
+    ruled_out = {str(token): -100 for token in (*policy().media_token_ids, turn)}
+    assert server.asked[0]["logit_bias"] == ruled_out and len(ruled_out) == len(policy().media_token_ids) + 1
+
+
+def test_a_turn_is_ruled_out_at_transformers_serve(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server.loads_by_name = True
+    monkeypatch.setattr(policy().model, "name_or_path", str(ROOT / "assets" / "tiny-qwen2_5-vl"))
+    make_engine(server, home=tmp_path).generate(questions()[0][:1], 1)
+    suppressed = json.loads(server.asked[0]["generation_config"])["suppress_tokens"]
+    assert policy().tokenizer.convert_tokens_to_ids("<|im_start|>") in suppressed
+    assert set(policy().media_token_ids) <= set(suppressed)
+
+
 def test_bodies_are_made_when_their_turn_comes(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, messages = questions()
     engine = make_engine(server, concurrency=1)
@@ -456,8 +477,7 @@ def test_bodies_are_made_when_their_turn_comes(server: FakeServer, monkeypatch: 
 def test_answers_without_choices_are_refused(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(server)
     monkeypatch.setattr(server, "answer", lambda body: (200, {"text": "hello"}))
-    with pytest.raises(ServerError, match=r"gave \{'text': 'hello'\}"):
-        engine.generate(questions()[0][:1], 1)
+    assert "gave {'text': 'hello'}" in recorded_or_raised(engine, questions()[0][:1])
 
 
 def test_a_prompt_of_another_length_is_refused(server: FakeServer) -> None:

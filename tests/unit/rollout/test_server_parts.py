@@ -27,7 +27,7 @@ END, IMAGE = (TOKENIZER.convert_tokens_to_ids(token) for token in ("<|im_end|>",
 
 def reader(stop_strings: tuple[str, ...] = (), max_new_tokens: int = 50) -> AnswerReader:
     strings = StopStrings(TOKENIZER, stop_strings) if stop_strings else None
-    return AnswerReader(TOKENIZER, (END,), strings, max_new_tokens, (IMAGE,))
+    return AnswerReader(TOKENIZER, (END,), strings, max_new_tokens, (IMAGE,), stop_texts=stop_strings)
 
 
 def choice(content: str | None, finish_reason: str = "stop", **extra: Any) -> dict[str, Any]:
@@ -182,7 +182,11 @@ SAID = (*ids("a b"), END)
         (choice(None), r"message\.content: .* valid string \(it has None\)"),
         ({"finish_reason": "stop", "text": "a b"}, "message: Field required"),
         ({"finish_reason": "stop", "delta": {"content": "a b"}}, "message: Field required"),
-        (choice("a b", text="a b"), "text: Input should be None"),
+        (choice("a b", text="a b"), "text: Input should be ''"),
+        (
+            choice("a b") | {"message": {"role": "model", "content": "a b"}},
+            r"message\.role: Input should be 'assistant'",
+        ),
         (choice("a b", token_ids=[]), "token_ids is empty beside the text 'a b'"),
         (choice("a b", token_ids=list(ids("a b"))), "its token_ids end in none of the stop tokens"),
         (choice("a b", token_ids=[True, *SAID[1:]]), r"token_ids\.0: .* valid integer \(it has True\)"),
@@ -215,6 +219,64 @@ def test_log_probabilities_are_those_of_the_tokens_or_none() -> None:
     assert reader().read("s", choice("a b", logprobs={"content": said["content"][:1]})).logprobs is None
     other = {"content": [{"token": "x", "logprob": -0.5} for _ in SAID]}
     assert reader().read("s", choice("a b", logprobs=other)).logprobs is None
+
+
+STOP = "</answer>"
+# Its last token goes on behind the stop string: "</", "answer", ">."
+BEYOND = [*ids("A"), *ids("</answer>.")]
+
+
+@pytest.mark.parametrize("content", ["A", "A</answer>", "A</answer>."], ids=["before", "behind", "whole"])
+def test_a_text_may_be_cut_at_the_stop_string_that_its_ids_go_beyond(content: str) -> None:
+    """vLLM cuts the text there, with include_stop_str_in_output behind it, and keeps the whole last token."""
+    assert TOKENIZER.decode(BEYOND[-1:]) == ">."
+    answer = reader((STOP, "never")).read("s", choice(content, token_ids=BEYOND))
+    assert answer.token_ids == tuple(BEYOND) and answer.exact
+    assert (answer.text, answer.finish_reason) == ("A", "stop")
+
+
+@pytest.mark.parametrize(
+    "content,finish_reason,stops",
+    [
+        ("A</answer", "stop", (STOP,)),
+        ("A</", "stop", (STOP,)),
+        ("B", "stop", (STOP,)),
+        ("", "stop", (STOP,)),
+        ("A", "length", (STOP,)),
+        ("A", "stop", ("never",)),
+    ],
+)
+def test_a_text_that_is_cut_elsewhere_is_of_another_response(
+    content: str, finish_reason: str, stops: tuple[str, ...]
+) -> None:
+    with pytest.raises(AnswerError, match="one of them is of another response"):
+        reader(stops).read("s", choice(content, finish_reason, token_ids=BEYOND))
+
+
+def test_a_stop_string_that_an_earlier_token_completed_excuses_no_cut() -> None:
+    earlier = [*BEYOND, *ids("more"), END]
+    with pytest.raises(AnswerError, match="one of them is of another response"):
+        reader((STOP,)).read("s", choice("A</answer>", token_ids=earlier))
+
+
+@pytest.mark.parametrize("entry", [{"logprob": None}, {"logprob": float("nan")}, {"logprob": -3.4028235e38},
+                                   {"logprob": float("-inf")}, {"logprob": -(10**400)}, {"token": None}])  # fmt: skip
+def test_log_probabilities_that_are_not_known_cost_no_answer(entry: dict[str, Any]) -> None:
+    entries = [{"token": TOKENIZER.decode([token]), "logprob": -0.5} for token in SAID]
+    entries[1] |= entry
+    answer = reader().read("s", choice("a b", token_ids=list(SAID), logprobs={"content": entries}))
+    assert answer.token_ids == SAID and answer.logprobs is None
+
+
+@pytest.mark.parametrize("value", [3.0, float("inf"), True, "-1"])
+def test_log_probabilities_that_are_none_are_refused(value: Any) -> None:
+    entries = {"content": [{"token": "x", "logprob": value}] * len(SAID)}
+    with pytest.raises(AnswerError, match=r"logprobs\.content\.0\.logprob: "):
+        reader().read("s", choice("a b", token_ids=list(SAID), logprobs=entries))
+
+
+def test_an_empty_text_beside_a_message_means_nothing() -> None:
+    assert reader().read("s", choice("a b", text="", token_ids=list(SAID))).token_ids == SAID
 
 
 def test_media_tokens_in_a_response_are_refused() -> None:

@@ -53,6 +53,7 @@ class AnswerReader:
         turn_token_ids: begin another turn of the conversation, and may not be in a response either.
         vocab_size: ids end below; None: not checked.
         min_new_tokens: stop strings that were complete before so many tokens do not end a response.
+        stop_texts: the strings of ``stop_strings``.
     """
 
     tokenizer: Any
@@ -63,6 +64,7 @@ class AnswerReader:
     turn_token_ids: Sequence[int] = ()
     vocab_size: int | None = None
     min_new_tokens: int = 0
+    stop_texts: tuple[str, ...] = ()
 
     def read(self, sample_id: str, choice: Any) -> Answer:
         """One choice as tokens and text.
@@ -115,12 +117,30 @@ class AnswerReader:
         beyond = [token for token in ids if self.vocab_size is not None and token >= self.vocab_size]
         if beyond:
             raise AnswerError(f"token_ids has {beyond[0]}, beyond the model's vocabulary of {self.vocab_size}.")
-        if self._plain(self.tokenizer.decode(ids, skip_special_tokens=False)) != self._plain(content):
+        decoded: str = self.tokenizer.decode(ids, skip_special_tokens=False)
+        same = self._plain(decoded) == self._plain(content)
+        if not same and not (said.finish_reason == "stop" and self._cut_at_stop(ids, content)):
             raise AnswerError(
-                f"token_ids read {shown(self.tokenizer.decode(ids, skip_special_tokens=False))}, the text beside them "
-                f"is {shown(content)}: one of them is of another response."
+                f"token_ids read {shown(decoded)}, the text beside them is {shown(content)}: one of them is of another "
+                "response."
             )
         return ids
+
+    def _cut_at_stop(self, ids: Sequence[int], content: str) -> bool:
+        """Whether the text ends before or right behind a stop string that the last token completed.
+
+        Servers cut the text there, within a token if need be, and keep the whole token.
+        """
+        decoded: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        held: str = self.tokenizer.decode(list(ids[:-1]), skip_special_tokens=False)
+        # The last token may also have completed a character.
+        known = len(held.rstrip(REPLACEMENT))
+        for string in self.stop_texts:
+            place = decoded.find(string, max(0, known - len(string) + 1))
+            cuts = (decoded[:place], decoded[: place + len(string)])
+            if place >= 0 and self._plain(content) in map(self._plain, cuts):
+                return True
+        return False
 
     def _plain(self, text: str) -> str:
         """Without special tokens, outer space and bytes that are no text: servers show or leave them out."""
@@ -152,7 +172,7 @@ class AnswerReader:
         if within:
             raise AnswerError(
                 f"a response goes on behind the tokens {within}{whose}, which end it or begin another turn. Use a "
-                "server that stops at stop_token_ids (docs/servers.md)."
+                "server that stops at stop_token_ids and honours logit_bias (docs/servers.md)."
             )
         if self.stop_strings is None or self.min_new_tokens:
             return
@@ -170,7 +190,8 @@ class AnswerReader:
             written = [self.tokenizer.decode([token], skip_special_tokens=False) for token in ids[: len(entries)]]
             if written != [entry.token for entry in entries]:
                 return None
-        return tuple(entry.logprob for entry in entries)
+        known = [entry.logprob for entry in entries if entry.logprob is not None and entry.token is not None]
+        return tuple(known) if len(known) == len(entries) else None
 
 
 def _check_whole(choice: Any) -> None:

@@ -14,6 +14,8 @@ PIECE_BYTES = 2**16
 _ANY_HEADER, _NO_HEADER = 47, -15
 _PACKED = ("gzip", "x-gzip", "deflate")
 _PLAIN = ("", "identity")
+# Servers pack once, and a proxy before them perhaps again; each packing costs a call on the stack.
+MOST_PACKINGS = 2
 # What is asked for.
 ACCEPTED = "gzip, deflate"
 
@@ -26,7 +28,7 @@ class BoundedBody(httpx2.AsyncByteStream):
     """The stream of an answer, unpacked, of at most ``limit_bytes``.
 
     Raises, while it is read:
-        UnreadableAnswer: it goes on beyond the limit, is packed in an unknown way, or damaged.
+        UnreadableAnswer: it goes on beyond the limit, is packed in an unknown way or too many times, or damaged.
     """
 
     def __init__(self, stream: Any, encodings: str, limit_bytes: int):
@@ -34,7 +36,13 @@ class BoundedBody(httpx2.AsyncByteStream):
         self._encodings = [name.strip().lower() for name in encodings.split(",")]
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        unpackers = [_Unpacker(name) for name in reversed(self._encodings) if name not in _PLAIN]
+        packings = [name for name in reversed(self._encodings) if name not in _PLAIN]
+        if len(packings) > MOST_PACKINGS:
+            raise UnreadableAnswer(
+                f"the answer is packed {len(packings)} times; at most {MOST_PACKINGS} are read, for {ACCEPTED} was "
+                "asked for"
+            )
+        unpackers = [_Unpacker(name) for name in packings]
         received = unpacked = 0
         async for raw in self._stream:
             received += len(raw)

@@ -7,16 +7,15 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import suppress
-from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, TypeVar
 
 import httpx2
 
 from vlm_pg.errors import ConfigError
-from vlm_pg.rollout.server.bodies import ACCEPTED, UnreadableAnswer, bound_body
+from vlm_pg.rollout.server.bodies import ACCEPTED, bound_body
 from vlm_pg.rollout.server.errors import ServerError
+from vlm_pg.rollout.server.outcomes import AWAY, failed, json_of, may_be_away, retry_after, text_of
 from vlm_pg.rollout.server.redact import without_key
 from vlm_pg.rollout.settings import ServerSettings
 
@@ -28,9 +27,9 @@ LONGEST_PAUSE_SECONDS = 30.0
 PROBE_TIMEOUT_SECONDS = 5.0
 PROBE_EVERY_SECONDS = 1.0
 SHOWN_CHARACTERS = 300
+# A longer pause that a server asks for is told of: nothing else is seen of the run meanwhile.
+TOLD_PAUSE_SECONDS = 5.0
 
-# What a proxy, or a server that is still loading, answers in place of the server.
-AWAY = (502, 503, 504)
 # The request itself is at fault: no repetition helps.
 HOPELESS = (
     httpx2.InvalidURL,
@@ -48,14 +47,15 @@ class ServerClient:
     Args:
         settings: ``url`` must be set.
         tell: shows one line to people.
+        tell_once: shows a line of a topic, the first time.
 
     Raises:
         ConfigError: a key that cannot be sent.
     """
 
-    def __init__(self, settings: ServerSettings, tell: Callable[[str], None]):
+    def __init__(self, settings: ServerSettings, tell: Callable[[str], None], tell_once: Callable[[str, str], None]):
         assert settings.url is not None
-        self._settings, self._tell = settings, tell
+        self._settings, self._tell, self._tell_once = settings, tell, tell_once
         self.url = settings.url.rstrip("/")
         self._key = read_key(settings.api_key_variable)
         self._http = httpx2.AsyncClient(
@@ -112,7 +112,7 @@ class ServerClient:
             response = await self._answered(
                 lambda: self._http.post(f"{self.url}{path}", content=data, headers=headers), wants_json=True
             )
-        if _failed(response):
+        if failed(response):
             raise ServerError(
                 f"It failed {self._settings.retries + 1} times at POST {path}, {self._shown(response)} Its log says "
                 "why. The step is sampled again when the run is resumed (run.resume=auto)."
@@ -131,7 +131,7 @@ class ServerClient:
 
     def json_object(self, response: httpx2.Response) -> dict[str, Any]:
         """The answer's JSON object; ServerError for anything else."""
-        value = _json(response)
+        value = json_of(response)
         if not isinstance(value, dict):
             raise ServerError(
                 f"{response.request.url} gave no JSON object, {self._shown(response)} rollout.server.url must be the "
@@ -146,7 +146,7 @@ class ServerClient:
         return words[:SHOWN_CHARACTERS] + (" ..." if len(words) > SHOWN_CHARACTERS else "")
 
     def _shown(self, response: httpx2.Response) -> str:
-        return f"status {response.status_code}: {self.excerpt(response.text)!r}."
+        return f"status {response.status_code}: {self.excerpt(text_of(response))!r}."
 
     def without_key(self, text: str) -> str:
         """``text`` as it may be shown and recorded."""
@@ -185,11 +185,11 @@ class ServerClient:
                 ) from None
             except httpx2.RequestError as error:
                 outcome = error
-            if isinstance(outcome, httpx2.Response) and not _failed(outcome):
-                garbled = wants_json and outcome.status_code == 200 and not isinstance(_json(outcome), dict)
+            if isinstance(outcome, httpx2.Response) and not failed(outcome):
+                garbled = wants_json and outcome.status_code == 200 and not isinstance(json_of(outcome), dict)
                 if not garbled or not tries_left:
                     return outcome
-            if _may_be_away(outcome) and await self._was_away():
+            if may_be_away(outcome) and await self._was_away():
                 continue
             if not tries_left:
                 if isinstance(outcome, httpx2.Response):
@@ -208,7 +208,14 @@ class ServerClient:
         if not isinstance(outcome, httpx2.Response):
             return 0.0
         longest = max(LONGEST_PAUSE_SECONDS, self._settings.wait_seconds)
-        return min(retry_after(outcome.headers.get("retry-after", "")), longest)
+        seconds = min(retry_after(outcome.headers.get("retry-after", "")), longest)
+        if seconds > TOLD_PAUSE_SECONDS:
+            self._tell_once(
+                "pause",
+                f"the server at {self.url} asks for a pause (status {outcome.status_code}, Retry-After): waiting "
+                f"{seconds:.0f} s, and again without a line whenever it asks",
+            )
+        return seconds
 
     async def _was_away(self) -> bool:
         """Wait until the server answers; False if it does so at once.
@@ -299,44 +306,3 @@ def run_until_stopped(work: Coroutine[Any, Any, T], should_stop: Callable[[], bo
         return task.result()
 
     return asyncio.run(watched())
-
-
-def retry_after(value: str) -> float:
-    """Seconds of a Retry-After header, which has a number of them or a date; 0 for anything else."""
-    with suppress(ValueError, OverflowError):
-        seconds = float(value) if value.strip().isdecimal() else parsedate_to_datetime(value).timestamp() - time.time()
-        return max(0.0, seconds)
-    return 0.0
-
-
-def _may_be_away(outcome: httpx2.Response | httpx2.RequestError) -> bool:
-    if isinstance(outcome, httpx2.Response):
-        return outcome.status_code in AWAY
-    if isinstance(outcome, UnreadableAnswer | httpx2.DecodingError):
-        return False
-    # A server that takes a connection and says nothing is slow; all others may be away.
-    return not isinstance(outcome, httpx2.TimeoutException) or isinstance(outcome, httpx2.ConnectTimeout)
-
-
-def _failed(response: httpx2.Response) -> bool:
-    """Whether the server is at fault, and may do better when asked again."""
-    return response.status_code >= 500 or response.status_code == 429 or _aborted(response)
-
-
-def _aborted(response: httpx2.Response) -> bool:
-    """vLLM and SGLang end the responses of a request they drop with the reason "abort"."""
-    if response.status_code != 200 or b'"abort"' not in response.content:
-        return False
-    answer = _json(response)
-    choices = answer.get("choices") if isinstance(answer, dict) else None
-    return isinstance(choices, list) and any(
-        isinstance(choice, dict) and choice.get("finish_reason") == "abort" for choice in choices
-    )
-
-
-def _json(response: httpx2.Response) -> Any:
-    """None for what is no JSON."""
-    try:
-        return response.json()
-    except (ValueError, LookupError, RecursionError):  # LookupError: an encoding that nobody knows
-        return None

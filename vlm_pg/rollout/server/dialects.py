@@ -11,6 +11,7 @@ from typing import Any, Literal
 from vlm_pg.models.settings import PositionRule
 from vlm_pg.rollout.server.client import ServerClient
 from vlm_pg.rollout.server.errors import AnswerError, ServerError
+from vlm_pg.rollout.server.outcomes import text_of
 from vlm_pg.rollout.server.schema import ModelEntry, read_part
 from vlm_pg.rollout.settings import RolloutSettings
 
@@ -79,7 +80,7 @@ async def recognize(client: ServerClient) -> ServerInfo:
     """
     # transformers serve lists the models of its download cache, which says nothing about what it can load.
     schema = await client.get(f"{client.url.removesuffix('/v1')}/openapi.json")
-    if schema.status_code == 200 and _has_paths(schema.text, "/load_model", "/v1/chat/completions"):
+    if schema.status_code == 200 and _has_paths(text_of(schema), "/load_model", "/v1/chat/completions"):
         return ServerInfo("transformers")
     response = await client.get(f"{client.url}/models")
     if response.status_code != 200:
@@ -125,21 +126,27 @@ def maybe_ignored(kind: Kind, settings: RolloutSettings) -> list[str]:
     return [f"rollout.{name}" for name, _, _ in _extras(settings)] if kind == "openai" else []
 
 
+def processors(settings: RolloutSettings) -> list[str]:
+    """Settings that change logits and are not neutral: servers may report log-probabilities before or behind them."""
+    return [name for name, _, _ in _extras(settings)]
+
+
 def request_fields(
-    kind: Kind, settings: RolloutSettings, stop_token_ids: tuple[int, ...], media_token_ids: tuple[int, ...]
+    kind: Kind, settings: RolloutSettings, stop_token_ids: tuple[int, ...], ruled_out_ids: tuple[int, ...]
 ) -> dict[str, Any]:
     """The sampling settings as fields of a chat completion request.
 
     Every setting is sent to servers that know it, neutral or not: they fill gaps from the model's
-    ``generation_config.json``, and those of Qwen-VL checkpoints are far from neutral. Media tokens are ruled out.
+    ``generation_config.json``, and those of Qwen-VL checkpoints are far from neutral. ``ruled_out_ids`` may not
+    be sampled.
     """
     if kind == "transformers":
-        return {"generation_config": json.dumps(_generation_config(settings, stop_token_ids, media_token_ids))}
+        return {"generation_config": json.dumps(_generation_config(settings, stop_token_ids, ruled_out_ids))}
     fields: dict[str, Any] = {
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "max_tokens": settings.max_new_tokens,
-        "logit_bias": {str(token): -100 for token in media_token_ids},
+        "logit_bias": {str(token): -100 for token in ruled_out_ids},
     }
     if kind == "openai":
         # It is asked for extras, in vLLM's words, only where they matter: it may refuse them.
@@ -188,7 +195,7 @@ def _extras(settings: RolloutSettings) -> list[tuple[str, str, Any]]:
 
 
 def _generation_config(
-    settings: RolloutSettings, stop_token_ids: tuple[int, ...], media_token_ids: tuple[int, ...]
+    settings: RolloutSettings, stop_token_ids: tuple[int, ...], ruled_out_ids: tuple[int, ...]
 ) -> dict[str, Any]:
     """transformers' own names.
 
@@ -203,7 +210,7 @@ def _generation_config(
         "repetition_penalty": settings.repetition_penalty,
         "eos_token_id": list(stop_token_ids),
         "pad_token_id": stop_token_ids[0],
-        "suppress_tokens": list(media_token_ids),
+        "suppress_tokens": list(ruled_out_ids),
     }
     if settings.temperature > 0:
         fields |= {

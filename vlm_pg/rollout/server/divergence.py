@@ -15,6 +15,8 @@ import torch
 LOG_RATIO_CLAMP = 20.0
 # Rounding stays below, in bf16 too; see ``HEALTHY`` of training.
 HEALTHY_KL = 0.01
+# vLLM writes no number below; it stands for one that is not known.
+UNKNOWN_LOGPROB = -9999.0
 # Fewer tokens say little: the estimate has the spread of a mean.
 ENOUGH_TOKENS = 64
 
@@ -38,7 +40,7 @@ class Divergence:
 
 
 def divergence(said: Sequence[tuple[float, ...] | None], scored: Sequence[torch.Tensor]) -> Divergence:
-    """Of responses for which the server has said its log-probabilities.
+    """Of responses for which the server has said its log-probabilities; tokens at ``UNKNOWN_LOGPROB`` are left out.
 
     Args:
         said: of the first tokens of each response; None: not known.
@@ -48,6 +50,9 @@ def divergence(said: Sequence[tuple[float, ...] | None], scored: Sequence[torch.
     if not pairs:
         return Divergence()
     server = torch.cat([torch.tensor(values, dtype=torch.float64) for values, _ in pairs])
-    difference = torch.cat([ours.double() for _, ours in pairs]) - server
+    known = server > UNKNOWN_LOGPROB
+    if not known.any():
+        return Divergence()
+    difference = (torch.cat([ours.double() for _, ours in pairs]) - server)[known]
     held = difference.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
-    return Divergence(len(server), float((torch.expm1(held) - held).sum()), float(difference.abs().max()))
+    return Divergence(len(difference), float((torch.expm1(held) - held).sum()), float(difference.abs().max()))

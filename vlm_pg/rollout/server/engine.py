@@ -24,16 +24,15 @@ from vlm_pg.rollout.server.dialects import (
     recognize,
     request_fields,
 )
-from vlm_pg.rollout.server.divergence import ENOUGH_TOKENS, HEALTHY_KL, Divergence, divergence
-from vlm_pg.rollout.server.errors import AnswerError, ServerError
+from vlm_pg.rollout.server.divergence import Divergence
+from vlm_pg.rollout.server.errors import AnswerError
+from vlm_pg.rollout.server.faults import Faults
 from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.server.served import served_folder
+from vlm_pg.rollout.server.weights import WeightsCheck
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.rollout.stopping import StopStrings
 from vlm_pg.types import BadSample, Prompt, ResponseGroup, Rollout
-
-# The reason that bad_samples.jsonl has for a question whose answers do not fit.
-UNUSABLE = "server_answer"
 
 
 class ServerEngine:
@@ -71,23 +70,27 @@ class ServerEngine:
         self.policy, self.settings, self.seed = policy, settings, seed
         self._should_stop, self._messages, self._home, self._tell = should_stop, messages, home, tell
         self._told: set[str] = set()
+        assert settings.server.url is not None  # _check_policy has looked
         self._url = settings.server.url
         self.server, self._model = run_until_stopped(self._recognize(), should_stop)
         end = policy.tokenizer.eos_token_id
         others = {*stop_token_ids(policy), *settings.stop_token_ids} - {end}
         self.stop_token_ids = (*([] if end is None else [end]), *sorted(others))
+        turns = turn_token_ids(policy.tokenizer, self.stop_token_ids)
+        self._ruled_out_ids = (*policy.media_token_ids, *turns)
         reader = AnswerReader(
             policy.tokenizer,
             self.stop_token_ids,
             StopStrings(policy.tokenizer, settings.stop_strings) if settings.stop_strings else None,
             settings.max_new_tokens,
             policy.media_token_ids,
-            turn_token_ids(policy.tokenizer, self.stop_token_ids),
+            turns,
             policy.vocab_size,
             settings.min_new_tokens,
+            settings.stop_strings,
         )
-        self._faults: list[BadSample] = []
-        self._divergence, self._compared = Divergence(), False
+        self._faults = Faults(self._url, settings.server.retries + 1)
+        self._weights = WeightsCheck(self._url, self.server.kind, settings, self._tell_once)
         self._ask = Asker(self.server, settings, seed, reader, self._body, self._tell_once)
         self._served_version: int | None = None
         if self.server.loads_by_name:
@@ -132,8 +135,8 @@ class ServerEngine:
 
         Raises:
             SampleError: a prompt the server or the model cannot take.
-            ServerError: the server is away, refuses, read another prompt, gave nothing that can be learned from, or
-                samples from another model.
+            ServerError: the server is away, refuses, read another prompt, gave nothing that can be learned from
+                for many questions in a row, or samples from another model.
             InterruptedError: a stop was asked for.
         """
         for prompt in prompts:
@@ -141,7 +144,7 @@ class ServerEngine:
             self.policy.check_length(prompt, self.settings.max_new_tokens)
             self._compare_positions(prompt)
         found = run_until_stopped(self._ask_all(prompts, step), self._should_stop)
-        self._record_unusable(prompts, found)
+        self._faults.add(prompts, found)
         answers = [answer for answer in found if not isinstance(answer, AnswerError)]
         asked = [prompt for prompt, answer in zip(prompts, found, strict=True) if not isinstance(answer, AnswerError)]
         groups = [
@@ -151,7 +154,13 @@ class ServerEngine:
         # As everywhere, greedy responses have their log-probabilities at temperature 1.
         temperature = self.settings.temperature or 1.0
         scores = self._score(groups, temperature)
-        self._compare_weights(groups, answers, scores, temperature, step)
+        self._weights.compare(
+            [answer.logprobs for group in answers for answer in group],
+            [values for group in scores for values in group],
+            lambda: [values for group in self._score(groups, 1.0) for values in group],
+            temperature,
+            step,
+        )
         rollouts = iter(
             tuple(
                 Rollout(tokens, logprobs, answer.finish_reason, answer.text)
@@ -163,8 +172,7 @@ class ServerEngine:
 
     def take_faults(self) -> list[BadSample]:
         """Questions since the last call that have no usable rollouts, and why."""
-        faults, self._faults = self._faults, []
-        return faults
+        return self._faults.take()
 
     def take_asked_again(self) -> int:
         """Answers that were asked for again since the last call."""
@@ -173,56 +181,10 @@ class ServerEngine:
 
     def take_divergence(self) -> Divergence:
         """How far the server's log-probabilities lay from the trainer's since the last call."""
-        found, self._divergence = self._divergence, Divergence()
-        return found
+        return self._weights.take()
 
     def _score(self, groups: Sequence[ResponseGroup], temperature: float) -> list[list[torch.Tensor]]:
         return score(self.policy, groups, temperature, self.settings.prefill_tokens, self._should_stop)
-
-    def _record_unusable(self, prompts: Sequence[Prompt], found: Sequence[list[Answer] | AnswerError]) -> None:
-        """A question without rollouts is left out of the step; a step of such questions alone ends the run."""
-        errors = [(p, answer) for p, answer in zip(prompts, found, strict=True) if isinstance(answer, AnswerError)]
-        if errors and len(errors) == len(prompts):
-            raise ServerError(
-                f"{errors[0][1]} None of the {len(prompts)} question(s) asked has rollouts that can be used, each was "
-                f"asked {self.settings.server.retries + 1} times. Put the server right and go on with run.resume=auto."
-            )
-        self._faults += [BadSample(p.sample_id, UNUSABLE, str(error), str(self._url)) for p, error in errors]
-
-    def _compare_weights(
-        self,
-        groups: Sequence[ResponseGroup],
-        answers: Sequence[Sequence[Answer]],
-        scores: Sequence[Sequence[torch.Tensor]],
-        temperature: float,
-        step: int | str,
-    ) -> None:
-        """Warn of a server with other weights than these, and stop where its answers are another model's."""
-        said = [answer.logprobs for group in answers for answer in group]
-        every = self.settings.mismatch_every
-        due = not self._compared or temperature == 1.0 or (every > 0 and isinstance(step, int) and step % every == 0)
-        if not due or not any(said):
-            return
-        self._compared = True
-        found = divergence(said, [values for group in scores for values in group])
-        if temperature != 1.0:
-            unscaled = divergence(said, [values for group in self._score(groups, 1.0) for values in group])
-            found = min(found, unscaled, key=lambda reading: reading.kl)
-        self._divergence += found
-        if found.tokens < ENOUGH_TOKENS or found.mean <= HEALTHY_KL:
-            return
-        line = (
-            f"the server at {self._url} samples from other weights than the trainer's: its log-probabilities of "
-            f"{found.tokens} tokens differ by a KL of {found.mean:.3g} nats a token (largest difference "
-            f"{found.largest:.3g})"
-        )
-        limit = self.settings.server.max_divergence
-        if limit is not None and found.mean > limit:
-            raise ServerError(
-                f"{line}, above rollout.server.max_divergence={limit:g}. Start it on the newest checkpoint of the run "
-                "(on model.path before the first one) and go on with run.resume=auto."
-            )
-        self._tell_once("weights", f"{line}; start it on the newest checkpoint now and then (docs/servers.md)")
 
     async def _recognize(self) -> tuple[ServerInfo, str]:
         """What the server is, and the model to ask for; empty where a checkpoint is named instead."""
@@ -241,7 +203,7 @@ class ServerEngine:
         return {
             "model": self._model,
             "messages": self._messages(prompt, kind),
-            **request_fields(kind, self.settings, self.stop_token_ids, self.policy.media_token_ids),
+            **request_fields(kind, self.settings, self.stop_token_ids, self._ruled_out_ids),
             **media_fields(kind, bool(prompt.media_kinds)),
         }
 
@@ -259,7 +221,7 @@ class ServerEngine:
             )
 
     def _client(self) -> ServerClient:
-        return ServerClient(self.settings.server, self._tell)
+        return ServerClient(self.settings.server, self._tell, self._tell_once)
 
     def _tell_once(self, topic: str, line: str) -> None:
         if topic not in self._told:

@@ -1,40 +1,79 @@
-"""A key taken out of what people get to see, however a server has written it."""
+"""A key taken out of what people get to see, however a server has written it.
+
+No text takes more time than its length: a character is matched in one way or not at all (atomic groups), and runs of
+backslashes are shortened first.
+"""
 
 from __future__ import annotations
 
 import html
 import re
 from functools import lru_cache
+from itertools import groupby
 
 HIDDEN = "[key]"
 # Where a text was cut within the key, what begins like it is hidden with all that follows up to the next space.
 BEGINNING_CHARACTERS = 8
+# JSON within JSON, five times over, has as many before a quote. More say nothing more.
+LONGEST_RUN = 32
 
 
 def without_key(text: str, key: str | None) -> str:
-    """``text`` with the key replaced: as it is, behind backslashes, or in the escapes of JSON, URLs and HTML."""
-    return _spellings(key).sub(HIDDEN, text) if key else text
+    """``text`` with the key replaced: as it is, behind backslashes, or in the escapes of JSON, URLs and HTML.
+
+    Where a key was set, longer runs of backslashes than ``LONGEST_RUN`` are shortened to that.
+    """
+    if not key:
+        return text
+    text = _LONG_RUN.sub(lambda run: run[0][:LONGEST_RUN], text.replace(key, HIDDEN))
+    for pattern in _spellings(key):
+        text = pattern.sub(HIDDEN, text)
+    return text
+
+
+_LONG_RUN = re.compile(rf"\\{{{LONGEST_RUN + 1},}}")
 
 
 @lru_cache(maxsize=8)
-def _spellings(key: str) -> re.Pattern[str]:
-    forms = [_spellings_of_one(character) for character in key]
-    whole, beginning = "".join(forms), "".join(forms[:BEGINNING_CHARACTERS])
+def _spellings(key: str) -> tuple[re.Pattern[str], ...]:
+    """Two: a character of the key that also begins an escape ("%", "u" behind a backslash) is read as either."""
+    return tuple(_pattern(key, own_first) for own_first in (True, False))
+
+
+def _pattern(key: str, own_first: bool) -> re.Pattern[str]:
+    whole, beginning = _forms(key, own_first), _forms(key[:BEGINNING_CHARACTERS], own_first)
     return re.compile(whole if len(key) <= BEGINNING_CHARACTERS else rf"{whole}|{beginning}\S*")
 
 
-def _spellings_of_one(character: str) -> str:
-    code = ord(character)
-    forms = [
-        rf"\\*{re.escape(character)}",
-        rf"\\+u00{code:02x}",
-        rf"\\+x{code:02x}",
+def _forms(key: str, own_first: bool) -> str:
+    """Of all characters in order; backslashes and spaces in a row are taken together, for their runs vary in length."""
+    forms, behind_backslash = [], False
+    for character, run in groupby(key):
+        count = len(list(run))
+        escapes = "|".join(_escapes(character, "*" if behind_backslash else "+"))
+        # Of hexadecimal digits either case; of the key's own letters only theirs.
+        escaped = f"(?i:{escapes})"
+        if character == "\\":
+            parts = [rf"\\{{{min(count, LONGEST_RUN)},}}", f"(?:{escaped}){{{count}}}"]
+            repeat = 1
+        elif character == " ":
+            parts, repeat = [r"\s+", rf"(?:\\+ |\+|{escaped}){{{count}}}"], 1
+        else:
+            parts, repeat = [rf"\\*{re.escape(character)}", escaped], count
+        # "%25" may be a percent sign or its escape, and what follows tells.
+        group = "?:" if character == "%" else "?>"
+        forms += [f"({group}{'|'.join(parts if own_first else reversed(parts))})"] * repeat
+        behind_backslash = character == "\\"
+    return "".join(forms)
+
+
+def _escapes(character: str, backslashes: str) -> list[str]:
+    code, named = ord(character), html.escape(character)
+    return [
+        rf"\\{backslashes}u00{code:02x}",
+        rf"\\{backslashes}x{code:02x}",
         rf"%(?:25)*{code:02x}",
         rf"&(?:amp;)*#0*{code};",
         rf"&(?:amp;)*#x0*{code:x};",
-        re.escape(html.escape(character)),
-        *(["\\s+", r"\+"] if character == " " else []),
+        *([re.escape(named)] if named != character else []),
     ]
-    # Of hexadecimal digits either case; of the key's own letters only theirs.
-    own, *escapes = forms
-    return f"(?:{own}|(?i:{'|'.join(escapes)}))"

@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from vlm_pg.rollout.server.errors import AnswerError
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-# Log-probabilities end at 0, but for rounding; servers write a large negative number for minus infinity.
-LogProbability = Annotated[float, Field(le=1e-3, ge=-1e9, allow_inf_nan=False)]
+# Log-probabilities end at 0, but for rounding. What lies below the least, as SGLang writes minus infinity, is unknown.
+LEAST_LOGPROB = -1e9
+LogProbability = Annotated[float, Field(le=1e-3, ge=LEAST_LOGPROB, allow_inf_nan=False)]
 P = TypeVar("P", bound="_Part")
 # Of what came, in messages.
 SHOWN_CHARACTERS = 120
@@ -32,10 +33,20 @@ class Message(_Part):
 
 
 class TokenLogprob(_Part):
-    """The log-probability of one sampled token, and how the server writes that token."""
+    """The log-probability of one sampled token, and how the server writes that token; None: it does not know.
 
-    logprob: LogProbability
-    token: str = ""
+    Nothing is trained on them, so an answer is as good without.
+    """
+
+    logprob: LogProbability | None
+    token: str | None = ""
+
+    @field_validator("logprob", mode="before")
+    @classmethod
+    def _unknown(cls, value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return value
+        return None if value != value or value < LEAST_LOGPROB else value
 
 
 class Logprobs(_Part):
@@ -43,14 +54,17 @@ class Logprobs(_Part):
 
 
 class Choice(_Part):
-    """One response. ``text`` and ``delta`` belong to answers of other kinds, in which ``message`` means nothing."""
+    """One response. ``text`` and ``delta`` belong to answers of other kinds, in which ``message`` means nothing.
+
+    Some servers fill a ``text`` they do not use with an empty string.
+    """
 
     message: Message
     finish_reason: str | None = None
     index: Annotated[int, Field(ge=0)] | None = None
     token_ids: list[TokenId] | None = None
     logprobs: Logprobs | None = None
-    text: None = None
+    text: Literal[""] | None = None
     delta: None = None
 
 
