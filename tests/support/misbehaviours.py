@@ -58,6 +58,10 @@ def ids(edit: Callable[[list[int]], Any]) -> Misbehave:
     return of_choice(lambda choice: choice | {"token_ids": edit(list(choice["token_ids"]))})
 
 
+def logprobs(edit: Callable[[list[Any]], list[Any]]) -> Misbehave:
+    return of_choice(lambda choice: choice | {"logprobs": {"content": edit(choice["logprobs"]["content"])}})
+
+
 def said(edit: Callable[[list[int]], list[int]]) -> Misbehave:
     """Ids and the text they read, changed together: a server that did not stop."""
 
@@ -194,16 +198,22 @@ def of_endings() -> Iterator[Misbehaviour]:
         "null": None,
         "content null": {"content": None},
         "empty": {"content": []},
-        "too few": {"content": [{"logprob": -1}]},
-        "null number": {"content": [{"logprob": None}] * 10},
-        "NaN": {"content": [{"logprob": float("nan")}] * 10},
-        "least float": {"content": [{"logprob": -3.4028234663852886e38}] * 10},
-        "unknown": {"content": [{"logprob": -9999.0}] * 10},
-        "null token": {"content": [{"logprob": -1.0, "token": None}] * 10},
         "older": {"tokens": ["a"], "token_logprobs": [-1.0]},
     }
     for what, value in fine.items():
         yield Misbehaviour(f"logprobs {what}", with_entries(logprobs=value), "harmless")
+    unknown: dict[str, dict[str, Any]] = {
+        "null number": {"logprob": None},
+        "NaN": {"logprob": float("nan")},
+        "least float": {"logprob": -3.4028234663852886e38},
+        "unknown": {"logprob": -9999.0},
+        "null token": {"logprob": -1.0, "token": None},
+    }
+    for what, value in unknown.items():
+        yield Misbehaviour(f"logprobs {what}", logprobs(lambda given, value=value: [value] * len(given)), "harmless")
+    yield Misbehaviour("logprobs without the end's", logprobs(lambda given: given[:-1]), "harmless")
+    yield Misbehaviour("logprobs too few", logprobs(lambda given: given[:-2] or [*given, *given]))
+    yield Misbehaviour("logprobs too many", logprobs(lambda given: [*given, given[0]]))
 
 
 def entry_of_first_twice() -> Misbehave:

@@ -334,3 +334,13 @@ def test_a_served_folder_is_named_by_its_content_and_replaces_the_last(tmp_path:
     (checkpoint / "model.safetensors").write_text("{ }")
     second = served_folder(str(checkpoint), tmp_path / "served")
     assert second != first and second.is_dir() and not first.exists()
+
+
+def test_a_part_of_broken_characters_is_told_by_its_log_probabilities() -> None:
+    """Replacement characters are compared by nobody, for decoders make different numbers of them."""
+    broken = [token for token in range(256) if "\ufffd" in TOKENIZER.decode([token])][:2]
+    said = {"content": [{"token": "x", "logprob": -0.5} for _ in (*broken, END)]}
+    whole = choice("\ufffd\ufffd", token_ids=[*broken, END], logprobs=said)
+    assert reader().read("s", whole).token_ids == (*broken, END)
+    with pytest.raises(AnswerError, match=r"token_ids has 1 tokens, the log-probabilities beside them are of 3: ids"):
+        reader().read("s", whole | {"token_ids": [END]})

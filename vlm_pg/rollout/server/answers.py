@@ -181,11 +181,21 @@ class AnswerReader:
             raise AnswerError("a response goes on behind a stop string. Use a server that stops there.")
 
     def _aligned(self, said: Choice, ids: Sequence[int]) -> tuple[float, ...] | None:
-        """Log-probabilities of the first ids; None where it is not sure whose they are."""
+        """Log-probabilities of the first ids; None where it is not sure whose they are.
+
+        Ids of broken characters read alike, so that their number may be all that tells a part from the whole.
+        """
         entries: list[TokenLogprob] = (said.logprobs.content if said.logprobs is not None else None) or []
-        # Some servers have none for the stop token.
-        if not entries or not len(ids) - 1 <= len(entries) <= len(ids):
+        if not entries:
             return None
+        # Some servers have none for the stop token.
+        if not len(ids) - 1 <= len(entries) <= len(ids):
+            if said.token_ids is None:
+                return None
+            raise AnswerError(
+                f"token_ids has {len(ids)} tokens, the log-probabilities beside them are of {len(entries)}: ids are "
+                "missing or of another response."
+            )
         if said.token_ids is None:
             written = [self.tokenizer.decode([token], skip_special_tokens=False) for token in ids[: len(entries)]]
             if written != [entry.token for entry in entries]:
