@@ -6,6 +6,7 @@ the usual tests.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,13 @@ def all_clips() -> list:
 def test_the_table_is_large_enough():
     assert len(CLIPS) == len(table()) >= 120
     assert set(USUAL) <= set(CLIPS)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the encoder asks for real time only when root runs it")
+def test_encoding_leaves_the_process_out_of_real_time(tmp_path: Path):
+    """All other processes of a machine wait for one in real time."""
+    write(CLIPS["libsvtav1-mp4-plain"], tmp_path)
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 @pytest.mark.parametrize("name", all_clips())

@@ -6,6 +6,7 @@ orientation. It survives lossy coding and resizing; a picture that is turned, mi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,7 @@ def write(clip: Clip, folder: Path, frames: int = FRAMES) -> Path:
     """Encode the clip; what it is called says nothing about the container, where records may not name that one."""
     import av
 
+    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
     path = folder / (clip.name + SUFFIX.get(clip.container, f".{clip.container}"))
     with av.open(str(path), "w", format=clip.container, container_options=dict(clip.muxer)) as container:
         stream = container.add_stream(clip.codec, rate=RATE, options=dict(clip.options))
@@ -103,6 +105,8 @@ def write(clip: Clip, folder: Path, frames: int = FRAMES) -> Path:
             frame.pts, frame.time_base = pts, _time_base(clip)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
+    # SVT-AV1, run by root, leaves this thread in real time (SCHED_FIFO), and every process it starts from then on.
+    os.sched_setscheduler(0, policy, priority)
     if clip.patch:
         path.write_bytes(_PATCHES[clip.patch](path.read_bytes()))
     return path
