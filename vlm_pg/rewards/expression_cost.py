@@ -17,8 +17,8 @@ _EXPONENTIAL = (sympy.exp, sympy.sinh, sympy.cosh)
 _TASKS = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
 
 
-class TooCostly(Exception):
-    """An expression that is not evaluated, and why."""
+class TooCostly(BaseException):
+    """An expression that is not evaluated, and why. No Exception: the parser goes on after any."""
 
 
 def check_cost(expression: object) -> None:

@@ -251,21 +251,48 @@ def _parse(latex: str) -> Any:
     normalization = replace(LatexExtractionConfig().normalization_config, units=False)
     configuration = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normalization)
     try:
-        with _exhaustion_shown():
+        with _exhaustion_shown(), _terms_checked():
             found = parse(
                 f"${latex}$", [configuration], fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True
             )
+        if found:
+            check_cost(found[0])
+    except TooCostly as error:
+        raise _Refused(str(error)) from None
     except (MemoryError, RecursionError):
         raise
     except Exception:
         found = []
     if not found:
         raise _Refused("it is no mathematics that can be parsed")
-    try:
-        check_cost(found[0])
-    except TooCostly as error:
-        raise _Refused(str(error)) from None
     return found[0]
+
+
+@contextmanager
+def _terms_checked() -> Iterator[None]:
+    """Meanwhile the parser has the cost of every term checked before it makes anything of it.
+
+    An interval's ends are compared when it is made, and how sympy does that depends on the process's hash seed.
+
+    Raises:
+        TooCostly: what the text says so far.
+    """
+    from latex2sympy2_extended.latex2sympy2 import _Latex2Sympy
+
+    from vlm_pg.rewards.expression_cost import check_cost
+
+    original = _Latex2Sympy.convert_add
+
+    def convert_and_check(parser: Any, term: Any) -> Any:
+        expression = original(parser, term)
+        check_cost(expression)
+        return expression
+
+    _Latex2Sympy.convert_add = convert_and_check
+    try:
+        yield
+    finally:
+        _Latex2Sympy.convert_add = original
 
 
 @contextmanager

@@ -118,6 +118,10 @@ def test_unusable_gold_has_no_value_whatever_the_answer(gold: str, answer: str):
         ("((5!)!)!", "factorial"),
         ("(x+y)^{1000}", "sum to a power"),
         ("\\sin(10^{100})", "more than 20 digits"),
+        # The ends of an interval would be compared while it is read.
+        ("[\\sin(10^{99999999}), 1]", "more than 3000 digits"),
+        ("[10^{-1000000000}, 1]", "more than 3000 digits"),
+        ("(1, 2) \\cup (3, 9^{9^{9}}]", "more than 3000 digits"),
         ("\\sum_{n=1}^{9} n", "\\sum is not something a final answer is written with"),
         ("\\binom{1000000}{5}", "binomial"),
         ("(" * 20 + "1" + ")" * 20, "nested brackets"),
