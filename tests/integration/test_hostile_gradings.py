@@ -17,7 +17,7 @@ from vlm_pg.rewards.pool import Call, CheckerPool
 from vlm_pg.rewards.settings import CheckerSettings
 
 WATCH = Call(f"{hostile.__name__}:watch")
-DEADLINE_SECONDS = 120.0
+DEADLINE_SECONDS = 20.0
 
 
 def graded(count: int, seed: int, canary: Path) -> list[dict[str, Any]]:
