@@ -18,6 +18,7 @@ from vlm_pg.media.container import VideoHeader, header_of, open_video
 from vlm_pg.media.decoders import Decoder, DecordDecoder, PyAVDecoder
 from vlm_pg.media.images import decode_image
 from vlm_pg.media.index import TooManyFrames, VideoIndex, index_of
+from vlm_pg.media.parent import ask
 from vlm_pg.media.remote import download
 from vlm_pg.media.seeking import FrameTooLarge
 from vlm_pg.media.settings import MediaSettings
@@ -68,7 +69,8 @@ def decode_video(path: Path, settings: MediaSettings, factor: int, name: str = "
     _check_length(name, pts_seconds[-1] - pts_seconds[0], settings)
     _check_complete(name, header, index, settings)
     video_fps = sampling.average_fps(pts_seconds, header.stated_fps) if total > 1 else header.stated_fps or 1.0
-    count = sampling.num_sampled_frames(total, video_fps, settings.fps, settings.min_frames, settings.max_frames)
+    bounds = settings.min_frames, settings.max_frames
+    count = ask(sampling.num_sampled_frames, total, video_fps, settings.fps, *bounds)
     indices = sampling.frame_indices(total, count)
     frames, decoder = _read_frames(path, name, index, indices, settings, factor)
     return DecodedMedia(
@@ -123,7 +125,8 @@ def _read_resized(decoder: Decoder, indices: list[int], settings: MediaSettings,
     """The frames ``indices`` at the tower's size: uint8 [F, 3, height, width]."""
     max_pixels = sampling.video_max_pixels(len(indices), settings.min_pixels, settings.max_pixels, factor)
     first = decoder.read(indices[:1])
-    height, width = sampling.resized_size(first.shape[1], first.shape[2], settings.min_pixels, max_pixels, factor)
+    stored = first.shape[1], first.shape[2]
+    height, width = ask(sampling.resized_size, *stored, settings.min_pixels, max_pixels, factor)
     run = max(1, RUN_BYTES // first.nbytes)
     parts = [resize_frames(first, height, width)]
     for start in range(1, len(indices), run):
@@ -134,7 +137,7 @@ def _read_resized(decoder: Decoder, indices: list[int], settings: MediaSettings,
 def resize_frames(frames: np.ndarray, height: int, width: int) -> np.ndarray:
     """Bicubic with antialiasing, rounded back to uint8, exactly as torchvision's ``resize`` does on uint8 tensors.
 
-    torchvision itself is not imported: it would double the start-up time of a worker.
+    torchvision itself is not imported: it would double the start-up time of the workers.
 
     Args:
         frames: uint8 [F, H, W, 3].

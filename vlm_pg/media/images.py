@@ -15,6 +15,7 @@ from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.content import open_regular
 from vlm_pg.media.image_header import MAX_SCANS, jpeg_scans, webp_size
+from vlm_pg.media.parent import ask
 from vlm_pg.media.sampling import resized_size
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import DecodedMedia
@@ -53,9 +54,7 @@ def decode_image(path: Path, settings: MediaSettings, factor: int, name: str = "
             upright = _read_upright(file, name, settings, factor)
     except DecodeFailure as error:
         raise _damaged(name, error) from error
-    height, width = resized_size(
-        upright.height, upright.width, settings.image_min_pixels, settings.image_max_pixels, factor
-    )
+    height, width = _new_size(upright, settings, factor)
     resized = upright.resize((width, height), Image.Resampling.BICUBIC)
     frames = np.ascontiguousarray(np.asarray(resized, dtype=np.uint8).transpose(2, 0, 1))[None]
     return DecodedMedia("image", frames, (0.0,), 0.0, "pillow")
@@ -73,9 +72,15 @@ def _read_upright(file: BinaryIO, name: str, settings: MediaSettings, factor: in
         if image.width * image.height > settings.max_header_pixels:
             raise _too_large(name, f"{image.width}x{image.height} pixels", settings)
         # the size is judged before the pixels are decoded; orientation may swap the sides, never the verdict
-        resized_size(image.height, image.width, settings.image_min_pixels, settings.image_max_pixels, factor)
+        _new_size(image, settings, factor)
         image.load()
         return _on_white(_turned(image))
+
+
+def _new_size(image: Image.Image, settings: MediaSettings, factor: int) -> tuple[int, int]:
+    """Height and width to resize to."""
+    bounds = settings.image_min_pixels, settings.image_max_pixels
+    return ask(resized_size, image.height, image.width, *bounds, factor)
 
 
 def _check_before_opening(file: BinaryIO, name: str, settings: MediaSettings) -> None:

@@ -50,6 +50,15 @@ class Ticket:
             return error
 
 
+def decoding_pool(settings: MediaSettings) -> WorkerPool | None:
+    """The worker processes that the settings ask for, which start with the first file; None for ``workers=0``."""
+    if not settings.workers:
+        return None
+    return WorkerPool(
+        settings.workers, settings.deadline_seconds, (_DECODE_MODULE,), memory_bytes=settings.worker_memory_bytes
+    )
+
+
 class MediaLoader:
     """Decodes media files of one data root, in worker processes or (``workers=0``, for debugging) in this one.
 
@@ -58,12 +67,20 @@ class MediaLoader:
         root: the data root; only files below it are read.
         allow_remote: whether http and https URLs are downloaded.
         factor: patch size times merge size of the vision tower; sides of frames become its multiples.
+        pool: of ``decoding_pool``, for several loaders, whose owner closes it; by default this one has its own.
 
     Raises:
         ConfigError: the data root is not a folder, or decord is demanded but not installed.
     """
 
-    def __init__(self, settings: MediaSettings, root: Path, allow_remote: bool = False, factor: int = 28):
+    def __init__(
+        self,
+        settings: MediaSettings,
+        root: Path,
+        allow_remote: bool = False,
+        factor: int = 28,
+        pool: WorkerPool | None = None,
+    ):
         if not root.is_dir():
             raise ConfigError(
                 f"data.media_root is '{root}', which is not a folder. The folder that the media paths of the records "
@@ -75,16 +92,8 @@ class MediaLoader:
                 "or set media.decoder=auto."
             )
         self._settings, self._root, self._allow_remote, self._factor = settings, root, allow_remote, factor
-        self._pool = (
-            WorkerPool(
-                settings.workers,
-                settings.deadline_seconds,
-                (_DECODE_MODULE,),
-                memory_bytes=settings.worker_memory_bytes,
-            )
-            if settings.workers
-            else None
-        )
+        self._owns_pool = pool is None
+        self._pool = decoding_pool(settings) if pool is None else pool
 
     def submit(self, refs: Sequence[MediaRef]) -> Ticket:
         """Start decoding in the background (with ``workers=0``: decode now)."""
@@ -99,7 +108,10 @@ class MediaLoader:
             path = resolve(ref, self._root, self._allow_remote)
         except SampleError as error:
             return error
-        from vlm_pg.media.decode import decode_file  # torch: imported when the first file is decoded, not before
+        # torch and torchvision: imported when the first file is decoded, not before, and not by the pool's thread
+        import qwen_vl_utils.vision_process  # noqa: F401
+
+        from vlm_pg.media.decode import decode_file
 
         args = (ref.kind, path, self._settings, self._factor)
         if self._pool is not None:
@@ -113,8 +125,8 @@ class MediaLoader:
         return future
 
     def close(self) -> None:
-        """End the workers; what is still being decoded fails."""
-        if self._pool is not None:
+        """End the workers, if they are this one's own; what is still being decoded fails."""
+        if self._owns_pool and self._pool is not None:
             self._pool.close()
 
     def __enter__(self) -> MediaLoader:

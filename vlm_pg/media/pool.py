@@ -9,8 +9,6 @@ import fcntl
 import os
 import pickle
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,19 +18,19 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
+from types import TracebackType
 from typing import IO, Any
 
 from vlm_pg.errors import SampleError
-from vlm_pg.processes import ended_by_alarm, how_it_ended
+from vlm_pg.media import parent
+from vlm_pg.media.template import Template
+from vlm_pg.processes import ended_by_alarm
 
 START_SECONDS = 300.0
 MAX_FAILED_STARTS = 3
 # the worker's own alarm comes after the parent's deadline: it matters only when the parent is gone
 ALARM_FACTOR, ALARM_EXTRA_SECONDS = 1.5, 5.0
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from vlm_pg.media.worker import main; main({}, {}, {}, {})"
-# numeric libraries read these at start-up, torch too: a worker is one thread
-_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+POLL_SECONDS = 0.2
 
 
 @dataclass
@@ -45,21 +43,22 @@ class _Call:
 
 @dataclass
 class _Worker:
-    process: subprocess.Popen[bytes]
+    """``pid`` is known, and calls are taken, once it is ready."""
+
     connection: Connection
     stderr: IO[bytes]
     end_by_seconds: float
-    ready: bool = False
+    pid: int | None = None
     call: _Call | None = None
 
 
 class WorkerPool:
-    """Runs calls in worker processes.
+    """Runs calls in worker processes, which start with the first call or with ``start``.
 
     Args:
         workers: number of processes, at least 1.
         deadline_seconds: a call that takes longer is given up: its worker is killed and replaced.
-        modules: what every worker imports before its first call.
+        modules: what workers have imported before their first call.
         memory_bytes: how much memory a worker may take beyond what it holds then; 0 for no limit.
 
     A result arrives in the future that ``submit`` returns. Its exception is a SampleError ``decode_timeout`` or
@@ -68,8 +67,7 @@ class WorkerPool:
 
     def __init__(self, workers: int, deadline_seconds: float, modules: Sequence[str] = (), memory_bytes: int = 0):
         self._deadline_seconds = deadline_seconds
-        self._memory_bytes = memory_bytes
-        self._modules = tuple(modules)
+        self._num_workers, self._settings = workers, (modules, memory_bytes)
         self._waiting: deque[_Call] = deque()
         self._lock = threading.Lock()
         self._closing = False
@@ -78,18 +76,43 @@ class WorkerPool:
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
-        self._workers = [self._start() for _ in range(workers)]
-        self._thread = threading.Thread(target=self._serve, name="vlm_pg-media-pool", daemon=True)
-        self._thread.start()
+        self._somebody_is_ready = threading.Event()
+        self._workers: list[_Worker] = []
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Let the processes start, in the background, unless they have."""
+        with self._lock:
+            if self._thread is None and not self._closing:
+                self._template = Template(*self._settings)
+                self._workers = [self._start_one() for _ in range(self._num_workers)]
+                self._thread = threading.Thread(target=self._serve, name="vlm_pg-media-pool", daemon=True)
+                self._thread.start()
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether processes have been started and none of them takes calls yet."""
+        return self._thread is not None and not self._somebody_is_ready.is_set()
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers alive now."""
-        return [worker.process.pid for worker in list(self._workers)]
+        """Process ids of the workers that are ready or busy now."""
+        return [worker.pid for worker in list(self._workers) if worker.pid is not None]
+
+    def wait_until_ready(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Wait for the first worker of a started pool, or for the failure that ``submit`` will raise.
+
+        Raises:
+            InterruptedError: ``should_stop`` said so; it is asked several times a second.
+        """
+        while not self._somebody_is_ready.wait(POLL_SECONDS):
+            if should_stop():
+                raise InterruptedError("stopped while the decoding workers were starting")
 
     def submit(self, function: Callable[..., Any], *args: Any, label: str = "") -> Future[Any]:
         """Queue ``function(*args)``; the function must be importable by name. ``label`` names it in messages."""
         call = _Call(function, args, label or getattr(function, "__name__", "call"), Future())
+        self.start()
         with self._lock:
             if self._failure is not None:
                 raise RuntimeError("the decoding workers have failed; see the cause above") from self._failure
@@ -104,33 +127,32 @@ class WorkerPool:
         with self._lock:
             self._closing = True
         self._wake()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         self._wake_read.close()
         self._wake_write.close()
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def _wake(self) -> None:
         with suppress(OSError):  # full: the thread is being woken already; closed: it has ended
             self._wake_write.send(b"x")
 
-    def _start(self) -> _Worker:
+    def _start_one(self) -> _Worker:
         ours, theirs = socket.socketpair()
         stderr = tempfile.TemporaryFile("w+b")  # noqa: SIM115  # closed with the worker
         # The worker writes at the end, wherever that is: the file is emptied between calls.
         flags = fcntl.fcntl(stderr, fcntl.F_GETFL)
         fcntl.fcntl(stderr, fcntl.F_SETFL, flags | os.O_APPEND)
-        package_root = str(Path(__file__).parents[2])
-        code = _BOOT.format(theirs.fileno(), os.getpid(), self._modules, self._memory_bytes)
-        environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", **dict.fromkeys(_ONE_THREAD, "1"))
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code, package_root],
-            stdin=subprocess.DEVNULL,
-            stdout=stderr,
-            stderr=stderr,
-            pass_fds=(theirs.fileno(),),
-            env=environment,
-        )
+        self._template.fork(theirs, stderr)
         theirs.close()
-        return _Worker(process, Connection(ours.detach()), stderr, time.monotonic() + START_SECONDS)
+        return _Worker(Connection(ours.detach()), stderr, time.monotonic() + START_SECONDS)
 
     def _serve(self) -> None:
         """The pool's thread. Whatever stops it fails all pending calls: nobody may wait for ever."""
@@ -146,16 +168,18 @@ class WorkerPool:
             self._failure = None if self._closing else cause
             left = [worker.call for worker in self._workers if worker.call] + list(self._waiting)
             self._waiting.clear()
+        self._template.close()
         for worker in self._workers:
-            self._kill(worker)
+            worker.connection.close()
             worker.stderr.close()
         self._workers = []
+        self._somebody_is_ready.set()
         for call in left:
             _settle(call, error=cause)
 
     def _hand_out(self) -> None:
         for worker in self._workers:
-            if not worker.ready or worker.call is not None:
+            if worker.pid is None or worker.call is not None:
                 continue
             with self._lock:
                 call = self._waiting.popleft() if self._waiting else None
@@ -170,9 +194,14 @@ class WorkerPool:
 
     def _collect(self) -> None:
         """Wait for results, hang-ups, new calls or the next deadline."""
-        ends = [worker.end_by_seconds for worker in self._workers if worker.call or not worker.ready]
+        ends = [worker.end_by_seconds for worker in self._workers if worker.call or worker.pid is None]
         timeout_seconds = max(0.0, min(ends) - time.monotonic()) if ends else None
-        ready = wait([self._wake_read, *(worker.connection for worker in self._workers)], timeout_seconds)
+        template = self._template.fileno()
+        connections = [worker.connection for worker in self._workers]
+        ready = wait([self._wake_read, template, *connections], timeout_seconds)
+        if template in ready:
+            self._replace_template()
+            return
         for position, worker in enumerate(self._workers):
             if worker.connection not in ready:
                 continue
@@ -180,17 +209,22 @@ class WorkerPool:
                 kind, value = worker.connection.recv()
             except (EOFError, ConnectionResetError):
                 self._replace_dead(position)
-                continue
+                return  # maybe there are other workers now
             self._take(worker, kind, value)
         if self._wake_read in ready:
             self._wake_read.recv(4096)
 
     def _take(self, worker: _Worker, kind: str, value: Any) -> None:
-        """A message of a worker: it is ready for its first call, or its call ended."""
+        """A message of a worker: it is ready for its first call, it asks something, or its call ended."""
         if kind == "ready":
-            worker.ready, self._failed_starts = True, 0
+            worker.pid = value
+            self._somebody_is_ready.set()
             return
-        call, worker.call = worker.call, None
+        if kind == "asks":
+            with suppress(BrokenPipeError, ConnectionResetError):  # it died: seen as a hang-up next
+                worker.connection.send(parent.answer(*value))
+            return
+        call, worker.call, self._failed_starts = worker.call, None, 0
         assert call is not None
         if kind == "done":
             _settle(call, value)
@@ -201,24 +235,25 @@ class WorkerPool:
 
     def _end_overdue(self) -> None:
         for position, worker in enumerate(self._workers):
-            busy = worker.call is not None or not worker.ready
+            busy = worker.call is not None or worker.pid is None
             if not busy or time.monotonic() < worker.end_by_seconds or worker.connection.poll():
                 continue
-            call = worker.call
-            self._kill(worker)
-            if call is None:
-                self._count_failed_start(f"it was not ready after {START_SECONDS:g} s", worker)
+            if self._end(worker) is None:
+                return self._replace_template()
+            if worker.call is None:
+                self._count_failed_start(f"it was not ready after {START_SECONDS:g} s", worker.stderr)
             else:
-                _settle(call, error=self._too_slow(call))
+                _settle(worker.call, error=self._too_slow(worker.call))
             worker.stderr.close()
-            self._workers[position] = self._start()
+            self._workers[position] = self._start_one()
 
     def _replace_dead(self, position: int) -> None:
         worker = self._workers[position]
-        self._kill(worker)
-        how = how_it_ended(worker.process.returncode)
-        if not worker.ready:
-            self._count_failed_start(how, worker)
+        how = self._end(worker)
+        if how is None:
+            return self._replace_template()
+        if worker.pid is None:
+            self._count_failed_start("it ended before it was ready", worker.stderr)
         elif worker.call is not None and how == ended_by_alarm():  # this process was late itself
             _settle(worker.call, error=self._too_slow(worker.call))
         elif worker.call is not None:
@@ -229,7 +264,25 @@ class WorkerPool:
             )
             _settle(worker.call, error=SampleError("decoder_crashed", message))
         worker.stderr.close()
-        self._workers[position] = self._start()
+        self._workers[position] = self._start_one()
+
+    def _replace_template(self) -> None:
+        """It ended, and its workers with it: the files that they were at are nothing to blame, and are begun again."""
+        self._count_failed_start(self._template.wait(), self._template.stderr)
+        with self._lock:
+            self._waiting.extendleft(worker.call for worker in self._workers if worker.call is not None)
+        for worker in self._workers:
+            worker.connection.close()
+            worker.stderr.close()
+        self._template.close()
+        self._template = Template(*self._settings)
+        self._workers = [self._start_one() for _ in self._workers]
+
+    def _end(self, worker: _Worker) -> str | None:
+        """Kill a worker, if it still runs; how it ended, None if the template has ended."""
+        how = "" if worker.pid is None else self._template.end(worker.pid)
+        worker.connection.close()  # ends one that is not known by its id yet
+        return how
 
     def _too_slow(self, call: _Call) -> SampleError:
         return SampleError(
@@ -238,18 +291,12 @@ class WorkerPool:
             "within media.deadline_seconds. Raise it, re-encode the file, or remove the sample.",
         )
 
-    def _count_failed_start(self, how: str, worker: _Worker) -> None:
+    def _count_failed_start(self, how: str, stderr: IO[bytes]) -> None:
         """A worker that cannot even start is a fault of the installation, not of a file."""
         self._failed_starts += 1
         if self._failed_starts >= MAX_FAILED_STARTS:
-            said = _last_words(worker.stderr, limit=2000)
+            said = _last_words(stderr, limit=2000)
             raise RuntimeError(f"decoding workers do not start ({self._failed_starts} tries, last: {how}).\n{said}")
-
-    @staticmethod
-    def _kill(worker: _Worker) -> None:
-        worker.process.kill()
-        worker.process.wait()
-        worker.connection.close()
 
 
 def _settle(call: _Call, value: Any = None, error: BaseException | None = None) -> None:

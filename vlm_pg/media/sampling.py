@@ -1,14 +1,15 @@
-"""Which frames, and at which size: pure functions on numbers.
+"""Which frames, and at which size: functions on numbers.
 
-The rules are those of qwen-vl-utils 0.0.14 (``smart_nframes``, ``smart_resize`` and the pixel budget of
-``fetch_video``), so that a model sees here what it saw when it was pretrained. Its sources are not imported: they pull
-in torchvision, which would double the start-up time of every decoding worker. Tests hold both implementations equal.
+The rules are qwen-vl-utils' own (``smart_nframes``, ``smart_resize`` and the pixel budget of ``fetch_video``), so that
+a model sees here what it saw when it was pretrained. They are asked in the main process (``parent.py``): a worker would
+import torchvision for them.
 """
 
 from __future__ import annotations
 
-import math
+import logging
 from collections.abc import Sequence
+from types import ModuleType
 
 from vlm_pg.errors import SampleError
 
@@ -21,12 +22,12 @@ VIDEO_TOTAL_TOKENS = 128_000 * 0.9
 RATE_TOLERANCE = 0.02
 
 
-def _down(value: float, multiple: int) -> int:
-    return math.floor(value / multiple) * multiple
+def _reference() -> ModuleType:
+    """qwen-vl-utils: imported with the first medium, not before."""
+    from qwen_vl_utils import vision_process
 
-
-def _up(value: float, multiple: int) -> int:
-    return math.ceil(value / multiple) * multiple
+    vision_process.logger.setLevel(logging.ERROR)  # it would warn of every short video
+    return vision_process
 
 
 def average_fps(pts_seconds: Sequence[float], stated_fps: float) -> float:
@@ -65,9 +66,8 @@ def num_sampled_frames(total: int, video_fps: float, fps: float, min_frames: int
             f"the video has {total} frame(s). At least {FRAME_MULTIPLE} are needed. Use the file as an image, or "
             "remove the sample.",
         )
-    wanted = total / video_fps * fps
-    bounded = min(max(wanted, _up(min_frames, FRAME_MULTIPLE)), _down(max_frames, FRAME_MULTIPLE), total)
-    return _down(bounded, FRAME_MULTIPLE)
+    wanted = {"fps": fps, "min_frames": min_frames, "max_frames": max_frames}
+    return int(_reference().smart_nframes(wanted, total, video_fps))
 
 
 def frame_indices(total: int, count: int) -> list[int]:
@@ -111,14 +111,7 @@ def resized_size(height: int, width: int, min_pixels: float, max_pixels: float, 
         SampleError: ``bad_aspect_ratio`` above 200, ``too_narrow`` when a side would shrink to nothing.
     """
     check_aspect_ratio(height, width)
-    new_height = max(factor, round(height / factor) * factor)
-    new_width = max(factor, round(width / factor) * factor)
-    if new_height * new_width > max_pixels:
-        scale = math.sqrt(height * width / max_pixels)
-        new_height, new_width = _down(height / scale, factor), _down(width / scale, factor)
-    elif new_height * new_width < min_pixels:
-        scale = math.sqrt(min_pixels / (height * width))
-        new_height, new_width = _up(height * scale, factor), _up(width * scale, factor)
+    new_height, new_width = _reference().smart_resize(height, width, factor, min_pixels, max_pixels)
     if new_height == 0 or new_width == 0:
         raise SampleError(
             "too_narrow",

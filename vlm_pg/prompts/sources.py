@@ -1,4 +1,4 @@
-"""One prompt source per file of records, one pool of decoders per data root."""
+"""One prompt source per file of records, one pool of decoding processes behind them all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from types import TracebackType
 
 from vlm_pg.data.settings import DataSettings
-from vlm_pg.media.loader import MediaLoader
+from vlm_pg.media.loader import MediaLoader, decoding_pool
+from vlm_pg.media.pool import WorkerPool
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.source import PromptSource
@@ -23,6 +24,7 @@ class Sources:
         media: frames, sizes, limits, workers.
         factor: patch size times merge size of the vision tower, in pixels.
         check: raises SampleError for a prompt that the model cannot answer.
+        pool: of ``decoding_pool(media)``, if it was started before; it is closed with this.
     """
 
     def __init__(
@@ -32,22 +34,38 @@ class Sources:
         media: MediaSettings,
         factor: int,
         check: Callable[[Prompt], None] = lambda prompt: None,
+        pool: WorkerPool | None = None,
     ):
         self._builder, self._data, self._media, self._factor = builder, data, media, factor
         self._check = check
+        self._pool = decoding_pool(media) if pool is None else pool
         self._loaders: dict[Path, MediaLoader] = {}
 
     def for_records(self, records: Path, cache_bytes: int = 0) -> PromptSource:
         """The source of the samples in ``records``."""
         root = self._data.root_for(records)
         if root not in self._loaders:
-            self._loaders[root] = MediaLoader(self._media, root, self._data.allow_remote, self._factor)
+            self._loaders[root] = MediaLoader(self._media, root, self._data.allow_remote, self._factor, self._pool)
         return PromptSource(self._loaders[root], self._builder, str(records), self._check, cache_bytes)
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether decoding processes have been started and cannot decode yet."""
+        return self._pool is not None and self._pool.is_starting
+
+    def wait_until_ready(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Wait for decoding processes that have been started.
+
+        Raises:
+            InterruptedError: ``should_stop`` said so; it is asked several times a second.
+        """
+        if self._pool is not None and self._pool.is_starting:
+            self._pool.wait_until_ready(should_stop)
 
     def close(self) -> None:
         """End the decoding processes."""
-        for loader in self._loaders.values():
-            loader.close()
+        if self._pool is not None:
+            self._pool.close()
 
     def __enter__(self) -> Sources:
         return self

@@ -13,6 +13,8 @@ from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.records import read_records
 from vlm_pg.errors import CheckpointError, ConfigError, ModelError
 from vlm_pg.eval.runner import Evaluator, table
+from vlm_pg.media.loader import decoding_pool
+from vlm_pg.media.pool import WorkerPool
 from vlm_pg.models.loading import load_policy
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.metrics import MetricsLog
@@ -82,13 +84,14 @@ class _Run:
         opening = OpenFolder(config, stack, console.info, console.warn)
         resume_from = self._choose_checkpoint(path, {})
         samples, bad = read_records(config.data.train)  # type: ignore[arg-type]  # checked by train()
+        pool = self._start_decoding(samples)
         resume_from = self._load(path, resume_from)
         self.policy.check_samples(samples[: config.data.limit], config.data.train)
         # Refuses what cannot be computed; its processes start with the first response that needs them.
         self.rewarder = stack.enter_context(Rewarder(config.reward, warn=console.warn))
         builder = PromptBuilder(self.policy.processor, config.prompt, self.policy.positions)
         self.sources = stack.enter_context(
-            Sources(builder, config.data, config.media, self.policy.pixel_factor, self._check_prompt)
+            Sources(builder, config.data, config.media, self.policy.pixel_factor, self._check_prompt, pool)
         )
         self.digests = data_digests(config.data) if rank() == 0 else {}
         # Everything that can be refused has been read: only now is an earlier run's folder touched.
@@ -102,6 +105,15 @@ class _Run:
         self.bad_log = self._open_bad_log()
         self.samples = self._usable(samples, bad)
         self.summary = RunSummary.open(self.folder, resumed=resume_from is not None, warn=console.warn)
+
+    def _start_decoding(self, samples: Sequence[Sample]) -> WorkerPool | None:
+        """The decoding processes; they start while the model is loaded, if there is anything to decode."""
+        pool = decoding_pool(self.config.media)
+        if pool is not None:
+            self.stack.enter_context(pool)
+            if any(sample.media for sample in samples):
+                pool.start()
+        return pool
 
     def _choose_checkpoint(self, path: Path, refused: Mapping[Path, str]) -> Path | None:
         """The checkpoint to go on from, if any; its state and progress are this run's then."""
@@ -197,7 +209,8 @@ class _Run:
         evaluator = self._make_evaluator()
         try:
             trainer = self._make_trainer()
-        except InterruptedError:  # a server that is away is waited for here
+            self._wait_for_decoding()
+        except InterruptedError:  # a server that is away is waited for here, too
             self.console.warn("stopped on request before the first step; run.resume=auto begins there again")
             return self._finish(finished=False)
         try:
@@ -220,6 +233,12 @@ class _Run:
             self.console.warn("stopped on request during evaluation; run.resume=auto goes on from the last checkpoint")
             return self._finish(finished=False)
         return self._finish(finished=True)
+
+    def _wait_for_decoding(self) -> None:
+        if self.sources.is_starting:
+            with self.phases.timed("setup"):  # not a part of the first step
+                self.console.info(f"waiting for the decoding workers (media.workers={self.config.media.workers})")
+                self.sources.wait_until_ready(self.stop.between_tokens)
 
     def _make_trainer(self) -> Trainer:
         config = self.config

@@ -16,6 +16,7 @@ import pytest
 
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.media import loader as loader_module
+from vlm_pg.media import sampling
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.pool import WorkerPool
 from vlm_pg.media.settings import MediaSettings
@@ -232,3 +233,64 @@ def test_frames_beyond_a_workers_memory_are_refused_by_name(tmp_path: Path):
         in str(wide)
     )
     assert isinstance(small, DecodedMedia) and isinstance(again, DecodedMedia)
+
+
+def private_mib(pid: int) -> float:
+    fields = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    return sum(int(field[1]) for field in fields if field[0].startswith("Private")) / 1024
+
+
+def test_workers_share_what_they_have_imported():
+    """torch alone is 300 MB of private memory in a process that imports it by itself."""
+    pool = WorkerPool(2, deadline_seconds=600, modules=("vlm_pg.media.decode",))
+    pids = {pool.submit(os.getpid).result() for _ in range(2)}
+    assert all(private_mib(pid) < 60 for pid in pids)
+    assert pool.submit(eval, "__import__('sys').modules['torch'].__name__").result() == "torch"
+    assert pool.submit(eval, "'qwen_vl_utils' in __import__('sys').modules").result() is False
+    pool.close()
+
+
+def test_the_template_of_the_workers_may_be_killed(tmp_path: Path):
+    """Its workers end with it; what they were doing is begun again, and no file is blamed."""
+    pool = WorkerPool(1, deadline_seconds=600)
+    first = pool.submit(os.getpid).result()
+    busy = pool.submit(eval, f"__import__('time').sleep(0 if __import__('os').getpid() != {first} else 600)")
+    waiting = pool.submit(os.getpid)
+    os.kill(pool._template.pid, signal.SIGKILL)
+    assert busy.result() is None
+    assert waiting.result() != first
+    assert wait_until_gone([first])
+    pool.close()
+
+
+def test_a_template_that_is_killed_again_and_again_is_no_file_s_fault():
+    pool = WorkerPool(1, deadline_seconds=600)
+    call = pool.submit(eval, "__import__('os').kill(__import__('os').getppid(), 9) or __import__('time').sleep(600)")
+    with pytest.raises(RuntimeError, match=r"do not start \(3 tries, last: signal SIGKILL\)"):
+        call.result()
+    pool.close()
+
+
+def test_a_pool_starts_with_its_first_call_or_before():
+    pool = WorkerPool(1, deadline_seconds=600)
+    assert pool.pids == [] and not pool.is_starting
+    pool.start()
+    with pytest.raises(InterruptedError, match="while the decoding workers were starting"):
+        pool.wait_until_ready(should_stop=lambda: True)
+    pool.wait_until_ready()
+    assert len(pool.pids) == 1 and not pool.is_starting
+    assert pool.submit(os.getpid).result() == pool.pids[0]
+    pool.close()
+    pool.start()
+    assert pool.pids == []
+
+
+def test_a_worker_asks_its_parent(media_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    """What the parent says is what is read: qwen-vl-utils' rules, here made others."""
+    with MediaLoader(MediaSettings(workers=1, min_frames=8, max_frames=8), media_dir) as loader:
+        refs = [MediaRef("video", "av1_video.mkv")]
+        [before] = loader.load(refs)
+        monkeypatch.setattr(sampling, "num_sampled_frames", lambda *args: 2)
+        [after] = loader.load(refs)
+    assert isinstance(before, DecodedMedia) and isinstance(after, DecodedMedia)
+    assert (len(before.frames), len(after.frames)) == (8, 2)
