@@ -18,6 +18,7 @@ from vlm_pg.observe.quiet import quiet_libraries
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.sources import Sources
 from vlm_pg.rewards.rewarder import Rewarder
+from vlm_pg.threads import use_threads
 from vlm_pg.types import BadSample, Prompt
 
 
@@ -42,6 +43,7 @@ def evaluate(config: RunConfig, checkpoint: Path | None) -> dict[str, Any]:
     folder = _folder(config, path)
     folder.mkdir(parents=True, exist_ok=True)
     start_seconds = time.monotonic()
+    use_threads(config.training.torch_threads)
     policy = load_policy(path, settings=config.model)
     console.info(f"model: {path}; attention kernel {policy.kernel.name} (checked: {policy.kernel_error:.0e})")
     console.info(f"positions: {policy.family.describe_positions(config.model.positions)}")

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.records import read_records
@@ -25,6 +23,7 @@ from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.sources import Sources
 from vlm_pg.rewards.rewarder import Rewarder
+from vlm_pg.threads import use_threads
 from vlm_pg.training.checkpoints import read_state
 from vlm_pg.training.data_digest import changed_data, data_digests
 from vlm_pg.training.distributed import (
@@ -57,8 +56,7 @@ STOPPED = 130
 
 def train(config: RunConfig) -> int:
     """Run the whole job; the process's exit code: 0 done, 130 stopped on request with a checkpoint written."""
-    if config.training.torch_threads is not None:
-        torch.set_num_threads(config.training.torch_threads)
+    use_threads(config.training.torch_threads)
     if config.data.train is None:
         raise ConfigError("data.train is not set. Training needs a file of prepared records. Set data.train=PATH.")
     quiet_libraries()

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.errors import SampleError, TooManyBadSamples, VlmPgError
@@ -21,6 +23,7 @@ from vlm_pg.prompts.source import PromptSource
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.server.errors import ServerError
+from vlm_pg.threads import CoreWatch, waiting_warning
 from vlm_pg.training import checkpoints
 from vlm_pg.training.behaviour import mismatch_due, mismatch_warning
 from vlm_pg.training.collect import Collector, StepBatch
@@ -126,11 +129,13 @@ class Trainer:
         self._told_sharing = False
         self._groups_sampled, self._first_place = 0, progress.questions
         self._reward_errors = RewardErrors(rewarder, console.warn)
+        self._cores, self._told_waiting = CoreWatch(), False
 
     def run(self, metrics: MetricsLog | None, rollouts_log: RolloutsLog | None) -> bool:
         """Train up to ``training.steps``. False if a stop was asked for; the work so far is in a checkpoint then."""
         steps = self.config.training.steps
         first = self.progress.step + 1
+        self._cores.waiting_share()  # of the steps alone
         try:
             with self.console.progress("training", steps) as bar:
                 bar.advance(self.progress.step)
@@ -138,6 +143,7 @@ class Trainer:
                     if self.stop.agreed(self.policy.device):
                         raise InterruptedError("training was asked to stop")
                     values, groups = self._step(self.progress.step + 1)
+                    values["core_wait_share"] = self._core_wait_share(self.progress.step + 1)
                     self.progress.step += 1
                     self.progress.questions = self.stream.place
                     self._doing = "showing"
@@ -155,6 +161,15 @@ class Trainer:
                 self._keep_finished_steps()
             raise
         return True
+
+    def _core_wait_share(self, step: int) -> float | None:
+        """How much of the step this process waited for a processor core; said once if that slows a CPU's threads."""
+        share = self._cores.waiting_share()
+        said = waiting_warning(share, torch.get_num_threads()) if self.policy.device.type == "cpu" else None
+        if said is not None and not self._told_waiting:
+            self._told_waiting = True
+            self.console.warn(f"step {step}: {said}")
+        return share
 
     def _refuse_nothing_usable(self, first: int) -> None:
         """Once every sample has been tried in vain, or the last step is over, there is nothing to wait for."""

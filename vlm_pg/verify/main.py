@@ -19,6 +19,7 @@ from vlm_pg.observe.quiet import quiet_libraries
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.sources import Sources
 from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.threads import use_threads
 from vlm_pg.training.distributed import launched_world_size
 from vlm_pg.types import Prompt, ResponseGroup, Sample
 from vlm_pg.verify.compare import errors, too_far_in_bf16, too_far_in_fp32
@@ -37,6 +38,7 @@ def verify(config: RunConfig, questions: int, response_tokens: int) -> bool:
         TooManyBadSamples: none of the first questions can be used.
     """
     _refuse(config)
+    use_threads(config.training.torch_threads)
     quiet_libraries()
     if not torch.cuda.is_available():
         give_freed_memory_back()

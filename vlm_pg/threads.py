@@ -1,0 +1,82 @@
+"""How many threads torch computes with, and whether they get the processor cores they need."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+_TASKS = Path("/proc/self/task")
+# Above this share of their time, threads that wait for each other at every operation make a step several times slower.
+WAITING_SHARE = 0.25
+
+
+def use_threads(wanted: int | None) -> None:
+    """Let torch compute with ``wanted`` threads.
+
+    By default with as many as it chooses, which is one a core; but no more than a container may use at a time, because
+    those beyond wait for each other at every operation. ``OMP_NUM_THREADS`` goes before the container's limit.
+    """
+    import torch
+
+    if wanted is None and "OMP_NUM_THREADS" not in os.environ:
+        allowed = allowed_cores()
+        if allowed is not None and allowed < torch.get_num_threads():
+            wanted = max(1, int(allowed))
+    if wanted is not None:
+        torch.set_num_threads(wanted)
+
+
+def allowed_cores(folder: Path = _CGROUP) -> float | None:
+    """How many cores' time the control group of this process may use (Linux, versions 1 and 2); None: no limit."""
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota, period = ((folder / "cpu" / f"cpu.cfs_{part}_us").read_text() for part in ("quota", "period"))
+        except OSError:
+            return None
+    if not quota.strip().isdigit():  # "max", or -1
+        return None
+    return int(quota) / int(period)
+
+
+class CoreWatch:
+    """Says for what share of their time this process's threads were ready to run and waited for a core."""
+
+    def __init__(self) -> None:
+        self._before = _seconds()
+
+    def waiting_share(self) -> float | None:
+        """Of the time since the last call; None where the kernel does not say (``schedstat`` of Linux)."""
+        before, self._before = self._before, _seconds()
+        since = [
+            (ran - before.get(thread, (0, 0))[0], waited - before.get(thread, (0, 0))[1])
+            for thread, (ran, waited) in self._before.items()
+        ]
+        total = sum(ran + waited for ran, waited in since)
+        return sum(waited for _, waited in since) / total if total else None
+
+
+def waiting_warning(share: float | None, threads: int) -> str | None:
+    """What to say of a step in which threads waited; None if it is nothing to speak of, or nothing can be done."""
+    if share is None or share < WAITING_SHARE or threads == 1:
+        return None
+    return (
+        f"this process waited for a processor core {100 * share:.0f} % of its time, because other programs or ranks "
+        f"use them. torch's {threads} threads wait for each other at every operation, which can make a step several "
+        f"times slower; fewer are faster then. Set training.torch_threads to 1, or to the cores that are free. (Said "
+        "once.)"
+    )
+
+
+def _seconds() -> dict[str, tuple[int, int]]:
+    """Nanoseconds that each thread ran, and that it waited for a core (sched-stats in the kernel's documentation)."""
+    found: dict[str, tuple[int, int]] = {}
+    for file in _TASKS.glob("*/schedstat"):
+        try:
+            ran, waited, _ = file.read_text().split()
+        except (OSError, ValueError):  # the thread has ended
+            continue
+        found[file.parent.name] = int(ran), int(waited)
+    return found
