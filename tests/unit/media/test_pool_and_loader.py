@@ -139,6 +139,8 @@ def test_workers_die_with_a_killed_parent_and_never_run_its_main(tmp_path: Path)
             pool = WorkerPool(2, deadline_seconds=600)
             pool.submit(os.getpid).result()
             pool.submit(time.sleep, 600)
+            while len(pool.pids) < 2:
+                time.sleep(0.01)
             print(*pool.pids, flush=True)
             time.sleep(600)
             """
