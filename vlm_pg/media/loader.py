@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -48,6 +49,12 @@ class Ticket:
             return future.result()
         except SampleError as error:
             return error
+
+
+def import_decoding() -> None:
+    """Import torch and torchvision: when there is something to decode, not before, and not in the pool's thread."""
+    import_module(_DECODE_MODULE)
+    import_module("qwen_vl_utils.vision_process")
 
 
 def decoding_pool(settings: MediaSettings) -> WorkerPool | None:
@@ -108,9 +115,7 @@ class MediaLoader:
             path = resolve(ref, self._root, self._allow_remote)
         except SampleError as error:
             return error
-        # torch and torchvision: imported when the first file is decoded, not before, and not by the pool's thread
-        import qwen_vl_utils.vision_process  # noqa: F401
-
+        import_decoding()
         from vlm_pg.media.decode import decode_file
 
         args = (ref.kind, path, self._settings, self._factor)

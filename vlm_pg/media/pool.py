@@ -90,6 +90,11 @@ class WorkerPool:
                 self._thread.start()
 
     @property
+    def is_started(self) -> bool:
+        """Whether processes have been started."""
+        return self._thread is not None
+
+    @property
     def is_starting(self) -> bool:
         """Whether processes have been started and none of them takes calls yet."""
         return self._thread is not None and not self._somebody_is_ready.is_set()

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from vlm_pg.data.settings import DataSettings
-from vlm_pg.media.loader import MediaLoader, decoding_pool
+from vlm_pg.media.loader import MediaLoader, decoding_pool, import_decoding
 from vlm_pg.media.pool import WorkerPool
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.prompts.builder import PromptBuilder
@@ -54,12 +54,13 @@ class Sources:
         return self._pool is not None and self._pool.is_starting
 
     def wait_until_ready(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Wait for decoding processes that have been started.
+        """Wait for decoding processes that have been started, and do what the first file would wait for.
 
         Raises:
             InterruptedError: ``should_stop`` said so; it is asked several times a second.
         """
-        if self._pool is not None and self._pool.is_starting:
+        if self._pool is not None and self._pool.is_started:
+            import_decoding()
             self._pool.wait_until_ready(should_stop)
 
     def close(self) -> None:

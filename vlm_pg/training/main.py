@@ -233,10 +233,10 @@ class _Run:
         return self._finish(finished=True)
 
     def _wait_for_decoding(self) -> None:
-        if self.sources.is_starting:
-            with self.phases.timed("setup"):  # not a part of the first step
+        with self.phases.timed("setup"):  # not a part of the first step
+            if self.sources.is_starting:
                 self.console.info(f"waiting for the decoding workers (media.workers={self.config.media.workers})")
-                self.sources.wait_until_ready(self.stop.between_tokens)
+            self.sources.wait_until_ready(self.stop.between_tokens)
 
     def _make_trainer(self) -> Trainer:
         config = self.config
