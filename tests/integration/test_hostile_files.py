@@ -8,6 +8,7 @@ time (not the clock's, which other programs take part in) is bounded as well.
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -60,13 +61,12 @@ class Guarded:
         path.write_bytes(data)
         for opened in self.opened:
             opened.names()
-        assert self.loader._pool is not None
-        (pid,) = self.loader._pool.pids
+        pid = self._worker()
         began = cpu_seconds(pid) if self.started_descriptors is not None else None
         (result,) = self.loader.load([MediaRef("image" if name.lower().endswith(IMAGES) else "video", name)])
         reason = result.reason if isinstance(result, SampleError) else "decoded"
         self.reasons[reason] += 1
-        (now,) = self.loader._pool.pids
+        now = self._worker()
         if now == pid and began is not None:
             self.slowest = max(self.slowest, cpu_seconds(pid) - began)
         if now == pid:
@@ -78,10 +78,18 @@ class Guarded:
         assert self.door.rings == 0, f"{name}: a connection was made"
         path.unlink()
 
+    def _worker(self) -> int:
+        """The process that decodes next."""
+        pool = self.loader._pool
+        assert pool is not None
+        pool.start()
+        while not pool.pids:
+            time.sleep(0.001)
+        return pool.pids[0]
+
     def check_end(self, most_seconds: float | None = None) -> None:
         assert most_seconds is None or self.slowest <= most_seconds
-        assert self.loader._pool is not None
-        (pid,) = self.loader._pool.pids
+        pid = self._worker()
         assert len(descriptors(pid)) <= (self.started_descriptors or 0), descriptors(pid)
         self.loader.close()
         assert not Path(f"/proc/{pid}").exists()

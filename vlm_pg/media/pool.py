@@ -247,10 +247,9 @@ class WorkerPool:
                 return self._replace_template()
             if worker.call is None:
                 self._count_failed_start(f"it was not ready after {START_SECONDS:g} s", worker.stderr)
-            else:
+            self._replace(position)
+            if worker.call is not None:
                 _settle(worker.call, error=self._too_slow(worker.call))
-            worker.stderr.close()
-            self._workers[position] = self._start_one()
 
     def _replace_dead(self, position: int) -> None:
         worker = self._workers[position]
@@ -259,16 +258,20 @@ class WorkerPool:
             return self._replace_template()
         if worker.pid is None:
             self._count_failed_start("it ended before it was ready", worker.stderr)
-        elif worker.call is not None and how == ended_by_alarm():  # this process was late itself
+        said = _last_words(worker.stderr)
+        self._replace(position)
+        if worker.call is not None and how == ended_by_alarm():  # this process was late itself
             _settle(worker.call, error=self._too_slow(worker.call))
         elif worker.call is not None:
-            said = _last_words(worker.stderr)
             message = (
                 f"the decoder crashed on {worker.call.label}: {how}{': ' + said if said else ''}. Files that crash a "
                 "decoder cannot be used. Re-encode the file, try media.decoder=pyav, or remove the sample."
             )
             _settle(worker.call, error=SampleError("decoder_crashed", message))
-        worker.stderr.close()
+
+    def _replace(self, position: int) -> None:
+        """Another worker in the place of one that has ended."""
+        self._workers[position].stderr.close()
         self._workers[position] = self._start_one()
 
     def _replace_template(self) -> None:

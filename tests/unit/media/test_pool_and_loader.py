@@ -273,12 +273,17 @@ def test_a_template_that_is_killed_again_and_again_is_no_file_s_fault():
     pool.close()
 
 
-def test_a_pool_starts_with_its_first_call_or_before():
-    pool = WorkerPool(1, deadline_seconds=600)
-    assert pool.pids == [] and not pool.is_starting
+def test_a_pool_starts_with_its_first_call_or_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    body = "import pathlib, time\nwhile not (pathlib.Path(__file__).parent / 'go').exists(): time.sleep(0.01)"
+    (tmp_path / "waits_for_a_sign.py").write_text(body)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    pool = WorkerPool(1, deadline_seconds=600, modules=("waits_for_a_sign",))
+    assert pool.pids == [] and not pool.is_started and not pool.is_starting
     pool.start()
+    assert pool.pids == [] and pool.is_started and pool.is_starting
     with pytest.raises(InterruptedError, match="while the decoding workers were starting"):
         pool.wait_until_ready(should_stop=lambda: True)
+    (tmp_path / "go").touch()
     pool.wait_until_ready()
     assert len(pool.pids) == 1 and not pool.is_starting
     assert pool.submit(os.getpid).result() == pool.pids[0]

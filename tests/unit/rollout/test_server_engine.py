@@ -32,6 +32,7 @@ from vlm_pg.rollout.server.engine import ServerEngine
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.threads import CoreWatch
 from vlm_pg.training.stop import StopRequest
 from vlm_pg.training.trainer import Progress, Trainer
 from vlm_pg.types import DecodedMedia, MediaRef, Prompt, ResponseGroup, Sample
@@ -525,6 +526,7 @@ def test_what_ends_a_run_in_its_rollouts_leaves_a_checkpoint(monkeypatch: pytest
     trainer.config = SimpleNamespace(training=SimpleNamespace(steps=3))  # type: ignore[assignment]
     trainer.policy = SimpleNamespace(device=torch.device("cpu"))  # type: ignore[assignment]
     trainer.console, trainer.stop, trainer.progress = Console(enabled=False), StopRequest(), Progress(step=1)
+    trainer._cores = CoreWatch()
     saved: list[int] = []
 
     def fails(step: int) -> None:
