@@ -25,8 +25,12 @@ _GIB = 1024.0**3
 _PACKAGE = "vlm-pg"
 # Checked by importing them.
 _DECODERS = ("av", "decord")
+_TRACKER = "Optional, for observe.trackers=[{0}]: pip install {0}."
 _OPTIONAL = {
-    "tensorboard": "Set observe.tensorboard=false, or pip install tensorboard.",
+    "tensorboard": "Set observe.trackers=[], or pip install tensorboard.",
+    "wandb": _TRACKER.format("wandb"),
+    "swanlab": _TRACKER.format("swanlab"),
+    "mlflow": _TRACKER.format("mlflow"),
     "flash-attn": "Optional, for the vision tower on a GPU: pip install flash-attn. Grouped attention needs none.",
 }
 

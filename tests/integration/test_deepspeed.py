@@ -61,7 +61,7 @@ def test_a_run_on_two_processes_saves_and_resumes(
             "weight_decay": 0.1,
             "learning_rate": 1e-3,
         },
-        "observe": {"tensorboard": False, "report": False},
+        "observe": {"trackers": [], "report": False},
     }
     config = write_config(tmp_path / "run.yaml", sections)
     if stage == 3:
@@ -88,7 +88,7 @@ def test_without_a_launcher_deepspeed_runs_in_one_process(tmp_path: Path) -> Non
         "data": {"train": str(tmp_path / "records.json")},
         "rollout": {"num_generations": 2, "max_new_tokens": 4},
         "training": {"steps": 1, "engine": "deepspeed", "deepspeed_config": "configs/deepspeed/zero2.json"},
-        "observe": {"tensorboard": False, "report": False},
+        "observe": {"trackers": [], "report": False},
     }
     config = write_config(tmp_path / "run.yaml", sections)
     done = run_cli("train", str(config), DS_ACCELERATOR="cpu")

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "training": {"steps": STEPS, "prompts_per_step": 4, "checkpoint_every": 2, "keep_checkpoints": 9},
         "rollout": {"num_generations": 4},
         "eval": {"controls": [], "control_sets": [], "headline_set": None},
-        "observe": {"tensorboard": False, "report": False},
+        "observe": {"trackers": [], "report": False},
     }
     (path / "run.yaml").write_text(yaml.safe_dump(sections))
     return path
