@@ -66,27 +66,6 @@ def test_a_damaged_line_is_set_aside_with_a_warning(tmp_path: Path, caplog: pyte
     assert [line["step"] for line in read_lines(folder.metrics)] == [1, 2]
 
 
-def test_tensorboard_gets_the_same_scalars(folder: RunFolder) -> None:
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    with MetricsLog(folder, tensorboard=True) as log:
-        log.write(1, {"reward": 0.5, "kl": None})
-        log.write(2, {"reward": 0.75, "kl": None})
-    events = event_accumulator.EventAccumulator(str(folder.tensorboard)).Reload()
-    assert events.Tags()["scalars"] == ["train/reward"]
-    assert [(event.step, event.value) for event in events.Scalars("train/reward")] == [(1, 0.5), (2, 0.75)]
-
-
-def test_tensorboard_steps_after_the_resumed_one_are_superseded(folder: RunFolder) -> None:
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    with MetricsLog(folder, tensorboard=True) as log:
-        for step in (1, 2, 3):
-            log.write(step, {"reward": 0.0})
-    with MetricsLog(folder, tensorboard=True, resume_step=1) as log:
-        log.write(2, {"reward": 1.0})
-    events = event_accumulator.EventAccumulator(str(folder.tensorboard)).Reload()
-    assert [(event.step, event.value) for event in events.Scalars("train/reward")] == [(1, 0.0), (2, 1.0)]
-
-
 def test_a_rollout_line_holds_what_a_person_needs(folder: RunFolder) -> None:
     hard = 'quote " newline \n 中文 \u2028 \ud800'
     with RolloutsLog(folder) as log:

@@ -31,6 +31,7 @@ class Delivery:
         pauses: seconds to wait before each further try of a step.
         wait: waits so many seconds; False if there is no time for that any more.
         trace: given every error.
+        handed_over: told of every step that is behind, whatever became of it.
     """
 
     def __init__(
@@ -45,12 +46,13 @@ class Delivery:
         pauses: Sequence[float] = (),
         wait: Callable[[float], bool] = lambda seconds: False,
         trace: Callable[[Exception], object] = lambda error: None,
+        handed_over: Callable[[int], object] = lambda step: None,
     ):
         self._name, self._sink, self._run, self._warn = name, sink, run, warn
         self._path, self._pauses, self._wait, self._trace = state, tuple(pauses), wait, trace
         self._state = TrackerState(step=after_step) if state is None else TrackerState.read(state)
         self._follower = Follower(run.folder, self._state.step, rollouts_every)
-        self._failed_before = False
+        self._failed_before, self._handed_over = False, handed_over
         self.begun = False
         self.missing: list[int] = []
 
@@ -77,6 +79,7 @@ class Delivery:
                 self._remember(replace(self._state, step=logged.step))
                 if not self._hand_over(logged):
                     self.missing.append(logged.step)
+                self._handed_over(logged.step)
         except OSError as error:
             self._tell(error, "cannot be supplied from the run's files")
 

@@ -67,6 +67,7 @@ def main(arguments: Mapping[str, Any]) -> None:
         pauses=STEP_PAUSES,
         wait=commands.wait,
         trace=traceback.print_exception,
+        handed_over=lambda step: answers.send(step=step),
     )
     _serve(delivery, commands, answers)
 
@@ -82,7 +83,6 @@ def _serve(delivery: Delivery, commands: Commands, answers: Answers) -> None:
     while True:
         finished, up_to = commands.finished, commands.step
         delivery.deliver(up_to)
-        answers.send(step=delivery.step)
         if finished:
             break
         commands.wait_for_more(up_to)
