@@ -48,7 +48,7 @@ def track(tracker: TrackerName, folder: RunFolder, first: int, last: int, resume
     ):
         for step in range(first, last + 1):
             metrics.write(step, {"reward": step / 7, "kl": 1e-9 * step, "groups": step, "a/b c": -step, "none": None})
-            rollouts.write(step, [make_group("a", texts=(HOSTILE, "B")), make_group("b")])
+            rollouts.write(step, [make_group("b", texts=(HOSTILE, "B")), make_group("a")])
             trackers.step_done(step)
     return said
 
