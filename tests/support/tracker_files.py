@@ -44,6 +44,16 @@ def wandb_steps(path: Path) -> list[tuple[int, dict[str, Any]]]:
     return steps
 
 
+def wandb_artifacts(path: Path) -> Iterator[dict[str, Path]]:
+    """Of every table in a file: what belongs to it, by name, and where that lies until it is sent."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for data in records(path):
+        record = Record.FromString(data)
+        if record.WhichOneof("record_type") == "artifact":
+            yield {entry.path: Path(entry.local_path) for entry in record.artifact.manifest.contents}
+
+
 def wandb_config(path: Path) -> dict[str, Any]:
     """The settings in a file."""
     from wandb.proto.wandb_internal_pb2 import Record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,13 +22,16 @@ class WandbSink:
         import wandb
         from accelerate.tracking import WandBTracker
 
+        home = run.folder.trackers.absolute()
+        # Pictures of tables wait here for their upload; by default that is the user's home, which may be small.
+        os.environ.setdefault("WANDB_DATA_DIR", str(home / "wandb-data"))
         self._run_id = run.run_id or self._run_id or secrets.token_hex(4)
         self._tracker = WandBTracker(
             run.project,
             name=run.name,
             id=self._run_id,
             resume="allow",
-            dir=str(run.folder.trackers.absolute()),
+            dir=str(home),
             # What the trainer prints goes past this process, and what is measured is the trainer.
             settings=wandb.Settings(console="off", x_stats_pid=run.pid, program="vlm-pg train"),
         )

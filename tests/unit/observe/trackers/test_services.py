@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.support import tracker_files
 from tests.unit.observe.builders import make_group, read_lines
@@ -48,7 +49,7 @@ def track(tracker: TrackerName, folder: RunFolder, first: int, last: int, resume
     ):
         for step in range(first, last + 1):
             metrics.write(step, {"reward": step / 7, "kl": 1e-9 * step, "groups": step, "a/b c": -step, "none": None})
-            rollouts.write(step, [make_group("b", texts=(HOSTILE, "B")), make_group("a")])
+            rollouts.write(step, [make_group("b", texts=(HOSTILE, "B")), make_group("a", frames=7)])
             trackers.step_done(step)
     return said
 
@@ -89,14 +90,16 @@ def test_wandb_has_every_number_once_over_a_resume(folder: RunFolder) -> None:
 def test_wandb_gets_rollouts_as_a_table_with_pictures(folder: RunFolder) -> None:
     assert not [line for line in track("wandb", folder, 1, 4) if line.startswith("observe.trackers")]
     (file,) = (folder.trackers / "wandb").glob("offline-run-*/*.wandb")
-    described = {step: values for step, values in tracker_files.wandb_steps(file) if "rollouts.path" in values}
-    assert list(described) == [1, 3]
-    table = json.loads((file.parent / "files" / described[3]["rollouts.path"]).read_text())
+    assert [step for step, values in tracker_files.wandb_steps(file) if "rollouts.path" in values] == [1, 3]
+    contents = list(tracker_files.wandb_artifacts(file))[-1]
+    assert all(folder.trackers / "wandb-data" in path.parents for path in contents.values())
+    table = json.loads(contents["rollouts.table.json"].read_text())
     assert table["columns"] == ["sample", "question", "answer", "response", "reward", "advantage", "frames"]
     assert len(table["data"]) == 4 and table["data"][0][3].startswith("<script>") and "\x1b" not in table["data"][0][3]
     assert table["data"][0][4:6] == [1.1, 0.7]
     for row in table["data"]:
-        assert row[6]["_type"] == "image-file" and (file.parent / "files" / row[6]["path"]).is_file()
+        with Image.open(contents[row[6]["path"]]) as picture:
+            assert picture.size[1] == 130
 
 
 @needs("swanlab")
