@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-# What to write in place of keys that people know from older configurations.
+# Keys that people write and that are said in another way here.
 _INSTEAD = {
     "observe.tensorboard": "Write observe.trackers=[tensorboard] for true, observe.trackers=[] for false.",
 }

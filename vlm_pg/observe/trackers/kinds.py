@@ -31,7 +31,7 @@ KINDS = {
     "tensorboard": Kind("tensorboard", "tensorboard", f"{_HERE}.tensorboard_sink:TensorboardSink", is_service=False),
     "wandb": Kind("wandb", "wandb", f"{_HERE}.wandb_sink:WandbSink"),
     "swanlab": Kind("swanlab", "swanlab", f"{_HERE}.swanlab_sink:SwanlabSink"),
-    "mlflow": Kind("mlflow", "mlflow", f"{_HERE}.mlflow_sink:MlflowSink"),
+    "mlflow": Kind("mlflow", "mlflow-skinny sqlalchemy alembic", f"{_HERE}.mlflow_sink:MlflowSink"),
 }
 
 
