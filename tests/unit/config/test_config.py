@@ -143,7 +143,7 @@ def test_a_key_like_none_that_is_known_says_so(minimal: Path) -> None:
         ("model.dtype=fp8", "model.dtype is 'fp8' (command line): input should be 'fp32' or 'bf16'."),
         (
             "observe.trackers=[wandbb]",
-            "observe.trackers.0 is 'wandbb' (command line): input should be 'tensorboard', 'wandb', 'swanlab' or 'mlflow'",
+            "observe.trackers.0 is 'wandbb' (command line): input should be 'tensorboard', 'wandb', 'swanlab' or",
         ),
         ("observe.trackers=[wandb,wandb]", "observe.trackers: trackers names wandb twice. Name each tracker once."),
         ("observe.project=a b", "observe.project is 'a b' (command line): string should match pattern"),
