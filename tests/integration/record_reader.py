@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from dataclasses import replace
@@ -97,7 +98,7 @@ class Reader:
         for fault in bad:
             assert len(fault.message) <= MESSAGE_LIMIT + 10 and len(fault.sample_id) <= 300
             assert (fault.message + fault.sample_id + fault.where).isprintable(), fault
-            assert fault.where.split(":")[-1].isdigit() and str(fault).isprintable()
+            assert re.fullmatch(r"\d+(, record \d+)?", fault.where.split(":")[-1]) and str(fault).isprintable()
         noted, self.watch.noted = self.watch.noted, []
         return outcome | {
             "accepted": len(samples),

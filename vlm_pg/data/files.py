@@ -71,7 +71,7 @@ def read_raw(path: Path) -> Iterator[tuple[Place, Any]]:
     if reader is None:
         raise ConfigError(
             f"Data file '{_shown(path)}' ends in '{printable(path.suffix, 20)}'. Records are read from .json, .jsonl "
-            "and .parquet, and from folders (FOLDER or FOLDER:split). Convert the file."
+            "and .parquet. Convert the file."
         )
     _check_file(path)
     return reader(path)

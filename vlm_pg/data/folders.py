@@ -3,7 +3,7 @@
     data/gsm8k:train      one split of a folder
     data/gsm8k            the only split of a folder
 
-Only files that lie in the folder are read, under the names that are given to them there. Nothing is looked up elsewhere.
+Only files that lie in the folder are read, under the names they are given there. Nothing is looked up elsewhere.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from vlm_pg.errors import ConfigError, printable
 
+RECORD_FILES = (".json", ".jsonl", ".ndjson", ".parquet")
 STATE, SPLITS = "state.json", "dataset_dict.json"  # of datasets' Dataset.save_to_disk and DatasetDict.save_to_disk
 _SHARD = re.compile(r"(?P<split>\w[\w.-]*)-(?P<index>\d{5,9})-of-(?P<count>\d{5,9})(?:-[0-9a-f]{16})?\.parquet")
 _LISTED = 12
@@ -71,7 +72,9 @@ def root_of(path: Path) -> Path:
 
 
 def _named(path: Path) -> tuple[Path, str | None] | None:
-    """Folder and split; what exists under the whole name is that."""
+    """Folder and split; what exists under the whole name is that. A name that files of records have is a file's."""
+    if path.suffix.lower() in RECORD_FILES:
+        return None
     try:
         if path.is_dir():
             return path, None
@@ -116,7 +119,7 @@ def _looks_like_one(folder: Path) -> bool:
 
 
 def _saved(folder: Path) -> tuple[str, list[Path]]:
-    """Split and files of a data set that was saved to disk; the names come from its own list, which may say anything."""
+    """Split and files of a data set that was saved to disk; its own list names them, and may say anything."""
     state = _read(folder / STATE)
     try:
         names = [entry["filename"] for entry in state["_data_files"]]
@@ -144,9 +147,7 @@ def _shards(folder: Path) -> dict[str, list[Path]]:
     splits: dict[str, list[Path]] = {}
     for (split, count), shards in found.items():
         if split in splits:
-            raise _wrong(
-                folder, f"has shards of '{split}' of two divisions. Those of one are expected. Remove the rest"
-            )
+            raise _wrong(folder, f"has shards of '{split}' of two divisions. One is expected. Remove the other")
         if sorted(shards) != list(range(count)):
             here = f"{len(shards)} of the {count} shards of '{split}'"
             raise _wrong(folder, f"has {here} only. All are expected. Download the others")

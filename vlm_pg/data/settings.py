@@ -15,8 +15,8 @@ class DataSettings(Settings):
 
     train: Path | None = Field(
         None,
-        description="Training records: a file (.json, .jsonl or .parquet), or a folder that datasets saved or of Parquet "
-        "shards, as FOLDER or FOLDER:split.",
+        description="Training records: a file (.json, .jsonl or .parquet), or a folder, saved by datasets or of "
+        "Parquet shards, as FOLDER or FOLDER:split.",
     )
     eval: dict[str, Path] = Field(default_factory=dict, description="Evaluation sets: name -> records, likewise.")
     media_root: Path | None = Field(

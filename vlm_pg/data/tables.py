@@ -1,4 +1,4 @@
-"""Rows of Parquet files, and of the Arrow files in folders that ``datasets`` saves: each value, or what is wrong with it.
+"""Rows of Parquet files, and of the Arrow files in folders that ``datasets`` saves: each value, or what is wrong.
 
 pyarrow reads both. ``datasets`` itself would convert Parquet into a cache beside the home folder, without the pages'
 checksums, and lose a file for one value that cannot be read.
@@ -62,13 +62,13 @@ def read_arrow(path: Path) -> Iterator[dict[str, Any]]:
     except ConfigError:
         raise
     except Exception as error:
-        raise _unreadable(path, "an Arrow stream", error) from error
+        raise _unreadable(path, "Arrow", error) from error
 
 
 def _unreadable(path: Path, what: str, error: Exception) -> ConfigError:
     return ConfigError(
-        f"Data file '{_shown(path)}' cannot be read as {what}: {printable(str(error), 500)}. A complete file is "
-        "expected. Write the file again."
+        f"Data file '{_shown(path)}' cannot be read as {what}: {printable(str(error), 500)}. A complete {what} "
+        "file is expected. Write the file again."
     )
 
 
@@ -87,7 +87,8 @@ def _rows(batch: Any, check: bool = False) -> list[Any]:
     ``check``: first see whether everything lies where the batch says; a reader of Parquet has built that itself.
     """
     try:
-        batch.validate(full=check)
+        if check:
+            batch.validate(full=True)
         return batch.to_pylist()
     except (ValueError, OverflowError):  # strings that are not UTF-8, dates out of range, offsets to nowhere
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -96,7 +97,8 @@ def _rows(batch: Any, check: bool = False) -> list[Any]:
 
 def _cell(column: Any, row: int, check: bool) -> Any:
     try:
-        column.slice(row, 1).validate(full=check)
+        if check:
+            column.slice(row, 1).validate(full=True)
         return column[row].as_py()
     except (ValueError, OverflowError) as error:
         return Unreadable(f"a {column.type} that cannot be read ({type(error).__name__})")
