@@ -35,8 +35,9 @@ def media_columns(schema: Any) -> dict[str, MediaKind | None]:
     features = _features(schema)
     if features is None:
         return dict.fromkeys(columns)
-    kinds = {name: _kind(features.get(name)) for name in columns}
-    return {name: kind for name, kind in kinds.items() if kind is not None}
+    described = {name: _innermost(features.get(name)) for name in columns}
+    # A column that the features leave out is one they describe by its shape alone; others are sounds, documents, ...
+    return {name: _kind(one) for name, one in described.items() if isinstance(one, dict) or _kind(one) is not None}
 
 
 def with_media(record: Mapping[str, Any], columns: Mapping[str, MediaKind | None]) -> dict[str, Any]:
@@ -88,9 +89,15 @@ def _features(schema: Any) -> Any:
         return None
 
 
-def _kind(feature: Any) -> MediaKind | None:
-    from datasets import Image, LargeList, List, Video
+def _innermost(feature: Any) -> Any:
+    from datasets import LargeList, List
 
     while isinstance(feature, List | LargeList):
         feature = feature.feature
+    return feature
+
+
+def _kind(feature: Any) -> MediaKind | None:
+    from datasets import Image, Video
+
     return "image" if isinstance(feature, Image) else "video" if isinstance(feature, Video) else None

@@ -17,6 +17,8 @@ from vlm_pg.errors import ConfigError, printable
 ROWS = 1024
 # Rows with media inside may hold a whole video each.
 MEDIA_ROWS = 8
+# How an Arrow stream ends (Arrow's columnar format, "IPC Streaming Format").
+_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
@@ -59,10 +61,19 @@ def read_arrow(path: Path) -> Iterator[dict[str, Any]]:
                 for start in range(0, batch.num_rows, size):
                     for record in _rows(batch.slice(start, size), check=True):
                         yield with_media(record, media) if media else record
+            _check_end(path, file)
     except ConfigError:
         raise
     except Exception as error:
         raise _unreadable(path, "Arrow", error) from error
+
+
+def _check_end(path: Path, file: Any) -> None:
+    """A stream that was cut off between two batches reads as one with fewer rows, but has no end."""
+    end, size = file.tell(), file.size()
+    file.seek(max(0, end - len(_END)))
+    if end != size or file.read(len(_END)) != _END:
+        raise ValueError(f"it ends at byte {end} of {size} without the mark of an end")
 
 
 def _unreadable(path: Path, what: str, error: Exception) -> ConfigError:
