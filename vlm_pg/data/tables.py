@@ -61,14 +61,14 @@ def read_arrow(path: Path) -> Iterator[dict[str, Any]]:
                 for start in range(0, batch.num_rows, size):
                     for record in _rows(batch.slice(start, size), check=True):
                         yield with_media(record, media) if media else record
-            _check_end(path, file)
+            _check_end(file)
     except ConfigError:
         raise
     except Exception as error:
         raise _unreadable(path, "Arrow", error) from error
 
 
-def _check_end(path: Path, file: Any) -> None:
+def _check_end(file: Any) -> None:
     """A stream that was cut off between two batches reads as one with fewer rows, but has no end."""
     end, size = file.tell(), file.size()
     file.seek(max(0, end - len(_END)))
