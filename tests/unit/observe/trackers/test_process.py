@@ -221,10 +221,13 @@ def test_signals_to_the_whole_job_end_no_tracker(folder: RunFolder, fed_by: Call
 def test_a_tracker_ends_with_its_trainer(folder: RunFolder) -> None:
     """In whatever call it hangs."""
     trainer = (
-        "import sys, time; from pathlib import Path; from vlm_pg.observe.trackers.kinds import KINDS, Kind\n"
+        "import sys, time; from pathlib import Path; from vlm_pg.observe.metrics import MetricsLog\n"
+        "from vlm_pg.observe.run_folder import RunFolder; from vlm_pg.observe.settings import ObserveSettings\n"
+        "from vlm_pg.observe.trackers.kinds import KINDS, Kind; from vlm_pg.observe.trackers.trackers import Trackers\n"
         "KINDS['wandb'] = Kind('sys', 'wandb', 'tests.support.sinks:Hanging')\n"
-        "from tests.unit.observe.trackers.test_process import Run; from vlm_pg.observe.run_folder import RunFolder\n"
-        "run = Run(RunFolder(Path(sys.argv[1]))); run.log(1, 2); time.sleep(1000)\n"
+        "folder = RunFolder(Path(sys.argv[1])); log = MetricsLog(folder)\n"
+        "trackers = Trackers(ObserveSettings(trackers=('wandb',)), folder, 'tiny')\n"
+        "log.write(1, {}); log.write(2, {}); trackers.step_done(2); time.sleep(1000)\n"
     )
     started = subprocess.Popen([sys.executable, "-c", trainer, str(folder.path)], cwd=ROOT)
     until(lambda: taken(folder) == [1, 2])
