@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from vlm_pg.data.folders import data_folder
 from vlm_pg.errors import ConfigError, SampleError, VlmPgError
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.types import RewardBreakdown, Sample
@@ -67,6 +68,24 @@ def is_prepared(folder: Path, arguments: Mapping[str, Any]) -> bool:
             "needed. Pass --overwrite to prepare it again."
         )
     return True
+
+
+def state_of(path: Path, option: str, what: str = "Data file") -> dict[str, Any]:
+    """A file or folder of records as a JSON value that changes when it does: by size and time of change.
+
+    Raises:
+        ConfigError: there is none; ``option`` named it, and messages call it ``what``.
+    """
+    folder = data_folder(path)
+    if folder is not None:
+        return {"path": str(path.resolve()), "files": [state_of(file, option) for file in folder.files]}
+    if not path.is_file():
+        raise ConfigError(
+            f"{what} '{path}' does not exist. A file or folder as the data set's project publishes it is expected. "
+            f"Correct {option}."
+        )
+    state = path.stat()
+    return {"path": str(path.resolve()), "bytes": state.st_size, "changed_ns": state.st_mtime_ns}
 
 
 def _read_manifest(manifest: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from data_pipelines.common import run
 from data_pipelines.published import PublishedSet, Row, prepare
+from vlm_pg.data.folders import root_of
 from vlm_pg.errors import ConfigError, SampleError
 
 _MAP, _FOLDER, _SUFFIX = "map_vid_vidorID.json", "NExTVideo", ".mp4"
@@ -66,7 +67,7 @@ class VideoFolders:
 
     def __init__(self, annotations: Sequence[Path], media_root: Path):
         self._root = media_root
-        places = [*(path.parent for path in annotations), media_root, media_root / _FOLDER, media_root.parent]
+        places = [*map(root_of, annotations), media_root, media_root / _FOLDER, media_root.parent]
         self.files = [path for path in dict.fromkeys(place / _MAP for place in places) if path.is_file()][:1]
         self._map = _read_map(self.files[0]) if self.files else self._look()
 

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from data_pipelines.common import MANIFEST, is_prepared, locked, write_manifest
+from data_pipelines.common import MANIFEST, is_prepared, locked, state_of, write_manifest
+from data_pipelines.media_store import MediaStore
 from data_pipelines.outcome import Outcome, split_keys
 from vlm_pg.data.files import Place, read_raw
+from vlm_pg.data.folders import data_folder, root_of
 from vlm_pg.data.records import parse_record
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.types import BadSample, Sample
@@ -110,8 +112,9 @@ def _sort(published: PublishedSet, arguments: argparse.Namespace) -> Outcome:
     names = _file_names([*arguments.train, *arguments.eval])
     media_root = None if not published.has_media or arguments.skip_media_check else arguments.media_root
     layout = _layout(published, arguments)
-    evaluation = _read(published, arguments.eval, names, layout, outcome)
-    train = _read(published, arguments.train, names, layout, outcome)
+    store = MediaStore(arguments.media_root) if published.has_media else None
+    evaluation = _read(published, arguments.eval, names, layout, store, outcome)
+    train = _read(published, arguments.train, names, layout, store, outcome)
     for_evaluation = {key for sample in evaluation for key in split_keys(sample)}
     unseen = [sample for sample in train if not for_evaluation.intersection(split_keys(sample))]
     if len(unseen) < len(train):
@@ -125,12 +128,14 @@ def _sort(published: PublishedSet, arguments: argparse.Namespace) -> Outcome:
 def _file_names(paths: Sequence[Path]) -> dict[Path, str]:
     """What rows are named after: the file's stem, with its folder's name or a number before it where others have it.
 
+    A folder of a data set is named after itself and the split: "gsm8k-train".
+
     Those of algebra/train.json and geometry/train.json: "algebra-train" and "geometry-train".
     """
     files = {path: path.resolve() for path in paths}
     # A link is named as it is written: what it points to may be called by a hash.
     written = {file: path.absolute() for path, file in reversed(files.items())}
-    names = {file: written[file].stem for file in files.values()}
+    names = {file: _stem(written[file]) for file in files.values()}
     names = {
         file: f"{written[file].parent.name}-{name}" if _repeats(names, name) else name for file, name in names.items()
     }
@@ -139,6 +144,11 @@ def _file_names(paths: Sequence[Path]) -> dict[Path, str]:
         for number, (file, name) in enumerate(names.items(), start=1)
     }
     return {path: names[file] for path, file in files.items()}
+
+
+def _stem(path: Path) -> str:
+    folder = data_folder(path)
+    return path.stem if folder is None else folder.name
 
 
 def _repeats(names: Mapping[Path, str], name: str) -> bool:
@@ -156,15 +166,16 @@ def _read(
     paths: Sequence[Path],
     names: Mapping[Path, str],
     layout: Layout | None,
+    store: MediaStore | None,
     outcome: Outcome,
 ) -> list[Sample]:
     """The samples of all files in order; rows that are none, or repeat another's id, are refused."""
     samples: dict[str, Sample] = {}
     for path in paths:
         for place, row in _read_rows(path, published.columns):
-            where, name = f"{path.name}:{place}", f"{names[path]}-{place.key}"
+            where, name = place.within(path), f"{names[path]}-{place.key}"
             try:
-                record = published.to_record(row, name)
+                record = published.to_record(row if store is None else store.unpack(row), name)
                 if layout is not None:
                     record["path"] = layout.path_of(record["path"])
                 sample = parse_record(record, where)
@@ -187,8 +198,8 @@ def _read_rows(path: Path, columns: Sequence[str | tuple[str, ...]]) -> Iterator
         missing = [names for names in choices if not isinstance(row, Mapping) or not any(n in row for n in names)]
         if missing:
             raise ConfigError(
-                f"{path}:{place}: the row has no {_listed(missing)}. Rows with {_listed(choices)} are expected. "
-                "Give the files as their project publishes them."
+                f"{root_of(path) / place.file if place.file else path}:{place}: the row has no {_listed(missing)}. "
+                f"Rows with {_listed(choices)} are expected. Give the files as their project publishes them."
             )
         yield place, row
 
@@ -225,33 +236,23 @@ def _identity(published: PublishedSet, arguments: argparse.Namespace) -> dict[st
     """What the result depends on, as JSON values; files by their size and time of change."""
     identity: dict[str, Any] = {
         "pipeline": published.name,
-        "train_files": [_file_state(path) for path in arguments.train],
-        "eval_files": [_file_state(path) for path in arguments.eval],
+        "train_files": [state_of(path, "--train or --eval") for path in arguments.train],
+        "eval_files": [state_of(path, "--train or --eval") for path in arguments.eval],
         "eval_share": arguments.eval_share,
         "seed": arguments.seed,
     }
     if published.has_media:
         if not arguments.media_root.is_dir():
             raise ConfigError(
-                f"Media root '{arguments.media_root}' is not a folder. The folder that holds the videos is expected. "
-                "Correct --media-root."
+                f"Media root '{arguments.media_root}' is not a folder. The folder that holds the videos is expected, "
+                "or one for media that stand inside the rows. Correct --media-root."
             )
         layout = _layout(published, arguments)
         if layout is not None:
-            identity["layout_files"] = [_file_state(path) for path in layout.files]
+            identity["layout_files"] = [state_of(path, "--media-root") for path in layout.files]
         identity["media_root"] = str(arguments.media_root.resolve())
         identity["skip_media_check"] = arguments.skip_media_check
     return identity
-
-
-def _file_state(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ConfigError(
-            f"Data file '{path}' does not exist. A file as the data set's project publishes it is expected. Correct "
-            "--train or --eval."
-        )
-    state = path.stat()
-    return {"path": str(path.resolve()), "bytes": state.st_size, "changed_ns": state.st_mtime_ns}
 
 
 def _parse(published: PublishedSet, description: str, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -261,11 +262,23 @@ def _parse(published: PublishedSet, description: str, argv: Sequence[str] | None
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--train", type=Path, nargs="+", default=[], metavar="FILE", help="files to train on")
-    add("--eval", type=Path, nargs="+", default=[], metavar="FILE", help="files to evaluate on")
+    add(
+        "--train",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="files, or FOLDER:split, to train on",
+    )
+    add("--eval", type=Path, nargs="+", default=[], metavar="FILE", help="the same, to evaluate on")
     add("--out", type=Path, required=True, help="folder to write; it holds this one set")
     if published.has_media:
-        add("--media-root", type=Path, required=True, help="folder that holds the videos")
+        add(
+            "--media-root",
+            type=Path,
+            required=True,
+            help="folder of the media; those inside rows go there",
+        )
         add("--skip-media-check", action="store_true", help="do not look whether the videos are there")
     share = f"share of --train set apart for evaluation where there is no --eval (default {DEFAULT_EVAL_SHARE})"
     add("--eval-share", type=float, help=share)

@@ -14,7 +14,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_pipelines.common import MANIFEST, is_prepared, locked, run, write_manifest
+from data_pipelines.common import MANIFEST, is_prepared, locked, run, state_of, write_manifest
+from data_pipelines.media_store import MediaStore
 from data_pipelines.outcome import Outcome, data_type
 from vlm_pg.data.records import read_records
 from vlm_pg.errors import ConfigError
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_prepared(out, identity):
             print(f"{out} is already prepared.")
             return 0
-        samples, unreadable = read_records(arguments.annotations)
+        samples, unreadable = read_records(arguments.annotations, MediaStore(arguments.media_root).unpack)
         outcome = sort_samples(samples, arguments)
         outcome.refused[:0] = unreadable
         if not outcome.train:
@@ -82,22 +83,20 @@ def _nothing_left(total: int, outcome: Outcome, annotations: Path) -> str:
 
 def _identity(arguments: argparse.Namespace) -> dict[str, object]:
     """What the result depends on, as JSON values; the annotation file by its size and time of change."""
-    if not arguments.annotations.is_file():
-        raise ConfigError(
-            f"Annotation file '{arguments.annotations}' does not exist. A file in Video-R1's format is expected. "
-            "Correct --annotations."
-        )
+    state = state_of(arguments.annotations, "--annotations", "Annotation file")
     if not arguments.media_root.is_dir():
         raise ConfigError(
             f"Media root '{arguments.media_root}' is not a folder. The folder that the paths in the annotation file "
             "start from is expected. Correct --media-root."
         )
-    state = arguments.annotations.stat()
+    annotations: dict[str, object] = {"annotations": state["path"]}
+    if "files" in state:
+        annotations["annotations_files"] = state["files"]
+    else:
+        annotations |= {"annotations_bytes": state["bytes"], "annotations_changed_ns": state["changed_ns"]}
     return {
         "pipeline": "video_r1",
-        "annotations": str(arguments.annotations.resolve()),
-        "annotations_bytes": state.st_size,
-        "annotations_changed_ns": state.st_mtime_ns,
+        **annotations,
         "media_root": str(arguments.media_root.resolve()),
         "data_types": sorted(arguments.data_types),
         "answer_kinds": sorted(arguments.answer_kinds),
@@ -113,7 +112,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="vlm-pg prepare video_r1", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--annotations", type=Path, required=True, help="the data set's JSON file (JSONL and Parquet are read too)")
+    add(
+        "--annotations", type=Path, required=True, help="the data set's JSON file (JSONL, Parquet and FOLDER:split too)"
+    )
     add("--media-root", type=Path, required=True, help="folder that the paths in the annotations start from")
     add("--out", type=Path, required=True, help="folder to write; it holds this one set")
     add("--data-types", nargs="+", choices=DATA_TYPES, default=list(DATA_TYPES), help="keep these (default: all)")

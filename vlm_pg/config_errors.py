@@ -11,6 +11,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+# Keys that people write and that are said in another way here.
+_INSTEAD = {
+    "observe.tensorboard": "Write observe.trackers=[tensorboard] for true, observe.trackers=[] for false.",
+}
+
 
 def describe(
     error: ValidationError, model: type[BaseModel], sources: Mapping[str, str], default_source: str
@@ -64,7 +69,7 @@ def _describe_one(
     key = ".".join(str(part) for part in details["loc"])
     source = _source_of(key, sources, default_source)
     if details["type"] == "extra_forbidden":
-        return f"{key} ({source}) is not a known setting. {_suggestion(key, model)}"
+        return f"{key} ({source}) is not a known setting. {_INSTEAD.get(key) or _suggestion(key, model)}"
     if details["type"] == "value_error":
         # A validator of ours: its message already has its three parts, but names keys without their section.
         message = details["msg"].removeprefix("Value error, ").replace("\n", "\n  ")

@@ -25,10 +25,16 @@ _GIB = 1024.0**3
 _PACKAGE = "vlm-pg"
 # Checked by importing them.
 _DECODERS = ("av", "decord")
+_TRACKER = "Optional, for observe.trackers=[{0}]: pip install {1}."
 _OPTIONAL = {
-    "tensorboard": "Set observe.tensorboard=false, or pip install tensorboard.",
+    "tensorboard": "Set observe.trackers=[], or pip install tensorboard.",
+    "wandb": _TRACKER.format("wandb", "wandb"),
+    "swanlab": _TRACKER.format("swanlab", "swanlab"),
+    "mlflow-skinny": _TRACKER.format("mlflow", "mlflow-skinny sqlalchemy alembic"),
     "flash-attn": "Optional, for the vision tower on a GPU: pip install flash-attn. Grouped attention needs none.",
 }
+# The whole of what the first is the part for clients.
+_ALSO_AS = {"mlflow-skinny": "mlflow"}
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ def _packages() -> Iterator[Finding]:
         else:
             yield Finding(name, "ok", version)
     for name, remedy in _OPTIONAL.items():
-        version = _version(name)
+        version = _version(name) or _version(_ALSO_AS.get(name, name))
         yield Finding(name, "ok", version) if version else Finding(name, "note", "not installed", remedy)
 
 

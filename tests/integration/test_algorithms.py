@@ -17,7 +17,7 @@ from vlm_pg.config import load_config
 from vlm_pg.training.main import train
 
 QUIET = [
-    "observe.tensorboard=false",
+    "observe.trackers=[]",
     "observe.report=false",
     "media.workers=0",
     "eval.before=false",
@@ -89,7 +89,7 @@ def written_questions(folder: Path, algorithm: dict[str, Any], **training: Any) 
             "reward": {"functions": [{"function": f"{folder}/spread.py:spread"}]},
             "algorithm": algorithm,
             "training": {"steps": 4, "prompts_per_step": 6, "learning_rate": 1e-3, **training},
-            "observe": {"tensorboard": False, "report": False, "rollouts_per_step": 99},
+            "observe": {"trackers": [], "report": False, "rollouts_per_step": 99},
         },
     )
 

@@ -136,5 +136,5 @@ def sections(tmp_path: Path, root: Path) -> dict[str, Any]:
                   "max_video_frame_pixels": 2_000_000, "deadline_seconds": 600},
         "rollout": {"num_generations": 2, "max_new_tokens": 4},
         "training": {"steps": 2, "prompts_per_step": 29, "learning_rate": 1e-3},
-        "observe": {"tensorboard": False, "rollouts_per_step": 29, "thumbnails": 0, "print_rollouts_every": 0},
+        "observe": {"trackers": [], "rollouts_per_step": 29, "thumbnails": 0, "print_rollouts_every": 0},
     }  # fmt: skip

@@ -17,7 +17,9 @@ from tests.support.damages import renew_manifest
 from tests.support.processes import ONE_THREAD_NO_GPU, launch_ranks
 from tests.support.runs import ROOT, read_lines, run_cli, save_tiny_model, write_config
 from tests.support.tiny import tiny_model
+from tests.unit.observe.trackers.test_tensorboard import expected_scalars, scalars
 from tests.unit.training.test_safe_load import Runs
+from vlm_pg.observe.run_folder import RunFolder
 
 
 def under_torchrun(*arguments: str) -> None:
@@ -61,7 +63,7 @@ def test_a_run_on_two_processes_saves_and_resumes(
             "weight_decay": 0.1,
             "learning_rate": 1e-3,
         },
-        "observe": {"tensorboard": False, "report": False},
+        "observe": {"report": False},
     }
     config = write_config(tmp_path / "run.yaml", sections)
     if stage == 3:
@@ -72,6 +74,9 @@ def test_a_run_on_two_processes_saves_and_resumes(
     assert "resuming after step 2" in printed
     assert "setting changed since the run began: training.steps: 2 -> 4" in printed
     assert [line["step"] for line in read_lines(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4]
+    # By one rank, and without a process group of accelerate's.
+    folder = RunFolder(tmp_path / "run")
+    assert scalars(folder) == expected_scalars(folder) and len(list(folder.tensorboard.iterdir())) == 2
     checkpoint = tmp_path / "run" / "checkpoints" / "step-000004"
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(checkpoint)
     assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in tiny_model().parameters())
@@ -88,7 +93,7 @@ def test_without_a_launcher_deepspeed_runs_in_one_process(tmp_path: Path) -> Non
         "data": {"train": str(tmp_path / "records.json")},
         "rollout": {"num_generations": 2, "max_new_tokens": 4},
         "training": {"steps": 1, "engine": "deepspeed", "deepspeed_config": "configs/deepspeed/zero2.json"},
-        "observe": {"tensorboard": False, "report": False},
+        "observe": {"trackers": [], "report": False},
     }
     config = write_config(tmp_path / "run.yaml", sections)
     done = run_cli("train", str(config), DS_ACCELERATOR="cpu")

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "rollout": {"num_generations": 4},
         "algorithm": {"kl_coef": 0.05},
         "eval": {"before": False, "controls": [], "control_sets": [], "headline_set": None},
-        "observe": {"tensorboard": False, "report": False},
+        "observe": {"trackers": [], "report": False},
     }
     (path / "run.yaml").write_text(yaml.safe_dump(sections))
     return path

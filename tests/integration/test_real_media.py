@@ -28,7 +28,7 @@ def settings(tmp_path: Path, model: Path, records: Path, media_root: Path) -> di
         "media": {"max_frames": 6, "max_pixels": 20 * 28 * 28, "workers": 1},
         "rollout": {"num_generations": 2, "max_new_tokens": 6},
         "training": {"steps": 1, "prompts_per_step": 1, "learning_rate": 1e-3, "weight_decay": 0.1},
-        "observe": {"tensorboard": False},
+        "observe": {"trackers": []},
     }
 
 

@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from data_pipelines.embedded import main as prepare_embedded
 from tests.support.processes import ModuleProcess
 from tests.support.runs import ROOT, read_lines, run_cli
+from tests.unit.observe.trackers.test_tensorboard import expected_scalars, scalars
+from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.training.checkpoints import find_checkpoints
 
 STEPS = 5
@@ -36,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "training": {"steps": STEPS, "prompts_per_step": 4, "checkpoint_every": 2, "keep_checkpoints": 9},
         "rollout": {"num_generations": 4},
         "eval": {"controls": [], "control_sets": [], "headline_set": None},
-        "observe": {"tensorboard": False, "report": False},
+        "observe": {"report": False},
     }
     (path / "run.yaml").write_text(yaml.safe_dump(sections))
     return path
@@ -69,6 +71,7 @@ def assert_same_outcome(run: Path, whole: Path) -> None:
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     for key in ("reward", "loss", "grad_norm", "entropy"):
         assert [line[key] for line in lines] == [line[key] for line in expected]
+    assert scalars(RunFolder(run)) == expected_scalars(RunFolder(run))  # every step once, times included
     rollouts = [(r["step"], r["sample_id"], r["response"]) for r in read_lines(run / "rollouts.jsonl")]
     assert rollouts == [(r["step"], r["sample_id"], r["response"]) for r in read_lines(whole / "rollouts.jsonl")]
     results = json.loads((run / "summary.json").read_text())

@@ -133,7 +133,7 @@ def config(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
             "learning_rate": 1e-4,
             "micro_batch_tokens": 20_000,
         },
-        "observe": {"tensorboard": False},
+        "observe": {"trackers": []},
     }
     (folder / "run.yaml").write_text(yaml.safe_dump(sections))
     return folder / "run.yaml"

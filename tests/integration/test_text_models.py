@@ -52,7 +52,7 @@ def changes(home: Path, run: Path, *more: str) -> list[str]:
         "training.learning_rate=1e-3",
         "eval.limit=4",
         "eval.before=false",
-        "observe.tensorboard=false",
+        "observe.trackers=[]",
         "observe.report=false",
         *more,
     ]

@@ -61,7 +61,7 @@ def test_features_train_on_ranks_with_unequal_passes(features: list[tuple[str, .
                 "engine": "deepspeed",
                 "deepspeed_config": str(deepspeed_config(tmp_path, 3)),
             },
-            "observe": {"tensorboard": False, "report": False},
+            "observe": {"trackers": [], "report": False},
         },
     )
     runs = [[value for name in names for value in FEATURES[name]] for names in features]

@@ -142,7 +142,7 @@ def test_a_whole_run_gives_the_same(
             "rollout.num_generations": 4,
             "rollout.max_new_tokens": 14,
             "media.workers": 0,
-            "observe.tensorboard": "false",
+            "observe.trackers": "[]",
             "observe.report": "false",
         }
         config = load_config(

@@ -55,7 +55,7 @@ def short_run(folder: Path, **sections: Any) -> Path:
             "checkpoint_every": 1,
             "keep_checkpoints": 9,
         },
-        "observe": {"tensorboard": False, "report": False, "rollouts_per_step": 1, "thumbnails": 0},
+        "observe": {"trackers": [], "report": False, "rollouts_per_step": 1, "thumbnails": 0},
     }
     for name, values in sections.items():
         whole[name] = whole.get(name, {}) | values

@@ -1,4 +1,4 @@
-"""Raw records with their place in the file: JSON arrays, JSON lines, Parquet."""
+"""Raw records with their place: JSON arrays, JSON lines, Parquet, and folders of a data set's files."""
 
 from __future__ import annotations
 
@@ -9,24 +9,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlm_pg.data.folders import DataFolder, data_folder
+from vlm_pg.data.tables import read_arrow, read_parquet
 from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import ConfigError, printable
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 # Python refuses to read longer numbers, because the time it takes grows with the square of their length
 MAX_DIGITS = 4000
-ROWS = 1024
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a record begins: the line (JSON, JSONL) or the row (Parquet), counted from 1.
+    """Where a record begins: the line (JSON, JSONL) or the row (Parquet, Arrow), counted from 1.
 
-    ``record``: its number in the file, where it shares the line with the record before.
+    Args:
+        line: see above.
+        record: its number in the file, where it shares the line with the record before.
+        file: name of the file, in a data set of several.
+        row: its number in a data set of several files.
     """
 
     line: int
     record: int | None = None
+    file: str = ""
+    row: int | None = None
 
     def __str__(self) -> str:
         return str(self.line) if self.record is None else f"{self.line}, record {self.record}"
@@ -34,19 +41,32 @@ class Place:
     @property
     def key(self) -> str:
         """As part of a name: "3", or "1.5" of the fifth record on line 1."""
+        if self.row is not None:
+            return str(self.row)
         return str(self.line) if self.record is None else f"{self.line}.{self.record}"
+
+    def within(self, path: Path) -> str:
+        """With the name of its file, for messages: "train.jsonl:3", "train-00001-of-00004.parquet:3"."""
+        return f"{printable(self.file or path.name, 300)}:{self}"
 
 
 def read_raw(path: Path) -> Iterator[tuple[Place, Any]]:
     """Each record and its place.
 
-    What cannot be read (an endless number, a string of Parquet that is not UTF-8, a date out of range, an object that
-    gives one name different values) stands in its record, or as its record, as ``Unreadable``.
+    What cannot be read (an endless number, a string that is not UTF-8, a date out of range, an object that gives one
+    name different values) stands in its record, or as its record, as ``Unreadable``. Media that stand in rows are
+    ``Embedded``.
+
+    Args:
+        path: a file, or a folder as ``data_folder`` takes it.
 
     Raises:
-        ConfigError: the file is missing, of another type, cannot be read, or does not parse (with the line).
+        ConfigError: the file or folder is missing, of another type, cannot be read, or does not parse (with the line).
     """
-    readers = {".json": _read_json, ".jsonl": _read_jsonl, ".ndjson": _read_jsonl, ".parquet": _read_parquet}
+    folder = data_folder(path)
+    if folder is not None:
+        return _read_folder(folder)
+    readers = {".json": _read_json, ".jsonl": _read_jsonl, ".ndjson": _read_jsonl, ".parquet": _numbered_parquet}
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise ConfigError(
@@ -55,6 +75,21 @@ def read_raw(path: Path) -> Iterator[tuple[Place, Any]]:
         )
     _check_file(path)
     return reader(path)
+
+
+def _read_folder(folder: DataFolder) -> Iterator[tuple[Place, Any]]:
+    row = 0
+    for file in folder.files:
+        _check_file(file)
+        rows = read_parquet(file) if file.suffix == ".parquet" else read_arrow(file)
+        for line, record in enumerate(rows, start=1):
+            row += 1
+            yield Place(line, file=file.name, row=row), record
+
+
+def _numbered_parquet(path: Path) -> Iterator[tuple[Place, Any]]:
+    for line, record in enumerate(read_parquet(path), start=1):
+        yield Place(line), record
 
 
 def _check_file(path: Path) -> None:
@@ -147,54 +182,6 @@ def _read_jsonl(path: Path) -> Iterator[tuple[Place, Any]]:
             raise _unreadable(path, number, f"does not parse as JSON ({error.msg} at column {error.colno})") from error
         except RecursionError as error:
             raise _unreadable(path, number, "is nested too deeply") from error
-
-
-def _read_parquet(path: Path) -> Iterator[tuple[Place, Any]]:
-    import pyarrow.parquet
-
-    try:
-        # damage is noticed where the writer stored checksums
-        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            _check_columns(path, file.schema_arrow.names)
-            number = 0
-            for batch in file.iter_batches(batch_size=ROWS):
-                for record in _rows(batch):
-                    number += 1
-                    yield Place(number), record
-    except ConfigError:
-        raise
-    except Exception as error:  # whatever the reader raises on a file is wrong with the file
-        raise ConfigError(
-            f"Data file '{_shown(path)}' cannot be read as Parquet: {printable(str(error), 500)}. A complete Parquet "
-            "file is expected. Write the file again."
-        ) from error
-
-
-def _check_columns(path: Path, names: list[str]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigError(
-            f"Data file '{_shown(path)}' has several columns named {printable(', '.join(twice), 300)}. Columns with "
-            "different names are expected. Rename or remove one of them."
-        )
-
-
-def _rows(batch: Any) -> list[Any]:
-    """The rows of a batch; where a value cannot be turned into Python's, cell by cell, so that only it is lost."""
-    try:
-        return batch.to_pylist()
-    except (ValueError, OverflowError):  # strings that are not UTF-8, dates out of range
-        names = batch.schema.names
-        return [
-            {name: _cell(batch.column(place), row) for place, name in enumerate(names)} for row in range(batch.num_rows)
-        ]
-
-
-def _cell(column: Any, row: int) -> Any:
-    try:
-        return column[row].as_py()
-    except (ValueError, OverflowError) as error:
-        return Unreadable(f"a {column.type} that cannot be read ({type(error).__name__})")
 
 
 def _closed(path: Path, error: Exception) -> ConfigError:

@@ -15,10 +15,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from vlm_pg.data.embedded import embedded_in
 from vlm_pg.data.fields import check_text, fault, field, id_of
 from vlm_pg.data.files import read_raw
 from vlm_pg.data.gold import WRITTEN_NAMES, answer_kind_of, answer_of, check_gold, options_of
@@ -31,18 +32,28 @@ MEDIA_TOKEN = re.compile(r"<\|(?:vision_start|vision_end|vision_pad|image_pad|vi
 ID_LIMIT = 200
 
 
-def read_records(path: Path) -> tuple[list[Sample], list[BadSample]]:
-    """All usable samples of a file in its order, and the records that are not.
+def read_records(
+    path: Path, unpack: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+) -> tuple[list[Sample], list[BadSample]]:
+    """All usable samples of a file or folder in its order, and the records that are not.
+
+    Args:
+        path: as ``read_raw`` takes it.
+        unpack: puts paths in the place of media that stand in a record (``Embedded``). None: such records are refused.
 
     Raises:
-        ConfigError: the file is missing, does not parse (with the line), or has no records.
+        ConfigError: the file is missing, does not parse (with the line), has no records, or holds media nobody unpacks.
     """
     samples: list[Sample] = []
     bad: list[BadSample] = []
     first_at: dict[str, str] = {}
     for place, record in read_raw(path):
-        where = f"{printable(path.name, 300)}:{place}"
+        where = place.within(path)
+        if unpack is None:
+            _refuse_embedded(path, record)
         try:
+            if unpack is not None and embedded_in(record):
+                record = unpack(record)
             sample = parse_record(record, where)
             if sample.sample_id in first_at:
                 raise SampleError(
@@ -61,6 +72,21 @@ def read_records(path: Path) -> tuple[list[Sample], list[BadSample]]:
             "prepared."
         )
     return samples, bad
+
+
+def _refuse_embedded(path: Path, record: Any) -> None:
+    """A record whose media are there under a path may hold further ones, which nobody reads."""
+    inside = embedded_in(record)
+    if not inside or record.get("data_type") == "text":
+        return
+    paths = record.get("path")
+    if paths and all(isinstance(one, str) for one in (paths if isinstance(paths, list) else [paths])):
+        return
+    raise ConfigError(
+        f"Data set '{printable(str(path), 300)}' holds media inside its rows ({printable(', '.join(inside), 200)}). "
+        "Training reads media from files, and records name them in 'path'. Prepare it first: 'vlm-pg prepare' lists "
+        "the data sets it knows, and 'vlm-pg prepare video_r1 --annotations' takes records in Video-R1's format."
+    )
 
 
 def write_records(path: Path, samples: Iterable[Sample]) -> None:

@@ -6,19 +6,22 @@ from pathlib import Path
 
 from pydantic import Field
 
+from vlm_pg.data.folders import root_of
 from vlm_pg.settings import Settings
 
 
 class DataSettings(Settings):
     """Which records are used and how many of them may be unusable."""
 
-    train: Path | None = Field(None, description="File of training records: .json, .jsonl or .parquet.")
-    eval: dict[str, Path] = Field(
-        default_factory=dict, description="Evaluation sets: name -> file of records, same formats."
+    train: Path | None = Field(
+        None,
+        description="Training records: a file (.json, .jsonl or .parquet), or a folder, saved by datasets or of "
+        "Parquet shards, as FOLDER or FOLDER:split.",
     )
+    eval: dict[str, Path] = Field(default_factory=dict, description="Evaluation sets: name -> records, likewise.")
     media_root: Path | None = Field(
         None,
-        description="Folder that media paths start from and must stay in; default: the folder of each record file.",
+        description="Folder that media paths start from and must stay in; default: the folder that the records lie in.",
     )
     max_bad_share: float = Field(
         0.5, ge=0, le=1, description="The run stops when more than this share of the samples seen so far was unusable."
@@ -35,5 +38,5 @@ class DataSettings(Settings):
     )
 
     def root_for(self, records: Path) -> Path:
-        """The folder the media paths of a record file start from."""
-        return self.media_root if self.media_root is not None else records.parent
+        """The folder the media paths of records start from."""
+        return self.media_root if self.media_root is not None else root_of(records)

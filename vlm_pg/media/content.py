@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vlm_pg.media.boundary import DecodeFailure
+from vlm_pg.types import MediaKind
 
 # FFmpeg's names of the demuxers that may be used, by what we call the container
 CONTAINERS = {
@@ -28,6 +29,7 @@ FORMAT_WHITELIST = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,mpegts,mpeg,avi,flv,og
 PROTOCOL_WHITELIST = "file"
 
 HEAD_BYTES = 1024
+_IMAGES = {b"\xff\xd8\xff": ".jpg", b"\x89PNG\r\n\x1a\n": ".png"}
 # boxes an MP4 or QuickTime file may begin with; a first box is never so large that its first byte is not 0
 _FIRST_BOXES = {b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp", b"uuid", b"moof", b"sidx"}
 _TS_PACKETS = ((0, 188), (4, 192), (0, 204))  # where the sync byte lies, and the distance to the next one
@@ -65,6 +67,20 @@ def video_format(head: bytes) -> str:
             "open", f"its content ({shown_head(head)}) is none of the containers that are read: {', '.join(CONTAINERS)}"
         )
     return CONTAINERS[name]
+
+
+def stored_as(head: bytes) -> tuple[MediaKind, str] | None:
+    """What begins with ``head``, and the ending of the name under which it can be read; None for neither of the two.
+
+    stored_as(b"\\xff\\xd8\\xff...") == ("image", ".jpg")
+    """
+    for begin, suffix in _IMAGES.items():
+        if head.startswith(begin):
+            return "image", suffix
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return "image", ".webp"
+    name = _container(head)
+    return None if name is None else ("video", ".mkv" if name == "Matroska or WebM" else ".mp4")
 
 
 def _container(head: bytes) -> str | None:

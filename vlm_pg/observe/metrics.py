@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line of numbers per step, and the same numbers for tensorboard."""
+"""metrics.jsonl: one line of numbers per step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from vlm_pg.errors import ConfigError, VlmPgError
+from vlm_pg.errors import VlmPgError
 from vlm_pg.observe.files import append, json_line, keep_json_lines
 from vlm_pg.observe.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 logger = logging.getLogger(__name__)
 RESERVED_KEYS = ("step", "phase", "time")
@@ -29,33 +26,24 @@ class MetricsLog:
 
     Args:
         folder: the run's folder.
-        tensorboard: also write scalars, tagged ``<phase>/<key>``, under ``tensorboard/``.
         resume_step: the step the run continues after; lines beyond it are moved to ``metrics.jsonl.abandoned``, so that
             no step appears twice. None for a new run.
     """
 
-    def __init__(self, folder: RunFolder, tensorboard: bool, resume_step: int | None = None):
+    def __init__(self, folder: RunFolder, resume_step: int | None = None):
         forget_later_steps(folder.metrics, resume_step)
         self._file = folder.metrics.open("ab")
-        self._writer = _open_tensorboard(folder.tensorboard, resume_step) if tensorboard else None
 
     def write(self, step: int, values: Mapping[str, float | None], phase: str = "train") -> None:
         """Write one line and flush it. None is kept as null; NaN or infinity raises VlmPgError naming the key."""
         numbers = {key: _checked(step, key, value) for key, value in values.items()}
         line = {"step": step, "phase": phase, "time": round(time.time(), 3), **numbers}
         append(self._file, json_line(line))
-        if self._writer is not None:
-            for key, number in numbers.items():
-                if number is not None:
-                    self._writer.add_scalar(f"{phase}/{key}", number, global_step=step)
-            self._writer.flush()
 
     def close(self) -> None:
-        """Close the files; writing afterwards is an error."""
+        """Close the file; writing afterwards is an error."""
         with suppress(OSError):  # what could not be written has been told of
             self._file.close()
-        if self._writer is not None:
-            self._writer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -99,14 +87,3 @@ def _checked(step: int, key: str, value: float | None) -> float | int | None:
             "last checkpoint."
         )
     return number
-
-
-def _open_tensorboard(path: Path, resume_step: int | None) -> SummaryWriter:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ConfigError(
-            f"observe.tensorboard is true, but tensorboard cannot be imported ({error}). It is optional: install it "
-            "with 'pip install tensorboard' or set observe.tensorboard=false."
-        ) from error
-    return SummaryWriter(str(path), purge_step=None if resume_step is None else resume_step + 1)

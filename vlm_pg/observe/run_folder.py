@@ -14,7 +14,7 @@ from vlm_pg.observe.files import write_bytes_atomic, write_json_atomic
 from vlm_pg.observe.run_lock import LOCK
 
 _OWN_FILES = ("config.yaml", "metrics.jsonl", "rollouts.jsonl", "bad_samples.jsonl", "summary.json", "report.html")
-_OWN_NAMES = frozenset((*_OWN_FILES, LOCK, "checkpoints", "served", "tensorboard", "thumbnails"))
+_OWN_NAMES = frozenset((*_OWN_FILES, LOCK, "checkpoints", "served", "tensorboard", "thumbnails", "trackers"))
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,11 @@ class RunFolder:
     def thumbnails(self) -> Path:
         """Folder of picture strips, one per logged question."""
         return self.path / "thumbnails"
+
+    @property
+    def trackers(self) -> Path:
+        """Folder of what trackers keep here: how far each has come, what it printed, runs written without a network."""
+        return self.path / "trackers"
 
     @classmethod
     def create(cls, path: Path, resume: bool, announce: Callable[[str], None] = print) -> RunFolder:

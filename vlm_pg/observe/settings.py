@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
+
+from pydantic import Field, field_validator
 
 from vlm_pg.settings import Settings
+
+TrackerName = Literal["tensorboard", "wandb", "swanlab", "mlflow"]
 
 
 class ObserveSettings(Settings):
     """What a run writes and prints about itself. metrics.jsonl and rollouts.jsonl are always written."""
 
-    tensorboard: bool = Field(True, description="Also write the metrics as tensorboard scalars.")
+    trackers: tuple[TrackerName, ...] = Field(
+        ("tensorboard",),
+        description="Which trackers get the numbers of metrics.jsonl and sample rollouts, too: any of tensorboard, "
+        "wandb, swanlab, mlflow. An empty list for none.",
+    )
+    project: str = Field(
+        "vlm_pg",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="Project (mlflow: experiment) of wandb, swanlab and mlflow; the run there has the name run.name.",
+    )
+    track_rollouts_every: int = Field(
+        25,
+        ge=0,
+        description="Send the rollouts of rollouts.jsonl to the trackers, as a table with pictures where they have "
+        "one, every so many steps, and in the first; 0 never sends any.",
+    )
+    tracker_seconds: float = Field(
+        60.0, ge=0, le=86400, description="How long the end of a run waits for trackers that are still sending."
+    )
     print_rollouts_every: int = Field(
         25, ge=0, description="Print a table of sample rollouts every so many steps; 0 never prints one."
     )
@@ -24,3 +46,11 @@ class ObserveSettings(Settings):
     thumbnails: int = Field(
         8, ge=0, le=32, description="Frames in the picture strip saved for a logged question; 0 saves no pictures."
     )
+
+    @field_validator("trackers")
+    @classmethod
+    def _each_once(cls, value: tuple[TrackerName, ...]) -> tuple[TrackerName, ...]:
+        twice = sorted({name for name in value if value.count(name) > 1})
+        if twice:
+            raise ValueError(f"trackers names {', '.join(twice)} twice. Name each tracker once.")
+        return value

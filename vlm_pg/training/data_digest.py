@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vlm_pg.data.folders import files_of
 from vlm_pg.data.settings import DataSettings
 
 
 def data_digests(data: DataSettings) -> dict[str, dict[str, str]]:
-    """Path and SHA-256 of every file of records, by its setting; the media they name are not read."""
-    files = {"data.train": data.train, **{f"data.eval.{name}": path for name, path in data.eval.items()}}
+    """Path and SHA-256 of all records, by their setting; the media they name are not read."""
+    paths = {"data.train": data.train, **{f"data.eval.{name}": path for name, path in data.eval.items()}}
+    files = {key: files_of(path) for key, path in paths.items() if path is not None}
     return {
-        key: {"path": str(path), "sha256": _sha256(path)}
-        for key, path in files.items()
-        if path is not None and path.is_file()
+        key: {"path": str(paths[key]), "sha256": _sha256(found)}
+        for key, found in files.items()
+        if all(path.is_file() for path in found)
     }
 
 
@@ -39,6 +41,10 @@ def changed_data(before: Any, now: Mapping[str, Mapping[str, str]]) -> list[str]
     return lines
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _sha256(files: Sequence[Path]) -> str:
+    """Of a file's content; of several, of their digests in order."""
+    digests = []
+    for path in files:
+        with path.open("rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()

@@ -20,6 +20,8 @@ from vlm_pg.observe.quiet import quiet_libraries
 from vlm_pg.observe.report import write_report
 from vlm_pg.observe.rollouts import RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
+from vlm_pg.observe.trackers.kinds import refuse_missing
+from vlm_pg.observe.trackers.trackers import Trackers
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.sources import Sources
 from vlm_pg.rewards.rewarder import Rewarder
@@ -59,6 +61,7 @@ def train(config: RunConfig) -> int:
     use_threads(config.training.torch_threads)
     if config.data.train is None:
         raise ConfigError("data.train is not set. Training needs a file of prepared records. Set data.train=PATH.")
+    refuse_missing(config.observe.trackers)
     quiet_libraries()
     connect(config)
     phases = Phases()
@@ -217,13 +220,7 @@ class _Run:
                     self.console.warn("no evaluation before training: these weights are trained already")
                 else:
                     self._evaluate(evaluator, "before")
-            metrics = rollouts_log = None
-            if rank() == 0:
-                metrics = self.stack.enter_context(MetricsLog(self.folder, config.observe.tensorboard, resume_step))
-                rollouts_log = self.stack.enter_context(
-                    RolloutsLog(self.folder, config.observe.rollouts_per_step, config.observe.thumbnails, resume_step)
-                )
-            if not trainer.run(metrics, rollouts_log):
+            if not trainer.run(*self._open_logs(resume_step)):
                 return self._finish(finished=False)
             if evaluator and config.eval.after:
                 self._evaluate(evaluator, "after")
@@ -237,6 +234,16 @@ class _Run:
             if self.sources.is_starting:
                 self.console.info(f"waiting for the decoding workers (media.workers={self.config.media.workers})")
             self.sources.wait_until_ready(self.stop.between_tokens)
+
+    def _open_logs(self, resume_step: int | None) -> tuple[MetricsLog | None, RolloutsLog | None, Trackers | None]:
+        """What is written after every step, by rank 0."""
+        if rank() != 0:
+            return None, None, None
+        observe, enter = self.config.observe, self.stack.enter_context
+        metrics = enter(MetricsLog(self.folder, resume_step))
+        rollouts = enter(RolloutsLog(self.folder, observe.rollouts_per_step, observe.thumbnails, resume_step))
+        name, console = self.config.run.name, self.console
+        return metrics, rollouts, enter(Trackers(observe, self.folder, name, resume_step, console.info, console.warn))
 
     def _make_trainer(self) -> Trainer:
         config = self.config

@@ -19,6 +19,7 @@ from vlm_pg.observe.presence import FolderGone, Presence
 from vlm_pg.observe.rollouts import RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.sharing import generation_line, sharing_line
+from vlm_pg.observe.trackers.trackers import Trackers
 from vlm_pg.prompts.source import PromptSource
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.engine import RolloutEngine
@@ -131,7 +132,9 @@ class Trainer:
         self._reward_errors = RewardErrors(rewarder, console.warn)
         self._cores, self._told_waiting = CoreWatch(), False
 
-    def run(self, metrics: MetricsLog | None, rollouts_log: RolloutsLog | None) -> bool:
+    def run(
+        self, metrics: MetricsLog | None, rollouts_log: RolloutsLog | None, trackers: Trackers | None = None
+    ) -> bool:
         """Train up to ``training.steps``. False if a stop was asked for; the work so far is in a checkpoint then."""
         steps = self.config.training.steps
         first = self.progress.step + 1
@@ -150,6 +153,8 @@ class Trainer:
                     if self._presence is not None:
                         self._presence.check()
                     self._show(values, groups, metrics, rollouts_log)
+                    if trackers is not None:
+                        trackers.step_done(self.progress.step)
                     self._checkpoint_if_due()
                     self._doing = "sampling"
                     bar.advance()

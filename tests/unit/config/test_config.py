@@ -96,6 +96,15 @@ def test_an_unknown_key_is_named_with_the_nearest_valid_one(minimal: Path, key: 
     assert nearest_keys(key, RunConfig) == near.split(" or ")
 
 
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_tensorboard_is_named_among_the_trackers(minimal: Path, value: str) -> None:
+    said = refusal(minimal, f"observe.tensorboard={value}")
+    assert "observe.tensorboard (command line) is not a known setting. Write observe.trackers=[tensorboard] for" in said
+    assert load_config(minimal).observe.trackers == ("tensorboard",)
+    assert load_config(minimal, ["observe.trackers=[]"]).observe.trackers == ()
+    assert load_config(minimal, ["observe.trackers=[wandb,mlflow]"]).observe.trackers == ("wandb", "mlflow")
+
+
 @pytest.mark.parametrize(
     ("section", "near"),
     [
@@ -132,6 +141,12 @@ def test_a_key_like_none_that_is_known_says_so(minimal: Path) -> None:
         ),
         ("training.steps=five", "training.steps is 'five' (command line): input should be a valid integer"),
         ("model.dtype=fp8", "model.dtype is 'fp8' (command line): input should be 'fp32' or 'bf16'."),
+        (
+            "observe.trackers=[wandbb]",
+            "observe.trackers.0 is 'wandbb' (command line): input should be 'tensorboard', 'wandb', 'swanlab' or",
+        ),
+        ("observe.trackers=[wandb,wandb]", "observe.trackers: trackers names wandb twice. Name each tracker once."),
+        ("observe.project=a b", "observe.project is 'a b' (command line): string should match pattern"),
         ("training=5", "training is 5 (command line): it is a section and must be a mapping of settings"),
         ("eval.controls=[x]", "or 'frame_repeated'. Also score"),
         ("eval.controls=[x]", "Correct it, or pass eval.controls=VALUE."),

@@ -91,7 +91,7 @@ def make_run(path: Path, steps: int = 4, groups: Sequence[RolloutGroup] | None =
     """A finished run with all its files."""
     folder = RunFolder.create(path, resume=False)
     folder.write_config(CONFIG)
-    with MetricsLog(folder, tensorboard=False) as metrics, RolloutsLog(folder) as rollouts:
+    with MetricsLog(folder) as metrics, RolloutsLog(folder) as rollouts:
         for step in range(1, steps + 1):
             values = {"reward": step / steps, "reward/accuracy": step / steps, "kl": 0.01 * step}
             metrics.write(step, {**values, "tokens_computed": 100 + step, "tokens_repeated": 400, "grad_norm": None})

@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def test_a_line_is_on_disk_at_once_and_keeps_null(folder: RunFolder) -> None:
-    with MetricsLog(folder, tensorboard=False) as log:
+    with MetricsLog(folder) as log:
         log.write(1, {"reward": 0.5, "kl": None, "groups_without_spread": 3})
         line = read_lines(folder.metrics)[0]
     assert line.pop("time") > 1.7e9
@@ -33,13 +33,13 @@ def test_a_line_is_on_disk_at_once_and_keeps_null(folder: RunFolder) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_value_that_is_not_finite_is_refused_by_name_and_nothing_is_written(folder: RunFolder, value: float) -> None:
     said = r"'grad_norm' of step 7 is (nan|-?inf).*must be finite.*lower training\."
-    with MetricsLog(folder, tensorboard=False) as log, pytest.raises(VlmPgError, match=said):
+    with MetricsLog(folder) as log, pytest.raises(VlmPgError, match=said):
         log.write(7, {"reward": 0.5, "grad_norm": value})
     assert folder.metrics.read_bytes() == b""
 
 
 def test_a_metric_may_not_hide_the_step(folder: RunFolder) -> None:
-    with MetricsLog(folder, tensorboard=False) as log, pytest.raises(KeyError, match="hide the line's own 'step'"):
+    with MetricsLog(folder) as log, pytest.raises(KeyError, match="hide the line's own 'step'"):
         log.write(1, {"step": 3.0})
 
 
@@ -47,7 +47,7 @@ def test_resume_removes_later_steps_so_that_none_appears_twice(tmp_path: Path) -
     folder = make_run(tmp_path / "run", steps=4)
     with folder.metrics.open("ab") as file:
         file.write(b'{"step": 5, "phase": "tra')  # killed in the middle of a line
-    with MetricsLog(folder, tensorboard=False, resume_step=2) as metrics:
+    with MetricsLog(folder, resume_step=2) as metrics:
         metrics.write(3, {"reward": 9.0})
     with RolloutsLog(folder, resume_step=2) as rollouts:
         rollouts.write(3, [make_group("again")])
@@ -60,31 +60,10 @@ def test_a_damaged_line_is_set_aside_with_a_warning(tmp_path: Path, caplog: pyte
     folder = make_run(tmp_path / "run", steps=2)
     folder.metrics.write_bytes(b"{broken\n" + folder.metrics.read_bytes())
     with caplog.at_level(logging.WARNING):
-        MetricsLog(folder, tensorboard=False, resume_step=2).close()
+        MetricsLog(folder, resume_step=2).close()
     assert "1 line(s) that were not JSON" in caplog.text
     assert (folder.path / "metrics.jsonl.damaged").read_bytes() == b"{broken\n"
     assert [line["step"] for line in read_lines(folder.metrics)] == [1, 2]
-
-
-def test_tensorboard_gets_the_same_scalars(folder: RunFolder) -> None:
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    with MetricsLog(folder, tensorboard=True) as log:
-        log.write(1, {"reward": 0.5, "kl": None})
-        log.write(2, {"reward": 0.75, "kl": None})
-    events = event_accumulator.EventAccumulator(str(folder.tensorboard)).Reload()
-    assert events.Tags()["scalars"] == ["train/reward"]
-    assert [(event.step, event.value) for event in events.Scalars("train/reward")] == [(1, 0.5), (2, 0.75)]
-
-
-def test_tensorboard_steps_after_the_resumed_one_are_superseded(folder: RunFolder) -> None:
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    with MetricsLog(folder, tensorboard=True) as log:
-        for step in (1, 2, 3):
-            log.write(step, {"reward": 0.0})
-    with MetricsLog(folder, tensorboard=True, resume_step=1) as log:
-        log.write(2, {"reward": 1.0})
-    events = event_accumulator.EventAccumulator(str(folder.tensorboard)).Reload()
-    assert [(event.step, event.value) for event in events.Scalars("train/reward")] == [(1, 0.0), (2, 1.0)]
 
 
 def test_a_rollout_line_holds_what_a_person_needs(folder: RunFolder) -> None:

@@ -1,0 +1,167 @@
+"""tensorboard gets what metrics.jsonl has, rollouts as text that is no markup, and no process group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.unit.observe.builders import make_group, make_run, read_lines
+from vlm_pg.observe.metrics import MetricsLog
+from vlm_pg.observe.rollouts import RolloutsLog
+from vlm_pg.observe.run_folder import RunFolder
+from vlm_pg.observe.settings import ObserveSettings
+from vlm_pg.observe.trackers.kinds import KINDS
+from vlm_pg.observe.trackers.trackers import Trackers
+from vlm_pg.types import RolloutGroup
+
+event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+# Odd numbers, a count, and values far from 1.
+VALUES = {"reward": 1 / 3, "kl": 1e-9, "groups": 12, "tokens_per_second": 123456.789, "seconds/rollout": 0.1}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run", resume=False)
+
+
+def log_steps(
+    folder: RunFolder,
+    steps: range,
+    resume_step: int | None = None,
+    factor: float = 1.0,
+    groups: Sequence[RolloutGroup] = (),
+    **settings: Any,
+) -> list[str]:
+    """Log as a run does; all warnings."""
+    said: list[str] = []
+    with (
+        MetricsLog(folder, resume_step) as metrics,
+        RolloutsLog(folder, resume_step=resume_step) as rollouts,
+        Trackers(ObserveSettings(**settings), folder, "tiny", resume_step, said.append, said.append) as trackers,
+    ):
+        for step in steps:
+            metrics.write(step, {key: value * factor * step for key, value in VALUES.items()} | {"none": None})
+            rollouts.write(step, groups)
+            trackers.step_done(step)
+    return said
+
+
+def events(folder: RunFolder) -> Any:
+    return event_accumulator.EventAccumulator(
+        str(folder.tensorboard), size_guidance={"tensors": 0, "images": 0}
+    ).Reload()
+
+
+def scalars(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
+    found = events(folder)
+    return {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def expected_scalars(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
+    """metrics.jsonl in tensorboard's precision."""
+    table: dict[str, list[tuple[int, float]]] = {}
+    for line in read_lines(folder.metrics):
+        for key, value in line.items():
+            if key not in ("step", "phase", "time") and value is not None:
+                table.setdefault(f"train/{key}", []).append((line["step"], float(np.float32(value))))
+    return table
+
+
+def test_scalars_are_those_of_metrics_jsonl(folder: RunFolder) -> None:
+    assert log_steps(folder, range(1, 6)) == []
+    assert scalars(folder) == expected_scalars(folder)
+    assert len(expected_scalars(folder)) == len(VALUES)
+    assert len(list(folder.tensorboard.iterdir())) == 1  # no folder of a further run beside it
+
+
+def test_steps_after_the_resumed_one_are_superseded(folder: RunFolder) -> None:
+    log_steps(folder, range(1, 6))
+    log_steps(folder, range(3, 8), resume_step=2, factor=-2.0)
+    assert [line["step"] for line in read_lines(folder.metrics)] == [1, 2, 3, 4, 5, 6, 7]
+    assert scalars(folder) == expected_scalars(folder)
+
+
+def test_the_settings_are_in_the_event_file(tmp_path: Path) -> None:
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    folder = make_run(tmp_path / "run")
+    log_steps(folder, range(5, 6), resume_step=4)
+    content = events(folder).summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    hparams = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
+    assert {key: value.string_value or value.number_value for key, value in hparams.items()} == {
+        "run.name": "tiny",
+        "model.path": "assets/tiny",
+        "data.train": "data/train.jsonl",
+        "training.steps": 4,
+    }
+
+
+HOSTILE = [
+    "![](http://127.0.0.1/pixel.png) <img src=x onerror=alert(1)> [a](javascript:alert(1)) <script>alert(1)</script>",
+    *(
+        "before" + end + "# heading <b>x</b>"
+        for end in ("\n", "\r", "\r\n", "\n\n", "\x0b", "\x0c", "\x1c", "\x85", "\u2028")
+    ),
+    "\n```\n</code></pre><h1>out</h1>\n\n- item\n\n1. one\n",
+    "\n\n\n\t| a | b |\n|---|---|\n| <i>1</i> | 2 |",
+    "\x02klzzwxh:0000\x03 &lt;b&gt; <https://127.0.0.1>",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_a_model_writes_is_never_markup(text: str, folder: RunFolder) -> None:
+    from tensorboard.plugin_util import markdown_to_safe_html
+
+    group = make_group(sample_id=f"17{text}", texts=(text, f"{text}{text}"), question=f"{text} first?")
+    assert log_steps(folder, range(1, 2), groups=[group]) == []
+    (event,) = events(folder).Tensors("rollouts/1/text_summary")
+    html = markdown_to_safe_html(event.tensor_proto.string_val[0])
+    assert set(re.findall(r"</?([a-zA-Z0-9]+)", html)) == {"pre", "code"} and html.count("<pre>") == 1
+    assert "reward 1.100 (accuracy 1.0, format 1.0), advantage +0.700" in html
+
+
+def test_rollouts_and_frames_come_when_they_are_due(folder: RunFolder) -> None:
+    groups = [make_group("a"), make_group("b", frames=0)]
+    log_steps(folder, range(1, 5), groups=groups, track_rollouts_every=2)
+    found = events(folder)
+    assert sorted(found.Tags()["tensors"]) == ["rollouts/1/text_summary", "rollouts/2/text_summary"]
+    assert [event.step for event in found.Tensors("rollouts/1/text_summary")] == [1, 2, 4]
+    (tag,) = found.Tags()["images"]
+    assert [event.step for event in found.Images(tag)] == [1, 2, 4]
+    (strip,) = folder.thumbnails.iterdir()
+    with Image.open(strip) as picture:
+        assert (found.Images(tag)[0].width, found.Images(tag)[0].height) == picture.size
+
+
+def test_no_rollouts_when_they_are_switched_off(folder: RunFolder) -> None:
+    log_steps(folder, range(1, 3), groups=[make_group()], track_rollouts_every=0)
+    assert events(folder).Tags()["tensors"] == [] and events(folder).Tags()["images"] == []
+
+
+def test_no_tracker_writes_nothing(folder: RunFolder) -> None:
+    log_steps(folder, range(1, 3), groups=[make_group()], trackers=())
+    assert not folder.tensorboard.exists() and not folder.trackers.exists()
+
+
+def test_a_tracker_that_raises_costs_one_line(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = KINDS["tensorboard"]
+    monkeypatch.setitem(
+        KINDS, "tensorboard", type(kind)(kind.module, kind.package, "tests.support.sinks:Raising", False)
+    )
+    said = log_steps(folder, range(1, 5))
+    assert len(said) == 1 and "tensorboard failed in step 1 (ConnectionError" in said[0]
+    assert [line["step"] for line in read_lines(folder.metrics)] == [1, 2, 3, 4]
+    assert [line.get("step") for line in read_lines(folder.path / "sink.jsonl")] == [None, 1, 2, 3, 4, None]
+
+
+def test_a_tracker_that_cannot_begin_costs_one_line(folder: RunFolder) -> None:
+    folder.tensorboard.write_text("a file in the place of the folder")
+    said = log_steps(folder, range(1, 3))
+    assert len(said) == 1 and "tensorboard could not begin (" in said[0]
+    assert [line["step"] for line in read_lines(folder.metrics)] == [1, 2]
