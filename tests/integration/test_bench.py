@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_pg.bench.names import DEFAULT
+from vlm_pg.bench.step import CONTESTANTS
 from vlm_pg.cli import main
 
 
@@ -19,9 +19,9 @@ def test_measure_then_resume(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
 
     result = json.loads(out.read_text())
     (point,) = result["points"]
-    expected = [name for name in DEFAULT if find_spec("prefix_grouper") or not name.startswith("prefix-grouper")]
+    expected = [name for name in CONTESTANTS if find_spec("prefix_grouper") or not name.startswith("prefix-grouper")]
     assert list(point["contestants"]) == expected and not point["failed"]
-    assert {entry["contestant"] for entry in result["skipped"]} == set(DEFAULT) - set(expected)
+    assert {entry["contestant"] for entry in result["skipped"]} == set(CONTESTANTS) - set(expected)
     for entry in point["contestants"].values():
         assert len(entry["seconds"]) == 2 and min(entry["seconds"]) > 0
         assert entry["peak_bytes"] > 0 and "child process" in entry["peak_method"]
@@ -30,7 +30,7 @@ def test_measure_then_resume(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     assert result["machine"]["packages"]["torch"] and result["commands"][0].startswith("vlm-pg bench step")
     printed = capfd.readouterr().out
     assert "timed run 2 of 2" in printed and "of the FLOP bound" in printed
-    assert figure.read_text().startswith("<svg")
+    assert "<svg" in figure.read_text()
 
     # A budget of nothing: the measured point stays, the new one is named with its reason.
     assert main([*common, "--points", "48,3,8", "40,2,6", "--resume", "--budget-minutes", "0.0001"]) == 0

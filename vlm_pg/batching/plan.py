@@ -5,7 +5,7 @@ Loss weights are fixed before this stage, so how groups are cut changes speed an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 # What one more pass of the model costs beside its tokens, counted in tokens: every weight is read once more and every
@@ -93,6 +93,27 @@ def tree_tokens(prompts: Sequence[int], members: Sequence[int], shared: Shared) 
     )
 
 
+def chunk_responses(responses: Sequence[Sequence[int]], members: Sequence[int], room: int) -> list[tuple[Piece, ...]]:
+    """Responses, largest first, each into the first chunk with room; one beyond that is a chunk of its own.
+
+    Args:
+        responses: stream tokens of each response of every group.
+        members: the groups whose responses are meant.
+        room: tokens of a chunk.
+    """
+    waiting = [(-tokens, group, index) for group in members for index, tokens in enumerate(responses[group])]
+    used: list[int] = []
+    chosen: list[dict[int, list[int]]] = []
+    for negative, group, index in sorted(waiting):
+        place = next((i for i, total in enumerate(used) if total - negative <= room), len(used))
+        if place == len(used):
+            used.append(0)
+            chosen.append({})
+        used[place] -= negative
+        chosen[place].setdefault(group, []).append(index)
+    return [tuple(Piece(group, tuple(sorted(by_group[group]))) for group in sorted(by_group)) for by_group in chosen]
+
+
 class _Sizes:
     """Token counts of sets of groups."""
 
@@ -127,23 +148,10 @@ class _Sizes:
         room = self.budget - self.prompt_tokens(members)
         if room < max(tokens for member in members for tokens in self.responses[member]):
             return float("inf")
-        return tokens + TOKENS_PER_CALL * (len(list(self.chunks(members))) + 1)
+        return tokens + TOKENS_PER_CALL * (len(self.chunks(members)) + 1)
 
-    def chunks(self, members: Sequence[int]) -> Iterator[tuple[Piece, ...]]:
-        """Responses, largest first, each into the first chunk with room."""
-        room = self.budget - self.prompt_tokens(members)
-        waiting = [(-tokens, group, index) for group in members for index, tokens in enumerate(self.responses[group])]
-        used: list[int] = []
-        chosen: list[dict[int, list[int]]] = []
-        for negative, group, index in sorted(waiting):
-            place = next((i for i, total in enumerate(used) if total - negative <= room), len(used))
-            if place == len(used):
-                used.append(0)
-                chosen.append({})
-            used[place] -= negative
-            chosen[place].setdefault(group, []).append(index)
-        for by_group in chosen:
-            yield tuple(Piece(group, tuple(sorted(by_group[group]))) for group in sorted(by_group))
+    def chunks(self, members: Sequence[int]) -> list[tuple[Piece, ...]]:
+        return chunk_responses(self.responses, members, self.budget - self.prompt_tokens(members))
 
 
 def _clusters(sizes: _Sizes) -> list[list[int]]:

@@ -3,95 +3,49 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
-from vlm_pg.bench.flops import activation_bytes, parameter_count, step_flops
 from vlm_pg.bench.grid import Point
-from vlm_pg.bench.names import OURS, WORK
-from vlm_pg.bench.shapes import LanguageShape
-
-PointT = TypeVar("PointT")
 
 # Before anything is measured: operations per second of one CPU thread, of a GPU, and seconds to start a process.
 CPU_THREAD_RATE, GPU_RATE = 5e10, 1e14
 START_SECONDS = 15.0
 # One point takes at most this share of the budget: the others have something to say too.
 POINT_SHARE = 0.5
-# Ours holds the logits of at most this much memory at a time (model.logits_chunk_mb).
-CHUNK_BYTES = 256 * 2**20
+
+Formula = Callable[[str, Point], float]
 
 
-def gradient_bytes(shape: LanguageShape, element_bytes: int) -> float:
-    """Memory of the gradients of all weights; every contestant holds them in the end."""
-    return parameter_count(shape) * element_bytes
-
-
-def expected_peak_bytes(
-    name: str, shape: LanguageShape, point: Point, checkpointing: bool, element_bytes: int
-) -> float:
-    """Peak memory of a contestant by the formula of ``activation_bytes``, gradients of the weights included."""
-    work = WORK[name](point.prefix, point.lengths)
-    rows = work.held_logit_rows
-    ours = name in (OURS, "grouped-chunked")
-    if ours or name == "prefix-grouper-kind":
-        rows = min(rows, max(1, CHUNK_BYTES // (4 * shape.vocab)))
-    activations = activation_bytes(shape, work, checkpointing, element_bytes, rows, attention_kept=ours)
-    return activations + gradient_bytes(shape, element_bytes)
-
-
-@dataclass(kw_only=True)
-class CostEstimator(ABC, Generic[PointT]):
-    """Scales formulas for operations and memory by what was measured.
+@dataclass
+class Estimator:
+    """Scales formulas for operations and peak memory of a contestant's run by what was measured.
 
     ``seconds_seen``, ``memory_seen``: per contestant, (formula, measured) of earlier points.
     """
 
+    flops: Formula
+    peak: Formula
     first_rate: float
     start_seconds: float = START_SECONDS
     seconds_seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     memory_seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
-    def learn(self, name: str, point: PointT, seconds: float, peak_bytes: int | None) -> None:
+    def learn(self, name: str, point: Point, seconds: float, peak_bytes: int | None) -> None:
         """Take in what a contestant needed for one run."""
-        self.seconds_seen.setdefault(name, []).append((self._flops(name, point), seconds))
+        self.seconds_seen.setdefault(name, []).append((self.flops(name, point), seconds))
         if peak_bytes is not None:
-            self.memory_seen.setdefault(name, []).append((self._peak(name, point), peak_bytes))
+            self.memory_seen.setdefault(name, []).append((self.peak(name, point), peak_bytes))
 
-    def seconds(self, name: str, point: PointT) -> float:
+    def seconds(self, name: str, point: Point) -> float:
         """One run."""
-        flops = self._flops(name, point)
+        flops = self.flops(name, point)
         return flops * _nearest_factor(self.seconds_seen, name, flops, 1 / self.first_rate)
 
-    def peak_bytes(self, name: str, point: PointT) -> float:
+    def peak_bytes(self, name: str, point: Point) -> float:
         """Peak memory of one run."""
-        peak = self._peak(name, point)
+        peak = self.peak(name, point)
         return peak * _nearest_factor(self.memory_seen, name, peak, 1.0)
-
-    @abstractmethod
-    def _flops(self, name: str, point: PointT) -> float:
-        """Operations of one run."""
-
-    @abstractmethod
-    def _peak(self, name: str, point: PointT) -> float:
-        """Peak memory of one run in bytes, by formula."""
-
-
-@dataclass
-class Estimator(CostEstimator[Point]):
-    """One run is one group's forward and backward."""
-
-    shape: LanguageShape
-    checkpointing: bool
-    element_bytes: int
-
-    def _flops(self, name: str, point: Point) -> float:
-        return step_flops(self.shape, WORK[name](point.prefix, point.lengths), self.checkpointing)
-
-    def _peak(self, name: str, point: Point) -> float:
-        return expected_peak_bytes(name, self.shape, point, self.checkpointing, self.element_bytes)
 
 
 def _nearest_factor(seen: dict[str, list[tuple[float, float]]], name: str, formula: float, default: float) -> float:
@@ -112,9 +66,9 @@ class Plan:
 
 
 def plan_point(
-    point: PointT,
+    point: Point,
     contestants: Sequence[str],
-    estimator: CostEstimator[PointT],
+    estimator: Estimator,
     runs: int,
     seconds_left: float | None,
     seconds_total: float | None,

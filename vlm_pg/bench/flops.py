@@ -6,11 +6,11 @@ Backward costs a linear layer twice its forward (one product for the input, one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from vlm_pg.bench.shapes import LanguageShape
-from vlm_pg.bench.work import Work, repeated_work, shared_work
+from vlm_pg.bench.work import GenerationWork, Work
 
+# The logits of at most this much memory are held at a time by whoever chunks them (model.logits_chunk_mb).
+CHUNK_BYTES = 256 * 2**20
 LINEAR_BACKWARD = 2.0
 ATTENTION_BACKWARD = 2.5
 
@@ -112,8 +112,20 @@ def bounds(shape: LanguageShape, theirs: Work, ours: Work, checkpointing: bool) 
     }
 
 
-def sharing_gain(shape: LanguageShape, prefix: int, lengths: Sequence[int], full_squares: bool = False) -> float:
-    """Forward operations with the prefix repeated over those with it shared."""
-    repeated = repeated_work(prefix, lengths, full_squares=full_squares)
-    shared = shared_work(prefix, lengths, full_squares=full_squares)
-    return forward_flops(shape, repeated) / forward_flops(shape, shared)
+def generation_flops(shape: LanguageShape, work: GenerationWork) -> float:
+    """Operations of prefill and decoding."""
+    return forward_flops(shape, work.prefill) + forward_flops(shape, work.decode)
+
+
+def kv_bytes(shape: LanguageShape, work: GenerationWork, element_bytes: int) -> float:
+    """Keys and values of all softmax-attention layers, at the end of generation."""
+    return work.kv_tokens * 2 * shape.full_layers * shape.kv_heads * shape.head_dim * element_bytes
+
+
+def generation_bytes(shape: LanguageShape, work: GenerationWork, element_bytes: int) -> float:
+    """Peak memory above the weights: keys and values, one layer's tensors for the tokens of a pass, fp32 logits."""
+    heads = shape.heads * shape.head_dim
+    per_token = 4 * shape.hidden + 3 * shape.intermediate + 3 * heads + 4 * shape.kv_heads * shape.head_dim
+    layer = work.prefill.held_tokens * per_token * element_bytes
+    logits = 3 * 4 * work.prefill.held_logit_rows * shape.vocab
+    return kv_bytes(shape, work, element_bytes) + layer + logits

@@ -3,27 +3,55 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 from vlm_pg.errors import ConfigError
 
+# The grid of one group's forward and backward.
 PREFIXES = (1024, 4096, 8192, 16384)
 RATIOS = (1, 2, 4, 8, 16, 32)
 GENERATIONS = (2, 4, 8, 16)
-CENTRE_RATIO, CENTRE_GENERATIONS = 8, 8
 
 
 @dataclass(frozen=True)
-class Point:
+class Point(ABC):
+    """What a contestant is measured on: a prefix of P tokens and G responses to it."""
+
+    prefix: int
+    generations: int
+
+    @property
+    def identity(self) -> dict[str, int]:
+        """What tells this point from the others of a file of results."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "ragged"}
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What a file of results says of this point."""
+        return self.identity
+
+    @property
+    @abstractmethod
+    def off_centre(self) -> int:
+        """Coordinates in which it differs from the centre of the grid of its prefix."""
+
+    @property
+    @abstractmethod
+    def num_tokens(self) -> int:
+        """Tokens if the prefix were repeated for every response."""
+
+
+@dataclass(frozen=True)
+class StepPoint(Point):
     """One group: a prefix of P tokens and G responses of up to R tokens.
 
     Raises:
         ConfigError: a prefix below 1, fewer than 1 responses, or responses below 2 tokens.
     """
 
-    prefix: int
-    generations: int
     response: int
     ragged: bool = False
 
@@ -48,9 +76,16 @@ class Point:
         return tuple(draw.randint(max(2, self.response // 4), self.response) for _ in range(self.generations))
 
     @property
-    def identity(self) -> dict[str, int]:
-        """What tells this point from the others of a file of results."""
-        return {"prefix": self.prefix, "generations": self.generations, "response": self.response}
+    def record(self) -> dict[str, Any]:
+        return self.identity | {"ratio": self.ratio, "lengths": list(self.lengths)}
+
+    @property
+    def off_centre(self) -> int:
+        return (round(self.ratio) != 8) + (self.generations != 8)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.generations * (self.prefix + self.response)
 
     def __str__(self) -> str:
         kind = "ragged, up to " if self.ragged else ""
@@ -58,42 +93,65 @@ class Point:
         return f"{size} (ratio {self.ratio:g})"
 
 
-def grid_points(
-    prefixes: Iterable[int],
-    ratios: Iterable[float],
-    generations: Iterable[int],
-    responses: Iterable[int] | None = None,
-    ragged: bool = False,
-) -> list[Point]:
-    """All combinations, informative ones first; ``responses`` (tokens) take the place of ``ratios``."""
-    points = {
-        Point(prefix, count, response, ragged)
-        for prefix in prefixes
-        for count in generations
-        for response in (responses if responses is not None else (max(2, round(prefix / ratio)) for ratio in ratios))
-    }
-    return sorted(points, key=_rank)
-
-
-def _rank(point: Point) -> tuple[int, int, int]:
-    """Points at the centre (ratio 8, G 8) of every prefix, then one step off it, then the corners; cheap ones first."""
-    off_centre = (round(point.ratio) != CENTRE_RATIO) + (point.generations != CENTRE_GENERATIONS)
-    return off_centre, point.prefix, point.generations * (point.prefix + point.response)
-
-
-def parse_points(words: Sequence[str], ragged: bool = False) -> list[Point]:
-    """``["4096,8,512"]`` -> prefix 4096, G 8, response 512; in the order given.
+@dataclass(frozen=True)
+class RolloutPoint(Point):
+    """B prompts of P tokens, G responses of exactly N tokens to each.
 
     Raises:
-        ConfigError: not three whole numbers.
+        ConfigError: a prefix, number of responses or number of groups below 1, or fewer than 2 new tokens.
+    """
+
+    new_tokens: int
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.prefix, self.generations, self.groups) < 1 or self.new_tokens < 2:
+            raise ConfigError(
+                f"A point got {self.groups} groups of prefix {self.prefix} and {self.generations} responses of "
+                f"{self.new_tokens} tokens; it needs at least 1 group, a prefix of at least 1 token, and at least 1 "
+                "response of at least 2 tokens (the second one shows what decoding costs). Choose other numbers."
+            )
+
+    @property
+    def rollouts(self) -> int:
+        """B x G."""
+        return self.groups * self.generations
+
+    @property
+    def off_centre(self) -> int:
+        return (self.generations != 8) + (self.new_tokens != 64) + (self.groups != 1)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.rollouts * (self.prefix + self.new_tokens)
+
+    def __str__(self) -> str:
+        groups = f"{self.groups} groups of " if self.groups > 1 else ""
+        return f"{groups}prefix {self.prefix:,} x {self.generations} responses of {self.new_tokens:,} tok"
+
+
+PointT = TypeVar("PointT", bound=Point)
+
+
+def informative_first(points: Iterable[PointT]) -> list[PointT]:
+    """Each point once: the centre of every prefix, then one step off it, and so on; cheap ones first."""
+    return sorted(dict.fromkeys(points), key=lambda point: (point.off_centre, point.prefix, point.num_tokens))
+
+
+def parse_points(words: Sequence[str], make: Callable[..., PointT], counts: Sequence[int], form: str) -> list[PointT]:
+    """``["4096,8,512"]`` -> ``make(4096, 8, 512)``; in the order given.
+
+    Args:
+        counts: how many numbers a point may have.
+        form: the same for people, with an example.
+
+    Raises:
+        ConfigError: other than that many whole numbers.
     """
     points = []
     for word in words:
         parts = word.split(",")
-        if len(parts) != 3 or not all(part.strip().isdigit() for part in parts):
-            raise ConfigError(
-                f"--points got {word!r}; a point is PREFIX,GENERATIONS,RESPONSE in whole numbers, such as 4096,8,512."
-            )
-        prefix, count, response = (int(part) for part in parts)
-        points.append(Point(prefix, count, response, ragged))
+        if len(parts) not in counts or not all(part.strip().isdigit() for part in parts):
+            raise ConfigError(f"--points got {word!r}; a point is {form}.")
+        points.append(make(*map(int, parts)))
     return points

@@ -1,20 +1,24 @@
-"""Peak memory of a piece of work on a CPU, above what was there before it."""
+"""Peak memory of a piece of work, above what was there before it."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
+import multiprocessing
 import os
-import pickle
 import resource
 import signal
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
+
+from vlm_pg.bench.contestant import CannotRun
+from vlm_pg.processes import how_it_ended
 
 T = TypeVar("T")
 
@@ -39,10 +43,6 @@ class Peak:
     method: str
 
 
-class ChildKilled(Exception):
-    """The child process was killed by a signal; the message says which."""
-
-
 def give_freed_memory_back() -> None:
     """Make glibc return freed tensors at once: one arena, and a map of its own for every block above 128 KiB.
 
@@ -56,8 +56,16 @@ def give_freed_memory_back() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 128 * 1024)
 
 
-def peak_above_baseline(run: Callable[[], T]) -> tuple[T, Peak]:
-    """Run it and return its result and the peak of resident memory above the level before."""
+def peak_above_baseline(run: Callable[[], T], on_gpu: bool = False) -> tuple[T, Peak]:
+    """Run it and return its result and the peak of memory, the GPU's or the resident one, above the level before."""
+    if on_gpu:
+        import torch
+
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = run()
+        return result, Peak(torch.cuda.max_memory_allocated() - before, CUDA)
     gc.collect()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
@@ -75,54 +83,45 @@ def in_child(run: Callable[[], T]) -> T:
     Call it before this process has started threads: a fork copies only the calling one.
 
     Raises:
-        ChildKilled: by a signal (out of memory, mostly).
+        CannotRun: by ``run``, or the child was killed by a signal (out of memory, mostly).
         RuntimeError: the child raised; the message is its traceback.
     """
-    read_end, write_end = os.pipe()
-    sys.stdout.flush(), sys.stderr.flush()
-    parent = os.getpid()
-    child = os.fork()
-    if child == 0:
-        os.close(read_end)
-        _die_with(parent)
-        _work_and_exit(run, write_end)
-    os.close(write_end)
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+    child = fork.Process(target=_work_and_exit, args=(run, sender, os.getpid()))
+    child.start()
+    sender.close()
     try:
-        with os.fdopen(read_end, "rb") as pipe:
-            answer = pipe.read()
-    except BaseException:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        raise
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        name = signal.Signals(os.WTERMSIG(status)).name
+        answer = receiver.recv()
+    except EOFError:
+        child.join()
+        name = how_it_ended(child.exitcode or 0).removeprefix("signal ")
         hint = " (what the kernel sends when memory runs out)" if name == "SIGKILL" else ""
-        raise ChildKilled(f"killed by {name}{hint}")
-    fine, value = pickle.loads(answer)
-    if not fine:
-        raise RuntimeError(value)
-    return value
+        answer = CannotRun(f"memory run failed: killed by {name}{hint}")
+    finally:
+        child.kill()
+        child.join()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, whatever ended it; Linux only."""
+def _work_and_exit(run: Callable[[], Any], sender: Connection, parent: int) -> None:
     if sys.platform == "linux":
+        # The kernel kills this process when its parent ends, whatever ended it.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it had ended before
+        if os.getppid() != parent:  # it has ended already
             os._exit(1)
-
-
-def _work_and_exit(run: Callable[[], Any], write_end: int) -> None:
     with contextlib.suppress(OSError):
         # If memory runs out, this child goes first and the measurement lives on.
         Path("/proc/self/oom_score_adj").write_text("1000")
     try:
-        answer = True, run()
+        answer = run()
+    except CannotRun as error:
+        answer = error
     except Exception:
-        answer = False, traceback.format_exc()
-    with os.fdopen(write_end, "wb") as pipe:
-        pickle.dump(answer, pipe)
+        answer = RuntimeError(traceback.format_exc())
+    sender.send(answer)
     # Not sys.exit: whatever the parent registered to run at exit is the parent's.
     os._exit(0)
 

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from vlm_pg.bench.flops import activation_bytes, parameter_count, step_flops
+from vlm_pg.bench.flops import CHUNK_BYTES, activation_bytes, parameter_count, step_flops
 from vlm_pg.bench.grid import GENERATIONS, PREFIXES, RATIOS
 from vlm_pg.bench.shapes import PUBLISHED, LanguageShape
 from vlm_pg.bench.work import repeated_work, shared_work
@@ -18,7 +18,6 @@ from vlm_pg.errors import ConfigError
 
 GIB = 2**30
 BF16_BYTES = 2
-CHUNK_BYTES = 256 * 2**20
 
 _NOTES = """\
 # What arithmetic alone says about sharing the prefix

@@ -1,98 +1,63 @@
-"""The command line of ``vlm-pg bench step``."""
+"""Options that ``vlm-pg bench step`` and ``vlm-pg bench rollout`` have in common."""
 
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
-from vlm_pg.bench.grid import GENERATIONS, RATIOS
-from vlm_pg.bench.names import DEFAULT, DESCRIPTIONS, WORK
+from vlm_pg.bench.contestant import Contestant
+from vlm_pg.bench.figure import require_matplotlib
 from vlm_pg.bench.shapes import SIZES
-
-_WHAT = """\
-Time and peak memory of one group's forward and backward: a prefix of P tokens and G responses of R tokens. Every
-contestant computes the same loss from the same random weights (text tokens stand in for visual ones: past the vision
-tower the language model treats them alike). Loss and gradient norm of all contestants are compared before anything is
-timed; a difference above 1e-4 (bf16: 3e-2) is an error.
-"""
-
-_HOW = """\
-how it is measured:
-  time     One process per point. Each contestant runs once as a warm-up, then they run in turn (A B C, A B C, ...)
-           --repeats times; medians are compared.
-  memory   On a CPU, each contestant runs once in a forked process of its own that builds the model and warms up on a
-           tiny group: peak resident memory (VmHWM, reset through /proc/self/clear_refs; where that is not allowed,
-           ru_maxrss) above what was resident before. glibc is told to give freed memory back at once. On a GPU:
-           torch.cuda.max_memory_allocated above memory_allocated before, during the warm-up. Both include the
-           gradients of the weights and leave out the weights.
-  bounds   tokens: through the linear layers; attention: pairs of query and key; FLOPs: both and the output head,
-           weighed with the model's shape. The bound of memory is what the activations kept by each side would need
-           (an estimate). Every gain is printed with its bound and the share of it that was reached. The bounds count
-           what repetition costs and no more: ours also leaves out queries, output projection and MLP of prompt rows in
-           the last layer and, with --checkpointing, the second computation of attention. Both weigh most in models of
-           few layers, where shares pass 100%.
-
-examples:
-  vlm-pg bench step --points 2048,8,256 --model mid --threads 2
-  vlm-pg bench step --budget-minutes 30 --model small --checkpointing --out step.json --figure step.svg
-  vlm-pg bench step --prefix 4096 8192 --generations 8 --ratios 8 32 --model 7b --dtype bf16 --checkpointing
-"""
-
+from vlm_pg.errors import ConfigError
 
 # Without a word about what is wanted, this long.
 DEFAULT_MINUTES = 10
 
 
-def step_parser() -> argparse.ArgumentParser:
-    """Options of ``vlm-pg bench step``."""
-    kinds = "\n".join(f"  {name}: {text}" for name, text in DESCRIPTIONS.items())
+def measurement_parser(
+    name: str, what: str, how: str, contestants: Mapping[str, Contestant]
+) -> tuple[argparse.ArgumentParser, argparse._ArgumentGroup, argparse._ArgumentGroup]:
+    """A parser, its group for points and that for how they are measured.
+
+    Args:
+        what, how: what the help says before and behind the options.
+    """
+    kinds = "\n".join(f"  {name}: {contestant.description}" for name, contestant in contestants.items())
     parser = argparse.ArgumentParser(
-        prog="vlm-pg bench step",
-        description=_WHAT,
-        epilog=f"contestants:\n{kinds}\n\n{_HOW}",
+        prog=f"vlm-pg bench {name}",
+        description=what,
+        epilog=f"contestants:\n{kinds}\n\n{how}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    what = parser.add_argument_group("points (default: the whole grid, informative points first)")
-    what.add_argument("--points", nargs="+", metavar="P,G,R", help="exactly these: prefix, responses, response tokens")
-    what.add_argument("--prefix", type=int, nargs="+", metavar="P", help="prefix lengths, tokens")
-    lengths = what.add_mutually_exclusive_group()
-    lengths.add_argument(
-        "--ratios", type=float, nargs="+", default=RATIOS, metavar="P/R", help="prefix tokens per response token"
+    points = parser.add_argument_group("points (default: the whole grid, informative points first)")
+    group = parser.add_argument_group("measurement")
+    group.add_argument(
+        "--contestants",
+        nargs="+",
+        choices=list(contestants),
+        default=list(contestants),
+        metavar="NAME",
+        help="see below",
     )
-    lengths.add_argument("--response", type=int, nargs="+", metavar="R", help="response lengths, tokens")
-    what.add_argument(
-        "--generations", type=int, nargs="+", default=GENERATIONS, metavar="G", help="responses per prompt"
-    )
-    what.add_argument("--ragged", action="store_true", help="response lengths drawn from R/4 to R, the same every time")
-    how = add_measurement_options(parser, list(WORK), list(DEFAULT))
-    how.add_argument("--checkpointing", action="store_true", help="recompute activations in backward, all contestants")
-    add_budget_and_output_options(parser, "--points or --prefix")
-    return parser
+    group.add_argument("--model", choices=sorted(SIZES), default="small", help="shape of the random model")
+    group.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of weights and activations")
+    group.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU if there is one")
+    group.add_argument("--repeats", type=int, default=3, help="timed runs of each contestant, after one warm-up")
+    group.add_argument("--threads", type=int, default=None, help="CPU threads; default: all cores this process may use")
+    group.add_argument("--no-memory", dest="memory", action="store_false", help="leave out the memory runs of a CPU")
+    _add_budget_and_output(parser)
+    return parser, points, group
 
 
-def add_measurement_options(
-    parser: argparse.ArgumentParser, contestants: list[str], default: list[str]
-) -> argparse._ArgumentGroup:
-    """Who is measured on what; returns the group, for options of one measurement alone."""
-    how = parser.add_argument_group("measurement")
-    how.add_argument("--contestants", nargs="+", choices=contestants, default=default, metavar="NAME", help="see below")
-    how.add_argument("--model", choices=sorted(SIZES), default="small", help="shape of the random model")
-    how.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of weights and activations")
-    how.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU if there is one")
-    how.add_argument("--repeats", type=int, default=3, help="timed runs of each contestant, after one warm-up")
-    how.add_argument("--threads", type=int, default=None, help="CPU threads; default: all cores this process may use")
-    how.add_argument("--no-memory", dest="memory", action="store_false", help="leave out the memory runs of a CPU")
-    return how
-
-
-def add_budget_and_output_options(parser: argparse.ArgumentParser, wishes: str) -> None:
-    """How long it may take and where the numbers go; ``wishes``: the options that say what is wanted."""
+def _add_budget_and_output(parser: argparse.ArgumentParser) -> None:
     budget = parser.add_argument_group("budget; what is left out is listed with its reason")
     budget.add_argument(
         "--budget-minutes",
         type=float,
         help="start nothing that is expected to end later; one point gets half at most "
-        f"(default: {DEFAULT_MINUTES}; none where {wishes} say what is wanted)",
+        f"(default: {DEFAULT_MINUTES}; none where --points or --prefix say what is wanted)",
     )
     budget.add_argument(
         "--memory-gib", type=float, help="leave out who is expected to need more (CPU default: 80%% of what is free)"
@@ -103,3 +68,35 @@ def add_budget_and_output_options(parser: argparse.ArgumentParser, wishes: str) 
         "--resume", action="store_true", help="go on with the file --out: measure only the points it lacks"
     )
     out.add_argument("--figure", type=Path, help="draw the results into this SVG file")
+
+
+def checked_options(arguments: argparse.Namespace) -> argparse.Namespace:
+    """The options with what was left open filled in.
+
+    Raises:
+        ConfigError: options that contradict each other, a device or package that is not there.
+    """
+    if arguments.repeats < 1:
+        raise ConfigError(f"--repeats is {arguments.repeats}; at least 1 timed run is needed.")
+    if arguments.budget_minutes is not None and arguments.budget_minutes <= 0:
+        raise ConfigError(
+            f"--budget-minutes is {arguments.budget_minutes:g}; it must be above 0. Leave it out where --points or "
+            "--prefix say what is wanted, to measure all of that."
+        )
+    if arguments.figure:
+        require_matplotlib()
+    if arguments.budget_minutes is None and not arguments.points and not arguments.prefix:
+        arguments.budget_minutes = DEFAULT_MINUTES
+        print(f"the whole grid, for {DEFAULT_MINUTES} minutes (--budget-minutes)")
+    if arguments.resume and arguments.out is None:
+        raise ConfigError("--resume goes on with a file; give it with --out FILE.json.")
+    if arguments.device != "cpu":
+        import torch
+
+        if arguments.device == "auto":
+            arguments.device = "cuda" if torch.cuda.is_available() else "cpu"
+        elif not torch.cuda.is_available():
+            raise ConfigError("--device is cuda, but torch sees no GPU. Use --device cpu, or see `vlm-pg doctor`.")
+    if arguments.threads is None:
+        arguments.threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return arguments

@@ -1,56 +1,50 @@
-"""What measuring processes have in common: their files, peak memory in children, time on the clock."""
+"""The process that measures a point, as it is started and, where need be, stopped."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
 
-from vlm_pg.bench.memory import ChildKilled, in_child
-
-Spec = dict[str, Any]
+class WorkerKilled(Exception):
+    """The measuring process was killed from outside or took far too long; other points can still be measured."""
 
 
-def measure_from_files(argv: Sequence[str], measure: Callable[[Spec], dict[str, Any]]) -> int:
-    """Measure what the specification (first path) names and write the numbers (second path)."""
-    spec_path, result_path = (Path(word) for word in argv)
-    spec = json.loads(spec_path.read_text())
-    torch.set_num_threads(spec["threads"])
-    result = measure(spec)
-    result_path.write_text(json.dumps(result))
-    return 0
+def run_worker(spec: dict[str, Any], patience_seconds: float) -> dict[str, Any]:
+    """Measure one point in a fresh process: ``python -m vlm_pg.bench.worker SPEC.json RESULT.json``.
 
-
-def peaks_in_children(
-    names: Sequence[str], run: Callable[[str], dict[str, Any]]
-) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """What ``run`` finds per contestant, each in a forked child; and per contestant whose child was killed, by what."""
-    found: dict[str, dict[str, Any]] = {}
-    failed: dict[str, str] = {}
-    for name in names:
-        print(f"  {name}: peak memory", flush=True)
-        try:
-            found[name] = in_child(partial(run, name))
-        except ChildKilled as failure:
-            failed[name] = f"memory run failed: {failure}"
-    return found, failed
-
-
-def timed(device: torch.device, run: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds on the clock, and processor seconds of all threads."""
-    synchronize(device)
-    start_seconds, start_cpu_seconds = time.perf_counter(), time.process_time()
-    run()
-    synchronize(device)
-    return time.perf_counter() - start_seconds, time.process_time() - start_cpu_seconds
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    Raises:
+        WorkerKilled: killed by a signal, or not done within ``patience_seconds``.
+        RuntimeError: it raised; the message ends with its traceback.
+    """
+    threads = str(spec["threads"])
+    environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    with tempfile.TemporaryDirectory() as folder:
+        spec_path, result_path, log_path = (Path(folder, name) for name in ("spec.json", "result.json", "log"))
+        spec_path.write_text(json.dumps(spec))
+        command = [sys.executable, "-m", "vlm_pg.bench.worker", str(spec_path), str(result_path)]
+        with log_path.open("w") as log:
+            # On Linux the kernel ends a child that measures memory with its parent; elsewhere they are one group.
+            own_group = sys.platform != "linux"
+            process = subprocess.Popen(command, env=environment, stderr=log, start_new_session=own_group)
+            try:
+                code = process.wait(patience_seconds)
+            except subprocess.TimeoutExpired as error:
+                raise WorkerKilled(f"not done after {patience_seconds / 60:.0f} min, stopped") from error
+            finally:
+                if process.poll() is None:
+                    if own_group:
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.kill()
+                    process.wait()
+        if code < 0:
+            raise WorkerKilled(f"killed by signal {-code} (9: mostly out of memory)")
+        if code:
+            raise RuntimeError(f"Measuring failed with exit code {code}:\n{log_path.read_text()[-4000:]}")
+        return json.loads(result_path.read_text())

@@ -7,23 +7,16 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from vlm_pg.bench.grid import Point
 from vlm_pg.errors import ConfigError
+from vlm_pg.observe.files import write_bytes_atomic
 
 FORMAT = 2
 # What a file may hold: `vlm-pg bench` has a command of each name.
 MEASUREMENTS = ("step", "rollout")
 PACKAGES = ("torch", "transformers", "prefix-grouper", "flash-attn")
-
-
-class MeasuredPoint(Protocol):
-    """A point of a grid."""
-
-    @property
-    def identity(self) -> dict[str, int]:
-        """What tells this point from the others of a file of results."""
-        ...
 
 
 class Results:
@@ -37,7 +30,7 @@ class Results:
         self.data = data
 
     @classmethod
-    def start(cls, path: Path | None, settings: dict[str, Any], command: str, measurement: str = "step") -> Results:
+    def start(cls, path: Path | None, settings: dict[str, Any], command: str, measurement: str) -> Results:
         """A new file of ``vlm-pg bench MEASUREMENT``; ``settings`` are what all its points have in common.
 
         Raises:
@@ -53,7 +46,7 @@ class Results:
         return results
 
     @classmethod
-    def resume(cls, path: Path, settings: dict[str, Any], command: str, measurement: str = "step") -> Results:
+    def resume(cls, path: Path, settings: dict[str, Any], command: str, measurement: str) -> Results:
         """A file that was begun with the same settings, with what was left out of it and why.
 
         Raises:
@@ -72,7 +65,7 @@ class Results:
         data["commands"].append(command)
         return cls(path, data)
 
-    def find(self, point: MeasuredPoint) -> dict[str, Any] | None:
+    def find(self, point: Point) -> dict[str, Any] | None:
         """The measured point, or None."""
         return next((measured for measured in self.data["points"] if _is_at(measured, point)), None)
 
@@ -80,12 +73,12 @@ class Results:
         self.data["points"].append(measured)
         self.save()
 
-    def add_skipped(self, point: MeasuredPoint, contestant: str, reason: str) -> None:
+    def add_skipped(self, point: Point, contestant: str, reason: str) -> None:
         """Write down that a contestant was not measured at a point."""
         self.data["skipped"].append({**point.identity, "contestant": contestant, "reason": reason})
         self.save()
 
-    def forget_skipped(self, point: MeasuredPoint) -> None:
+    def forget_skipped(self, point: Point) -> None:
         """Drop what was left out of a point, because the point is tried again."""
         self.data["skipped"] = [entry for entry in self.data["skipped"] if not _is_at(entry, point)]
 
@@ -94,12 +87,10 @@ class Results:
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        part = self.path.with_suffix(self.path.suffix + ".part")
-        part.write_text(json.dumps(self.data, indent=1) + "\n")
-        part.replace(self.path)
+        write_bytes_atomic(self.path, (json.dumps(self.data, indent=1) + "\n").encode())
 
 
-def _is_at(entry: dict[str, Any], point: MeasuredPoint) -> bool:
+def _is_at(entry: dict[str, Any], point: Point) -> bool:
     return all(entry[key] == value for key, value in point.identity.items())
 
 
@@ -122,28 +113,6 @@ def read_results(path: Path) -> dict[str, Any]:
     return data
 
 
-def compared_contestants(results: dict[str, Any], gain: str) -> list[str]:
-    """Contestants that ours is compared with at some point; ``gain``: the key of what it gains over one of them."""
-    names = (name for point in results["points"] for name, entry in point["contestants"].items() if gain in entry)
-    return list(dict.fromkeys(names))
-
-
-def compared_points(results: dict[str, Any], gain: str, against: str, ours: str) -> list[dict[str, Any]]:
-    """Points at which ours is compared with ``against``.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    compared = [point for point in results["points"] if gain in point["contestants"].get(against, {})]
-    if not compared:
-        others = compared_contestants(results, gain)
-        advice = (
-            f"there are {', '.join(others)}; choose one with --against" if others else "nothing is compared with it"
-        )
-        raise ConfigError(f"No point of this file has both {ours} and {against}: {advice}.")
-    return compared
-
-
 def describe_machine() -> dict[str, Any]:
     """Processor, cores, memory and versions; the GPU where there is one."""
     found: dict[str, Any] = {
@@ -160,14 +129,6 @@ def describe_machine() -> dict[str, Any]:
         found["gpu"] = torch.cuda.get_device_name(0)
         found["gpu_memory_gib"] = round(torch.cuda.get_device_properties(0).total_memory / 2**30, 1)
     return found
-
-
-def machine_words(results: dict[str, Any]) -> str:
-    """The GPU, or the processor and the number of threads, that a file was measured with."""
-    settings, machine = results["settings"], results["machine"]
-    if settings["device"] == "cuda":
-        return str(machine.get("gpu"))
-    return f"{machine['processor']}, threads: {settings['threads']}"
 
 
 def _processor() -> str:

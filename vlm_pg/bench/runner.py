@@ -3,115 +3,117 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
+import shlex
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Generic
 
-from vlm_pg.bench.budget import CPU_THREAD_RATE, GPU_RATE, CostEstimator, Plan, plan_point
+from vlm_pg.bench.budget import CPU_THREAD_RATE, GPU_RATE, Estimator, Plan, plan_point
+from vlm_pg.bench.contestant import Contestant
+from vlm_pg.bench.figure import write_figure
+from vlm_pg.bench.grid import PointT
 from vlm_pg.bench.memory import available_bytes
-from vlm_pg.bench.options import DEFAULT_MINUTES
-from vlm_pg.bench.results import MeasuredPoint, Results
+from vlm_pg.bench.options import checked_options
+from vlm_pg.bench.process import WorkerKilled, run_worker
+from vlm_pg.bench.results import Results
+from vlm_pg.bench.shapes import SIZES
 from vlm_pg.errors import ConfigError
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 # A point that takes this many times what was expected, and at least ten minutes, hangs.
 PATIENCE, LEAST_PATIENCE_SECONDS = 6.0, 600.0
-# Options that reach every measuring process as they are.
-SPEC_OPTIONS = ("model", "dtype", "device", "threads", "repeats", "memory")
-
-PointT = TypeVar("PointT", bound=MeasuredPoint)
-
-
-def checked_options(arguments: argparse.Namespace) -> argparse.Namespace:
-    """The options with what was left open filled in.
-
-    Raises:
-        ConfigError: options that contradict each other, or a device that is not there.
-    """
-    if arguments.repeats < 1:
-        raise ConfigError(f"--repeats is {arguments.repeats}; at least 1 timed run is needed.")
-    if arguments.budget_minutes is not None and arguments.budget_minutes <= 0:
-        raise ConfigError(
-            f"--budget-minutes is {arguments.budget_minutes:g}; it must be above 0. Leave it out where --points or "
-            "--prefix say what is wanted, to measure all of that."
-        )
-    if arguments.budget_minutes is None and not arguments.points and not arguments.prefix:
-        arguments.budget_minutes = DEFAULT_MINUTES
-        print(f"the whole grid, for {DEFAULT_MINUTES} minutes (--budget-minutes)")
-    if arguments.resume and arguments.out is None:
-        raise ConfigError("--resume goes on with a file; give it with --out FILE.json.")
-    if arguments.device != "cpu":
-        import torch
-
-        if arguments.device == "auto":
-            arguments.device = "cuda" if torch.cuda.is_available() else "cpu"
-        elif not torch.cuda.is_available():
-            raise ConfigError("--device is cuda, but torch sees no GPU. Use --device cpu, or see `vlm-pg doctor`.")
-    if arguments.threads is None:
-        arguments.threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return arguments
-
-
-def first_rate(arguments: argparse.Namespace) -> float:
-    """Operations per second that are expected before anything is measured."""
-    return CPU_THREAD_RATE * arguments.threads if arguments.device == "cpu" else GPU_RATE
+# On a CPU the main thread computes all the time; if it had a core for less than this share, others were computing too.
+UNDISTURBED_SHARE = 0.9
 
 
 class PointsRun(ABC, Generic[PointT]):
     """One run over a list of points: what it costs is learnt on the way.
 
-    ``worker``: module that measures one point in a process of its own.
+    ``contestants_known``: in the order in which they are measured when time is short, ours first. ``gain_key``: under
+    which the entry of another contestant has what ours gains over it. ``comparable``: options that must be the same for
+    points to stand in one file. ``case``: what the measuring process makes of a point, "module:name" below
+    ``vlm_pg.bench``.
     """
 
-    worker: str
+    measurement: ClassVar[str]
+    contestants_known: ClassVar[Mapping[str, Contestant]]
+    gain_key: ClassVar[str]
+    comparable: ClassVar[tuple[str, ...]]
+    case: ClassVar[str]
 
-    def __init__(self, arguments: argparse.Namespace, results: Results, estimator: CostEstimator[PointT]):
+    def __init__(self, arguments: argparse.Namespace, results: Results):
         self.arguments = arguments
         self.results = results
-        self.estimator = estimator
+        self.shape, self.element_bytes = SIZES[arguments.model], ELEMENT_BYTES[arguments.dtype]
+        first_rate = CPU_THREAD_RATE * arguments.threads if arguments.device == "cpu" else GPU_RATE
+        self.estimator = Estimator(self.flops, self.peak_bytes, first_rate)  # type: ignore[arg-type]
         self.start_seconds = time.monotonic()
         self.runs = 1 + arguments.repeats + (1 if arguments.device == "cpu" and arguments.memory else 0)
         for record in results.data["points"]:
-            self._learn(self._point_of(record), record)
-        reasons = {name: self._unavailable_because(name) for name in arguments.contestants}
+            self._learn(self.point_of(record), record)
+        reasons = {name: self.contestants_known[name].unavailable_because() for name in arguments.contestants}
         self.unavailable = {name: reason for name, reason in reasons.items() if reason}
         self.contestants = [name for name in arguments.contestants if name not in self.unavailable]
 
+    @classmethod
+    def main(cls, argv: Sequence[str]) -> int:
+        """Run from the command line; see ``--help``."""
+        arguments = checked_options(cls.parser().parse_args(argv))
+        points = cls.points(arguments)
+        settings = {key: getattr(arguments, key) for key in cls.comparable}
+        command = shlex.join(["vlm-pg", "bench", cls.measurement, *argv])
+        begin = Results.resume if arguments.resume else Results.start
+        run = cls(arguments, begin(arguments.out, settings, command, cls.measurement))
+        run.measure(points)
+        run.finish()
+        return 0
+
+    @staticmethod
     @abstractmethod
-    def _unavailable_because(self, contestant: str) -> str | None:
-        """Why a contestant cannot run here at all, or None."""
+    def parser() -> argparse.ArgumentParser:
+        """The command line."""
+
+    @staticmethod
+    @abstractmethod
+    def points(arguments: argparse.Namespace) -> list[PointT]:
+        """The points that are asked for."""
 
     @abstractmethod
-    def _point_of(self, record: dict[str, Any]) -> PointT:
+    def point_of(self, record: dict[str, Any]) -> PointT:
         """The point of a record that stands in the file already."""
 
     @abstractmethod
-    def _point_spec(self, point: PointT) -> dict[str, Any]:
-        """What the worker needs to know of a point."""
+    def flops(self, name: str, point: PointT) -> float:
+        """Operations of one run of a contestant."""
 
     @abstractmethod
-    def _summarise(self, point: PointT, measured: dict[str, Any]) -> dict[str, Any]:
-        """The record of a point from what its worker found."""
+    def peak_bytes(self, name: str, point: PointT) -> float:
+        """Peak memory of one run in bytes, by formula."""
 
     @abstractmethod
-    def _lines(self, record: dict[str, Any]) -> list[str]:
-        """What is printed of a record."""
-
-    @abstractmethod
-    def _run_seconds(self, entry: dict[str, Any]) -> float:
+    def run_seconds(self, entry: dict[str, Any]) -> float:
         """What one run of a contestant took, from its entry in a record."""
 
-    def _contestants_at(self, point: PointT) -> list[str]:
+    @abstractmethod
+    def medians(self, name: str, point: PointT, numbers: dict[str, Any]) -> dict[str, Any]:
+        """What its entry says beside the raw numbers."""
+
+    @abstractmethod
+    def gain(self, name: str, point: PointT, theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+        """How ours compares with another one, and how it could compare, from both entries."""
+
+    @abstractmethod
+    def entry_lines(self, name: str, entry: dict[str, Any]) -> list[str]:
+        """What is printed of a contestant at a point."""
+
+    def contestants_at(self, point: PointT) -> list[str]:
         """Who has something to say at a point."""
         return self.contestants
+
+    def busy_lines(self, record: dict[str, Any]) -> list[str]:
+        """What is printed of a point at which other programs were busy, beside that."""
+        return []
 
     def measure(self, points: Sequence[PointT]) -> None:
         """Measure what fits, each point once; every point and contestant that is left out is written down."""
@@ -132,39 +134,49 @@ class PointsRun(ABC, Generic[PointT]):
             print(f"{head}: about {plan.seconds / 60:.1f} min; all that fits: {left / 60:.1f} min", flush=True)
             self._measure(point, plan)
 
-    def print_skipped(self) -> None:
-        """List all that was not measured, with reasons."""
+    def finish(self) -> None:
+        """Say what was left out and why, and where the numbers are."""
         skipped = self.results.data["skipped"]
         if skipped:
             print(f"left out ({len(skipped)}):")
         for entry in skipped:
             where = ",".join(str(value) for key, value in entry.items() if key not in ("contestant", "reason"))
             print(f"  {where:18} {entry['contestant']}: {entry['reason']}")
-
-    def finish(self) -> None:
-        """Say what was left out and where the numbers are."""
-        self.print_skipped()
         if self.arguments.out:
             self.results.save()
             print(f"raw numbers: {self.arguments.out}")
         if self.arguments.figure:
-            self._draw(self.arguments.figure)
+            # The numbers are safe; `vlm-pg bench figure` can draw them at any time.
+            try:
+                print(f"figure: {write_figure(self.results.data, self.arguments.figure)}")
+            except (ConfigError, OSError) as error:
+                print(f"no figure: {error}")
 
-    def _draw(self, path: Path) -> None:
-        from vlm_pg.bench.figure import write_figure
+    def summarise(self, point: PointT, measured: dict[str, Any]) -> dict[str, Any]:
+        """The record of a point: raw numbers per contestant and, beside each, how ours compares and could compare."""
+        entries = {
+            name: {**numbers, **self.medians(name, point, numbers)} for name, numbers in measured["contestants"].items()
+        }
+        ours = next(iter(self.contestants_known))
+        for name, entry in entries.items():
+            if ours in entries and name != ours:
+                entry[self.gain_key] = self.gain(name, point, entry, entries[ours])
+        return {**point.record, "contestants": entries, "failed": measured["failed"]}
 
-        # The numbers are safe; `vlm-pg bench figure` can draw them at any time.
-        try:
-            print(f"figure: {write_figure(self.results.data, path)}")
-        except (ConfigError, OSError) as error:
-            print(f"no figure: {error}")
+    def lines(self, record: dict[str, Any]) -> list[str]:
+        """What is printed of a measured point."""
+        lines = [line for name, entry in record["contestants"].items() for line in self.entry_lines(name, entry)]
+        if busy := _disturbed(record):
+            words = "other programs were busy: {} had a core only part of the time; measure again"
+            lines += [f"  {words.format(', '.join(busy))}", *self.busy_lines(record)]
+        return lines + [f"  {name:24} failed: {reason}" for name, reason in record["failed"].items()]
 
     def _plan(self, point: PointT) -> Plan:
         budget = self.arguments.budget_minutes
         total = None if budget is None else 60 * budget
         left = None if total is None else max(0.0, total - (time.monotonic() - self.start_seconds))
         plan = plan_point(
-            point, self._contestants_at(point), self.estimator, self.runs, left, total, self._memory_limit()
+            point, self.contestants_at(point), self.estimator, self.runs, left, total, self._memory_limit()
         )
         return Plan(plan.contestants, self.unavailable | plan.skipped, plan.seconds)
 
@@ -175,69 +187,46 @@ class PointsRun(ABC, Generic[PointT]):
         return None if free is None else 0.8 * free
 
     def _measure(self, point: PointT, plan: Plan) -> None:
-        spec = {key: getattr(self.arguments, key) for key in SPEC_OPTIONS}
-        spec |= self._point_spec(point) | {"contestants": plan.contestants}
+        spec = {key: getattr(self.arguments, key) for key in (*self.comparable, "memory")} | point.record
+        runs = {name: self.contestants_known[name].run for name in plan.contestants}
         before = time.monotonic()
         try:
-            measured = run_worker(spec, max(LEAST_PATIENCE_SECONDS, PATIENCE * plan.seconds), self.worker)
+            patience = max(LEAST_PATIENCE_SECONDS, PATIENCE * plan.seconds)
+            measured = run_worker(spec | {"case": self.case, "contestants": runs}, patience)
         except WorkerKilled as killed:
             for name in plan.contestants:
                 self.results.add_skipped(point, name, str(killed))
             print(f"  no result: {killed}", flush=True)
             return
         wall_seconds = time.monotonic() - before
-        record = self._summarise(point, measured)
+        record = self.summarise(point, measured)
         for name, reason in measured["failed"].items():
             self.results.add_skipped(point, name, reason)
         self.results.add_point(record)
-        in_runs = sum(self.runs * self._run_seconds(entry) for entry in record["contestants"].values())
+        in_runs = sum(self.runs * self.run_seconds(entry) for entry in record["contestants"].values())
         self.estimator.start_seconds = max(1.0, wall_seconds - in_runs)
         self._learn(point, record)
-        print("\n".join(self._lines(record)), flush=True)
+        print("\n".join(self.lines(record)), flush=True)
 
     def _learn(self, point: PointT, record: dict[str, Any]) -> None:
         for name, entry in record["contestants"].items():
-            self.estimator.learn(name, point, self._run_seconds(entry), entry.get("peak_bytes"))
+            self.estimator.learn(name, point, self.run_seconds(entry), entry.get("peak_bytes"))
 
 
-class WorkerKilled(Exception):
-    """The measuring process was killed from outside or took far too long; other points can still be measured."""
+def _disturbed(record: dict[str, Any]) -> list[str]:
+    """Contestants that had to wait for a core; processor seconds are taken on CPUs only."""
+    return [
+        name
+        for name, entry in record["contestants"].items()
+        if sum(entry.get("cpu_seconds", entry["seconds"])) < UNDISTURBED_SHARE * sum(entry["seconds"])
+    ]
 
 
-def run_worker(spec: dict[str, Any], patience_seconds: float, module: str) -> dict[str, Any]:
-    """Measure one point in a fresh process: ``python -m MODULE SPEC.json RESULT.json``.
-
-    Raises:
-        WorkerKilled: killed by a signal, or not done within ``patience_seconds``.
-        RuntimeError: it raised; the message ends with its traceback.
-    """
-    threads = str(spec["threads"])
-    environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    with tempfile.TemporaryDirectory() as folder:
-        spec_path, result_path, log_path = (Path(folder, name) for name in ("spec.json", "result.json", "log"))
-        spec_path.write_text(json.dumps(spec))
-        command = [sys.executable, "-m", module, str(spec_path), str(result_path)]
-        with log_path.open("w") as log:
-            # On Linux the kernel ends a child that measures memory with its parent; elsewhere they are one group.
-            own_group = sys.platform != "linux"
-            process = subprocess.Popen(command, env=environment, stderr=log, start_new_session=own_group)
-            try:
-                code = process.wait(patience_seconds)
-            except subprocess.TimeoutExpired as error:
-                raise WorkerKilled(f"not done after {patience_seconds / 60:.0f} min, stopped") from error
-            finally:
-                _end(process, own_group)
-        if code < 0:
-            raise WorkerKilled(f"killed by signal {-code} (9: mostly out of memory)")
-        if code:
-            raise RuntimeError(f"Measuring failed with exit code {code}:\n{log_path.read_text()[-4000:]}")
-        return json.loads(result_path.read_text())
+def gib_words(num_bytes: float | None, decimals: int) -> str:
+    """`` 1.25 GiB``, or as much room."""
+    return " " * 12 if num_bytes is None else f"{num_bytes / 2**30:8.{decimals}f} GiB"
 
 
-def _end(process: subprocess.Popen[bytes], own_group: bool) -> None:
-    """Kill a process that still runs, and what it forked."""
-    if process.poll() is None:
-        if own_group:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
-        process.wait()
+def memory_words(ratio: float) -> str:
+    """How much less memory ours takes."""
+    return f"{ratio:.2f}x less" if ratio >= 1 else f"{1 / ratio:.2f}x more"

@@ -1,4 +1,4 @@
-"""How much there is to do for one group: tokens, pairs that attend, rows of logits; with the prefix shared or repeated.
+"""How much there is to do: tokens, pairs that attend, rows of logits; with the prefix shared or repeated.
 
 One response of R tokens is predicted by R rows: the prefix's last one and its own first R - 1. Its last token is
 never read, so the least work reads R - 1 tokens of it.
@@ -7,10 +7,14 @@ never read, so the least work reads R - 1 tokens of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from vlm_pg.bench.grid import RolloutPoint
 
 # Response tokens that the chunked contestant computes at one time.
 CHUNK_TOKENS = 1024
+# Prompt tokens that ours and continuous batching run at a time (rollout.prefill_tokens, max_batch_tokens).
+PREFILL_TOKENS, CONTINUOUS_TOKENS = 16384, 1024
 
 
 @dataclass(frozen=True)
@@ -33,46 +37,35 @@ def causal_pairs(length: int) -> int:
     return length * (length + 1) // 2
 
 
-def shared_work(prefix: int, lengths: Sequence[int], full_squares: bool = False) -> Work:
-    """The prefix once, then every response behind it.
-
-    Args:
-        prefix: P, tokens.
-        lengths: R of each response, tokens.
-        full_squares: count masked pairs too, as FLOP profilers do.
-    """
+def shared_work(prefix: int, lengths: Sequence[int]) -> Work:
+    """The prefix of P tokens once, then every response behind it; ``lengths``: R of each, tokens."""
     own = [length - 1 for length in lengths]
     tokens = prefix + sum(own)
-    if full_squares:
-        pairs = prefix**2 + sum(length * (prefix + length) for length in own)
-    else:
-        pairs = causal_pairs(prefix) + sum(length * prefix + causal_pairs(length) for length in own)
+    pairs = causal_pairs(prefix) + sum(length * prefix + causal_pairs(length) for length in own)
     return Work(tokens, pairs, sum(lengths), tokens, sum(lengths))
 
 
-def repeated_work(prefix: int, lengths: Sequence[int], padded: bool = False, full_squares: bool = False) -> Work:
-    """The prefix once per response, all of them in one batch.
-
-    ``padded``: every sequence is as long as the longest, as in a rectangular batch.
-    """
-    if padded:
-        lengths = [max(lengths)] * len(lengths)
+def repeated_work(prefix: int, lengths: Sequence[int]) -> Work:
+    """The prefix once per response, all of them in one batch."""
     rows = [prefix + length - 1 for length in lengths]
-    pairs = sum(row**2 if full_squares else causal_pairs(row) for row in rows)
-    return Work(sum(rows), pairs, sum(lengths), sum(rows), sum(lengths))
+    return Work(sum(rows), sum(map(causal_pairs, rows)), sum(lengths), sum(rows), sum(lengths))
+
+
+def padded_work(prefix: int, lengths: Sequence[int]) -> Work:
+    """The repeated work, every sequence as long as the longest, as in a rectangular batch."""
+    return repeated_work(prefix, [max(lengths)] * len(lengths))
 
 
 def sequential_work(prefix: int, lengths: Sequence[int]) -> Work:
     """The repeated work, but only one sequence is held at a time."""
-    work = repeated_work(prefix, lengths)
-    return Work(work.tokens, work.pairs, work.logit_rows, prefix + max(lengths) - 1, max(lengths))
+    longest = max(lengths)
+    return replace(repeated_work(prefix, lengths), held_tokens=prefix + longest - 1, held_logit_rows=longest)
 
 
 def chunked_work(prefix: int, lengths: Sequence[int]) -> Work:
     """The shared work, but only the prefix and one chunk of responses are held at a time."""
-    work = shared_work(prefix, lengths)
     chunk = min(sum(lengths), max(CHUNK_TOKENS, max(lengths)))
-    return Work(work.tokens, work.pairs, work.logit_rows, prefix + chunk, chunk)
+    return replace(shared_work(prefix, lengths), held_tokens=prefix + chunk, held_logit_rows=chunk)
 
 
 def whole_logits_work(prefix: int, lengths: Sequence[int]) -> Work:
@@ -80,3 +73,51 @@ def whole_logits_work(prefix: int, lengths: Sequence[int]) -> Work:
     tokens = prefix + sum(lengths)
     pairs = causal_pairs(prefix) + sum(length * prefix + causal_pairs(length) for length in lengths)
     return Work(tokens, pairs, tokens, tokens, tokens)
+
+
+@dataclass(frozen=True)
+class GenerationWork:
+    """``prefill``: prompts, and the first token of every response. ``decode``: all others, in ``steps`` forward passes.
+
+    ``kv_tokens``: most tokens whose keys and values are kept at one time.
+    """
+
+    prefill: Work
+    decode: Work
+    steps: int
+    kv_tokens: int
+
+
+def shared_generation(point: RolloutPoint) -> GenerationWork:
+    """Every prompt once, all groups decoded together. The last token of a response is never read."""
+    prefix, read = point.prefix, point.new_tokens - 1
+    tokens = point.groups * prefix
+    held = min(tokens, max(PREFILL_TOKENS, prefix))
+    prefill = Work(tokens, point.groups * causal_pairs(prefix), point.rollouts, held, point.rollouts)
+    return GenerationWork(prefill, _decode(point), read, point.groups * (prefix + point.generations * read))
+
+
+def repeated_generation(point: RolloutPoint) -> GenerationWork:
+    """Every prompt once per response, all in one batch."""
+    prefix, read, rows = point.prefix, point.new_tokens - 1, point.rollouts
+    prefill = Work(rows * prefix, rows * causal_pairs(prefix), rows, rows * prefix, rows)
+    return GenerationWork(prefill, _decode(point), read, rows * (prefix + read))
+
+
+def one_by_one_generation(point: RolloutPoint) -> GenerationWork:
+    """As the shared work, one group after the other."""
+    together, one = shared_generation(point), shared_generation(replace(point, groups=1))
+    held = replace(together.prefill, held_tokens=one.prefill.held_tokens, held_logit_rows=one.prefill.held_logit_rows)
+    return GenerationWork(held, together.decode, point.groups * one.steps, one.kv_tokens)
+
+
+def continuous_generation(point: RolloutPoint) -> GenerationWork:
+    """As the shared work; prompts go through in pieces."""
+    shared = shared_generation(point)
+    held = min(shared.prefill.tokens, max(CONTINUOUS_TOKENS, point.rollouts))
+    return replace(shared, prefill=replace(shared.prefill, held_tokens=held))
+
+
+def _decode(point: RolloutPoint) -> Work:
+    read, rows = point.new_tokens - 1, point.rollouts
+    return Work(rows * read, rows * (read * point.prefix + causal_pairs(read)), rows * read, rows, rows)

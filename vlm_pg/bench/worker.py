@@ -1,119 +1,112 @@
 """The process that measures one point: ``python -m vlm_pg.bench.worker SPEC.json RESULT.json``.
 
-On a CPU it first forks one child per contestant, which builds the model, warms up on a tiny group and runs the group
+On a CPU it first forks one child per contestant, which builds the model, warms up on a tiny case and runs the point
 once for its peak memory. Then it builds the model itself, runs every contestant once (warm-up, and the check that all
 agree) and times them in turn: A B C, A B C, ...
 """
 
 from __future__ import annotations
 
-import math
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
-from vlm_pg.bench.contestants import CONTESTANTS, Case, Contestant, make_case
-from vlm_pg.bench.contestants.base import gradient_norm
-from vlm_pg.bench.memory import CUDA, give_freed_memory_back, peak_above_baseline
-from vlm_pg.bench.models import random_model
-from vlm_pg.bench.process import Spec, measure_from_files, peaks_in_children, timed
-from vlm_pg.models.loading import DTYPES, make_policy
-from vlm_pg.models.settings import ModelSettings
+from vlm_pg.bench.case import ModelCase, Spec
+from vlm_pg.bench.contestant import CannotRun
+from vlm_pg.bench.memory import Peak, give_freed_memory_back, in_child, peak_above_baseline
 
-# Largest relative difference of loss and gradient norm between contestants. In bf16 each of them rounds differently.
-TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}
-# Prefix and responses of a group that only warms up.
-TINY = (16, (2, 3))
+T = TypeVar("T")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure what the specification names and write the numbers."""
-    return measure_from_files(argv, measure)
+    """Measure what the specification (first path) names and write the numbers (second path)."""
+    spec_path, result_path = (Path(word) for word in argv)
+    spec = json.loads(spec_path.read_text())
+    torch.set_num_threads(spec["threads"])
+    result_path.write_text(json.dumps(measure(spec)))
+    return 0
 
 
 def measure(spec: Spec) -> dict[str, Any]:
-    """Peak memory, seconds, loss and gradient norm per contestant; and per contestant that failed, the reason."""
-    names: list[str] = spec["contestants"]
-    measured: dict[str, dict[str, Any]] = {name: {} for name in names}
+    """Per contestant: peak memory, what was compared, seconds of each run; and per contestant that failed, why."""
+    build = found(spec["case"]).build
+    runs = {name: found(place) for name, place in spec["contestants"].items()}
+    measured: dict[str, dict[str, Any]] = {name: {} for name in runs}
     failed: dict[str, str] = {}
     on_cpu = spec["device"] == "cpu"
     if on_cpu and spec["memory"]:
-        peaks, failed = peaks_in_children(names, lambda name: _memory_in_child(spec, CONTESTANTS[name]))
-        measured |= peaks
-    case = _build(spec, spec["prefix"], spec["lengths"])
-    alive = [name for name in names if name not in failed]
-    for name in alive:
+        for name, run in runs.items():
+            print(f"  {name}: peak memory", flush=True)
+            peak = _tried(partial(in_child, partial(_peak_in_child, build, spec, run)), name, failed)
+            measured[name] |= _peak_entry(peak)
+    case: ModelCase = build(spec)
+    outcomes: dict[str, Any] = {}
+    for name, run in runs.items():
+        if name in failed:
+            continue
         print(f"  {name}: warm-up", flush=True)
-        try:
-            measured[name] |= _warm_up(case, CONTESTANTS[name])
-        except torch.OutOfMemoryError as error:
-            failed[name] = f"out of GPU memory: {str(error).splitlines()[0]}"
-        if name in failed:  # only now is nothing held by the error any more
-            case.policy.zero_grad(set_to_none=True)
-            torch.cuda.empty_cache()
-    alive = [name for name in alive if name not in failed]
-    check_agreement({name: measured[name] for name in alive}, TOLERANCE[spec["dtype"]])
+        if warm := _tried(partial(_warm_up, case, run), name, failed):
+            outcomes[name], peak = warm
+            measured[name] |= _peak_entry(peak)
+    for name, agreed in case.agreement(outcomes, spec["dtype"]).items():
+        measured[name] |= agreed
     for repeat in range(spec["repeats"]):
         print(f"  timed run {repeat + 1} of {spec['repeats']} of each", flush=True)
-        for name in alive:
-            case.policy.zero_grad(set_to_none=True)
-            seconds, cpu_seconds = timed(case.device, partial(CONTESTANTS[name].step, case))
-            measured[name].setdefault("seconds", []).append(seconds)
-            if on_cpu:
-                measured[name].setdefault("cpu_seconds", []).append(cpu_seconds)
-    return {"contestants": {name: measured[name] for name in alive}, "failed": failed}
+        for name in [name for name in outcomes if name not in failed]:
+            for key, seconds in (_tried(partial(case.time, runs[name]), name, failed) or {}).items():
+                measured[name].setdefault(key, []).append(seconds)
+    return {"contestants": {name: measured[name] for name in outcomes if name not in failed}, "failed": failed}
 
 
-def check_agreement(measured: dict[str, dict[str, Any]], tolerance: float) -> None:
-    """Raise unless all contestants found the same loss and the same gradient norm."""
-    names = list(measured)
-    for name in names[1:]:
-        for key in ("loss", "gradient_norm"):
-            expected, came = measured[names[0]][key], measured[name][key]
-            if not math.isclose(came, expected, rel_tol=tolerance):
-                raise RuntimeError(
-                    f"The contestants disagree: {key} is {expected!r} for {names[0]} and {came!r} for {name}; "
-                    f"{tolerance:g} relative is allowed. Nothing was timed: they do not compute the same thing."
-                )
+def found(place: str) -> Any:
+    """What "module:name" names below ``vlm_pg.bench``."""
+    module, name = place.split(":")
+    return getattr(import_module(f"vlm_pg.bench.{module}"), name)
 
 
-def _build(spec: Spec, prefix: int, lengths: Sequence[int]) -> Case:
-    settings = ModelSettings(path=spec["model"], dtype=spec["dtype"], gradient_checkpointing=spec["checkpointing"])
-    model = random_model(spec["model"], device=spec["device"], dtype=DTYPES[spec["dtype"]])
-    return make_case(make_policy(model, None, settings), prefix, lengths)
+def _tried(run: Callable[[], T], name: str, failed: dict[str, str]) -> T | None:
+    """Its result, or None where this contestant cannot run, which is written down. The others go on."""
+    try:
+        return run()
+    except CannotRun as error:
+        failed[name] = str(error)
+    except torch.OutOfMemoryError as error:
+        failed[name] = f"out of GPU memory: {str(error).splitlines()[0]}"
+    if torch.cuda.is_available():  # only now is nothing held by the error any more
+        torch.cuda.empty_cache()
+    return None
 
 
-def _run_tiny(tiny: Case, contestant: Contestant) -> None:
-    """Libraries that are loaded and buffers that are made on first use are not part of the work."""
-    contestant.step(tiny)
-    tiny.policy.zero_grad(set_to_none=True)
+def _peak_entry(peak: Peak | None) -> dict[str, Any]:
+    return {} if peak is None else {"peak_bytes": peak.num_bytes, "peak_method": peak.method}
 
 
-def _memory_in_child(spec: Spec, contestant: Contestant) -> dict[str, Any]:
+def _peak_in_child(build: Callable[[Spec], ModelCase], spec: Spec, run: Any) -> Peak:
     give_freed_memory_back()
-    tiny = _build(spec, *TINY)
-    _run_tiny(tiny, contestant)
-    case = make_case(tiny.policy, spec["prefix"], spec["lengths"])
-    _, peak = peak_above_baseline(lambda: contestant.step(case))
-    return {"peak_bytes": peak.num_bytes, "peak_method": peak.method}
+    case = build(spec)
+    _warm_libraries(case.tiny(), run)
+    return peak_above_baseline(lambda: case.run(run))[1]
 
 
-def _warm_up(case: Case, contestant: Contestant) -> dict[str, Any]:
-    case.policy.zero_grad(set_to_none=True)
-    cuda = case.device.type == "cuda"
-    if cuda:
-        _run_tiny(make_case(case.policy, *TINY), contestant)
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    loss = contestant.step(case)
-    found: dict[str, Any] = {"loss": loss, "gradient_norm": gradient_norm(case)}
-    if cuda:
-        found |= {"peak_bytes": torch.cuda.max_memory_allocated() - before, "peak_method": CUDA}
-    return found
+def _warm_libraries(tiny: ModelCase, run: Any) -> None:
+    """Libraries that are loaded and buffers that are made on first use are not part of the work."""
+    tiny.run(run)
+    tiny.forget()
+
+
+def _warm_up(case: ModelCase, run: Any) -> tuple[Any, Peak | None]:
+    """What contestants must agree on; on a GPU also the peak of memory."""
+    if case.device.type != "cuda":
+        return case.outcome(case.run(run)), None
+    _warm_libraries(case.tiny(), run)
+    result, peak = peak_above_baseline(lambda: case.run(run), on_gpu=True)
+    return case.outcome(result), peak
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from vlm_pg.algorithms.losses import policy_loss
 from vlm_pg.algorithms.ratios import importance_weights
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.batching.plan import MicroBatch, Piece
-from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, pack_chunk, pack_prefixes
+from vlm_pg.models.chunked import Streams, micro_batch_losses, pack_chunks, pack_whole, pass_logprobs
+from vlm_pg.models.packing import PackedBatch, PrefixBatch
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.behaviour import mismatch_sums
 from vlm_pg.training.calls import Place
@@ -21,6 +22,9 @@ from vlm_pg.training.engines import Engine
 from vlm_pg.training.filler import filler_group
 from vlm_pg.training.vision_leaves import VisionLeaves
 from vlm_pg.types import ResponseGroup, RolloutGroup, VisualFeatures
+
+# What a rank without work of its own computes in chunks.
+FILLER = MicroBatch(((Piece(0, (0,)),),))
 
 
 @dataclass
@@ -93,98 +97,60 @@ class Passes:
         for number, place in enumerate(places, start=1):
             if number == len(places):
                 features, tower = self.leaves.joined()
-            if place.chunks > 1:
-                for loss in self._chunked(place, features):
-                    yield loss, tower
-            elif place.micro is None:
-                yield self._idle(), tower
-            else:
-                yield self._single(place.micro, features), tower
+            for loss in self._micro_batch(place, features):
+                yield loss, tower
 
     @property
     def policy(self) -> Policy:
         return self.engine.policy
 
-    def _idle(self) -> torch.Tensor:
-        """A single pass worth nothing. The reference runs too: its weights may be scattered over the ranks as well."""
-        batch = self.policy.pack([filler_group(self.policy)])
-        if self.reference is not None:
-            self._score_reference(batch, None)
-        return _nothing(*self.engine.forward(batch, None, self.temperature))
-
-    def _single(self, micro: MicroBatch, features: Sequence[VisualFeatures]) -> torch.Tensor:
-        (pieces,) = micro.chunks
-        members = [self._responses(group) for group in micro.groups]
-        batch = self.policy.pack(members)
-        ref_logprobs = None
-        if self.reference is not None:
-            ref_logprobs = self._score_reference(batch, self._reference_features(micro, members))
-        joined = self._features(micro, members, features)
-        logprobs, entropies = self.engine.forward(batch, joined, self.temperature)
-        self.sums.add(
-            tokens_computed=batch.num_tokens, tokens_shared=batch.tokens_shared, sharing_groups=batch.num_sharing
-        )
-        return self._loss(pieces, logprobs, entropies, ref_logprobs)
-
-    def _chunked(self, place: Place, features: Sequence[VisualFeatures]) -> Iterator[torch.Tensor]:
-        """The prompts once, a loss per chunk of responses behind them, then one that runs through the prompts."""
+    def _micro_batch(self, place: Place, features: Sequence[VisualFeatures]) -> Iterator[torch.Tensor]:
+        """A loss per backward call of one place; without work of its own this rank makes passes worth nothing."""
         micro = place.micro
         members = [filler_group(self.policy)] if micro is None else [self._responses(group) for group in micro.groups]
-        for member in members:
-            self.policy.check_group(member)
-        # A group of one fits or is refused, so where nothing is shared there are no chunks.
-        assert self.policy.settings.share_prefix
-        prefixes = pack_prefixes(members, self.policy.device)
+        if place.chunks == 1:
+            streams = pack_whole(self.policy, members)
+        else:
+            # A group of one fits or is refused, so where nothing is shared there are no chunks.
+            assert self.policy.settings.share_prefix
+            streams = pack_chunks(self.policy, members, micro or FILLER, place.chunks)
+        # All passes of the reference come before those of the policy take their memory. It runs where there is nothing
+        # to do, too: its weights may be scattered over the ranks as well.
+        ref_logprobs: list[torch.Tensor] | None = None
+        if self.reference is not None:
+            of_reference = None if micro is None else self._reference_features(micro, members)
+            ref_logprobs = pass_logprobs(self.reference, streams, of_reference, self.temperature)
         pieces = () if micro is None else micro.chunks
-        chunks = [] if micro is None else [self._pack_chunk(prefixes, members, micro, chunk) for chunk in micro.chunks]
-        while len(chunks) < place.chunks:
-            chunks.append(_idle_chunk(prefixes, members, self.policy.device))
-        # All chunks under the reference come before the policy's prefixes take their memory.
-        ref_logprobs = self._score_reference_chunks(micro, members, prefixes, chunks)
-        # DeepSpeed's engine hands on what the policy returns, here PrefixStates.
-        joined = None if micro is None else self._features(micro, members, features)
-        states: Any = self.engine.forward(prefixes, joined)
-        for number, (chunk, ref) in enumerate(zip(chunks, ref_logprobs, strict=True)):
-            logprobs, entropies = self.engine.forward(chunk, states, self.temperature)
-            if number < len(pieces):
-                self.sums.add(tokens_computed=chunk.num_tokens)
-                yield self._loss(pieces[number], logprobs, entropies, ref)
-            else:
-                yield _nothing(logprobs, entropies)
         if micro is not None:
-            self.sums.add(
-                tokens_computed=prefixes.num_tokens,
-                tokens_shared=prefixes.tokens_shared,
-                sharing_groups=prefixes.num_sharing,
-                groups_chunked=len(members),
-            )
-        # Through the engine, as every pass: DeepSpeed counts what comes between two forwards as one backward.
-        back: Any = self.engine.forward(states, self.engine.loss_scale, self.engine.needs_every_weight)
-        yield back
+            self._count(streams, len(members), len(pieces))
 
-    def _pack_chunk(
-        self, prefixes: PrefixBatch, members: Sequence[ResponseGroup], micro: MicroBatch, pieces: Sequence[Piece]
-    ) -> ChunkBatch:
-        of_group = {piece.group: piece.responses for piece in pieces}
-        return pack_chunk(prefixes, members, [of_group.get(group, ()) for group in micro.groups], self.policy.device)
+        def loss_of(number: int, logprobs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
+            if number >= len(pieces):
+                return _nothing(logprobs, entropies)
+            ref = None if ref_logprobs is None else ref_logprobs[number]
+            return self._loss(pieces[number], logprobs, entropies, ref)
 
-    @torch.no_grad()
-    def _score_reference(self, batch: PackedBatch, features: torch.Tensor | None) -> torch.Tensor:
-        assert self.reference is not None
-        return self.reference(batch, features, self.temperature)[0]
+        yield from micro_batch_losses(
+            self.engine.forward,
+            streams,
+            None if micro is None else self._features(micro, members, features),
+            loss_of,
+            self.temperature,
+            loss_scale=self.engine.loss_scale,
+            every_weight=self.engine.needs_every_weight,
+        )
 
-    @torch.no_grad()
-    def _score_reference_chunks(
-        self,
-        micro: MicroBatch | None,
-        members: Sequence[ResponseGroup],
-        prefixes: PrefixBatch,
-        chunks: Sequence[ChunkBatch],
-    ) -> list[torch.Tensor | None]:
-        if self.reference is None:
-            return [None] * len(chunks)
-        states = self.reference(prefixes, None if micro is None else self._reference_features(micro, members))
-        return [self.reference(chunk, states, self.temperature)[0] for chunk in chunks]
+    def _count(self, streams: Streams, groups: int, own: int) -> None:
+        """Tokens of the prompts and of the passes that are this rank's own."""
+        prompts = streams.prefixes or streams.passes[0]
+        assert isinstance(prompts, PackedBatch | PrefixBatch)
+        tokens = sum(batch.num_tokens for batch in streams.passes[:own])
+        self.sums.add(
+            tokens_computed=tokens + (streams.prefixes.num_tokens if streams.prefixes else 0),
+            tokens_shared=prompts.tokens_shared,
+            sharing_groups=prompts.num_sharing,
+            groups_chunked=groups if streams.prefixes else 0,
+        )
 
     def _responses(self, group: int) -> ResponseGroup:
         chosen = self.groups[group]
@@ -313,18 +279,3 @@ def _on_host(values: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
     if not tensors:
         return numbers
     return numbers | dict(zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True))
-
-
-def _idle_chunk(prefixes: PrefixBatch, groups: Sequence[ResponseGroup], device: torch.device) -> ChunkBatch:
-    """The shortest response with a token of its own: it touches every weight that a real chunk touches.
-
-    A chunked micro-batch always has one, for single tokens take no room.
-    """
-    _, group, index = min(
-        (len(response), group, index)
-        for group, member in enumerate(groups)
-        for index, response in enumerate(member.responses)
-        if len(response) > 1
-    )
-    chosen = [(index,) if member == group else () for member in range(len(groups))]
-    return pack_chunk(prefixes, groups, chosen, device)

@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from vlm_pg.bench.budget import Estimator, plan_point
 from vlm_pg.bench.flops import step_flops
-from vlm_pg.bench.grid import GENERATIONS, PREFIXES, RATIOS, Point, grid_points, parse_points
-from vlm_pg.bench.names import DEFAULT, WORK
+from vlm_pg.bench.grid import StepPoint as Point
+from vlm_pg.bench.results import Results
 from vlm_pg.bench.shapes import SIZES
+from vlm_pg.bench.step import CONTESTANTS, StepRun
 from vlm_pg.errors import ConfigError
 
 SMALL = SIZES["small"]
+NAMES = list(CONTESTANTS)
+
+
+def _points(*words: str) -> list[Point]:
+    return StepRun.points(StepRun.parser().parse_args(list(words)))
 
 
 def _estimator() -> Estimator:
-    return Estimator(SMALL, False, 4, first_rate=1e10, start_seconds=1.0)
+    arguments = StepRun.parser().parse_args(["--device", "cpu", "--threads", "1"])
+    run = StepRun(arguments, Results.start(None, {}, "now", "step"))
+    return replace(run.estimator, first_rate=1e10, start_seconds=1.0)
 
 
 def test_the_whole_grid_starts_at_the_centre_of_every_prefix() -> None:
-    points = grid_points(PREFIXES, RATIOS, GENERATIONS)
+    points, prefixes = _points(), (1024, 4096, 8192, 16384)
     assert len(points) == len(set(points)) == 4 * 6 * 4
-    assert [(p.prefix, p.response, p.generations) for p in points[:4]] == [(p, p // 8, 8) for p in PREFIXES]
+    assert [(p.prefix, p.response, p.generations) for p in points[:4]] == [(p, p // 8, 8) for p in prefixes]
     # Then one coordinate differs from the centre, then both.
     off = [(p.ratio != 8) + (p.generations != 8) for p in points]
     assert off == sorted(off)
 
 
 def test_points_in_words_and_faults() -> None:
-    assert parse_points(["4096,8,512"]) == [Point(4096, 8, 512)]
+    assert _points("--points", "4096,8,512") == [Point(4096, 8, 512)]
+    assert _points("--ragged", "--prefix", "64", "--response", "8", "--generations", "4") == [Point(64, 4, 8, True)]
     with pytest.raises(ConfigError, match="PREFIX,GENERATIONS,RESPONSE"):
-        parse_points(["4096,8"])
+        _points("--points", "4096,8")
     with pytest.raises(ConfigError, match="at least 2 tokens"):
         Point(4096, 8, 1)
 
@@ -45,7 +56,7 @@ def test_ragged_lengths_are_drawn_once_and_for_all() -> None:
 def test_estimates_follow_what_was_measured() -> None:
     estimator = _estimator()
     near, far = Point(1024, 8, 128), Point(4096, 8, 512)
-    operations = {p: step_flops(SMALL, WORK["grouped"](p.prefix, p.lengths), False) for p in (near, far)}
+    operations = {p: step_flops(SMALL, CONTESTANTS["grouped"].work(p.prefix, p.lengths), False) for p in (near, far)}
     assert estimator.seconds("grouped", near) == pytest.approx(operations[near] / 1e10)
     estimator.learn("grouped", near, seconds=3.0, peak_bytes=1000)
     assert estimator.seconds("grouped", near) == pytest.approx(3.0)
@@ -53,25 +64,25 @@ def test_estimates_follow_what_was_measured() -> None:
     assert estimator.peak_bytes("grouped", near) == pytest.approx(1000)
     # A contestant not yet seen is judged by the slowest one seen.
     factor = 3.0 / operations[near]
-    theirs = step_flops(SMALL, WORK["transformers-batch"](near.prefix, near.lengths), False)
+    theirs = step_flops(SMALL, CONTESTANTS["transformers-batch"].work(near.prefix, near.lengths), False)
     assert estimator.seconds("transformers-batch", near) == pytest.approx(factor * theirs)
 
 
 def test_without_limits_everybody_runs() -> None:
-    plan = plan_point(Point(512, 4, 64), DEFAULT, _estimator(), 5, None, None, None)
-    assert plan.contestants == list(DEFAULT) and not plan.skipped
+    plan = plan_point(Point(512, 4, 64), NAMES, _estimator(), 5, None, None, None)
+    assert plan.contestants == NAMES and not plan.skipped
 
 
 def test_a_budget_leaves_out_the_expensive_and_says_so() -> None:
     point, estimator = Point(2048, 16, 64), _estimator()
-    cost = {name: 4 * estimator.seconds(name, point) for name in DEFAULT}
+    cost = {name: 4 * estimator.seconds(name, point) for name in NAMES}
     total = 2 * (1.0 + cost["grouped"] + cost["prefix-grouper-kind"] + 0.1)  # one point gets half
-    plan = plan_point(point, DEFAULT, estimator, 4, total, total, None)
+    plan = plan_point(point, NAMES, estimator, 4, total, total, None)
     assert plan.contestants == ["grouped", "prefix-grouper-kind"]
-    assert set(plan.skipped) == set(DEFAULT) - set(plan.contestants)
+    assert set(plan.skipped) == set(NAMES) - set(plan.contestants)
     assert all("expected to take" in reason and "a point's most" in reason for reason in plan.skipped.values())
-    late = plan_point(point, DEFAULT, estimator, 4, 0.5, total, None)
-    assert not late.contestants and late.seconds == 0 and set(late.skipped) == set(DEFAULT)
+    late = plan_point(point, NAMES, estimator, 4, 0.5, total, None)
+    assert not late.contestants and late.seconds == 0 and set(late.skipped) == set(NAMES)
     assert "left of the budget" in late.skipped["grouped"]
 
 

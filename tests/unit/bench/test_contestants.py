@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 
-from vlm_pg.bench.contestants import CONTESTANTS, Case, make_case
-from vlm_pg.bench.contestants.base import gradient_norm
-from vlm_pg.bench.contestants.prefix_grouper import BottomRightMask, bottom_right_attention
-from vlm_pg.bench.models import random_model
-from vlm_pg.bench.names import DEFAULT, DESCRIPTIONS, WORK
+from vlm_pg.bench import rollout, step
+from vlm_pg.bench.case import random_model
+from vlm_pg.bench.step import CONTESTANTS
+from vlm_pg.bench.training.case import TrainingCase, gradient_norm
+from vlm_pg.bench.training.prefix_grouper import BottomRightMask, bottom_right_attention
+from vlm_pg.bench.worker import found
+from vlm_pg.models import chunked
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
+from vlm_pg.training import passes
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "checkpointing"])
@@ -21,21 +27,19 @@ def policy(request: pytest.FixtureRequest) -> Policy:
     return make_policy(random_model("small"), None, settings)
 
 
-def _gradients(case: Case) -> dict[str, torch.Tensor]:
+def _gradients(case: TrainingCase) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in case.model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("name", [name for name in DEFAULT if name != "grouped"])
+@pytest.mark.parametrize("name", [name for name in CONTESTANTS if name != "grouped"])
 @pytest.mark.parametrize("lengths", [(6, 6, 6), (2, 7, 5)], ids=["even", "ragged"])
 def test_same_loss_and_every_gradient(policy: Policy, name: str, lengths: tuple[int, ...]) -> None:
-    contestant = CONTESTANTS[name]
-    if reason := contestant.unavailable_because(policy.device):
+    if reason := CONTESTANTS[name].unavailable_because():
         pytest.skip(reason)
-    case = make_case(policy, 33, lengths)
+    case = TrainingCase.random(policy, 33, lengths)
     results = []
-    for side in (CONTESTANTS["grouped"], contestant):
-        policy.zero_grad(set_to_none=True)
-        results.append((side.step(case), gradient_norm(case), _gradients(case)))
+    for side in ("grouped", name):
+        results.append((case.run(found(CONTESTANTS[side].run)), gradient_norm(case), _gradients(case)))
     (loss, norm, gradients), (other_loss, other_norm, other_gradients) = results
     assert other_loss == pytest.approx(loss, rel=1e-5)
     assert other_norm == pytest.approx(norm, rel=1e-5)
@@ -56,11 +60,32 @@ def test_bottom_right_attention_matches_an_explicit_softmax() -> None:
     torch.testing.assert_close(out, expected.transpose(1, 2))
 
 
-def test_the_names_known_without_torch_are_the_contestants() -> None:
-    assert set(WORK) == set(CONTESTANTS) == set(DESCRIPTIONS)
+def test_every_contestant_is_where_its_entry_says() -> None:
+    entries = [*step.CONTESTANTS.values(), *rollout.CONTESTANTS.values()]
+    assert all(callable(found(entry.run)) for entry in entries)
+    assert len({entry.run for entry in entries}) == len(entries)
+
+
+def test_ours_is_the_loop_of_training(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training's passes and both of ours come from one function: who changes it changes what is measured."""
+    assert passes.micro_batch_losses is chunked.micro_batch_losses
+    ran: list[int] = []
+
+    def counted(*arguments: Any, **options: Any) -> Iterator[torch.Tensor]:
+        ran.append(0)
+        for loss in micro_batch_losses(*arguments, **options):
+            ran[-1] += 1
+            yield loss
+
+    micro_batch_losses = chunked.micro_batch_losses
+    monkeypatch.setattr(chunked, "micro_batch_losses", counted)
+    case = TrainingCase.random(policy, 16, (600, 600))
+    for name in ("grouped", "grouped-chunked"):
+        case.run(found(CONTESTANTS[name].run))
+    assert ran == [1, 3]  # one pass; two chunks and the prompts' backward
 
 
 def test_a_contestant_that_is_not_there_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vlm_pg.bench.contestants.prefix_grouper.find_spec", lambda name: None)
-    reason = CONTESTANTS["prefix-grouper-kind"].unavailable_because(torch.device("cpu"))
+    monkeypatch.setattr("vlm_pg.bench.contestant.find_spec", lambda name: None)
+    reason = CONTESTANTS["prefix-grouper-kind"].unavailable_because()
     assert reason is not None and "pip install prefix-grouper" in reason

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
 
 from vlm_pg.attention.tree import PrefixTree
+from vlm_pg.bench.case import random_model
 from vlm_pg.bench.flops import (
     activation_bytes,
     bounds,
+    forward_flops,
     linear_attention_flops,
     pair_flops,
     parameter_count,
-    sharing_gain,
     step_flops,
     token_flops,
 )
-from vlm_pg.bench.models import random_model
 from vlm_pg.bench.shapes import PUBLISHED, SIZES, LanguageShape, LinearAttention
-from vlm_pg.bench.work import Work, repeated_work, sequential_work, shared_work, whole_logits_work
+from vlm_pg.bench.work import Work, padded_work, repeated_work, sequential_work, shared_work, whole_logits_work
 
 TINY = LanguageShape(hidden=8, layers=2, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=10)
 SEVEN = PUBLISHED["Qwen2.5-VL-7B"]
@@ -32,7 +33,7 @@ def test_work_of_a_group_counted_by_hand() -> None:
     assert shared_work(3, [3, 2]) == Work(6, 6 + 9 + 4, 5, 6, 5)
     # Repeated: sequences of 5 and 4 tokens, 15 + 10 pairs; padded, two of 5.
     assert repeated_work(3, [3, 2]) == Work(9, 25, 5, 9, 5)
-    assert repeated_work(3, [3, 2], padded=True) == Work(10, 30, 6, 10, 6)
+    assert padded_work(3, [3, 2]) == Work(10, 30, 6, 10, 6)
     assert sequential_work(3, [3, 2]) == Work(9, 25, 5, 5, 3)
     # The README's way reads 3 + 3 + 2 tokens and makes logits of all of them.
     assert whole_logits_work(3, [3, 2]) == Work(8, 6 + (9 + 6) + (6 + 3), 8, 8, 8)
@@ -119,9 +120,14 @@ def test_published_operations_of_prefix_grouper(count: int, published: float) ->
     part of the prefix's cost than of the responses'.
     """
     lengths = [16384 // 32] * count
-    assert sharing_gain(SEVEN, 16384, lengths, full_squares=True) == pytest.approx(published, rel=0.03)
-    causal = sharing_gain(SEVEN, 16384, lengths)
+    repeated, shared = repeated_work(16384, lengths), shared_work(16384, lengths)
+    causal = forward_flops(SEVEN, repeated) / forward_flops(SEVEN, shared)
     assert 0.90 * published < causal < published
+    own, row = lengths[0] - 1, 16384 + lengths[0] - 1
+    repeated = replace(repeated, pairs=count * row**2)
+    shared = replace(shared, pairs=16384**2 + count * own * row)
+    masked = forward_flops(SEVEN, repeated) / forward_flops(SEVEN, shared)
+    assert masked == pytest.approx(published, rel=0.03)
 
 
 @pytest.mark.parametrize("prefix,count", [(8192, 8), (4096, 16)])

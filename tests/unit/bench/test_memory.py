@@ -11,7 +11,11 @@ import pytest
 
 # In a process of its own: the test process has threads and memory of earlier tests.
 _PROGRAM = """
-from vlm_pg.bench.memory import ChildKilled, give_freed_memory_back, in_child, peak_above_baseline
+from vlm_pg.bench.contestant import CannotRun
+from vlm_pg.bench.memory import give_freed_memory_back, in_child, peak_above_baseline
+
+def refuse():
+    raise CannotRun("not with this model")
 
 def allocate(mib):
     kept = bytearray(mib * 2**20)
@@ -29,10 +33,10 @@ for mib in (1, 64):
     assert result == mib
     print(peak.num_bytes / 2**20, peak.method)
 import os, signal
-for fault in (lambda: 1 / 0, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+for fault in (lambda: 1 / 0, lambda: os.kill(os.getpid(), signal.SIGKILL), refuse):
     try:
         in_child(fault)
-    except (ChildKilled, RuntimeError) as failure:
+    except (CannotRun, RuntimeError) as failure:
         print(type(failure).__name__, str(failure).splitlines()[-1])
 """
 
@@ -41,12 +45,13 @@ def test_known_allocations_are_found() -> None:
     if not os.access("/proc/self/clear_refs", os.W_OK):
         pytest.skip("the peak cannot be reset here")
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True)
-    small, large, raised, killed = done.stdout.splitlines()
+    small, large, raised, killed, refused = done.stdout.splitlines()
     assert "clear_refs" in small and "clear_refs" in large
     assert float(small.split()[0]) < 4
     assert float(large.split()[0]) == pytest.approx(64, abs=3)
     assert raised == "RuntimeError ZeroDivisionError: division by zero"
-    assert killed.startswith("ChildKilled killed by SIGKILL")
+    assert killed.startswith("CannotRun memory run failed: killed by SIGKILL (what")
+    assert refused == "CannotRun not with this model"
 
 
 _FORKS = """

@@ -27,7 +27,7 @@ def test_measure_then_resume(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     assert generate["prefill_tokens"] == 4 * ours["prefill_tokens"] == 4 * 256
     printed = capfd.readouterr().out
     assert "timed run 1 of 1" in printed and "tok/s, first after" in printed
-    assert figure.read_text().startswith("<svg")
+    assert "<svg" in figure.read_text()
 
     # A budget of nothing: the measured point stays, the new one is named with its reason.
     assert main([*common, "--points", "256,4,3", "40,2,4,2", "--resume", "--budget-minutes", "0.0001"]) == 0

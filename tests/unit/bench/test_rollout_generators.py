@@ -10,32 +10,31 @@ import pytest
 import torch
 
 import vlm_pg.bench.generation.transformers_continuous as continuous
-import vlm_pg.bench.generation.worker as worker
-from vlm_pg.bench.contestants.base import set_attention
-from vlm_pg.bench.generation.agreement import check_count, check_tokens, equal_share
-from vlm_pg.bench.generation.base import (
-    SPECIAL_IDS,
-    CannotRun,
+from vlm_pg.bench import worker
+from vlm_pg.bench.case import SPECIAL_IDS, random_model, set_attention
+from vlm_pg.bench.contestant import CannotRun
+from vlm_pg.bench.generation.case import (
     Generate,
     GenerationCase,
-    make_generation_case,
+    check_count,
+    check_tokens,
+    equal_share,
     never_choose_special_tokens,
 )
-from vlm_pg.bench.generation.contestants import GENERATORS
-from vlm_pg.bench.generation.work import GENERATION_DESCRIPTIONS, GENERATION_WORK
-from vlm_pg.bench.models import random_model
+from vlm_pg.bench.rollout import CONTESTANTS, RolloutRun
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.settings import ModelSettings
 
 PREFIX, GENERATIONS, NEW_TOKENS, GROUPS = 300, 2, 6, 3
 CONTINUOUS = "transformers-continuous"
+SESSIONS = {name: worker.found(entry.run) for name, entry in CONTESTANTS.items()}
 
 
 @pytest.fixture(scope="module")
 def case() -> GenerationCase:
     policy = make_policy(random_model("small"), None, ModelSettings(path="bench"))
     never_choose_special_tokens(policy)
-    return make_generation_case(policy, PREFIX, GENERATIONS, NEW_TOKENS, GROUPS)
+    return GenerationCase.random(policy, PREFIX, GENERATIONS, NEW_TOKENS, GROUPS)
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +49,12 @@ def greedy(case: GenerationCase) -> torch.Tensor:
     return ids[:, PREFIX:].repeat_interleave(GENERATIONS, dim=0)
 
 
-@pytest.mark.parametrize("name", list(GENERATION_WORK))
+@pytest.mark.parametrize("name", list(CONTESTANTS))
 @pytest.mark.parametrize("new_tokens", [1, NEW_TOKENS])
 def test_everybody_generates_the_same_tokens(
     case: GenerationCase, greedy: torch.Tensor, name: str, new_tokens: int
 ) -> None:
-    if reason := GENERATORS[name].unavailable_because(case.device):
-        pytest.skip(reason)
-    with GENERATORS[name].session(case) as generate:
+    with SESSIONS[name](case) as generate:
         tokens = generate(new_tokens)
     check_count(name, tokens, case, new_tokens)
     assert tokens.tolist() == greedy[:, :new_tokens].tolist()
@@ -67,8 +64,6 @@ def test_everybody_generates_the_same_tokens(
 @pytest.fixture
 def scheduled(case: GenerationCase, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Requests of every step of continuous batching, as they come."""
-    if reason := GENERATORS[CONTINUOUS].unavailable_because(case.device):
-        pytest.skip(reason)
     from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
     sizes: list[int] = []
@@ -94,7 +89,7 @@ def test_how_many_rollouts_of_continuous_batching_decode_together(
     """The cache that a GPU without flash-attn gets holds all of them, also after other prompts went through it."""
     sizes_of = continuous.cache_options
     monkeypatch.setattr(continuous, "cache_options", lambda case, _, flash: sizes_of(case, device_type, flash))
-    large = make_generation_case(case.policy, 1024, 8, 4, 1)
+    large = GenerationCase.random(case.policy, 1024, 8, 4, 1)
     start = continuous._start
 
     def rehearsed(*arguments: Any) -> Any:
@@ -109,10 +104,10 @@ def test_how_many_rollouts_of_continuous_batching_decode_together(
         return list(manager.batch_processor.cache.cache_allocators.values())
 
     monkeypatch.setattr(continuous, "_start", rehearsed)
-    with GENERATORS[CONTINUOUS].session(large) as generate:
+    with SESSIONS[CONTINUOUS](large) as generate:
         tokens = generate(4)
     assert max(scheduled) == together
-    with GENERATORS["ours"].session(large) as generate:
+    with SESSIONS["ours"](large) as generate:
         check_tokens(large, {"ours": generate(4), CONTINUOUS: tokens})
 
 
@@ -121,7 +116,7 @@ def test_flash_attention_gets_an_even_number_of_blocks_for_a_request(
     case: GenerationCase, prefix: int, most: int
 ) -> None:
     """One more than ``prefix + new tokens`` fill, rounded up, as transformers does where it is told the lengths."""
-    point = make_generation_case(case.policy, prefix, 8, 4, 1)
+    point = GenerationCase.random(case.policy, prefix, 8, 4, 1)
     blocks = continuous.blocks_needed(prefix, 8, 4, 1)
     expected = {"safety_margin": 0.0, "num_blocks": blocks, "max_blocks_per_request": most}
     assert continuous.cache_options(point, "cuda", flash=True) == expected
@@ -130,7 +125,7 @@ def test_flash_attention_gets_an_even_number_of_blocks_for_a_request(
 def test_a_session_that_is_left_with_an_error_computes_no_more(
     case: GenerationCase, scheduled: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long = make_generation_case(case.policy, 40, 2, 1000, 1)
+    long = GenerationCase.random(case.policy, 40, 2, 1000, 1)
     start = continuous._start
     managers: list[Any] = []
 
@@ -141,17 +136,13 @@ def test_a_session_that_is_left_with_an_error_computes_no_more(
     monkeypatch.setattr(continuous, "_start", kept)
 
     def interrupted() -> None:
-        with GENERATORS[CONTINUOUS].session(long):
+        with SESSIONS[CONTINUOUS](long):
             managers[0].add_requests(long.prompts.tolist(), max_new_tokens=1000)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert len(scheduled) < 500 and not managers[0].is_running()
-
-
-def test_names_are_the_same_everywhere() -> None:
-    assert GENERATORS.keys() == GENERATION_WORK.keys() == GENERATION_DESCRIPTIONS.keys()
 
 
 def test_a_difference_names_its_first_position(case: GenerationCase, greedy: torch.Tensor) -> None:
@@ -186,26 +177,22 @@ def test_a_tie_is_no_difference(case: GenerationCase, greedy: torch.Tensor) -> N
 class _Broken:
     """Cannot run with this model after so many sessions."""
 
-    name = CONTINUOUS
-
     def __init__(self, sessions: int):
         self.sessions = sessions
-
-    def unavailable_because(self, device: torch.device) -> str | None:
-        return None
 
     @contextmanager
     def session(self, case: GenerationCase) -> Iterator[Generate]:
         if self.sessions == 0:
             raise CannotRun("no such cache")
         self.sessions -= 1
-        with GENERATORS["transformers-generate"].session(case) as generate:
+        with SESSIONS["transformers-generate"](case) as generate:
             yield generate
 
 
 @pytest.mark.parametrize("sessions", [0, 3], ids=["in the warm-up", "in the second timed run"])
 def test_who_cannot_run_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch, sessions: int) -> None:
-    monkeypatch.setitem(GENERATORS, CONTINUOUS, _Broken(sessions))
+    monkeypatch.setattr(continuous, "session", _Broken(sessions).session)
+    names = ("ours", "transformers-generate", CONTINUOUS)
     spec: dict[str, Any] = {
         "model": "small",
         "dtype": "fp32",
@@ -217,7 +204,8 @@ def test_who_cannot_run_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatc
         "generations": 2,
         "new_tokens": 3,
         "groups": 1,
-        "contestants": ["ours", "transformers-generate", CONTINUOUS],
+        "case": RolloutRun.case,
+        "contestants": {name: CONTESTANTS[name].run for name in names},
     }
     result = worker.measure(spec)
     assert result["failed"] == {CONTINUOUS: "no such cache"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +13,31 @@ import pytest
 from vlm_pg.bench.budget import plan_point
 from vlm_pg.bench.figure import main as figure_main
 from vlm_pg.bench.figure import write_figure
-from vlm_pg.bench.generation.figure import draw_rollout_figure
-from vlm_pg.bench.generation.grid import (
-    GENERATIONS,
-    GROUPS,
-    NEW_TOKENS,
-    PREFIXES,
-    RolloutPoint,
-    parse_rollout_points,
-    rollout_points,
-)
-from vlm_pg.bench.generation.options import rollout_parser
-from vlm_pg.bench.generation.report import generation_lines, summarise_generation
+from vlm_pg.bench.flops import generation_flops, kv_bytes
 from vlm_pg.bench.generation.transformers_continuous import blocks_needed
-from vlm_pg.bench.generation.work import (
-    GENERATION_WORK,
+from vlm_pg.bench.grid import RolloutPoint
+from vlm_pg.bench.results import Results
+from vlm_pg.bench.rollout import CONTESTANTS, GENERATIONS, PREFIXES, RolloutRun
+from vlm_pg.bench.shapes import SIZES
+from vlm_pg.bench.work import (
     continuous_generation,
-    generation_bounds,
-    kv_bytes,
     one_by_one_generation,
     repeated_generation,
     shared_generation,
 )
-from vlm_pg.bench.results import Results
-from vlm_pg.bench.rollout import COMPARABLE, GenerationEstimator, RolloutRun
-from vlm_pg.bench.shapes import SIZES
 from vlm_pg.errors import ConfigError
 
 SMALL = SIZES["small"]
-SETTINGS = dict.fromkeys(COMPARABLE, "x") | {"device": "cpu", "threads": 1}
+SETTINGS = dict.fromkeys(RolloutRun.comparable, "x") | {"device": "cpu", "threads": 1}
+
+
+def _run() -> RolloutRun:
+    arguments = RolloutRun.parser().parse_args(["--device", "cpu", "--threads", "1"])
+    return RolloutRun(arguments, Results.start(None, SETTINGS, "now", "rollout"))
+
+
+def _points(*words: str) -> list[RolloutPoint]:
+    return RolloutRun.points(RolloutRun.parser().parse_args(list(words)))
 
 
 def _record(prefix: int = 1024, generations: int = 8, new_tokens: int = 5, groups: int = 1) -> dict[str, Any]:
@@ -51,11 +48,11 @@ def _record(prefix: int = 1024, generations: int = 8, new_tokens: int = 5, group
         "transformers-continuous": {"seconds": [3.0], "first_seconds": [4.0], "equal_tokens": 0.75},
     }
     measured = {"contestants": numbers, "failed": {"ours-one-by-one": "killed by SIGKILL"}}
-    return summarise_generation(RolloutPoint(prefix, generations, new_tokens, groups), measured, SMALL, 4)
+    return _run().summarise(RolloutPoint(prefix, generations, new_tokens, groups), measured)
 
 
 def test_the_whole_grid_starts_at_the_centre_of_every_prefix() -> None:
-    points = rollout_points(PREFIXES, GENERATIONS, NEW_TOKENS, GROUPS)
+    points = _points()
     assert len(points) == len(set(points)) == 4 * 3 * 2 * 2
     assert points[:4] == [RolloutPoint(prefix, 8, 64, 1) for prefix in PREFIXES]
     off = [(p.generations != 8) + (p.new_tokens != 64) + (p.groups != 1) for p in points]
@@ -63,12 +60,12 @@ def test_the_whole_grid_starts_at_the_centre_of_every_prefix() -> None:
 
 
 def test_points_in_words_and_faults() -> None:
-    assert parse_rollout_points(["4096,8,64", "512,4,256,3"]) == [
+    assert _points("--points", "4096,8,64", "512,4,256,3") == [
         RolloutPoint(4096, 8, 64, 1),
         RolloutPoint(512, 4, 256, 3),
     ]
     with pytest.raises(ConfigError, match="PREFIX,GENERATIONS,NEW_TOKENS,GROUPS"):
-        parse_rollout_points(["4096,8"])
+        _points("--points", "4096,8")
     with pytest.raises(ConfigError, match="at least 2 tokens"):
         RolloutPoint(4096, 8, 1)
     with pytest.raises(ConfigError, match="at least 1 group"):
@@ -95,8 +92,7 @@ def test_work_counted_by_hand() -> None:
     assert continuous_generation(point).kv_tokens == shared.kv_tokens
     # 4 layers, 2 key-value heads of 64, keys and values, 4 bytes.
     assert kv_bytes(SMALL, shared, 4) == 38 * 2 * 4 * 2 * 64 * 4
-    bounds = generation_bounds(SMALL, repeated, shared, 4)
-    assert bounds["prefill_tokens"] == 3 and bounds["kv_bytes"] == 78 / 38 and 1 < bounds["flops"] < 3
+    assert 1 < generation_flops(SMALL, repeated) / generation_flops(SMALL, shared) < 3
 
 
 def test_blocks_of_continuous_batching() -> None:
@@ -109,9 +105,9 @@ def test_blocks_of_continuous_batching() -> None:
 
 
 def test_a_budget_and_memory_leave_out_with_reasons() -> None:
-    estimator = GenerationEstimator(SMALL, 4, first_rate=1e10, start_seconds=1.0)
+    estimator = replace(_run().estimator, first_rate=1e10, start_seconds=1.0)
     point = RolloutPoint(4096, 16, 64)
-    names = list(GENERATION_WORK)
+    names = list(CONTESTANTS)
     ours, repeated = (estimator.seconds(name, point) for name in ("ours", "transformers-generate"))
     assert repeated > 5 * ours
     total = 2 * (1.0 + 3.0 * ours + estimator.seconds("transformers-continuous", point) * 3 + 0.1)
@@ -127,10 +123,9 @@ def test_a_budget_and_memory_leave_out_with_reasons() -> None:
 
 
 def test_one_group_after_the_other_runs_only_where_there_are_several() -> None:
-    arguments = rollout_parser().parse_args(["--device", "cpu", "--threads", "1", "--points", "8,2,2"])
-    run = RolloutRun(arguments, Results.start(None, SETTINGS, "now", "rollout"))
-    assert "ours-one-by-one" not in run._contestants_at(RolloutPoint(8, 2, 2, 1))
-    assert run._contestants_at(RolloutPoint(8, 2, 2, 2)) == list(GENERATION_WORK)
+    run = _run()
+    assert "ours-one-by-one" not in run.contestants_at(RolloutPoint(8, 2, 2, 1))
+    assert run.contestants_at(RolloutPoint(8, 2, 2, 2)) == list(CONTESTANTS)
 
 
 def test_speeds_and_gains_come_from_medians() -> None:
@@ -142,7 +137,8 @@ def test_speeds_and_gains_come_from_medians() -> None:
     gain = generate["ours_gain"]
     assert (gain["throughput"], gain["first_token"], gain["decode"], gain["memory"]) == (5.0, 8.0, 2.0, 2.0)
     assert gain["bounds"]["prefill_tokens"] == 8
-    lines = "\n".join(generation_lines(record))
+    assert gain["bounds"]["kv_bytes"] == 16 * (1024 + 4) / (2 * (1024 + 8 * 4)) and 1 < gain["bounds"]["flops"] < 8
+    lines = "\n".join(_run().lines(record))
     assert "40.0 tok/s, first after 1.000 s, then 250.0 ms a token" in lines
     assert "5.00x tokens/s" in lines and "8.00x to the first token (bound 8.00x" in lines
     assert "2.00x less memory" in lines
@@ -160,7 +156,7 @@ def test_a_file_belongs_to_one_measurement(tmp_path: Path) -> None:
     assert resumed.find(RolloutPoint(1024, 8, 5)) is not None
     assert resumed.find(RolloutPoint(1024, 8, 5, groups=2)) is None and resumed.find(RolloutPoint(1024, 8, 6)) is None
     with pytest.raises(ConfigError, match="written by `vlm-pg bench rollout`, not by `vlm-pg bench step`"):
-        Results.resume(path, SETTINGS, "third")
+        Results.resume(path, SETTINGS, "third", "step")
     with pytest.raises(ConfigError, match=r"threads 1 \(now 2\)"):
         Results.resume(path, {**SETTINGS, "threads": 2}, "third", "rollout")
 
@@ -169,7 +165,7 @@ def test_figure_is_whole_and_labelled(tmp_path: Path) -> None:
     points = [_record(), _record(4096), _record(generations=4), _record(groups=4)]
     machine = {"processor": "<CPU>"}
     data = {"format": 2, "measurement": "rollout", "settings": SETTINGS, "machine": machine, "points": points}
-    root = ElementTree.fromstring(draw_rollout_figure(data))
+    root = ElementTree.fromstring(write_figure(data, tmp_path / "a.svg").read_bytes())
     words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     for expected in ("G=4", "G=8", "tokens/s: 5 new tokens, 1 group", "peak memory: 5 new tokens, 4 groups"):
         assert expected in words
@@ -187,7 +183,7 @@ def test_figure_is_whole_and_labelled(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there are transformers-continuous; choose one with --against"):
         write_figure(data, folder / "rollout.svg", "transformers-generate")
     # No memory was measured of this one: its panel is left out.
-    assert "peak memory:" not in draw_rollout_figure(data, "transformers-continuous")
+    assert "peak memory:" not in (folder / "rollout.svg").read_text()
     with pytest.raises(ConfigError, match="--against"):
         figure_main([str(raw), "--against", "ours-one-by-one"])
     raw.write_text(json.dumps({**data, "measurement": "walk"}))
@@ -197,9 +193,9 @@ def test_figure_is_whole_and_labelled(tmp_path: Path) -> None:
 
 def test_help_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        rollout_parser().parse_args(["--help"])
+        RolloutRun.parser().parse_args(["--help"])
     words = capsys.readouterr().out
-    for expected in (*GENERATION_WORK, "time to first token", "greedily", "max_memory_allocated", "examples:"):
+    for expected in (*CONTESTANTS, "time to first token", "greedily", "max_memory_allocated", "examples:"):
         assert expected in words
-    defaults = rollout_parser().parse_args([])
-    assert defaults.contestants == list(GENERATION_WORK) and defaults.generations == GENERATIONS
+    defaults = RolloutRun.parser().parse_args([])
+    assert defaults.contestants == list(CONTESTANTS) and defaults.generations == GENERATIONS

@@ -1,1 +1,1 @@
-"""The measurement behind ``vlm-pg bench rollout``: generating G responses per prompt, ours against transformers'."""
+"""``vlm-pg bench rollout``: generating G responses per prompt, as the measuring process does it."""

@@ -9,45 +9,36 @@ from typing import Any
 
 import torch
 
-from vlm_pg.bench.contestants.base import best_attention, set_attention
-from vlm_pg.bench.generation.base import CannotRun, Generate, GenerationCase, make_generation_case
-from vlm_pg.bench.generation.work import CONTINUOUS_TOKENS
+from vlm_pg.bench.case import best_attention, set_attention
+from vlm_pg.bench.contestant import CannotRun
+from vlm_pg.bench.generation.case import Generate, GenerationCase
+from vlm_pg.bench.work import CONTINUOUS_TOKENS
 
 # transformers' own default; a block holds this many tokens.
 BLOCK_TOKENS = 256
 POLL_SECONDS = 1.0
 
 
-class TransformersContinuous:
-    name = "transformers-continuous"
-
-    def unavailable_because(self, device: torch.device) -> str | None:
-        try:
-            from transformers.generation.configuration_utils import ContinuousBatchingConfig  # noqa: F401
-        except ImportError as error:
-            return f"this transformers has no continuous batching: {error}"
-        return None
-
-    @contextmanager
-    def session(self, case: GenerationCase) -> Iterator[Generate]:
-        attention = best_attention(case)
-        set_attention(case, attention)
-        try:
-            manager = _start(case, cache_options(case, case.device.type, attention != "sdpa"))
-        except (ValueError, MemoryError, ImportError, torch.OutOfMemoryError) as error:
-            raise CannotRun(f"{type(error).__name__}: {error}") from error
-        try:
-            if case.device.type == "cuda":
-                rehearse(manager, case)
-            yield lambda new_tokens: _generate(manager, case, new_tokens)
-        except BaseException:
-            # Requests may be left that nobody will fetch; an ordinary stop would compute them to their end.
-            manager.stop(block=True, hard_stop=True)
-            raise
-        else:
-            manager.stop(block=True)
-        finally:
-            manager.destroy()
+@contextmanager
+def session(case: GenerationCase) -> Iterator[Generate]:
+    attention = best_attention(case)
+    set_attention(case, attention)
+    try:
+        manager = _start(case, cache_options(case, case.device.type, attention != "sdpa"))
+    except (ValueError, MemoryError, ImportError, torch.OutOfMemoryError) as error:
+        raise CannotRun(f"{type(error).__name__}: {error}") from error
+    try:
+        if case.device.type == "cuda":
+            rehearse(manager, case)
+        yield lambda new_tokens: _generate(manager, case, new_tokens)
+    except BaseException:
+        # Requests may be left that nobody will fetch; an ordinary stop would compute them to their end.
+        manager.stop(block=True, hard_stop=True)
+        raise
+    else:
+        manager.stop(block=True)
+    finally:
+        manager.destroy()
 
 
 def blocks_needed(prefix: int, generations: int, new_tokens: int, groups: int) -> int:
@@ -85,10 +76,7 @@ def cache_options(case: GenerationCase, device_type: str, flash: bool) -> dict[s
 
 def rehearse(manager: Any, case: GenerationCase) -> None:
     """Generate for other prompts of the same shape, so that CUDA graphs are captured; their blocks are freed again."""
-    other = make_generation_case(
-        case.policy, case.prompts.shape[1], case.generations, case.new_tokens, len(case.prompts), 1
-    )
-    _generate(manager, other, case.new_tokens)
+    _generate(manager, case.other(seed=1), case.new_tokens)
     with manager.pause():
         manager.batch_processor.cache.evict_cached_blocks()
 

@@ -9,13 +9,13 @@ bottom right, as FlashAttention-2 does; transformers' sdpa and eager functions d
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from vlm_pg.bench.contestants.base import Case, can_use_flash_attention_2, set_attention, target_logprobs
+from vlm_pg.bench.case import can_use_flash_attention_2, set_attention
+from vlm_pg.bench.training.case import TrainingCase, target_logprobs
 
 LAYER_ATTENTION = "prefix_grouper_attention"
 STAND_IN = "vlm_pg_bench_bottom_right"
@@ -66,13 +66,7 @@ def bottom_right_attention(
     return out.transpose(1, 2), None
 
 
-def _unavailable(device: torch.device) -> str | None:
-    if find_spec("prefix_grouper") is None:
-        return "the package prefix_grouper is not installed (pip install prefix-grouper)"
-    return None
-
-
-def _attention_options(case: Case) -> dict[str, Any]:
+def _attention_options(case: TrainingCase) -> dict[str, Any]:
     """Sets the model to the package's attention and says which function it is to call twice a layer."""
     from transformers import AttentionInterface
 
@@ -84,70 +78,48 @@ def _attention_options(case: Case) -> dict[str, Any]:
     return {"prefix_grouper_attn_func": STAND_IN, "bench_mask": BottomRightMask()}
 
 
-def _grouper(case: Case, ids: torch.Tensor, mask: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor]:
-    """The package's object, its input ids int64 [1, T], and positions int64 [3, 1, T] that go on behind the prefix."""
+def readme(case: TrainingCase) -> float:
+    """As the README says: one more argument to the model, logits of everything, split afterwards."""
+    ids, mask = case.padded_responses()
+    grouper, inputs = _grouped_inputs(case, ids, mask)
+    logits = case.model(**inputs).logits
+    _, _, suffix, suffix_mask = grouper.split_output(logits, include_prefix_last=1)
+    targets = grouper.convert_padding(ids, mask, padding_mode="right")
+    logprobs = target_logprobs(suffix[:, :-1], targets)
+    loss = case.loss([row[keep] for row, keep in zip(logprobs, suffix_mask[:, 1:], strict=True)])
+    loss.backward()
+    return loss.item()
+
+
+def kind(case: TrainingCase) -> float:
+    """At its best: last tokens left out, hidden states split first, logits of real response tokens only."""
+    ids, mask = case.padded_responses()
+    grouper, inputs = _grouped_inputs(case, ids[:, :-1], mask[:, 1:])
+    hidden = case.policy.family.language_model(case.model)(**inputs).last_hidden_state
+    _, _, suffix, suffix_mask = grouper.split_output(hidden, include_prefix_last=1)
+    # The same chunked output head that ours uses.
+    logprobs, _ = case.policy.token_logprobs(suffix[suffix_mask], ids[mask], 1.0)
+    loss = case.loss(logprobs.split(case.lengths))
+    loss.backward()
+    return loss.item()
+
+
+def _grouped_inputs(case: TrainingCase, ids: torch.Tensor, mask: torch.Tensor) -> tuple[Any, dict[str, Any]]:
+    """The package's object, and what the model takes: ids int64 [1, T], positions int64 [3, 1, T] that go on behind the
+    prefix, and the package's attention."""
+    options = _attention_options(case)
     prefix = case.prefix[None]
     prefix_mask = torch.ones_like(prefix, dtype=torch.bool)
     grouper = import_module("prefix_grouper").PrefixGrouper.from_ungrouped_masks(
         prefix_mask=prefix_mask, suffix_mask=mask, group_sizes=len(ids), padding_mode="right", device=case.device
     )
-    input_ids = grouper.concat_input(prefix, prefix_mask, ids, mask)
     count = prefix.shape[1]
     parts = [torch.arange(count), *(count + torch.arange(length) for length in mask.sum(1).tolist())]
-    return grouper, input_ids, torch.cat(parts).to(case.device).expand(3, 1, -1)
-
-
-class PrefixGrouperReadme:
-    """As the README says: one more argument to the model, logits of everything, split afterwards."""
-
-    name = "prefix-grouper-readme"
-
-    def unavailable_because(self, device: torch.device) -> str | None:
-        return _unavailable(device)
-
-    def step(self, case: Case) -> float:
-        options = _attention_options(case)
-        ids, mask = case.padded_responses()
-        grouper, input_ids, positions = _grouper(case, ids, mask)
-        logits = case.model(
-            input_ids=input_ids,
-            position_ids=positions,
-            attention_mask={"full_attention": None},
-            use_cache=False,
-            prefix_grouper=grouper,
-            **options,
-        ).logits
-        _, _, suffix, suffix_mask = grouper.split_output(logits, include_prefix_last=1)
-        targets = grouper.convert_padding(ids, mask, padding_mode="right")
-        logprobs = target_logprobs(suffix[:, :-1], targets)
-        loss = case.loss([row[keep] for row, keep in zip(logprobs, suffix_mask[:, 1:], strict=True)])
-        loss.backward()
-        return loss.item()
-
-
-class PrefixGrouperKind:
-    """At its best: last tokens left out, hidden states split first, logits of real response tokens only."""
-
-    name = "prefix-grouper-kind"
-
-    def unavailable_because(self, device: torch.device) -> str | None:
-        return _unavailable(device)
-
-    def step(self, case: Case) -> float:
-        options = _attention_options(case)
-        ids, mask = case.padded_responses()
-        grouper, input_ids, positions = _grouper(case, ids[:, :-1], mask[:, 1:])
-        hidden = case.policy.family.language_model(case.model)(
-            input_ids=input_ids,
-            position_ids=positions,
-            attention_mask={"full_attention": None},
-            use_cache=False,
-            prefix_grouper=grouper,
-            **options,
-        ).last_hidden_state
-        _, _, suffix, suffix_mask = grouper.split_output(hidden, include_prefix_last=1)
-        # The same chunked output head that ours uses.
-        logprobs, _ = case.policy.token_logprobs(suffix[suffix_mask], ids[mask], 1.0)
-        loss = case.loss(logprobs.split(case.lengths))
-        loss.backward()
-        return loss.item()
+    return grouper, {
+        "input_ids": grouper.concat_input(prefix, prefix_mask, ids, mask),
+        "position_ids": torch.cat(parts).to(case.device).expand(3, 1, -1),
+        "attention_mask": {"full_attention": None},
+        "use_cache": False,
+        "prefix_grouper": grouper,
+        **options,
+    }

@@ -1,0 +1,106 @@
+"""One group on one model: forward, loss and backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from vlm_pg.bench.case import SPECIAL_IDS, ModelCase, Spec, random_policy
+from vlm_pg.models.policy import Policy
+
+# Largest relative difference of loss and gradient norm between contestants. In bf16 each of them rounds differently.
+TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}
+
+
+@dataclass(frozen=True)
+class TrainingCase(ModelCase):
+    """``prefix`` int64 [P]; ``responses`` int64 [R_g] each; ``weights``: one positive factor per response, in the place
+    of an advantage.
+
+    A contestant adds to the gradients of ``model`` and returns the loss.
+    """
+
+    prefix: torch.Tensor
+    responses: tuple[torch.Tensor, ...]
+    weights: tuple[float, ...]
+
+    @classmethod
+    def build(cls, spec: Spec) -> TrainingCase:
+        return cls.random(random_policy(spec), spec["prefix"], spec["lengths"])
+
+    @classmethod
+    def random(cls, policy: Policy, prefix: int, lengths: Sequence[int], seed: int = 0) -> TrainingCase:
+        """A group of random tokens. Text stands in for visual tokens: past the tower the language model treats them
+        alike.
+
+        Weights run from 0.5 to 1.5, so that responses that change places change the loss.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        below = policy.vocab_size - SPECIAL_IDS
+        sizes = (prefix, *lengths)
+        draw = [torch.randint(0, below, (size,), generator=generator).to(policy.device) for size in sizes]
+        steps = max(1, len(lengths) - 1)
+        return cls(policy, draw[0], tuple(draw[1:]), tuple(0.5 + index / steps for index in range(len(lengths))))
+
+    def tiny(self) -> TrainingCase:
+        return self.random(self.policy, 16, (2, 3))
+
+    def run(self, contestant: Callable[[TrainingCase], float]) -> float:
+        self.forget()
+        return contestant(self)
+
+    def outcome(self, result: float) -> dict[str, float]:
+        return {"loss": result, "gradient_norm": gradient_norm(self)}
+
+    def time(self, contestant: Callable[[TrainingCase], float]) -> dict[str, float]:
+        self.forget()
+        return self.timed(partial(contestant, self))
+
+    def agreement(self, outcomes: Mapping[str, Any], dtype: str) -> dict[str, dict[str, Any]]:
+        check_agreement(outcomes, TOLERANCE[dtype])
+        return dict(outcomes)
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(response) for response in self.responses]
+
+    def padded_responses(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Responses padded on the right with token 0, int64 [G, R], and where they are real, bool [G, R]."""
+        ids = torch.nn.utils.rnn.pad_sequence(list(self.responses), batch_first=True)
+        lengths = torch.tensor(self.lengths, device=self.device)
+        return ids, torch.arange(ids.shape[1], device=self.device) < lengths[:, None]
+
+    def loss(self, logprobs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Weighted sum over responses of the mean log-probability of their tokens."""
+        terms = [weight * values.mean() for weight, values in zip(self.weights, logprobs, strict=True)]
+        return torch.stack(terms).sum()
+
+
+def check_agreement(outcomes: Mapping[str, dict[str, float]], tolerance: float) -> None:
+    """Raise RuntimeError unless all contestants found the same loss and the same gradient norm."""
+    names = list(outcomes)
+    for name in names[1:]:
+        for key in ("loss", "gradient_norm"):
+            expected, came = outcomes[names[0]][key], outcomes[name][key]
+            if not math.isclose(came, expected, rel_tol=tolerance):
+                raise RuntimeError(
+                    f"The contestants disagree: {key} is {expected!r} for {names[0]} and {came!r} for {name}; "
+                    f"{tolerance:g} relative is allowed. Nothing was timed: they do not compute the same thing."
+                )
+
+
+def target_logprobs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """fp32 log-probabilities [...] of ``targets`` [...] under ``logits`` [..., V]."""
+    logits = logits.float()
+    return logits.gather(-1, targets[..., None])[..., 0] - logits.logsumexp(-1)
+
+
+def gradient_norm(case: ModelCase) -> float:
+    """Euclidean norm over the gradients of all weights, added up in fp64."""
+    squares = [p.grad.double().pow(2).sum() for p in case.model.parameters() if p.grad is not None]
+    return float(torch.stack(squares).sum().sqrt())

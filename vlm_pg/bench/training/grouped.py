@@ -1,0 +1,27 @@
+"""Ours: the loop of training, the prefix once and the responses behind it, all in one pass or in chunks."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from vlm_pg.attention.integration import ATTENTION_NAME
+from vlm_pg.bench.case import set_attention, text_prompt
+from vlm_pg.bench.training.case import TrainingCase
+from vlm_pg.bench.work import CHUNK_TOKENS
+from vlm_pg.models.chunked import backward_in_chunks
+from vlm_pg.types import ResponseGroup
+
+
+def _step(case: TrainingCase, chunk_tokens: int | None) -> float:
+    set_attention(case, ATTENTION_NAME)
+    group = ResponseGroup(text_prompt("bench", case.prefix.cpu()), tuple(r.cpu() for r in case.responses))
+
+    def loss_of(chunk: list[list[tuple[int, torch.Tensor]]]) -> torch.Tensor:
+        return torch.stack([case.weights[index] * values.mean() for index, values in chunk[0]]).sum()
+
+    return backward_in_chunks(case.policy, [group], loss_of, chunk_tokens).item()
+
+
+whole, chunked = partial(_step, chunk_tokens=None), partial(_step, chunk_tokens=CHUNK_TOKENS)
