@@ -1,119 +1,61 @@
-"""Accuracy before and after training, as bars per evaluation set and as numbers."""
+"""Accuracy before and after training: per evaluation set and per category, as the page shows it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from vlm_pg.observe.report.markup import absent, dict_at, esc, first, number, number_or_none, percent, section, table
+from vlm_pg.observe.report.markup import dict_at, first, number, number_or_none, percent
 from vlm_pg.observe.report.read import RunData
 
 _PHASES = ("before", "after")
 _MAX_SETS, _MAX_CATEGORIES = 60, 200
 
 
-def accuracy_section(run: RunData) -> str:
-    """Bars for the evaluation sets and, apart from them, the controls; then all numbers in tables."""
-    results = {phase: dict_at(run.summary, f"eval_{phase}", "sets") for phase in _PHASES}
-    names, more = first(list(dict.fromkeys([*results["before"], *results["after"]])), _MAX_SETS)
-    if not names:
-        reason = run.missing.get("summary.json", "summary.json holds no evaluation: none has finished yet.")
-        return section("accuracy", "Accuracy before and after", absent(reason))
-    groups = {"eval": [], "control": []}  # type: dict[str, list[str]]
-    for name in names:
-        entry = dict_at(results["after"], name) or dict_at(results["before"], name)
-        groups["control" if entry.get("kind") == "control" else "eval"].append(name)
-    body = _legend() + _bars(groups["eval"], results)
-    if more:
-        body += absent(f"{more:,} more evaluation sets are in summary.json.")
-    if groups["control"]:
-        body += (
-            '<h3>Controls</h3><p class="hint">The same questions about videos whose evidence was destroyed on purpose. '
-            "A model that reads the evidence, and not a short cut, stays near chance here.</p>"
-            + _bars(groups["control"], results)
-        )
-    for phase in _PHASES:
-        if not results[phase]:
-            body += absent(f"There is no evaluation {phase} training in summary.json.")
-    return section("accuracy", "Accuracy before and after", f'<div class="card">{body}</div>{_tables(names, results)}')
+def accuracy_view(run: RunData) -> dict[str, Any]:
+    """Evaluation sets and controls, each with its results before and after; categories as rows of a table."""
+    found = {phase: dict_at(run.summary, f"eval_{phase}", "sets") for phase in _PHASES}
+    names, more = first(list(dict.fromkeys([*found["before"], *found["after"]])), _MAX_SETS)
+    return {
+        "missing": run.missing.get("summary.json", "summary.json holds no evaluation: none has finished yet."),
+        "sets": [_set(name, *(dict_at(found[phase], name) for phase in _PHASES)) for name in names],
+        "more": more,
+        "absent_phases": [phase for phase in _PHASES if not found[phase]],
+        "categories": _category_rows(names, found),
+    }
 
 
-def _legend() -> str:
-    return (
-        '<div class="bars-legend"><span class="sw before"></span>before <span class="sw after"></span>after '
-        '<span class="sw whisker-key"></span>± 1 standard error <span class="sw chance-key"></span>chance</div>'
-    )
+def _set(name: str, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    counts = dict.fromkeys(str(entry["n"]) for entry in (before, after) if "n" in entry)
+    newest = after or before
+    return {
+        "name": name,
+        "counts": " / ".join(counts),
+        "chance": number_or_none(newest.get("chance")),
+        "is_control": newest.get("kind") == "control",
+        "results": {"before": _result(before), "after": _result(after)},
+    }
 
 
-def _bars(names: list[str], results: dict[str, dict[str, Any]]) -> str:
-    if not names:
-        return ""
-    rows = "".join(_set_row(name, *(dict_at(results[phase], name) for phase in _PHASES)) for name in names)
-    axis = "".join(f'<span style="left:{tick}%">{tick}\u202f%</span>' for tick in (0, 25, 50, 75, 100))
-    return (
-        f'<div class="bars">{rows}'
-        f'<div class="set axis-row"><div></div><div class="axis-labels">{axis}</div><div></div></div></div>'
-    )
-
-
-def _set_row(name: str, before: dict[str, Any], after: dict[str, Any]) -> str:
-    counts = list(dict.fromkeys(str(entry["n"]) for entry in (before, after) if "n" in entry))
-    chance = number_or_none((after or before).get("chance"))
-    tracks = "".join(_bar(phase, entry) for phase, entry in zip(_PHASES, (before, after), strict=True) if entry)
-    if chance is not None:
-        tracks += f'<div class="chance" style="left:{100 * chance:.2f}%" title="chance {percent(chance)}"></div>'
-    return (
-        f'<div class="set"><div class="set-name">{esc(name.replace("_", " "))}'
-        f'<small>n = {esc(" / ".join(counts) or "?")}</small></div><div class="tracks">{tracks}</div>'
-        f'<div class="set-values">{_value("before", before)}{_value("after", after)}</div></div>'
-    )
-
-
-def _bar(phase: str, entry: dict[str, Any]) -> str:
-    accuracy = number_or_none(entry.get("accuracy"))
-    if accuracy is None:
-        return ""
-    error = number_or_none(entry.get("standard_error")) or 0.0
-    low, high = max(0.0, accuracy - error), min(1.0, accuracy + error)
-    title = f"{phase}: {percent(accuracy)} ± {percent(error)}"
-    return (
-        f'<div class="track" title="{title}"><div class="bar {phase}" style="width:{100 * accuracy:.2f}%"></div>'
-        f'<div class="whisker" style="left:{100 * low:.2f}%;width:{100 * (high - low):.2f}%"></div></div>'
-    )
-
-
-def _value(phase: str, entry: dict[str, Any]) -> str:
+def _result(entry: dict[str, Any]) -> dict[str, Any] | None:
+    """One evaluation; None where there was none. ``low``, ``high``: accuracy and its standard error, from 0 to 1."""
     if not entry:
-        return f'<div class="{phase}">–</div>'
+        return None
+    shares = {key: number_or_none(entry.get(key)) for key in ("accuracy", "format_rate", "chance")}
     error = number_or_none(entry.get("standard_error"))
-    spread = "" if error is None else f" <small>± {100 * error:.1f}</small>"
-    return f'<div class="{phase}">{percent(number_or_none(entry.get("accuracy")))}{spread}</div>'
+    middle, spread = shares["accuracy"] or 0.0, error or 0.0
+    ends = {"low": max(0.0, middle - spread), "high": min(1.0, middle + spread)}
+    rate, k = _pass_at_k(entry)
+    of_set = {"n": entry.get("n", "–"), "pass_rate": rate, "pass_k": k, "left_out": _left_out(entry)}
+    return {**shares, "error": error, **ends, **of_set}
 
 
-def _tables(names: list[str], results: dict[str, dict[str, Any]]) -> str:
-    head = ["set", "training", "accuracy", "standard error", "n", "right format", "pass@k", "chance", "left out"]
-    rows = []
-    for name in names:
-        for phase in _PHASES:
-            entry = dict_at(results[phase], name)
-            if entry:
-                shares = [percent(number_or_none(entry.get(key))) for key in ("accuracy", "standard_error")]
-                count, form = esc(entry.get("n", "–")), percent(number_or_none(entry.get("format_rate")))
-                chance = percent(number_or_none(entry.get("chance")))
-                rows.append([esc(name), phase, *shares, count, form, _pass_at_k(entry), chance, _left_out(entry)])
-    body = table(head, rows, "second-left")
-    categories = _category_rows(names, results)
-    if categories:
-        body += "<h3>By category</h3>" + table(["set", "category", "n", "before", "after"], categories, "second-left")
-    return f"<details><summary>All numbers</summary>{body}</details>"
-
-
-def _pass_at_k(entry: dict[str, Any]) -> str:
-    """The pass rate at the largest k of ``{"1": 0.5, "8": 0.9}``, or the one rate that is given."""
+def _pass_at_k(entry: dict[str, Any]) -> tuple[float | None, int | None]:
+    """The pass rate at the largest k of ``{"1": 0.5, "8": 0.9}`` and that k, or the one rate that is given."""
     rates = entry.get("pass_at_k")
     if not isinstance(rates, dict):
-        return percent(number_or_none(rates))
+        return number_or_none(rates), None
     ks = sorted((k for k in rates if str(k).isdecimal() and len(k) < 10), key=int)
-    return f"{percent(number_or_none(rates[ks[-1]]))} <small>k={int(ks[-1])}</small>" if ks else "–"
+    return (number_or_none(rates[ks[-1]]), int(ks[-1])) if ks else (None, None)
 
 
 def _left_out(entry: dict[str, Any]) -> str:
@@ -123,13 +65,12 @@ def _left_out(entry: dict[str, Any]) -> str:
     return ", ".join(said) or "0"
 
 
-def _category_rows(names: list[str], results: dict[str, dict[str, Any]]) -> list[list[str]]:
+def _category_rows(names: list[str], found: dict[str, dict[str, Any]]) -> list[list[Any]]:
     rows = []
     for name in names:
-        before, after = (dict_at(results[phase], name, "by_category") for phase in _PHASES)
+        before, after = (dict_at(found[phase], name, "by_category") for phase in _PHASES)
         for category in first(list(dict.fromkeys([*before, *after])), _MAX_CATEGORIES)[0]:
             entries = [dict_at(before, category), dict_at(after, category)]
             count = next((entry["n"] for entry in reversed(entries) if "n" in entry), "–")
-            accuracies = [percent(number_or_none(entry.get("accuracy"))) for entry in entries]
-            rows.append([esc(name), esc(category), esc(count), *accuracies])
+            rows.append([name, category, count, *(percent(number_or_none(e.get("accuracy"))) for e in entries)])
     return rows

@@ -6,9 +6,12 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
 
 from vlm_pg.observe.report.curves import Curve
-from vlm_pg.observe.report.markup import esc, number, percent
+from vlm_pg.observe.report.markup import number, percent, render
 
 WIDTH, HEIGHT = 540, 220
 LEFT, RIGHT, TOP, BOTTOM = 54, 14, 12, 30
@@ -48,20 +51,17 @@ class Frame:
         return TOP + (self.high - inside) / (self.high - self.low) * (HEIGHT - TOP - BOTTOM)
 
 
-def draw_chart(chart: Chart) -> str:
+def draw_chart(chart: Chart) -> Markup:
     """A figure with title, legend, SVG and the numbers for hovering."""
     frame, clipped = make_frame(chart)
-    lines = "".join(_lines(curve, color % NUM_COLORS, frame) for color, curve in enumerate(chart.curves))
-    note = ""
-    if clipped is not None:
-        note = f'<div class="note">spikes up to {_show(clipped, chart)} are cut at the upper edge</div>'
-    return (
-        f'<figure class="chart"><figcaption><b>{esc(chart.title)}</b> <span class="unit">{esc(chart.unit)}</span>'
-        f"{_legend(chart)}</figcaption>"
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{esc(_in_words(chart))}">'
-        f"{_axes(frame, chart)}{lines}"
-        f'<g class="hover" visibility="hidden"><line y1="{TOP}" y2="{HEIGHT - BOTTOM}"/></g></svg>'
-        f'{note}<script type="application/json">{_hover_data(chart, frame)}</script></figure>'
+    return render(
+        "chart.html",
+        chart=chart,
+        curves=[_lines(curve, color % NUM_COLORS, frame, chart) for color, curve in enumerate(chart.curves)],
+        clipped=None if clipped is None else _show(clipped, chart),
+        words=_in_words(chart),
+        hover=_hover_data(chart, frame),
+        **_axes(frame, chart),
     )
 
 
@@ -100,51 +100,40 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
     return [index * gap for index in range(first, last + 1)]
 
 
-def _axes(frame: Frame, chart: Chart) -> str:
-    parts = []
-    ticks = nice_ticks(frame.low, frame.high, 4)
-    gap = ticks[1] - ticks[0]
-    for tick in ticks:
-        if tick > frame.high:
-            continue
-        y = frame.y(tick)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick_label(tick, gap, chart)}</text>')
-    base = HEIGHT - BOTTOM
-    parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>')
-    for tick in nice_ticks(frame.step_low, frame.step_high, 6):
-        if tick != int(tick) or tick > frame.step_high:
-            continue
-        x, label = frame.x(tick), number(tick)
-        anchor = "end" if x + 4 * len(label) > WIDTH else "middle"  # about 8 units a character: stay inside
-        parts.append(f'<text x="{x:.1f}" y="{base + 20}" text-anchor="{anchor}">{label}</text>')
-    parts.append(f'<text x="{LEFT - 8}" y="{base + 20}" text-anchor="end">step</text>')
-    return "".join(parts)
+def _axes(frame: Frame, chart: Chart) -> dict[str, Any]:
+    """Borders of the plot, and ticks with their places and labels."""
+    y_ticks, x_ticks = nice_ticks(frame.low, frame.high, 4), nice_ticks(frame.step_low, frame.step_high, 6)
+    gap = y_ticks[1] - y_ticks[0]
+    labels = [(frame.x(tick), number(tick)) for tick in x_ticks if tick == int(tick) and tick <= frame.step_high]
+    return {
+        "width": WIDTH,
+        "height": HEIGHT,
+        "left": LEFT,
+        "right": WIDTH - RIGHT,
+        "top": TOP,
+        "bottom": HEIGHT - BOTTOM,
+        "y_ticks": [(frame.y(tick), tick_label(tick, gap, chart)) for tick in y_ticks if tick <= frame.high],
+        # About 8 units a character: labels stay inside.
+        "x_ticks": [(x, "end" if x + 4 * len(label) > WIDTH else "middle", label) for x, label in labels],
+    }
 
 
-def _lines(curve: Curve, color: int, frame: Frame) -> str:
-    if len(curve.steps) == 1:
-        x, y = frame.x(curve.steps[0]), frame.y(curve.values[0])
-        return f'<circle class="dot c{color}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>'
-    smooth = f'<path class="smooth c{color}" d="{_path(curve.steps, curve.smooth, frame)}"/>'
-    if curve.smooth == curve.values:
-        return smooth
-    return f'<path class="raw c{color}" d="{_path(curve.steps, curve.values, frame)}"/>{smooth}'
+def _lines(curve: Curve, color: int, frame: Frame, chart: Chart) -> dict[str, Any]:
+    """A dot, or a path through the means and, where they differ, one through the values."""
+    alone = len(curve.steps) == 1
+    return {
+        "color": color,
+        "name": curve.name,
+        "last": _show(curve.smooth[-1], chart),
+        "dot": (frame.x(curve.steps[0]), frame.y(curve.values[0])) if alone else None,
+        "raw": None if curve.smooth == curve.values else _path(curve.steps, curve.values, frame),
+        "smooth": _path(curve.steps, curve.smooth, frame),
+    }
 
 
-def _path(steps: Sequence[int], values: Sequence[float], frame: Frame) -> str:
+def _path(steps: Sequence[int], values: Sequence[float], frame: Frame) -> Markup:
     points = (f"{frame.x(step):.1f} {frame.y(value):.1f}" for step, value in zip(steps, values, strict=True))
-    return "M" + "L".join(points)
-
-
-def _legend(chart: Chart) -> str:
-    keys = []
-    for color, curve in enumerate(chart.curves):
-        name = f"{esc(curve.name)} " if len(chart.curves) > 1 else ""
-        keys.append(
-            f'<span class="key c{color % NUM_COLORS}"><i></i>{name}<b>{_show(curve.smooth[-1], chart)}</b></span>'
-        )
-    return f'<span class="legend">{"".join(keys)}</span>'
+    return Markup("M" + "L".join(points))  # longer than a text may be
 
 
 def tick_label(tick: float, gap: float, chart: Chart) -> str:
@@ -172,7 +161,7 @@ def _in_words(chart: Chart) -> str:
     return f"{chart.title}, steps {first} to {last}: " + "; ".join(ends)
 
 
-def _hover_data(chart: Chart, frame: Frame) -> str:
+def _hover_data(chart: Chart, frame: Frame) -> Markup:
     """The numbers behind the lines, as JSON that cannot end its script element."""
     data = {
         "percent": chart.as_percent,
@@ -189,7 +178,7 @@ def _hover_data(chart: Chart, frame: Frame) -> str:
             for curve in chart.curves
         ],
     }
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    return Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 def _short(value: float) -> float:

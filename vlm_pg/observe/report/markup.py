@@ -1,11 +1,14 @@
-"""Small pieces of HTML and the numbers in them. Every piece of foreign text goes through ``esc``."""
+"""Templates of the page and what stands in them. Every piece of foreign text goes through ``shown``."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from vlm_pg.observe.text import visible
 
@@ -18,21 +21,42 @@ MAX_FIELD_CHARACTERS = 2000
 MAX_NUMBER = 1e100
 
 
-def esc(text: object, limit: int = MAX_FIELD_CHARACTERS) -> str:
+def render(template: str, **values: Any) -> Markup:
+    """A template of this package, filled in; all values but ``Markup`` are ``shown``."""
+    return Markup(_environment().get_template(template).render(values))
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("vlm_pg.observe.report"),
+        autoescape=True,
+        finalize=shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"percent": percent, "number": number, "duration": duration}
+    return environment
+
+
+def shown(text: object, limit: int = MAX_FIELD_CHARACTERS) -> Markup:
     """``text`` as HTML text or attribute value: markup is escaped, control characters become visible symbols.
 
     What is longer than ``limit`` characters is cut, and says so. Lists and mappings stand where a damaged file has them
     in place of a text; what they hold is not shown.
     """
+    if isinstance(text, Markup):
+        return text
     if isinstance(text, list | dict | tuple | set):
-        return f"({type(text).__name__} of {len(text):,})"
+        return Markup(f"({type(text).__name__} of {len(text):,})")
     try:
         words = str(text)
     except ValueError:  # a whole number of thousands of digits
-        return "(a number of too many digits)"
+        return Markup("(a number of too many digits)")
     more = len(words) - limit
-    shown = html.escape(visible(words[:limit]), quote=True)
-    return f"{shown} … {more:,} more characters in the run's files" if more > 0 else shown
+    whole = escape(visible(words[:limit]))
+    return whole + Markup(f" … {more:,} more characters in the run's files") if more > 0 else whole
 
 
 def first(items: Sequence[T], count: int) -> tuple[list[T], int]:
@@ -43,27 +67,6 @@ def first(items: Sequence[T], count: int) -> tuple[list[T], int]:
 def first_entries(mapping: Mapping[K, T], count: int) -> Iterable[tuple[K, T]]:
     """The first ``count`` entries of a mapping."""
     return islice(mapping.items(), count)
-
-
-def section(anchor: str, title: str, body: str, lead: str = "") -> str:
-    """One section of the page; ``title`` and ``lead`` are our own words, ``body`` is finished HTML."""
-    lead_html = f'<p class="lead">{lead}</p>' if lead else ""
-    return f'<section id="{anchor}"><h2>{title}</h2>{lead_html}{body}</section>'
-
-
-def absent(sentence: str) -> str:
-    """What stands where a section has nothing to show."""
-    return f'<p class="absent">{esc(sentence)}</p>'
-
-
-def table(head: list[str], rows: list[list[str]], css_class: str = "") -> str:
-    """A table of finished HTML cells; every column but the first is right-aligned unless the class says otherwise."""
-    head_html = "".join(f"<th>{cell}</th>" for cell in head)
-    rows_html = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return (
-        f'<div class="scroll"><table class="{css_class}"><thead><tr>{head_html}</tr></thead>'
-        f"<tbody>{rows_html}</tbody></table></div>"
-    )
 
 
 def percent(share: float | None, decimals: int = 1) -> str:

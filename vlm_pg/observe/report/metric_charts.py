@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from vlm_pg.observe.report.charts import Chart, draw_chart
 from vlm_pg.observe.report.curves import make_curve
-from vlm_pg.observe.report.markup import absent, section
 from vlm_pg.observe.report.read import RunData, Series
 from vlm_pg.observe.text import one_line
 
@@ -53,29 +53,23 @@ MORE = (
 )
 
 
-def curves_section(run: RunData) -> str:
-    """The section of all curves."""
+def curves_view(run: RunData) -> dict[str, Any]:
+    """The charts of all curves, the main ones first, and the titles of main ones that this run lacks."""
     metrics = dict(run.metrics.of("train"))
     if not metrics:
-        return section(
-            "curves", "Curves", absent(run.missing.get("metrics.jsonl", "No training step has been logged."))
-        )
+        return {"none": run.missing.get("metrics.jsonl", "No training step has been logged."), "lead": ""}
     saved = saved_share(metrics)
     if saved is not None:
         metrics[_SAVED] = saved
-    main = "".join(draw_chart(chart) for chart in planned_charts(MAIN, metrics))
-    more_charts = [*planned_charts(MORE, metrics), *_other_charts(metrics), *_phase_charts(run)]
-    more = ""
-    if more_charts:
-        drawn = "".join(draw_chart(chart) for chart in more_charts)
-        more = f'<details><summary>{len(more_charts)} more curves</summary><div class="charts">{drawn}</div></details>'
-    missing = _missing_sentence(metrics)
-    return section(
-        "curves",
-        "Curves",
-        f'<div class="charts">{main}</div>{missing}{more}',
-        "Strong lines are rolling means, faint lines the values of single steps. Point at a chart to read values.",
-    )
+    more = [*planned_charts(MORE, metrics), *_other_charts(metrics), *_phase_charts(run)]
+    return {
+        "none": "",
+        "lead": "Strong lines are rolling means, faint lines the values of single steps. Point at a chart to read "
+        "values.",
+        "main": [draw_chart(chart) for chart in planned_charts(MAIN, metrics)],
+        "missing": [plan.title for plan in MAIN if not any(_matching(key, metrics) for key in plan.keys)],
+        "more": [draw_chart(chart) for chart in more],
+    }
 
 
 def planned_charts(plans: tuple[Plan, ...], metrics: Mapping[str, Series]) -> list[Chart]:
@@ -134,8 +128,3 @@ def _phase_charts(run: RunData) -> list[Chart]:
             if len(series.steps) > 1:
                 charts.append(_plain_chart(f"{phase}: {key}", series))
     return charts[:_MAX_OTHER_CHARTS]
-
-
-def _missing_sentence(metrics: Mapping[str, Series]) -> str:
-    absent_titles = [plan.title for plan in MAIN if not any(_matching(key, metrics) for key in plan.keys)]
-    return absent("Not logged in this run: " + ", ".join(absent_titles) + ".") if absent_titles else ""

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from vlm_pg.observe.report.markup import (
-    absent,
-    dict_at,
-    duration,
-    esc,
-    first,
-    first_entries,
-    number,
-    number_or_none,
-    percent,
-    section,
-    table,
-)
+from typing import Any
+
+from vlm_pg.observe.report.markup import dict_at, first, first_entries, number_or_none, shown
 from vlm_pg.observe.report.read import RunData
 
 _PHASE_ORDER = ("setup", "eval_before", "prompts", "vision", "rollout", "rewards", "train", "checkpoint", "eval_after")
@@ -33,13 +23,13 @@ _PHASE_NAMES = {
 }
 
 
-def time_section(run: RunData) -> str:
-    """Seconds per phase as one stacked bar with a legend."""
+def time_view(run: RunData) -> dict[str, Any]:
+    """Parts as (name, seconds, share of the total); without any, ``missing`` says why."""
     stated = {key: number_or_none(value) for key, value in first_entries(dict_at(run.summary, "seconds"), _MAX_PHASES)}
     seconds = {key: value for key, value in stated.items() if value is not None and key != "total" and value >= 0}
     if not seconds:
         reason = run.missing.get("summary.json", "summary.json holds no seconds per phase yet.")
-        return section("time", "Where the time went", absent(reason))
+        return {"parts": [], "missing": reason, "total": None}
     names: list[str] = [name for name in _PHASE_ORDER if name in seconds]
     names += sorted(set(seconds) - set(_PHASE_ORDER))
     total = max(stated.get("total") or 0.0, sum(seconds.values()))
@@ -48,18 +38,7 @@ def time_section(run: RunData) -> str:
     if unaccounted > 0.005 * total:
         parts.append(("everything else", unaccounted))
     total = total or 1.0
-    bar = "".join(
-        f'<div class="p{index % 10}" style="width:{100 * value / total:.2f}%" '
-        f'title="{esc(name)}: {duration(value)}"></div>'
-        for index, (name, value) in enumerate(parts)
-    )
-    keys = "".join(
-        f'<li><i class="p{index % 10}"></i><span>{esc(name)}</span><b>{duration(value)}</b>'
-        f"<small>{percent(value / total, 0)}</small></li>"
-        for index, (name, value) in enumerate(parts)
-    )
-    body = f'<div class="card"><div class="stack">{bar}</div><ul class="stack-keys">{keys}</ul></div>'
-    return section("time", "Where the time went", body, f"{duration(total)} in all.")
+    return {"parts": [(name, value, value / total) for name, value in parts], "total": total}
 
 
 def sharing_totals(run: RunData) -> tuple[int, int] | None:
@@ -74,73 +53,35 @@ def sharing_totals(run: RunData) -> tuple[int, int] | None:
     return (int(computed), int(repeated)) if computed > 0 and repeated > 0 else None
 
 
-def sharing_section(run: RunData) -> str:
-    """Tokens computed beside what repeating the prefix for every rollout would have cost."""
+def sharing_view(run: RunData) -> dict[str, Any] | None:
+    """Tokens computed beside what repeating the prefix for every rollout would have cost; None if none were counted."""
     totals = sharing_totals(run)
-    title = "What sharing the prefix saved"
     if totals is None:
-        return section("sharing", title, absent("No tokens have been counted yet."))
+        return None
     computed, repeated = totals
-    ratio, widest = repeated / computed, max(computed, repeated)
-    rows = "".join(
-        f'<div class="set"><div class="set-name">{name}</div><div class="tracks"><div class="track wide">'
-        f'<div class="bar {css_class}" style="width:{100 * tokens / widest:.2f}%"></div></div></div>'
-        f'<div class="set-values">{tokens:,} <small>tok</small></div></div>'
-        for name, css_class, tokens in (
-            ("prefix repeated<small>once per rollout</small>", "before", repeated),
-            ("prefix shared<small>once per group, as here</small>", "after", computed),
-        )
-    )
-    kernel = run.summary.get("attention_kernel")
-    kernel_text = f" Attention kernel: <b>{esc(kernel)}</b>." if kernel else ""
-    text = (
-        f'<p class="hint">Computed: {percent(computed / repeated)} of the tokens that repeating each prefix would '
-        f"have cost. Work that grows with the number of tokens can become at most <b>{ratio:.2f} times</b> faster "
-        f"this way: G(P+R) / (P+GR) for G rollouts of R tokens on a prefix of P.{kernel_text}</p>"
-    )
-    bound = f'<div class="big">{ratio:.2f}×<small>token bound</small></div>'
-    body = f'<div class="card split">{bound}<div>{rows}{text}</div></div>'
-    return section("sharing", title, body)
+    return {
+        "ratio": repeated / computed,
+        "share": computed / repeated,
+        "widest": max(computed, repeated),
+        "rows": (
+            ("prefix repeated", "once per rollout", "before", repeated),
+            ("prefix shared", "once per group, as here", "after", computed),
+        ),
+        "kernel": run.summary.get("attention_kernel"),
+    }
 
 
-def bad_samples_section(run: RunData) -> str:
-    """How many samples could not be used, by reason, with one example each."""
-    title = "Samples that could not be used"
-    if not run.bad_counts:
-        return section("bad", title, '<p class="hint">None: every sample that was read could be used.</p>')
+def bad_samples_view(run: RunData) -> dict[str, Any]:
+    """(reason, how many samples, one of them) of what could not be used, and how many more reasons there are."""
     examples = {str(record.get("reason")): record for record in run.bad_samples}
-    rows = []
     reasons, more = first(list(run.bad_counts.items()), _MAX_REASONS)
-    for reason, count in reasons:
-        example = examples.get(reason, {})
-        where = f'<small class="where">{esc(example.get("where", ""))}</small>' if example else ""
-        rows.append([f"<code>{esc(reason)}</code>", number(count), f"{esc(example.get('message', '–'))} {where}"])
-    if more:
-        rows.append([f"… {more:,} more reasons", "", "see bad_samples.jsonl"])
-    body = table(["reason", "samples", "for example"], rows, "last-left")
-    return section("bad", title, f'<div class="card">{body}</div>', "Left out and counted, never scored.")
+    return {"rows": [(reason, count, examples.get(reason, {})) for reason, count in reasons], "more": more}
 
 
-def settings_section(run: RunData) -> str:
+def settings_view(run: RunData) -> dict[str, Any]:
     """Versions, files of the run, and the resolved configuration."""
-    versions = dict_at(run.summary, "versions")
-    items = "".join(
-        f"<li><span>{esc(name)}</span><b>{esc(version)}</b></li>"
-        for name, version in first_entries(versions, _MAX_VERSIONS)
-    )
-    body = f'<ul class="versions">{items}</ul>' if items else absent("summary.json names no versions yet.")
-    if run.eval_files:
-        listed = ", ".join(
-            f"<code>{esc(name)}</code> ({count:,} lines)" for name, count in first_entries(run.eval_files, _MAX_FILES)
-        )
-        body += f'<p class="hint">Every evaluated answer: {listed}.</p>'
-    for name, count in run.damaged_lines.items():
-        body += absent(f"{name}: {number(count)} line(s) are not JSON and were left out of this report.")
-    for name, count in run.odd.items():
-        body += absent(f"{name}: {number(count)} step(s) or value(s) are no number that a run can have, and left out.")
-    if run.config_text:
-        text = esc(run.config_text, _MAX_CONFIG_CHARACTERS)
-        body += f"<details><summary>config.yaml as resolved</summary><pre>{text}</pre></details>"
-    else:
-        body += absent(run.missing.get("config.yaml", "config.yaml is empty."))
-    return section("settings", "Versions and settings", body)
+    return {
+        "versions": list(first_entries(dict_at(run.summary, "versions"), _MAX_VERSIONS)),
+        "eval_files": list(first_entries(run.eval_files, _MAX_FILES)),
+        "config": run.config_text and shown(run.config_text, _MAX_CONFIG_CHARACTERS),
+    }

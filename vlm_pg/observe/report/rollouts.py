@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.observe.report.markup import absent, dict_at, esc, first, first_entries, number, number_or_none, section
+from markupsafe import Markup
+
+from vlm_pg.observe.report.markup import dict_at, first, first_entries, number, number_or_none, shown
 from vlm_pg.observe.report.read import RunData
 from vlm_pg.observe.report.rollout_index import Encounter, Question, choose_questions
 
@@ -18,47 +20,42 @@ _MAX_STRIP_BYTES = 1_000_000
 _TAG = re.compile(r"(</?(?:think|answer)>)")
 
 
-def rollouts_section(run: RunData) -> str:
+def rollouts_view(run: RunData) -> dict[str, Any]:
     """Cards of questions, each with its frames and its rollouts early and late in training."""
-    title = "Sample rollouts"
-    if "rollouts.jsonl" in run.missing:
-        return section("rollouts", title, absent(run.missing["rollouts.jsonl"]))
-    try:
-        questions = choose_questions(run.folder.rollouts, NUM_QUESTIONS)
-    except OSError as error:
-        return section("rollouts", title, absent(f"rollouts.jsonl cannot be read: {error}"))
-    if not questions:
-        return section("rollouts", title, absent("rollouts.jsonl is empty: no rollouts have been logged."))
+    reason, questions = run.missing.get("rollouts.jsonl", ""), list[Question]()
+    if not reason:
+        try:
+            questions = choose_questions(run.folder.rollouts, NUM_QUESTIONS)
+            reason = "" if questions else "rollouts.jsonl is empty: no rollouts have been logged."
+        except OSError as error:
+            reason = f"rollouts.jsonl cannot be read: {error}"
     top = max((abs(total) for question in questions for total in _totals(question)), default=1.0) or 1.0
-    cards = "".join(_card(run.folder.path, question, top) for question in questions)
     lead = (
         "The same question early and late in training where it came up again; chosen by step and category, "
         "not by how it was answered."
     )
-    return section("rollouts", title, cards, lead)
+    cards = [_card(run.folder.path, question, top) for question in questions]
+    return {"none": reason, "lead": "" if reason else lead, "cards": cards}
 
 
-def _card(run_path: Path, question: Question, top: float) -> str:
+def _card(run_path: Path, question: Question, top: float) -> dict[str, Any]:
     """One question; ``top`` is the largest reward on the page, which fills a square of the group's rewards."""
     record = question.record
-    options = record.get("options")
-    answer = record.get("answer", "")
-    answer = answer if isinstance(answer, str) else esc(answer)
+    answer, options = record.get("answer", ""), record.get("options")
+    answer = answer if isinstance(answer, str) else shown(answer)
     listed, more = first(options if isinstance(options, list) else [], _MAX_OPTIONS)
-    is_gold = [isinstance(option, str) and option.startswith(answer + ".") for option in listed]
-    items = "".join(
-        f'<li class="{"gold" if gold else ""}">{esc(option)}</li>' for option, gold in zip(listed, is_gold, strict=True)
-    )
-    items += f"<li>… {more:,} more options in rollouts.jsonl</li>" if more else ""
-    sides = "".join(_encounter(encounter, top) for encounter in question.encounters)
-    return (
-        f'<article class="card rollout-card">{_strip(run_path, record)}'
-        f'<div class="question"><p>{esc(record.get("question", ""))}</p>'
-        f'<ul class="options">{items}</ul>'
-        f'<p class="meta">gold answer <b>{esc(answer)}</b> · {esc(record.get("category", ""))} · '
-        f"sample <code>{esc(record.get('sample_id', ''))}</code></p></div>"
-        f'<div class="sides n{len(question.encounters)}">{sides}</div></article>'
-    )
+    picture, no_picture = _strip(run_path, record.get("thumbnails"))
+    return {
+        "picture": picture,
+        "no_picture": no_picture,
+        "question": record.get("question", ""),
+        "options": [(option, isinstance(option, str) and option.startswith(answer + ".")) for option in listed],
+        "more_options": more,
+        "answer": answer,
+        "category": record.get("category", ""),
+        "sample_id": record.get("sample_id", ""),
+        "sides": [_side(encounter, top) for encounter in question.encounters],
+    }
 
 
 def _totals(question: Question) -> list[float]:
@@ -67,55 +64,40 @@ def _totals(question: Question) -> list[float]:
     return [total for total in totals if total is not None]
 
 
-def _strip(run_path: Path, record: dict[str, Any]) -> str:
-    """The picture strip as a data URI; only files inside the run's own thumbnails folder are read."""
-    name = record.get("thumbnails")
+def _strip(run_path: Path, name: object) -> tuple[Markup | None, str | None]:
+    """The picture strip in base64, or why there is none; only the run's own thumbnails folder is read."""
     if not isinstance(name, str):
-        return ""
+        return None, None
     folder = (run_path / "thumbnails").resolve()
     try:
         path = (run_path / name).resolve()
         if folder not in path.parents:
-            return absent(f"The picture {name} lies outside the run's folder and is not shown.")
+            return None, f"The picture {name} lies outside the run's folder and is not shown."
         if not path.is_file():
-            return absent(f"The picture {name} is not there any more.")
+            return None, f"The picture {name} is not there any more."
         if path.stat().st_size > _MAX_STRIP_BYTES:
-            return absent(f"The picture {name} is larger than {_MAX_STRIP_BYTES:,} bytes and is not shown.")
-        data = base64.b64encode(path.read_bytes()).decode("ascii")
+            return None, f"The picture {name} is larger than {_MAX_STRIP_BYTES:,} bytes and is not shown."
+        return Markup(base64.b64encode(path.read_bytes()).decode("ascii")), None
     except (OSError, ValueError, RuntimeError) as error:  # a name that is none, links in a circle
-        return absent(f"The picture {name} cannot be read: {error}")
-    return (
-        f'<div class="strip"><img src="data:image/jpeg;base64,{data}" alt="frames that the model saw, in order"></div>'
-    )
+        return None, f"The picture {name} cannot be read: {error}"
 
 
-def _encounter(encounter: Encounter, top: float) -> str:
+def _side(encounter: Encounter, top: float) -> dict[str, Any]:
     totals = [number_or_none(record.get("total")) for record in encounter.rollouts]
     valued = [total for total in totals if total is not None]
-    mean = f"mean reward {sum(valued) / len(valued):.2f}" if valued else "no reward value"
-    dots = "".join(_dot(total, top) for total in totals)
-    shown = _best_and_worst(encounter)
-    rest = [index for index in range(len(encounter.rollouts)) if index not in shown]
-    body = "".join(_response(encounter.rollouts[index]) for index in shown)
-    if rest:
-        others = "".join(_response(encounter.rollouts[index]) for index in rest)
-        body += f"<details><summary>{len(rest)} more of this group</summary>{others}</details>"
-    return (
-        f'<div class="side"><h4>step {encounter.step:,} <span class="dots">{dots}</span>'
-        f"<small>{mean}</small></h4>{body}</div>"
-    )
+    shown_first = _best_and_worst(totals)
+    rest = [index for index in range(len(totals)) if index not in shown_first]
+    return {
+        "step": encounter.step,
+        "dots": [(format(100 * min(max((total or 0.0) / top, 0.0), 1.0), ".0f"), total) for total in totals],
+        "mean": f"mean reward {sum(valued) / len(valued):.2f}" if valued else "no reward value",
+        "shown": [_response(encounter.rollouts[index]) for index in shown_first],
+        "rest": [_response(encounter.rollouts[index]) for index in rest],
+    }
 
 
-def _dot(total: float | None, top: float) -> str:
-    if total is None:
-        return '<i class="none" title="no value"></i>'
-    share = min(max(total / top, 0.0), 1.0)
-    return f'<i style="--fill:{100 * share:.0f}%" title="reward {total:.2f}"></i>'
-
-
-def _best_and_worst(encounter: Encounter) -> list[int]:
+def _best_and_worst(totals: list[float | None]) -> list[int]:
     """Highest and lowest reward of the group (the first of equals); the first two rollouts when all are equal."""
-    totals = [number_or_none(record.get("total")) for record in encounter.rollouts]
     valued = [index for index, total in enumerate(totals) if total is not None]
     if not valued:
         return list(range(min(2, len(totals))))
@@ -124,48 +106,42 @@ def _best_and_worst(encounter: Encounter) -> list[int]:
     return [best, worst] if totals[best] != totals[worst] else valued[:2]
 
 
-def _response(record: dict[str, Any]) -> str:
+def _response(record: dict[str, Any]) -> dict[str, Any]:
     advantage = number_or_none(record.get("advantage"))
     sign = "" if not advantage else "up" if advantage > 0 else "down"
-    advantage_html = (
-        ""
-        if advantage is None
-        else f'<span class="chip {sign}">advantage {format(advantage, "+.2f") if sign else 0}</span>'.replace("-", "−")
-    )
-    notes = dict_at(record, "notes")
-    chips = "".join(
-        _part_chip(name, value, notes) for name, value in first_entries(dict_at(record, "parts"), _MAX_PARTS)
-    )
-    cut = '<span class="chip down">cut off</span>' if record.get("finish_reason") == "length" else ""
-    tokens = f'<span class="chip quiet">{number(number_or_none(record.get("response_tokens")))} tok</span>'
-    response = record.get("response", "")
-    text = highlight(response if isinstance(response, str) else esc(response))
-    return f'<div class="response"><pre>{text}</pre><div class="chips">{chips}{advantage_html}{cut}{tokens}</div></div>'
+    said = "" if advantage is None else format(advantage, "+.2f") if sign else "0"
+    notes, text = dict_at(record, "notes"), record.get("response", "")
+    return {
+        "text": highlight(text if isinstance(text, str) else shown(text)),
+        "parts": [
+            {
+                "name": name,
+                "value": "no value" if number_or_none(value) is None else number(number_or_none(value)),
+                "note": notes.get(name),
+            }
+            for name, value in first_entries(dict_at(record, "parts"), _MAX_PARTS)
+        ],
+        "advantage": said.replace("-", "−"),
+        "sign": sign,
+        "cut_off": record.get("finish_reason") == "length",
+        "tokens": number(number_or_none(record.get("response_tokens"))),
+    }
 
 
-def _part_chip(name: object, value: object, notes: dict[str, Any]) -> str:
-    shown = number_or_none(value)
-    title = f' title="{esc(notes[name])}"' if name in notes else ""
-    text = "no value" if shown is None else number(shown)
-    return f'<span class="chip"{title}>{esc(name)} {text}</span>'
-
-
-def highlight(text: str) -> str:
+def highlight(text: str) -> Markup:
     """A response as HTML: escaped, with think and answer blocks marked; long ones are cut, and say so.
 
     highlight("<answer>A</answer>") ==
         '<span class="tag">&lt;answer&gt;</span><span class="answer">A</span><span class="tag">&lt;/answer&gt;</span>'
     """
-    cut = len(text) - _MAX_RESPONSE_CHARACTERS
-    pieces = []
-    inside = ""
+    span = Markup('<span class="{}">{}</span>')
+    pieces, inside = Markup(), ""
     for piece in _TAG.split(text[:_MAX_RESPONSE_CHARACTERS]):
         if _TAG.fullmatch(piece):
-            pieces.append(f'<span class="tag">{esc(piece)}</span>')
+            pieces += span.format("tag", piece)
             inside = "" if piece.startswith("</") else piece.strip("<>")
         elif piece:
-            words = esc(piece, _MAX_RESPONSE_CHARACTERS)
-            pieces.append(f'<span class="{inside}">{words}</span>' if inside else words)
-    if cut > 0:
-        pieces.append(f'<span class="tag"> … {cut:,} more characters in rollouts.jsonl</span>')
-    return "".join(pieces)
+            words = shown(piece, _MAX_RESPONSE_CHARACTERS)
+            pieces += span.format(inside, words) if inside else words
+    cut = len(text) - _MAX_RESPONSE_CHARACTERS
+    return pieces + span.format("tag", f" … {cut:,} more characters in rollouts.jsonl") if cut > 0 else pieces
