@@ -150,9 +150,6 @@ class RolloutRun(PointsRun[RolloutPoint]):
     def peak_bytes(self, name: str, point: RolloutPoint) -> float:
         return generation_bytes(self.shape, self._work(name, point), self.element_bytes)
 
-    def run_seconds(self, entry: dict[str, Any]) -> float:
-        return float(entry["median_seconds"] + entry["first_token_seconds"])
-
     def medians(self, name: str, point: RolloutPoint, numbers: dict[str, Any]) -> dict[str, Any]:
         whole, first = statistics.median(numbers["seconds"]), statistics.median(numbers["first_seconds"])
         work = self._work(name, point)

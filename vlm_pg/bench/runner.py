@@ -92,10 +92,6 @@ class PointsRun(ABC, Generic[PointT]):
         """Peak memory of one run in bytes, by formula."""
 
     @abstractmethod
-    def run_seconds(self, entry: dict[str, Any]) -> float:
-        """What one run of a contestant took, from its entry in a record."""
-
-    @abstractmethod
     def medians(self, name: str, point: PointT, numbers: dict[str, Any]) -> dict[str, Any]:
         """What its entry says beside the raw numbers."""
 
@@ -203,14 +199,19 @@ class PointsRun(ABC, Generic[PointT]):
         for name, reason in measured["failed"].items():
             self.results.add_skipped(point, name, reason)
         self.results.add_point(record)
-        in_runs = sum(self.runs * self.run_seconds(entry) for entry in record["contestants"].values())
+        in_runs = sum(self.runs * _run_seconds(entry) for entry in record["contestants"].values())
         self.estimator.start_seconds = max(1.0, wall_seconds - in_runs)
         self._learn(point, record)
         print("\n".join(self.lines(record)), flush=True)
 
     def _learn(self, point: PointT, record: dict[str, Any]) -> None:
         for name, entry in record["contestants"].items():
-            self.estimator.learn(name, point, self.run_seconds(entry), entry.get("peak_bytes"))
+            self.estimator.learn(name, point, _run_seconds(entry), entry.get("peak_bytes"))
+
+
+def _run_seconds(entry: dict[str, Any]) -> float:
+    """What one run of a contestant took: of a generation a whole one and one of a single token."""
+    return float(entry["median_seconds"] + entry.get("first_token_seconds", 0.0))
 
 
 def _disturbed(record: dict[str, Any]) -> list[str]:

@@ -156,9 +156,6 @@ class StepRun(PointsRun[StepPoint]):
         activations = activation_bytes(self.shape, work, checkpointing, size, rows, attention_kept=kept)
         return activations + parameter_count(self.shape) * size
 
-    def run_seconds(self, entry: dict[str, Any]) -> float:
-        return float(entry["median_seconds"])
-
     def medians(self, name: str, point: StepPoint, numbers: dict[str, Any]) -> dict[str, Any]:
         return {"median_seconds": statistics.median(numbers["seconds"])}
 

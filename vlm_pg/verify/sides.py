@@ -38,14 +38,17 @@ def run_side(policy: Policy, groups: Sequence[ResponseGroup], backward: Backward
     """Forward and backward over ``groups``; a first run over one of them, which warms up, does not count."""
     backward(policy, groups[:1])
     _forget(policy)
-    (logprobs, seconds), peak_bytes = _peak(lambda: _timed(policy, groups, backward), policy.device)
+    on_gpu = policy.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.empty_cache()
+    (logprobs, seconds), peak = peak_above_baseline(lambda: _timed(policy, groups, backward), on_gpu)
     gradients = {
         name: (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).float().cpu()
         for name, parameter in policy.model.named_parameters()
         if parameter.requires_grad
     }
     _forget(policy)
-    return Side(Values([values.detach().float().cpu() for values in logprobs], gradients), seconds, peak_bytes)
+    return Side(Values([values.detach().float().cpu() for values in logprobs], gradients), seconds, peak.num_bytes)
 
 
 def shared_backward(budget: int) -> Backward:
@@ -57,7 +60,8 @@ def shared_backward(budget: int) -> Backward:
         found: list[torch.Tensor] = []
         for batch in batches:
             tokens = sum(packed_tokens(g.prompt.num_tokens, [len(r) for r in g.responses]) for g in batch)
-            found += _whole(policy, batch) if tokens <= budget else _in_chunks(policy, batch[0], budget)
+            # What is beyond the budget is one group.
+            found += _shared(policy, batch, None if tokens <= budget else max(1, budget - batch[0].prompt.num_tokens))
         return found
 
     return backward
@@ -94,29 +98,19 @@ def _set_attention(policy: Policy, name: str) -> None:
     policy.model.set_attn_implementation({"text_config": name} if policy.family.reads_media else name)
 
 
-def _whole(policy: Policy, groups: Sequence[ResponseGroup]) -> list[torch.Tensor]:
-    scored = policy.logprobs(groups)
-    weighed = [
-        (logprobs * token_weights(index, len(logprobs), policy.device)).sum()
-        for of_group in scored
-        for index, logprobs in enumerate(of_group)
-    ]
-    torch.stack(weighed).sum().backward()
-    return [logprobs.detach() for of_group in scored for logprobs in of_group]
-
-
-def _in_chunks(policy: Policy, group: ResponseGroup, budget: int) -> list[torch.Tensor]:
-    found: dict[int, torch.Tensor] = {}
+def _shared(policy: Policy, groups: Sequence[ResponseGroup], chunk_tokens: int | None) -> list[torch.Tensor]:
+    found: dict[tuple[int, int], torch.Tensor] = {}
 
     def loss_of(chunk: list[list[tuple[int, torch.Tensor]]]) -> torch.Tensor:
         parts = []
-        for index, logprobs in chunk[0]:
-            found[index] = logprobs.detach()
-            parts.append((logprobs * token_weights(index, len(logprobs), policy.device)).sum())
+        for group, responses in enumerate(chunk):
+            for index, logprobs in responses:
+                found[group, index] = logprobs.detach()
+                parts.append((logprobs * token_weights(index, len(logprobs), policy.device)).sum())
         return torch.stack(parts).sum()
 
-    backward_in_chunks(policy, [group], loss_of, max(1, budget - group.prompt.num_tokens))
-    return [found[index] for index in range(len(group.responses))]
+    backward_in_chunks(policy, groups, loss_of, chunk_tokens)
+    return [found[place] for place in sorted(found)]
 
 
 def _alone(policy: Policy, prompt: Prompt, response: torch.Tensor) -> torch.Tensor:
@@ -160,19 +154,6 @@ def _timed(policy: Policy, groups: Sequence[ResponseGroup], backward: Backward) 
     if policy.device.type == "cuda":
         torch.cuda.synchronize(policy.device)
     return found, time.perf_counter() - start
-
-
-def _peak(run: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
-    """Its result, and the most memory it held above what was held before."""
-    if device.type != "cuda":
-        result, peak = peak_above_baseline(run)
-        return result, peak.num_bytes
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    result = run()
-    return result, torch.cuda.max_memory_allocated(device) - before
 
 
 def _forget(policy: Policy) -> None:
