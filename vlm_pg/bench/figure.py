@@ -19,7 +19,7 @@ INK, GRID = "#222222", "#dddddd"
 PANEL_WIDTH, PANEL_HEIGHT, BARS_HEIGHT, HEAD_HEIGHT = 3.8, 2.9, 3.4, 0.85  # inches
 BAR_POINTS = 6
 # Letters stay letters, and equal numbers give an equal file.
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "vlm_pg", "font.family": "sans-serif", "font.size": 9}
+STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "vlm_pg", "font.family": "sans-serif", "font.size": 9}
 STYLE |= {"axes.titlesize": 9, "axes.titleweight": "bold", "text.color": INK, "legend.frameon": False}
 STYLE |= {"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "grid.color": GRID, "axes.edgecolor": GRID}
 STYLE |= {"axes.spines.right": False, "axes.spines.top": False}
@@ -50,28 +50,28 @@ class Kind:
 
 KINDS = {
     "step": Kind(
-        "grouped",
-        "grouped_gain",
-        "transformers-batch",
-        "One group, forward and backward: grouped against {}",
-        "bound by FLOPs",
-        ("prefix",),
-        False,
-        "ratio",
-        "prefix tokens per response token",
-        (("prefix {prefix:,} tokens", "speed-up (times)", "speedup", "flops"),),
+        ours="grouped",
+        gain="grouped_gain",
+        against="transformers-batch",
+        title="One group, forward and backward: grouped against {}",
+        bound="bound by FLOPs",
+        by=("prefix",),
+        in_rows=False,
+        x="ratio",
+        x_label="prefix tokens per response token",
+        panels=(("prefix {prefix:,} tokens", "speed-up (times)", "speedup", "flops"),),
     ),
     "rollout": Kind(
-        "ours",
-        "ours_gain",
-        "transformers-generate",
-        "Generating G responses per prompt: ours against {}",
-        "bound by FLOPs; by keys and values",
-        ("groups", "new_tokens"),
-        True,
-        "prefix",
-        "prefix (tokens)",
-        (
+        ours="ours",
+        gain="ours_gain",
+        against="transformers-generate",
+        title="Generating G responses per prompt: ours against {}",
+        bound="bound by FLOPs; by keys and values",
+        by=("groups", "new_tokens"),
+        in_rows=True,
+        x="prefix",
+        x_label="prefix (tokens)",
+        panels=(
             ("tokens/s: {new_tokens} new tokens, {groups} group{s}", "times as fast", "throughput", "flops"),
             ("peak memory: {new_tokens} new tokens, {groups} group{s}", "times less memory", "memory", "kv_bytes"),
         ),
@@ -157,6 +157,7 @@ def _rows(kind: Kind, compared: list[dict[str, Any]], against: str) -> list[list
 def _draw(kind: Kind, title: str, results: dict[str, Any], rows: list[list[Panel]]) -> Any:
     """Panels in rows and, of training, bars of peak memory below them."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.lines import Line2D
 
     bars = [] if kind.in_rows else [point for point in results["points"] if _peaks(point)][:BAR_POINTS]
@@ -167,8 +168,8 @@ def _draw(kind: Kind, title: str, results: dict[str, Any], rows: list[list[Panel
     counts = sorted({count for _, _, lines in panels for count in lines})
     colors = {count: COLORS[place % len(COLORS)] for place, count in enumerate(counts)}
     top = 0.0 if kind.in_rows else max(map(_top, panels))
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
-    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - HEAD_HEIGHT / height))
+    layout = ConstrainedLayoutEngine(rect=(0, 0, 1, 1 - HEAD_HEIGHT / height))
+    figure = Figure(figsize=(width, height), layout=layout, facecolor="white")
     grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
     for place, row in enumerate(rows):
         for column, panel in enumerate(row):

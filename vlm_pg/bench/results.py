@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,11 @@ class Results:
         self.data["points"].append(measured)
         self.save()
 
-    def add_skipped(self, point: Point, contestant: str, reason: str) -> None:
-        """Write down that a contestant was not measured at a point."""
-        self.data["skipped"].append({**point.identity, "contestant": contestant, "reason": reason})
+    def add_skipped(self, point: Point, reasons: Mapping[str, str]) -> None:
+        """Write down which contestants were not measured at a point, and why."""
+        self.data["skipped"] += [
+            {**point.identity, "contestant": name, "reason": reason} for name, reason in reasons.items()
+        ]
         self.save()
 
     def forget_skipped(self, point: Point) -> None:

@@ -121,8 +121,7 @@ class PointsRun(ABC, Generic[PointT]):
             plan = self._plan(point)
             head = f"[{index + 1}/{len(todo)}] {point}"
             self.results.forget_skipped(point)
-            for name, reason in plan.skipped.items():
-                self.results.add_skipped(point, name, reason)
+            self.results.add_skipped(point, plan.skipped)
             if not plan.contestants:
                 print(f"{head}: left out, {next(iter(plan.skipped.values()), 'no contestant can run')}", flush=True)
                 continue
@@ -190,14 +189,12 @@ class PointsRun(ABC, Generic[PointT]):
             patience = max(LEAST_PATIENCE_SECONDS, PATIENCE * plan.seconds)
             measured = run_worker(spec | {"case": self.case, "contestants": runs}, patience)
         except WorkerKilled as killed:
-            for name in plan.contestants:
-                self.results.add_skipped(point, name, str(killed))
+            self.results.add_skipped(point, dict.fromkeys(plan.contestants, str(killed)))
             print(f"  no result: {killed}", flush=True)
             return
         wall_seconds = time.monotonic() - before
         record = self.summarise(point, measured)
-        for name, reason in measured["failed"].items():
-            self.results.add_skipped(point, name, reason)
+        self.results.add_skipped(point, measured["failed"])
         self.results.add_point(record)
         in_runs = sum(self.runs * _run_seconds(entry) for entry in record["contestants"].values())
         self.estimator.start_seconds = max(1.0, wall_seconds - in_runs)

@@ -93,7 +93,7 @@ def test_reasons_stay_until_their_point_is_tried_again(tmp_path: Path, monkeypat
     results = Results.start(path, SETTINGS, "first", "step")
     results.add_point(_record())
     for point in (measured, tried, other):
-        results.add_skipped(point, "transformers-sequential", "too long")
+        results.add_skipped(point, {"transformers-sequential": "too long"})
     run = _run(path, "--budget-minutes", "1e-9", "--contestants", "grouped", "transformers-sequential")
     monkeypatch.setattr(run, "_measure", pytest.fail)
     run.measure([measured, tried])
