@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from vlm_pg.errors import VlmPgError
-from vlm_pg.observe.files import append, json_line, keep_json_lines
+from vlm_pg.files import append, json_line, keep_json_lines
 from vlm_pg.observe.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)

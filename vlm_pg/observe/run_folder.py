@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.errors import ConfigError
-from vlm_pg.observe.files import write_bytes_atomic, write_json_atomic
+from vlm_pg.files import write_bytes_atomic, write_json_atomic
 from vlm_pg.observe.run_lock import LOCK
 
 _OWN_FILES = ("config.yaml", "metrics.jsonl", "rollouts.jsonl", "bad_samples.jsonl", "summary.json", "report.html")

@@ -18,11 +18,11 @@ from vlm_pg.algorithms.allocation import fits, questions_needed
 from vlm_pg.algorithms.kl import kl_penalty
 from vlm_pg.algorithms.pruning import num_kept
 from vlm_pg.config import RunConfig
+from vlm_pg.distributed import gather_objects, sum_over_ranks
 from vlm_pg.media.controls import shuffle_frames
 from vlm_pg.models.policy import Policy
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.scoring import score
-from vlm_pg.training.distributed import gather_objects, sum_over_ranks
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.generation import Generation
 from vlm_pg.training.group_advantages import (
@@ -243,7 +243,7 @@ class Collector:
                 add_parts(group, {"kl": [-algorithm.kl_coef * float(values.sum()) for values in of_group]})
                 for group, of_group in zip(groups, kl, strict=True)
             ]
-        groups = advantage_groups(groups, algorithm, self.rewarder.weights)
+        groups = advantage_groups(groups, algorithm, self.rewarder.weights, self.engine.ranks)
         if self._kl_in_reward and algorithm.kl_in == "token_reward":
             groups = token_advantage_groups(groups, kl, algorithm, self.policy.device)
         return prune_groups(groups, algorithm, f"{self.config.run.seed}/{step}")

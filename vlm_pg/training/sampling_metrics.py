@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vlm_pg.distributed import gather_objects, max_over_ranks, sum_over_ranks
+from vlm_pg.memory import GIB
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.engine import RolloutEngine
-from vlm_pg.rollout.memory import GIB
-from vlm_pg.training.distributed import gather_objects, max_over_ranks, sum_over_ranks
 from vlm_pg.training.generation import Generation
 
 if TYPE_CHECKING:

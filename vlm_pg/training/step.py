@@ -11,12 +11,12 @@ import torch
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.algorithms.weights import response_token_weights
 from vlm_pg.batching.plan import plan_micro_batches, tree_tokens
+from vlm_pg.distributed import max_over_ranks, sum_over_ranks
 from vlm_pg.models.packing import repeated_tokens
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.prompt_tree import shared_tokens
 from vlm_pg.training.behaviour import LogprobsSource, behaviour_logprobs, mismatch_metrics
 from vlm_pg.training.calls import agreed_places
-from vlm_pg.training.distributed import max_over_ranks, sum_over_ranks
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.passes import Passes, StepSums
 from vlm_pg.training.vision_leaves import VisionLeaves

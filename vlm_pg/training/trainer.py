@@ -11,6 +11,7 @@ import torch
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
+from vlm_pg.distributed import gather_objects, sum_over_ranks
 from vlm_pg.errors import SampleError, TooManyBadSamples, VlmPgError
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
@@ -28,7 +29,6 @@ from vlm_pg.threads import CoreWatch, waiting_warning
 from vlm_pg.training import checkpoints
 from vlm_pg.training.behaviour import mismatch_due, mismatch_warning
 from vlm_pg.training.collect import Collector, StepBatch
-from vlm_pg.training.distributed import gather_objects, rank, sum_over_ranks, world_size
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.generation import Generation, control_engine, make_rollout_engine
 from vlm_pg.training.group_advantages import trains
@@ -114,6 +114,7 @@ class Trainer:
             config.training.prompts_per_step,
             self._record_bad,
             stop.between_tokens,
+            engine.ranks,
         )
         in_loss = config.algorithm.kl_in == "loss"
         self.collector = Collector(
@@ -200,7 +201,7 @@ class Trainer:
 
     def _keep_finished_steps(self) -> None:
         """Saving is for all ranks together, and with several the others may still be waiting for their answers."""
-        if world_size() > 1:
+        if self.engine.ranks.world_size > 1:
             return
         try:
             if self._presence is not None:
@@ -303,8 +304,7 @@ class Trainer:
     def save(self) -> None:
         """Write the checkpoint of the step just finished, unless it is there already, and remove the oldest ones."""
         path = checkpoints.checkpoint_path(self.folder.checkpoints, self.progress.step)
-        # A network file system may show ranks different things.
-        if gather_objects(checkpoints.problem_with(path) if rank() == 0 else None)[0] is None:
+        if self.engine.ranks.first_says(lambda: checkpoints.problem_with(path)) is None:
             return
         with self.phases.timed("checkpoint"):
             state: dict[str, Any] = {
@@ -317,7 +317,7 @@ class Trainer:
                 "data": self._digests,
             }
             save_checkpoint(self.folder.checkpoints, self.progress.step, self.policy, self.engine, state)
-            if rank() == 0:
+            if self.engine.ranks.is_first:
                 checkpoints.prune(self.folder.checkpoints, self.config.training.keep_checkpoints)
         if not isinstance(self.rollouts, RolloutEngine):
             self.rollouts.use_checkpoint(path)

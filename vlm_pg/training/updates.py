@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 
 from vlm_pg.config import RunConfig
+from vlm_pg.distributed import gather_objects, sum_over_ranks
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.scoring import score
-from vlm_pg.training.distributed import gather_objects, rank, sum_over_ranks
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.group_advantages import trains
 from vlm_pg.training.step import update_policy
@@ -58,7 +58,7 @@ def run_updates(
         groups = _scored(engine, groups, config)
     values: list[dict[str, float]] = []
     counts = gather_objects(len(groups))
-    parts = [part_of(place, rank(), counts, algorithm.minibatches) for place in range(len(groups))]
+    parts = [part_of(place, engine.ranks.rank, counts, algorithm.minibatches) for place in range(len(groups))]
     for _ in range(algorithm.num_iterations):
         for number in range(algorithm.minibatches):
             chosen = [group for group, part in zip(groups, parts, strict=True) if part == number]

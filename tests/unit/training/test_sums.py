@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-from vlm_pg.training.distributed import max_over_ranks, sum_over_ranks
+from vlm_pg.distributed import max_over_ranks, sum_over_ranks
 from vlm_pg.training.passes import StepSums
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
 
-from vlm_pg.observe.files import write_bytes_atomic
+from vlm_pg.files import write_bytes_atomic
 from vlm_pg.observe.report.accuracy import accuracy_section
 from vlm_pg.observe.report.curves import window_of
 from vlm_pg.observe.report.markup import dict_at, duration, esc, number_or_none, percent

@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 import yaml
 
 from vlm_pg.errors import ConfigError
-from vlm_pg.observe.files import parse_json_line
+from vlm_pg.files import parse_json_line
 from vlm_pg.observe.metrics import RESERVED_KEYS
 from vlm_pg.observe.report.markup import number_or_none
 from vlm_pg.observe.run_folder import RunFolder
