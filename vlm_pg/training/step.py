@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 
+from vlm_pg.algorithms.kl import KL
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.algorithms.weights import response_token_weights
 from vlm_pg.batching.plan import plan_micro_batches, tree_tokens
@@ -183,4 +184,4 @@ def _count_sharing(tally: Tally, groups: Sequence[RolloutGroup], in_one_tree: in
     tally.add(SHARING_RATIO_BOUND, repeated, in_one_tree)
     tally.add(PROMPT_TOKENS, sum(prompts), len(groups))
     tally.add(GENERATIONS, sum(map(len, lengths)), len(groups))
-    tally.add(GROUPS_CHUNKED, 0)  # known where there are none, too
+    tally.add_all({GROUPS_CHUNKED: 0, KL: 0}, 0)  # known where there are none, too

@@ -261,6 +261,8 @@ class Trainer:
             # A server's rollouts are scored by the trainer, which would be compared with itself.
             measure_mismatch=isinstance(self.rollouts, RolloutEngine) and mismatch_due(self.config.rollout, step),
         )
+        if self._reference_in_loss is None:
+            values.pop("kl")  # of the reward, if anywhere
         warning = mismatch_warning(values)
         if warning is not None:
             self.console.warn(f"step {step}: {warning}")
