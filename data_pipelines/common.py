@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from vlm_pg.data.folders import data_folder
 from vlm_pg.errors import ConfigError, SampleError, VlmPgError
+from vlm_pg.files import write_bytes_atomic
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.types import RewardBreakdown, Sample
 
@@ -108,20 +109,7 @@ def write_manifest(folder: Path, arguments: Mapping[str, Any], files: Mapping[st
         files: name -> number of records of each file that readers need.
     """
     content = {"fingerprint": fingerprint(arguments), "arguments": dict(arguments), "files": dict(files)}
-    write_text(folder / MANIFEST, json.dumps(content, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file that appears whole or not at all. Raises UnicodeEncodeError for text that is no Unicode."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_bytes_atomic(folder / MANIFEST, (json.dumps(content, indent=2) + "\n").encode())
 
 
 @contextmanager

@@ -10,7 +10,6 @@ on), ``eval_unseen.jsonl`` (clips of the held-out orders) and ``clips/``. Equal 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from data_pipelines.flashes import (
 )
 from vlm_pg.data.records import write_records
 from vlm_pg.errors import ConfigError
+from vlm_pg.files import replacing
 from vlm_pg.types import MediaRef, Sample
 
 SOURCE = "flashes"
@@ -118,12 +118,8 @@ def to_sample(clip: Clip, sample_id: str, media: MediaRef, category: str) -> Sam
 
 def write_clip(clip: Clip, path: Path) -> None:
     """Write one mp4 that appears whole or not at all."""
-    unfinished = path.with_name(f".{path.stem}.{os.getpid()}.unfinished")
-    try:
-        encode_mp4(draw(clip), unfinished)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replacing(path, durable=False) as file:
+        encode_mp4(draw(clip), Path(file.name))
 
 
 def _clear(out: Path) -> None:

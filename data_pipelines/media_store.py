@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vlm_pg.data.embedded import Embedded
 from vlm_pg.errors import ConfigError, SampleError
+from vlm_pg.files import write_bytes_atomic
 from vlm_pg.media.content import HEAD_BYTES, shown_head, stored_as
 
 FOLDER = "unpacked"
@@ -62,13 +62,8 @@ class MediaStore:
 
 
 def _write_once(path: Path, data: bytes) -> None:
-    """The file appears whole or not at all; one that is there whole is left as it is."""
+    """One that is there whole is left as it is."""
     if path.is_file() and path.stat().st_size == len(data):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        unfinished.write_bytes(data)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_bytes_atomic(path, data, durable=False)

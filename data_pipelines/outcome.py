@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_pipelines.common import gold_faults, progress, write_text
+from data_pipelines.common import gold_faults, progress
 from vlm_pg.data.bad import line_of
 from vlm_pg.data.records import write_records
 from vlm_pg.errors import SampleError
+from vlm_pg.files import write_bytes_atomic, write_json_atomic
 from vlm_pg.media.paths import resolve
 from vlm_pg.types import BadSample, Sample
 
@@ -70,7 +70,7 @@ class Outcome:
             samples = self.train if name == "train" else self.evaluation
             write_records(out / f"{name}.jsonl", samples)
             files[f"{name}.jsonl"] = len(samples)
-        write_text(out / "refused.jsonl", _in_unicode("".join(map(line_of, self.refused))))
+        write_bytes_atomic(out / "refused.jsonl", "".join(map(line_of, self.refused)).encode(errors="backslashreplace"))
         kept = [*self.train, *self.evaluation]
         report = {
             **inputs,
@@ -82,7 +82,7 @@ class Outcome:
             "left_out": self.left_out,
             "refused": Counter(bad.reason for bad in self.refused),
         }
-        write_text(out / "report.json", _in_unicode(json.dumps(report, indent=2, ensure_ascii=False) + "\n"))
+        write_json_atomic(out / "report.json", report)
         return {**files, "refused.jsonl": len(self.refused)}
 
     def summary(self) -> str:
@@ -94,11 +94,6 @@ class Outcome:
             example = next(bad for bad in self.refused if bad.reason == reason)
             lines.append(f"refused  {count:6}  {reason}, for example {example.sample_id}: {example.message}")
         return "\n".join(lines)
-
-
-def _in_unicode(json_text: str) -> str:
-    """Lone surrogates, as names of files that are not UTF-8 hold, as JSON's escapes, which are read back equal."""
-    return json_text.encode(errors="backslashreplace").decode()
 
 
 def data_type(sample: Sample) -> str:

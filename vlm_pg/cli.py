@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code. Errors the user can put right are printed; bugs raise."""
     arguments = _parse(argv)
     # Here, so that --help has even less to import.
-    from vlm_pg.observe.files import file_errors_explained
+    from vlm_pg.files import file_errors_explained
     from vlm_pg.observe.text import visible
 
     try:
@@ -129,8 +129,8 @@ def _train(arguments: argparse.Namespace) -> int:
     from vlm_pg.config import load_config
 
     config = load_config(arguments.config, arguments.overrides)
-    from vlm_pg.observe.files import file_errors_explained
-    from vlm_pg.training.distributed import end_rank
+    from vlm_pg.distributed import end_rank
+    from vlm_pg.files import file_errors_explained
     from vlm_pg.training.main import train
 
     with file_errors_explained(Path(config.run.dir)):

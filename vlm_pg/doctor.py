@@ -15,12 +15,13 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
+from vlm_pg.memory import GIB, host_bytes
+
 Status = Literal["ok", "note", "missing"]
 INSTALL = "Run bash scripts/train_video.sh, which installs it, or pip install -c constraints.txt -e ."
 MIN_PYTHON = (3, 11)
 MIN_FREE_GIB = 5.0
 _MARKS: dict[Status, str] = {"ok": "ok     ", "note": "note   ", "missing": "MISSING"}
-_GIB = 1024.0**3
 
 _PACKAGE = "vlm-pg"
 # Checked by importing them.
@@ -77,9 +78,8 @@ def _machine() -> Iterator[Finding]:
     )
     yield Finding("system", "ok", f"{platform.system()} {platform.release()} {platform.machine()}")
     yield Finding("cores", "ok", f"{_usable_cores()} usable of {os.cpu_count()}")
-    page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
-    yield Finding("memory", "ok", f"{page * pages / _GIB:.1f} GiB in all")
-    free_gib = shutil.disk_usage(Path.cwd()).free / _GIB
+    yield Finding("memory", "ok", f"{host_bytes() / GIB:.1f} GiB in all")
+    free_gib = shutil.disk_usage(Path.cwd()).free / GIB
     roomy = free_gib >= MIN_FREE_GIB
     yield Finding(
         "disk",
@@ -145,7 +145,7 @@ def _devices_and_kernels() -> Iterator[Finding]:
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
             capability = f"{properties.major}.{properties.minor}"
-            memory = f"{properties.total_memory / _GIB:.0f} GiB"
+            memory = f"{properties.total_memory / GIB:.0f} GiB"
             yield Finding(f"GPU {index}", "ok", f"{properties.name}, {memory}, compute capability {capability}")
         device, dtype = torch.device("cuda"), torch.bfloat16
     else:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import torch
 
 from tests.support.groups import make_case, tiny_policy
+from vlm_pg.distributed import RankLayout, disconnect, end_rank
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect
-from vlm_pg.training.distributed import disconnect, end_rank, rank
 from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.types import Prompt
 
@@ -49,15 +49,16 @@ def tokens_of(rollouts: RolloutEngine, prompts: Sequence[Prompt], step: int) -> 
 def main(out: str, deepspeed_config: str, gather: str, rounds: int, family: str) -> None:
     torch.set_num_threads(1)
     connect()
+    ranks = RankLayout.here()
     policy = policy_with_many_stops(family)
     settings = TrainingSettings(steps=1, engine="deepspeed", deepspeed_config=deepspeed_config)
-    engine = DeepSpeedEngine(policy, settings, gather)
-    prompts, rollouts = prompts_of(policy, rank()), rollouts_of(policy)
+    engine = DeepSpeedEngine(policy, settings, ranks, gather)
+    prompts, rollouts = prompts_of(policy, ranks.rank), rollouts_of(policy)
     said = []
     for step in range(rounds):
         with engine.generation():
             said.append(tokens_of(rollouts, prompts, step))
-    with open(f"{out}.{rank()}", "w") as file:
+    with open(f"{out}.{ranks.rank}", "w") as file:
         json.dump(said, file)
     disconnect()
 

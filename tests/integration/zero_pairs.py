@@ -17,8 +17,8 @@ import vlm_pg.training.main as training
 import vlm_pg.training.passes as passes
 from tests.support.runs import read_lines
 from vlm_pg.config import load_config
+from vlm_pg.distributed import RankLayout, barrier, disconnect, end_rank, sum_over_ranks
 from vlm_pg.training.deepspeed_engine import connect
-from vlm_pg.training.distributed import barrier, disconnect, end_rank, rank, sum_over_ranks
 
 idle_passes = 0
 original_nothing = passes._nothing
@@ -37,7 +37,7 @@ def run(folder: Path, place: int, overrides: list[str]) -> None:
     config = load_config(folder / "run.yaml", [*overrides, f"run.dir={where}"])
     assert training.train(config) == 0
     idle = sum_over_ranks({"idle": float(idle_passes)}, torch.device("cpu"))["idle"]
-    if rank() == 0:
+    if RankLayout.here().is_first:
         norms = [line["grad_norm"] for line in read_lines(where / "metrics.jsonl")]
         print(json.dumps({"run": overrides, "idle": idle, "grad_norms": norms}), flush=True)
     barrier()
@@ -51,7 +51,8 @@ if __name__ == "__main__":
     folder, runs = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
     torch.set_num_threads(1)
     connect()
-    training._connect = training.disconnect = _nothing  # type: ignore[assignment]
+    training.connect = lambda config: RankLayout.here()
+    training.disconnect = _nothing  # type: ignore[assignment]
     passes._nothing = _counted_nothing
     for place, overrides in enumerate(runs):
         run(folder, place, overrides)

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 from tests.support.zero_cases import STEPS, ZeroCase, case_policy, train, training_settings
+from vlm_pg.distributed import RankLayout, barrier, disconnect, end_rank
 from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect
-from vlm_pg.training.distributed import barrier, disconnect, end_rank, rank, world_size
 
 STOP_AFTER = 3
 
@@ -24,28 +24,29 @@ STOP_AFTER = 3
 def run(case: ZeroCase, out: Path, own_cpu_adam: bool) -> None:
     folder = out.with_suffix("")
     file = folder / "deepspeed.json"
-    if rank() == 0:
+    ranks = RankLayout.here()
+    if ranks.is_first:
         folder.mkdir(parents=True)
         file.write_text(json.dumps(case.deepspeed(own_cpu_adam)))
     barrier()
     settings = training_settings(engine="deepspeed", deepspeed_config=str(file))
-    engine = DeepSpeedEngine(case_policy(case), settings)
-    done = train(engine, case, range(STOP_AFTER), rank(), world_size())
+    engine = DeepSpeedEngine(case_policy(case), settings, ranks)
+    done = train(engine, case, range(STOP_AFTER), ranks.rank, ranks.world_size)
     engine.save_optimizer(folder)
     state = weights(engine)
-    for name, value in train(engine, case, range(STOP_AFTER, STEPS), rank(), world_size()).items():
+    for name, value in train(engine, case, range(STOP_AFTER, STEPS), ranks.rank, ranks.world_size).items():
         done[name] += value
     after = weights(engine)
-    resumed = DeepSpeedEngine(case_policy(case, state), settings)
+    resumed = DeepSpeedEngine(case_policy(case, state), settings, ranks)
     resumed.load_optimizer(folder)
-    train(resumed, case, range(STOP_AFTER, STEPS), rank(), world_size())
+    train(resumed, case, range(STOP_AFTER, STEPS), ranks.rank, ranks.world_size)
     again = weights(resumed)
-    if rank() == 0:
+    if ranks.is_first:
         same = all(torch.equal(after[name], again[name]) for name in after)
         metadata = {name: str(value) for name, value in done.items()} | {"resumed_equal": str(same)}
         save_file(after, out, metadata=metadata | {"description": engine.description})
     barrier()
-    if rank() == 0:
+    if ranks.is_first:
         shutil.rmtree(folder)
 
 

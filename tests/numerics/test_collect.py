@@ -12,7 +12,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.rewards.response import Response
 from vlm_pg.training.collect import FULL_ENOUGH
 from vlm_pg.training.group_advantages import all_tokens, kept_tokens
-from vlm_pg.training.group_metrics import group_metrics, group_sums
+from vlm_pg.training.group_metrics import group_metrics
 from vlm_pg.training.updates import run_updates
 from vlm_pg.types import ResponseGroup, RolloutGroup
 
@@ -53,7 +53,7 @@ def test_groups_without_spread_are_replaced_by_further_questions() -> None:
     assert batch.counts == {"resampled_groups": 6.0, "unfilled_groups": 0.0, "questions": 10.0}
     assert sorted(number_of(g) for g in batch.sampled) == list(range(10))
     assert [number_of(g) for g in collector.collect(2, 0).groups] == [12, 15, 18, 21]
-    metrics = group_metrics([group_sums(batch.sampled, batch.groups)])
+    metrics = group_metrics(batch.sampled, batch.groups)
     assert metrics["groups_without_spread"] == pytest.approx(0.6)
 
 
@@ -72,7 +72,7 @@ def test_pruning_keeps_the_largest_advantages_of_each_question() -> None:
     config = tiny_config({"prune_rate": 0.5, "prune_fill": False})
     batch = made_up_collector(tiny_policy(), config, by_place).collect(1, 0)
     assert [group.kept for group in batch.groups] == [(1.0, 0.0, 0.0, 1.0)] * 4
-    metrics = group_metrics([group_sums(batch.sampled, batch.groups)])
+    metrics = group_metrics(batch.sampled, batch.groups)
     assert metrics["pruned_share"] == 0.5
     assert metrics["kept_tokens"] == sum(kept_tokens(group) for group in batch.groups)
 
@@ -117,7 +117,7 @@ def test_a_correction_counts_groups_of_which_nothing_was_drawn() -> None:
         assert flat and all(not any(group.kept) for group in flat)
         if not fill:
             assert len(batch.groups) == 4
-            metrics = group_metrics([group_sums(batch.sampled, batch.groups)])
+            metrics = group_metrics(batch.sampled, batch.groups)
             assert metrics["pruned_share"] == pytest.approx(
                 sum(weight == 0 for group in batch.groups for weight in group.kept) / 16
             )
@@ -147,7 +147,7 @@ def test_spread_is_that_of_the_task_whatever_the_kl_adds() -> None:
     )
     batch = collector.collect(1, 0)
     assert len({reward.total for reward in batch.groups[0].rewards}) > 1
-    assert group_metrics([group_sums(batch.sampled, batch.groups)])["groups_without_spread"] == 1.0
+    assert group_metrics(batch.sampled, batch.groups)["groups_without_spread"] == 1.0
 
 
 def test_pruning_ranks_by_the_advantages_that_train() -> None:

@@ -12,11 +12,12 @@ import torch
 from tests.support.groups import KINDS, Case, make_case, plain_model, positions_4P, tiny_policy
 from tests.support.tiny import FAMILY_NAMES, VL_FAMILY_NAMES
 from vlm_pg.errors import ConfigError
+from vlm_pg.memory import GIB
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.cohort import Cohort
 from vlm_pg.rollout.decode import DecodeContext
 from vlm_pg.rollout.engine import RolloutEngine, stop_token_ids
-from vlm_pg.rollout.memory import GIB, TokenCosts
+from vlm_pg.rollout.memory import TokenCosts
 from vlm_pg.rollout.prefill import Prefill
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import Prompt, ResponseGroup, Rollout

@@ -10,8 +10,8 @@ import torch
 import trl
 
 from tests.support.trl import Recorded, assert_equal_training
+from vlm_pg.distributed import end_rank
 from vlm_pg.integrations.trl import GroupedGRPOTrainer
-from vlm_pg.training.distributed import end_rank
 
 
 def main(folder: Path) -> None:

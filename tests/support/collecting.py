@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.support.groups import make_case
 from vlm_pg.config import RunConfig
+from vlm_pg.distributed import ALONE
 from vlm_pg.models.policy import Policy
 from vlm_pg.rewards.response import Response
 from vlm_pg.rollout.engine import RolloutEngine
@@ -105,6 +106,7 @@ def made_up_collector(
         config.training.prompts_per_step,
         lambda tried, bad: None,
         lambda: False,
+        ALONE,
     )
     rollouts = RolloutEngine(policy, config.rollout, config.run.seed)
     generation = Generation(rollouts, control_engine(config, policy, lambda: False))

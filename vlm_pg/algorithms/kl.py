@@ -8,6 +8,9 @@ import torch
 
 from vlm_pg.algorithms.ratios import LOG_RATIO_CLAMP, require_same_length
 from vlm_pg.algorithms.settings import KlEstimator
+from vlm_pg.metrics import KL_CHART, Metric
+
+KL = Metric("kl", "nat per token", chart=KL_CHART)
 
 
 def kl_penalty(

@@ -14,6 +14,20 @@ import torch
 
 from vlm_pg.algorithms.ratios import LOG_RATIO_CLAMP, log_ratios, require_same_length
 from vlm_pg.algorithms.settings import LossKind, RatioLevel
+from vlm_pg.metrics import Chart, Metric
+
+_CLIPPED = Chart("Clipped tokens", 12, as_percent=True)
+_EXTREMES = Chart("Extreme ratios", 13)
+# Tokens whose gradient clipping removed, at the lower and at the upper bound or ``dual_clip`` (``cispo``: whose ratio
+# counts as the bound).
+CLIP_LOW = Metric("clip_low", "share of response tokens", chart=_CLIPPED)
+CLIP_HIGH = Metric("clip_high", "share of response tokens", chart=_CLIPPED)
+# Of the tokens' ratios before clipping.
+RATIO_MEAN = Metric("ratio_mean", "policy / rollout probability")
+RATIO_MAX = Metric("ratio_max", "policy / rollout probability", "largest", _EXTREMES)
+RATIO_MIN = Metric("ratio_min", "policy / rollout probability", "smallest", _EXTREMES)
+# k3 estimate of KL(behaviour || policy).
+BEHAVIOUR_KL = Metric("behaviour_kl", "nat per token")
 
 
 def policy_loss(
@@ -30,7 +44,7 @@ def policy_loss(
     dual_clip: float | None = None,
     log_ratio_clamp: float = LOG_RATIO_CLAMP,
     importance: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+) -> tuple[torch.Tensor, dict[Metric, torch.Tensor]]:
     """-sum(weights * importance * term) over all tokens, with the term of one token, r being its ratio:
 
     ``clip``: min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A) (PPO, arXiv 1707.06347, equation 7; separate bounds
@@ -57,12 +71,8 @@ def policy_loss(
         importance: [R_total] factor of each token's term, see ``importance_weights``; no gradient flows into it.
 
     Returns:
-        The scalar loss, and detached float32 scalars beside it. To combine micro-batches add all of them up, except
-        ``ratio_max`` and ``ratio_min``, of which the largest and the smallest count (no tokens: 0 and infinity).
-        ``tokens``; ``clipped_low`` and ``clipped_high``: tokens whose gradient clipping removed, at the lower and at
-        the upper bound or ``dual_clip`` (``cispo``: tokens with an advantage whose ratio counts as the bound);
-        ``ratio_sum``, ``ratio_max``, ``ratio_min``: over the tokens' ratios before clipping; ``behaviour_kl_sum``: k3
-        estimate of KL(behaviour || policy) in nats, from each token's own ratio at either level.
+        The scalar loss, and detached float32 scalars beside it, added up over the tokens: what a metric is the mean of,
+        or its extreme. At either level of ratios ``behaviour_kl`` comes from each token's own.
 
     Raises:
         ValueError: shapes or lengths do not fit, ``loss`` or ``ratio_level`` is unknown, or ``cispo`` is given a
@@ -97,23 +107,22 @@ def policy_loss(
                 high = high | ((ratio > dual_clip) & (advantages < 0))
         own_log_ratio = log_ratios(policy_logprobs, behaviour_logprobs, lengths, "token", log_ratio_clamp)
         metrics = {
-            "clipped_low": low.sum().float(),
-            "clipped_high": high.sum().float(),
-            "behaviour_kl_sum": (torch.expm1(own_log_ratio) - own_log_ratio).sum().float(),
+            CLIP_LOW: low.sum().float(),
+            CLIP_HIGH: high.sum().float(),
+            BEHAVIOUR_KL: (torch.expm1(own_log_ratio) - own_log_ratio).sum().float(),
             **_ratio_metrics(ratio),
         }
     return -(weights * terms).sum(), metrics
 
 
-def _ratio_metrics(ratio: torch.Tensor) -> dict[str, torch.Tensor]:
+def _ratio_metrics(ratio: torch.Tensor) -> dict[Metric, torch.Tensor]:
     def constant(value: float) -> torch.Tensor:
         return torch.full((), value, dtype=torch.float32, device=ratio.device)
 
     return {
-        "tokens": constant(ratio.numel()),
-        "ratio_sum": ratio.sum().float(),
-        "ratio_max": ratio.max().float() if ratio.numel() else constant(0.0),
-        "ratio_min": ratio.min().float() if ratio.numel() else constant(math.inf),
+        RATIO_MEAN: ratio.sum().float(),
+        RATIO_MAX: ratio.max().float() if ratio.numel() else constant(0.0),
+        RATIO_MIN: ratio.min().float() if ratio.numel() else constant(math.inf),
     }
 
 

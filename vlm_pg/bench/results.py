@@ -12,7 +12,7 @@ from typing import Any
 
 from vlm_pg.bench.grid import Point
 from vlm_pg.errors import ConfigError
-from vlm_pg.observe.files import write_bytes_atomic
+from vlm_pg.files import write_bytes_atomic
 
 FORMAT = 2
 # What a file may hold: `vlm-pg bench` has a command of each name.

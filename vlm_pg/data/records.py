@@ -13,7 +13,6 @@ evaluation reports by it. Other keys are ignored.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -26,6 +25,7 @@ from vlm_pg.data.gold import WRITTEN_NAMES, answer_kind_of, answer_of, check_gol
 from vlm_pg.data.references import media_of
 from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import ConfigError, SampleError, printable
+from vlm_pg.files import replacing
 from vlm_pg.types import BadSample, Sample
 
 MEDIA_TOKEN = re.compile(r"<\|(?:vision_start|vision_end|vision_pad|image_pad|video_pad|im_start|im_end|endoftext)\|>")
@@ -97,16 +97,10 @@ def write_records(path: Path, samples: Iterable[Sample]) -> None:
     if path.suffix.lower() != ".jsonl":
         raise ConfigError(f"Records are written to .jsonl files; got '{path}'. Choose a name that ends in .jsonl.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        with unfinished.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            for sample in samples:
-                file.write(json.dumps(to_record(sample), ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replacing(path) as file:
+        for sample in samples:
+            line = json.dumps(to_record(sample), ensure_ascii=False) + "\n"
+            file.write(line.encode("utf-8", "backslashreplace"))
 
 
 def parse_record(record: Any, where: str = "") -> Sample:

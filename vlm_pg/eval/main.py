@@ -11,9 +11,9 @@ from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.errors import ConfigError, TooManyBadSamples
 from vlm_pg.eval.runner import Evaluator, table
+from vlm_pg.files import write_json_atomic
 from vlm_pg.models.loading import load_policy
 from vlm_pg.observe.console import Console
-from vlm_pg.observe.files import write_json_atomic
 from vlm_pg.observe.quiet import quiet_libraries
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.sources import Sources

@@ -12,8 +12,10 @@ from typing import Any
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.records import read_records
+from vlm_pg.distributed import ALONE, RankLayout, gather_objects
 from vlm_pg.eval.scoring import Scored, summarize
 from vlm_pg.eval.settings import Control
+from vlm_pg.files import write_bytes_atomic
 from vlm_pg.media.controls import repeat_frame, shuffle_frames
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
@@ -57,8 +59,7 @@ class Evaluator:
     Args:
         on_bad_records: told once per file: the records that cannot be used, and how many there are in all.
         on_bad: told once per set: how many questions were tried, and those that could not be used.
-        ranks: (this rank, number of ranks); questions are dealt out in turn.
-        gather: every rank's list, in rank order, on every rank.
+        ranks: questions are dealt out to them in turn.
         weights_at_hand: entered around generation.
     """
 
@@ -72,15 +73,13 @@ class Evaluator:
         on_bad_records: Callable[[Sequence[BadSample], int], None],
         on_bad: Callable[[int, Sequence[BadSample]], None],
         should_stop: Callable[[], bool] = lambda: False,
-        ranks: tuple[int, int] = (0, 1),
-        gather: Callable[[Any], list[Any]] = lambda value: [value],
+        ranks: RankLayout = ALONE,
         weights_at_hand: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
         self._config, self._policy, self._sources, self._console = config, policy, sources, console
         self._rewarder = rewarder
         self._on_bad_records, self._on_bad, self._should_stop = on_bad_records, on_bad, should_stop
-        self._rank, self._world = ranks
-        self._gather, self._weights_at_hand = gather, weights_at_hand
+        self._ranks, self._weights_at_hand = ranks, weights_at_hand
         self.sets = self._read_sets()
         rollout = config.rollout.model_copy(
             update={
@@ -131,16 +130,18 @@ class Evaluator:
         total = sum(len(item.samples) for item in self.sets)
         with self._console.progress(f"evaluating {tag}", total) as bar, self._weights_at_hand():
             # Ranks are at their own pace here: what they found is gathered afterwards.
-            mine = [self._answers_of(item, lambda tried: bar.advance(tried * self._world)) for item in self.sets]
+            mine = [
+                self._answers_of(item, lambda tried: bar.advance(tried * self._ranks.data_size)) for item in self.sets
+            ]
         for item, found in zip(self.sets, mine, strict=True):
-            everywhere = self._gather(found)
+            everywhere = gather_objects(found)
             if item.kind == "eval":
                 # A control shows the same files again; its faults are the set's own.
                 self._on_bad(len(item.samples), [fault for part in everywhere for fault in part.bad])
             scored = [one for part in everywhere for one in part.scored]
             results[item.name] = summarize(scored, item.kind)
             results[item.name]["n_bad_media"] = len(item.samples) - len(scored)
-            if folder is not None and self._rank == 0:
+            if folder is not None and self._ranks.is_first:
                 rows = [row for part in everywhere for row in part.rows]
                 _write_rows(folder / f"eval_{_file_name(item.name)}_{tag}.jsonl", rows)
         headline = next((name for name in (self._config.eval.headline_set, *results) if name in results), None)
@@ -159,7 +160,7 @@ class Evaluator:
     def _answer(self, item: EvalSet) -> Iterator[tuple[list[RolloutGroup], list[BadSample], int]]:
         """Batch by batch: answered and scored questions, those that could not be used, how many were tried."""
         source = self._sources.for_records(item.records)
-        mine = item.samples[self._rank :: self._world]
+        mine = item.samples[self._ranks.data_rank :: self._ranks.data_size]
         batches = [mine[i : i + self._per_batch] for i in range(0, len(mine), self._per_batch)]
         for index, batch in enumerate(batches):
             if index + 1 < len(batches):
@@ -247,9 +248,7 @@ def _row(group: RolloutGroup) -> dict[str, Any]:
 
 
 def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(_dump_line(row) for row in rows), encoding="utf-8")
-    temporary.replace(path)
+    write_bytes_atomic(path, "".join(_dump_line(row) for row in rows).encode())
 
 
 def _dump_line(row: dict[str, Any]) -> str:

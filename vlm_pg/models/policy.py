@@ -11,6 +11,7 @@ import torch
 from vlm_pg.attention.integration import AttentionContext, check_grouped
 from vlm_pg.attention.kernels import Kernel, select_kernel
 from vlm_pg.attention.selfcheck import check_kernel, checked_kernel
+from vlm_pg.distributed import largest_count
 from vlm_pg.models import checks
 from vlm_pg.models.contexts import TreeContext
 from vlm_pg.models.decoder import run_decoder
@@ -227,14 +228,10 @@ class Policy(torch.nn.Module):
         self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Of each target under the distribution its hidden state [R, D] predicts, and that distribution's entropy."""
-        head, chunks_agree = self.model.lm_head, not self._own_pace
         chunks = -(-hidden.shape[0] // self.logits_chunk_rows)
-        scattered = torch.distributed.is_initialized() and any(hasattr(w, "ds_id") for w in head.parameters())
-        if scattered and chunks_agree:
+        if not self._own_pace and any(hasattr(w, "ds_id") for w in self.model.lm_head.parameters()):
             # ZeRO-3 gathers the head's weights at every call of it, on all ranks together.
-            agreed = torch.tensor(chunks, device=hidden.device)
-            torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
-            chunks = int(agreed)
+            chunks = largest_count(chunks, hidden.device)
         return token_logprobs(
             self.logits, hidden, targets, temperature, self.logits_chunk_rows, chunks, self.differentiable_entropies
         )

@@ -13,6 +13,8 @@ from typing import TypeVar
 
 import torch
 
+from vlm_pg.distributed import smallest_count
+
 T = TypeVar("T")
 
 
@@ -45,6 +47,4 @@ class Turns:
             self._idle[self._parts[chosen]]()
 
     def _agree(self, wanted: int) -> int:
-        chosen = torch.tensor(wanted, device=self._device)
-        torch.distributed.all_reduce(chosen, torch.distributed.ReduceOp.MIN)
-        return int(chosen)
+        return smallest_count(wanted, self._device)

@@ -8,6 +8,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from vlm_pg.memory import tensor_bytes
 from vlm_pg.types import Prompt, VisualFeatures
 
 
@@ -122,8 +123,7 @@ class VisionEncoder:
         return results
 
     def _keep(self, key: str, features: VisualFeatures) -> None:
-        assert features.features is not None
-        size = features.features.numel() * features.features.element_size()
+        size = tensor_bytes(features.features)
         if features.carries_graph:
             # Needed again by this step's backward; the next weights_changed() lets it go.
             self._kept[key] = features
@@ -134,8 +134,7 @@ class VisionEncoder:
         self._kept_bytes += size
         while self._kept_bytes > self._cache_bytes:
             _, oldest = self._kept.popitem(last=False)
-            assert oldest.features is not None
-            self._kept_bytes -= oldest.features.numel() * oldest.features.element_size()
+            self._kept_bytes -= tensor_bytes(oldest.features)
 
 
 def _pixels(prompt: Prompt) -> torch.Tensor:

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from pydantic import TypeAdapter
+
 from vlm_pg.errors import VlmPgError
-from vlm_pg.observe.files import append, json_line, keep_json_lines
+from vlm_pg.files import append, json_line, keep_json_lines, write_json_atomic
+from vlm_pg.metrics import Chart, Metric
 from vlm_pg.observe.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 RESERVED_KEYS = ("step", "phase", "time")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """How a metric is drawn: its unit, and its chart; None for one of its own."""
+
+    unit: str
+    chart: Chart | None
+
+
+def read_drawn(path: Path) -> dict[str, Drawn]:
+    """How the metrics of a run are drawn. Raises OSError or ValueError where the file does not say."""
+    return TypeAdapter(dict[str, Drawn]).validate_python(json.loads(path.read_bytes()))
 
 
 class MetricsLog:
@@ -32,13 +50,23 @@ class MetricsLog:
 
     def __init__(self, folder: RunFolder, resume_step: int | None = None):
         forget_later_steps(folder.metrics, resume_step)
-        self._file = folder.metrics.open("ab")
+        self._file, self._curves = folder.metrics.open("ab"), folder.curves
+        self._drawn: dict[str, Drawn] = {}
+        with suppress(OSError, ValueError, RecursionError):
+            self._drawn = read_drawn(folder.curves)
 
     def write(self, step: int, values: Mapping[str, float | None], phase: str = "train") -> None:
-        """Write one line and flush it. None is kept as null; NaN or infinity raises VlmPgError naming the key."""
+        """Write one line and flush it. None is kept as null; NaN or infinity raises VlmPgError naming the key.
+
+        What metrics among the keys say of how they are drawn goes into ``curves.json``.
+        """
         numbers = {key: _checked(step, key, value) for key, value in values.items()}
         line = {"step": step, "phase": phase, "time": round(time.time(), 3), **numbers}
         append(self._file, json_line(line))
+        drawn: dict[str, Drawn] = {key: Drawn(key.unit, key.chart) for key in values if isinstance(key, Metric)}
+        if not drawn.items() <= self._drawn.items():
+            self._drawn |= drawn
+            write_json_atomic(self._curves, {key: asdict(how) for key, how in self._drawn.items()})
 
     def close(self) -> None:
         """Close the file; writing afterwards is an error."""

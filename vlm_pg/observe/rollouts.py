@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from vlm_pg.errors import VlmPgError
-from vlm_pg.observe.files import append, find_non_finite, json_line
+from vlm_pg.files import append, find_non_finite, json_line
 from vlm_pg.observe.metrics import forget_later_steps
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.thumbnails import save_strip

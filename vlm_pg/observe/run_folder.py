@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.errors import ConfigError
-from vlm_pg.observe.files import write_bytes_atomic, write_json_atomic
+from vlm_pg.files import write_bytes_atomic, write_json_atomic
 from vlm_pg.observe.run_lock import LOCK
 
 _OWN_FILES = ("config.yaml", "metrics.jsonl", "rollouts.jsonl", "bad_samples.jsonl", "summary.json", "report.html")
-_OWN_NAMES = frozenset((*_OWN_FILES, LOCK, "checkpoints", "served", "tensorboard", "thumbnails", "trackers"))
+_OWN_FOLDERS = ("checkpoints", "served", "tensorboard", "thumbnails", "trackers")
+_OWN_NAMES = frozenset((*_OWN_FILES, *_OWN_FOLDERS, LOCK, "curves.json"))
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """One JSON line per step and phase."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def curves(self) -> Path:
+        """How each metric is drawn."""
+        return self.path / "curves.json"
 
     @property
     def rollouts(self) -> Path:

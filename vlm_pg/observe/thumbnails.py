@@ -6,7 +6,7 @@ import hashlib
 import io
 from typing import TYPE_CHECKING
 
-from vlm_pg.observe.files import write_bytes_atomic
+from vlm_pg.files import write_bytes_atomic
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.types import Prompt
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from vlm_pg.errors import SampleError
 from vlm_pg.media.loader import MediaLoader, Ticket
+from vlm_pg.memory import tensor_bytes
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.types import BadSample, DecodedMedia, Prompt, Sample
 
@@ -109,5 +110,4 @@ class PromptSource:
 
 
 def _bytes(prompt: Prompt) -> int:
-    pixels = 0 if prompt.pixel_values is None else prompt.pixel_values.numel() * prompt.pixel_values.element_size()
-    return pixels + 8 * 5 * prompt.num_tokens + sum(frame.nbytes for frame in prompt.preview)
+    return tensor_bytes(prompt.pixel_values) + 8 * 5 * prompt.num_tokens + sum(frame.nbytes for frame in prompt.preview)

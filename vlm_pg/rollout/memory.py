@@ -1,20 +1,18 @@
-"""How much memory keys, values and states take, and how much there is."""
+"""How much memory keys, values and states take, and how much they may take."""
 
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from vlm_pg.errors import ConfigError
+from vlm_pg.memory import GIB, free_bytes
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.settings import RolloutSettings
 
-GIB = 2**30
 SHARE_OF_FREE = 0.6
 
 
@@ -31,7 +29,7 @@ class TokenCosts:
         kinds = list(getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers)
         linear = sum(kind == "linear_attention" for kind in kinds)
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        size = torch.empty((), dtype=policy.dtype).element_size()
+        size = policy.dtype.itemsize
         per_token = 2 * text.num_key_value_heads * head_dim * size * (len(kinds) - linear)
         return cls(per_token, linear * _state_bytes(text, size) if linear else 0)
 
@@ -49,29 +47,6 @@ def budget_bytes(settings: RolloutSettings, device: torch.device) -> int:
     if settings.memory_gb is not None:
         return int(settings.memory_gb * GIB)
     return int(SHARE_OF_FREE * free_bytes(device))
-
-
-def free_bytes(device: torch.device) -> int:
-    """Free memory of the device; a CPU's is shared by the processes of this machine."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        # What torch holds without using it is free for us too.
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return _free_host_bytes() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
-def _free_host_bytes() -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        # Pages of files that were read lately are given back when memory is asked for.
-        stat = Path("/sys/fs/cgroup/memory.stat").read_text().split()
-        used -= int(stat[stat.index("inactive_file") + 1])
-    except (OSError, ValueError):  # no cgroup, or "max"
-        return free
-    return min(free, max(0, limit - used))
 
 
 def check_fits(needed: int, budget: int, sample_id: str, settings: RolloutSettings) -> None:

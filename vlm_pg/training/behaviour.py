@@ -12,13 +12,20 @@ from typing import Literal
 import torch
 
 from vlm_pg.errors import ConfigError
+from vlm_pg.metrics import Metric
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import RolloutGroup
 
 LogprobsSource = Literal["reuse", "recompute"]
 
+# k3 estimate of KL(rollout || trainer) from d = trainer - rollout: exp(d) - 1 - d (joschu.net/blog/kl-approx).
+MISMATCH_KL = Metric("mismatch/kl", "nat per token")
+MISMATCH_ABS = Metric("mismatch/abs_mean", "nat")
+MISMATCH_MAX = Metric("mismatch/abs_max", "nat", "largest")
+MISMATCH_EXP_ABS = Metric("mismatch/exp_abs_mean", "ratio of probabilities")
+
 # Rounding stays below these bounds, in bf16 too. Where other trainers measured more, they found a defect.
-HEALTHY = {"mismatch/kl": 0.01, "mismatch/exp_abs_mean": 1.05}
+HEALTHY = {MISMATCH_KL: 0.01, MISMATCH_EXP_ABS: 1.05}
 
 
 def behaviour_logprobs(
@@ -61,8 +68,8 @@ def mismatch_due(settings: RolloutSettings, step: int) -> bool:
 
 def mismatch_sums(
     trainer_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, log_ratio_clamp: float
-) -> tuple[dict[str, float | torch.Tensor], torch.Tensor]:
-    """Sums over response tokens of the difference d = trainer - rollout, in nats, and the largest |d|.
+) -> dict[Metric, torch.Tensor]:
+    """Sums over response tokens of the difference d = trainer - rollout, in nats, and the largest |d|, as fp64 scalars.
 
     They say how generation and training differ only where both ran under the same weights.
 
@@ -70,34 +77,15 @@ def mismatch_sums(
         trainer_logprobs: [R_total] of the sampled tokens under the training forward, detached.
         rollout_logprobs: [R_total] as recorded at generation.
         log_ratio_clamp: d is held within +- this where it is exponentiated.
-
-    Returns:
-        ``mismatch_tokens``, and fp64 scalars on the device: ``mismatch_kl`` (k3 estimate of KL(rollout || trainer):
-        exp(d) - 1 - d, joschu.net/blog/kl-approx), ``mismatch_abs`` (|d|), ``mismatch_exp_abs`` (exp |d|). Beside them
-        the largest |d|.
     """
     # In fp32 exp(d) - 1 - d of a small d is mostly rounding.
     difference = trainer_logprobs.double() - rollout_logprobs.double()
     held = difference.clamp(-log_ratio_clamp, log_ratio_clamp)
-    sums: dict[str, float | torch.Tensor] = {
-        "mismatch_tokens": float(len(difference)),
-        "mismatch_kl": (torch.expm1(held) - held).sum(),
-        "mismatch_abs": difference.abs().sum(),
-        "mismatch_exp_abs": held.abs().exp().sum(),
-    }
-    return sums, difference.abs().max()
-
-
-def mismatch_metrics(totals: Mapping[str, float], abs_max: float) -> dict[str, float]:
-    """The step's metrics from sums over all ranks; none where no token was compared."""
-    tokens = totals["mismatch_tokens"]
-    if not tokens:
-        return {}
     return {
-        "mismatch/kl": totals["mismatch_kl"] / tokens,
-        "mismatch/abs_mean": totals["mismatch_abs"] / tokens,
-        "mismatch/abs_max": abs_max,
-        "mismatch/exp_abs_mean": totals["mismatch_exp_abs"] / tokens,
+        MISMATCH_KL: (torch.expm1(held) - held).sum(),
+        MISMATCH_ABS: difference.abs().sum(),
+        MISMATCH_MAX: difference.abs().max(),
+        MISMATCH_EXP_ABS: held.abs().exp().sum(),
     }
 
 

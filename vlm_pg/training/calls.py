@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from vlm_pg.batching.plan import MicroBatch
-from vlm_pg.training.distributed import max_over_ranks
+from vlm_pg.distributed import max_over_ranks
 
 
 @dataclass(frozen=True)

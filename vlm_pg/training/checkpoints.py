@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vlm_pg.observe.files import sync_path
+from vlm_pg.files import sync_path
 from vlm_pg.observe.run_folder import free_name
 
 MANIFEST = "manifest.json"

@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 import torch
 
 from vlm_pg.algorithms.allocation import fits, questions_needed
-from vlm_pg.algorithms.kl import kl_penalty
+from vlm_pg.algorithms.kl import KL, kl_penalty
 from vlm_pg.algorithms.pruning import num_kept
 from vlm_pg.config import RunConfig
+from vlm_pg.distributed import gather_objects, sum_over_ranks
 from vlm_pg.media.controls import shuffle_frames
+from vlm_pg.metrics import Chart, Metric
 from vlm_pg.models.policy import Policy
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.scoring import score
-from vlm_pg.training.distributed import gather_objects, sum_over_ranks
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.generation import Generation
 from vlm_pg.training.group_advantages import (
@@ -34,9 +35,11 @@ from vlm_pg.training.group_advantages import (
     trains,
     without_truncated,
 )
+from vlm_pg.training.group_metrics import KEPT_TOKENS
 from vlm_pg.training.group_rewards import add_parts, has_spread, responses_of, reward_groups, shape_rewards
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream
+from vlm_pg.training.tally import Tally
 from vlm_pg.training.vision_leaves import VisionLeaves
 from vlm_pg.types import ResponseGroup, RolloutGroup, Sample
 
@@ -47,6 +50,17 @@ FILL_ROUNDS = 16
 MOST_QUESTIONS = 2
 # A budget short by less than this share is full: a round for a question or two decodes at a poor rate.
 FULL_ENOUGH = 0.03
+
+_ASKED = Chart("Questions per step", 16)
+QUESTIONS = Metric("questions", "questions", "same", _ASKED)
+RESAMPLED = Metric("resampled_groups", "groups", "same", _ASKED)
+UNFILLED = Metric("unfilled_groups", "groups", "same")
+FILLED = Metric("filled_groups", "groups", "same", _ASKED)
+UNUSED = Metric("unused_groups", "groups", "same", _ASKED)
+TOKEN_BUDGET = Metric("token_budget", "tokens", "same")
+# T-GRPO: share of the groups with a control that earned the bonus, and how often the control was right.
+TEMPORAL_BONUS = Metric("temporal/bonus_share", "share of groups")
+TEMPORAL_CONTROL = Metric("temporal/accuracy_control", "share of rollouts")
 
 
 @dataclass
@@ -89,7 +103,7 @@ class Collector:
         self._asked: set[str] = set()
         self._features: list[VisionLeaves] = []
         self._controls: dict[str, list[float | None]] = {}
-        self._kl_seen = {"kl": 0.0, "tokens": 0.0}
+        self._seen = Tally()
 
     def collect(self, step: int, steps_ahead: int) -> StepBatch:
         """Sample step ``step``. Media of the next ``steps_ahead`` steps are decoded meanwhile.
@@ -97,8 +111,9 @@ class Collector:
         Raises:
             InterruptedError: a stop was asked for.
         """
-        self._asked, self._features, self._controls = set(), [], {}
-        self._kl_seen = {"kl": 0.0, "tokens": 0.0}
+        self._asked, self._features, self._controls, self._seen = set(), [], {}, Tally()
+        if self._kl_in_reward:
+            self._seen.add(KL, 0, 0)  # known, even where nothing was sampled
         self.generation.begin()
         groups, leaves = self._first_round(step, steps_ahead)
         dropped: list[RolloutGroup] = []
@@ -110,10 +125,7 @@ class Collector:
             more, refused, filled = self._fill(step, groups)
             groups, dropped, counts = groups + more, dropped + refused, counts | filled
         if self.algorithm.temporal_bonus:
-            counts |= self._temporal_counts(groups + dropped)
-        if self._kl_in_reward:
-            seen = sum_over_ranks(self._kl_seen, self.policy.device)
-            counts["kl"] = seen["kl"] / max(1.0, seen["tokens"])
+            self._count_controls(groups + dropped)
         sampled = groups + dropped
         if self.algorithm.mask_truncated:
             groups = [without_truncated(group) for group in groups]
@@ -124,7 +136,7 @@ class Collector:
             sampled,
             [groups[place] for place in places],
             None if leaves is None else leaves.of(places),
-            counts | {"questions": self._sum(len(sampled))},
+            {QUESTIONS: self._sum(len(sampled)), **counts, **self._seen.reduced()},
         )
 
     @property
@@ -217,22 +229,16 @@ class Collector:
         dropped += [group for group in groups if not has_spread(group)]
         groups = [group for group in groups if has_spread(group)]
         unfilled = self.config.training.prompts_per_step - self._sum(len(groups))
-        return groups, dropped, {"resampled_groups": resampled, "unfilled_groups": max(0.0, unfilled)}
+        return groups, dropped, {RESAMPLED: resampled, UNFILLED: max(0.0, unfilled)}
 
-    def _temporal_counts(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
-        """T-GRPO: share of the groups with a control that earned the bonus, and how often the control was right."""
+    def _count_controls(self, groups: Sequence[RolloutGroup]) -> None:
         compared = [group for group in groups if group.sample.sample_id in self._controls]
         earned = [any((reward.parts.get("temporal") or 0.0) > 0 for reward in group.rewards) for group in compared]
         valued = [value for of_control in self._controls.values() for value in of_control if value is not None]
-        here = {
-            "compared": float(len(compared)),
-            "earned": float(sum(earned)),
-            "valued": float(len(valued)),
-            "right": float(sum(valued)),
-        }
-        sums = sum_over_ranks(here, self.policy.device)
-        counts = {"temporal/bonus_share": sums["earned"] / sums["compared"]} if sums["compared"] else {}
-        return counts | ({"temporal/accuracy_control": sums["right"] / sums["valued"]} if sums["valued"] else {})
+        if compared:
+            self._seen.add(TEMPORAL_BONUS, sum(earned), len(compared))
+        if valued:
+            self._seen.add(TEMPORAL_CONTROL, sum(valued), len(valued))
 
     def _judged(self, step: int, groups: list[RolloutGroup]) -> list[RolloutGroup]:
         """The groups with advantages, and pruned."""
@@ -243,7 +249,7 @@ class Collector:
                 add_parts(group, {"kl": [-algorithm.kl_coef * float(values.sum()) for values in of_group]})
                 for group, of_group in zip(groups, kl, strict=True)
             ]
-        groups = advantage_groups(groups, algorithm, self.rewarder.weights)
+        groups = advantage_groups(groups, algorithm, self.rewarder.weights, self.engine.ranks)
         if self._kl_in_reward and algorithm.kl_in == "token_reward":
             groups = token_advantage_groups(groups, kl, algorithm, self.policy.device)
         return prune_groups(groups, algorithm, f"{self.config.run.seed}/{step}")
@@ -263,8 +269,7 @@ class Collector:
             for group, of_group in zip(groups, scored, strict=True)
         ]
         for values in (values for of_group in found for values in of_group):
-            self._kl_seen["kl"] += float(values.sum())
-            self._kl_seen["tokens"] += len(values)
+            self._seen.add(KL, float(values.sum()), len(values))
         return found
 
     def _fill(
@@ -299,8 +304,8 @@ class Collector:
             asked += len(fitting)
             accepted += [group for group in more if group.sample.sample_id in fitting]
             refused += [group for group in more if group.sample.sample_id not in fitting]
-        counts = {"filled_groups": self._sum(len(accepted)), "unused_groups": self._sum(len(refused))}
-        return accepted, refused, counts | {"token_budget": float(budget), "kept_tokens": float(used)}
+        counts: dict[str, float] = {FILLED: self._sum(len(accepted)), UNUSED: self._sum(len(refused))}
+        return accepted, refused, counts | {TOKEN_BUDGET: float(budget), KEPT_TOKENS: float(used)}
 
     def _fitting(
         self, samples: Sequence[Sample], groups: Sequence[RolloutGroup], used: int, budget: int

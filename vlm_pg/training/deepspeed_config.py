@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from vlm_pg.distributed import max_over_ranks
 from vlm_pg.errors import ConfigError
-from vlm_pg.training.distributed import max_over_ranks
 from vlm_pg.training.settings import TrainingSettings
 
 logger = logging.getLogger(__name__)

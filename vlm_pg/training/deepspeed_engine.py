@@ -11,11 +11,11 @@ from typing import Any, Literal, cast
 
 import torch
 
+from vlm_pg.distributed import RankLayout, sum_over_ranks
 from vlm_pg.errors import CheckpointError, VlmPgError
+from vlm_pg.memory import free_bytes
 from vlm_pg.models.policy import Policy
-from vlm_pg.rollout.memory import free_bytes
 from vlm_pg.training.deepspeed_config import make_optimizer, offloads_optimizer, read_deepspeed_config
-from vlm_pg.training.distributed import sum_over_ranks, world_size
 from vlm_pg.training.engines import Engine, check_finite
 from vlm_pg.training.gradient_guard import GradientGuard
 from vlm_pg.training.safe_load import load_data_only
@@ -55,10 +55,16 @@ class DeepSpeedEngine(Engine):
 
     needs_every_weight = True
 
-    def __init__(self, policy: Policy, settings: TrainingSettings, gather: Literal["auto", "all", "layers"] = "auto"):
+    def __init__(
+        self,
+        policy: Policy,
+        settings: TrainingSettings,
+        ranks: RankLayout,
+        gather: Literal["auto", "all", "layers"] = "auto",
+    ):
         import deepspeed
 
-        self.policy = policy
+        self.policy, self.ranks = policy, ranks
         parameters = [p for p in policy.parameters() if p.requires_grad]
         config = read_deepspeed_config(settings)
         if policy.dtype == torch.bfloat16:
@@ -72,7 +78,7 @@ class DeepSpeedEngine(Engine):
         # All of DeepSpeed's reading goes through this one method.
         self._engine.checkpoint_engine.load = load_data_only
         # DeepSpeed averages gradients over ranks; the loss weights already make them a sum.
-        self.loss_scale = float(world_size())
+        self.loss_scale = float(ranks.world_size)
         self._stage = config.get("zero_optimization", {}).get("stage", 0)
         self._max_grad_norm = settings.max_grad_norm
         place = "offloaded" if offloads_optimizer(config) else "on the device"

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from vlm_pg.distributed import ALONE, RankLayout
 from vlm_pg.errors import CheckpointError
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.settings import TrainingSettings
@@ -25,6 +26,7 @@ class Engine(ABC):
     """
 
     policy: Policy
+    ranks: RankLayout = ALONE
     # For the line a run begins with.
     description: str
     # What backward() multiplies losses by before they reach the graph.

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlm_pg.config import RunConfig
 from vlm_pg.errors import ConfigError
+from vlm_pg.memory import GIB
+from vlm_pg.metrics import Metric
 from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.training.tally import Tally
 from vlm_pg.types import BadSample, Prompt, RolloutGroup, Sample
 
 if TYPE_CHECKING:
@@ -47,14 +49,10 @@ def make_rollout_engine(
     return ServerEngine(policy, config.rollout, config.run.seed, should_stop, messages, run_folder / "served", warn)
 
 
-@dataclass
-class GenerationCounts:
-    """What a step's generation took on this rank, over all its rounds."""
-
-    prompt_tokens: int = 0
-    prefill_tokens: int = 0
-    new_tokens: int = 0
-    peak_bytes: int = 0
+PROMPT_TOKENS = Metric("generation/prompt_tokens", "tokens", "sum")
+PREFILL_TOKENS = Metric("generation/prefill_tokens", "tokens", "sum")
+NEW_TOKENS = Metric("generation/new_tokens", "tokens", "sum")
+PEAK = Metric("generation/peak_gib", "GiB of keys and values", "largest")
 
 
 class Generation:
@@ -62,11 +60,12 @@ class Generation:
 
     def __init__(self, rollouts: RolloutEngine | ServerEngine, control: RolloutEngine | None):
         self.rollouts, self._control = rollouts, control
-        self.counts = GenerationCounts()
+        self.begin()
 
     def begin(self) -> None:
         """A new step begins."""
-        self.counts = GenerationCounts()
+        self.tally = Tally()
+        self._count(0, 0, 0, 0)
 
     def sample(self, questions: Sequence[tuple[Sample, Prompt]], step: int) -> list[RolloutGroup]:
         """``num_generations`` rollouts of every question under the policy as it is now; none where a server failed."""
@@ -86,19 +85,17 @@ class Generation:
     ) -> list[RolloutGroup]:
         rollouts = engine.generate([prompt for _, prompt in questions], key)
         if questions and isinstance(engine, RolloutEngine):
-            self._count(engine)
+            stats = engine.stats
+            self._count(stats.prompt_tokens, stats.prefill_tokens, stats.new_tokens, stats.peak_bytes)
         version = engine.policy.weights_version
         return [
             RolloutGroup(sample, prompt, group, version)
             for (sample, prompt), group in zip(questions, rollouts, strict=True)
         ]
 
-    def _count(self, engine: RolloutEngine) -> None:
-        counts, stats = self.counts, engine.stats
-        counts.prompt_tokens += stats.prompt_tokens
-        counts.prefill_tokens += stats.prefill_tokens
-        counts.new_tokens += stats.new_tokens
-        counts.peak_bytes = max(counts.peak_bytes, stats.peak_bytes)
+    def _count(self, prompt_tokens: int, prefill_tokens: int, new_tokens: int, peak_bytes: int) -> None:
+        counted = {PROMPT_TOKENS: prompt_tokens, PREFILL_TOKENS: prefill_tokens, NEW_TOKENS: new_tokens}
+        self.tally.add_all(counted | {PEAK: peak_bytes / GIB})
 
 
 def control_engine(config: RunConfig, policy: Policy, should_stop: Callable[[], bool]) -> RolloutEngine | None:

@@ -13,8 +13,8 @@ from functools import partial
 
 import torch
 
+from vlm_pg.distributed import sum_over_ranks
 from vlm_pg.errors import GradientMismatchError
-from vlm_pg.training.distributed import sum_over_ranks
 
 # Relative to the norm of what was summed up: a lost, doubled or stale part is of its order.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2}

@@ -18,7 +18,7 @@ from vlm_pg.algorithms.advantages import (
 )
 from vlm_pg.algorithms.pruning import prune
 from vlm_pg.algorithms.settings import AlgorithmSettings
-from vlm_pg.training.distributed import gather_objects, max_over_ranks, rank, sum_over_ranks
+from vlm_pg.distributed import RankLayout, gather_objects, max_over_ranks, sum_over_ranks
 from vlm_pg.training.group_rewards import SHAPED_PARTS
 from vlm_pg.types import RolloutGroup
 
@@ -27,7 +27,7 @@ OF_STEP = ("batch", "whiten")
 
 
 def advantage_groups(
-    groups: Sequence[RolloutGroup], algorithm: AlgorithmSettings, part_weights: Mapping[str, float]
+    groups: Sequence[RolloutGroup], algorithm: AlgorithmSettings, part_weights: Mapping[str, float], ranks: RankLayout
 ) -> list[RolloutGroup]:
     """The groups with the advantage of every rollout. A collective where statistics are the whole step's.
 
@@ -39,7 +39,7 @@ def advantage_groups(
         scale = "none"  # whitened once, after the KL has been taken away: see ``token_advantage_groups``
     together = scale in OF_STEP
     everywhere = gather_objects([group.rewards for group in groups]) if together else [[g.rewards for g in groups]]
-    place = rank() if together else 0
+    place = ranks.rank if together else 0
     first = sum(map(len, everywhere[:place]))
     rewards = [of_group for of_rank in everywhere for of_group in of_rank]
     if not rewards:

@@ -3,82 +3,63 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
+from vlm_pg.metrics import LENGTH_CHART, REWARD_CHART, SPREAD_CHART, Chart, Metric
 from vlm_pg.training.group_advantages import kept_tokens
 from vlm_pg.training.group_rewards import has_spread
+from vlm_pg.training.tally import Tally
 from vlm_pg.types import RolloutGroup
 
+_SPREAD = "standard deviation within a group, mean"
+_SHORT = Chart("Responses cut off, rewards without value", 17, as_percent=True)
+REWARD = Metric("reward", "mean over rollouts", chart=REWARD_CHART, of_nothing=None)
+REWARD_PART = Metric("reward/", "mean over rollouts", chart=REWARD_CHART, of_nothing=None)
+REWARD_STD = Metric("reward_std", _SPREAD, chart=SPREAD_CHART)
+REWARD_PART_STD = Metric("reward_std/", _SPREAD, chart=Chart("Spread by part", 14))
+GROUPS = Metric("groups", "groups", "sum")
+WITHOUT_SPREAD = Metric(
+    "groups_without_spread", "equal rewards, no gradient", chart=Chart("Groups without spread", 18, as_percent=True)
+)
+RESPONSE_LENGTH = Metric("response_tokens_mean", "tokens, mean", chart=LENGTH_CHART)
+TRUNCATED = Metric("truncated_share", "share", chart=_SHORT)
+NO_VALUE = Metric("no_value_share", "share", chart=_SHORT)
+PRUNED = Metric("pruned_share", "share", chart=Chart("Pruned rollouts", 15, as_percent=True))
+KEPT_TOKENS = Metric("kept_tokens", "tokens", "sum")
 
-def group_sums(sampled: Sequence[RolloutGroup], training: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Sums over this rank's groups from which the step's metrics are made; what is 0 may be absent.
+
+def group_metrics(sampled: Sequence[RolloutGroup], training: Sequence[RolloutGroup]) -> dict[str, float | None]:
+    """The step's metrics, None where nothing had a value. A collective.
 
     Args:
-        sampled: all complete groups of the step.
+        sampled: all complete groups of the step on this rank.
         training: those that train, pruned rollouts among them.
     """
-    sums: defaultdict[str, float] = defaultdict(float)
-    for group in training:
-        sums["kept_tokens"] += kept_tokens(group)
+    tally = Tally()
     for group in sampled:
-        sums["pruned"] += sum(weight == 0 for weight in group.kept)
-        sums["prunable"] += len(group.kept)
-        sums["groups"] += 1
-        sums["no_spread"] += not has_spread(group)
-        for rollout, reward in zip(group.rollouts, group.rewards, strict=True):
-            sums["rollouts"] += 1
-            sums["tokens"] += len(rollout.token_ids)
-            sums["truncated"] += rollout.finish_reason == "length"
-            sums["no_value"] += reward.total is None
         for name, values in _values_by_part(group).items():
-            sums[f"part/{name}"] += 0  # known, even where nothing has a value
-            if values:
-                sums[f"sum/{name}"] += math.fsum(values)
-                sums[f"n/{name}"] += len(values)
+            tally.add(REWARD_PART.of(name) if name else REWARD, math.fsum(values), len(values))
             if len(values) > 1:
-                sums[f"std/{name}"] += _std(values)
-                sums[f"std_n/{name}"] += 1
-    return dict(sums)
-
-
-def group_metrics(of_ranks: Iterable[Mapping[str, float]]) -> dict[str, float | None]:
-    """The step's metrics from the sums of all ranks; None where nothing had a value.
-
-    ``reward`` and ``reward/<part>`` are means over rollouts; ``reward_std`` and ``reward_std/<part>`` are means over
-    groups of the sample standard deviation within one.
-    """
-    sums: defaultdict[str, float] = defaultdict(float)
-    for of_rank in of_ranks:
-        for name, value in of_rank.items():
-            sums[name] += value
-    names = sorted(name.removeprefix("part/") for name in sums if name.startswith("part/"))
-    rollouts = max(1.0, sums["rollouts"])
-    metrics: dict[str, float | None] = {}
-    for name in sorted(names, key=_order):
-        metrics[name] = sums[f"sum/{name}"] / sums[f"n/{name}"] if sums[f"n/{name}"] else None
-    for name in sorted(names, key=_order):
-        if sums[f"std_n/{name}"]:
-            metrics[name.replace("reward", "reward_std", 1)] = sums[f"std/{name}"] / sums[f"std_n/{name}"]
-    return metrics | {
-        "groups": float(sums["groups"]),
-        "groups_without_spread": sums["no_spread"] / max(1.0, sums["groups"]),
-        "response_tokens_mean": sums["tokens"] / rollouts,
-        "truncated_share": sums["truncated"] / rollouts,
-        "no_value_share": sums["no_value"] / rollouts,
-        "pruned_share": sums["pruned"] / max(1.0, sums["prunable"]),
-        "kept_tokens": float(sums["kept_tokens"]),
-    }
+                tally.add(REWARD_PART_STD.of(name) if name else REWARD_STD, _std(values))
+        rollouts = len(group.rollouts)
+        tally.add(GROUPS, 1)
+        tally.add(WITHOUT_SPREAD, not has_spread(group))
+        tally.add(RESPONSE_LENGTH, sum(len(rollout.token_ids) for rollout in group.rollouts), rollouts)
+        tally.add(TRUNCATED, sum(rollout.finish_reason == "length" for rollout in group.rollouts), rollouts)
+        tally.add(NO_VALUE, sum(reward.total is None for reward in group.rewards), rollouts)
+        tally.add(PRUNED, sum(weight == 0 for weight in group.kept), len(group.kept))
+    for metric in (GROUPS, WITHOUT_SPREAD, RESPONSE_LENGTH, TRUNCATED, NO_VALUE, PRUNED):
+        tally.add(metric, 0, 0)  # known, even where there is no group
+    tally.add(KEPT_TOKENS, sum(map(kept_tokens, training)))
+    found = tally.reduced()
+    return {name: found[name] for name in sorted(found, key=_order)}
 
 
 def _values_by_part(group: RolloutGroup) -> dict[str, list[float]]:
-    """Values of the total ("reward") and of each part ("reward/accuracy"), without those that have none."""
-    found: dict[str, list[float]] = {"reward": []}
+    """Values of the total ("") and of each part ("accuracy"), without those that have none."""
+    found: dict[str, list[float]] = {"": []}
     for reward in group.rewards:
-        for name, value in {
-            "reward": reward.total,
-            **{f"reward/{part}": v for part, v in reward.parts.items()},
-        }.items():
+        for name, value in {"": reward.total, **reward.parts}.items():
             values = found.setdefault(name, [])
             if value is not None:
                 values.append(value)
@@ -86,9 +67,9 @@ def _values_by_part(group: RolloutGroup) -> dict[str, list[float]]:
 
 
 def _order(name: str) -> tuple[int, str]:
-    """The total first, then the parts that every run has."""
+    """The total first, then the parts that every run has, then the others."""
     first = ("reward", "reward/accuracy", "reward/format")
-    return (first.index(name) if name in first else len(first), name)
+    return (first.index(name), "") if name in first else (3, name) if name.startswith("reward/") else (4, "")
 
 
 def _std(values: Sequence[float]) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from vlm_pg.observe.files import parse_json_line
+from vlm_pg.files import parse_json_line
 from vlm_pg.observe.run_folder import RunFolder
 
 # Beyond any run: a larger number stands in a damaged line.

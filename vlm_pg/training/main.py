@@ -9,6 +9,7 @@ from pathlib import Path
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.records import read_records
+from vlm_pg.distributed import disconnect, local_device
 from vlm_pg.errors import CheckpointError, ConfigError, ModelError
 from vlm_pg.eval.runner import Evaluator, table
 from vlm_pg.media.loader import decoding_pool
@@ -28,13 +29,6 @@ from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.threads import use_threads
 from vlm_pg.training.checkpoints import read_state
 from vlm_pg.training.data_digest import changed_data, data_digests
-from vlm_pg.training.distributed import (
-    disconnect,
-    gather_objects,
-    local_device,
-    rank,
-    world_size,
-)
 from vlm_pg.training.opening import OpenFolder
 from vlm_pg.training.persistence import abandon_others, checkpoint_to_resume
 from vlm_pg.training.phases import Phases
@@ -63,11 +57,11 @@ def train(config: RunConfig) -> int:
         raise ConfigError("data.train is not set. Training needs a file of prepared records. Set data.train=PATH.")
     refuse_missing(config.observe.trackers)
     quiet_libraries()
-    connect(config)
+    ranks = connect(config)
     phases = Phases()
     with ExitStack() as stack:
-        stop = stack.enter_context(StopRequest().listening())
-        console = Console(enabled=rank() == 0)
+        stop = stack.enter_context(StopRequest(ranks).listening())
+        console = Console(enabled=ranks.is_first)
         with phases.timed("setup"):
             run = _Run(config, console, stop, phases, stack)
         code = run.go()
@@ -80,9 +74,10 @@ class _Run:
 
     def __init__(self, config: RunConfig, console: Console, stop: StopRequest, phases: Phases, stack: ExitStack):
         self.config, self.console, self.stop, self.phases, self.stack = config, console, stop, phases, stack
+        self.ranks = stop.ranks
         path = Path(config.run.dir)
         refuse_inputs_inside(path, config)
-        opening = OpenFolder(config, stack, console.info, console.warn)
+        opening = OpenFolder(config, self.ranks, stack, console.info, console.warn)
         resume_from = self._choose_checkpoint(path, {})
         samples, bad = read_records(config.data.train)  # type: ignore[arg-type]  # checked by train()
         pool = self._start_decoding(samples)
@@ -94,18 +89,18 @@ class _Run:
         self.sources = stack.enter_context(
             Sources(builder, config.data, config.media, self.policy.pixel_factor, self._check_prompt, pool)
         )
-        self.digests = data_digests(config.data) if rank() == 0 else {}
+        self.digests = data_digests(config.data) if self.ranks.is_first else {}
         # Everything that can be refused has been read: only now is an earlier run's folder touched.
         self.folder, self.presence = opening.open(begins_again=resume_from is None)
         if resume_from is not None:
             console.info(f"resuming after step {self.progress.step} from {resume_from}")
             for line in changed_data(self.state.get("data"), self.digests):
                 console.warn(line)
-            if rank() == 0:
+            if self.ranks.is_first:
                 abandon_others(self.folder.checkpoints, resume_from, self.progress.step, console.warn)
         self.bad_log = self._open_bad_log()
         self.samples = self._usable(samples, bad)
-        self.summary = RunSummary.open(self.folder, resumed=resume_from is not None, warn=console.warn)
+        self.summary = RunSummary.open(self.folder, self.ranks, resume_from is not None, console.warn)
 
     def _start_decoding(self, samples: Sequence[Sample]) -> WorkerPool | None:
         """The decoding processes; they start while the model is loaded, if there is anything to decode."""
@@ -119,7 +114,7 @@ class _Run:
     def _choose_checkpoint(self, path: Path, refused: Mapping[Path, str]) -> Path | None:
         """The checkpoint to go on from, if any; its state and progress are this run's then."""
         config = self.config
-        resume_from = checkpoint_to_resume(config, RunFolder(path).checkpoints, self.console.warn, refused)
+        resume_from = checkpoint_to_resume(config, RunFolder(path).checkpoints, self.console.warn, refused, self.ranks)
         self.progress, self.state = Progress(), {}
         if resume_from is not None:
             self.state = read_state(resume_from)
@@ -135,7 +130,7 @@ class _Run:
                 self._load_weights(resume_from)
             except (ModelError, CheckpointError) as error:
                 # Ranks that fail apart from each other cannot try again together.
-                if resume_from is None or self.config.run.resume != "auto" or world_size() > 1:
+                if resume_from is None or self.config.run.resume != "auto" or self.ranks.world_size > 1:
                     raise
                 refused[resume_from] = str(error)
                 self.console.warn(f"{resume_from} is passed over: {error}")
@@ -153,13 +148,13 @@ class _Run:
         self.policy.weights_version = self.progress.updates
         # The reference is where training began, whatever the run resumes from.
         self.reference = load_reference(config, self.policy) if config.algorithm.kl_coef else None
-        self.engine = make_engine(config, self.policy)
+        self.engine = make_engine(config, self.policy, self.ranks)
         if resume_from is not None:
             self.engine.load_optimizer(resume_from)
 
     def _open_bad_log(self) -> BadSampleLog | None:
         data = self.config.data
-        if rank() != 0:
+        if not self.ranks.is_first:
             return None
         return BadSampleLog(self.folder.bad_samples, data.max_bad_share, data.min_seen_for_bad_share)
 
@@ -237,7 +232,7 @@ class _Run:
 
     def _open_logs(self, resume_step: int | None) -> tuple[MetricsLog | None, RolloutsLog | None, Trackers | None]:
         """What is written after every step, by rank 0."""
-        if rank() != 0:
+        if not self.ranks.is_first:
             return None, None, None
         observe, enter = self.config.observe, self.stack.enter_context
         metrics = enter(MetricsLog(self.folder, resume_step))
@@ -277,8 +272,7 @@ class _Run:
             self._record_file,
             self._record_bad,
             self.stop.between_tokens,
-            (rank(), world_size()),
-            gather_objects,
+            self.ranks,
             self.engine.generation,
         )
 
@@ -306,7 +300,7 @@ class _Run:
             },
             bad_samples=dict(self.bad_log.counts) if self.bad_log else {},
         )
-        if rank() == 0:
+        if self.ranks.is_first:
             if self.config.observe.report:
                 self.console.info(f"report: {write_report(self.folder.path)}")
             self.console.info(f"run folder: {self.folder.path}")

@@ -10,12 +10,12 @@ from typing import Any
 import yaml
 
 from vlm_pg.config import RunConfig, dump_config
+from vlm_pg.distributed import RankLayout, barrier
 from vlm_pg.errors import ConfigError
 from vlm_pg.observe.presence import Presence
 from vlm_pg.observe.run_folder import RunFolder, refuse_what_is_no_run
 from vlm_pg.observe.run_lock import LOCK, RunLock
 from vlm_pg.training import history
-from vlm_pg.training.distributed import barrier, gather_objects, rank
 from vlm_pg.training.persistence import changed_settings
 
 
@@ -32,15 +32,16 @@ class OpenFolder:
     def __init__(
         self,
         config: RunConfig,
+        ranks: RankLayout,
         stack: ExitStack,
         info: Callable[[str], None] = print,
         warn: Callable[[str], None] = print,
     ):
-        self._config, self._stack, self._info, self._warn = config, stack, info, warn
+        self._config, self._ranks, self._stack, self._info, self._warn = config, ranks, stack, info, warn
         self.path = Path(config.run.dir)
         self._lock: RunLock | None = None
         # Nobody else may train in a folder that is continued or moved aside.
-        problem = gather_objects(self._lock_earlier_run() if rank() == 0 else None)[0]
+        problem = ranks.first_says(self._lock_earlier_run)
         if problem is not None:
             raise ConfigError(problem)
 
@@ -85,10 +86,10 @@ class OpenFolder:
         """
         folder = RunFolder(self.path)
         presence = None
-        problem = gather_objects(self._lock_what_came_since() if rank() == 0 else None)[0]
+        problem = self._ranks.first_says(self._lock_what_came_since)
         if problem is not None:
             raise ConfigError(problem)
-        if rank() == 0:
+        if self._ranks.is_first:
             resuming = self._config.run.resume != "never"
             before = self._settings_before(folder) if resuming else None
             folder = RunFolder.create(self.path, resume=resuming, announce=self._info)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from vlm_pg.algorithms.kl import kl_penalty
+from vlm_pg.algorithms.kl import KL, kl_penalty
 from vlm_pg.algorithms.losses import policy_loss
 from vlm_pg.algorithms.ratios import importance_weights
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.batching.plan import MicroBatch, Piece
+from vlm_pg.metrics import ENTROPY_CHART, Chart, Metric
 from vlm_pg.models.chunked import Streams, micro_batch_losses, pack_chunks, pack_whole, pass_logprobs
 from vlm_pg.models.packing import PackedBatch, PrefixBatch
 from vlm_pg.models.policy import Policy
@@ -20,35 +20,22 @@ from vlm_pg.training.behaviour import mismatch_sums
 from vlm_pg.training.calls import Place
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.filler import filler_group
+from vlm_pg.training.tally import Tally
 from vlm_pg.training.vision_leaves import VisionLeaves
 from vlm_pg.types import ResponseGroup, RolloutGroup, VisualFeatures
 
 # What a rank without work of its own computes in chunks.
 FILLER = MicroBatch(((Piece(0, (0,)),),))
 
-
-@dataclass
-class StepSums:
-    """Sums and maxima over this rank's micro-batches.
-
-    Tensors stay on their device, as fp64 scalars: reading one would make the host wait for all the work it has queued.
-    """
-
-    _totals: dict[str, float | torch.Tensor] = field(default_factory=dict)
-    _largest: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def add(self, **values: float | torch.Tensor) -> None:
-        for name, value in values.items():
-            self._totals[name] = self._totals.get(name, 0.0) + _wide(value)
-
-    def keep_largest(self, **values: torch.Tensor) -> None:
-        for name, value in values.items():
-            known = self._largest.get(name)
-            self._largest[name] = _wide(value) if known is None else torch.maximum(known, _wide(value))
-
-    def read(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Sums and maxima by name."""
-        return _on_host(self._totals), _on_host(self._largest)
+LOSS = Metric("loss", how="sum", chart=Chart("Loss", 10), over_updates="mean")
+ENTROPY = Metric("entropy", "nat per token", chart=ENTROPY_CHART)
+IMPORTANCE = Metric("importance_mean", "factor of a token's term")
+RESPONSE_TOKENS = Metric("response_tokens", "tokens", "sum")
+TOKENS_CHART = Chart("Tokens per step", 19)
+TOKENS_COMPUTED = Metric("tokens_computed", "tokens", "sum", TOKENS_CHART)
+TOKENS_SHARED = Metric("tokens_shared_across_questions", "tokens", "sum")
+QUESTIONS_SHARING = Metric("questions_sharing", "questions", "sum")
+GROUPS_CHUNKED = Metric("groups_chunked", "groups", "sum")
 
 
 @dataclass
@@ -61,7 +48,7 @@ class Passes:
         behaviour_logprobs: fp32 [R] of each rollout of each group, what the loss's ratio is taken to; None for those of
             the same forward, where the ratio is 1.
         measure_mismatch: sum up how the recorded log-probabilities differ from those of the forward.
-        sums: what the step's metrics are made of; filled on the way.
+        tally: the step's metrics; filled on the way.
     """
 
     engine: Engine
@@ -73,7 +60,7 @@ class Passes:
     temperature: float
     behaviour_logprobs: Sequence[Sequence[torch.Tensor]] | None
     measure_mismatch: bool = False
-    sums: StepSums = field(default_factory=StepSums)
+    tally: Tally = field(default_factory=Tally)
 
     def losses(self, places: Sequence[Place]) -> Iterator[tuple[torch.Tensor, bool]]:
         """One loss per backward call, and whether it is the last one.
@@ -144,13 +131,12 @@ class Passes:
         """Tokens of the prompts and of the passes that are this rank's own."""
         prompts = streams.prefixes or streams.passes[0]
         assert isinstance(prompts, PackedBatch | PrefixBatch)
-        tokens = sum(batch.num_tokens for batch in streams.passes[:own])
-        self.sums.add(
-            tokens_computed=tokens + (streams.prefixes.num_tokens if streams.prefixes else 0),
-            tokens_shared=prompts.tokens_shared,
-            sharing_groups=prompts.num_sharing,
-            groups_chunked=groups if streams.prefixes else 0,
-        )
+        self.tally.add(TOKENS_COMPUTED, sum(batch.num_tokens for batch in streams.passes[:own]))
+        self.tally.add(TOKENS_SHARED, prompts.tokens_shared)
+        self.tally.add(QUESTIONS_SHARING, prompts.num_sharing)
+        if streams.prefixes:
+            self.tally.add(TOKENS_COMPUTED, streams.prefixes.num_tokens)
+            self.tally.add(GROUPS_CHUNKED, groups)
 
     def _responses(self, group: int) -> ResponseGroup:
         chosen = self.groups[group]
@@ -176,7 +162,7 @@ class Passes:
         entropies: torch.Tensor,
         ref_logprobs: torch.Tensor | None,
     ) -> torch.Tensor:
-        algorithm = self.algorithm
+        algorithm, tokens = self.algorithm, len(logprobs)
         lengths, per_token = self._per_token(pieces)
         weights = per_token["weights"]
         behaviour = per_token.get("behaviour_logprobs", logprobs.detach())
@@ -185,7 +171,7 @@ class Passes:
             importance = importance_weights(
                 behaviour, self._recorded(pieces), algorithm.importance_cap, algorithm.log_ratio_clamp
             )
-            self.sums.add(importance_sum=importance.sum())
+            self.tally.add(IMPORTANCE, importance.sum(), tokens)
         loss, metrics = policy_loss(
             logprobs,
             behaviour,
@@ -203,11 +189,12 @@ class Passes:
         if ref_logprobs is not None:
             kl = kl_penalty(logprobs, ref_logprobs, algorithm.kl_estimator, algorithm.log_ratio_clamp)
             loss = loss + algorithm.kl_coef * (weights * kl).sum()
-            self.sums.add(kl=kl.detach().sum())
+            self.tally.add(KL, kl.detach().sum(), tokens)
         if algorithm.entropy_coef:
             loss = loss - algorithm.entropy_coef * (weights * entropies).sum()
-        self.sums.keep_largest(ratio_max=metrics.pop("ratio_max"), negative_ratio_min=-metrics.pop("ratio_min"))
-        self.sums.add(loss=loss.detach(), entropy=entropies.detach().sum(), **metrics)
+        self.tally.add(LOSS, loss.detach())
+        self.tally.add(RESPONSE_TOKENS, tokens)
+        self.tally.add_all({ENTROPY: entropies.detach().sum(), **metrics}, tokens)
         if self.measure_mismatch:
             self._sum_mismatch(pieces, logprobs.detach())
         return loss
@@ -230,9 +217,8 @@ class Passes:
         if not pairs:
             return
         recorded = self._to_device(torch.cat([sampled for sampled, _ in pairs]))
-        sums, abs_max = mismatch_sums(torch.cat([own for _, own in pairs]), recorded, self.algorithm.log_ratio_clamp)
-        self.sums.add(**sums)
-        self.sums.keep_largest(mismatch_abs_max=abs_max)
+        sums = mismatch_sums(torch.cat([own for _, own in pairs]), recorded, self.algorithm.log_ratio_clamp)
+        self.tally.add_all(sums, len(recorded))
 
     def _per_token(self, pieces: Sequence[Piece]) -> tuple[list[int], dict[str, torch.Tensor]]:
         """Tokens of each response; advantages, loss weights and, where given, behaviour log-probabilities, fp32 [R]."""
@@ -266,16 +252,3 @@ def _rollouts_of(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
 def _nothing(logprobs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
     """Zero, through whatever of a pass carries a graph: on a rank that has work the loss reads the same of it."""
     return (logprobs.sum() + entropies.sum()) * 0.0
-
-
-def _wide(value: Any) -> Any:
-    return value.double() if isinstance(value, torch.Tensor) else value
-
-
-def _on_host(values: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
-    """All tensors in one transfer."""
-    numbers = {name: value for name, value in values.items() if not isinstance(value, torch.Tensor)}
-    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-    if not tensors:
-        return numbers
-    return numbers | dict(zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True))

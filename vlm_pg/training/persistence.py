@@ -12,11 +12,11 @@ from typing import Any
 from safetensors import SafetensorError
 
 from vlm_pg.config import RunConfig
+from vlm_pg.distributed import ALONE, RankLayout, barrier
 from vlm_pg.errors import CheckpointError
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.run_folder import free_name
 from vlm_pg.training import checkpoints, history
-from vlm_pg.training.distributed import barrier, gather_objects, rank
 from vlm_pg.training.engines import Engine
 
 # What a checkpoint was written under that does not say: there was no choice then.
@@ -35,22 +35,22 @@ def save_checkpoint(folder: Path, step: int, policy: Policy, engine: Engine, sta
     """
     temporary = folder / f".tmp-step-{step:06d}"
     try:
-        if rank() == 0:
+        if engine.ranks.is_first:
             checkpoints.begin(folder, step)
         barrier()
         with engine.full_weights():
-            if rank() == 0:
+            if engine.ranks.is_first:
                 policy.model.save_pretrained(temporary)
                 policy.processor.save_pretrained(temporary)
         engine.save_optimizer(temporary)
         barrier()
-        if rank() == 0:
+        if engine.ranks.is_first:
             checkpoints.commit(temporary, step, state)
         barrier()
     except (OSError, SafetensorError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not _WRITE_FAILED.search(str(error)):
             raise
-        if rank() == 0:
+        if engine.ranks.is_first:
             shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
             f"The checkpoint of step {step} could not be written to {folder}: {error}. Make room or correct the "
@@ -74,7 +74,11 @@ def checkpoint_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def checkpoint_to_resume(
-    config: RunConfig, folder: Path, warn: Callable[[str], None], refused: Mapping[Path, str] | None = None
+    config: RunConfig,
+    folder: Path,
+    warn: Callable[[str], None],
+    refused: Mapping[Path, str] | None = None,
+    ranks: RankLayout = ALONE,
 ) -> Path | None:
     """The checkpoint ``run.resume`` asks for, its files verified by rank 0; None to start anew.
 
@@ -89,7 +93,7 @@ def checkpoint_to_resume(
     """
     if config.run.resume == "never":
         return None
-    choice = gather_objects(_choose(config, folder, warn, refused or {}) if rank() == 0 else None)[0]
+    choice = ranks.first_says(lambda: _choose(config, folder, warn, refused or {}))
     if isinstance(choice, str):
         raise CheckpointError(choice)
     return choice

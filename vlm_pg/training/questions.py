@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from vlm_pg.data.order import index_at
+from vlm_pg.distributed import RankLayout
 from vlm_pg.prompts.source import PromptSource, Tamper
 from vlm_pg.training.dealing import share_of_rank
-from vlm_pg.training.distributed import rank, world_size
 from vlm_pg.types import BadSample, Prompt, Sample
 
 
@@ -32,10 +32,11 @@ class QuestionStream:
         prompts_per_step: int,
         on_bad: Callable[[int, Sequence[BadSample]], None],
         should_stop: Callable[[], bool],
+        ranks: RankLayout,
     ):
         self._samples, self._source = samples, source
         self._seed, self._shuffle, self._prompts_per_step = seed, shuffle, prompts_per_step
-        self._on_bad, self._should_stop = on_bad, should_stop
+        self._on_bad, self._should_stop, self._ranks = on_bad, should_stop, ranks
         self.place = place
 
     @property
@@ -61,7 +62,7 @@ class QuestionStream:
 
     def load(self, samples: Sequence[Sample]) -> list[tuple[Sample, Prompt]]:
         """Prompts of this rank's share of ``samples``; what cannot be used is recorded."""
-        mine = share_of_rank(samples, rank(), world_size())
+        mine = self._share(samples)
         questions, bad = self._source.load(mine, should_stop=self._should_stop)
         self._on_bad(len(mine), bad)
         return questions
@@ -83,8 +84,11 @@ class QuestionStream:
             for place in range(first, first + self._prompts_per_step):
                 sample = self._at(place)
                 block.setdefault(sample.sample_id, sample)
-            ahead += share_of_rank(list(block.values()), rank(), world_size())
+            ahead += self._share(list(block.values()))
         self._source.expect(ahead)
+
+    def _share(self, samples: Sequence[Sample]) -> list[Sample]:
+        return share_of_rank(samples, self._ranks.data_rank, self._ranks.data_size)
 
     def _at(self, place: int) -> Sample:
         return self._samples[index_at(len(self._samples), place, self._seed, self._shuffle)]

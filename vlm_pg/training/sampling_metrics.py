@@ -6,18 +6,24 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch
-
+from vlm_pg.distributed import gather_objects
+from vlm_pg.metrics import Metric
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.engine import RolloutEngine
-from vlm_pg.rollout.memory import GIB
-from vlm_pg.training.distributed import gather_objects, max_over_ranks, sum_over_ranks
-from vlm_pg.training.generation import Generation
+from vlm_pg.training.generation import NEW_TOKENS, Generation
+from vlm_pg.training.tally import Tally
 
 if TYPE_CHECKING:
     from vlm_pg.rollout.server.engine import ServerEngine
 
 Values = dict[str, float | None]
+
+REWARD_ERRORS = Metric("reward_errors/", "failures so far", "same")
+TOKENS_PER_SECOND = Metric("generation/tokens_per_second", "new tokens per second", "same")
+ASKED_AGAIN = Metric("rollouts_asked_again", "rollouts", "sum")
+DIVERGENCE = Metric("server_divergence", "nat per token")
+DIVERGENCE_MAX = Metric("server_divergence_max", "nat", "largest")
+LAG = Metric("rollout_lag_steps", "steps", "same")
 
 
 class RewardErrors:
@@ -40,38 +46,27 @@ class RewardErrors:
             for name in messages.keys() - self._shown:
                 self._shown.add(name)
                 self._warn(messages[name])
-        return {f"reward_errors/{name}": float(count) for name, count in counts.items()}
+        return {REWARD_ERRORS.of(name): float(count) for name, count in counts.items()}
 
 
-def sampling_metrics(generation: Generation, seconds: float, device: torch.device) -> Values:
+def sampling_metrics(generation: Generation, seconds: float) -> Values:
     """Tokens, speed and memory of generation in this process, or what a server owed; called on all ranks.
 
     Args:
         seconds: that the step's rollouts took.
     """
     if not isinstance(generation.rollouts, RolloutEngine):
-        return _server_metrics(generation.rollouts, device)
-    counts = generation.counts
-    counted = {
-        "prompt_tokens": float(counts.prompt_tokens),
-        "prefill_tokens": float(counts.prefill_tokens),
-        "new_tokens": float(counts.new_tokens),
-    }
-    sums = sum_over_ranks(counted, device)
-    peak = max_over_ranks({"gib": counts.peak_bytes / GIB}, device)["gib"]
-    values: Values = {f"generation/{name}": value for name, value in sums.items()}
-    return values | {"generation/tokens_per_second": sums["new_tokens"] / seconds, "generation/peak_gib": peak}
+        return _server_metrics(generation.rollouts)
+    found = generation.tally.reduced()
+    return found | {TOKENS_PER_SECOND: found[NEW_TOKENS] / seconds}
 
 
-def _server_metrics(server: ServerEngine, device: torch.device) -> Values:
+def _server_metrics(server: ServerEngine) -> Values:
     """How far the server is behind, how far its weights are away, and what it owed."""
-    found = server.take_divergence()
-    sums = sum_over_ranks(
-        {"tokens": float(found.tokens), "kl": found.kl, "again": float(server.take_asked_again())}, device
-    )
-    largest = max_over_ranks({"largest": found.largest}, device)["largest"]
-    values: Values = {"rollouts_asked_again": sums["again"]}
-    if sums["tokens"]:
-        values |= {"server_divergence": sums["kl"] / sums["tokens"], "server_divergence_max": largest}
+    found, tally = server.take_divergence(), Tally()
+    tally.add(ASKED_AGAIN, server.take_asked_again())
+    if found.tokens:
+        tally.add(DIVERGENCE, found.kl, found.tokens)
+        tally.add(DIVERGENCE_MAX, found.largest)
     lag = server.lag_steps
-    return values if lag is None else values | {"rollout_lag_steps": lag}
+    return tally.reduced() | ({} if lag is None else {LAG: lag})

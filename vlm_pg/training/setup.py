@@ -9,12 +9,12 @@ from typing import Any, cast
 
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.config import RunConfig
+from vlm_pg.distributed import RankLayout, launched_world_size
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.liger import liger_line
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.lora import AdapterFreeReference
 from vlm_pg.models.policy import Policy
-from vlm_pg.training.distributed import launched_world_size, world_size
 from vlm_pg.training.engines import Engine, TorchEngine
 
 PACKAGES = ("vlm-pg", "torch", "transformers", "deepspeed", "qwen-vl-utils", "decord", "av", "accelerate", "peft")
@@ -30,7 +30,7 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
     adapter = "" if lora is None else f", LoRA adapter of rank {lora.rank}"
     return [
         f"model: {config.model.path}, {total:,} parameters, {trained:,} trained ({tower}{adapter}), "
-        f"{config.model.dtype} on {policy.device}, {world_size()} process(es), engine {engine.description}",
+        f"{config.model.dtype} on {policy.device}, {engine.ranks.world_size} process(es), engine {engine.description}",
         f"attention kernel: {policy.kernel.name}, grouped over shared prefixes "
         f"(checked against plain softmax: largest relative difference {policy.kernel_error:.0e})",
         f"positions: {policy.family.describe_positions(config.model.positions)}",
@@ -48,8 +48,8 @@ def describe_algorithm(algorithm: AlgorithmSettings) -> str:
     return ", ".join([algorithm.preset or "GRPO, token mean", *changed])
 
 
-def connect(config: RunConfig) -> None:
-    """Join the other processes, if the launcher started any."""
+def connect(config: RunConfig) -> RankLayout:
+    """Join the other processes, if the launcher started any; where this one stands among them."""
     if config.training.engine == "deepspeed":
         from vlm_pg.training.deepspeed_config import read_deepspeed_config
         from vlm_pg.training.deepspeed_engine import connect as connect_ranks
@@ -61,6 +61,7 @@ def connect(config: RunConfig) -> None:
             f"{launched_world_size()} processes were started, but training.engine is torch, which runs in one. "
             "Set training.engine=deepspeed and training.deepspeed_config."
         )
+    return RankLayout.here()
 
 
 def refuse_fewer_steps(config: RunConfig, step: int) -> None:
@@ -93,12 +94,12 @@ def refuse_nothing_to_train(config: RunConfig, policy: Policy) -> None:
         )
 
 
-def make_engine(config: RunConfig, policy: Policy) -> Engine:
+def make_engine(config: RunConfig, policy: Policy, ranks: RankLayout) -> Engine:
     if config.training.engine == "torch":
         return TorchEngine(policy, config.training)
     from vlm_pg.training.deepspeed_engine import DeepSpeedEngine
 
-    return DeepSpeedEngine(policy, config.training, config.rollout.gather)
+    return DeepSpeedEngine(policy, config.training, ranks, config.rollout.gather)
 
 
 def load_reference(config: RunConfig, policy: Policy) -> Policy:

@@ -8,21 +8,34 @@ from typing import TypeVar
 
 import torch
 
+from vlm_pg.algorithms.kl import KL
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.algorithms.weights import response_token_weights
 from vlm_pg.batching.plan import plan_micro_batches, tree_tokens
+from vlm_pg.distributed import sum_over_ranks
+from vlm_pg.metrics import NORM_CHART, Chart, Metric
 from vlm_pg.models.packing import repeated_tokens
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.prompt_tree import shared_tokens
-from vlm_pg.training.behaviour import LogprobsSource, behaviour_logprobs, mismatch_metrics
+from vlm_pg.training.behaviour import LogprobsSource, behaviour_logprobs
 from vlm_pg.training.calls import agreed_places
-from vlm_pg.training.distributed import max_over_ranks, sum_over_ranks
 from vlm_pg.training.engines import Engine
-from vlm_pg.training.passes import Passes, StepSums
+from vlm_pg.training.passes import GROUPS_CHUNKED, LOSS, TOKENS_CHART, TOKENS_COMPUTED, Passes
+from vlm_pg.training.tally import Tally
 from vlm_pg.training.vision_leaves import VisionLeaves
 from vlm_pg.types import Prompt, RolloutGroup
 
 T = TypeVar("T")
+
+TOKENS_REPEATED = Metric("tokens_repeated", "tokens", "sum", TOKENS_CHART)
+SHARING_RATIO = Metric("sharing_ratio", "tokens repeated / computed")
+SHARING_RATIO_BOUND = Metric("sharing_ratio_bound", "tokens repeated / computed")
+PROMPT_TOKENS = Metric("prompt_tokens_mean", "tokens")
+GENERATIONS = Metric("generations_mean", "rollouts per group")
+GRAD_NORM = Metric("grad_norm", "L2, before clipping", "same", NORM_CHART)
+LEARNING_RATE = Metric("lr", how="same", chart=Chart("Learning rate", 11, smooth=False))
+MICRO_BATCHES = Metric("micro_batches", how="same", over_updates="sum")
+BACKWARD_CALLS = Metric("backward_calls", how="same", over_updates="sum")
 
 
 def update_policy(
@@ -83,15 +96,16 @@ def update_policy(
         engine.backward(loss, last)
     in_one_tree = tree_tokens([prompt for prompt, _ in counts], range(len(groups)), lambda i, j: shared[i][j])
     in_one_tree += sum(sum(responses) for _, responses in counts)
-    metrics = _metrics(passes.sums, trained, in_one_tree, policy.device)
+    _count_sharing(passes.tally, trained, in_one_tree)
+    metrics = passes.tally.reduced()
     # Of the sum over ranks, so that all of them stop here or none.
-    _check_finite(metrics["loss"])
+    _check_finite(metrics[LOSS])
     grad_norm = engine.step(learning_rate)
     return metrics | {
-        "grad_norm": grad_norm,
-        "lr": learning_rate,
-        "micro_batches": float(len(order)),
-        "backward_calls": float(sum(place.backward_calls for place in order)),
+        GRAD_NORM: grad_norm,
+        LEARNING_RATE: learning_rate,
+        MICRO_BATCHES: float(len(order)),
+        BACKWARD_CALLS: float(sum(place.backward_calls for place in order)),
     }
 
 
@@ -157,55 +171,17 @@ def _sequence_weights(
     return [[next(weights) for _ in group.rollouts] for group in groups]
 
 
-def _metrics(
-    sums: StepSums, groups: Sequence[RolloutGroup], in_one_tree: int, device: torch.device
-) -> dict[str, float]:
-    """Means over the response tokens of all ranks, and what sharing saved.
+def _count_sharing(tally: Tally, groups: Sequence[RolloutGroup], in_one_tree: int) -> None:
+    """What sharing saved.
 
     ``in_one_tree``: tokens this rank would compute if all its groups fitted in one pass.
     """
     lengths = [[len(rollout.token_ids) for rollout in group.rollouts] for group in groups]
     prompts = [group.prompt.num_tokens for group in groups]
-    local = {
-        "repeated": sum(map(repeated_tokens, prompts, lengths)),
-        "in_one_tree": in_one_tree,
-        "groups": len(groups),
-        "rollouts": sum(map(len, lengths)),
-        "prompt_tokens": sum(prompts),
-    }
-    names = ("loss", "entropy", "kl", "tokens", "clipped_low", "clipped_high", "ratio_sum", "behaviour_kl_sum")
-    weighed = ("importance_sum",)
-    counted = ("tokens_computed", "tokens_shared", "sharing_groups", "groups_chunked")
-    compared = ("mismatch_tokens", "mismatch_kl", "mismatch_abs", "mismatch_exp_abs")
-    sums_here, largest_here = sums.read()
-    totals = sum_over_ranks(
-        {name: sums_here.get(name, 0.0) for name in (*names, *weighed, *counted, *compared)}
-        | {name: float(count) for name, count in local.items()},
-        device,
-    )
-    # Probability ratios are above 0, so what a rank without tokens says here never counts.
-    none = {"ratio_max": 0.0, "negative_ratio_min": -math.inf, "mismatch_abs_max": 0.0}
-    largest = max_over_ranks(none | {name: largest_here[name] for name in none if name in largest_here}, device)
-    tokens = max(1.0, totals["tokens"])
-    return {
-        "loss": totals["loss"],
-        "entropy": totals["entropy"] / tokens,
-        "kl": totals["kl"] / tokens,
-        "clip_low": totals["clipped_low"] / tokens,
-        "clip_high": totals["clipped_high"] / tokens,
-        "ratio_mean": totals["ratio_sum"] / tokens,
-        "ratio_max": largest["ratio_max"],
-        "ratio_min": -largest["negative_ratio_min"],
-        "behaviour_kl": totals["behaviour_kl_sum"] / tokens,
-        "response_tokens": totals["tokens"],
-        "prompt_tokens_mean": totals["prompt_tokens"] / max(1.0, totals["groups"]),
-        "generations_mean": totals["rollouts"] / max(1.0, totals["groups"]),
-        "tokens_computed": totals["tokens_computed"],
-        "tokens_repeated": totals["repeated"],
-        "tokens_shared_across_questions": totals["tokens_shared"],
-        "questions_sharing": totals["sharing_groups"],
-        "groups_chunked": totals["groups_chunked"],
-        "sharing_ratio": totals["repeated"] / max(1.0, totals["tokens_computed"]),
-        "sharing_ratio_bound": totals["repeated"] / max(1.0, totals["in_one_tree"]),
-        **({"importance_mean": totals["importance_sum"] / tokens} if totals["importance_sum"] else {}),
-    } | mismatch_metrics(totals, largest["mismatch_abs_max"])
+    repeated = sum(map(repeated_tokens, prompts, lengths))
+    tally.add(TOKENS_REPEATED, repeated)
+    tally.add(SHARING_RATIO, repeated, tally.total(TOKENS_COMPUTED))
+    tally.add(SHARING_RATIO_BOUND, repeated, in_one_tree)
+    tally.add(PROMPT_TOKENS, sum(prompts), len(groups))
+    tally.add(GENERATIONS, sum(map(len, lengths)), len(groups))
+    tally.add_all({GROUPS_CHUNKED: 0, KL: 0}, 0)  # known where there are none, too

@@ -9,18 +9,18 @@ from types import FrameType
 
 import torch
 
-from vlm_pg.training.distributed import max_over_ranks, world_size
+from vlm_pg.distributed import RankLayout, max_over_ranks
 
 
 class StopRequest:
     """Whether somebody asked the run to stop."""
 
-    def __init__(self) -> None:
-        self.asked = False
+    def __init__(self, ranks: RankLayout) -> None:
+        self.ranks, self.asked = ranks, False
 
     def between_tokens(self) -> bool:
         """For generation and decoding. With several ranks they stop together at the step's end, or they would hang."""
-        return self.asked and world_size() == 1
+        return self.asked and self.ranks.world_size == 1
 
     def agreed(self, device: torch.device) -> bool:
         """Whether any rank was asked; all ranks get the same answer."""

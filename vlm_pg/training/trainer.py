@@ -11,7 +11,9 @@ import torch
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
+from vlm_pg.distributed import gather_objects, sum_over_ranks
 from vlm_pg.errors import SampleError, TooManyBadSamples, VlmPgError
+from vlm_pg.metrics import SECONDS_CHART, THROUGHPUT_CHART, Metric
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.metrics import MetricsLog
@@ -28,11 +30,10 @@ from vlm_pg.threads import CoreWatch, waiting_warning
 from vlm_pg.training import checkpoints
 from vlm_pg.training.behaviour import mismatch_due, mismatch_warning
 from vlm_pg.training.collect import Collector, StepBatch
-from vlm_pg.training.distributed import gather_objects, rank, sum_over_ranks, world_size
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.generation import Generation, control_engine, make_rollout_engine
 from vlm_pg.training.group_advantages import trains
-from vlm_pg.training.group_metrics import group_metrics, group_sums
+from vlm_pg.training.group_metrics import group_metrics
 from vlm_pg.training.persistence import checkpoint_settings, save_checkpoint
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream
@@ -43,6 +44,11 @@ from vlm_pg.training.updates import run_updates
 from vlm_pg.types import BadSample, RolloutGroup, Sample
 
 PREFETCH_STEPS = 2
+
+STEP_SECONDS = Metric("step_seconds", "s", "same", SECONDS_CHART)
+PHASE_SECONDS = Metric("seconds/", "s", "same", SECONDS_CHART)
+TOKENS_PER_SECOND = Metric("tokens_per_second", "tokens per second", "same", THROUGHPUT_CHART)
+CORE_WAIT = Metric("core_wait_share", "share of the step", "same")
 
 
 @dataclass
@@ -114,6 +120,7 @@ class Trainer:
             config.training.prompts_per_step,
             self._record_bad,
             stop.between_tokens,
+            engine.ranks,
         )
         in_loss = config.algorithm.kl_in == "loss"
         self.collector = Collector(
@@ -146,7 +153,7 @@ class Trainer:
                     if self.stop.agreed(self.policy.device):
                         raise InterruptedError("training was asked to stop")
                     values, groups = self._step(self.progress.step + 1)
-                    values["core_wait_share"] = self._core_wait_share(self.progress.step + 1)
+                    values[CORE_WAIT] = self._core_wait_share(self.progress.step + 1)
                     self.progress.step += 1
                     self.progress.questions = self.stream.place
                     self._doing = "showing"
@@ -200,7 +207,7 @@ class Trainer:
 
     def _keep_finished_steps(self) -> None:
         """Saving is for all ranks together, and with several the others may still be waiting for their answers."""
-        if world_size() > 1:
+        if self.engine.ranks.world_size > 1:
             return
         try:
             if self._presence is not None:
@@ -217,16 +224,16 @@ class Trainer:
         self.phases.begin_step()
         ahead = min(PREFETCH_STEPS, self.config.training.steps - step)
         batch = self.collector.collect(step, ahead)
-        values: dict[str, float | None] = group_metrics(gather_objects(group_sums(batch.sampled, batch.groups)))
+        values: dict[str, float | None] = group_metrics(batch.sampled, batch.groups)
         values |= batch.counts
         values |= self._reward_errors.count()
-        values |= sampling_metrics(self.generation, self.phases.of_step["rollout"], self.policy.device)
+        values |= sampling_metrics(self.generation, self.phases.of_step["rollout"])
         self._groups_sampled += int(values["groups"] or 0)
         here = float(sum(trains(group) for group in batch.groups))
         if not sum_over_ranks({"groups": here}, self.policy.device)["groups"]:
             none = "no question could be used" if not values["groups"] else "no group had anything to learn from"
             self.console.warn(f"step {step}: {none}, so there was no update")
-            return values | {"step_seconds": time.perf_counter() - start_seconds}, batch.sampled
+            return values | {STEP_SECONDS: time.perf_counter() - start_seconds}, batch.sampled
         with self.phases.timed("train"):
             self._doing = "updating"
             values |= self._update(batch, step)
@@ -237,8 +244,10 @@ class Trainer:
             if "generation/prefill_tokens" in values:
                 self.console.info(generation_line(values, share))
         seconds = time.perf_counter() - start_seconds
-        values |= {f"seconds/{name}": seconds for name, seconds in self.phases.of_step.items() if name != "checkpoint"}
-        values |= {"step_seconds": seconds, "tokens_per_second": (values["tokens_computed"] or 0.0) / seconds}
+        values |= {
+            PHASE_SECONDS.of(name): seconds for name, seconds in self.phases.of_step.items() if name != "checkpoint"
+        }
+        values |= {STEP_SECONDS: seconds, TOKENS_PER_SECOND: (values["tokens_computed"] or 0.0) / seconds}
         return values, batch.sampled
 
     def _update(self, batch: StepBatch, step: int) -> dict[str, float]:
@@ -303,8 +312,7 @@ class Trainer:
     def save(self) -> None:
         """Write the checkpoint of the step just finished, unless it is there already, and remove the oldest ones."""
         path = checkpoints.checkpoint_path(self.folder.checkpoints, self.progress.step)
-        # A network file system may show ranks different things.
-        if gather_objects(checkpoints.problem_with(path) if rank() == 0 else None)[0] is None:
+        if self.engine.ranks.first_says(lambda: checkpoints.problem_with(path)) is None:
             return
         with self.phases.timed("checkpoint"):
             state: dict[str, Any] = {
@@ -317,7 +325,7 @@ class Trainer:
                 "data": self._digests,
             }
             save_checkpoint(self.folder.checkpoints, self.progress.step, self.policy, self.engine, state)
-            if rank() == 0:
+            if self.engine.ranks.is_first:
                 checkpoints.prune(self.folder.checkpoints, self.config.training.keep_checkpoints)
         if not isinstance(self.rollouts, RolloutEngine):
             self.rollouts.use_checkpoint(path)

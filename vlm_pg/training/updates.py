@@ -8,27 +8,18 @@ from dataclasses import replace
 import torch
 
 from vlm_pg.config import RunConfig
+from vlm_pg.distributed import gather_objects, sum_over_ranks
+from vlm_pg.metrics import Metric
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.scoring import score
-from vlm_pg.training.distributed import gather_objects, rank, sum_over_ranks
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.group_advantages import trains
 from vlm_pg.training.step import update_policy
+from vlm_pg.training.tally import over_updates
 from vlm_pg.training.vision_leaves import VisionLeaves
 from vlm_pg.types import ResponseGroup, RolloutGroup
 
-SUMMED = {
-    "tokens_computed",
-    "tokens_repeated",
-    "tokens_shared_across_questions",
-    "questions_sharing",
-    "groups_chunked",
-    "micro_batches",
-    "backward_calls",
-    "response_tokens",
-}
-LARGEST = {"ratio_max", "mismatch/abs_max"}
-SMALLEST = {"ratio_min"}
+UPDATES = Metric("updates", "of the optimizer", "same")
 
 
 def run_updates(
@@ -51,14 +42,14 @@ def run_updates(
         leaves: visual features of ``groups`` for the first update.
 
     Returns:
-        The step's metrics, equal on all ranks: sums of what is counted, extremes of extremes, means of the rest.
+        The step's metrics, equal on all ranks.
     """
     algorithm, rollout = config.algorithm, config.rollout
     if rollout.logprobs == "recompute" and algorithm.updates > 1:
         groups = _scored(engine, groups, config)
     values: list[dict[str, float]] = []
     counts = gather_objects(len(groups))
-    parts = [part_of(place, rank(), counts, algorithm.minibatches) for place in range(len(groups))]
+    parts = [part_of(place, engine.ranks.rank, counts, algorithm.minibatches) for place in range(len(groups))]
     for _ in range(algorithm.num_iterations):
         for number in range(algorithm.minibatches):
             chosen = [group for group, part in zip(groups, parts, strict=True) if part == number]
@@ -82,7 +73,7 @@ def run_updates(
             )
             # The next update has other weights, and a trained tower other features.
             leaves = leaves if leaves is not None and not engine.policy.vision.trains else None
-    return joined_metrics(values) | {"updates": float(len(values))}
+    return over_updates(values) | {UPDATES: float(len(values))}
 
 
 def part_of(place: int, on_rank: int, counts: Sequence[int], parts: int) -> int:
@@ -116,19 +107,3 @@ def _scored(engine: Engine, groups: Sequence[RolloutGroup], config: RunConfig) -
         logprobs = tuple(by_place.get(i, torch.empty(0)) for i in range(len(group.rollouts)))
         scored.append(replace(group, trainer_logprobs=logprobs))
     return scored
-
-
-def joined_metrics(values: Sequence[dict[str, float]]) -> dict[str, float]:
-    """One set of metrics for several updates."""
-    joined: dict[str, float] = {}
-    for name in dict.fromkeys(name for of_update in values for name in of_update):
-        found = [of_update[name] for of_update in values if name in of_update]
-        if name in SUMMED:
-            joined[name] = sum(found)
-        elif name in LARGEST:
-            joined[name] = max(found)
-        elif name in SMALLEST:
-            joined[name] = min(found)
-        else:
-            joined[name] = sum(found) / len(found)
-    return joined

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from vlm_pg.distributed import max_over_ranks
 from vlm_pg.models.policy import Policy
-from vlm_pg.training.distributed import max_over_ranks
 from vlm_pg.types import Prompt, VisualFeatures
 
 

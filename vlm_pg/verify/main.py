@@ -11,6 +11,7 @@ from vlm_pg.bench.memory import give_freed_memory_back
 from vlm_pg.config import RunConfig
 from vlm_pg.data.order import index_at
 from vlm_pg.data.records import read_records
+from vlm_pg.distributed import launched_world_size
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
@@ -20,7 +21,6 @@ from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.sources import Sources
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.threads import use_threads
-from vlm_pg.training.distributed import launched_world_size
 from vlm_pg.types import Prompt, ResponseGroup, Sample
 from vlm_pg.verify.compare import errors, too_far_in_bf16, too_far_in_fp32
 from vlm_pg.verify.report import bf16_lines, fp32_lines, group_line

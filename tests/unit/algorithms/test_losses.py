@@ -116,12 +116,11 @@ def test_clipped_tokens_have_no_gradient_and_are_counted_by_side() -> None:
     assert policy.grad is not None
     assert policy.grad.tolist() == pytest.approx([0.0, math.e, -math.exp(-1), 0.0])
     values = {name: value.item() for name, value in metrics.items()}
-    assert values["tokens"] == 4.0
-    assert (values["clipped_high"], values["clipped_low"]) == (1.0, 1.0)
+    assert (values["clip_high"], values["clip_low"]) == (1.0, 1.0)
     assert values["ratio_max"] == pytest.approx(math.e)
     assert values["ratio_min"] == pytest.approx(math.exp(-1))
-    assert values["ratio_sum"] == pytest.approx(2 * math.e + 2 * math.exp(-1))
-    assert values["behaviour_kl_sum"] == pytest.approx(2 * (math.e - 2) + 2 * math.exp(-1))
+    assert values["ratio_mean"] == pytest.approx(2 * math.e + 2 * math.exp(-1))
+    assert values["behaviour_kl"] == pytest.approx(2 * (math.e - 2) + 2 * math.exp(-1))
     assert not any(value.requires_grad or value.dtype != torch.float32 for value in metrics.values())
 
 
@@ -136,8 +135,8 @@ def test_clipped_counts_are_those_of_tokens_without_gradient(variant: dict[str, 
     assert policy.grad is not None
     removed = policy.grad == 0
     above = policy.detach() > behaviour
-    assert metrics["clipped_low"].item() == (removed & ~above).sum().item() > 0
-    assert metrics["clipped_high"].item() == (removed & above).sum().item() > 0
+    assert metrics["clip_low"].item() == (removed & ~above).sum().item() > 0
+    assert metrics["clip_high"].item() == (removed & above).sum().item() > 0
 
 
 def test_sequence_level_by_hand() -> None:
@@ -148,10 +147,10 @@ def test_sequence_level_by_hand() -> None:
     sequence = {"lengths": [2, 1], "loss": "clip", "ratio_level": "sequence"}
     loss, metrics = policy_loss(policy, zeros, advantages, ones, clip_low=0.2, clip_high=0.28, **sequence)
     assert loss.item() == pytest.approx(-(1.28 + 1.28 - 2 * 0.8))
-    assert (metrics["clipped_high"].item(), metrics["clipped_low"].item()) == (2.0, 1.0)
+    assert (metrics["clip_high"].item(), metrics["clip_low"].item()) == (2.0, 1.0)
     assert metrics["ratio_max"].item() == pytest.approx(math.e)
     # The KL is still that of tokens: e^2 - 1 - 2 and e^-1 - 1 + 1.
-    assert metrics["behaviour_kl_sum"].item() == pytest.approx(math.exp(2) - 3 + math.exp(-1))
+    assert metrics["behaviour_kl"].item() == pytest.approx(math.exp(2) - 3 + math.exp(-1))
     # Without clipping each token of a response carries an equal share of its sum.
     loss, _ = policy_loss(policy, zeros, advantages, ones, clip_low=1.0, clip_high=10.0, **sequence)
     loss.backward()
@@ -169,7 +168,7 @@ def test_dual_clip_by_hand() -> None:
     assert loss.item() == pytest.approx(3 + math.exp(0.5))
     assert policy.grad is not None
     assert policy.grad.tolist() == pytest.approx([0.0, math.exp(0.5), 0.0])
-    assert (metrics["clipped_high"].item(), metrics["clipped_low"].item()) == (1.0, 0.0)
+    assert (metrics["clip_high"].item(), metrics["clip_low"].item()) == (1.0, 0.0)
     assert metrics["ratio_max"].item() == pytest.approx(math.exp(2))
 
 
@@ -196,7 +195,7 @@ def test_cispo_clips_the_factor_and_keeps_every_gradient() -> None:
     assert policy.grad is not None
     assert policy.grad.tolist() == pytest.approx([-factors[0], factors[1], -2 * factors[2], 0.0])
     # The last token trains nothing, so nothing of it was clipped.
-    assert (metrics["clipped_high"].item(), metrics["clipped_low"].item()) == (1.0, 1.0)
+    assert (metrics["clip_high"].item(), metrics["clip_low"].item()) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

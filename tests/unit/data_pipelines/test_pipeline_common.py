@@ -21,7 +21,6 @@ from data_pipelines.common import (
     progress,
     run,
     write_manifest,
-    write_text,
 )
 from data_pipelines.outcome import Outcome
 from vlm_pg.errors import ConfigError
@@ -100,15 +99,6 @@ def test_a_manifest_of_something_else_is_refused(tmp_path: Path, content: str) -
     (tmp_path / MANIFEST).write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match=r"is not the manifest of a prepared folder.*Choose another --out"):
         is_prepared(tmp_path, ARGUMENTS)
-
-
-def test_text_files_appear_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    write_text(path, "first")
-    with pytest.raises(UnicodeEncodeError):
-        write_text(path, "second\udcff")
-    assert path.read_text() == "first"
-    assert [found.name for found in tmp_path.iterdir()] == ["report.json"]
 
 
 def test_a_folder_is_held_by_one_process_at_a_time_and_freed_when_it_dies(tmp_path: Path) -> None:

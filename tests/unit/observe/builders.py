@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from vlm_pg.metrics import KL_CHART, REWARD_CHART, Metric
 from vlm_pg.observe.metrics import MetricsLog
 from vlm_pg.observe.rollouts import RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.types import MediaRef, Prompt, RewardBreakdown, Rollout, RolloutGroup, Sample
 
+REWARD = Metric("reward", "mean over rollouts", chart=REWARD_CHART)
+REWARD_PART = Metric("reward/", "mean over rollouts", chart=REWARD_CHART)
+KL = Metric("kl", "nat per token", chart=KL_CHART)
 CONFIG = "run: {name: tiny}\nmodel: {path: assets/tiny}\ndata: {train: data/train.jsonl}\ntraining: {steps: 4}\n"
 
 
@@ -93,7 +97,7 @@ def make_run(path: Path, steps: int = 4, groups: Sequence[RolloutGroup] | None =
     folder.write_config(CONFIG)
     with MetricsLog(folder) as metrics, RolloutsLog(folder) as rollouts:
         for step in range(1, steps + 1):
-            values = {"reward": step / steps, "reward/accuracy": step / steps, "kl": 0.01 * step}
+            values = {REWARD: step / steps, REWARD_PART.of("accuracy"): step / steps, KL: 0.01 * step}
             metrics.write(step, {**values, "tokens_computed": 100 + step, "tokens_repeated": 400, "grad_norm": None})
             rollouts.write(step, groups if groups is not None else [make_group()])
     folder.write_summary(make_summary())

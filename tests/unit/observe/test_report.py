@@ -58,6 +58,8 @@ def test_every_section_shows_the_runs_numbers(tmp_path: Path) -> None:
         "7 unusable",
         "62.5\u202f% <small>k=8</small>", "± 2.0", "n = 200", "Controls",
         "assets/tiny", "data/train.jsonl", "4.00×", "generating rollouts", "1 min 40 s", "missing_media",
+        "Not logged in this run: Spread of the reward, Entropy of the policy, Response length, Gradient norm, Seconds",
+        "<b>Reward</b> <span class=\"unit\">mean over rollouts</span>",
         "9.mp4 is &lt;not&gt; there", "2.15.0", "Which colour is first?", "advantage +0.70", "finished",
     ):  # fmt: skip
         assert shown in html, shown
@@ -97,6 +99,8 @@ def test_model_and_data_text_cannot_become_markup(tmp_path: Path) -> None:
     with folder.metrics.open("a") as file:
         file.write(json.dumps({"step": 5, "phase": HOSTILE, HOSTILE: 1.0, f"reward/{HOSTILE}": 1.0}) + "\n")
         file.write(json.dumps({"step": 6, "phase": "train", HOSTILE: 1.0, f"reward/{HOSTILE}": 1.0}) + "\n")
+    declared = {"unit": HOSTILE, "chart": {"title": HOSTILE, "place": 1, "as_percent": False, "smooth": True}}
+    folder.curves.write_text(json.dumps({"kl": declared, f"reward/{HOSTILE}": declared}))
     html = render(folder)
     page = Page(html)
     assert page.open == []
@@ -122,6 +126,7 @@ def test_think_and_answer_are_marked() -> None:
         ("config.yaml", "config.yaml is not there"),
         ("metrics.jsonl", "metrics.jsonl is not there: no step has been logged"),
         ("rollouts.jsonl", "rollouts.jsonl is not there: no rollouts have been logged"),
+        ("curves.json", "curves.json is not there or cannot be read: every metric has a chart of its own"),
         ("summary.json", "summary.json is not there yet"),
         ("thumbnails", "is not there any more"),
     ],
@@ -155,7 +160,9 @@ def test_damaged_files_are_said_not_hidden(tmp_path: Path) -> None:
     folder.metrics.write_bytes(b"{broken\n" + folder.metrics.read_bytes())
     folder.summary.write_text('{"eval_before": ')
     folder.config.write_text("a: [1")
+    folder.curves.write_text('{"kl": {"unit": "nat", "chart": {"title": 5}}}')
     html = render(folder)
+    assert "curves.json is not there or cannot be read" in html
     assert "metrics.jsonl: 1 line(s) are not JSON" in html
     assert "summary.json cannot be read" in html
 

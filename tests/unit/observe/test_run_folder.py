@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.observe.builders import make_run
 from vlm_pg.errors import ConfigError, VlmPgError
-from vlm_pg.observe.files import write_bytes_atomic
+from vlm_pg.files import write_bytes_atomic
 from vlm_pg.observe.run_folder import RunFolder
 
 

@@ -8,9 +8,10 @@ import torch
 from tests.support.groups import make_case, tiny_policy
 from tests.support.tiny import FAMILY_NAMES
 from vlm_pg.errors import ConfigError
+from vlm_pg.memory import GIB
 from vlm_pg.rollout.decode import DecodeContext, OwnTokens
 from vlm_pg.rollout.kv import PrefixStore
-from vlm_pg.rollout.memory import GIB, TokenCosts, budget_bytes, check_fits
+from vlm_pg.rollout.memory import TokenCosts, budget_bytes, check_fits
 from vlm_pg.rollout.prefill import Prefill
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.rollout.waiting import WaitingPrompts
@@ -43,7 +44,7 @@ def test_costs_are_those_of_the_tensors_kept(family: str, dtype: torch.dtype) ->
 
 def test_a_budget_is_stated_or_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     assert budget_bytes(RolloutSettings(memory_gb=0.5), torch.device("cpu")) == GIB // 2
-    monkeypatch.setattr("vlm_pg.rollout.memory._free_host_bytes", lambda: 10 * GIB)
+    monkeypatch.setattr("vlm_pg.memory._free_host_bytes", lambda: 10 * GIB)
     assert budget_bytes(RolloutSettings(), torch.device("cpu")) == 6 * GIB
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert budget_bytes(RolloutSettings(), torch.device("cpu")) == 3 * GIB

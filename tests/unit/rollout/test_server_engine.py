@@ -20,6 +20,7 @@ import torch
 
 from tests.support.groups import tiny_policy
 from tests.unit.rollout.test_server_misbehaviours import recorded_or_raised
+from vlm_pg.distributed import ALONE
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
@@ -525,7 +526,8 @@ def test_what_ends_a_run_in_its_rollouts_leaves_a_checkpoint(monkeypatch: pytest
     trainer = object.__new__(Trainer)
     trainer.config = SimpleNamespace(training=SimpleNamespace(steps=3))  # type: ignore[assignment]
     trainer.policy = SimpleNamespace(device=torch.device("cpu"))  # type: ignore[assignment]
-    trainer.console, trainer.stop, trainer.progress = Console(enabled=False), StopRequest(), Progress(step=1)
+    trainer.console, trainer.stop, trainer.progress = Console(enabled=False), StopRequest(ALONE), Progress(step=1)
+    trainer.engine = SimpleNamespace(ranks=ALONE)  # type: ignore[assignment]
     trainer._cores = CoreWatch()
     saved: list[int] = []
 

@@ -10,12 +10,15 @@ import torch
 from vlm_pg.errors import ConfigError
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.training.behaviour import (
+    MISMATCH_EXP_ABS,
+    MISMATCH_KL,
+    MISMATCH_MAX,
     behaviour_logprobs,
     mismatch_due,
-    mismatch_metrics,
     mismatch_sums,
     mismatch_warning,
 )
+from vlm_pg.training.tally import Tally
 from vlm_pg.types import Prompt, Rollout, RolloutGroup, Sample
 
 
@@ -58,8 +61,9 @@ def test_steps_that_compare(settings: dict[str, object], due: list[int]) -> None
 def test_metrics_are_the_plain_formulas() -> None:
     trainer = [-1.0, -2.5, -0.25, -3.0]
     sampled = [-1.5, -2.0, -0.25, -3.125]
-    sums, abs_max = mismatch_sums(torch.tensor(trainer), torch.tensor(sampled), 20.0)
-    metrics = mismatch_metrics({name: float(value) for name, value in sums.items()}, float(abs_max))
+    tally = Tally()
+    tally.add_all(mismatch_sums(torch.tensor(trainer), torch.tensor(sampled), 20.0), 4)
+    metrics = tally.reduced()
     differences = [t - s for t, s in zip(trainer, sampled, strict=True)]
     assert differences == [0.5, -0.5, 0.0, 0.125]
     assert metrics == pytest.approx(
@@ -77,21 +81,17 @@ def test_kl_is_that_of_the_sampler_to_the_trainer() -> None:
     sampler = torch.tensor([0.5, 0.25, 0.125, 0.125])
     trainer = torch.tensor([0.125, 0.5, 0.25, 0.125])
     drawn = torch.arange(4).repeat_interleave((sampler * 8).long())
-    sums, _ = mismatch_sums(trainer.log()[drawn], sampler.log()[drawn], 20.0)
+    sums = mismatch_sums(trainer.log()[drawn], sampler.log()[drawn], 20.0)
     expected = (sampler * (sampler / trainer).log()).sum()
-    assert float(sums["mismatch_kl"]) / 8 == pytest.approx(float(expected))
+    assert float(sums[MISMATCH_KL]) / 8 == pytest.approx(float(expected))
 
 
 def test_a_tiny_difference_is_not_lost_in_rounding_and_a_huge_one_stays_finite() -> None:
-    sums, _ = mismatch_sums(torch.tensor([-1e-5]), torch.tensor([0.0]), 20.0)
-    assert float(sums["mismatch_kl"]) == pytest.approx(0.5e-10, rel=1e-4)
-    sums, abs_max = mismatch_sums(torch.tensor([-2000.0]), torch.tensor([0.0]), 20.0)
-    assert float(sums["mismatch_exp_abs"]) == pytest.approx(math.exp(20.0))
-    assert float(abs_max) == 2000.0
-
-
-def test_nothing_compared_gives_no_metrics() -> None:
-    assert mismatch_metrics(dict.fromkeys(("mismatch_tokens", "mismatch_kl"), 0.0), 0.0) == {}
+    sums = mismatch_sums(torch.tensor([-1e-5]), torch.tensor([0.0]), 20.0)
+    assert float(sums[MISMATCH_KL]) == pytest.approx(0.5e-10, rel=1e-4)
+    sums = mismatch_sums(torch.tensor([-2000.0]), torch.tensor([0.0]), 20.0)
+    assert float(sums[MISMATCH_EXP_ABS]) == pytest.approx(math.exp(20.0))
+    assert float(sums[MISMATCH_MAX]) == 2000.0
 
 
 def test_a_warning_names_the_value_its_bound_and_where_to_look() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from vlm_pg.observe.report.charts import Chart, draw_chart
+from vlm_pg.metrics import MAIN_CHARTS, SAVED_CHART, Chart
+from vlm_pg.observe.metrics import Drawn
+from vlm_pg.observe.report import charts
 from vlm_pg.observe.report.curves import make_curve
 from vlm_pg.observe.report.read import RunData, Series
 from vlm_pg.observe.text import one_line
@@ -17,70 +18,48 @@ _MAX_CURVES, _MAX_NAME_CHARACTERS = 16, 80
 _SAVED = "tokens_saved_share"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """One chart: the metrics in it by key; a key that ends in ``/`` stands for all metrics that begin with it."""
-
-    title: str
-    unit: str
-    keys: tuple[str, ...]
-    as_percent: bool = False
-    smooth: bool = True
-
-
-MAIN = (
-    Plan("Reward", "mean over rollouts", ("reward", "reward/")),
-    Plan("Spread of the reward", "standard deviation within a group, mean", ("reward_std",)),
-    Plan("KL to the reference policy", "nat per token", ("kl",)),
-    Plan("Entropy of the policy", "nat per token", ("entropy",)),
-    Plan("Response length", "tokens, mean", ("response_tokens_mean",)),
-    Plan("Gradient norm", "L2, before clipping", ("grad_norm",)),
-    Plan("Seconds per step", "s", ("step_seconds", "seconds/")),
-    Plan("Tokens saved by sharing the prefix", "of the tokens repeating it would cost", (_SAVED,), as_percent=True),
-    Plan("Throughput", "tokens per second", ("tokens_per_second",)),
-)
-MORE = (
-    Plan("Loss", "", ("loss",)),
-    Plan("Learning rate", "", ("lr",), smooth=False),
-    Plan("Clipped tokens", "share of response tokens", ("clip_low", "clip_high"), as_percent=True),
-    Plan("Extreme ratios", "policy / rollout probability", ("ratio_max", "ratio_min")),
-    Plan("Spread by part", "standard deviation within a group, mean", ("reward_std/",)),
-    Plan("Pruned rollouts", "share", ("pruned_share",), as_percent=True),
-    Plan("Questions per step", "", ("questions", "resampled_groups", "filled_groups", "unused_groups")),
-    Plan("Responses cut off, rewards without value", "share", ("truncated_share", "no_value_share"), as_percent=True),
-    Plan("Groups without spread", "equal rewards, no gradient", ("groups_without_spread",), as_percent=True),
-    Plan("Tokens per step", "", ("tokens_computed", "tokens_repeated")),
-)
-
-
 def curves_view(run: RunData) -> dict[str, Any]:
-    """The charts of all curves, the main ones first, and the titles of main ones that this run lacks."""
+    """The charts of all curves, the main ones first, and a sentence on main ones that this run lacks."""
     metrics = dict(run.metrics.of("train"))
     if not metrics:
         return {"none": run.missing.get("metrics.jsonl", "No training step has been logged."), "lead": ""}
-    saved = saved_share(metrics)
+    drawn, saved = dict(run.drawn), saved_share(metrics)
     if saved is not None:
-        metrics[_SAVED] = saved
-    more = [*planned_charts(MORE, metrics), *_other_charts(metrics), *_phase_charts(run)]
+        metrics[_SAVED], drawn[_SAVED] = saved, Drawn("of the tokens repeating it would cost", SAVED_CHART)
+    planned = planned_charts(metrics, drawn)
     return {
         "none": "",
         "lead": "Strong lines are rolling means, faint lines the values of single steps. Point at a chart to read "
         "values.",
-        "main": [draw_chart(chart) for chart in planned_charts(MAIN, metrics)],
-        "missing": [plan.title for plan in MAIN if not any(_matching(key, metrics) for key in plan.keys)],
-        "more": [draw_chart(chart) for chart in more],
+        "main": [charts.draw_chart(chart) for plan, chart in planned if plan.place < 10],
+        "missing": _missing_sentence(run, {plan.title for plan, _ in planned}),
+        "more": [charts.draw_chart(chart) for plan, chart in planned if plan.place >= 10]
+        + [charts.draw_chart(chart) for chart in _phase_charts(run)],
     }
 
 
-def planned_charts(plans: tuple[Plan, ...], metrics: Mapping[str, Series]) -> list[Chart]:
-    """The charts of ``plans`` that have at least one metric."""
-    charts = []
-    for plan in plans:
-        keys = [key for wanted in plan.keys for key in _matching(wanted, metrics)]
-        curves = tuple(make_curve(_label(key, plan), metrics[key], plan.smooth) for key in keys)
-        if curves:
-            charts.append(Chart(plan.title, plan.unit, curves, plan.as_percent))
-    return charts
+def planned_charts(metrics: Mapping[str, Series], drawn: Mapping[str, Drawn]) -> list[tuple[Chart, charts.Chart]]:
+    """The charts that metrics were declared for, in their order, then one each of the other metrics."""
+    keys_of: dict[Chart, list[str]] = {}
+    for key, how in drawn.items():
+        if key in metrics and how.chart is not None:
+            keys_of.setdefault(how.chart, []).append(key)
+    planned = sorted(keys_of.items(), key=lambda item: item[0].place)
+    others = sorted(metrics.keys() - {key for _, keys in planned for key in keys})
+    planned += [(Chart(key), [key]) for key in others[:_MAX_OTHER_CHARTS]]
+    units = {key: one_line(how.unit, _MAX_NAME_CHARACTERS) for key, how in drawn.items()}
+    return [(plan, _chart(plan, units.get(keys[0], ""), keys, metrics)) for plan, keys in planned]
+
+
+def _chart(plan: Chart, unit: str, keys: list[str], metrics: Mapping[str, Series]) -> charts.Chart:
+    """Parts of a metric, "reward/format", come after the total, "reward"."""
+    keys = sorted(keys, key=lambda key: ("/" in key, key if "/" in key else ""))[:_MAX_CURVES]
+    names = [key.rsplit("/", 1)[-1] if "/" in key or "/" not in keys[-1] else "total" for key in keys]
+    curves = tuple(
+        make_curve(one_line(name.replace("_", " "), _MAX_NAME_CHARACTERS), metrics[key], plan.smooth)
+        for name, key in zip(names, keys, strict=True)
+    )
+    return charts.Chart(one_line(plan.title, _MAX_NAME_CHARACTERS), unit, curves, plan.as_percent)
 
 
 def saved_share(metrics: Mapping[str, Series]) -> Series | None:
@@ -96,35 +75,19 @@ def saved_share(metrics: Mapping[str, Series]) -> Series | None:
     return saved if saved.steps else None
 
 
-def _matching(wanted: str, metrics: Mapping[str, Series]) -> list[str]:
-    if wanted.endswith("/"):
-        return sorted(key for key in metrics if key.startswith(wanted))[:_MAX_CURVES]
-    return [wanted] if wanted in metrics else []
-
-
-def _label(key: str, plan: Plan) -> str:
-    if key == plan.keys[0] and len(plan.keys) > 1 and plan.keys[1].endswith("/"):
-        return "total"
-    return one_line(key.rsplit("/", 1)[-1].replace("_", " "), _MAX_NAME_CHARACTERS)
-
-
-def _other_charts(metrics: Mapping[str, Series]) -> list[Chart]:
-    """Metrics that no plan names, one chart each."""
-    planned = {key for plan in MAIN + MORE for wanted in plan.keys for key in _matching(wanted, metrics)}
-    others = sorted(key for key in metrics if key not in planned)
-    return [_plain_chart(key, metrics[key]) for key in others[:_MAX_OTHER_CHARTS]]
-
-
-def _plain_chart(name: str, series: Series) -> Chart:
-    short = one_line(name, _MAX_NAME_CHARACTERS)
-    return Chart(short, "", (make_curve(short, series),))
-
-
-def _phase_charts(run: RunData) -> list[Chart]:
+def _phase_charts(run: RunData) -> list[charts.Chart]:
     """Metrics of other phases (an evaluation now and then) that changed over at least two steps."""
-    charts = []
+    found = []
     for phase in sorted(set(run.metrics.phases) - {"train"}):
         for key, series in sorted(run.metrics.of(phase).items()):
             if len(series.steps) > 1:
-                charts.append(_plain_chart(f"{phase}: {key}", series))
-    return charts[:_MAX_OTHER_CHARTS]
+                name = one_line(f"{phase}: {key}", _MAX_NAME_CHARACTERS)
+                found.append(charts.Chart(name, "", (make_curve(name, series),)))
+    return found[:_MAX_OTHER_CHARTS]
+
+
+def _missing_sentence(run: RunData, titles: set[str]) -> str:
+    if "curves.json" in run.missing:
+        return run.missing["curves.json"]
+    missing = ", ".join(chart.title for chart in MAIN_CHARTS if chart.title not in titles)
+    return f"Not logged in this run: {missing}." if missing else ""

@@ -11,7 +11,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from vlm_pg import __version__
-from vlm_pg.observe.files import write_bytes_atomic
+from vlm_pg.files import write_bytes_atomic
 from vlm_pg.observe.report.accuracy import accuracy_view
 from vlm_pg.observe.report.curves import window_of
 from vlm_pg.observe.report.markup import dict_at, duration, number_or_none, percent, render, shown

@@ -18,8 +18,8 @@ from typing import Any, TypeGuard
 import yaml
 
 from vlm_pg.errors import ConfigError
-from vlm_pg.observe.files import parse_json_line
-from vlm_pg.observe.metrics import RESERVED_KEYS
+from vlm_pg.files import parse_json_line
+from vlm_pg.observe.metrics import RESERVED_KEYS, Drawn, read_drawn
 from vlm_pg.observe.report.markup import number_or_none
 from vlm_pg.observe.run_folder import RunFolder
 
@@ -74,6 +74,7 @@ class RunData:
     missing: dict[str, str]
     damaged_lines: dict[str, int]
     odd: dict[str, int] = field(default_factory=dict)
+    drawn: dict[str, Drawn] = field(default_factory=dict)
 
 
 def read_run(path: Path) -> RunData:
@@ -89,6 +90,7 @@ def read_run(path: Path) -> RunData:
     _read_config(run)
     _read_summary(run)
     _read_metrics(run)
+    _read_drawn(run)
     _read_bad_samples(run)
     for file in sorted(folder.path.glob("eval_*.jsonl")):
         with suppress(OSError), file.open("rb") as lines:
@@ -143,6 +145,14 @@ def _read_metrics(run: RunData) -> None:
             _sort_steps(series)
     if not run.metrics.num_lines:
         run.missing[path.name] = "metrics.jsonl is empty: no step has been logged."
+
+
+def _read_drawn(run: RunData) -> None:
+    path = run.folder.curves
+    try:
+        run.drawn = read_drawn(path)
+    except (OSError, ValueError, RecursionError):
+        run.missing[path.name] = "curves.json is not there or cannot be read: every metric has a chart of its own."
 
 
 def json_records(path: Path, damaged_lines: dict[str, int]) -> Iterator[dict[str, Any]]:

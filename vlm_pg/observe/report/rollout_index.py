@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.observe.files import parse_json_line
+from vlm_pg.files import parse_json_line
 from vlm_pg.observe.report.read import is_step
 
 # Of one group; a page that shows more does not open.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vlm_pg.observe.files import parse_json_line, write_json_atomic
+from vlm_pg.files import parse_json_line, write_json_atomic
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Writing files so that a killed process leaves the old file or the new one, never half of one."""
+"""Writing files so that a killed process leaves the old file or the new one, never half of one; lines of JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import json
 import math
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,22 +69,34 @@ def _lies_in(path: Path, folder: Path) -> bool:
     return folder.absolute() in path.absolute().parents
 
 
-def write_bytes_atomic(path: Path, data: bytes) -> None:
-    """Write ``data`` to a temporary file beside ``path``, fsync it, and rename it into place."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+@contextmanager
+def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file beside ``path`` to write into, which takes its place when the block ends, and is gone if the block raises.
+
+    Args:
+        durable: it survives a power cut, too; costs a wait for the disk.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            _give_usual_permissions(file.fileno())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with temporary.open("xb") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
     except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
-    sync_path(path.parent)
+    if durable:
+        sync_path(path.parent)
+
+
+def write_bytes_atomic(path: Path, data: bytes, durable: bool = True) -> None:
+    """``data`` in the place of ``path``, as ``replacing``."""
+    with replacing(path, durable) as file:
+        file.write(data)
 
 
 def append(file: BinaryIO, data: bytes) -> None:
@@ -96,13 +108,6 @@ def append(file: BinaryIO, data: bytes) -> None:
         if error.errno is not None and error.filename is None:
             error.filename = str(file.name)
         raise
-
-
-def _give_usual_permissions(descriptor: int) -> None:
-    """mkstemp makes files only their owner can read; give them what an ordinary open() would have given."""
-    mask = os.umask(0)
-    os.umask(mask)
-    os.fchmod(descriptor, 0o666 & ~mask)
 
 
 def sync_path(path: Path) -> None:

@@ -1,0 +1,108 @@
+"""The ground floor: who stands where among the ranks, files that appear whole, and one door to torch.distributed."""
+
+from __future__ import annotations
+
+import ast
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.runs import ROOT
+from vlm_pg.distributed import ALONE, RankLayout
+from vlm_pg.files import replacing, write_bytes_atomic
+from vlm_pg.memory import free_bytes, host_bytes, tensor_bytes
+
+DOOR = ROOT / "vlm_pg" / "distributed.py"
+
+
+def uses_torch_distributed(tree: ast.AST) -> bool:
+    """Imported in any way, also for types alone or by name, or reached as an attribute of torch."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            names = [f"{node.value.id}.{node.attr}"]
+        elif isinstance(node, ast.Constant):
+            names = [str(node.value)]
+        else:
+            continue
+        if any(name == "torch.distributed" or name.startswith("torch.distributed.") for name in names):
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import torch.distributed as dist",
+        "def f():\n    from torch.distributed import all_reduce",
+        "from torch import distributed",
+        "from torch.distributed.fsdp import FullyShardedDataParallel",
+        "import torch\ntorch.distributed.barrier()",
+        "importlib.import_module('torch.distributed')",
+    ],
+)
+def test_every_way_to_torch_distributed_is_known(code: str) -> None:
+    assert uses_torch_distributed(ast.parse(code))
+
+
+def test_one_file_knows_torch_distributed() -> None:
+    files = [path for folder in ("vlm_pg", "data_pipelines") for path in (ROOT / folder).rglob("*.py")]
+    assert [path for path in files if uses_torch_distributed(ast.parse(path.read_text()))] == [DOOR]
+
+
+def test_ranks_lie_in_rows_of_sequence_ranks() -> None:
+    assert RankLayout.here() == ALONE == RankLayout(0, 1)
+    layouts = [RankLayout(rank, 6, 2) for rank in range(6)]
+    assert [(one.data_rank, one.sequence_rank) for one in layouts] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert {one.data_size for one in layouts} == {3} and [one.is_first for one in layouts] == [True] + [False] * 5
+
+
+@pytest.mark.parametrize("layout", [(2, 2, 1), (-1, 2, 1), (0, 6, 4), (0, 2, 0)])
+def test_a_layout_that_cannot_be_is_refused(layout: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match=f"no rank {layout[0]} in {layout[1]} processes with {layout[2]}"):
+        RankLayout(*layout)
+
+
+def test_a_file_appears_whole_with_usual_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_bytes_atomic(path, b"old")
+    with replacing(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+        # What RunFolder.create clears away after a kill.
+        assert Path(file.name).name.startswith(".a.json.") and file.name.endswith(".tmp")
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert path.read_bytes() == b"new" and stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"a.json", "plain"}
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_file_and_folder_reach_the_disk_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    synced: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode)))
+    write_bytes_atomic(tmp_path / "a", b"x", durable)
+    assert synced == ([False, True] if durable else [])
+
+
+def test_what_raises_while_it_writes_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write_bytes_atomic(path, b"old")
+    with pytest.raises(OSError, match="no space") as caught, replacing(path):
+        raise OSError(28, "no space")
+    assert caught.value.filename == str(path)  # the system names no file where a write fails
+    assert path.read_bytes() == b"old" and [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+def test_sizes() -> None:
+    assert tensor_bytes(torch.zeros(3, 5), None, torch.zeros(7, dtype=torch.bfloat16)) == 3 * 5 * 4 + 7 * 2
+    assert 0 < free_bytes(torch.device("cpu")) <= host_bytes()

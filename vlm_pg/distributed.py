@@ -1,0 +1,153 @@
+"""Ranks and what they tell each other. Without torch.distributed every call is its own answer."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RankLayout:
+    """Where this process stands among all that work on a run.
+
+    Each data rank works on questions of its own. It is ``sequence_size`` processes in a row, which work on the same
+    questions; so far it is always one.
+
+    Raises:
+        ValueError: there is no such rank, or the processes cannot be divided so.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    sequence_size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size or self.sequence_size < 1 or self.world_size % self.sequence_size:
+            raise ValueError(
+                f"There is no rank {self.rank} in {self.world_size} processes with {self.sequence_size} to a data rank."
+            )
+
+    @classmethod
+    def here(cls) -> RankLayout:
+        """Of this process, once it is connected to the others."""
+        return cls(dist.get_rank(), dist.get_world_size()) if is_distributed() else cls()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes and prints for all of them."""
+        return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        return self.rank // self.sequence_size
+
+    @property
+    def data_size(self) -> int:
+        return self.world_size // self.sequence_size
+
+    @property
+    def sequence_rank(self) -> int:
+        return self.rank % self.sequence_size
+
+    def first_says(self, ask: Callable[[], T]) -> T:
+        """What ``ask()`` says on the first rank: a network file system may show the others something else."""
+        return gather_objects(ask() if self.is_first else None)[0]
+
+
+ALONE = RankLayout()
+
+
+def is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def launched_world_size() -> int:
+    """Processes the launcher started, known before they are connected."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_device() -> torch.device:
+    """The accelerator of this process, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def barrier() -> None:
+    if is_distributed():
+        dist.barrier()
+
+
+def disconnect() -> None:
+    """Leave together: a rank that simply goes takes its end of a collective with it that others may still be in."""
+    if is_distributed():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def end_rank(code: int) -> NoReturn:
+    """End a connected process without taking its interpreter apart.
+
+    DeepSpeed keeps groups that were destroyed, and their gloo threads live on. One that lets go of a tensor of Python's
+    while the interpreter ends aborts the process, after all its work was done (pytorch/pytorch issue 190489).
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def sum_over_ranks(values: Mapping[str, float], device: torch.device) -> dict[str, float]:
+    """Each value summed over ranks; every rank passes the same keys."""
+    return _reduce(values, device, dist.ReduceOp.SUM)
+
+
+def max_over_ranks(values: Mapping[str, float], device: torch.device) -> dict[str, float]:
+    """The largest of each value over ranks."""
+    return _reduce(values, device, dist.ReduceOp.MAX)
+
+
+def _reduce(values: Mapping[str, float], device: torch.device, operation: Any) -> dict[str, float]:
+    if not is_distributed():
+        return dict(values)
+    names = sorted(values)
+    tensor = torch.tensor([values[name] for name in names], dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, operation)
+    return dict(zip(names, tensor.tolist(), strict=True))
+
+
+def largest_count(count: int, device: torch.device) -> int:
+    """The largest of all ranks' counts."""
+    return _agree(count, device, dist.ReduceOp.MAX)
+
+
+def smallest_count(count: int, device: torch.device) -> int:
+    """The smallest of all ranks' counts."""
+    return _agree(count, device, dist.ReduceOp.MIN)
+
+
+def _agree(count: int, device: torch.device, operation: Any) -> int:
+    if not is_distributed():
+        return count
+    agreed = torch.tensor(count, device=device)
+    dist.all_reduce(agreed, operation)
+    return int(agreed)
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """Every rank's ``value``, in rank order, on every rank."""
+    if not is_distributed():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

@@ -1,0 +1,86 @@
+"""Adding up metrics on this rank, and putting the ranks' parts together as each metric was declared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial, reduce
+from typing import Any
+
+import torch
+
+from vlm_pg.distributed import gather_objects
+from vlm_pg.metrics import How, Metric
+
+Number = float | torch.Tensor
+
+
+class Tally:
+    """What this rank has seen of each metric.
+
+    Tensors stay on their device, as fp64 scalars: reading one would make the host wait for all the work it has queued.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[Metric, tuple[Number, float]] = {}
+
+    def add(self, metric: Metric, value: Number, weight: float = 1.0) -> None:
+        """One more part. Of a mean, ``value`` is a sum over ``weight`` things."""
+        wide = value.double() if isinstance(value, torch.Tensor) else float(value)
+        start = (0.0, 0.0) if metric.how in ("sum", "mean") else (wide, 0.0)
+        before, weights = self._parts.get(metric, start)
+        self._parts[metric] = _together(metric.how, before, wide), weights + weight
+
+    def add_all(self, values: Mapping[Metric, Number], weight: float = 1.0) -> None:
+        """One more part of each."""
+        for metric, value in values.items():
+            self.add(metric, value, weight)
+
+    def total(self, metric: Metric) -> float:
+        """This rank's own, of numbers alone."""
+        return float(self._parts.get(metric, (0.0, 0.0))[0])
+
+    def reduced(self) -> dict[str, Any]:
+        """Each metric that some rank knows, over all of them: float, or None of nothing. A collective."""
+        found: dict[Metric, tuple[Any, float]] = {}
+        for of_rank in gather_objects(self._on_host()):
+            for metric, (value, weight) in of_rank.items():
+                before = found.get(metric)
+                found[metric] = (
+                    (value, weight) if before is None else (_together(metric.how, before[0], value), before[1] + weight)
+                )
+        return {metric: _finished(metric, *parts) for metric, parts in found.items()}
+
+    def _on_host(self) -> dict[Metric, tuple[float, float]]:
+        """All tensors in one transfer."""
+        tensors = [value for value, _ in self._parts.values() if isinstance(value, torch.Tensor)]
+        read = iter(torch.stack(tensors).tolist() if tensors else ())
+        return {
+            metric: (next(read) if isinstance(value, torch.Tensor) else value, weight)
+            for metric, (value, weight) in self._parts.items()
+        }
+
+
+def over_updates(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """One set of metrics for the updates of a step."""
+    joined: dict[str, float] = {}
+    for metric in dict.fromkeys(metric for of_update in values for metric in of_update):
+        found = [of_update[metric] for of_update in values if metric in of_update]
+        how = metric.over_updates if isinstance(metric, Metric) else "mean"
+        joined[metric] = reduce(partial(_together, how), found) / (len(found) if how == "mean" else 1)
+    return joined
+
+
+def _together(how: How, first: Any, second: Any) -> Any:
+    if how in ("sum", "mean"):
+        return first + second
+    if how == "same":
+        return second
+    if isinstance(first, torch.Tensor):
+        return (torch.maximum if how == "largest" else torch.minimum)(first, second)
+    return max(first, second) if how == "largest" else min(first, second)
+
+
+def _finished(metric: Metric, value: float, weight: float) -> float | None:
+    if metric.how != "mean":
+        return value
+    return value / weight if weight else metric.of_nothing
