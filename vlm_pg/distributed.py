@@ -117,6 +117,11 @@ def max_over_ranks(values: Mapping[str, float], device: torch.device) -> dict[st
     return _reduce(values, device, dist.ReduceOp.MAX)
 
 
+def min_over_ranks(values: Mapping[str, float], device: torch.device) -> dict[str, float]:
+    """The smallest of each value over ranks."""
+    return _reduce(values, device, dist.ReduceOp.MIN)
+
+
 def _reduce(values: Mapping[str, float], device: torch.device, operation: Any) -> dict[str, float]:
     if not is_distributed():
         return dict(values)
@@ -124,24 +129,6 @@ def _reduce(values: Mapping[str, float], device: torch.device, operation: Any) -
     tensor = torch.tensor([values[name] for name in names], dtype=torch.float64, device=device)
     dist.all_reduce(tensor, operation)
     return dict(zip(names, tensor.tolist(), strict=True))
-
-
-def largest_count(count: int, device: torch.device) -> int:
-    """The largest of all ranks' counts."""
-    return _agree(count, device, dist.ReduceOp.MAX)
-
-
-def smallest_count(count: int, device: torch.device) -> int:
-    """The smallest of all ranks' counts."""
-    return _agree(count, device, dist.ReduceOp.MIN)
-
-
-def _agree(count: int, device: torch.device, operation: Any) -> int:
-    if not is_distributed():
-        return count
-    agreed = torch.tensor(count, device=device)
-    dist.all_reduce(agreed, operation)
-    return int(agreed)
 
 
 def gather_objects(value: Any) -> list[Any]:

@@ -8,9 +8,9 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from vlm_pg.errors import VlmPgError
 
@@ -99,17 +99,6 @@ def write_bytes_atomic(path: Path, data: bytes, durable: bool = True) -> None:
         file.write(data)
 
 
-def append(file: BinaryIO, data: bytes) -> None:
-    """Write at the end of an open file and flush it; an error names the file."""
-    try:
-        file.write(data)
-        file.flush()
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(file.name)
-        raise
-
-
 def sync_path(path: Path) -> None:
     """fsync a file's content, or a folder so that a rename in it survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -134,6 +123,34 @@ def json_line(value: Any, indent: int | None = None) -> bytes:
     """``value`` as JSON in UTF-8 with a closing newline; a lone surrogate stays an escape, which JSON allows."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent) + "\n"
     return text.encode("utf-8", "backslashreplace")
+
+
+class LineFile:
+    """A JSONL file, written to its end line by line; usable as a context manager."""
+
+    def __init__(self, path: Path):
+        self._file = path.open("ab")
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write a line and flush it; an error names the file."""
+        try:
+            self._file.write(json_line(record))
+            self._file.flush()
+        except OSError as error:
+            if error.errno is not None and error.filename is None:
+                error.filename = str(self._file.name)
+            raise
+
+    def close(self) -> None:
+        """Close the file; writing afterwards is an error."""
+        with suppress(OSError):  # what could not be written has been told of
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def find_non_finite(value: Any, key: str = "") -> str | None:

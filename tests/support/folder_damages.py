@@ -111,6 +111,13 @@ def of_settings_and_faults() -> Iterator[Damage]:
     }
     for what, data in summaries.items():
         yield Damage(f"summary.json: {what}", in_file("summary.json", write(data)), "continued", "summary.json.damaged")
+    for what, data in {
+        "emptied": b"",
+        "nested deeply": DEEP,
+        "other types": b'{"loss": {"unit": 1, "chart": []}}',
+    }.items():
+        yield Damage(f"curves.json: {what}", in_file("curves.json", write(data)), "continued")
+    yield Damage("curves.json a pipe instead", in_file("curves.json", FILE_CHANGES["a pipe instead"]), "refused")
     faults = {"no record": b"{}\n", "nested deeply": DEEP + b"\n", "a list": b"[]\n", "no text": b"\xff\xfe\n"}
     for what, data in faults.items():
         yield Damage(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -35,10 +35,11 @@ class BadSampleLog:
         path: the file; continued when it exists.
         max_share: largest allowed share of bad samples, 0 to 1.
         min_seen: the share is not judged before so many samples.
+        warn: told of every fault that is new.
     """
 
-    def __init__(self, path: Path, max_share: float, min_seen: int):
-        self._path, self._max_share, self._min_seen = path, max_share, min_seen
+    def __init__(self, path: Path, max_share: float, min_seen: int, warn: Callable[[str], None] = lambda line: None):
+        self._path, self._max_share, self._min_seen, self._warn = path, max_share, min_seen, warn
         self._seen = 0
         self._bad = 0
         self._known: dict[tuple[str, str, str], str] = {}
@@ -66,8 +67,17 @@ class BadSampleLog:
             TooManyBadSamples: the share of bad records in the file exceeds ``max_share``.
         """
         for fault in bad:
+            self._warn(str(fault))
+        for fault in bad:
             self._write(fault)
         self._judge(len(bad), total)
+
+    def record_tried(self, seen: int, bad: Sequence[BadSample]) -> None:
+        """Count ``seen`` samples that were tried and write the faults of those that cannot be used, as ``record``."""
+        self.count_seen(seen)
+        for fault in bad:
+            if self.record(fault):
+                self._warn(str(fault))
 
     def record(self, bad: BadSample) -> bool:
         """Write the fault at once; whether it is a new one.

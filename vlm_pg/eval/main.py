@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.sources import Sources
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.threads import use_threads
-from vlm_pg.types import BadSample, Prompt
+from vlm_pg.types import Prompt
 
 
 def evaluate(config: RunConfig, checkpoint: Path | None) -> dict[str, Any]:
@@ -48,18 +47,8 @@ def evaluate(config: RunConfig, checkpoint: Path | None) -> dict[str, Any]:
     console.info(f"model: {path}; attention kernel {policy.kernel.name} (checked: {policy.kernel_error:.0e})")
     console.info(f"positions: {policy.family.describe_positions(config.model.positions)}")
     builder = PromptBuilder(policy.processor, config.prompt, policy.positions)
-    log = BadSampleLog(folder / "bad_samples.jsonl", config.data.max_bad_share, config.data.min_seen_for_bad_share)
-
-    def on_bad(seen: int, bad: Sequence[BadSample]) -> None:
-        log.count_seen(seen)
-        for item in bad:
-            if log.record(item):
-                console.warn(str(item))
-
-    def on_bad_records(bad: Sequence[BadSample], total: int) -> None:
-        for item in bad:
-            console.warn(str(item))
-        log.record_file(bad, total)
+    data = config.data
+    log = BadSampleLog(folder / "bad_samples.jsonl", data.max_bad_share, data.min_seen_for_bad_share, console.warn)
 
     def check(prompt: Prompt) -> None:
         policy.check_length(prompt, config.rollout.max_new_tokens)
@@ -68,7 +57,7 @@ def evaluate(config: RunConfig, checkpoint: Path | None) -> dict[str, Any]:
         Sources(builder, config.data, config.media, policy.pixel_factor, check) as sources,
         Rewarder(config.reward, warn=console.warn) as rewarder,
     ):
-        results = Evaluator(config, policy, sources, rewarder, console, on_bad_records, on_bad).run("answers", folder)
+        results = Evaluator(config, policy, sources, rewarder, console, log).run("answers", folder)
     results["protocol"] = {
         "checkpoint": str(path),
         "positions": config.model.positions,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.config import RunConfig
+from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.records import read_records
 from vlm_pg.distributed import ALONE, RankLayout, gather_objects
 from vlm_pg.eval.scoring import Scored, summarize
@@ -57,8 +58,7 @@ class Evaluator:
     """Runs all evaluation sets of a configuration against one policy, wherever its weights are by then.
 
     Args:
-        on_bad_records: told once per file: the records that cannot be used, and how many there are in all.
-        on_bad: told once per set: how many questions were tried, and those that could not be used.
+        bad_log: where records and questions that cannot be used are written, on the first rank.
         ranks: questions are dealt out to them in turn.
         weights_at_hand: entered around generation.
     """
@@ -70,15 +70,13 @@ class Evaluator:
         sources: Sources,
         rewarder: Rewarder,
         console: Console,
-        on_bad_records: Callable[[Sequence[BadSample], int], None],
-        on_bad: Callable[[int, Sequence[BadSample]], None],
+        bad_log: BadSampleLog | None,
         should_stop: Callable[[], bool] = lambda: False,
         ranks: RankLayout = ALONE,
         weights_at_hand: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
         self._config, self._policy, self._sources, self._console = config, policy, sources, console
-        self._rewarder = rewarder
-        self._on_bad_records, self._on_bad, self._should_stop = on_bad_records, on_bad, should_stop
+        self._rewarder, self._bad_log, self._should_stop = rewarder, bad_log, should_stop
         self._ranks, self._weights_at_hand = ranks, weights_at_hand
         self.sets = self._read_sets()
         rollout = config.rollout.model_copy(
@@ -105,7 +103,8 @@ class Evaluator:
         for name in settings.chosen_sets(list(files)):
             records = files[name]
             samples, bad = read_records(records)
-            self._on_bad_records(bad, len(samples) + len(bad))
+            if self._bad_log is not None:
+                self._bad_log.record_file(bad, len(samples) + len(bad))
             chosen = tuple(samples[: settings.limit])
             self._policy.check_samples(chosen, records)
             sets.append(EvalSet(name, records, chosen))
@@ -135,15 +134,15 @@ class Evaluator:
             ]
         for item, found in zip(self.sets, mine, strict=True):
             everywhere = gather_objects(found)
-            if item.kind == "eval":
+            if item.kind == "eval" and self._bad_log is not None:
                 # A control shows the same files again; its faults are the set's own.
-                self._on_bad(len(item.samples), [fault for part in everywhere for fault in part.bad])
+                self._bad_log.record_tried(len(item.samples), [fault for part in everywhere for fault in part.bad])
             scored = [one for part in everywhere for one in part.scored]
             results[item.name] = summarize(scored, item.kind)
             results[item.name]["n_bad_media"] = len(item.samples) - len(scored)
             if folder is not None and self._ranks.is_first:
-                rows = [row for part in everywhere for row in part.rows]
-                _write_rows(folder / f"eval_{_file_name(item.name)}_{tag}.jsonl", rows)
+                lines = [json.dumps(row, ensure_ascii=False) + "\n" for part in everywhere for row in part.rows]
+                write_bytes_atomic(folder / f"eval_{_file_name(item.name)}_{tag}.jsonl", "".join(lines).encode())
         headline = next((name for name in (self._config.eval.headline_set, *results) if name in results), None)
         chosen = results[headline] if headline is not None else {"accuracy": None, "n": 0}
         return {"accuracy": chosen["accuracy"], "n": chosen["n"], "headline_set": headline, "sets": results}
@@ -245,14 +244,6 @@ def _row(group: RolloutGroup) -> dict[str, Any]:
             for rollout, reward in zip(group.rollouts, group.rewards, strict=True)
         ],
     }
-
-
-def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    write_bytes_atomic(path, "".join(_dump_line(row) for row in rows).encode())
-
-
-def _dump_line(row: dict[str, Any]) -> str:
-    return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def _file_name(name: str) -> str:

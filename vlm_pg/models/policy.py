@@ -11,7 +11,7 @@ import torch
 from vlm_pg.attention.integration import AttentionContext, check_grouped
 from vlm_pg.attention.kernels import Kernel, select_kernel
 from vlm_pg.attention.selfcheck import check_kernel, checked_kernel
-from vlm_pg.distributed import largest_count
+from vlm_pg.distributed import max_over_ranks
 from vlm_pg.models import checks
 from vlm_pg.models.contexts import TreeContext
 from vlm_pg.models.decoder import run_decoder
@@ -231,7 +231,7 @@ class Policy(torch.nn.Module):
         chunks = -(-hidden.shape[0] // self.logits_chunk_rows)
         if not self._own_pace and any(hasattr(w, "ds_id") for w in self.model.lm_head.parameters()):
             # ZeRO-3 gathers the head's weights at every call of it, on all ranks together.
-            chunks = largest_count(chunks, hidden.device)
+            chunks = int(max_over_ranks({"chunks": chunks}, hidden.device)["chunks"])
         return token_logprobs(
             self.logits, hidden, targets, temperature, self.logits_chunk_rows, chunks, self.differentiable_entropies
         )

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from vlm_pg.distributed import smallest_count
+from vlm_pg.distributed import min_over_ranks
 
 T = TypeVar("T")
 
@@ -47,4 +47,4 @@ class Turns:
             self._idle[self._parts[chosen]]()
 
     def _agree(self, wanted: int) -> int:
-        return smallest_count(wanted, self._device)
+        return int(min_over_ranks({"part": wanted}, self._device)["part"])

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from vlm_pg.errors import VlmPgError
-from vlm_pg.files import append, json_line, keep_json_lines, write_json_atomic
+from vlm_pg.files import LineFile, keep_json_lines, write_json_atomic
 from vlm_pg.metrics import Chart, Metric
 from vlm_pg.observe.run_folder import RunFolder
 
@@ -34,11 +33,13 @@ class Drawn:
 
 def read_drawn(path: Path) -> dict[str, Drawn]:
     """How the metrics of a run are drawn. Raises OSError or ValueError where the file does not say."""
+    if not path.is_file():  # a pipe would be waited for
+        raise FileNotFoundError(path)
     return TypeAdapter(dict[str, Drawn]).validate_python(json.loads(path.read_bytes()))
 
 
-class MetricsLog:
-    """Appends metrics of one run; usable as a context manager.
+class MetricsLog(LineFile):
+    """Appends metrics of one run.
 
     A line is flat: ``{"step": 12, "phase": "train", "time": 1760000000.1, "reward": 0.61, "kl": null}``.
 
@@ -50,7 +51,8 @@ class MetricsLog:
 
     def __init__(self, folder: RunFolder, resume_step: int | None = None):
         forget_later_steps(folder.metrics, resume_step)
-        self._file, self._curves = folder.metrics.open("ab"), folder.curves
+        super().__init__(folder.metrics)
+        self._curves = folder.curves
         self._drawn: dict[str, Drawn] = {}
         with suppress(OSError, ValueError, RecursionError):
             self._drawn = read_drawn(folder.curves)
@@ -62,24 +64,11 @@ class MetricsLog:
         """
         numbers = {key: _checked(step, key, value) for key, value in values.items()}
         line = {"step": step, "phase": phase, "time": round(time.time(), 3), **numbers}
-        append(self._file, json_line(line))
+        self.append(line)
         drawn: dict[str, Drawn] = {key: Drawn(key.unit, key.chart) for key in values if isinstance(key, Metric)}
         if not drawn.items() <= self._drawn.items():
             self._drawn |= drawn
             write_json_atomic(self._curves, {key: asdict(how) for key, how in self._drawn.items()})
-
-    def close(self) -> None:
-        """Close the file; writing afterwards is an error."""
-        with suppress(OSError):  # what could not be written has been told of
-            self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def forget_later_steps(path: Path, resume_step: int | None) -> None:

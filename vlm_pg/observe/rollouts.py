@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from vlm_pg.errors import VlmPgError
-from vlm_pg.files import append, find_non_finite, json_line
+from vlm_pg.files import LineFile, find_non_finite
 from vlm_pg.observe.metrics import forget_later_steps
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.thumbnails import save_strip
 from vlm_pg.types import RolloutGroup
 
 
-class RolloutsLog:
-    """Appends sample rollouts of one run; usable as a context manager.
+class RolloutsLog(LineFile):
+    """Appends sample rollouts of one run.
 
     Args:
         folder: the run's folder.
@@ -33,7 +31,7 @@ class RolloutsLog:
         self._folder = folder
         self._groups_per_step = groups_per_step
         self._thumbnail_frames = thumbnail_frames
-        self._file = folder.rollouts.open("ab")
+        super().__init__(folder.rollouts)
 
     def write(self, step: int, groups: Sequence[RolloutGroup], phase: str = "train") -> None:
         """Write some of the step's groups, rewards and advantages included where they are present."""
@@ -42,20 +40,7 @@ class RolloutsLog:
             for index in range(len(group.rollouts)):
                 record = rollout_record(step, phase, group, index, strip)
                 _refuse_non_finite(record)
-                append(self._file, json_line(record))
-
-    def close(self) -> None:
-        """Close the file; writing afterwards is an error."""
-        with suppress(OSError):  # what could not be written has been told of
-            self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+                self.append(record)
 
 
 def pick_groups(groups: Sequence[RolloutGroup], count: int) -> list[RolloutGroup]:

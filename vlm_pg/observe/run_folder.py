@@ -13,9 +13,20 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.files import write_bytes_atomic, write_json_atomic
 from vlm_pg.observe.run_lock import LOCK
 
-_OWN_FILES = ("config.yaml", "metrics.jsonl", "rollouts.jsonl", "bad_samples.jsonl", "summary.json", "report.html")
+_LINES = ("bad_samples.jsonl", "metrics.jsonl", "rollouts.jsonl")
+_OWN_FILES = (*_LINES, "config.yaml", "curves.json", "report.html", "summary.json")
 _OWN_FOLDERS = ("checkpoints", "served", "tensorboard", "thumbnails", "trackers")
-_OWN_NAMES = frozenset((*_OWN_FILES, *_OWN_FOLDERS, LOCK, "curves.json"))
+_OWN_NAMES = frozenset((*_OWN_FILES, *_OWN_FOLDERS, LOCK))
+
+
+class _Inside:
+    """The path of this name in a run's folder."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __get__(self, folder: RunFolder, owner: object) -> Path:
+        return folder.path / self._name
 
 
 @dataclass(frozen=True)
@@ -27,60 +38,17 @@ class RunFolder:
 
     path: Path
 
-    @property
-    def config(self) -> Path:
-        """The configuration as resolved."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON line per step and phase."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def curves(self) -> Path:
-        """How each metric is drawn."""
-        return self.path / "curves.json"
-
-    @property
-    def rollouts(self) -> Path:
-        """One JSON line per logged rollout."""
-        return self.path / "rollouts.jsonl"
-
-    @property
-    def bad_samples(self) -> Path:
-        """One JSON line per sample that could not be used."""
-        return self.path / "bad_samples.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        """Results of the run: accuracy before and after, seconds per phase, versions."""
-        return self.path / "summary.json"
-
-    @property
-    def report(self) -> Path:
-        """The report, one self-contained HTML file."""
-        return self.path / "report.html"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Folder of tensorboard event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def thumbnails(self) -> Path:
-        """Folder of picture strips, one per logged question."""
-        return self.path / "thumbnails"
-
-    @property
-    def trackers(self) -> Path:
-        """Folder of what trackers keep here: how far each has come, what it printed, runs written without a network."""
-        return self.path / "trackers"
+    config = _Inside("config.yaml")  # the configuration as resolved
+    metrics = _Inside("metrics.jsonl")  # a line per step and phase
+    curves = _Inside("curves.json")  # how each metric is drawn
+    rollouts = _Inside("rollouts.jsonl")  # a line per logged rollout
+    bad_samples = _Inside("bad_samples.jsonl")  # a line per sample that could not be used
+    summary = _Inside("summary.json")  # accuracy before and after, seconds per phase, versions
+    report = _Inside("report.html")  # one self-contained file
+    checkpoints = _Inside("checkpoints")
+    tensorboard = _Inside("tensorboard")  # event files
+    thumbnails = _Inside("thumbnails")  # picture strips, one per logged question
+    trackers = _Inside("trackers")  # how far each tracker has come, what it printed, runs written without a network
 
     @classmethod
     def create(cls, path: Path, resume: bool, announce: Callable[[str], None] = print) -> RunFolder:

@@ -156,10 +156,12 @@ class _Run:
         data = self.config.data
         if not self.ranks.is_first:
             return None
-        return BadSampleLog(self.folder.bad_samples, data.max_bad_share, data.min_seen_for_bad_share)
+        path, warn = self.folder.bad_samples, self.console.warn
+        return BadSampleLog(path, data.max_bad_share, data.min_seen_for_bad_share, warn)
 
     def _usable(self, samples: list[Sample], bad: list[BadSample]) -> list[Sample]:
-        self._record_file(bad, len(samples) + len(bad))
+        if self.bad_log is not None:
+            self.bad_log.record_file(bad, len(samples) + len(bad))
         samples = samples[: self.config.data.limit]
         if not samples:
             raise ConfigError(
@@ -170,21 +172,6 @@ class _Run:
 
     def _check_prompt(self, prompt: Prompt) -> None:
         self.policy.check_length(prompt, self.config.rollout.max_new_tokens)
-
-    def _record_file(self, bad: Sequence[BadSample], total: int) -> None:
-        if self.bad_log is None:
-            return
-        for item in bad:
-            self.console.warn(str(item))
-        self.bad_log.record_file(bad, total)
-
-    def _record_bad(self, seen: int, bad: Sequence[BadSample]) -> None:
-        if self.bad_log is None:
-            return
-        self.bad_log.count_seen(seen)
-        for item in bad:
-            if self.bad_log.record(item):
-                self.console.warn(str(item))
 
     def go(self) -> int:
         if self.summary.was_finished and self.progress.step == self.config.training.steps:
@@ -269,8 +256,7 @@ class _Run:
             self.sources,
             self.rewarder,
             self.console,
-            self._record_file,
-            self._record_bad,
+            self.bad_log,
             self.stop.between_tokens,
             self.ranks,
             self.engine.generation,

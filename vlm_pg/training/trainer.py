@@ -279,12 +279,9 @@ class Trainer:
     def _record_bad(self, seen: int, bad: Sequence[BadSample]) -> None:
         """All ranks' faults go into one file, and count against one limit."""
         everything = gather_objects((seen, list(bad)))
-        if self.bad_log is None:
-            return
-        self.bad_log.count_seen(sum(count for count, _ in everything))
-        for item in (fault for _, faults in everything for fault in faults):
-            if self.bad_log.record(item):
-                self.console.warn(str(item))
+        if self.bad_log is not None:
+            faults = [fault for _, of_rank in everything for fault in of_rank]
+            self.bad_log.record_tried(sum(count for count, _ in everything), faults)
 
     def _show(
         self,

@@ -70,6 +70,16 @@ def test_faults_are_written_at_once_and_once(tmp_path: Path):
     assert resumed.counts == {"corrupt_media": 2, "missing_media": 1}
 
 
+def test_new_faults_are_told_and_count_against_the_samples_tried(tmp_path: Path):
+    told: list[str] = []
+    log = BadSampleLog(tmp_path / "bad_samples.jsonl", 0.5, 4, told.append)
+    log.record_file([bad(1)], 9)
+    log.record_tried(4, [bad(1), bad(2)])
+    assert told == [str(bad(1)), str(bad(2))] and log.seen == 4
+    with pytest.raises(TooManyBadSamples, match="3 of 4 samples"):
+        log.record_tried(0, [bad(3)])
+
+
 def test_a_line_cut_off_by_a_kill_is_written_again(tmp_path: Path):
     file = tmp_path / "bad_samples.jsonl"
     BadSampleLog(file, 1, 1).record(bad(1))

@@ -11,7 +11,8 @@ from PIL import Image
 
 from tests.unit.observe.builders import make_group, make_run, read_lines
 from vlm_pg.errors import VlmPgError
-from vlm_pg.observe.metrics import MetricsLog
+from vlm_pg.metrics import Chart, Metric
+from vlm_pg.observe.metrics import Drawn, MetricsLog, read_drawn
 from vlm_pg.observe.rollouts import RolloutsLog, pick_groups
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.thumbnails import draw_strip, shown_frames
@@ -36,6 +37,22 @@ def test_a_value_that_is_not_finite_is_refused_by_name_and_nothing_is_written(fo
     with MetricsLog(folder) as log, pytest.raises(VlmPgError, match=said):
         log.write(7, {"reward": 0.5, "grad_norm": value})
     assert folder.metrics.read_bytes() == b""
+
+
+def test_how_metrics_are_drawn_is_kept_over_starts_and_what_is_damaged_begins_anew(folder: RunFolder) -> None:
+    first, chart = Metric("first", "s", chart=Chart("Seconds", 7, smooth=False)), Chart("Share", as_percent=True)
+    with MetricsLog(folder) as log:
+        log.write(1, {first: 1.0, "said by its name alone": 2.0})
+    with MetricsLog(folder, resume_step=1) as log:
+        log.write(2, {Metric("second", chart=chart): 1.0})
+        log.write(3, {Metric("second", chart=chart): 1.0, Metric("third", "m"): 1.0})
+    assert read_drawn(folder.curves) == {
+        "first": Drawn("s", first.chart), "second": Drawn("", chart), "third": Drawn("m", None)
+    }  # fmt: skip
+    folder.curves.write_text('{"first": 5}')
+    with MetricsLog(folder, resume_step=3) as log:
+        log.write(4, {first: 1.0})
+    assert read_drawn(folder.curves) == {"first": Drawn("s", first.chart)}
 
 
 def test_a_metric_may_not_hide_the_step(folder: RunFolder) -> None:
