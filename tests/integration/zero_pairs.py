@@ -51,7 +51,7 @@ if __name__ == "__main__":
     folder, runs = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
     torch.set_num_threads(1)
     connect()
-    training._connect = training.disconnect = _nothing  # type: ignore[assignment]
+    training.connect = training.disconnect = _nothing  # type: ignore[assignment]
     passes._nothing = _counted_nothing
     for place, overrides in enumerate(runs):
         run(folder, place, overrides)
