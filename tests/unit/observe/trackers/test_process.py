@@ -243,6 +243,14 @@ def test_steps_that_could_not_be_handed_over_are_told_of_and_sent_after_a_resume
     assert taken(folder) == [1, 2, 3] and run.warnings == []
 
 
+def test_steps_of_another_runs_checkpoint_are_not_waited_for(folder: RunFolder, fed_by: Callable[[str], None]) -> None:
+    """Its metrics are in that run's folder."""
+    fed_by("Recording")
+    run = Run(folder, resume_step=50)
+    run.close()
+    assert taken(folder) == [] and run.warnings == []
+
+
 def test_who_interrupts_a_run_does_not_wait_for_its_trackers(
     folder: RunFolder, fed_by: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
