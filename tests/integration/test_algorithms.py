@@ -16,7 +16,7 @@ from vlm_pg.algorithms.presets import PRESETS
 from vlm_pg.config import load_config
 from vlm_pg.training.main import train
 
-STEPS = 3
+STEPS = 2
 QUIET = [
     "observe.trackers=[]",
     "observe.report=false",

@@ -7,7 +7,7 @@ stream ask about the same media, or continue one another, so that trees of every
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -30,9 +30,9 @@ from tests.support.tiny import TEXT_FAMILY_NAMES, VL_FAMILY_NAMES
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.prompt_tree import prompt_tree
 
-CASES = 24  # per family and tower
-TEXT_CASES = 12  # they have no towers, media or positions to vary
-MATRIX_CASES = 100
+MATRIX_CASES = range(100)  # per family and tower
+CASES = MATRIX_CASES[3::5]  # trees of two levels are rare, and one is among these
+TEXT_CASES = MATRIX_CASES[:12]  # they have no towers, media or positions to vary
 CASES_PER_BACKWARD = 4
 GROUP_SIZES = (1, 1, 2, 2, 3, 3, 4, 5, 6, 8, 12, 16)
 
@@ -104,13 +104,13 @@ def test_hundreds_of_random_cases(family: str, train_vision: bool, monkeypatch: 
     _compare(family, train_vision, MATRIX_CASES, monkeypatch)
 
 
-def _compare(family: str, train_vision: bool, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def _compare(family: str, train_vision: bool, numbers: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
     # Whatever is shared becomes a node, however short: tiny prompts would not be worth one.
     monkeypatch.setattr("vlm_pg.models.packing.prompt_tree", partial(prompt_tree, min_shared=1))
     policy = tiny_policy(train_vision=train_vision, family=family)
     oracle = plain_model(policy)
     levels_seen = set()
-    for number in range(count):
+    for place, number in enumerate(numbers):
         rng = np.random.default_rng([number, train_vision])
         cases = MAKERS[number % len(MAKERS)](policy, rng)
         groups = []
@@ -127,7 +127,7 @@ def _compare(family: str, train_vision: bool, count: int, monkeypatch: pytest.Mo
         weighted_sum(logprobs).backward()
         weighted_sum(expected).backward()
         policy.weights_changed()  # a trained tower's graph is used up
-        if (number + 1) % CASES_PER_BACKWARD == 0:
+        if (place + 1) % CASES_PER_BACKWARD == 0:
             errors = gradient_errors(policy.model, oracle)
             assert len(errors) > 20
             assert max(errors.values()) < 1e-4, f"up to case {number}: {max(errors.items(), key=lambda item: item[1])}"

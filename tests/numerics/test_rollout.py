@@ -68,7 +68,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list
     return calls
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(100, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("count", [40, pytest.param(100, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_greedy_equals_generate_on_mixed_prompts(family: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy(family=family)
