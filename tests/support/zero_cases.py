@@ -21,7 +21,7 @@ from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.step import update_policy
 from vlm_pg.types import Rollout, RolloutGroup
 
-STEPS = 4
+STEPS = 5
 LEARNING_RATE = 1e-3
 # Two updates a step; each of two ranks has two groups in an update.
 MEDIA = (("video", "image", "images", "video"), ("text", "video", "image+video", "image"))
