@@ -138,9 +138,10 @@ def settings_section(run: RunData) -> str:
         body += absent(f"{name}: {number(count)} line(s) are not JSON and were left out of this report.")
     for name, count in run.odd.items():
         body += absent(f"{name}: {number(count)} step(s) or value(s) are no number that a run can have, and left out.")
+    # Of a file that is no YAML the text is shown all the same, below the reason why it says nothing.
+    if "config.yaml" in run.missing or not run.config_text:
+        body += absent(run.missing.get("config.yaml", "config.yaml is empty."))
     if run.config_text:
         text = esc(run.config_text, _MAX_CONFIG_CHARACTERS)
         body += f"<details><summary>config.yaml as resolved</summary><pre>{text}</pre></details>"
-    else:
-        body += absent(run.missing.get("config.yaml", "config.yaml is empty."))
     return section("settings", "Versions and settings", body)
