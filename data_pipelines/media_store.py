@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.data.embedded import Embedded
-from vlm_pg.errors import ConfigError, SampleError
+from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.files import write_bytes_atomic
 from vlm_pg.media.content import HEAD_BYTES, shown_head, stored_as
 
@@ -46,8 +46,8 @@ class MediaStore:
         if kind is None or medium.kind not in (None, kind):
             raise SampleError(
                 "unreadable_media",
-                f"column '{name}' should hold {medium.kind or 'an image or video'} and {shown_head(head)}. JPEG, PNG, "
-                "WebP and the usual video containers are read. Convert it, or remove the row.",
+                f"'{printable(name, 100)}' should hold {medium.kind or 'an image or video'} and {shown_head(head)}. "
+                "JPEG, PNG, WebP and the usual video containers are read. Convert it, or remove the row.",
             )
         digest = hashlib.sha256(medium.data).hexdigest()[:_NAME_CHARACTERS]
         relative = Path(FOLDER, digest[:2], f"{digest}{suffix}")
@@ -62,8 +62,8 @@ class MediaStore:
 
 
 def _write_once(path: Path, data: bytes) -> None:
-    """One that is there whole is left as it is."""
-    if path.is_file() and path.stat().st_size == len(data):
+    """One that is there whole, whatever its name says, is left as it is."""
+    if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes_atomic(path, data, durable=False)

@@ -18,8 +18,8 @@ from data_pipelines.media_store import MediaStore
 from data_pipelines.outcome import Outcome, split_keys
 from vlm_pg.data.files import Place, read_raw
 from vlm_pg.data.folders import data_folder, root_of
-from vlm_pg.data.records import parse_record
-from vlm_pg.errors import ConfigError, SampleError
+from vlm_pg.data.records import parse_record, with_paths
+from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.types import BadSample, Sample
 
 Row = Mapping[str, Any]
@@ -175,7 +175,9 @@ def _read(
         for place, row in _read_rows(path, published.columns):
             where, name = place.within(path), f"{names[path]}-{place.key}"
             try:
-                record = published.to_record(row if store is None else store.unpack(row), name)
+                record = published.to_record(row, name)
+                if store is not None:
+                    record = with_paths(record, store.unpack)
                 if layout is not None:
                     record["path"] = layout.path_of(record["path"])
                 sample = parse_record(record, where)
@@ -198,10 +200,15 @@ def _read_rows(path: Path, columns: Sequence[str | tuple[str, ...]]) -> Iterator
         missing = [names for names in choices if not isinstance(row, Mapping) or not any(n in row for n in names)]
         if missing:
             raise ConfigError(
-                f"{root_of(path) / place.file if place.file else path}:{place}: the row has no {_listed(missing)}. "
-                f"Rows with {_listed(choices)} are expected. Give the files as their project publishes them."
+                f"{_shown(path, place)}: the row has no {_listed(missing)}. Rows with {_listed(choices)} are expected. "
+                "Give the files as their project publishes them."
             )
         yield place, row
+
+
+def _shown(path: Path, place: Place) -> str:
+    file = root_of(path) / place.file if place.file else path
+    return f"{printable(str(file), 300)}:{place}"
 
 
 def _listed(choices: Sequence[Sequence[str]]) -> str:

@@ -11,8 +11,10 @@ import torch
 
 # Tiny models gain nothing from threads, and results then do not depend on how many cores a machine has.
 torch.set_num_threads(1)
-# How long an example takes says how busy the machine is, not whether the code is right.
-hypothesis.settings.register_profile("suite", deadline=None)
+# How long an example takes says how busy the machine is, not whether the code is right. The usual tests say the same of
+# the same code whenever they run; --hypothesis-profile=search looks for what nobody has found yet.
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("search", deadline=None, max_examples=1000)
 hypothesis.settings.load_profile("suite")
 
 

@@ -1,4 +1,7 @@
-"""Gold answers of published data sets earn full accuracy in every usual style; answers of another value earn none."""
+"""Gold answers of published data sets earn full accuracy in every usual style; answers of another value earn none.
+
+Of files that take minutes every seventh row; as a matrix all of them.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +49,9 @@ NEXTQA_STYLES: Styles = {
     "sentence": lambda letter: f"The answer is {letter}.",
     "boxed": lambda letter: rf"\boxed{{\text{{{letter}}}}}",
 }
+
+
+every_nth_row = pytest.mark.parametrize("nth", [7, pytest.param(1, marks=pytest.mark.matrix)])
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +102,11 @@ def test_gsm8k(data_dir: Path, rewarder: Rewarder) -> None:
     assert share >= 0.999, others[:20]
 
 
-def test_math(data_dir: Path, rewarder: Rewarder) -> None:
+@every_nth_row
+def test_math(data_dir: Path, rewarder: Rewarder, nth: int) -> None:
     samples = jsonl_samples(data_dir / "math500_test.jsonl", math.to_record)
     assert len(samples) == 500
+    samples = samples[::nth]
     right = [(sample, style(sample.answer)) for sample in samples for style in MATH_STYLES.values()]
     share, others = share_with(rewarder, right, 1.0)
     assert share >= 0.995, others[:20]
@@ -127,10 +135,12 @@ def plain_number(latex: str) -> Fraction | None:
     return None if match is None else Fraction(match[1].replace(",", "")) / int(match[2] or 1)
 
 
-def test_nextqa(data_dir: Path, rewarder: Rewarder) -> None:
+@every_nth_row
+def test_nextqa(data_dir: Path, rewarder: Rewarder, nth: int) -> None:
     with (data_dir / "nextqa_val.csv").open(encoding="utf-8", newline="") as file:
         samples = [parse_record(nextqa.to_record(row, "")) for row in csv.DictReader(file)]
     assert len(samples) == 4996
+    samples = samples[::nth]
     right: list[Case] = []
     wrong: list[Case] = []
     for place, sample in enumerate(samples):

@@ -1,5 +1,7 @@
 """Answers written to break a checker: no code runs, nothing hangs, and at least 99 % are answered within a second each.
 
+Of all kinds some hundreds; as a matrix a thousand.
+
 The second is the pool's own deadline (1 s per answer, measured from handing it out): what took longer says so in its
 note. What was late is checked once more, alone and after all others, and counts if it is late again: an answer is to
 blame then, not a machine that was busy for a moment.
@@ -18,7 +20,7 @@ from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.rewards.settings import CheckerSettings, LanguageSettings, RepetitionSettings
 from vlm_pg.types import ANSWER_KINDS, AnswerKind, RewardBreakdown
 
-NUM_ANSWERS = 1000
+NUM_ANSWERS, MATRIX_ANSWERS = 400, 1000
 LENGTHS = (3, 8, 40, 400, 3000)
 GOLD: dict[AnswerKind, str] = {
     "multiple_choice": "B",
@@ -224,14 +226,19 @@ def random_answers(count: int) -> Iterator[str]:
         yield " ".join(choose.choices(tokens, k=choose.randrange(2, 60)))
 
 
-def answers(canary: Path) -> list[str]:
-    """``NUM_ANSWERS`` texts: all of the code, and the others in a fixed random choice."""
+def answers(canary: Path, count: int) -> list[str]:
+    """So many texts: all of the code, and the others in a fixed random choice."""
     code, built = list(code_answers(canary)), list(built_answers())
-    chosen = [*code, *random_answers(250)]
+    chosen = [*code, *random_answers(count // 4)]
     mixed = random.Random(1)
-    chosen += mixed.sample(built, NUM_ANSWERS - len(chosen))
+    chosen += mixed.sample(built, count - len(chosen))
     mixed.shuffle(chosen)
     return chosen
+
+
+hundreds_or_a_thousand = pytest.mark.parametrize(
+    "count", [NUM_ANSWERS, pytest.param(MATRIX_ANSWERS, marks=pytest.mark.matrix)]
+)
 
 
 @pytest.fixture
@@ -243,12 +250,15 @@ def settings() -> RewardSettings:
     )
 
 
-def test_hostile_mathematics_is_answered_within_a_second_and_runs_nothing(tmp_path: Path, settings: RewardSettings):
+@hundreds_or_a_thousand
+def test_hostile_mathematics_is_answered_within_a_second_and_runs_nothing(
+    tmp_path: Path, settings: RewardSettings, count: int
+):
     canary = tmp_path / "canary"
     samples = [make_sample("mathematics", gold) for gold in MATHEMATICS_GOLD]
     responses = [
         Response(samples[place % len(samples)], f"<think>x</think><answer>{answer}</answer>")
-        for place, answer in enumerate(answers(canary))
+        for place, answer in enumerate(answers(canary, count))
     ]
     with Rewarder(settings) as rewarder:
         rewards = rewarder.score(responses)
@@ -259,7 +269,7 @@ def test_hostile_mathematics_is_answered_within_a_second_and_runs_nothing(tmp_pa
         [after] = rewarder.score([Response(samples[0], "<answer>$x = 5$</answer>")])
     assert after.parts["accuracy"] == 1.0, "the pool answers as before"
     assert not canary.exists(), "a text was executed"
-    assert len(late_again) <= NUM_ANSWERS // 100, late_again
+    assert len(late_again) <= count // 100, late_again
     assert len(unvalued) == len(late), "the deadline is the only reason for no value"
 
 
@@ -267,12 +277,15 @@ def is_late(reward: RewardBreakdown) -> bool:
     return "deadline" in reward.notes.get("accuracy", "")
 
 
+@hundreds_or_a_thousand
 @pytest.mark.parametrize("kind", [kind for kind in ANSWER_KINDS if kind != "mathematics"])
-def test_hostile_answers_of_every_other_kind_have_a_value(tmp_path: Path, settings: RewardSettings, kind: AnswerKind):
+def test_hostile_answers_of_every_other_kind_have_a_value(
+    tmp_path: Path, settings: RewardSettings, kind: AnswerKind, count: int
+):
     canary = tmp_path / "canary"
     sample = make_sample(kind, GOLD[kind], ("A. red", "B. blue") if kind == "multiple_choice" else ())
     with Rewarder(settings) as rewarder:
-        rewards = rewarder.score([Response(sample, f"<answer>{answer}</answer>") for answer in answers(canary)])
+        rewards = rewarder.score([Response(sample, f"<answer>{answer}</answer>") for answer in answers(canary, count)])
         assert rewarder.pids == [], "nothing here needs a process"
     assert not canary.exists()
     assert all(0.0 <= reward.parts["accuracy"] <= 1.0 for reward in rewards)

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "train": str(path / "data/train.jsonl"),
             "eval": {name: str(path / "data/eval_seen.jsonl") for name in ("seen_orders", "unseen_orders")},
         },
-        "media": {"workers": 1},
+        "media": {"workers": 0},
         "training": {"steps": STEPS, "prompts_per_step": 4, "checkpoint_every": 1, "keep_checkpoints": 9},
         "rollout": {"num_generations": 4},
         "algorithm": {"kl_coef": 0.05},

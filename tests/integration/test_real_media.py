@@ -20,24 +20,26 @@ REASONS = {
 }
 
 
-def settings(tmp_path: Path, model: Path, records: Path, media_root: Path) -> dict:
+def settings(tmp_path: Path, model: Path, records: Path, media_root: Path, workers: int = 1) -> dict:
     return {
         "run": {"dir": str(tmp_path / "run")},
         "model": {"path": str(model), "train_vision": True},
         "data": {"train": str(records), "media_root": str(media_root), "max_bad_share": 0.9},
-        "media": {"max_frames": 6, "max_pixels": 20 * 28 * 28, "workers": 1},
+        "media": {"max_frames": 6, "max_pixels": 20 * 28 * 28, "workers": workers},
         "rollout": {"num_generations": 2, "max_new_tokens": 6},
         "training": {"steps": 1, "prompts_per_step": 1, "learning_rate": 1e-3, "weight_decay": 0.1},
         "observe": {"trackers": []},
     }
 
 
-@pytest.mark.parametrize("file", ["flipping_a_pancake.mkv", "nasa_13013.mp4", "av1_video.mkv"])
-def test_one_training_step_from_a_real_file(file: str, tmp_path: Path, media_dir: Path) -> None:
+@pytest.mark.parametrize("file, workers", [("flipping_a_pancake.mkv", 1), ("nasa_13013.mp4", 0), ("av1_video.mkv", 0)])
+def test_one_training_step_from_a_real_file(file: str, workers: int, tmp_path: Path, media_dir: Path) -> None:
     model = save_tiny_model(tmp_path / "model")
     records = [r for r in json.loads((media_dir / "questions.json").read_text()) if r["path"].endswith(file)]
     (tmp_path / "records.json").write_text(json.dumps(records))
-    config = write_config(tmp_path / "run.yaml", settings(tmp_path, model, tmp_path / "records.json", media_dir))
+    config = write_config(
+        tmp_path / "run.yaml", settings(tmp_path, model, tmp_path / "records.json", media_dir, workers)
+    )
     done = run_cli("train", str(config))
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = read_lines(tmp_path / "run" / "metrics.jsonl")

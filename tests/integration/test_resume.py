@@ -18,7 +18,7 @@ from tests.unit.observe.trackers.test_tensorboard import expected_scalars, scala
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.training.checkpoints import find_checkpoints
 
-STEPS = 5
+STEPS = 4
 MOMENTS = [("training", 3), ("begun", 2), ("weights", 4), ("before_manifest", 4), ("before_rename", 4)]
 
 
@@ -34,8 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             # Mappings are merged key by key, so the included config's own evaluation sets are replaced by name.
             "eval": {name: str(path / "data/eval_seen.jsonl") for name in ("seen_orders", "unseen_orders")},
         },
-        "media": {"workers": 1},
-        "training": {"steps": STEPS, "prompts_per_step": 4, "checkpoint_every": 2, "keep_checkpoints": 9},
+        "training": {"steps": STEPS, "prompts_per_step": 3, "checkpoint_every": 2, "keep_checkpoints": 9},
         "rollout": {"num_generations": 4},
         "eval": {"controls": [], "control_sets": [], "headline_set": None},
         "observe": {"report": False},
@@ -44,19 +43,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def start(folder: Path, run: str, module: str, *arguments: str) -> ModuleProcess:
-    return ModuleProcess(module, *arguments, str(folder / "run.yaml"), f"run.dir={folder / run}", "run.resume=auto")
+def start(folder: Path, run: str, module: str, *arguments: str, workers: int = 0) -> ModuleProcess:
+    """``workers``: of media. A worker starts as long as such a run takes, and must not make a difference."""
+    own = (str(folder / "run.yaml"), f"run.dir={folder / run}", f"media.workers={workers}", "run.resume=auto")
+    return ModuleProcess(module, *arguments, *own)
 
 
-def run_to_the_end(folder: Path, run: str) -> str:
-    done = start(folder, run, "vlm_pg.cli", "train").finish()
+def run_to_the_end(folder: Path, run: str, workers: int = 0) -> str:
+    done = start(folder, run, "vlm_pg.cli", "train", workers=workers).finish()
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(folder: Path) -> Path:
-    (folder / "printed.txt").write_text(run_to_the_end(folder, "whole"))
+    (folder / "printed.txt").write_text(run_to_the_end(folder, "whole", workers=1))
     return folder / "whole"
 
 
@@ -104,7 +105,7 @@ def test_killed_and_resumed_equals_uninterrupted(moment: str, step: int, folder:
 
 
 def test_killed_from_outside_at_any_time(folder: Path, uninterrupted: Path) -> None:
-    process = start(folder, "outside", "vlm_pg.cli", "train")
+    process = start(folder, "outside", "vlm_pg.cli", "train", workers=1)
     metrics = folder / "outside" / "metrics.jsonl"
     deadline = time.monotonic() + 300
     while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
@@ -112,7 +113,7 @@ def test_killed_from_outside_at_any_time(folder: Path, uninterrupted: Path) -> N
         time.sleep(0.01)
     process.kill()
     process.finish()
-    run_to_the_end(folder, "outside")
+    run_to_the_end(folder, "outside", workers=1)
     assert_same_outcome(folder / "outside", uninterrupted)
 
 
@@ -146,9 +147,9 @@ def test_the_eval_command_repeats_the_runs_own_figures(uninterrupted: Path) -> N
 
 def test_a_finished_run_is_left_as_it_is(folder: Path, uninterrupted: Path) -> None:
     before = (uninterrupted / "summary.json").read_bytes()
-    assert "this run is finished at step 5" in run_to_the_end(folder, "whole")
+    assert f"this run is finished at step {STEPS}" in run_to_the_end(folder, "whole")
     assert (uninterrupted / "summary.json").read_bytes() == before
     refused = run_cli(
-        "train", str(folder / "run.yaml"), f"run.dir={uninterrupted}", "run.resume=auto", "training.steps=3"
+        "train", str(folder / "run.yaml"), f"run.dir={uninterrupted}", "run.resume=auto", "training.steps=2"
     )
-    assert refused.returncode == 2 and "is at step 5, but training.steps is 3" in refused.stderr
+    assert refused.returncode == 2 and f"is at step {STEPS}, but training.steps is 2" in refused.stderr

@@ -4,11 +4,8 @@ a server that dies stops the run in a way that can be resumed. A run without a s
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +16,7 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.support.processes import ModuleProcess
 from tests.support.runs import ROOT, read_lines
 
 httpx2 = pytest.importorskip("httpx2")
@@ -30,34 +28,29 @@ QUESTIONS = 2
 GENERATIONS = 4
 START_SECONDS = 120
 KEY = "key-of-this-test"
-ENVIRONMENT = os.environ | {
-    "OMP_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-    "HF_HUB_OFFLINE": "1",
-    "OPENAI_API_KEY": KEY,
-}
 
 
 class Server:
     """``transformers serve`` on a free port of this machine."""
 
-    def __init__(self, log: Path):
+    def __init__(self) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self.log = log
-        self.process: subprocess.Popen[bytes] | None = None
+        self._printed_before = ""
+        self._process: ModuleProcess | None = None
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
 
+    @property
+    def log(self) -> str:
+        return self._printed_before + (self._process.printed if self._process is not None else "")
+
     def begin(self) -> None:
-        command = [sys.executable, "-m", "transformers.cli.transformers", "serve", "--host", "127.0.0.1"]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, "--port", str(self.port), "--device", "cpu"], env=ENVIRONMENT, stdout=log, stderr=log
-            )
+        arguments = ["--host", "127.0.0.1", "--port", str(self.port), "--device", "cpu"]
+        self._process = ModuleProcess("transformers.cli.transformers", "serve", *arguments)
 
     def wait(self) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -66,23 +59,24 @@ class Server:
                 httpx2.get(f"http://127.0.0.1:{self.port}/health")
                 return
             except httpx2.TransportError:
-                assert time.monotonic() < deadline, self.log.read_text()
+                assert time.monotonic() < deadline, self.log
                 time.sleep(0.2)
 
     def kill(self) -> None:
-        if self.process is not None:
-            self.process.send_signal(signal.SIGKILL)
-            self.process.wait()
-            self.process = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.finish()
+            self._printed_before = self.log
+            self._process = None
 
     def models_asked_for(self) -> list[str]:
-        lines = [line for line in self.log.read_text().splitlines() if "Request received" in line]
+        lines = [line for line in self.log.splitlines() if "Request received" in line]
         return [Path(line.split("Model: ")[1].split("@main")[0]).name for line in lines]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("server") / "serve.log")
+def server() -> Iterator[Server]:
+    server = Server()
     server.begin()
     yield server
     server.kill()
@@ -117,7 +111,7 @@ def config(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
     sections = {
         "include": [str(ROOT / "configs" / "models" / "tiny.yaml")],
         "data": {"train": str(folder / "train.jsonl")},
-        "media": {"workers": 1, "min_pixels": 3136, "max_pixels": 12544},
+        "media": {"workers": 0, "min_pixels": 3136, "max_pixels": 12544},
         # The words the tiny model was trained on: some of its answers earn a reward.
         "prompt": {"instructions": {"multiple_choice": "Name the colours in order, then answer with a letter."}},
         "rollout": {
@@ -140,36 +134,29 @@ def config(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
 
 
 @contextmanager
-def running(config: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "vlm_pg.cli", "train", str(config), f"run.dir={config.parent / 'run'}"]
-    run = subprocess.Popen(
-        [*command, *overrides],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def running(config: Path, *overrides: str) -> Iterator[ModuleProcess]:
+    arguments = ["train", str(config), f"run.dir={config.parent / 'run'}", *overrides]
+    run = ModuleProcess("vlm_pg.cli", *arguments, environment={"OPENAI_API_KEY": KEY})
     try:
         yield run
     finally:
         run.kill()
-        run.wait()
+        run.finish()
 
 
-def kill_within_step_2(run: subprocess.Popen[str], server: Server) -> None:
+def wait_for(run: ModuleProcess, words: str) -> None:
+    deadline = time.monotonic() + 2 * START_SECONDS
+    while words not in run.printed:
+        assert run.returncode is None and time.monotonic() < deadline, run.printed
+        time.sleep(0.05)
+
+
+def kill_within_step_2(run: ModuleProcess, server: Server) -> None:
     """Once the server has been asked questions of the second step."""
-    assert run.stdout is not None
-    printed = ""
-    for line in run.stdout:
-        printed += line
-        if "step 1/" in line:
-            break
-    else:
-        raise AssertionError(printed)
+    wait_for(run, "step 1/")
     deadline = time.monotonic() + START_SECONDS
     while len(server.models_asked_for()) <= QUESTIONS * GENERATIONS:
-        assert time.monotonic() < deadline, server.log.read_text()
+        assert time.monotonic() < deadline, server.log
         time.sleep(0.02)
     server.kill()
 
@@ -179,7 +166,8 @@ def test_a_run_survives_its_server(config: Path, server: Server) -> None:
     server.wait()
     with running(config, "rollout.server.wait_seconds=2", "training.checkpoint_every=0") as first:
         kill_within_step_2(first, server)
-        rest, _ = first.communicate(timeout=START_SECONDS)
+        first.finish(START_SECONDS)
+        rest = first.printed
     assert first.returncode not in (0, 130)
     assert f"the server at {server.url} does not answer" in rest
     assert f"Server {server.url}: It has not answered for 2 s" in rest and "run.resume=auto" in rest
@@ -191,8 +179,9 @@ def test_a_run_survives_its_server(config: Path, server: Server) -> None:
     # The server needs longer to start than the run: the run waits for it.
     server.begin()
     with running(config, "run.resume=auto", f"rollout.server.wait_seconds={START_SECONDS}") as second:
-        resumed, _ = second.communicate(timeout=2 * START_SECONDS)
-    assert second.returncode == 0, resumed + server.log.read_text()
+        second.finish(2 * START_SECONDS)
+        resumed = second.printed
+    assert second.returncode == 0, resumed + server.log
     assert "resuming after step 1" in resumed
 
     lines = read_lines(folder / "metrics.jsonl")
@@ -217,11 +206,9 @@ def test_a_run_survives_its_server(config: Path, server: Server) -> None:
 def test_a_run_that_waits_for_its_server_can_be_stopped(config: Path) -> None:
     away = ("rollout.server.url=http://127.0.0.1:9/v1", "rollout.server.wait_seconds=1000")
     with running(config, *away, "observe.report=false") as run:
-        assert run.stdout is not None
-        for line in run.stdout:
-            if "does not answer" in line:
-                break
-        run.send_signal(signal.SIGINT)
-        rest, _ = run.communicate(timeout=START_SECONDS)
+        wait_for(run, "does not answer")
+        run.signal(signal.SIGINT)
+        run.finish(START_SECONDS)
+        rest = run.printed
     assert run.returncode == 130, rest
     assert "stopped on request before the first step" in rest and "Traceback" not in rest

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tests.support.processes import launch_ranks
 from tests.support.zero_cases import (
     COMPARED,
-    STEPS,
+    MATRIX_STEPS,
     ZeroCase,
     all_cases,
     bf16_cases,
@@ -46,7 +46,7 @@ def test_in_bf16_every_weight_takes_the_gradient_that_was_computed(tmp_path: Pat
 @pytest.mark.matrix
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_bf16_in_every_pair(ranks: int, tmp_path: Path) -> None:
-    _check([replace(case, ranks=ranks, bf16=True) for case in pairwise_cases()], ranks, tmp_path)
+    _check([replace(case, ranks=ranks, bf16=True) for case in long(pairwise_cases())], ranks, tmp_path)
 
 
 @pytest.mark.matrix
@@ -59,7 +59,8 @@ def test_zero_trains_what_one_process_trains_in_every_combination(
     stage: int, offload: str, ranks: int, tmp_path: Path
 ) -> None:
     fixed = (ranks, stage, offload)
-    _check([case for case in all_cases() if (case.ranks, case.stage, case.offload) == fixed], ranks, tmp_path)
+    chosen = [case for case in all_cases() if (case.ranks, case.stage, case.offload) == fixed]
+    _check(long(chosen), ranks, tmp_path)
 
 
 @pytest.mark.matrix
@@ -67,7 +68,11 @@ def test_zero_trains_what_one_process_trains_in_every_combination(
 def test_deepspeeds_own_adam_for_cpus(ranks: int, tmp_path: Path) -> None:
     """It is compiled at its first use on a machine, and needed by offloaded states only."""
     cases = [case for case in pairwise_cases() if case.offload != "none"]
-    _check([replace(case, ranks=ranks) for case in cases], ranks, tmp_path, own_cpu_adam=True)
+    _check([replace(case, ranks=ranks) for case in long(cases)], ranks, tmp_path, own_cpu_adam=True)
+
+
+def long(cases: list[ZeroCase]) -> list[ZeroCase]:
+    return [replace(case, steps=MATRIX_STEPS) for case in cases]
 
 
 def _check(cases: list[ZeroCase], ranks: int, folder: Path, own_cpu_adam: bool = False) -> None:
@@ -109,11 +114,11 @@ def _check(cases: list[ZeroCase], ranks: int, folder: Path, own_cpu_adam: bool =
 
 @cache
 def _one_process(
-    train_vision: bool, tied: bool, text_steps: bool
+    train_vision: bool, tied: bool, text_steps: bool, steps: int
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float]]:
     """Weights before and after training under the torch engine, all groups of an update in one pass; the metrics."""
-    case = ZeroCase(1, 1, False, "none", train_vision, tied, False, text_steps)
+    case = ZeroCase(1, 1, False, "none", train_vision, tied, False, text_steps, steps=steps)
     policy = case_policy(case)
     before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
-    metrics = train(TorchEngine(policy, training_settings()), case, range(STEPS), whole=True)
+    metrics = train(TorchEngine(policy, training_settings()), case, range(steps), whole=True)
     return before, {name: p.detach().clone() for name, p in policy.model.named_parameters()}, metrics

@@ -14,11 +14,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tests.support.zero_cases import STEPS, ZeroCase, case_policy, train, training_settings
+from tests.support.zero_cases import ZeroCase, case_policy, train, training_settings
 from vlm_pg.distributed import RankLayout, barrier, disconnect, end_rank
 from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect
-
-STOP_AFTER = 3
 
 
 def run(case: ZeroCase, out: Path, own_cpu_adam: bool) -> None:
@@ -31,15 +29,15 @@ def run(case: ZeroCase, out: Path, own_cpu_adam: bool) -> None:
     barrier()
     settings = training_settings(engine="deepspeed", deepspeed_config=str(file))
     engine = DeepSpeedEngine(case_policy(case), settings, ranks)
-    done = train(engine, case, range(STOP_AFTER), ranks.rank, ranks.world_size)
+    done = train(engine, case, range(case.stop_after), ranks.rank, ranks.world_size)
     engine.save_optimizer(folder)
     state = weights(engine)
-    for name, value in train(engine, case, range(STOP_AFTER, STEPS), ranks.rank, ranks.world_size).items():
+    for name, value in train(engine, case, range(case.stop_after, case.steps), ranks.rank, ranks.world_size).items():
         done[name] += value
     after = weights(engine)
     resumed = DeepSpeedEngine(case_policy(case, state), settings, ranks)
     resumed.load_optimizer(folder)
-    train(resumed, case, range(STOP_AFTER, STEPS), ranks.rank, ranks.world_size)
+    train(resumed, case, range(case.stop_after, case.steps), ranks.rank, ranks.world_size)
     again = weights(resumed)
     if ranks.is_first:
         same = all(torch.equal(after[name], again[name]) for name in after)

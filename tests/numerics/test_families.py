@@ -1,4 +1,5 @@
-"""Every registered family: grouped equals transformers' own repeated forward, over hundreds of random cases.
+"""Every registered family: grouped equals transformers' own repeated forward, over random cases: hundreds of all
+families together, and hundreds of each as a matrix.
 
 A case is one packed stream: one to four prompts of every kind, each with 1 to 16 ragged responses. Some prompts of a
 stream ask about the same media, or continue one another, so that trees of every depth occur where packing shares them.
@@ -6,7 +7,7 @@ stream ask about the same media, or continue one another, so that trees of every
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -29,8 +30,9 @@ from tests.support.tiny import TEXT_FAMILY_NAMES, VL_FAMILY_NAMES
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.prompt_tree import prompt_tree
 
-CASES = 100  # per family and tower, so 200 per family with a tower
-TEXT_CASES = 20  # they have no towers, media or positions to vary
+MATRIX_CASES = range(100)  # per family and tower
+CASES = MATRIX_CASES[3::5]  # trees of two levels are rare, and one is among these
+TEXT_CASES = MATRIX_CASES[:12]  # they have no towers, media or positions to vary
 CASES_PER_BACKWARD = 4
 GROUP_SIZES = (1, 1, 2, 2, 3, 3, 4, 5, 6, 8, 12, 16)
 
@@ -81,7 +83,7 @@ MAKERS: tuple[Callable[[Policy, np.random.Generator], list[Case]], ...] = (
 )
 
 
-@pytest.mark.parametrize(
+every_family = pytest.mark.parametrize(
     ("family", "train_vision"),
     [
         *(pytest.param(family, False, id=f"{family}-frozen tower") for family in VL_FAMILY_NAMES),
@@ -89,13 +91,26 @@ MAKERS: tuple[Callable[[Policy, np.random.Generator], list[Case]], ...] = (
         *(pytest.param(family, False, id=family) for family in TEXT_FAMILY_NAMES),
     ],
 )
+
+
+@every_family
 def test_random_cases(family: str, train_vision: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    _compare(family, train_vision, CASES if family in VL_FAMILY_NAMES else TEXT_CASES, monkeypatch)
+
+
+@pytest.mark.matrix
+@every_family
+def test_hundreds_of_random_cases(family: str, train_vision: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    _compare(family, train_vision, MATRIX_CASES, monkeypatch)
+
+
+def _compare(family: str, train_vision: bool, numbers: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
     # Whatever is shared becomes a node, however short: tiny prompts would not be worth one.
     monkeypatch.setattr("vlm_pg.models.packing.prompt_tree", partial(prompt_tree, min_shared=1))
     policy = tiny_policy(train_vision=train_vision, family=family)
     oracle = plain_model(policy)
     levels_seen = set()
-    for number in range(CASES if policy.family.reads_media else TEXT_CASES):
+    for place, number in enumerate(numbers):
         rng = np.random.default_rng([number, train_vision])
         cases = MAKERS[number % len(MAKERS)](policy, rng)
         groups = []
@@ -112,7 +127,7 @@ def test_random_cases(family: str, train_vision: bool, monkeypatch: pytest.Monke
         weighted_sum(logprobs).backward()
         weighted_sum(expected).backward()
         policy.weights_changed()  # a trained tower's graph is used up
-        if (number + 1) % CASES_PER_BACKWARD == 0:
+        if (place + 1) % CASES_PER_BACKWARD == 0:
             errors = gradient_errors(policy.model, oracle)
             assert len(errors) > 20
             assert max(errors.values()) < 1e-4, f"up to case {number}: {max(errors.items(), key=lambda item: item[1])}"

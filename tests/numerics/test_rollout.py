@@ -69,12 +69,12 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list
     return calls
 
 
+@pytest.mark.parametrize("count", [40, pytest.param(100, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("family", FAMILY_NAMES)
-def test_greedy_equals_generate_on_mixed_prompts(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_greedy_equals_generate_on_mixed_prompts(family: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy(family=family)
     stops = ragged_stops(policy)
     oracle = plain_model(policy)
-    count = 100 if policy.family.reads_media else 40
     cases = [mixed_case(policy, i) for i in range(count)]
     let_go = count_calls(monkeypatch, Cohort, "let_go")
     sampler = engine(policy, num_generations=2, temperature=0.0, max_batch_rollouts=count // 5)

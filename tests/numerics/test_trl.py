@@ -6,9 +6,6 @@ they see the same completions.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ import torch
 trl = pytest.importorskip("trl")
 pytest.importorskip("datasets")
 
+from tests.support.processes import launch_ranks  # noqa: E402
 from tests.support.trl import Recorded, assert_equal_training  # noqa: E402
 from vlm_pg.integrations.trl import GroupedGRPOTrainer  # noqa: E402
 
@@ -71,18 +69,8 @@ def test_under_autocast_it_is_as_near_as_bf16_allows(tmp_path: Path) -> None:
 
 def test_two_processes_sum_the_same_gradients(tmp_path: Path) -> None:
     """Scoring goes through DistributedDataParallel's forward, so gradients are reduced over the processes."""
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [sys.executable, *command, "-m", "tests.numerics.trl_two_processes", str(tmp_path)],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("equal under DistributedDataParallel") == 2
+    printed = launch_ranks("tests.numerics.trl_two_processes", str(tmp_path))
+    assert "gradients of 2 processes equal under DistributedDataParallel" in printed
 
 
 def test_evaluation_scores_the_same(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def main(folder: Path) -> None:
     everywhere = [torch.empty_like(norm) for _ in range(2)]
     torch.distributed.all_gather(everywhere, norm)
     assert torch.equal(*everywhere)
-    print(f"equal under {type(wrapped).__name__}", flush=True)
+    print(f"gradients of {len(everywhere)} processes equal under {type(wrapped).__name__}", flush=True)
     torch.distributed.destroy_process_group()
     end_rank(0)
 

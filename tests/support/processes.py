@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -29,12 +30,20 @@ COSTLY = (
     "transformers.models.qwen2_5_vl.processing_qwen2_5_vl",
     "transformers.models.qwen2_vl.image_processing_qwen2_vl",
     "transformers.models.qwen2_vl.video_processing_qwen2_vl",
+    # Its first engine imports every optimizer, one of which imports torch's compiler.
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "torch.utils.tensorboard.summary",
 )
-ONE_THREAD_NO_GPU = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+ONE_THREAD_NO_GPU = {
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "DS_ACCELERATOR": "cpu",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 class ModuleProcess:
-    """``python -m MODULE ARGUMENTS`` in the repository's root, on one thread, without GPUs."""
+    """``python -m MODULE ARGUMENTS`` in the repository's root, on one thread, without GPUs and Hugging Face's Hub."""
 
     def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None):
         self._printed = tempfile.TemporaryDirectory()
@@ -47,6 +56,16 @@ class ModuleProcess:
     def returncode(self) -> int | None:
         """Exit status, minus the signal's number if one ended it, None while it runs."""
         return self._process.exitcode
+
+    @property
+    def printed(self) -> str:
+        """All that it has printed so far, and the warnings and errors after it."""
+        return self._read("out") + self._read("err")
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        if self.returncode is None:
+            os.kill(self._process.pid, number)
 
     def kill(self) -> None:
         self._process.kill()
@@ -64,7 +83,8 @@ class ModuleProcess:
         return subprocess.CompletedProcess(self._command, self.returncode, *map(self._read, ("out", "err")))
 
     def _read(self, name: str) -> str:
-        return (Path(self._printed.name) / name).read_text(errors="replace")
+        file = Path(self._printed.name) / name
+        return file.read_text(errors="replace") if file.exists() else ""
 
 
 @cache

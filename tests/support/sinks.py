@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,14 +19,19 @@ class Recording:
     """Takes everything."""
 
     path: Path
+    shown: Sequence[str] = ()
 
     def begin(self, run: TrackedRun) -> Begun:
         self.path = run.folder.path / "sink.jsonl"
         self.note(begin=run.name, project=run.project, run_id=run.run_id, config=dict(run.config), pid=os.getpid())
         return Begun(run.run_id or "fresh", f"at {self.path.name}")
 
-    def step(self, step: int, scalars: Mapping[str, float], rows: Sequence[Row]) -> None:
-        self.note(step=step, scalars=dict(scalars), rows=[row.response for row in rows])
+    def rollouts(self, step: int, rows: Sequence[Row]) -> None:
+        self.shown = [row.response for row in rows]
+
+    def scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        self.note(step=step, scalars=dict(scalars), rows=self.shown)
+        self.shown = ()
 
     def finish(self, failed: bool) -> None:
         self.note(failed=failed)
@@ -48,8 +54,8 @@ class Chatty(Recording):
 class Raising(Recording):
     """Refuses every step."""
 
-    def step(self, step: int, scalars: Mapping[str, float], rows: Sequence[Row]) -> None:
-        super().step(step, scalars, rows)
+    def scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        super().scalars(step, scalars)
         raise ConnectionError(f"no route to host,\nstep {step}")
 
 
@@ -63,15 +69,24 @@ class NeverBegins(Recording):
 class Hanging(Recording):
     """Never comes back from its second step, nor does what it has started."""
 
-    def step(self, step: int, scalars: Mapping[str, float], rows: Sequence[Row]) -> None:
-        super().step(step, scalars, rows)
+    def scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        super().scalars(step, scalars)
         while step == 2:
             time.sleep(1.0)
 
 
 class Dying(Recording):
-    """Takes its process with it."""
+    """Takes its process with it, and leaves one behind that it has started."""
 
-    def step(self, step: int, scalars: Mapping[str, float], rows: Sequence[Row]) -> None:
-        super().step(step, scalars, rows)
+    def scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        super().scalars(step, scalars)
+        self.note(child=subprocess.Popen(["sleep", "1000"]).pid)
         os._exit(3)
+
+
+class Blind(Recording):
+    """Takes no pictures."""
+
+    def rollouts(self, step: int, rows: Sequence[Row]) -> None:
+        self.note(tried=step)
+        raise ValueError("broken PNG")

@@ -21,7 +21,7 @@ from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.step import update_policy
 from vlm_pg.types import Rollout, RolloutGroup
 
-STEPS = 5
+STEPS, MATRIX_STEPS = 3, 5
 LEARNING_RATE = 1e-3
 # Two updates a step; each of two ranks has two groups in an update.
 MEDIA = (("video", "image", "images", "video"), ("text", "video", "image+video", "image"))
@@ -46,15 +46,21 @@ class ZeroCase:
     text_steps: bool
     # Weights in bf16 beside fp32 masters: rounding differs by order, so only what an update took can be compared.
     bf16: bool = False
+    steps: int = STEPS
+
+    @property
+    def stop_after(self) -> int:
+        """Steps after which a checkpoint is written, from which a second run goes on."""
+        return self.steps - 2
 
     @property
     def name(self) -> str:
         return "-".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
 
     @property
-    def data(self) -> tuple[bool, bool, bool]:
+    def data(self) -> tuple[bool, bool, bool, int]:
         """What one process needs to know of it."""
-        return self.train_vision, self.tied, self.text_steps
+        return self.train_vision, self.tied, self.text_steps, self.steps
 
     def deepspeed(self, own_cpu_adam: bool = False) -> dict[str, Any]:
         """DeepSpeed's file. ``own_cpu_adam``: DeepSpeed's optimizer for CPUs, which is compiled first."""
@@ -124,7 +130,12 @@ def case_policy(case: ZeroCase, state: dict[str, torch.Tensor] | None = None) ->
 def training_settings(**values: Any) -> TrainingSettings:
     # Gradients of key biases are rounding and nothing else; the epsilon keeps Adam from making full steps of them.
     return TrainingSettings(
-        steps=STEPS, learning_rate=LEARNING_RATE, adam_epsilon=1e-4, weight_decay=0.05, checked_updates=99, **values
+        steps=MATRIX_STEPS,
+        learning_rate=LEARNING_RATE,
+        adam_epsilon=1e-4,
+        weight_decay=0.05,
+        checked_updates=99,
+        **values,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import get_args
@@ -112,21 +112,27 @@ def _weights_of(
 
 def _drawn(sizes: Sequence[float], kept: int, start: float) -> list[float]:
     """Inverse inclusion probabilities of a systematic sample, 0 for what is not in it. ``start`` in (0, 1)."""
-    largest = max(sizes)
-    if largest > 0.0:  # only proportions count; these neither overflow nor vanish in sums
-        sizes = [size / largest for size in sizes]
+    sizes = _in_proportion(sizes)
     certain = _certain(sizes, kept)
     left = kept - len(certain)
-    reaching = list(accumulate(0.0 if i in certain else size for i, size in enumerate(sizes)))
+    rest = _in_proportion([0.0 if i in certain else size for i, size in enumerate(sizes)])
+    reaching = list(accumulate(rest))
     weights = [1.0 if i in certain else 0.0 for i in range(len(sizes))]
     if left == 0 or reaching[-1] == 0.0:
         return weights
     # Sizes laid end to end; a mark at every step, and each size is shorter than a step: no rollout is marked twice.
     step = reaching[-1] / left
+    last = bisect_left(reaching, reaching[-1])
     for mark in range(left):
-        i = bisect_right(reaching, (mark + start) * step)
-        weights[i] = step / sizes[i]
+        i = min(bisect_right(reaching, (mark + start) * step), last)  # the last mark may be rounded up to the end
+        weights[i] = step / rest[i]
     return weights
+
+
+def _in_proportion(sizes: Sequence[float]) -> list[float]:
+    """The largest as 1: only proportions count, and these neither overflow nor vanish in sums and products."""
+    largest = max(sizes)
+    return [size / largest for size in sizes] if largest > 0.0 else list(sizes)
 
 
 def _certain(sizes: Sequence[float], kept: int) -> set[int]:

@@ -9,6 +9,7 @@ Only files that lie in the folder are read, under the names they are given there
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,8 @@ class DataFolder:
     @property
     def name(self) -> str:
         """For names of records: "gsm8k-train"."""
-        return "-".join(filter(None, (self.folder.resolve().name, self.split)))
+        # As it is written: what a link points to may be called by a hash.
+        return "-".join(filter(None, (Path(os.path.abspath(self.folder)).name, self.split)))
 
 
 def data_folder(path: Path) -> DataFolder | None:
@@ -127,6 +129,9 @@ def _saved(folder: Path) -> tuple[str, list[Path]]:
         names = []
     if not names or not all(map(_is_name, names)):
         raise _wrong(folder, f"has a {STATE} that lists no files of it. Names of files are expected. Save it again")
+    if any(key.startswith("_indices") and value for key, value in state.items()):
+        problem = "was saved by an early version of datasets with a list of the rows that count apart from the rows"
+        raise _wrong(folder, f"{problem}. Rows in their order are expected. Save it again with a newer one")
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise _wrong(folder, f"lacks {_list(missing)}. All files in {STATE} are needed. Copy it again")
@@ -148,7 +153,7 @@ def _shards(folder: Path) -> dict[str, list[Path]]:
     for (split, count), shards in found.items():
         if split in splits:
             raise _wrong(folder, f"has shards of '{split}' of two divisions. One is expected. Remove the other")
-        if sorted(shards) != list(range(count)):
+        if len(shards) != count or max(shards) >= count:  # whatever large number a name holds
             here = f"{len(shards)} of the {count} shards of '{split}'"
             raise _wrong(folder, f"has {here} only. All are expected. Download the others")
         splits[split] = [shards[index] for index in range(count)]

@@ -39,7 +39,7 @@ def read_records(
 
     Args:
         path: as ``read_raw`` takes it.
-        unpack: puts paths in the place of media that stand in a record (``Embedded``). None: such records are refused.
+        unpack: puts paths in the place of media that stand in a row (``Embedded``). None: such records are refused.
 
     Raises:
         ConfigError: the file is missing, does not parse (with the line), has no records, or holds media nobody unpacks.
@@ -52,9 +52,7 @@ def read_records(
         if unpack is None:
             _refuse_embedded(path, record)
         try:
-            if unpack is not None and embedded_in(record):
-                record = unpack(record)
-            sample = parse_record(record, where)
+            sample = parse_record(record if unpack is None else with_paths(record, unpack), where)
             if sample.sample_id in first_at:
                 raise SampleError(
                     "duplicate_id",
@@ -72,6 +70,11 @@ def read_records(
             "prepared."
         )
     return samples, bad
+
+
+def with_paths(record: Any, unpack: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Any:
+    """The record with paths in the place of media in its 'path'; those in other columns are nobody's concern."""
+    return {**record, **unpack({"path": record["path"]})} if "path" in embedded_in(record) else record
 
 
 def _refuse_embedded(path: Path, record: Any) -> None:

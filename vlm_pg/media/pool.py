@@ -173,7 +173,8 @@ class WorkerPool:
             self._failure = None if self._closing else cause
             left = [worker.call for worker in self._workers if worker.call] + list(self._waiting)
             self._waiting.clear()
-        self._template.close()
+        # One that is still importing would answer only when it is done, and nobody needs it any more.
+        self._template.close(at_once=not self._somebody_is_ready.is_set())
         for worker in self._workers:
             worker.connection.close()
             worker.stderr.close()

@@ -71,8 +71,10 @@ class Template:
         except (OSError, ValueError):
             return None
 
-    def close(self) -> str:
-        """End the process and all its workers; how it ended."""
+    def close(self, at_once: bool = False) -> str:
+        """End the process and all its workers; how it ended. ``at_once``: workers follow it as soon as they notice."""
+        if at_once:
+            self._process.kill()
         with suppress(OSError):
             self._control.send(b"close")
         try:

@@ -9,17 +9,14 @@ from typing import Any
 
 from vlm_pg.data.folders import files_of
 from vlm_pg.data.settings import DataSettings
+from vlm_pg.errors import ConfigError
 
 
 def data_digests(data: DataSettings) -> dict[str, dict[str, str]]:
-    """Path and SHA-256 of all records, by their setting; the media they name are not read."""
+    """Path and SHA-256 of all records that are there, by their setting; the media they name are not read."""
     paths = {"data.train": data.train, **{f"data.eval.{name}": path for name, path in data.eval.items()}}
-    files = {key: files_of(path) for key, path in paths.items() if path is not None}
-    return {
-        key: {"path": str(paths[key]), "sha256": _sha256(found)}
-        for key, found in files.items()
-        if all(path.is_file() for path in found)
-    }
+    files = {key: _files(path) for key, path in paths.items() if path is not None}
+    return {key: {"path": str(paths[key]), "sha256": _sha256(found)} for key, found in files.items() if found}
 
 
 def changed_data(before: Any, now: Mapping[str, Mapping[str, str]]) -> list[str]:
@@ -39,6 +36,15 @@ def changed_data(before: Any, now: Mapping[str, Mapping[str, str]]) -> list[str]
                 "further steps, and their order, are not those the run would have had"
             )
     return lines
+
+
+def _files(path: Path) -> tuple[Path, ...]:
+    """None where something is wrong: whoever reads the records says so, on every rank."""
+    try:
+        found = files_of(path)
+    except ConfigError:
+        return ()
+    return found if all(file.is_file() for file in found) else ()
 
 
 def _sha256(files: Sequence[Path]) -> str:

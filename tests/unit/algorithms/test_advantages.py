@@ -20,13 +20,13 @@ OF_ONE_GROUP = list(product(["group_mean", "leave_one_out"], ["std", "none"]))
 
 
 def numpy_advantages(groups: list[list[float | None]], baseline: str, scale: str) -> list[np.ndarray]:
-    """The definitions, group by group, with NaN for what has no value."""
+    """The definitions, group by group, with NaN for what has no value; in long doubles, whose rounding is no matter."""
 
     def std(values: np.ndarray) -> float:
         valued = values[~np.isnan(values)]
         return valued.std(ddof=1) if len(valued) > 1 else 0.0
 
-    rewards = [np.array([np.nan if r is None else r for r in group], dtype=np.float64) for group in groups]
+    rewards = [np.array([np.nan if r is None else r for r in group], dtype=np.longdouble) for group in groups]
     differences = []
     for group in rewards:
         valued = np.flatnonzero(~np.isnan(group))

@@ -9,7 +9,7 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vlm_pg.algorithms.pruning import num_kept, prune
@@ -195,6 +195,7 @@ def test_correction_across_a_rank_is_unbiased() -> None:
     scope=st.sampled_from(["question", "rank"]),
     key=st.text(max_size=3),
 )
+@example(group=[0.0, 1.0, 1.0, 5e-324, 5e-324], rate=0.25, scope="question", key="L")  # a mark at the very end
 def test_correction_keeps_exactly_k_of_any_numbers(group: list[float], rate: float, scope: str, key: str) -> None:
     kept = math.floor(len(group) * (1 - rate) + 1e-6)
     if scope == "question" and kept < 1:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,34 @@ def test_another_content_of_any_file_is_noticed_after_a_resume(tmp_path: Path) -
     assert "has another content than when the checkpoint was written" in changed_data(before, data_digests(settings))[0]
 
 
+def test_a_folder_that_cannot_be_read_is_left_to_who_reads_it(tmp_path: Path) -> None:
+    """The first rank alone would end here, and the others wait for it."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.jsonl").write_text("{}")
+    settings = DataSettings(train=tmp_path / "a.jsonl", eval={"one": tmp_path / "empty", "two": tmp_path / "gone"})
+    assert list(data_digests(settings)) == ["data.train"]
+
+
+def test_a_large_number_in_the_name_of_a_shard_costs_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "train-00000-of-05000000.parquet").write_bytes(b"")
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match=r"has 1 of the 5000000 shards of 'train' only"):
+            data_folder(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_link_to_a_folder_is_named_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard(tmp_path / "0123abcd", "train", ROWS, 1)
+    (tmp_path / "sums").symlink_to("0123abcd")
+    monkeypatch.chdir(tmp_path / "sums")
+    for path, name in ((tmp_path / "sums", "sums-train"), (Path("../sums/."), "sums-train")):
+        found = data_folder(path)
+        assert found is not None and found.name == name
+
+
 def test_a_name_with_a_colon_that_exists_is_itself(tmp_path: Path) -> None:
     (tmp_path / "a:b.jsonl").write_text(json.dumps(ROWS[0]))
     assert len(read_records(tmp_path / "a:b.jsonl")[0]) == 1
@@ -130,6 +159,9 @@ def change(folder: Path, what: str) -> None:
             shard(folder / "shards", "train", ROWS, 1)
             data = (folder / "shards/train-00000-of-00001.parquet").read_bytes()
             (folder / "shards/train-00000-of-00001-0123456789abcdef.parquet").write_bytes(data)
+        case "indices":
+            state = json.loads((train / "state.json").read_text()) | {"_indices_data_files": [{"filename": "i.arrow"}]}
+            (train / "state.json").write_text(json.dumps(state))
         case "inner":
             shard(folder / "hub" / "main", "train", ROWS, 1)
 
@@ -148,6 +180,7 @@ WRONG = [
     ("shard gone", "/shards", r"has 2 of the 3 shards of 'train' only\. All are expected\. Download the others"),
     ("two divisions", "/shards", r"has shards of 'train' of two divisions"),
     ("shard twice", "/shards", r"has shard 0 twice: train-00000-of-00001-0123456789abcdef\.parquet, train-00000-of"),
+    ("indices", ":train", r"was saved by an early version of datasets with a list of the rows that count .* newer one"),
     (
         "inner",
         "/hub",

@@ -47,15 +47,16 @@ def test_a_file_that_is_there_is_left_and_one_that_was_cut_off_is_not(tmp_path: 
     before = path.stat()
     store.unpack({"image": Embedded(png(1))})
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    path.write_bytes(png(1)[:-9])
-    store.unpack({"image": Embedded(png(1))})
-    assert path.read_bytes() == png(1)
+    for damaged in (png(1)[:-9], b"\0" * len(png(1))):  # by a disk that was full, by a power cut
+        path.write_bytes(damaged)
+        store.unpack({"image": Embedded(png(1))})
+        assert path.read_bytes() == png(1)
 
 
 @pytest.mark.parametrize(
     "medium, said",
     [
-        (Embedded(b"", None, "image"), r"column 'image' should hold image and it is empty\. JPEG, PNG, WebP and the"),
+        (Embedded(b"", None, "image"), r"'image' should hold image and it is empty\. JPEG, PNG, WebP and the"),
         (Embedded(b"GIF89a", None, None), r"should hold an image or video and it begins with b'GIF89a'"),
         (Embedded(b"#!/bin/sh\n", "a.png", "image"), r"should hold image and it begins with b'#!/bin/sh"),
         (Embedded(png(1), None, "video"), r"should hold video and it begins with b'\\x89PNG"),
@@ -66,6 +67,11 @@ def test_what_is_not_what_its_column_holds_is_the_rows_fault(medium: Embedded, s
     with pytest.raises(SampleError, match=said) as refused:
         MediaStore(tmp_path).unpack({"image": [medium]})
     assert refused.value.reason == "unreadable_media" and list(tmp_path.iterdir()) == []
+
+
+def test_names_of_columns_are_shown_without_control_characters(tmp_path: Path) -> None:
+    with pytest.raises(SampleError, match=r"'a\\x1bb' should hold"):
+        MediaStore(tmp_path).unpack({"a\x1bb": Embedded(b"")})
 
 
 def test_a_root_that_cannot_be_written_is_said(tmp_path: Path) -> None:
@@ -161,6 +167,28 @@ def test_records_with_videos_inside_are_prepared_by_video_r1(tmp_path: Path) -> 
     assert video_r1.main([*arguments, "--eval-share", "0"]) == 0
     samples, _ = read_records(tmp_path / "out/train.jsonl")
     assert [Path(resolve(sample.media[0], root)).read_bytes()[-1] for sample in samples] == [0, 1, 2, 3]
+
+
+def test_media_that_no_record_names_are_not_read(tmp_path: Path) -> None:
+    """Previews beside the path of a record or in a row, of a kind that is not read, cost neither the row nor a file."""
+    import datasets
+
+    preview, text = {"bytes": b"GIF89a", "path": "a.gif"}, datasets.Value("string")
+    plain = datasets.Dataset.from_list(records(4)).features
+    described = datasets.Features(plain | {"preview": datasets.Image(), "options": datasets.List(text)})
+    folder = save(tmp_path / "saved", [record | {"preview": preview} for record in records(4)], features=described)
+    root = tmp_path / "root"
+    root.mkdir()
+    arguments = ["--media-root", str(root), "--eval-share", "0", "--out"]
+    assert video_r1.main(["--annotations", str(folder), *arguments, str(tmp_path / "out")]) == 0
+    assert len(read_records(tmp_path / "out/train.jsonl")[0]) == 4
+    described = datasets.Features(
+        {"image": datasets.Image(), "question": text, "answer": text} | {"gif": described["preview"]}
+    )
+    shard(tmp_path / "pics", "train", [row | {"gif": preview} for row in picture_rows(4)], 1, described)
+    assert prepare(PICTURES, "", ["--train", str(tmp_path / "pics"), *arguments, str(tmp_path / "out-2")]) == 0
+    assert len(read_records(tmp_path / "out-2/train.jsonl")[0]) == 4
+    assert [path.suffix for path in root.rglob("*") if path.is_file()] == [".png", ".png"]
 
 
 def test_gsm8k_as_a_hub_has_it(tmp_path: Path) -> None:

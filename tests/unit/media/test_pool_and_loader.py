@@ -116,6 +116,17 @@ def test_workers_that_cannot_start_are_an_error_of_the_installation():
     pool.close()
 
 
+def test_closing_does_not_wait_for_what_is_still_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A run that is refused at once should end at once."""
+    body = "from pathlib import Path\nfrom time import sleep\nsleep(20)\nPath(__file__).with_name('done').touch()"
+    (tmp_path / "slow_to_start.py").write_text(body)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    pool = WorkerPool(2, deadline_seconds=5, modules=("slow_to_start",))
+    pool.start()
+    pool.close()
+    assert not (tmp_path / "done").exists()
+
+
 def test_a_worker_that_ends_slowly_still_tells_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Long after its frames are gone, an interpreter still takes its modules apart."""
     body = "from time import sleep\nclass Slow:\n    def __del__(self, sleep=sleep): sleep(1.5)\nslow = Slow()"

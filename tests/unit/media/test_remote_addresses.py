@@ -97,6 +97,7 @@ def test_a_url_behind_a_space_is_a_path_and_holds_no_secret_either(tmp_path: Pat
 def test_addresses_that_are_not_public(address: str):
     assert not is_public(address)
     assert is_public("93.184.216.34") and is_public("2606:2800:220:1:248:1893:25c8:1946")
+    assert is_public("::ffff:93.184.216.34") and is_public("64:ff9b::5db8:d822") and is_public("2002:5db8:d822::")
 
 
 @pytest.mark.parametrize(

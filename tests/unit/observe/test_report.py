@@ -165,6 +165,7 @@ def test_damaged_files_are_said_not_hidden(tmp_path: Path) -> None:
     assert "curves.json is not there or cannot be read" in html
     assert "metrics.jsonl: 1 line(s) are not JSON" in html
     assert "summary.json cannot be read" in html
+    assert "config.yaml cannot be read" in html and "<pre>a: [1</pre>" in html
 
 
 def test_odd_but_valid_values_do_not_stop_the_report(tmp_path: Path) -> None:

@@ -61,7 +61,12 @@ def test_a_round_that_replaces_one_question_goes_without_it(server: OddServer, t
     assert ended.code == 0, ended.printed
     run = config.parent / "run"
     assert len(read_lines(run / "bad_samples.jsonl")) == 1
-    assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == list(range(1, STEPS + 1))
+    lines = read_lines(run / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    # The first step asked two: one had no spread, the one in its place no answer. No other step lacked its question.
+    assert [line["questions"] for line in lines] == [1] * STEPS
+    assert [line["resampled_groups"] for line in lines] == [0] * STEPS
+    assert [line["unfilled_groups"] for line in lines] == [1] + [0] * (STEPS - 1)
 
 
 def test_too_large_a_share_of_such_questions_ends_the_run(server: OddServer, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vlm_pg.errors import printable
 from vlm_pg.observe.trackers.follow import Follower, Logged
-from vlm_pg.observe.trackers.sink import Sink, TrackedRun
+from vlm_pg.observe.trackers.sink import Begun, Sink, TrackedRun
 from vlm_pg.observe.trackers.state import TrackerState
 
 ERROR_CHARACTERS = 300
@@ -53,7 +53,7 @@ class Delivery:
         self._state = TrackerState(step=after_step) if state is None else TrackerState.read(state)
         self._follower = Follower(run.folder, self._state.step, rollouts_every)
         self._failed_before, self._handed_over = False, handed_over
-        self.begun = False
+        self._begun: Begun | None = None
         self.missing: list[int] = []
 
     @property
@@ -64,16 +64,17 @@ class Delivery:
     def begin(self) -> str | None:
         """Begin the tracker's run; where people find it, or None if that failed."""
         try:
-            begun = self._sink.begin(replace(self._run, run_id=self._state.run_id))
+            if self._begun is None:
+                self._begun = self._sink.begin(replace(self._run, run_id=self._state.run_id))
+            self._remember(replace(self._state, run_id=self._begun.run_id))
         except Exception as error:
             self._tell(error, "could not begin")
             return None
-        self.begun = True
-        self._remember(replace(self._state, run_id=begun.run_id))
-        return begun.where
+        return self._begun.where
 
-    def deliver(self, up_to: int) -> None:
-        """Hand over what was written up to this step."""
+    def deliver(self, up_to: int) -> bool:
+        """Hand over what was written up to this step; False if the run's files are in the way, so that a later call
+        has to."""
         try:
             for logged in self._follower.read(up_to):
                 self._remember(replace(self._state, step=logged.step))
@@ -82,6 +83,8 @@ class Delivery:
                 self._handed_over(logged.step)
         except OSError as error:
             self._tell(error, "cannot be supplied from the run's files")
+            return False
+        return True
 
     def finish(self, failed: bool) -> None:
         """End the tracker's run."""
@@ -91,11 +94,17 @@ class Delivery:
             self._tell(error, "could not end its run")
 
     def _hand_over(self, logged: Logged) -> bool:
+        """Apart from each other: a picture that is damaged costs no number, and nothing is given twice."""
+        step = logged.step
+        shown = not logged.rows or self._try(step, lambda: self._sink.rollouts(step, logged.rows))
+        return self._try(step, lambda: self._sink.scalars(step, logged.scalars)) and shown
+
+    def _try(self, step: int, give: Callable[[], None]) -> bool:
         for pause in (*self._pauses, None):
             try:
-                self._sink.step(logged.step, logged.scalars, logged.rows)
+                give()
             except Exception as error:
-                self._tell(error, f"failed in step {logged.step}")
+                self._tell(error, f"failed in step {step}")
             else:
                 return True
             if pause is None or not self._wait(pause):
@@ -111,6 +120,6 @@ class Delivery:
         self._warn(f"observe.trackers: {self._name} {what} ({said}). The run goes on; metrics.jsonl has everything.")
 
     def _remember(self, state: TrackerState) -> None:
-        self._state = state
         if self._path is not None:
             state.write(self._path)
+        self._state = state

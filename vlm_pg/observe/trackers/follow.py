@@ -36,24 +36,37 @@ class Follower:
         self._folder, self._after_step, self._every = folder, after_step, rollouts_every
         self._metrics, self._rollouts = _Tail(folder.metrics), _Tail(folder.rollouts)
         self._waiting: list[dict[str, Any]] = []
-        self._records: defaultdict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
+        self._rows: defaultdict[tuple[int, str], list[Row]] = defaultdict(list)
 
     def read(self, up_to: int) -> Iterator[Logged]:
-        """The steps up to this one that were not given yet; all their lines must have been written."""
+        """The steps up to this one that were not given yet; all their lines must have been written.
+
+        One is behind when the next is asked for: whoever fails before gets it again.
+        """
         self._waiting += (line for line in self._metrics.read() if self._is_wanted(line))
         if self._every:
             for record in self._rollouts.read():
                 if self._is_wanted(record) and (record["step"] == 1 or record["step"] % self._every == 0):
-                    self._records[record["step"], record["phase"]].append(record)
+                    self._rows[record["step"], record["phase"]] += _rows(record, self._folder.path)
         while self._waiting and self._waiting[0]["step"] <= up_to:
-            line = self._waiting.pop(0)
+            line = self._waiting[0]
             step, phase = line["step"], line["phase"]
             scalars = {f"{phase}/{key}": number for key, number in line.items() if _is_scalar(key, number)}
-            records = self._records.pop((step, phase), [])
-            yield Logged(step, scalars, [make_row(record, self._folder.path) for record in records])
+            yield Logged(step, scalars, self._rows.get((step, phase), []))
+            self._waiting.pop(0)
+            self._rows.pop((step, phase), None)
 
     def _is_wanted(self, line: Mapping[str, Any]) -> bool:
-        return type(line.get("step")) is int and "phase" in line and line["step"] > self._after_step
+        step, phase = line.get("step"), line.get("phase")
+        return type(step) is int and isinstance(phase, str) and step > self._after_step
+
+
+def _rows(record: Mapping[str, Any], folder: Path) -> list[Row]:
+    """The row of a line of rollouts.jsonl; none of a line that is JSON and no rollout."""
+    try:
+        return [make_row(record, folder)]
+    except (KeyError, TypeError, AttributeError):
+        return []
 
 
 def _is_scalar(key: str, number: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ class MlflowSink:
 
     _tracker: Any
     _run_id: str | None = None
+    _step_and_time: tuple[int, int] = (0, 0)
 
     def begin(self, run: TrackedRun) -> Begun:
         """Begin a run, or continue the one whose id the run's folder keeps; a run's parameters cannot be changed."""
@@ -36,13 +38,19 @@ class MlflowSink:
             self._tracker.log_artifact(str(run.folder.config))
         return Begun(info.run_id, f"experiment {run.project}, run {info.run_name} ({info.run_id})")
 
-    def step(self, step: int, scalars: Mapping[str, float], rows: Sequence[Row]) -> None:
-        """Metrics, and a table ``rollouts/step-000025.json`` with a picture a row where every row has one."""
-        self._tracker.log({_key(name): number for name, number in scalars.items()}, step=step)
-        if rows:
-            import mlflow
+    def rollouts(self, step: int, rows: Sequence[Row]) -> None:
+        """A table ``rollouts/step-000025.json`` with a picture a row where every row has one."""
+        import mlflow
 
-            mlflow.log_table(_columns(rows), artifact_file=f"rollouts/step-{step:06d}.json")
+        mlflow.log_table(_columns(rows), artifact_file=f"rollouts/step-{step:06d}.json")
+
+    def scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """All of the step's numbers."""
+        # A database takes the same value of the same time once: after an answer that was lost, too.
+        if self._step_and_time[0] != step:
+            self._step_and_time = step, time.time_ns() // 1_000_000
+        numbers = {_key(name): number for name, number in scalars.items()}
+        self._tracker.log(numbers, step=step, timestamp=self._step_and_time[1])
 
     def finish(self, failed: bool) -> None:
         """End the run."""

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vlm_pg.files import parse_json_line
 from vlm_pg.processes import how_it_ended, kill_group
 
 # Steps wait for so long before the tracker is said to hang.
@@ -84,7 +85,7 @@ class TrackerProcess:
     def wait(self, seconds: float) -> None:
         """Wait for the end of the process, for at most so many seconds; then it is killed."""
         begun, said = time.monotonic(), False
-        while (running := self._process.poll() is None) and time.monotonic() - begun < seconds:
+        while (running := not self._has_ended()) and time.monotonic() - begun < seconds:
             self._listen()
             if not said and time.monotonic() - begun > QUIET_SECONDS:
                 said = True
@@ -106,7 +107,8 @@ class TrackerProcess:
         while data := self._read():
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
-                self._take(json.loads(line))
+                # What a package prints while it is imported stands between the answers.
+                self._take(parse_json_line(line) or {})
 
     def _read(self) -> bytes | None:
         try:
@@ -120,7 +122,8 @@ class TrackerProcess:
         if "where" in answer:
             self._info(f"{self._name}: {answer['where']}")
         if "step" in answer:
-            self._handed_over, self._progress_seconds = answer["step"], time.monotonic()
+            self._handed_over = max(self._handed_over, answer["step"])
+            self._progress_seconds = time.monotonic()
         if "missing" in answer:
             self._missing = answer["missing"]
         if "never_began" in answer:
@@ -139,29 +142,51 @@ class TrackerProcess:
             )
 
     def _say_if_ended(self) -> None:
-        code = self._process.poll()
-        if code is None or self._said_ended:
+        if self._said_ended or not self._has_ended():
             return
         self._said_ended = True
+        how = how_it_ended(self._process.returncode)
         self._warn(
-            f"observe.trackers: {self._name}'s process has ended ({how_it_ended(code)}) at step {self._handed_over}. "
+            f"observe.trackers: {self._name}'s process has ended ({how}) at step {self._handed_over}. "
             f"The run goes on; metrics.jsonl has everything. ({self._log} has more.)"
         )
+
+    def _has_ended(self) -> bool:
+        """Whether the process has ended; what it has started and left behind ends with it."""
+        if self._process.returncode is None:
+            # Until it is waited for, nobody else gets its number, which is that of its group.
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return False
+            kill_group(self.pid)
+            self._process.wait()
+        return True
 
     def _say_what_is_missing(self, killed: bool) -> None:
         about = f"observe.trackers: {self._name}"
         if killed:
             self._warn(
-                f"{about} was still sending after observe.tracker_seconds and was ended; it was given the steps up to "
-                f"{self._handed_over} of {self._told}. metrics.jsonl has them all; a resumed run sends the others."
+                f"{about} was still sending and was ended (the end of a run waits observe.tracker_seconds). "
+                f"{self._how_far()}"
             )
         elif self._never_began:
             self._warn(f"{about} could not begin while the run lasted. metrics.jsonl has everything.")
         elif self._missing is None:
             self._say_if_ended()
-        elif self._missing:
-            first, last = self._missing[0], self._missing[-1]
+        else:
+            self._say_what_was_passed_over(about, self._missing)
+
+    def _say_what_was_passed_over(self, about: str, missing: list[int]) -> None:
+        if missing:
+            first, last = missing[0], missing[-1]
             self._warn(
-                f"{about} did not take {len(self._missing)} of the steps {first} to {last}. metrics.jsonl has them. "
-                f"({self._log} has more.)"
+                f"{about} did not take {len(missing)} of the steps {first} to {last}, or not in full. "
+                f"metrics.jsonl has them. ({self._log} has more.)"
             )
+        if self._handed_over < self._told:
+            self._warn(f"{about} has not everything. {self._how_far()} ({self._log} has more.)")
+
+    def _how_far(self) -> str:
+        return (
+            f"It was given the steps up to {self._handed_over} of {self._told}; metrics.jsonl has them all, and a "
+            "resumed run sends the others."
+        )

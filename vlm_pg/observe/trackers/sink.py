@@ -42,13 +42,16 @@ class Begun:
 
 
 class Sink(Protocol):
-    """Feeds one tracker. Any method may raise whatever the tracker raises."""
+    """Feeds one tracker. Any method may raise whatever the tracker raises; all but ``finish`` are called again then."""
 
     def begin(self, run: TrackedRun) -> Begun:
-        """Begin the tracker's run, or continue it, and log the configuration. Called again if it raised."""
+        """Begin the tracker's run, or continue it, and log the configuration."""
 
-    def step(self, step: int, scalars: Mapping[str, float], rows: Sequence[Row]) -> None:
-        """Log a step's numbers, tagged ``<phase>/<key>``, and sample rollouts if there are any."""
+    def rollouts(self, step: int, rows: Sequence[Row]) -> None:
+        """Log sample rollouts of a step whose numbers come next."""
+
+    def scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Log a step's numbers, tagged ``<phase>/<key>``; they end the step."""
 
     def finish(self, failed: bool) -> None:
         """End the tracker's run and send what is left; ``failed``: the run ended in an error."""

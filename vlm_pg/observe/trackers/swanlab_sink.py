@@ -32,9 +32,13 @@ class SwanlabSink:
         online = swanlab_run.mode == "online"
         return Begun(self._run_id, swanlab_run.url if online else f"{swanlab_run.mode}, in {swanlab_run.dir}")
 
-    def step(self, step: int, scalars: Mapping[str, float], rows: Sequence[Row]) -> None:
-        """Scalars, a table ``rollouts``, and the questions' pictures as ``frames``."""
-        self._tracker.log(dict(scalars) | _media(rows), step=step)
+    def rollouts(self, step: int, rows: Sequence[Row]) -> None:
+        """A table ``rollouts``, and the questions' pictures as ``frames``."""
+        self._tracker.log(_media(rows), step=step)
+
+    def scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """All of the step's numbers."""
+        self._tracker.log(dict(scalars), step=step)
 
     def finish(self, failed: bool) -> None:
         """Send what is left."""
@@ -45,8 +49,6 @@ class SwanlabSink:
 
 
 def _media(rows: Sequence[Row]) -> dict[str, Any]:
-    if not rows:
-        return {}
     import swanlab
 
     table = swanlab.echarts.Table()

@@ -30,9 +30,12 @@ class TensorboardSink:
             self._tracker.writer.file_writer.add_summary(summary)
         return Begun(None, str(run.folder.tensorboard))
 
-    def step(self, step: int, scalars: Mapping[str, float], rows: Sequence[Row]) -> None:
-        """Scalars; of each question its rollouts as text ``rollouts/1``, and its pictures as ``rollouts/1/frames``."""
+    def scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """All of the step's numbers."""
         self._tracker.log(dict(scalars), step=step)
+
+    def rollouts(self, step: int, rows: Sequence[Row]) -> None:
+        """Of each question its rollouts as text ``rollouts/1``, and its pictures as ``rollouts/1/frames``."""
         for place, (_, group) in enumerate(groupby(rows, key=lambda row: row.sample), 1):
             self._log_question(f"rollouts/{place}", list(group), step)
 

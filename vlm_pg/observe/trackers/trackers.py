@@ -10,6 +10,7 @@ from typing import Self
 
 import yaml
 
+from vlm_pg.errors import printable
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.settings import ObserveSettings
 from vlm_pg.observe.trackers.delivery import Delivery
@@ -49,7 +50,7 @@ class Trackers:
         self._processes: list[TrackerProcess] = []
         for tracker in settings.trackers:
             if KINDS[tracker].is_service:
-                self._processes.append(self._start_process(tracker))
+                self._begin_apart(tracker)
             else:
                 self._begin_here(tracker)
 
@@ -60,13 +61,13 @@ class Trackers:
         for process in self._processes:
             process.step_done(step)
 
-    def close(self, failed: bool = False) -> None:
-        """End the trackers' runs; those still sending are waited for, ``observe.tracker_seconds`` in all."""
+    def close(self, failed: bool = False, seconds: float | None = None) -> None:
+        """End the trackers' runs; those still sending are waited for, ``observe.tracker_seconds`` in all by default."""
         for delivery in self._here:
             delivery.finish(failed)
         for process in self._processes:
             process.finish(failed)
-        end = time.monotonic() + self._settings.tracker_seconds
+        end = time.monotonic() + (self._settings.tracker_seconds if seconds is None else seconds)
         for process in self._processes:
             process.wait(max(0.0, end - time.monotonic()))
         self._here, self._processes = [], []
@@ -77,7 +78,8 @@ class Trackers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(failed=kind is not None)
+        # Who interrupts a run that was asked to stop wants it to end at once.
+        self.close(failed=kind is not None, seconds=0.0 if kind is KeyboardInterrupt else None)
 
     def _begin_here(self, tracker: str) -> None:
         folder = self._folder
@@ -93,6 +95,16 @@ class Trackers:
         )
         if delivery.begin() is not None:
             self._here.append(delivery)
+
+    def _begin_apart(self, tracker: str) -> None:
+        try:
+            self._processes.append(self._start_process(tracker))
+        except OSError as error:
+            said = printable(f"{type(error).__name__}: {error}", 300)
+            self._warn(
+                f"observe.trackers: {tracker}'s process could not be started ({said}). The run goes on; metrics.jsonl "
+                "has everything."
+            )
 
     def _start_process(self, tracker: str) -> TrackerProcess:
         home = self._folder.trackers

@@ -41,10 +41,12 @@ class WandbSink:
         offline = f"offline, to be sent with wandb sync {there.dir.removesuffix('/files')}"
         return Begun(self._run_id, there.url or offline)
 
-    def step(self, step: int, scalars: Mapping[str, float], rows: Sequence[Row]) -> None:
-        """Scalars, and a table ``rollouts`` with a picture a row."""
-        if rows:
-            self._tracker.log_table("rollouts", columns=[*COLUMNS, "frames"], data=_cells(rows), step=step)
+    def rollouts(self, step: int, rows: Sequence[Row]) -> None:
+        """A table ``rollouts`` with a picture a row."""
+        self._tracker.log_table("rollouts", columns=[*COLUMNS, "frames"], data=_cells(rows), step=step)
+
+    def scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """All of the step's numbers."""
         # Ends the step: one that is open is lost with its process.
         self._tracker.log(dict(scalars), step=step, commit=True)
 

@@ -5,7 +5,7 @@ crash in it, take over its signals and its output, or fork, and the trainer goes
 ``trackers/<name>.log``.
 
 The trainer writes lines to it: ``step 12`` (both files are complete up to there) and ``finish`` or ``finish failed``.
-It answers with JSON objects: ``where``, ``warning``, ``step`` (handed over), ``missing`` (the steps that
+It answers with JSON objects: ``where``, ``warning``, ``step`` (all up to it are behind), ``missing`` (the steps that
 were given up), ``never_began``.
 """
 
@@ -82,7 +82,8 @@ def _serve(delivery: Delivery, commands: Commands, answers: Answers) -> None:
     answers.send(where=where)
     while True:
         finished, up_to = commands.finished, commands.step
-        delivery.deliver(up_to)
+        if delivery.deliver(up_to):
+            answers.send(step=up_to)
         if finished:
             break
         commands.wait_for_more(up_to)

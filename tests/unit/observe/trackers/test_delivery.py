@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.sinks import Raising, Recording
+from tests.support.sinks import Blind, Raising, Recording
 from tests.unit.observe.builders import make_run, read_lines
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.trackers.delivery import Delivery
@@ -22,9 +22,11 @@ def folder(tmp_path: Path) -> RunFolder:
     return make_run(tmp_path / "run", steps=4)
 
 
-def deliver(folder: RunFolder, sink: Recording, up_to: int = 4, **options: Any) -> tuple[Delivery, list[str]]:
+def deliver(
+    folder: RunFolder, sink: Recording, up_to: int = 4, every: int = 0, **options: Any
+) -> tuple[Delivery, list[str]]:
     said: list[str] = []
-    delivery = Delivery("stub", sink, TrackedRun(folder, "project", "tiny", {}), 0, said.append, **options)
+    delivery = Delivery("stub", sink, TrackedRun(folder, "project", "tiny", {}), every, said.append, **options)
     if delivery.begin() is not None:
         delivery.deliver(up_to)
         delivery.finish(failed=False)
@@ -46,11 +48,11 @@ class FailsTwice(Recording):
             raise TimeoutError("away")
         return super().begin(run)
 
-    def step(self, step: int, scalars: Mapping[str, float], rows: Sequence[Row]) -> None:
+    def scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         self.tries += 1
         if self.tries <= 2:
             raise TimeoutError("away")
-        super().step(step, scalars, rows)
+        super().scalars(step, scalars)
 
 
 def test_a_step_is_tried_again_after_pauses_and_nothing_is_missing(folder: RunFolder) -> None:
@@ -82,8 +84,8 @@ def test_what_fails_at_the_start_can_begin_later(folder: RunFolder) -> None:
     sink.tries = 2
     said: list[str] = []
     delivery = Delivery("stub", sink, TrackedRun(folder, "project", "tiny", {}), 0, said.append)
-    assert delivery.begin() is None and not delivery.begun and "stub could not begin (TimeoutError: away)" in said[0]
-    assert delivery.begin() == "at sink.jsonl" and delivery.begun
+    assert delivery.begin() is None and "stub could not begin (TimeoutError: away)" in said[0]
+    assert delivery.begin() == "at sink.jsonl"
     delivery.deliver(4)
     assert taken(folder) == [1, 2, 3, 4] and len(said) == 1
 
@@ -99,8 +101,8 @@ def test_a_further_start_goes_on_with_the_same_run_after_its_last_step(folder: R
 
 def test_a_process_that_dies_in_a_step_leaves_a_gap_and_no_step_twice(folder: RunFolder) -> None:
     class Killed(Recording):
-        def step(self, step: int, scalars: Mapping[str, float], rows: Sequence[Row]) -> None:
-            super().step(step, scalars, rows)
+        def scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+            super().scalars(step, scalars)
             if step == 2:
                 raise KeyboardInterrupt  # as little is caught of it as of a kill
 
@@ -116,3 +118,45 @@ def test_files_that_cannot_be_read_end_nothing(folder: RunFolder) -> None:
     folder.metrics.mkdir()
     _, said = deliver(folder, Recording())
     assert len(said) == 1 and "stub cannot be supplied from the run's files (IsADirectoryError" in said[0]
+
+
+def test_a_table_that_is_refused_costs_no_number_and_nothing_is_given_twice(folder: RunFolder) -> None:
+    """A tracker may keep every value it is given."""
+    delivery, said = deliver(folder, Blind(), every=2, pauses=(1.0,), wait=lambda s: True)
+    assert taken(folder) == [1, 2, 3, 4] and delivery.missing == [1, 2, 4]
+    tried = [line["tried"] for line in read_lines(folder.path / "sink.jsonl") if "tried" in line]
+    assert (
+        tried == [1, 1, 2, 2, 4, 4] and len(said) == 1 and "stub failed in step 1 (ValueError: broken PNG)" in said[0]
+    )
+
+    class AwayOnce(FailsTwice):
+        tables = 0
+
+        def rollouts(self, step: int, rows: Sequence[Row]) -> None:
+            self.tables += 1
+            super().rollouts(step, rows)
+
+    sink = AwayOnce()
+    sink.begins, sink.tries = 1, 1
+    (folder.path / "sink.jsonl").unlink()
+    delivery, _ = deliver(folder, sink, every=2, pauses=(1.0,), wait=lambda s: True)
+    assert (taken(folder), delivery.missing, sink.tables, sink.tries) == ([1, 2, 3, 4], [], 3, 6)
+
+
+def test_a_state_that_cannot_be_written_holds_steps_back_and_loses_none(folder: RunFolder) -> None:
+    """Whoever hands over what is not noted hands it over again after a resume."""
+    state, said = folder.path / "states" / "stub.json", list[str]()
+    run = TrackedRun(folder, "project", "tiny", {})
+    delivery = Delivery("stub", Recording(), run, 2, said.append, state=state)
+    assert delivery.begin() is None and "stub could not begin (FileNotFoundError" in said[0]
+    state.parent.mkdir()
+    assert delivery.begin() is not None and delivery.deliver(1)
+    state.unlink()
+    state.parent.rmdir()
+    assert not delivery.deliver(3) and taken(folder) == [1]
+    state.parent.mkdir()
+    assert delivery.deliver(4) and taken(folder) == [1, 2, 3, 4] and delivery.missing == []
+    lines = read_lines(folder.path / "sink.jsonl")
+    assert len([line for line in lines if "begin" in line]) == 1
+    assert [len(line["rows"]) for line in lines if "step" in line] == [2, 2, 0, 2]
+    assert TrackerState.read(state) == TrackerState("fresh", 4) and len(said) == 1

@@ -57,6 +57,28 @@ def test_what_is_not_finished_waits_and_what_is_damaged_is_passed_over(tmp_path:
         assert [one.scalars for one in follower.read(9)] == [{"train/reward": 2.0}, {"eval/reward": True}]
 
 
+def test_lines_that_are_no_rollouts_are_passed_over(tmp_path: Path) -> None:
+    """Of a file that was damaged, or written by hand."""
+    folder = make_run(tmp_path / "run", steps=2)
+    line = read_lines(folder.rollouts)[0]
+    odd = [{key: value for key, value in line.items() if key != "options"}, line | {"parts": 3}, line | {"question": 1}]
+    odd += [line | {"phase": ["train"]}, line | {"options": None}, line | {"thumbnails": 7}]
+    with folder.rollouts.open("a") as file:
+        file.writelines(json.dumps(one) + "\n" for one in odd)
+    with folder.metrics.open("a") as file:
+        file.write('{"step": 2, "phase": ["train"], "reward": 1.0}\n')
+    given = list(Follower(folder, 0, 1).read(2))
+    assert [(one.step, len(one.rows)) for one in given] == [(1, 2), (2, 2)]
+
+
+def test_a_step_that_was_not_taken_comes_again(tmp_path: Path) -> None:
+    follower = Follower(make_run(tmp_path / "run", steps=3), 0, 1)
+    for one in follower.read(3):
+        if one.step == 2:
+            break
+    assert [(one.step, len(one.rows)) for one in follower.read(3)] == [(2, 2), (3, 2)]
+
+
 def test_long_texts_are_cut_and_control_characters_shown(tmp_path: Path) -> None:
     texts = ("a" * 30_000, "\x1b[31mred\u202e \ud800 \x07")
     folder = make_run(tmp_path / "run", steps=1, groups=[make_group(texts=texts)])

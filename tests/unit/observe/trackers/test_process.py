@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -148,7 +149,7 @@ def test_one_that_refuses_costs_one_warning_and_a_count(folder: RunFolder, fed_b
         "observe.trackers: wandb failed in step 1 (ConnectionError: no route to host,\\nstep 1). The run goes on; "
         f"metrics.jsonl has everything. ({folder.trackers / 'wandb.log'} has more.)"
     )
-    assert "wandb did not take 4 of the steps 1 to 4. metrics.jsonl has them." in last
+    assert "wandb did not take 4 of the steps 1 to 4, or not in full. metrics.jsonl has them." in last
     assert "tests/support/sinks.py" in (folder.trackers / "wandb.log").read_text()
     assert [line["step"] for line in read_lines(folder.metrics)] == [1, 2, 3, 4]
 
@@ -175,11 +176,11 @@ def test_one_that_hangs_is_told_of_and_ended_with_the_run(
     assert run.warnings == []
     monkeypatch.setattr(process_module, "STALL_SECONDS", 0.0)
     run.log(4, 6)
-    stalled = "wandb has taken nothing for 0 s and is at step 1. The run goes on; metrics.jsonl has everything."
-    assert len(run.warnings) == 1 and stalled in run.warnings[0]
+    stalled = r"wandb has taken nothing for \d+ s and is at step 1\. The run goes on; metrics.jsonl has everything\."
+    assert len(run.warnings) == 1 and re.search(stalled, run.warnings[0])
     run.close()
-    assert "wandb was still sending after observe.tracker_seconds and was ended" in run.warnings[1]
-    assert "the steps up to 1 of 6" in run.warnings[1] and gone(pid)
+    assert "wandb was still sending and was ended (the end of a run waits observe.tracker_seconds)" in run.warnings[1]
+    assert "It was given the steps up to 1 of 6; metrics.jsonl has them all" in run.warnings[1] and gone(pid)
 
 
 def test_one_that_dies_costs_one_warning(folder: RunFolder, fed_by: Callable[[str], None]) -> None:
@@ -187,9 +188,89 @@ def test_one_that_dies_costs_one_warning(folder: RunFolder, fed_by: Callable[[st
     run = Run(folder)
     run.log(1, 1)
     until(lambda: gone(run.process.pid))
+    (child,) = noted(folder, "child")
+    assert not gone(child)
     run.log(2, 4)
     run.close()
+    until(lambda: gone(child))
     assert len(run.warnings) == 1 and "wandb's process has ended (exit code 3) at step 0" in run.warnings[0]
+
+
+def test_one_that_cannot_be_started_costs_one_line(folder: RunFolder, fed_by: Callable[[str], None]) -> None:
+    fed_by("Recording")
+    folder.trackers.write_text("a file in the place of the folder")
+    run = Run(folder)
+    run.log(1, 2)
+    run.close()
+    assert run.warnings == [
+        "observe.trackers: wandb's process could not be started (FileExistsError: [Errno 17] File exists: "
+        f"'{folder.trackers}'). The run goes on; metrics.jsonl has everything."
+    ]
+
+
+def test_what_packages_print_when_they_are_imported_is_no_answer(
+    folder: RunFolder, fed_by: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed_by("Recording")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("print('Welcome!\\n[1]\\n{broken', flush=True)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    run = Run(folder)
+    run.log(1, 2)
+    run.close()
+    assert taken(folder) == [1, 2] and run.warnings == []
+
+
+def test_steps_that_could_not_be_handed_over_are_told_of_and_sent_after_a_resume(
+    folder: RunFolder, fed_by: Callable[[str], None], tmp_path: Path
+) -> None:
+    """Where it is kept how far a tracker has come cannot be written for a while."""
+    fed_by("Recording")
+    run = Run(folder)
+    run.log(1, 1)
+    run.wait_for(1)
+    folder.trackers.rename(tmp_path / "aside")
+    run.log(2, 3)
+    run.close()
+    assert taken(folder) == [1] and len(run.warnings) == 2
+    assert "wandb cannot be supplied from the run's files (FileNotFoundError" in run.warnings[0]
+    assert (
+        "wandb has not everything. It was given the steps up to 1 of 3; metrics.jsonl has them all" in run.warnings[1]
+    )
+    (tmp_path / "aside").rename(folder.trackers)
+    run = Run(folder, resume_step=3)
+    run.close()
+    assert taken(folder) == [1, 2, 3] and run.warnings == []
+
+
+def test_steps_of_another_runs_checkpoint_are_not_waited_for(folder: RunFolder, fed_by: Callable[[str], None]) -> None:
+    """Its metrics are in that run's folder."""
+    fed_by("Recording")
+    run = Run(folder, resume_step=50)
+    run.close()
+    assert taken(folder) == [] and run.warnings == []
+
+
+def test_who_interrupts_a_run_does_not_wait_for_its_trackers(
+    folder: RunFolder, fed_by: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed_by("Hanging")
+    waited: list[float] = []
+    wait = TrackerProcess.wait
+
+    def end(process: TrackerProcess, seconds: float) -> None:
+        waited.append(seconds)
+        wait(process, 0.0)
+
+    monkeypatch.setattr(TrackerProcess, "wait", end)
+    for error in (KeyboardInterrupt, ValueError):
+        run = Run(folder)
+        pid = run.process.pid
+        run.log(1, 2)
+        with pytest.raises(error), run.trackers:
+            raise error
+        assert gone(pid)
+    assert waited[0] == 0.0 and waited[1] > 0.0
 
 
 def test_one_that_reads_nothing_never_holds_the_trainer_up(folder: RunFolder, fed_by: Callable[[str], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from vlm_pg.observe.rollouts import RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.settings import ObserveSettings, TrackerName
 from vlm_pg.observe.trackers.kinds import is_installed
+from vlm_pg.observe.trackers.sink import TrackedRun
 from vlm_pg.observe.trackers.trackers import Trackers
 
 CONFIG = "run: {name: tiny}\nmodel: {path: assets/tiny, dtype: null}\nrollout: {num_generations: 8}\n"
@@ -148,3 +150,20 @@ def test_mlflow_has_every_number_once_over_a_resume_and_tables(folder: RunFolder
     shown = json.loads(Path(client.download_artifacts(run.info.run_id, tables[0])).read_text())
     assert shown["columns"][-1] == "frames" and shown["data"][0][3].startswith("<script>")
     assert Path(client.download_artifacts(run.info.run_id, shown["data"][0][-1]["filepath"])).is_file()
+
+
+@needs("mlflow")
+def test_mlflow_keeps_numbers_once_that_are_given_again(folder: RunFolder) -> None:
+    """Their answer may have been lost on its way back."""
+    from mlflow import MlflowClient
+
+    from vlm_pg.observe.trackers.mlflow_sink import MlflowSink
+
+    sink = MlflowSink()
+    run_id = sink.begin(TrackedRun(folder, "proj", "tiny", {})).run_id
+    for step in (1, 1, 2, 2):
+        sink.scalars(step, {"train/reward": 0.5})
+        time.sleep(0.01)  # another time, which tells values apart
+    sink.finish(failed=False)
+    history = MlflowClient().get_metric_history(run_id, "train/reward")
+    assert [(point.step, point.value) for point in history] == [(1, 0.5), (2, 0.5)]
