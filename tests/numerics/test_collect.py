@@ -182,9 +182,9 @@ def test_parts_are_normalised_one_by_one_and_a_rank_may_have_no_group() -> None:
 def test_every_question_is_found_where_two_orders_overlap() -> None:
     config = tiny_config(data={"shuffle": True}, training={"prompts_per_step": 3})
     collector = made_up_collector(tiny_policy(), config, by_place, num_samples=10)
-    collector.stream.take(3)
-    assert len(collector.stream.take(10)) == 10
-    assert collector.stream.take(10, without={f"text-{i}" for i in range(10)}) == []
+    collector.stages.stream.take(3)
+    assert len(collector.stages.stream.take(10)) == 10
+    assert collector.stages.stream.take(10, without={f"text-{i}" for i in range(10)}) == []
 
 
 def test_what_was_cut_off_is_in_the_statistics_and_does_not_train() -> None:
@@ -219,7 +219,7 @@ def test_the_temporal_bonus_compares_with_shuffled_frames_of_videos_only() -> No
     collector = made_up_collector(tiny_policy(), config, reward, kinds=kinds)
     batch = collector.collect(1, 0)
     assert [len(group.rollouts) for group in batch.sampled] == [4] * 4, "controls are not trained on"
-    assert collector.stream._source.tampered == ["video-1", "video-3"]
+    assert collector.stages.stream._source.tampered == ["video-1", "video-3"]
     bonus = {group.sample.sample_id: [r.parts["temporal"] for r in group.rewards] for group in batch.groups}
     assert bonus["video-1"] == [0.0, 0.3, 0.0, 0.3]
     assert bonus["video-3"] == bonus["text-0"] == bonus["image-2"] == [0.0] * 4

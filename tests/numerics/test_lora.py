@@ -14,12 +14,12 @@ from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.errors import ModelError
 from vlm_pg.models.loading import load_policy, make_policy
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.reference import AdapterFreeReference
 from vlm_pg.models.settings import LoraSettings, ModelSettings
 
 peft = pytest.importorskip("peft")
 
 from vlm_pg.models.lora import (  # noqa: E402
-    AdapterFreeReference,
     adapter_disabled,
     adapter_parameters,
     add_lora,

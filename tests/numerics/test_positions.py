@@ -25,7 +25,7 @@ from vlm_pg.models.chunked import backward_in_chunks
 from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.rollout.ragged import RaggedDecoder
-from vlm_pg.rollout.scoring import score
+from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.types import ResponseGroup
 
 # One or two visual tokens high and wide; temporal grids of a minute each (Qwen2.5-VL), or more of them (Qwen2-VL).
@@ -84,7 +84,7 @@ def test_rollouts_are_scored_at_the_positions_they_were_sampled_at(
     sampled = engine(policy, num_generations=3, **settings).generate([case.prompt, other.prompt], step=0)[0]
     group = ResponseGroup(case.prompt, tuple(rollout.token_ids for rollout in sampled))
     whole = policy.logprobs([group])[0]
-    in_parts = score(policy, [group], 1.0, token_budget=case.prompt.num_tokens + 30)[0]
+    in_parts = PolicyScorer(policy, case.prompt.num_tokens + 30).score([group], 1.0)[0]
     for rollout, trained, rescored in zip(sampled, whole, in_parts, strict=True):
         expected = oracle_logprobs(oracle, policy, case, rollout.token_ids)
         for ours in (rollout.rollout_logprobs, trained, rescored):

@@ -16,7 +16,7 @@ from vlm_pg.models.chunked import backward_in_chunks
 from vlm_pg.models.packing import packed_tokens, repeated_tokens
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.engine import RolloutEngine
-from vlm_pg.rollout.scoring import score
+from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.training.main import train
 from vlm_pg.types import ResponseGroup
@@ -69,7 +69,7 @@ def test_scoring_in_passes_keeps_to_its_budget() -> None:
     budget = max(group.prompt.num_tokens for group in groups) + 20
     seen: list[int] = []
     policy.language_model.layers[0].register_forward_hook(lambda module, args, out: seen.append(args[0].shape[1]))
-    found = score(policy, groups, 1.0, budget)
+    found = PolicyScorer(policy, budget).score(groups, 1.0)
     assert len(seen) > 3 and max(seen) <= budget
     for mine, expected in zip(found, tiny_policy().logprobs(groups), strict=True):
         assert all((a - b).abs().max() < 1e-5 for a, b in zip(mine, expected, strict=True))

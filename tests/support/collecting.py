@@ -11,11 +11,12 @@ from vlm_pg.distributed import ALONE
 from vlm_pg.models.policy import Policy
 from vlm_pg.rewards.response import Response
 from vlm_pg.rollout.engine import RolloutEngine
-from vlm_pg.training.collect import Collector
+from vlm_pg.rollout.scoring import PolicyScorer
+from vlm_pg.training.collect import Collector, Stages
 from vlm_pg.training.engines import TorchEngine
-from vlm_pg.training.generation import Generation, control_engine
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream
+from vlm_pg.training.samplers import make_control_sampler
 from vlm_pg.types import BadSample, MediaRef, Prompt, RewardBreakdown, Sample
 
 Reward = Callable[[Response, int], float | None]
@@ -97,18 +98,13 @@ def made_up_collector(
     reference: Policy | None = None,
 ) -> Collector:
     engine = TorchEngine(policy, config.training)
-    stream = QuestionStream(
-        made_up_samples(num_samples, kinds),
-        MadeUpPrompts(policy, kinds),  # type: ignore[arg-type]
-        config.run.seed,
-        config.data.shuffle,
-        0,
-        config.training.prompts_per_step,
-        lambda tried, bad: None,
-        lambda: False,
-        ALONE,
-    )
-    rollouts = RolloutEngine(policy, config.rollout, config.run.seed)
-    generation = Generation(rollouts, control_engine(config, policy, lambda: False))
+    source: Any = MadeUpPrompts(policy, kinds)
     rewarder: Any = MadeUpRewards(reward)
-    return Collector(config, engine, generation, rewarder, reference, stream, Phases())
+    stages = Stages(
+        QuestionStream(config, made_up_samples(num_samples, kinds), source, 0, lambda tried, bad: None, ALONE),
+        RolloutEngine(policy, config.rollout, config.run.seed),
+        make_control_sampler(config, policy, lambda: False),
+        rewarder,
+        None if reference is None else PolicyScorer(reference, config.rollout.prefill_tokens),
+    )
+    return Collector(config, engine, stages, Phases())

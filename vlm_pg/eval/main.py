@@ -9,7 +9,7 @@ from typing import Any
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.errors import ConfigError, TooManyBadSamples
-from vlm_pg.eval.runner import Evaluator, table
+from vlm_pg.eval.runner import Evaluator, Examinee, table
 from vlm_pg.files import write_json_atomic
 from vlm_pg.models.loading import load_policy
 from vlm_pg.observe.console import Console
@@ -57,7 +57,7 @@ def evaluate(config: RunConfig, checkpoint: Path | None) -> dict[str, Any]:
         Sources(builder, config.data, config.media, policy.pixel_factor, check) as sources,
         Rewarder(config.reward, warn=console.warn) as rewarder,
     ):
-        results = Evaluator(config, policy, sources, rewarder, console, log).run("answers", folder)
+        results = Evaluator(config, Examinee(policy, sources, rewarder), console, log).run("answers", folder)
     results["protocol"] = {
         "checkpoint": str(path),
         "positions": config.model.positions,

@@ -24,6 +24,7 @@ from vlm_pg.prompts.source import Tamper
 from vlm_pg.prompts.sources import Sources
 from vlm_pg.rewards.response import Response
 from vlm_pg.rewards.rewarder import Rewarder
+from vlm_pg.rollout.contracts import Sampler
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.types import BadSample, Prompt, RolloutGroup, Sample
 
@@ -54,30 +55,33 @@ class _Answers:
     bad: list[BadSample]
 
 
+@dataclass(frozen=True)
+class Examinee:
+    """A policy, and what its answers take: prompts made and rewards given as in training.
+
+    ``ranks``: questions are dealt out to them in turn. ``weights_at_hand``: entered around sampling.
+    """
+
+    policy: Policy
+    sources: Sources
+    rewarder: Rewarder
+    ranks: RankLayout = ALONE
+    weights_at_hand: Callable[[], AbstractContextManager[None]] = nullcontext
+    should_stop: Callable[[], bool] = lambda: False
+
+
 class Evaluator:
     """Runs all evaluation sets of a configuration against one policy, wherever its weights are by then.
 
     Args:
         bad_log: where records and questions that cannot be used are written, on the first rank.
-        ranks: questions are dealt out to them in turn.
-        weights_at_hand: entered around generation.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        policy: Policy,
-        sources: Sources,
-        rewarder: Rewarder,
-        console: Console,
-        bad_log: BadSampleLog | None,
-        should_stop: Callable[[], bool] = lambda: False,
-        ranks: RankLayout = ALONE,
-        weights_at_hand: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ):
-        self._config, self._policy, self._sources, self._console = config, policy, sources, console
-        self._rewarder, self._bad_log, self._should_stop = rewarder, bad_log, should_stop
-        self._ranks, self._weights_at_hand = ranks, weights_at_hand
+    def __init__(self, config: RunConfig, examinee: Examinee, console: Console, bad_log: BadSampleLog | None):
+        self._config, self._console, self._bad_log = config, console, bad_log
+        self._policy, self._sources, self._rewarder = examinee.policy, examinee.sources, examinee.rewarder
+        self._ranks, self._weights_at_hand = examinee.ranks, examinee.weights_at_hand
+        self._should_stop = examinee.should_stop
         self.sets = self._read_sets()
         rollout = config.rollout.model_copy(
             update={
@@ -87,7 +91,7 @@ class Evaluator:
                 "top_k": 0,
             }
         )
-        self._engine = RolloutEngine(policy, rollout, config.run.seed, should_stop)
+        self._sampler: Sampler = RolloutEngine(self._policy, rollout, config.run.seed, self._should_stop)
         self._per_batch = max(1, rollout.max_batch_rollouts // rollout.num_generations)
 
     def _read_sets(self) -> list[EvalSet]:
@@ -176,7 +180,7 @@ class Evaluator:
 
     def _ask(self, questions: Sequence[tuple[Sample, Prompt]], name: str) -> list[RolloutGroup]:
         """Answers and their rewards; ``name`` keys the random numbers beside the sample's id."""
-        rollouts = self._engine.generate([prompt for _, prompt in questions], f"eval/{name}")
+        rollouts = self._sampler.generate([prompt for _, prompt in questions], f"eval/{name}")
         responses = [
             Response(sample, answer.text, len(answer.token_ids))
             for (sample, _), answers in zip(questions, rollouts, strict=True)

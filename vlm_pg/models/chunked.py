@@ -88,10 +88,10 @@ def micro_batch_losses(
 
 @torch.no_grad()
 def pass_logprobs(
-    policy: Policy, streams: Streams, features: torch.Tensor | None, temperature: float
+    forward: Callable[..., Any], streams: Streams, features: torch.Tensor | None, temperature: float
 ) -> list[torch.Tensor]:
     """Log-probabilities fp32 [R] of each pass, without gradient."""
-    losses = micro_batch_losses(policy, streams, features, lambda _, logprobs, __: logprobs, temperature)
+    losses = micro_batch_losses(forward, streams, features, lambda _, logprobs, __: logprobs, temperature)
     return [next(losses) for _ in streams.passes]
 
 

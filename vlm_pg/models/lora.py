@@ -137,36 +137,6 @@ def adapter_disabled(model: torch.nn.Module) -> Iterator[None]:
             layer._disable_adapters = disabled
 
 
-class AdapterFreeReference:
-    """The reference policy of a KL term without a second copy of the weights: the policy with its adapter disabled.
-
-    Has what scoring asks of a policy; results carry no gradient.
-    """
-
-    def __init__(self, policy: Any):
-        if policy.vision.trains:
-            raise ModelError(
-                "The vision tower trains, so the policy without its adapter has other visual features. Load a second "
-                "policy as the reference, or set algorithm.kl_coef=0."
-            )
-        self._policy = policy
-        self.settings = policy.settings
-        self.vision = policy.vision
-        self.join_features = policy.join_features
-
-    @torch.no_grad()
-    def __call__(self, *args: Any) -> Any:
-        """As ``Policy.forward``."""
-        with adapter_disabled(self._policy.model):
-            return self._policy(*args)
-
-    @torch.no_grad()
-    def logprobs(self, *args: Any, **kwargs: Any) -> list[list[torch.Tensor]]:
-        """As ``Policy.logprobs``."""
-        with adapter_disabled(self._policy.model):
-            return self._policy.logprobs(*args, **kwargs)
-
-
 def adapter_base(path: str | Path) -> str | None:
     """The model that the adapter in folder ``path`` was trained on; None if ``path`` is no adapter folder."""
     file = Path(path).expanduser() / CONFIG_FILE

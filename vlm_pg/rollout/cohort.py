@@ -13,8 +13,8 @@ from vlm_pg.types import FinishReason
 
 
 @dataclass(frozen=True)
-class Said:
-    """One finished rollout, on the CPU: tensors [R]."""
+class FinishedRollout:
+    """A rollout as it left its cohort, on the CPU: tensors [R]."""
 
     prompt: int
     index: int
@@ -98,12 +98,12 @@ class Cohort:
             self._tokens[row].append(token_ids[row])
         self.num_generated += 1
 
-    def finish(self, row: int, reason: FinishReason) -> Said:
+    def finish(self, row: int, reason: FinishReason) -> FinishedRollout:
         """This rollout has said everything."""
         self._running[row] = False
         tokens = self._tokens[row]
         logprobs, sampling, entropies = self._records[:, self._slot_of_row[row], : len(tokens)].cpu().clone()
-        return Said(*self._rollouts[row], torch.tensor(tokens), logprobs, sampling, entropies, reason)
+        return FinishedRollout(*self._rollouts[row], torch.tensor(tokens), logprobs, sampling, entropies, reason)
 
     def let_go(self) -> None:
         """Leave finished rollouts behind."""

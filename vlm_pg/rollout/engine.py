@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 
 import torch
 
 from vlm_pg.errors import ConfigError
+from vlm_pg.memory import GIB
+from vlm_pg.metrics import Metric
 from vlm_pg.models.policy import Policy
-from vlm_pg.rollout.cohort import Cohort, Said
+from vlm_pg.rollout.cohort import Cohort, FinishedRollout
 from vlm_pg.rollout.decode import BLOCK_TOKENS
 from vlm_pg.rollout.decoders import decoder_for
 from vlm_pg.rollout.graphs import GraphUse
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.memory import TokenCosts, budget_bytes, check_fits
 from vlm_pg.rollout.prefill import Prefill
-from vlm_pg.rollout.sampling import Sampler, rollout_key, uniforms
+from vlm_pg.rollout.sampling import TokenSampler, rollout_key, uniforms
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.rollout.stopping import StopStrings
 from vlm_pg.rollout.waiting import WaitingPrompts
+from vlm_pg.tally import Tally
 from vlm_pg.types import FinishReason, Prompt, Rollout
 
 # Finished rollouts are let go once they are a quarter of their cohort: copying keys and values costs too.
@@ -28,6 +32,11 @@ LET_GO_BELOW = 0.75
 # Of the rollouts that run then, at least this share enters at a time, unless nobody waits behind them: every admission
 # copies the store and adds a cohort, which is a call more in every layer.
 ENTER_TOGETHER = 0.25
+
+PROMPT_TOKENS = Metric("generation/prompt_tokens", "tokens", "sum")
+PREFILL_TOKENS = Metric("generation/prefill_tokens", "tokens", "sum")
+NEW_TOKENS = Metric("generation/new_tokens", "tokens", "sum")
+PEAK = Metric("generation/peak_gib", "GiB of keys and values", "largest")
 
 
 @dataclass
@@ -48,9 +57,18 @@ class RolloutStats:
     peak_bytes: int = 0
     graphs: GraphUse = field(default_factory=GraphUse)
 
+    def then(self, later: RolloutStats) -> RolloutStats:
+        """What both calls did, as far as steps report it."""
+        return RolloutStats(
+            self.prompt_tokens + later.prompt_tokens,
+            self.prefill_tokens + later.prefill_tokens,
+            self.new_tokens + later.new_tokens,
+            peak_bytes=max(self.peak_bytes, later.peak_bytes),
+        )
+
 
 class RolloutEngine:
-    """Generates with the policy itself: no second copy of the weights, no transfer, the trainer's own numbers.
+    """A ``Sampler`` with the policy itself: no second copy of the weights, no transfer, the trainer's own numbers.
 
     Prompts enter as memory allows and leave when their rollouts are finished (continuous batching). Memory is booked
     for the longest response of every running rollout, so a rollout that has begun is never interrupted for another.
@@ -65,6 +83,8 @@ class RolloutEngine:
         ValueError: settings the model or its tokenizer cannot follow.
     """
 
+    scores_itself = True
+
     def __init__(
         self, policy: Policy, settings: RolloutSettings, seed: int, should_stop: Callable[[], bool] = lambda: False
     ):
@@ -73,7 +93,7 @@ class RolloutEngine:
         self.seed = seed
         self.stop_token_ids = tuple(sorted({*stop_token_ids(policy), *settings.stop_token_ids}))
         self.stop_strings = _stop_strings(policy, settings)
-        self.stats = RolloutStats()
+        self.stats = self._done = RolloutStats()
         self._should_stop = should_stop
 
     @torch.no_grad()
@@ -94,11 +114,24 @@ class RolloutEngine:
             self.policy.check_length(prompt, self.settings.max_new_tokens)
         if not prompts:
             return []
-        generation = _Generation(self, prompts, step)
+        batch = _ContinuousBatch(self, prompts, step)
         try:
-            return generation.run()
+            return batch.run()
         finally:
-            self.stats = generation.stats
+            self.stats = batch.stats
+            self._done = self._done.then(batch.stats)
+
+    def report(self, tally: Tally) -> None:
+        """Add what the calls since the last report did."""
+        done, self._done = self._done, RolloutStats()
+        tally.add_all({PROMPT_TOKENS: done.prompt_tokens, PREFILL_TOKENS: done.prefill_tokens})
+        tally.add_all({NEW_TOKENS: done.new_tokens, PEAK: done.peak_bytes / GIB})
+
+    def take_faults(self) -> None:
+        """None: every question has rollouts."""
+
+    def use_checkpoint(self, checkpoint: Path) -> None:
+        """Nothing to do: it samples with the policy as it is."""
 
     def check_stop(self) -> None:
         """Raise InterruptedError if a stop was asked for."""
@@ -130,8 +163,8 @@ class RolloutEngine:
         return self.stop_strings.ends(token_ids)
 
 
-class _Generation:
-    """One ``generate`` call."""
+class _ContinuousBatch:
+    """The rollouts of one ``generate`` call, which enter and leave at any time."""
 
     def __init__(self, engine: RolloutEngine, prompts: Sequence[Prompt], step: int | str):
         self.engine, self.policy, self.settings = engine, engine.policy, engine.settings
@@ -145,7 +178,7 @@ class _Generation:
         self.prefill = Prefill(
             self.policy, self.store, self.waiting.nodes, self.prompts, self.settings.prefill_tokens, engine.check_stop
         )
-        self.sampler = Sampler(
+        self.sampler = TokenSampler(
             self.settings,
             self.policy.vocab_size,
             self.policy.media_token_ids,
@@ -167,7 +200,7 @@ class _Generation:
         self.cohorts: list[Cohort] = []
         self.ends = {path[-1] for path in self.waiting.paths}
         self.last_hidden: dict[int, torch.Tensor] = {}
-        self.said: list[list[Said]] = [[] for _ in self.prompts]
+        self.finished: list[list[FinishedRollout]] = [[] for _ in self.prompts]
 
     def run(self) -> list[tuple[Rollout, ...]]:
         while self.waiting or self.cohorts:
@@ -177,7 +210,7 @@ class _Generation:
             self._let_go_of_finished(LET_GO_BELOW)
             if self.cohorts:
                 self._forward()
-        alone = [[self._rollout(said) for said in sorted(of_prompt, key=_index)] for of_prompt in self.said]
+        alone = [[self._rollout(one) for one in sorted(found, key=lambda one: one.index)] for found in self.finished]
         firsts = range(0, len(alone), self.copies)
         return [tuple(chain.from_iterable(alone[first : first + self.copies])) for first in firsts]
 
@@ -262,12 +295,12 @@ class _Generation:
                     self._finish(cohort.finish(row, reason))
             start = place.stop
 
-    def _finish(self, said: Said) -> None:
-        group = self.said[said.prompt]
-        group.append(said)
-        self.stats.new_tokens += len(said.token_ids)
+    def _finish(self, rollout: FinishedRollout) -> None:
+        group = self.finished[rollout.prompt]
+        group.append(rollout)
+        self.stats.new_tokens += len(rollout.token_ids)
         if len(group) == self.rollouts_each:
-            self.waiting.done(said.prompt)
+            self.waiting.done(rollout.prompt)
 
     def _let_go_of_finished(self, below: float) -> None:
         """Cohorts without a running rollout end; others let go of finished ones if fewer than this share still run."""
@@ -299,14 +332,14 @@ class _Generation:
         )
         return stored + self.decoder.rows_for(rollouts) * self.rollout_bytes
 
-    def _rollout(self, said: Said) -> Rollout:
+    def _rollout(self, finished: FinishedRollout) -> Rollout:
         return Rollout(
-            token_ids=said.token_ids,
-            rollout_logprobs=said.logprobs,
-            finish_reason=said.finish_reason,
-            text=self.engine.text(said.token_ids.tolist()),
-            sampling_logprobs=said.sampling_logprobs,
-            entropies=said.entropies,
+            token_ids=finished.token_ids,
+            rollout_logprobs=finished.logprobs,
+            finish_reason=finished.finish_reason,
+            text=self.engine.text(finished.token_ids.tolist()),
+            sampling_logprobs=finished.sampling_logprobs,
+            entropies=finished.entropies,
         )
 
 
@@ -334,7 +367,3 @@ def _stop_strings(policy: Policy, settings: RolloutSettings) -> StopStrings | No
             "read. Load the processor, or use rollout.stop_token_ids."
         )
     return StopStrings(policy.tokenizer, settings.stop_strings)
-
-
-def _index(said: Said) -> int:
-    return said.index

@@ -56,7 +56,7 @@ class Choice:
     entropies: torch.Tensor
 
 
-class Sampler:
+class TokenSampler:
     """Chooses tokens as the settings say, without ever making the host wait for the device.
 
     Args:

@@ -3,48 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from vlm_pg.models.packing import one_by_one
-from vlm_pg.models.policy import Policy
+from vlm_pg.models.reference import ScoringPolicy
 from vlm_pg.types import ResponseGroup
 
 
-@torch.no_grad()
-def score(
-    policy: Policy,
-    groups: Sequence[ResponseGroup],
-    temperature: float,
-    token_budget: int,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> list[list[torch.Tensor]]:
-    """Per group, per response: fp32 [R] on the CPU, under the policy at ``temperature``.
+@dataclass(frozen=True)
+class PolicyScorer:
+    """Scores with a policy as it is when it is asked, at most ``token_budget`` tokens per pass."""
 
-    Raises:
-        InterruptedError: ``should_stop`` said so before a pass.
-    """
-    if not policy.settings.share_prefix:
-        alone = iter(_score_once(policy, one_by_one(groups), temperature, token_budget, should_stop))
-        return [[next(alone)[0] for _ in group.responses] for group in groups]
-    return _score_once(policy, groups, temperature, token_budget, should_stop)
+    policy: ScoringPolicy
+    token_budget: int
+    should_stop: Callable[[], bool] = lambda: False
 
+    @torch.no_grad()
+    def score(self, groups: Sequence[ResponseGroup], temperature: float) -> list[list[torch.Tensor]]:
+        """Per group, per response: fp32 [R] on the CPU, under the policy at ``temperature``.
 
-def _score_once(
-    policy: Policy,
-    groups: Sequence[ResponseGroup],
-    temperature: float,
-    token_budget: int,
-    should_stop: Callable[[], bool],
-) -> list[list[torch.Tensor]]:
-    results: list[list[torch.Tensor]] = [[] for _ in groups]
-    for part in passes(groups, token_budget):
-        if should_stop():
-            raise InterruptedError("scoring was asked to stop")
-        scored = policy.logprobs([group for _, group in part], temperature=temperature)
-        for (index, _), logprobs in zip(part, scored, strict=True):
-            results[index].extend(values.cpu() for values in logprobs)
-    return results
+        Raises:
+            InterruptedError: ``should_stop`` said so before a pass.
+        """
+        if not self.policy.settings.share_prefix:
+            alone = iter(self._score_once(one_by_one(groups), temperature))
+            return [[next(alone)[0] for _ in group.responses] for group in groups]
+        return self._score_once(groups, temperature)
+
+    def _score_once(self, groups: Sequence[ResponseGroup], temperature: float) -> list[list[torch.Tensor]]:
+        results: list[list[torch.Tensor]] = [[] for _ in groups]
+        for part in passes(groups, self.token_budget):
+            if self.should_stop():
+                raise InterruptedError("scoring was asked to stop")
+            scored = self.policy.logprobs([group for _, group in part], temperature=temperature)
+            for (index, _), logprobs in zip(part, scored, strict=True):
+                results[index].extend(values.cpu() for values in logprobs)
+        return results
 
 
 def passes(groups: Sequence[ResponseGroup], token_budget: int) -> Iterator[list[tuple[int, ResponseGroup]]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -21,11 +21,10 @@ from vlm_pg.config import RunConfig
 from vlm_pg.distributed import gather_objects, sum_over_ranks
 from vlm_pg.media.controls import shuffle_frames
 from vlm_pg.metrics import Chart, Metric
-from vlm_pg.models.policy import Policy
 from vlm_pg.rewards.rewarder import Rewarder
-from vlm_pg.rollout.scoring import score
+from vlm_pg.rollout.contracts import Sampler, Scorer
+from vlm_pg.tally import Tally
 from vlm_pg.training.engines import Engine
-from vlm_pg.training.generation import Generation
 from vlm_pg.training.group_advantages import (
     advantage_groups,
     all_tokens,
@@ -39,9 +38,8 @@ from vlm_pg.training.group_metrics import KEPT_TOKENS
 from vlm_pg.training.group_rewards import add_parts, has_spread, responses_of, reward_groups, shape_rewards
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream
-from vlm_pg.training.tally import Tally
 from vlm_pg.training.vision_leaves import VisionLeaves
-from vlm_pg.types import ResponseGroup, RolloutGroup, Sample
+from vlm_pg.types import Prompt, ResponseGroup, RolloutGroup, Sample
 
 # Costs of questions vary, so what a round leaves free is filled by another one; few rounds get within half a question.
 FILL_ROUNDS = 16
@@ -63,47 +61,57 @@ TEMPORAL_BONUS = Metric("temporal/bonus_share", "share of groups")
 TEMPORAL_CONTROL = Metric("temporal/accuracy_control", "share of rollouts")
 
 
+@dataclass(frozen=True)
+class Stages:
+    """What a step's questions go through.
+
+    ``control``: samples T-GRPO's control groups. ``reference``: what a KL in the reward measures from. None where the
+    algorithm asks for neither.
+    """
+
+    stream: QuestionStream
+    sampler: Sampler
+    control: Sampler | None
+    rewarder: Rewarder
+    reference: Scorer | None
+
+
 @dataclass
 class StepBatch:
     """What a step works on, on this rank.
 
     ``sampled``: every complete group, for metrics and logs. ``groups``: what trains, pruned rollouts marked in
     ``kept``. ``leaves``: visual features of ``groups``, in order, where they were made before generation.
-    ``counts``: of all ranks together.
+    ``counts``: of all ranks together. ``sampling``: what the samplers did on this rank. ``held``: features of all that
+    was asked: while somebody holds them, the step's media are not encoded again, whatever the encoder's cache keeps.
     """
 
     sampled: list[RolloutGroup]
     groups: list[RolloutGroup]
     leaves: VisionLeaves | None
-    counts: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, float]
+    sampling: Tally
+    held: Sequence[VisionLeaves] = ()
 
 
 class Collector:
-    """Makes the batch of a step.
-
-    Args:
-        reference: what a KL in the reward measures from; None where there is none.
-    """
+    """Makes the batch of a step."""
 
     def __init__(
         self,
         config: RunConfig,
         engine: Engine,
-        generation: Generation,
-        rewarder: Rewarder,
-        reference: Policy | None,
-        stream: QuestionStream,
+        stages: Stages,
         phases: Phases,
         should_stop: Callable[[], bool] = lambda: False,
     ):
         self.config, self.algorithm = config, config.algorithm
-        self.engine, self.policy, self.generation = engine, engine.policy, generation
-        self.rewarder, self.reference, self.stream, self.phases = rewarder, reference, stream, phases
+        self.engine, self.policy, self.stages, self.phases = engine, engine.policy, stages, phases
         self._should_stop = should_stop
         self._asked: set[str] = set()
-        self._features: list[VisionLeaves] = []
+        self._held: list[VisionLeaves] = []
         self._controls: dict[str, list[float | None]] = {}
-        self._seen = Tally()
+        self._seen, self._sampling = Tally(), Tally()
 
     def collect(self, step: int, steps_ahead: int) -> StepBatch:
         """Sample step ``step``. Media of the next ``steps_ahead`` steps are decoded meanwhile.
@@ -111,16 +119,15 @@ class Collector:
         Raises:
             InterruptedError: a stop was asked for.
         """
-        self._asked, self._features, self._controls, self._seen = set(), [], {}, Tally()
+        self._asked, self._held, self._controls, self._seen, self._sampling = set(), [], {}, Tally(), Tally()
         if self._kl_in_reward:
             self._seen.add(KL, 0, 0)  # known, even where nothing was sampled
-        self.generation.begin()
         groups, leaves = self._first_round(step, steps_ahead)
         dropped: list[RolloutGroup] = []
         counts: dict[str, float] = {}
         if self.algorithm.resample_rounds:
             groups, dropped, counts = self._replace_without_spread(step, groups)
-        groups = self._judged(step, groups)
+        groups = self._with_advantages(step, groups)
         if self.algorithm.prune_rate and self.algorithm.prune_fill:
             more, refused, filled = self._fill(step, groups)
             groups, dropped, counts = groups + more, dropped + refused, counts | filled
@@ -137,6 +144,8 @@ class Collector:
             [groups[place] for place in places],
             None if leaves is None else leaves.of(places),
             {QUESTIONS: self._sum(len(sampled)), **counts, **self._seen.reduced()},
+            self._sampling,
+            self._held,
         )
 
     @property
@@ -155,7 +164,7 @@ class Collector:
         return self._round(step, samples, steps_ahead, leaves_to_train=self._fixed_questions)
 
     def _take(self, count: int) -> list[Sample]:
-        samples = self.stream.take(count, self._asked)
+        samples = self.stages.stream.take(count, self._asked)
         self._asked |= {sample.sample_id for sample in samples}
         return samples
 
@@ -164,12 +173,12 @@ class Collector:
     ) -> tuple[list[RolloutGroup], VisionLeaves | None]:
         """Complete groups of this rank's share of ``samples``, with rewards, and their features if they train."""
         with self.phases.timed("prompts"):
-            questions = self.stream.load(samples)
+            questions = self.stages.stream.load(samples)
             videos = [sample for sample, _ in questions if any(ref.kind == "video" for ref in sample.media)]
             controlled = self.algorithm.temporal_bonus > 0
-            shuffled = self.stream.load_tampered(videos, shuffle_frames) if controlled else []
+            shuffled = self.stages.stream.load_tampered(videos, shuffle_frames) if controlled else []
             if steps_ahead:
-                self.stream.decode_ahead(steps_ahead)
+                self.stages.stream.decode_ahead(steps_ahead)
         prompts = [prompt for _, prompt in questions]
         trains, share = self.policy.vision.trains, self.policy.settings.share_prefix
         # A trained tower runs here, once, with its graph, and all ranks enter it together. Generation and training use
@@ -180,15 +189,15 @@ class Collector:
         with self.phases.timed("rollout"), self.engine.generation():
             # A frozen tower may be entered by each rank as often as it needs, so it runs where all weights are at hand.
             features = leaves if trains or not share else VisionLeaves(self.policy, prompts)
-            groups = self.generation.sample(questions, step)
-            controls = self.generation.sample_controls(shuffled, step) if controlled else []
+            groups = self._sample(self.stages.sampler, questions, step)
+            controls = self._sample(self.stages.control, shuffled, f"{step}/control") if controlled else []
         groups, features = self._answered(groups, features)
         if features is not None:
-            self._features.append(features)
+            self._held.append(features)
         with self.phases.timed("rewards"):
-            groups = reward_groups(groups, self.rewarder, self._should_stop)
+            groups = reward_groups(groups, self.stages.rewarder, self._should_stop)
             by_id = {
-                control.sample.sample_id: self.rewarder.accuracies(responses_of([control]), self._should_stop)
+                control.sample.sample_id: self.stages.rewarder.accuracies(responses_of([control]), self._should_stop)
                 for control in controls
             }
             longest = self.config.rollout.max_new_tokens
@@ -198,13 +207,25 @@ class Collector:
             self._controls |= by_id
         return groups, features if leaves_to_train else None
 
+    def _sample(
+        self, sampler: Sampler | None, questions: Sequence[tuple[Sample, Prompt]], key: int | str
+    ) -> list[RolloutGroup]:
+        """Rollouts of every question under the policy as it is now; none of one where a server failed."""
+        assert sampler is not None
+        rollouts, version = sampler.generate([prompt for _, prompt in questions], key), self.policy.weights_version
+        sampler.report(self._sampling)
+        return [
+            RolloutGroup(sample, prompt, of_prompt, version)
+            for (sample, prompt), of_prompt in zip(questions, rollouts, strict=True)
+        ]
+
     def _answered(
         self, groups: list[RolloutGroup], features: VisionLeaves | None
     ) -> tuple[list[RolloutGroup], VisionLeaves | None]:
         """Without the questions for which a server had no usable rollouts; those are recorded."""
-        faults = self.generation.take_faults()
+        faults = self.stages.sampler.take_faults()
         if faults is not None:  # on all ranks or on none
-            self.stream.record(faults)
+            self.stages.stream.record(faults)
         places = [place for place, group in enumerate(groups) if group.rollouts]
         if len(places) == len(groups):
             return groups, features
@@ -240,7 +261,7 @@ class Collector:
         if valued:
             self._seen.add(TEMPORAL_CONTROL, sum(valued), len(valued))
 
-    def _judged(self, step: int, groups: list[RolloutGroup]) -> list[RolloutGroup]:
+    def _with_advantages(self, step: int, groups: list[RolloutGroup]) -> list[RolloutGroup]:
         """The groups with advantages, and pruned."""
         algorithm = self.algorithm
         kl = self._kl(groups) if self._kl_in_reward else []
@@ -249,18 +270,18 @@ class Collector:
                 add_parts(group, {"kl": [-algorithm.kl_coef * float(values.sum()) for values in of_group]})
                 for group, of_group in zip(groups, kl, strict=True)
             ]
-        groups = advantage_groups(groups, algorithm, self.rewarder.weights, self.engine.ranks)
+        groups = advantage_groups(groups, algorithm, self.stages.rewarder.weights, self.engine.ranks)
         if self._kl_in_reward and algorithm.kl_in == "token_reward":
             groups = token_advantage_groups(groups, kl, algorithm, self.policy.device)
         return prune_groups(groups, algorithm, f"{self.config.run.seed}/{step}")
 
     def _kl(self, groups: Sequence[RolloutGroup]) -> list[list[torch.Tensor]]:
         """Per token of each rollout: the KL of the policy that sampled to the reference."""
-        assert self.reference is not None
-        algorithm, rollout = self.algorithm, self.config.rollout
+        assert self.stages.reference is not None
+        algorithm = self.algorithm
         asked = [ResponseGroup(group.prompt, tuple(r.token_ids for r in group.rollouts)) for group in groups]
         with self.phases.timed("reference"), self.engine.generation():
-            scored = score(self.reference, asked, rollout.temperature, rollout.prefill_tokens, self._should_stop)
+            scored = self.stages.reference.score(asked, self.config.rollout.temperature)
         found = [
             [
                 kl_penalty(rollout.rollout_logprobs, ref, algorithm.kl_estimator, algorithm.log_ratio_clamp)
@@ -299,7 +320,7 @@ class Collector:
             if self.algorithm.resample_rounds:
                 refused += [group for group in more if not has_spread(group)]
                 more = [group for group in more if has_spread(group)]
-            more = self._judged(step, more)
+            more = self._with_advantages(step, more)
             fitting, used = self._fitting(samples, more, used, budget)
             asked += len(fitting)
             accepted += [group for group in more if group.sample.sample_id in fitting]

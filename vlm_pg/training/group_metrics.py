@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from vlm_pg.metrics import LENGTH_CHART, REWARD_CHART, SPREAD_CHART, Chart, Metric
+from vlm_pg.tally import Tally
 from vlm_pg.training.group_advantages import kept_tokens
 from vlm_pg.training.group_rewards import has_spread
-from vlm_pg.training.tally import Tally
 from vlm_pg.types import RolloutGroup
 
 _SPREAD = "standard deviation within a group, mean"

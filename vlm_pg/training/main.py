@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from vlm_pg.config import RunConfig
@@ -11,10 +12,11 @@ from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.records import read_records
 from vlm_pg.distributed import disconnect, local_device
 from vlm_pg.errors import CheckpointError, ConfigError, ModelError
-from vlm_pg.eval.runner import Evaluator, table
+from vlm_pg.eval.runner import Evaluator, Examinee, table
 from vlm_pg.media.loader import decoding_pool
 from vlm_pg.media.pool import WorkerPool
 from vlm_pg.models.loading import load_policy
+from vlm_pg.models.reference import load_reference
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.metrics import MetricsLog
 from vlm_pg.observe.quiet import quiet_libraries
@@ -35,7 +37,6 @@ from vlm_pg.training.phases import Phases
 from vlm_pg.training.setup import (
     connect,
     introduction,
-    load_reference,
     make_engine,
     refuse_fewer_steps,
     refuse_inputs_inside,
@@ -44,8 +45,8 @@ from vlm_pg.training.setup import (
 )
 from vlm_pg.training.stop import StopRequest
 from vlm_pg.training.summary import RunSummary
-from vlm_pg.training.trainer import Progress, Trainer
-from vlm_pg.types import BadSample, Prompt, Sample
+from vlm_pg.training.trainer import Progress, Surroundings, Trainer, TrainingData
+from vlm_pg.types import BadSample, Sample
 
 STOPPED = 130
 
@@ -85,9 +86,10 @@ class _Run:
         self.policy.check_samples(samples[: config.data.limit], config.data.train)
         # Refuses what cannot be computed; its processes start with the first response that needs them.
         self.rewarder = stack.enter_context(Rewarder(config.reward, warn=console.warn))
+        fits_model = partial(self.policy.check_length, response_tokens=config.rollout.max_new_tokens)
         builder = PromptBuilder(self.policy.processor, config.prompt, self.policy.positions)
         self.sources = stack.enter_context(
-            Sources(builder, config.data, config.media, self.policy.pixel_factor, self._check_prompt, pool)
+            Sources(builder, config.data, config.media, self.policy.pixel_factor, fits_model, pool)
         )
         self.digests = data_digests(config.data) if self.ranks.is_first else {}
         # Everything that can be refused has been read: only now is an earlier run's folder touched.
@@ -147,7 +149,7 @@ class _Run:
         refuse_nothing_to_train(config, self.policy)
         self.policy.weights_version = self.progress.updates
         # The reference is where training began, whatever the run resumes from.
-        self.reference = load_reference(config, self.policy) if config.algorithm.kl_coef else None
+        self.reference = load_reference(config.model, self.policy) if config.algorithm.kl_coef else None
         self.engine = make_engine(config, self.policy, self.ranks)
         if resume_from is not None:
             self.engine.load_optimizer(resume_from)
@@ -169,9 +171,6 @@ class _Run:
                 "Training needs at least one. Repair the records or set data.train to another file."
             )
         return samples
-
-    def _check_prompt(self, prompt: Prompt) -> None:
-        self.policy.check_length(prompt, self.config.rollout.max_new_tokens)
 
     def go(self) -> int:
         if self.summary.was_finished and self.progress.step == self.config.training.steps:
@@ -229,38 +228,19 @@ class _Run:
 
     def _make_trainer(self) -> Trainer:
         config = self.config
-        return Trainer(
-            config,
-            self.folder,
-            self.engine,
-            self.reference,
-            self.samples,
-            self.sources.for_records(config.data.train, config.data.prompt_cache_mb * 2**20),  # type: ignore[arg-type]
-            self.rewarder,
-            self.bad_log,
-            self.console,
-            self.stop,
-            self.phases,
-            self.progress,
-            self.presence,
-            self.digests,
-        )
+        source = self.sources.for_records(config.data.train, config.data.prompt_cache_mb * 2**20)  # type: ignore[arg-type]
+        data = TrainingData(self.samples, source, self.digests)
+        around = Surroundings(self.folder, self.console, self.stop, self.phases, self.bad_log, self.presence)
+        return Trainer(config, self.engine, self.reference, data, self.rewarder, around, self.progress)
 
     def _make_evaluator(self) -> Evaluator | None:
         config = self.config
         if not config.data.eval or not (config.eval.before or config.eval.after):
             return None
-        return Evaluator(
-            config,
-            self.policy,
-            self.sources,
-            self.rewarder,
-            self.console,
-            self.bad_log,
-            self.stop.between_tokens,
-            self.ranks,
-            self.engine.generation,
+        examinee = Examinee(
+            self.policy, self.sources, self.rewarder, self.ranks, self.engine.generation, self.stop.between_tokens
         )
+        return Evaluator(config, examinee, self.console, self.bad_log)
 
     def _evaluate(self, evaluator: Evaluator, tag: str) -> None:
         with self.phases.timed(f"eval_{tag}"):

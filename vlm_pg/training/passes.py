@@ -16,11 +16,12 @@ from vlm_pg.metrics import ENTROPY_CHART, Chart, Metric
 from vlm_pg.models.chunked import Streams, micro_batch_losses, pack_chunks, pack_whole, pass_logprobs
 from vlm_pg.models.packing import PackedBatch, PrefixBatch
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.reference import ScoringPolicy
+from vlm_pg.tally import Tally
 from vlm_pg.training.behaviour import mismatch_sums
 from vlm_pg.training.calls import Place
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.filler import filler_group
-from vlm_pg.training.tally import Tally
 from vlm_pg.training.vision_leaves import VisionLeaves
 from vlm_pg.types import ResponseGroup, RolloutGroup, VisualFeatures
 
@@ -52,7 +53,7 @@ class Passes:
     """
 
     engine: Engine
-    reference: Policy | None
+    reference: ScoringPolicy | None
     groups: Sequence[RolloutGroup]
     leaves: VisionLeaves
     weights: Sequence[Sequence[float]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+from vlm_pg.config import RunConfig
 from vlm_pg.data.order import index_at
 from vlm_pg.distributed import RankLayout
 from vlm_pg.prompts.source import PromptSource, Tamper
@@ -18,24 +19,22 @@ class QuestionStream:
 
     Args:
         place: how many places of the order are behind already.
-        prompts_per_step: what a step takes at the least, for decoding ahead.
         on_bad: told how many samples this rank has tried, and which of them cannot be used; called on all ranks.
     """
 
     def __init__(
         self,
+        config: RunConfig,
         samples: Sequence[Sample],
         source: PromptSource,
-        seed: int,
-        shuffle: bool,
         place: int,
-        prompts_per_step: int,
         on_bad: Callable[[int, Sequence[BadSample]], None],
-        should_stop: Callable[[], bool],
         ranks: RankLayout,
+        should_stop: Callable[[], bool] = lambda: False,
     ):
         self._samples, self._source = samples, source
-        self._seed, self._shuffle, self._prompts_per_step = seed, shuffle, prompts_per_step
+        self._seed, self._shuffle = config.run.seed, config.data.shuffle
+        self._prompts_per_step = config.training.prompts_per_step  # the least that a step takes
         self._on_bad, self._should_stop, self._ranks = on_bad, should_stop, ranks
         self.place = place
 

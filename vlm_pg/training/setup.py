@@ -5,15 +5,13 @@ from __future__ import annotations
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.config import RunConfig
 from vlm_pg.distributed import RankLayout, launched_world_size
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.liger import liger_line
-from vlm_pg.models.loading import load_policy
-from vlm_pg.models.lora import AdapterFreeReference
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.engines import Engine, TorchEngine
 
@@ -100,19 +98,6 @@ def make_engine(config: RunConfig, policy: Policy, ranks: RankLayout) -> Engine:
     from vlm_pg.training.deepspeed_engine import DeepSpeedEngine
 
     return DeepSpeedEngine(policy, config.training, ranks, config.rollout.gather)
-
-
-def load_reference(config: RunConfig, policy: Policy) -> Policy:
-    """The starting point: the policy without its adapter, else a frozen copy (a frozen vision tower is shared)."""
-    if config.model.lora is not None:
-        return cast(Policy, AdapterFreeReference(policy))
-    settings = config.model.model_copy(update={"train_vision": False, "gradient_checkpointing": False})
-    reference = load_policy(config.model.path, device=policy.device, settings=settings)
-    reference.requires_grad_(False)
-    if policy.family.reads_media and not policy.vision.trains:
-        reference.model.model.visual = policy.model.model.visual
-        reference.vision = policy.vision
-    return reference
 
 
 def versions() -> dict[str, str]:

@@ -11,17 +11,16 @@ import torch
 from vlm_pg.algorithms.kl import KL
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.algorithms.weights import response_token_weights
-from vlm_pg.batching.plan import plan_micro_batches, tree_tokens
 from vlm_pg.distributed import sum_over_ranks
 from vlm_pg.metrics import NORM_CHART, Chart, Metric
+from vlm_pg.models.micro_batches import plan_groups
 from vlm_pg.models.packing import repeated_tokens
-from vlm_pg.models.policy import Policy
-from vlm_pg.models.prompt_tree import shared_tokens
+from vlm_pg.models.reference import ScoringPolicy
+from vlm_pg.tally import Tally
 from vlm_pg.training.behaviour import LogprobsSource, behaviour_logprobs
 from vlm_pg.training.calls import agreed_places
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.passes import GROUPS_CHUNKED, LOSS, TOKENS_CHART, TOKENS_COMPUTED, Passes
-from vlm_pg.training.tally import Tally
 from vlm_pg.training.vision_leaves import VisionLeaves
 from vlm_pg.types import Prompt, RolloutGroup
 
@@ -40,7 +39,7 @@ BACKWARD_CALLS = Metric("backward_calls", how="same", over_updates="sum")
 
 def update_policy(
     engine: Engine,
-    reference: Policy | None,
+    reference: ScoringPolicy | None,
     groups: Sequence[RolloutGroup],
     algorithm: AlgorithmSettings,
     micro_batch_tokens: int,
@@ -87,16 +86,12 @@ def update_policy(
         weights, behaviour = _one_each(weights), None if behaviour is None else _one_each(behaviour)
     prompts = [group.prompt for group in groups]
     leaves = leaves or _leaves(engine, prompts)
-    shared = shared_tokens(prompts, share=share)
-    counts = [_token_counts(group) for group in groups]
-    plan = plan_micro_batches(counts, micro_batch_tokens, lambda i, j: shared[i][j])
-    order = agreed_places(plan, policy.device)
+    plan = plan_groups(groups, micro_batch_tokens, share)
+    order = agreed_places(plan.micro_batches, policy.device)
     passes = Passes(engine, reference, groups, leaves, weights, algorithm, temperature, behaviour, measure_mismatch)
     for loss, last in passes.losses(order):
         engine.backward(loss, last)
-    in_one_tree = tree_tokens([prompt for prompt, _ in counts], range(len(groups)), lambda i, j: shared[i][j])
-    in_one_tree += sum(sum(responses) for _, responses in counts)
-    _count_sharing(passes.tally, trained, in_one_tree)
+    _count_sharing(passes.tally, trained, plan.in_one_tree)
     metrics = passes.tally.reduced()
     # Of the sum over ranks, so that all of them stop here or none.
     _check_finite(metrics[LOSS])
@@ -128,10 +123,6 @@ def _check_finite(loss: float) -> None:
             f"The loss is {loss}; the step was not taken and no checkpoint was written. Resume from the last "
             "checkpoint with a lower training.learning_rate, or look at the last rollouts for what went wrong."
         )
-
-
-def _token_counts(group: RolloutGroup) -> tuple[int, list[int]]:
-    return group.prompt.num_tokens, [len(rollout.token_ids) - 1 for rollout in group.rollouts]
 
 
 def _what_trains(group: RolloutGroup) -> RolloutGroup:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -14,7 +14,7 @@ from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import gather_objects, sum_over_ranks
 from vlm_pg.errors import SampleError, TooManyBadSamples, VlmPgError
 from vlm_pg.metrics import SECONDS_CHART, THROUGHPUT_CHART, Metric
-from vlm_pg.models.policy import Policy
+from vlm_pg.models.reference import ScoringPolicy
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.metrics import MetricsLog
 from vlm_pg.observe.presence import FolderGone, Presence
@@ -24,20 +24,21 @@ from vlm_pg.observe.sharing import generation_line, sharing_line
 from vlm_pg.observe.trackers.trackers import Trackers
 from vlm_pg.prompts.source import PromptSource
 from vlm_pg.rewards.rewarder import Rewarder
-from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.rollout.engine import NEW_TOKENS
+from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.threads import CoreWatch, waiting_warning
 from vlm_pg.training import checkpoints
 from vlm_pg.training.behaviour import mismatch_due, mismatch_warning
-from vlm_pg.training.collect import Collector, StepBatch
+from vlm_pg.training.collect import Collector, Stages, StepBatch
 from vlm_pg.training.engines import Engine
-from vlm_pg.training.generation import Generation, control_engine, make_rollout_engine
 from vlm_pg.training.group_advantages import trains
 from vlm_pg.training.group_metrics import group_metrics
 from vlm_pg.training.persistence import checkpoint_settings, save_checkpoint
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream
-from vlm_pg.training.sampling_metrics import RewardErrors, sampling_metrics
+from vlm_pg.training.reward_errors import RewardErrors
+from vlm_pg.training.samplers import make_control_sampler, make_sampler
 from vlm_pg.training.schedule import learning_rate
 from vlm_pg.training.stop import StopRequest
 from vlm_pg.training.updates import run_updates
@@ -47,6 +48,7 @@ PREFETCH_STEPS = 2
 
 STEP_SECONDS = Metric("step_seconds", "s", "same", SECONDS_CHART)
 PHASE_SECONDS = Metric("seconds/", "s", "same", SECONDS_CHART)
+SAMPLED_PER_SECOND = Metric("generation/tokens_per_second", "new tokens per second", "same")
 TOKENS_PER_SECOND = Metric("tokens_per_second", "tokens per second", "same", THROUGHPUT_CHART)
 CORE_WAIT = Metric("core_wait_share", "share of the step", "same")
 
@@ -73,70 +75,65 @@ class Progress:
         return cls(step, questions, updates, state.get("tokens_computed", 0.0), state.get("tokens_repeated", 0.0))
 
 
-class Trainer:
-    """Owns nothing heavy itself; ``run`` takes a policy from one step to the last.
+@dataclass(frozen=True)
+class TrainingData:
+    """Questions of a run. ``digests``: of the files they come from, for checkpoints."""
 
-    Args:
-        presence: of the run's folder, on the rank that writes it.
-        digests: of the data, for checkpoints.
+    samples: Sequence[Sample]
+    source: PromptSource
+    digests: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where a run writes, what it says, and who ends it.
+
+    ``bad_log`` and ``presence`` (of the run's folder) are those of the rank that writes; None elsewhere.
     """
+
+    folder: RunFolder
+    console: Console
+    stop: StopRequest
+    phases: Phases
+    bad_log: BadSampleLog | None = None
+    presence: Presence | None = None
+
+
+class Trainer:
+    """Owns nothing heavy itself; ``run`` takes a policy from one step to the last."""
 
     # While a step is sampled, its weights are those of the step before; within its updates they are those of no step.
     _doing: Literal["sampling", "updating", "showing"] = "sampling"
-    _presence: Presence | None = None
 
     def __init__(
         self,
         config: RunConfig,
-        folder: RunFolder,
         engine: Engine,
-        reference: Policy | None,
-        samples: Sequence[Sample],
-        source: PromptSource,
+        reference: ScoringPolicy | None,
+        data: TrainingData,
         rewarder: Rewarder,
-        bad_log: BadSampleLog | None,
-        console: Console,
-        stop: StopRequest,
-        phases: Phases,
+        around: Surroundings,
         progress: Progress,
-        presence: Presence | None = None,
-        digests: Mapping[str, Any] | None = None,
     ):
-        self._presence, self._digests = presence, dict(digests or {})
-        self.config, self.folder, self.engine, self.reference = config, folder, engine, reference
-        self.bad_log = bad_log
-        self.console, self.stop, self.phases, self.progress = console, stop, phases, progress
-        self.policy = engine.policy
-        self.rollouts = make_rollout_engine(
-            config, self.policy, samples, folder.path, stop.between_tokens, console.warn
-        )
-        self.generation = Generation(self.rollouts, control_engine(config, self.policy, stop.between_tokens))
+        self.config, self.engine, self.policy, self.progress = config, engine, engine.policy, progress
+        self.folder, self.console, self.stop, self.phases = around.folder, around.console, around.stop, around.phases
+        self._bad_log, self._presence, self._digests = around.bad_log, around.presence, dict(data.digests)
+        should_stop = around.stop.between_tokens
         self.stream = QuestionStream(
-            samples,
-            source,
-            config.run.seed,
-            config.data.shuffle,
-            progress.questions,
-            config.training.prompts_per_step,
-            self._record_bad,
-            stop.between_tokens,
-            engine.ranks,
+            config, data.samples, data.source, progress.questions, self._record_bad, engine.ranks, should_stop
         )
+        self.sampler = make_sampler(config, self.policy, data.samples, self.folder.path, should_stop, self.console.warn)
+        control = make_control_sampler(config, self.policy, should_stop)
         in_loss = config.algorithm.kl_in == "loss"
-        self.collector = Collector(
-            config,
-            engine,
-            self.generation,
-            rewarder,
-            None if in_loss else reference,
-            self.stream,
-            phases,
-            stop.between_tokens,
-        )
+        scorer = None
+        if reference is not None and not in_loss:
+            scorer = PolicyScorer(reference, config.rollout.prefill_tokens, should_stop)
+        stages = Stages(self.stream, self.sampler, control, rewarder, scorer)
+        self.collector = Collector(config, engine, stages, self.phases, should_stop)
         self._reference_in_loss = reference if in_loss else None
         self._told_sharing = False
         self._groups_sampled, self._first_place = 0, progress.questions
-        self._reward_errors = RewardErrors(rewarder, console.warn)
+        self._reward_errors = RewardErrors(rewarder, self.console.warn)
         self._cores, self._told_waiting = CoreWatch(), False
 
     def run(
@@ -227,7 +224,7 @@ class Trainer:
         values: dict[str, float | None] = group_metrics(batch.sampled, batch.groups)
         values |= batch.counts
         values |= self._reward_errors.count()
-        values |= sampling_metrics(self.generation, self.phases.of_step["rollout"])
+        values |= self._sampling_metrics(batch)
         self._groups_sampled += int(values["groups"] or 0)
         here = float(sum(trains(group) for group in batch.groups))
         if not sum_over_ranks({"groups": here}, self.policy.device)["groups"]:
@@ -250,6 +247,13 @@ class Trainer:
         values |= {STEP_SECONDS: seconds, TOKENS_PER_SECOND: (values["tokens_computed"] or 0.0) / seconds}
         return values, batch.sampled
 
+    def _sampling_metrics(self, batch: StepBatch) -> dict[str, float | None]:
+        """What the samplers did, or what a server owed. A collective."""
+        found: dict[str, float | None] = batch.sampling.reduced()
+        if NEW_TOKENS in found:
+            found[SAMPLED_PER_SECOND] = (found[NEW_TOKENS] or 0.0) / self.phases.of_step["rollout"]
+        return found
+
     def _update(self, batch: StepBatch, step: int) -> dict[str, float]:
         values = run_updates(
             self.engine,
@@ -258,8 +262,7 @@ class Trainer:
             self.config,
             learning_rate(self.config.training, step),
             batch.leaves,
-            # A server's rollouts are scored by the trainer, which would be compared with itself.
-            measure_mismatch=isinstance(self.rollouts, RolloutEngine) and mismatch_due(self.config.rollout, step),
+            measure_mismatch=self.sampler.scores_itself and mismatch_due(self.config.rollout, step),
         )
         if self._reference_in_loss is None:
             values.pop("kl")  # of the reward, if anywhere
@@ -279,9 +282,9 @@ class Trainer:
     def _record_bad(self, seen: int, bad: Sequence[BadSample]) -> None:
         """All ranks' faults go into one file, and count against one limit."""
         everything = gather_objects((seen, list(bad)))
-        if self.bad_log is not None:
+        if self._bad_log is not None:
             faults = [fault for _, of_rank in everything for fault in of_rank]
-            self.bad_log.record_tried(sum(count for count, _ in everything), faults)
+            self._bad_log.record_tried(sum(count for count, _ in everything), faults)
 
     def _show(
         self,
@@ -324,5 +327,4 @@ class Trainer:
             save_checkpoint(self.folder.checkpoints, self.progress.step, self.policy, self.engine, state)
             if self.engine.ranks.is_first:
                 checkpoints.prune(self.folder.checkpoints, self.config.training.keep_checkpoints)
-        if not isinstance(self.rollouts, RolloutEngine):
-            self.rollouts.use_checkpoint(path)
+        self.sampler.use_checkpoint(path)

@@ -10,12 +10,12 @@ import torch
 from vlm_pg.config import RunConfig
 from vlm_pg.distributed import gather_objects, sum_over_ranks
 from vlm_pg.metrics import Metric
-from vlm_pg.models.policy import Policy
-from vlm_pg.rollout.scoring import score
+from vlm_pg.models.reference import ScoringPolicy
+from vlm_pg.rollout.scoring import PolicyScorer
+from vlm_pg.tally import over_updates
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.group_advantages import trains
 from vlm_pg.training.step import update_policy
-from vlm_pg.training.tally import over_updates
 from vlm_pg.training.vision_leaves import VisionLeaves
 from vlm_pg.types import ResponseGroup, RolloutGroup
 
@@ -24,7 +24,7 @@ UPDATES = Metric("updates", "of the optimizer", "same")
 
 def run_updates(
     engine: Engine,
-    reference: Policy | None,
+    reference: ScoringPolicy | None,
     groups: Sequence[RolloutGroup],
     config: RunConfig,
     learning_rate: float,
@@ -100,7 +100,7 @@ def _scored(engine: Engine, groups: Sequence[RolloutGroup], config: RunConfig) -
         if chosen
     ]
     with engine.generation():
-        found = iter(score(engine.policy, asked, rollout.temperature, rollout.prefill_tokens))
+        found = iter(PolicyScorer(engine.policy, rollout.prefill_tokens).score(asked, rollout.temperature))
     scored = []
     for group, chosen in zip(groups, places, strict=True):
         by_place = dict(zip(chosen, next(found), strict=True)) if chosen else {}

@@ -15,10 +15,11 @@ import pytest
 
 from tests.support.misbehaviours import bomb
 from tests.support.odd_server import OddServer, Reply
+from tests.support.reports import reported
 from tests.unit.rollout import test_server_misbehaviours as table
 from vlm_pg.rollout.server import client
 from vlm_pg.rollout.server.bodies import BoundedBody, UnreadableAnswer
-from vlm_pg.rollout.server.engine import ServerEngine
+from vlm_pg.rollout.server.engine import ASKED_AGAIN, ServerEngine
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.rollout.server.faults import MOST_IN_A_ROW, UNUSABLE
 from vlm_pg.rollout.server.outcomes import retry_after
@@ -156,7 +157,7 @@ def test_a_question_without_a_fit_answer_is_left_out_and_recorded(servers: list[
     (fault,) = engine.take_faults()
     assert (fault.sample_id, fault.reason, fault.where) == ("q1", UNUSABLE, server.url)
     assert f"Server {server.url}: Sample 'q1': a choice does not fit: token_ids.0" in fault.message
-    assert engine.take_faults() == [] and engine.take_asked_again() >= 1
+    assert engine.take_faults() == [] and reported(engine)[ASKED_AGAIN] >= 1
 
 
 def unfit_for(*names: str) -> Any:

@@ -16,11 +16,12 @@ import pytest
 from tests.support.groups import tiny_policy
 from tests.support.misbehaviours import Misbehaviour, all_misbehaviours, model_pages
 from tests.support.odd_server import Misbehave, OddServer
+from tests.support.reports import reported
 from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.server import client
-from vlm_pg.rollout.server.engine import ServerEngine
+from vlm_pg.rollout.server.engine import ASKED_AGAIN, ServerEngine
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.settings import RolloutSettings
@@ -180,5 +181,5 @@ def test_what_is_trained_on_was_sampled(servers: list[OddServer], count: int, ex
         step += 1
         trained += assert_sampled(server, prompts, engine.generate(prompts, step))
         recorded += len(engine.take_faults())
-    assert misbehaved >= 0.07 * server.requests and engine.take_asked_again() > 0
+    assert misbehaved >= 0.07 * server.requests and reported(engine)[ASKED_AGAIN] > 0
     assert trained == 3 * (step * len(prompts) - recorded) > 0.5 * count

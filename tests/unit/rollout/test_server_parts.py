@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from tests.support.groups import make_case, random_group, tiny_policy
 from tests.support.tiny import tiny_tokenizer
-from vlm_pg.rollout.scoring import passes, score
+from vlm_pg.rollout.scoring import PolicyScorer, passes
 from vlm_pg.rollout.server.answers import AnswerReader, turn_token_ids
 from vlm_pg.rollout.server.dialects import ServerInfo, check_settings, maybe_ignored, media_fields, request_fields
 from vlm_pg.rollout.server.errors import AnswerError, ServerError
@@ -300,7 +300,7 @@ def test_passes_keep_to_the_budget_and_lose_nothing() -> None:
             found[index] += [len(response) for response in group.responses]
     assert found == lengths and len(parts) > 1
     whole = policy.logprobs(groups, temperature=0.7)
-    for ours, theirs in zip(score(policy, groups, 0.7, 60), whole, strict=True):
+    for ours, theirs in zip(PolicyScorer(policy, 60).score(groups, 0.7), whole, strict=True):
         for a, b in zip(ours, theirs, strict=True):
             assert not a.requires_grad
             torch.testing.assert_close(a, b.detach(), atol=1e-5, rtol=1e-4)
@@ -310,7 +310,7 @@ def test_scoring_can_be_stopped() -> None:
     policy = tiny_policy()
     group = random_group(policy, make_case(policy, "text", 0), [3], 0)
     with pytest.raises(InterruptedError):
-        score(policy, [group], 1.0, 60, should_stop=lambda: True)
+        PolicyScorer(policy, 60, should_stop=lambda: True).score([group], 1.0)
 
 
 def test_a_served_folder_hands_back_every_word(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from vlm_pg.errors import ConfigError
 from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.tally import Tally
 from vlm_pg.training.behaviour import (
     MISMATCH_EXP_ABS,
     MISMATCH_KL,
@@ -18,7 +19,6 @@ from vlm_pg.training.behaviour import (
     mismatch_sums,
     mismatch_warning,
 )
-from vlm_pg.training.tally import Tally
 from vlm_pg.types import Prompt, Rollout, RolloutGroup, Sample
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from vlm_pg.errors import ConfigError
+from vlm_pg.metrics import Metric
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.engine import stop_token_ids
-from vlm_pg.rollout.scoring import score
+from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.rollout.server.answers import Answer, AnswerReader, turn_token_ids
 from vlm_pg.rollout.server.asking import Asker
 from vlm_pg.rollout.server.client import ServerClient, all_of, run_until_stopped
@@ -24,7 +25,6 @@ from vlm_pg.rollout.server.dialects import (
     recognize,
     request_fields,
 )
-from vlm_pg.rollout.server.divergence import Divergence
 from vlm_pg.rollout.server.errors import AnswerError
 from vlm_pg.rollout.server.faults import Faults
 from vlm_pg.rollout.server.messages import ChatMessages
@@ -32,11 +32,17 @@ from vlm_pg.rollout.server.served import served_folder
 from vlm_pg.rollout.server.weights import WeightsCheck
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.rollout.stopping import StopStrings
+from vlm_pg.tally import Tally
 from vlm_pg.types import BadSample, Prompt, ResponseGroup, Rollout
+
+ASKED_AGAIN = Metric("rollouts_asked_again", "rollouts", "sum")
+DIVERGENCE = Metric("server_divergence", "nat per token")
+DIVERGENCE_MAX = Metric("server_divergence_max", "nat", "largest")
+LAG = Metric("rollout_lag_steps", "steps", "same")
 
 
 class ServerEngine:
-    """Asks an OpenAI-compatible server for rollouts and scores them with the policy.
+    """A ``Sampler`` that asks an OpenAI-compatible server and scores what it says with the policy.
 
     ``rollout_logprobs`` are those of the policy as it is when it scores, not of the weights the server has;
     ``sampling_logprobs`` and ``entropies`` are not known. The server is asked what it is when the engine is made.
@@ -56,6 +62,9 @@ class ServerEngine:
             server cannot be given.
     """
 
+    # The trainer would be compared with itself.
+    scores_itself = False
+
     def __init__(
         self,
         policy: Policy,
@@ -68,6 +77,7 @@ class ServerEngine:
     ):
         _check_policy(policy, settings)
         self.policy, self.settings, self.seed = policy, settings, seed
+        self._scorer = PolicyScorer(policy, settings.prefill_tokens, should_stop)
         self._should_stop, self._messages, self._home, self._tell = should_stop, messages, home, tell
         self._told: set[str] = set()
         assert settings.server.url is not None  # _check_policy has looked
@@ -153,11 +163,11 @@ class ServerEngine:
         ]
         # As everywhere, greedy responses have their log-probabilities at temperature 1.
         temperature = self.settings.temperature or 1.0
-        scores = self._score(groups, temperature)
+        scores = self._scorer.score(groups, temperature)
         self._weights.compare(
             [answer.logprobs for group in answers for answer in group],
             [values for group in scores for values in group],
-            lambda: [values for group in self._score(groups, 1.0) for values in group],
+            lambda: [values for group in self._scorer.score(groups, 1.0) for values in group],
             temperature,
             step,
         )
@@ -174,17 +184,15 @@ class ServerEngine:
         """Questions since the last call that have no usable rollouts, and why."""
         return self._faults.take()
 
-    def take_asked_again(self) -> int:
-        """Answers that were asked for again since the last call."""
-        count, self._ask.asked_again = self._ask.asked_again, 0
-        return count
-
-    def take_divergence(self) -> Divergence:
-        """How far the server's log-probabilities lay from the trainer's since the last call."""
-        return self._weights.take()
-
-    def _score(self, groups: Sequence[ResponseGroup], temperature: float) -> list[list[torch.Tensor]]:
-        return score(self.policy, groups, temperature, self.settings.prefill_tokens, self._should_stop)
+    def report(self, tally: Tally) -> None:
+        """Add what the server owed, how far its log-probabilities lay from the trainer's, how old its weights are."""
+        found, self._ask.asked_again, asked_again = self._weights.take(), 0, self._ask.asked_again
+        tally.add(ASKED_AGAIN, asked_again)
+        if found.tokens:
+            tally.add(DIVERGENCE, found.kl, found.tokens)
+            tally.add(DIVERGENCE_MAX, found.largest)
+        if self.lag_steps is not None:
+            tally.add(LAG, self.lag_steps)
 
     async def _recognize(self) -> tuple[ServerInfo, str]:
         """What the server is, and the model to ask for; empty where a checkpoint is named instead."""

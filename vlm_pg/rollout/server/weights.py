@@ -16,7 +16,7 @@ CALLS_TO_STOP = 2
 # These are asked for log-probabilities.
 TELLING: tuple[Kind, ...] = ("vllm", "sglang")
 
-Said = Sequence[tuple[float, ...] | None]
+ServerLogprobs = Sequence[tuple[float, ...] | None]
 Scored = Sequence[torch.Tensor]
 
 
@@ -40,7 +40,7 @@ class WeightsCheck:
         return found
 
     def compare(
-        self, said: Said, scored: Scored, unscaled: Callable[[], Scored], temperature: float, step: int | str
+        self, said: ServerLogprobs, scored: Scored, unscaled: Callable[[], Scored], temperature: float, step: int | str
     ) -> None:
         """Judge the answers of one call.
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 from vlm_pg.metrics import Chart, Metric
-from vlm_pg.training.tally import Tally, over_updates
+from vlm_pg.tally import Tally, over_updates
 
 SUM = Metric("tokens", "tokens", "sum")
 MEAN = Metric("entropy", "nat")

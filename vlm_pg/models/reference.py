@@ -1,0 +1,74 @@
+"""The policy that a KL is measured from: a frozen copy of the starting point, or the policy without its adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from vlm_pg.errors import ModelError
+from vlm_pg.models.loading import load_policy
+from vlm_pg.models.lora import adapter_disabled
+from vlm_pg.models.policy import Policy
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.vision import VisionEncoder
+from vlm_pg.types import ResponseGroup, VisualFeatures
+
+
+class ScoringPolicy(Protocol):
+    """What scoring asks of a policy."""
+
+    settings: ModelSettings
+    vision: VisionEncoder
+
+    def __call__(self, *args: Any) -> Any:
+        """As ``Policy.forward``."""
+
+    def logprobs(self, groups: Sequence[ResponseGroup], *, temperature: float) -> list[list[torch.Tensor]]:
+        """As ``Policy.logprobs``."""
+        ...
+
+    def join_features(self, groups: Sequence[ResponseGroup], features: Sequence[VisualFeatures]) -> torch.Tensor | None:
+        """As ``Policy.join_features``."""
+        ...
+
+
+class AdapterFreeReference:
+    """The policy with its adapter disabled, without a second copy of the weights; results carry no gradient."""
+
+    def __init__(self, policy: Policy):
+        if policy.vision.trains:
+            raise ModelError(
+                "The vision tower trains, so the policy without its adapter has other visual features. Load a second "
+                "policy as the reference, or set algorithm.kl_coef=0."
+            )
+        self._policy = policy
+        self.settings = policy.settings
+        self.vision = policy.vision
+        self.join_features = policy.join_features
+
+    @torch.no_grad()
+    def __call__(self, *args: Any) -> Any:
+        """As ``Policy.forward``."""
+        with adapter_disabled(self._policy.model):
+            return self._policy(*args)
+
+    @torch.no_grad()
+    def logprobs(self, groups: Sequence[ResponseGroup], *, temperature: float = 1.0) -> list[list[torch.Tensor]]:
+        """As ``Policy.logprobs``."""
+        with adapter_disabled(self._policy.model):
+            return self._policy.logprobs(groups, temperature=temperature)
+
+
+def load_reference(settings: ModelSettings, policy: Policy) -> ScoringPolicy:
+    """The starting point of ``policy``: without its adapter, else a frozen copy (a frozen vision tower is shared)."""
+    if settings.lora is not None:
+        return AdapterFreeReference(policy)
+    settings = settings.model_copy(update={"train_vision": False, "gradient_checkpointing": False})
+    reference = load_policy(settings.path, device=policy.device, settings=settings)
+    reference.requires_grad_(False)
+    if policy.family.reads_media and not policy.vision.trains:
+        reference.model.model.visual = policy.model.model.visual
+        reference.vision = policy.vision
+    return reference
