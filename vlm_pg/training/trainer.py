@@ -39,6 +39,7 @@ from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream
 from vlm_pg.training.sampling_metrics import RewardErrors, sampling_metrics
 from vlm_pg.training.schedule import learning_rate
+from vlm_pg.training.step import Update
 from vlm_pg.training.stop import StopRequest
 from vlm_pg.training.updates import run_updates
 from vlm_pg.types import BadSample, RolloutGroup, Sample
@@ -251,16 +252,10 @@ class Trainer:
         return values, batch.sampled
 
     def _update(self, batch: StepBatch, step: int) -> dict[str, float]:
-        values = run_updates(
-            self.engine,
-            self._reference_in_loss,
-            batch.groups,
-            self.config,
-            learning_rate(self.config.training, step),
-            batch.leaves,
-            # A server's rollouts are scored by the trainer, which would be compared with itself.
-            measure_mismatch=isinstance(self.rollouts, RolloutEngine) and mismatch_due(self.config.rollout, step),
-        )
+        # A server's rollouts are scored by the trainer, which would be compared with itself.
+        compared = isinstance(self.rollouts, RolloutEngine) and mismatch_due(self.config.rollout, step)
+        update = Update(batch.groups, learning_rate(self.config.training, step), batch.leaves, compared)
+        values = run_updates(self.engine, self._reference_in_loss, update, self.config)
         if self._reference_in_loss is None:
             values.pop("kl")  # of the reward, if anywhere
         warning = mismatch_warning(values)
