@@ -80,14 +80,16 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _combinations_are_possible(self) -> Self:
-        problems = impossible_combinations(self)
+        sections: list[Settings] = [getattr(self, name) for name in type(self).model_fields]
+        problems = [problem for section in sections for problem in section.impossible()]
+        problems += impossible_combinations(self) + impossible_algorithms(self) + unknown_sets(self)
         if problems:
             raise ValueError("\n".join(problems))
         return self
 
 
 def impossible_combinations(config: RunConfig) -> list[str]:
-    """Every pair of settings that is fine alone and cannot be run together; one sentence each, with the way out."""
+    """As ``Settings.impossible``, for settings of several sections."""
     longest = config.prompt.max_prompt_tokens + config.rollout.max_new_tokens
     checks = (
         (
@@ -98,62 +100,16 @@ def impossible_combinations(config: RunConfig) -> list[str]:
             f"Set training.micro_batch_tokens={longest} or more, or lower the other two.",
         ),
         (
-            config.training.engine == "deepspeed" and config.training.deepspeed_config is None,
-            "training.engine is deepspeed and training.deepspeed_config is not set. DeepSpeed needs a JSON file. "
-            "Set training.deepspeed_config, for example to configs/deepspeed/zero2.json.",
-        ),
-        (
-            config.training.engine == "torch" and config.training.deepspeed_config is not None,
-            f"training.engine is torch and training.deepspeed_config is {config.training.deepspeed_config}, which only "
-            "engine deepspeed reads. Set training.engine=deepspeed or training.deepspeed_config=null.",
-        ),
-        (
-            config.rollout.num_generations < 2 and config.algorithm.baseline != "none",
-            f"rollout.num_generations is {config.rollout.num_generations}, and algorithm.baseline="
-            f"{config.algorithm.baseline} compares the rollouts of a group, so at least 2 are needed. Set "
-            "rollout.num_generations=2 or more, or algorithm.preset=reinforce_pp.",
-        ),
-        (
-            config.rollout.temperature == 0.0,
-            "rollout.temperature is 0, which makes all rollouts of a group alike. Training needs a temperature above "
-            "0. Set rollout.temperature=1.0; greedy evaluation is eval.temperature=0.",
-        ),
-        (
-            config.rollout.engine == "server" and config.rollout.server.url is None,
-            "rollout.engine is server and rollout.server.url is not set. Give the base URL with its version, for "
-            "example rollout.server.url=http://127.0.0.1:8000/v1.",
-        ),
-        (
-            config.eval.temperature == 0.0 and config.eval.num_generations > 1,
-            f"eval.temperature is 0 and eval.num_generations is {config.eval.num_generations}: greedy rollouts are all "
-            "alike. Set eval.num_generations=1, or eval.temperature above 0.",
-        ),
-        (
-            not config.reward.has_weight,
-            "no part of the reward has a weight, so every reward is 0. Set reward.accuracy_weight=1.0.",
-        ),
-        (
-            bool(config.eval.control_sets) and not config.eval.controls,
-            f"eval.control_sets is {list(config.eval.control_sets or ())} and eval.controls is empty, so that nothing "
-            "would run on them. Set eval.controls=[frames_shuffled,frame_repeated], or eval.control_sets=null.",
-        ),
-        (
-            config.eval.control_sets == () and bool(config.eval.controls),
-            f"eval.controls is {list(config.eval.controls)} and eval.control_sets is empty, so that they would run on "
-            "nothing. Name sets in eval.control_sets, or set it to null for all.",
-        ),
-        (
             config.eval.sets == () and bool(config.data.eval),
             "eval.sets is empty, so that nothing would be evaluated. Name sets of data.eval in it, or set it to null "
             "for all; without evaluation, eval.before=false and eval.after=false.",
         ),
     )
-    problems = [message for impossible, message in checks if impossible] + impossible_algorithms(config)
-    return problems + unknown_sets(config)
+    return [message for impossible, message in checks if impossible]
 
 
 def unknown_sets(config: RunConfig) -> list[str]:
-    """As ``impossible_combinations``, for names of evaluation sets."""
+    """As ``Settings.impossible``, for names of evaluation sets."""
     chosen = config.eval
     named_sets = [("eval.sets", name) for name in chosen.sets or ()]
     named_sets += [("eval.control_sets", name) for name in chosen.control_sets or ()]
@@ -169,14 +125,14 @@ def unknown_sets(config: RunConfig) -> list[str]:
 
 
 def impossible_algorithms(config: RunConfig) -> list[str]:
-    """As ``impossible_combinations``, for the algorithm's settings with each other and with what surrounds them."""
+    """As ``impossible_combinations``, for the algorithm with what surrounds it."""
     algorithm, rollout = config.algorithm, config.rollout
-    pruned = algorithm.prune_rate > 0
     checks = (
         (
-            algorithm.scale_advantages in ("std", "batch") and algorithm.baseline == "none",
-            f"algorithm.baseline is none and algorithm.scale_advantages is {algorithm.scale_advantages}: equal rewards "
-            "would be divided by nothing, and keep their mean. Set algorithm.scale_advantages=whiten or none.",
+            rollout.num_generations < 2 and algorithm.baseline != "none" and not algorithm.own_advantages,
+            f"rollout.num_generations is {rollout.num_generations}, and algorithm.baseline="
+            f"{algorithm.baseline} compares the rollouts of a group, so at least 2 are needed. Set "
+            "rollout.num_generations=2 or more, or algorithm.preset=reinforce_pp.",
         ),
         (
             algorithm.importance_cap is not None and rollout.logprobs != "recompute",
@@ -194,40 +150,15 @@ def impossible_algorithms(config: RunConfig) -> list[str]:
             "cannot be shown its frames in another order. Set rollout.engine=in_process or algorithm.temporal_bonus=0.",
         ),
         (
-            algorithm.loss == "cispo" and algorithm.ratio_level == "sequence",
-            "algorithm.loss is cispo and algorithm.ratio_level is sequence; CISPO weighs single tokens. Set "
-            "algorithm.ratio_level=token or algorithm.loss=clip.",
-        ),
-        (
-            algorithm.loss == "cispo" and algorithm.dual_clip is not None,
-            "algorithm.dual_clip bounds the clipped loss, and algorithm.loss is cispo. Set algorithm.dual_clip=null.",
-        ),
-        (
-            algorithm.length_bonus_tokens[0] > algorithm.length_bonus_tokens[1],
-            f"algorithm.length_bonus_tokens is {list(algorithm.length_bonus_tokens)}: the shortest is longer than the "
-            "longest. Swap them.",
-        ),
-        (
             algorithm.length_bonus > 0 and algorithm.length_bonus_tokens[0] > rollout.max_new_tokens,
             f"algorithm.length_bonus goes to responses of {algorithm.length_bonus_tokens[0]} tokens and more, and "
             f"rollout.max_new_tokens is {rollout.max_new_tokens}, so nobody can earn it. Set "
             "algorithm.length_bonus_tokens to shorter ones, or algorithm.length_bonus=0.",
         ),
         (
-            algorithm.preset == "t_grpo" and not algorithm.temporal_bonus,
-            "algorithm.preset is t_grpo and algorithm.temporal_bonus is 0, which leaves GRPO. Set "
-            "algorithm.preset=grpo, or a bonus.",
-        ),
-        (
             algorithm.resample_rounds > 0 and rollout.num_generations < 2,
             "algorithm.resample_rounds replaces groups whose rewards are all equal, and rollout.num_generations is 1: "
             "one reward always is. Set algorithm.resample_rounds=0.",
-        ),
-        (
-            pruned and algorithm.mask_truncated,
-            "algorithm.prune_rate and algorithm.mask_truncated are both set: pruning would keep responses that are "
-            "left out afterwards because they were cut off. Set algorithm.mask_truncated=false, and overlong_share if "
-            "long responses shall lose.",
         ),
         (
             algorithm.kl_coef > 0
@@ -239,27 +170,13 @@ def impossible_algorithms(config: RunConfig) -> list[str]:
             "Set algorithm.kl_in=loss (and algorithm.preset=null where the preset fixes it), or algorithm.kl_coef=0.",
         ),
         (
-            pruned and algorithm.prune_correction and algorithm.prune_metric == "largest",
-            "algorithm.prune_correction is true and algorithm.prune_metric is largest: what is never kept cannot be "
-            "corrected for. Set prune_metric=smallest or random, or prune_correction=false.",
-        ),
-        (
-            pruned
-            and algorithm.prune_fill
-            and (algorithm.baseline == "none" or algorithm.scale_advantages in ("batch", "whiten")),
-            f"algorithm.prune_rate is {algorithm.prune_rate:g} with prune_fill, which asks further questions until the "
-            f"freed tokens are used, and baseline={algorithm.baseline}, scale_advantages={algorithm.scale_advantages}, "
-            "whose statistics are over all of the step's questions. Set algorithm.prune_fill=false, or "
-            "scale_advantages=std or none with baseline=group_mean or leave_one_out.",
-        ),
-        (
             algorithm.minibatches > config.training.prompts_per_step,
             f"algorithm.minibatches is {algorithm.minibatches}, more than training.prompts_per_step="
             f"{config.training.prompts_per_step}. Set it to that or less.",
         ),
     )
     problems = [message for impossible, message in checks if impossible]
-    if pruned:
+    if algorithm.prune_rate > 0:
         try:
             num_kept(rollout.num_generations, algorithm.prune_rate)
         except ValueError as error:

@@ -11,12 +11,29 @@ from tests.support.runs import read_lines
 from tests.support.short_run import short_run
 from vlm_pg.observe.report import write_report
 
+OWN_LOSS = '''
+import os
+
+from vlm_pg.algorithms.losses import clip
+from vlm_pg.metrics import Chart, Metric
+
+MADE_UP = Metric("made_up", "apples per token", chart=Chart("Apples"))
+
+
+def own_loss(tokens, settings):
+    """Each token of rank r counts as r + 1."""
+    loss, metrics = clip(tokens, settings)
+    return loss, {MADE_UP: len(tokens.weights) * (int(os.environ["RANK"]) + 1), **metrics}
+'''
+
 
 def test_a_made_up_metric_of_two_ranks_is_reduced_and_shown_everywhere(tmp_path: Path) -> None:
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     training = {"engine": "deepspeed", "deepspeed_config": "configs/deepspeed/zero2.json", "prompts_per_step": 3}
-    config = short_run(tmp_path, training=training, observe={"trackers": ["tensorboard"], "rollouts_per_step": 99})
-    launch_ranks("tests.integration.made_up_metric", str(config))
+    (tmp_path / "own.py").write_text(OWN_LOSS)
+    observe = {"trackers": ["tensorboard"], "rollouts_per_step": 99}
+    config = short_run(tmp_path, training=training, observe=observe, algorithm={"loss": f"{tmp_path}/own.py:own_loss"})
+    launch_ranks("vlm_pg.cli", "train", str(config))
     run = tmp_path / "run"
     lines, rows = read_lines(run / "metrics.jsonl"), read_lines(run / "rollouts.jsonl")
     logged = [line["made_up"] for line in lines]

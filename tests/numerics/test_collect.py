@@ -13,6 +13,7 @@ from vlm_pg.rewards.response import Response
 from vlm_pg.training.collect import FULL_ENOUGH
 from vlm_pg.training.group_advantages import all_tokens, kept_tokens
 from vlm_pg.training.group_metrics import group_metrics
+from vlm_pg.training.step import Update
 from vlm_pg.training.updates import run_updates
 from vlm_pg.types import ResponseGroup, RolloutGroup
 
@@ -127,7 +128,7 @@ def test_a_correction_counts_groups_of_which_nothing_was_drawn() -> None:
         policy = tiny_policy()
         collector = made_up_collector(policy, config, reward)
         batch = collector.collect(1, 0)
-        values = run_updates(collector.engine, None, batch.groups, config, 1e-4, None, False)
+        values = run_updates(collector.engine, None, Update(batch.groups, 1e-4), config)
         assert values["updates"] == 2.0 and values["grad_norm"] > 0
 
 

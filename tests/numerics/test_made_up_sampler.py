@@ -13,6 +13,7 @@ from tests.support.collecting import made_up_collector, tiny_config
 from tests.support.groups import tiny_policy
 from vlm_pg.metrics import Metric
 from vlm_pg.tally import Tally
+from vlm_pg.training.step import Update
 from vlm_pg.training.updates import run_updates
 from vlm_pg.types import BadSample, Prompt, ResponseGroup, Rollout
 
@@ -66,5 +67,5 @@ def test_a_step_is_trained_on_what_a_made_up_sampler_says_and_a_made_up_scorer_t
     assert [reward.total for reward in batch.groups[0].rewards] == pytest.approx([0.0 + 3.0, 1.0 + 2.0])
     other = replace(batch.groups[0], advantages=(1.0, -1.0))
     before = policy.model.lm_head.weight.detach().clone()
-    values = run_updates(collector.engine, None, [other], config, 1e-2, None, measure_mismatch=False)
+    values = run_updates(collector.engine, None, Update([other], 1e-2), config)
     assert values["updates"] == 1 and not torch.equal(before, policy.model.lm_head.weight)

@@ -18,7 +18,7 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.engines import TorchEngine
 from vlm_pg.training.settings import TrainingSettings
-from vlm_pg.training.step import update_policy
+from vlm_pg.training.step import Update, UpdateSettings, update_policy
 from vlm_pg.types import ResponseGroup, RolloutGroup
 
 SETTINGS = TrainingSettings(steps=1, learning_rate=1e-4)
@@ -71,7 +71,12 @@ def updated(
     checkpointing = how.pop("gradient_checkpointing", False)
     policy = tiny_policy(train_vision=train_vision, gradient_checkpointing=checkpointing)
     engine = RecordingEngine(policy, SETTINGS)
-    metrics = update_policy(engine, None, make(policy), AlgorithmSettings(), budget, 1.0, 1e-4, **how)
+    metrics = update_policy(
+        engine,
+        None,
+        Update(make(policy), 1e-4, measure_mismatch=how.pop("measure_mismatch", False)),
+        UpdateSettings(AlgorithmSettings(), budget, **how),
+    )
     return engine.gradients, metrics
 
 
@@ -91,7 +96,9 @@ def test_the_recomputed_update_is_plain_policy_gradient() -> None:
     groups = garbage(policy)
     engine = RecordingEngine(policy, SETTINGS)
     oracle = plain_model(policy)
-    update_policy(engine, None, groups, AlgorithmSettings(), CHUNKED, 1.0, 1e-4, logprobs="recompute")
+    update_policy(
+        engine, None, Update(groups, 1e-4), UpdateSettings(AlgorithmSettings(), CHUNKED, logprobs="recompute")
+    )
     tokens = sum(len(r.token_ids) for group in groups for r in group.rollouts)
     for case, group in zip(cases, groups, strict=True):
         logprobs = repeated_logprobs(oracle, case, [r.token_ids for r in group.rollouts])
@@ -173,8 +180,9 @@ def test_recompute_of_rollouts_of_other_weights_is_refused_before_anything_is_co
     policy = tiny_policy()
     groups = on_policy(policy)
     engine = TorchEngine(policy, SETTINGS)
-    update_policy(engine, None, groups, AlgorithmSettings(), WHOLE, 1.0, 1e-4, logprobs="recompute")
+    settings = UpdateSettings(AlgorithmSettings(), WHOLE, logprobs="recompute")
+    update_policy(engine, None, Update(groups, 1e-4), settings)
     after_one = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     with pytest.raises(ConfigError, match="sampled at version 0 of the weights, which are now at 1"):
-        update_policy(engine, None, groups, AlgorithmSettings(), WHOLE, 1.0, 1e-4, logprobs="recompute")
+        update_policy(engine, None, Update(groups, 1e-4), settings)
     assert all(torch.equal(after_one[name], p) for name, p in policy.model.named_parameters())

@@ -18,7 +18,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.training.calls import Place, agreed_places
 from vlm_pg.training.engines import TorchEngine
 from vlm_pg.training.settings import TrainingSettings
-from vlm_pg.training.step import update_policy
+from vlm_pg.training.step import Update, UpdateSettings, update_policy
 from vlm_pg.types import Rollout, RolloutGroup
 
 # Adam divides each gradient by its own size, so an element whose gradient is rounding noise may move by a sizeable part
@@ -57,14 +57,16 @@ def updated(
     algorithm = AlgorithmSettings(kl_coef=0.05, loss_average=average)
     reference = reference_for(policy) if dtype == torch.float32 else None
     engine = RecordingEngine(policy, SETTINGS)
-    metrics = update_policy(engine, reference, groups, algorithm, budget, 1.0, SETTINGS.learning_rate)
+    metrics = update_policy(
+        engine, reference, Update(groups, SETTINGS.learning_rate), UpdateSettings(algorithm, budget)
+    )
     return {name: p.detach() for name, p in policy.model.named_parameters()}, engine.gradients, metrics
 
 
-Update = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float]]
+Updated = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float]]
 
 
-def assert_same_update(cut: Update, whole: Update) -> None:
+def assert_same_update(cut: Updated, whole: Updated) -> None:
     for name, weight in whole[0].items():
         assert (cut[0][name] - weight).abs().max() < 1e-6, name
     for name, gradient in whole[1].items():
@@ -166,7 +168,7 @@ def test_bf16_weights_follow_their_fp32_copy() -> None:
     engine = TorchEngine(policy, settings)
     masters = [master.clone() for master in engine._masters]
     for _ in range(3):
-        update_policy(engine, None, groups, AlgorithmSettings(), 10_000, 1.0, 1e-5)
+        update_policy(engine, None, Update(groups, 1e-5), UpdateSettings(AlgorithmSettings(), 10_000))
     moved = [(new - old).abs().max() for new, old in zip(engine._masters, masters, strict=True)]
     assert max(moved) > 2e-5
     for weight, master in zip(engine._weights, engine._masters, strict=True):
@@ -179,7 +181,9 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change() -> None:
     groups = make_groups(policy)
     broken = [replace(groups[0], advantages=(float("nan"),) * len(groups[0].rollouts)), *groups[1:]]
     with pytest.raises(FloatingPointError, match="the step was not taken"):
-        update_policy(TorchEngine(policy, SETTINGS), None, broken, AlgorithmSettings(), 10_000, 1.0, 1e-3)
+        update_policy(
+            TorchEngine(policy, SETTINGS), None, Update(broken, 1e-3), UpdateSettings(AlgorithmSettings(), 10_000)
+        )
     assert all(torch.equal(before[name], p) for name, p in policy.model.named_parameters())
 
 
@@ -208,7 +212,7 @@ def test_tower_once_per_group_and_version_prefix_once_in_training(train_vision: 
         assert stream_tokens[0] == prefix_tokens, "one prefill per group"
         groups = make_groups(policy, list(zip(prompts, sampled, strict=True)))
         stream_tokens.clear()
-        update_policy(engine, None, groups, AlgorithmSettings(), 10_000, 1.0, 1e-3)
+        update_policy(engine, None, Update(groups, 1e-3), UpdateSettings(AlgorithmSettings(), 10_000))
         response_tokens = sum(len(r.token_ids) - 1 for rollouts_ in sampled for r in rollouts_)
         assert stream_tokens == [prefix_tokens + response_tokens], "each prefix once in training"
         expected_passes = step if train_vision else 1

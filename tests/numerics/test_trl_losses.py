@@ -40,7 +40,7 @@ from vlm_pg.models.settings import ModelSettings  # noqa: E402
 from vlm_pg.training.engines import TorchEngine  # noqa: E402
 from vlm_pg.training.group_advantages import advantage_groups, without_truncated  # noqa: E402
 from vlm_pg.training.settings import TrainingSettings  # noqa: E402
-from vlm_pg.training.step import update_policy  # noqa: E402
+from vlm_pg.training.step import Update, UpdateSettings, update_policy  # noqa: E402
 from vlm_pg.training.updates import run_updates  # noqa: E402
 from vlm_pg.types import RewardBreakdown, Rollout, RolloutGroup, Sample  # noqa: E402
 
@@ -158,13 +158,17 @@ def update(
     metrics = update_policy(
         engine,
         reference,
-        groups if groups is not None else rollout_groups(run, run.inputs[0], policy, algorithm),
-        algorithm,
-        budget,
-        TEMPERATURE,
-        SETTINGS.learning_rate,
-        logprobs="reuse" if "old_per_token_logps" in run.inputs[0] else "recompute",
-        max_new_tokens=MAX_NEW_TOKENS,
+        Update(
+            groups if groups is not None else rollout_groups(run, run.inputs[0], policy, algorithm),
+            SETTINGS.learning_rate,
+        ),
+        UpdateSettings(
+            algorithm,
+            budget,
+            TEMPERATURE,
+            logprobs="reuse" if "old_per_token_logps" in run.inputs[0] else "recompute",
+            max_new_tokens=MAX_NEW_TOKENS,
+        ),
     )
     return engine, metrics
 
@@ -282,7 +286,7 @@ def test_several_updates_of_one_batch_equal_trls(tmp_path: Path) -> None:
     policy = starting_policy()
     engine = RecordingEngine(policy, SETTINGS)
     groups = rollout_groups(run, run.inputs[0], policy, config.algorithm)
-    metrics = run_updates(engine, None, groups, config, SETTINGS.learning_rate, None, False)
+    metrics = run_updates(engine, None, Update(groups, SETTINGS.learning_rate), config)
     assert metrics["updates"] == 2.0
     assert metrics["clip_low"] > 0 and metrics["clip_high"] > 0
     assert metrics["loss"] == pytest.approx(sum(run.losses) / 2, abs=1e-5)

@@ -15,7 +15,7 @@ from tests.support.groups import plain_model, tiny_policy
 from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.models.policy import Policy
-from vlm_pg.training.step import update_policy
+from vlm_pg.training.step import Update, UpdateSettings, update_policy
 from vlm_pg.training.updates import part_of, run_updates
 from vlm_pg.types import ResponseGroup, RolloutGroup
 
@@ -24,7 +24,9 @@ def one_update(
     groups: list[RolloutGroup], policy: Policy, algorithm: AlgorithmSettings, budget: int = 10_000, **more: Any
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float]]:
     engine = RecordingEngine(policy, SETTINGS)
-    metrics = update_policy(engine, None, groups, algorithm, budget, 1.0, SETTINGS.learning_rate, **more)
+    metrics = update_policy(
+        engine, None, Update(groups, SETTINGS.learning_rate), UpdateSettings(algorithm, budget, **more)
+    )
     return {name: p.detach() for name, p in policy.model.named_parameters()}, engine.gradients, metrics
 
 
@@ -109,7 +111,10 @@ def test_every_member_of_the_family_is_cut_without_changing_the_update(settings:
         groups = [uneven(group) for group in make_groups(policy)]
         reference = reference_for(policy)
         metrics = update_policy(
-            engine, reference, groups, algorithm, budget, 1.0, SETTINGS.learning_rate, max_new_tokens=9
+            engine,
+            reference,
+            Update(groups, SETTINGS.learning_rate),
+            UpdateSettings(algorithm, budget, max_new_tokens=9),
         )
         return engine.gradients, metrics
 
@@ -201,7 +206,7 @@ def test_several_updates_are_updates_one_after_the_other(train_vision: bool, log
             replace(g, rollouts=tuple(replace(r, rollout_logprobs=r.rollout_logprobs - 3) for r in g.rollouts))
             for g in groups
         ]
-    metrics = run_updates(RecordingEngine(policy, SETTINGS), None, groups, config, SETTINGS.learning_rate, None, False)
+    metrics = run_updates(RecordingEngine(policy, SETTINGS), None, Update(groups, SETTINGS.learning_rate), config)
     assert metrics["updates"] == 4.0 and policy.weights_version == 4
     got = {name: p.detach() for name, p in policy.model.named_parameters()}
 
@@ -212,7 +217,9 @@ def test_several_updates_are_updates_one_after_the_other(train_vision: bool, log
     engine = RecordingEngine(policy, SETTINGS)
     clipped = 0.0
     for part in (groups[:2], groups[2:]) * 2:
-        values = update_policy(engine, None, part, config.algorithm, 10_000, 1.0, SETTINGS.learning_rate)
+        values = update_policy(
+            engine, None, Update(part, SETTINGS.learning_rate), UpdateSettings(config.algorithm, 10_000)
+        )
         clipped += values["clip_low"] + values["clip_high"]
     assert metrics["clip_low"] + metrics["clip_high"] == pytest.approx(clipped / 4, abs=1e-6)
     for name, parameter in policy.model.named_parameters():

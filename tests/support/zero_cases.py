@@ -18,7 +18,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.settings import TrainingSettings
-from vlm_pg.training.step import update_policy
+from vlm_pg.training.step import Update, UpdateSettings, update_policy
 from vlm_pg.types import Rollout, RolloutGroup
 
 STEPS, MATRIX_STEPS = 3, 5
@@ -182,7 +182,8 @@ def train(
     for step in steps:
         for groups in step_groups(engine.policy, case, step):
             budget = 10**6 if whole else token_budget(groups, case.chunked)
-            metrics = update_policy(engine, None, groups[rank::ranks], algorithm, budget, 1.0, LEARNING_RATE)
+            update = Update(groups[rank::ranks], LEARNING_RATE)
+            metrics = update_policy(engine, None, update, UpdateSettings(algorithm, budget))
             done["updates"] += 1
             for name in ("micro_batches", "groups_chunked", *COMPARED):
                 done[name] += metrics[name]

@@ -2,26 +2,58 @@
 
 GRPO (arXiv 2402.03300, equation 3) is ``group_mean`` and ``std``, Dr. GRPO (2503.20783) ``group_mean`` and ``none``,
 RLOO (2402.14740, section 2) ``leave_one_out`` and ``none``, REINFORCE++ (2501.03262) ``none`` and ``whiten``, and its
-variant with a baseline ``group_mean`` and ``whiten``. Shape letters: R tokens of one response.
+variant with a baseline ``group_mean`` and ``whiten``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from vlm_pg.algorithms.settings import AdvantageScale, Baseline
+from vlm_pg.algorithms.scales import BASELINES, SCALES, Rewards
+from vlm_pg.algorithms.settings import OF_STEP, AdvantageScale, AlgorithmSettings, Baseline
 
-if TYPE_CHECKING:
-    import torch
 
-STD_EPSILON = 1e-4
-WHITEN_EPSILON = 1e-8
-# Relative, with room for a few operations; also of a token's log-probability, which is of the order of 1 to 10 nats.
-FP32_ROUNDING = 1e-6
+@dataclass(frozen=True)
+class GroupRewards:
+    """What an advantage estimator knows of one complete group of G rollouts.
 
-Rewards = Sequence[float | None]
+    Attributes:
+        totals: reward of each rollout; None: no value.
+        parts: part of the reward -> its value for each rollout, unweighted.
+        weights: part -> its weight in the total, without those of weight 0.
+        lengths: response tokens of each rollout.
+    """
+
+    totals: tuple[float | None, ...]
+    parts: Mapping[str, tuple[float | None, ...]]
+    weights: Mapping[str, float]
+    lengths: tuple[int, ...]
+
+
+def baseline_and_scale(groups: Sequence[GroupRewards], settings: AlgorithmSettings) -> list[list[float]]:
+    """Advantages by ``baseline`` and ``scale_advantages``, of totals or (``normalise_parts``) part by part.
+
+    Args:
+        groups: all of the step on all ranks, where the scale is one of ``OF_STEP``.
+    """
+    how = (settings.baseline, effective_scale(settings))
+    if not groups:
+        return []
+    if not settings.normalise_parts:
+        return batch_advantages([group.totals for group in groups], *how)
+    weights = groups[0].weights
+    names = sorted({name for group in groups for name in group.parts if name in weights})
+    parts = {name: [group.parts.get(name, (None,) * len(group.totals)) for group in groups] for name in names}
+    return part_advantages(parts, {name: weights[name] for name in names}, *how)
+
+
+def effective_scale(settings: AlgorithmSettings) -> AdvantageScale:
+    """Token advantages are whitened once, after the KL has been taken away: not here."""
+    scale = settings.scale_advantages
+    by_token = settings.kl_coef > 0 and settings.kl_in == "token_reward"
+    return "none" if scale == "whiten" and by_token else scale
 
 
 def group_advantages(rewards: Rewards, baseline: Baseline, scale: AdvantageScale) -> list[float]:
@@ -47,7 +79,7 @@ def group_advantages(rewards: Rewards, baseline: Baseline, scale: AdvantageScale
     Raises:
         ValueError: a reward is not finite, or ``baseline`` or ``scale`` is unknown or needs more than one group.
     """
-    if scale in ("batch", "whiten"):
+    if scale in OF_STEP:
         raise ValueError(
             f"Advantage scale {scale!r} needs all groups of the step. One group allows std, none. "
             "Call batch_advantages with the groups of all ranks."
@@ -80,21 +112,12 @@ def batch_advantages(groups: Sequence[Rewards], baseline: Baseline, scale: Advan
     Raises:
         ValueError: a reward is not finite, or ``baseline`` or ``scale`` is unknown.
     """
-    _require_known("baseline", baseline, get_args(Baseline), "algorithm.baseline")
-    _require_known("advantage scale", scale, get_args(AdvantageScale), "algorithm.scale_advantages")
+    _require_known("baseline", baseline, BASELINES, "algorithm.baseline")
+    _require_known("advantage scale", scale, SCALES, "algorithm.scale_advantages")
     for rewards in groups:
         _require_finite(rewards)
-    differences = [_from_baseline(rewards, baseline) for rewards in groups]
-    mean, divisors = 0.0, [1.0] * len(groups)
-    if scale == "std":
-        divisors = [_sample_std(_valued([rewards])) + STD_EPSILON for rewards in groups]
-    elif scale == "batch":
-        divisors = [_sample_std(_valued(groups)) + STD_EPSILON] * len(groups)
-    elif scale == "whiten":
-        valued = _valued(differences)
-        # Differences from a group's baseline add up to 0; rounding must not move a group without spread away from it.
-        mean = _mean(valued) if baseline == "none" else 0.0
-        divisors = [_sample_std(valued) + WHITEN_EPSILON] * len(groups)
+    differences = [BASELINES[baseline](rewards) for rewards in groups]
+    mean, divisors = SCALES[scale](groups, differences, baseline)
     return [
         [0.0 if difference is None else (difference - mean) / divisor for difference in group]
         for group, divisor in zip(differences, divisors, strict=True)
@@ -151,97 +174,7 @@ def part_advantages(
     return totals
 
 
-def kl_returns(kl: torch.Tensor, coef: float) -> torch.Tensor:
-    """What each token's advantage loses to the KL of itself and all tokens after it (REINFORCE++, section 3).
-
-        kl_returns([1, 2, 3], 0.1) -> [-0.6, -0.5, -0.3]
-
-    Args:
-        kl: [R] KL estimate of each token of one response, in nats, without graph.
-        coef: weight of the KL.
-
-    Returns:
-        [R] -coef * sum of kl[s] over s >= t.
-    """
-    return -coef * kl.flip(0).cumsum(0).flip(0)
-
-
-def moments(values: Sequence[torch.Tensor]) -> tuple[float, float, float]:
-    """(count, sum, sum of squares) of all elements, in float64; those of several ranks may be added up."""
-    wide = [tensor.double() for tensor in values]
-    return (
-        float(sum(tensor.numel() for tensor in wide)),
-        math.fsum(tensor.sum().item() for tensor in wide),
-        math.fsum(tensor.square().sum().item() for tensor in wide),
-    )
-
-
-def mean_and_std(count: float, total: float, squares: float) -> tuple[float, float]:
-    """Mean and sample standard deviation (divisor count - 1) from added-up ``moments``; 0 of a single value or none."""
-    mean = total / count if count else 0.0
-    # Rounding may leave slightly less than 0 where all values are equal.
-    variance = max(0.0, squares - total * mean) / (count - 1) if count > 1 else 0.0
-    return mean, math.sqrt(variance)
-
-
-def whitened(values: torch.Tensor, mean: float, std: float, rounding: float) -> torch.Tensor:
-    """(values - mean) / (std + 1e-8): token advantages whitened over all response tokens of a step.
-
-    Zeros where the deviation is rounding and nothing else: divided by itself it would be a full-size update.
-
-    Args:
-        values: any shape.
-        mean: of all tokens of the step on all ranks, see ``mean_and_std``.
-        std: their sample standard deviation.
-        rounding: deviation that equal rewards may have, see ``token_rounding``.
-    """
-    return values * 0.0 if std <= rounding else (values - mean) / (std + WHITEN_EPSILON)
-
-
-def token_rounding(largest: float, kl_coef: float, longest: int) -> float:
-    """How far token advantages may lie apart by rounding alone: of fp32, and of the KL's log-probabilities.
-
-    Args:
-        largest: absolute value of the step's largest advantage before the KL is taken away.
-        kl_coef: weight of the KL, which sums up over a response.
-        longest: tokens of the longest response.
-    """
-    return FP32_ROUNDING * (largest + kl_coef * longest)
-
-
-def _from_baseline(rewards: Rewards, baseline: Baseline) -> list[float | None]:
-    """Reward minus baseline of each rollout of one group, None where it has no value."""
-    if baseline == "none":
-        return list(rewards)
-    valued = _valued([rewards])
-    if len(valued) < 2:
-        return [None if reward is None else 0.0 for reward in rewards]
-    mean = _mean(valued)
-    # r_i minus the mean of the n - 1 others is n / (n - 1) times r_i minus the mean of all.
-    factor = len(valued) / (len(valued) - 1) if baseline == "leave_one_out" else 1.0
-    return [None if reward is None else factor * (reward - mean) for reward in rewards]
-
-
-def _valued(groups: Sequence[Rewards]) -> list[float]:
-    return [reward for rewards in groups for reward in rewards if reward is not None]
-
-
-def _mean(values: Sequence[float]) -> float:
-    """Exactly the common value where all are equal; 0 of none."""
-    if not values:
-        return 0.0
-    return values[0] if min(values) == max(values) else math.fsum(values) / len(values)
-
-
-def _sample_std(values: Sequence[float]) -> float:
-    """Divisor n - 1; 0 of fewer than two values, and exactly 0 where all are equal."""
-    if len(values) < 2:
-        return 0.0
-    mean = _mean(values)
-    return math.hypot(*(value - mean for value in values)) / math.sqrt(len(values) - 1)
-
-
-def _require_known(what: str, value: str, allowed: Sequence[str], setting: str) -> None:
+def _require_known(what: str, value: str, allowed: Iterable[str], setting: str) -> None:
     if value not in allowed:
         raise ValueError(f"Unknown {what} {value!r}. Allowed are {', '.join(allowed)}. Set {setting} to one of them.")
 

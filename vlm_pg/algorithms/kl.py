@@ -7,7 +7,8 @@ from typing import get_args
 import torch
 
 from vlm_pg.algorithms.ratios import LOG_RATIO_CLAMP, require_same_length
-from vlm_pg.algorithms.settings import KlEstimator
+from vlm_pg.algorithms.settings import AlgorithmSettings, KlEstimator
+from vlm_pg.algorithms.tokens import ResponseTokens
 from vlm_pg.metrics import KL_CHART, Metric
 
 KL = Metric("kl", "nat per token", chart=KL_CHART)
@@ -35,7 +36,7 @@ def kl_penalty(
         clamp: the lower bound on d in k3 is minus this.
 
     Returns:
-        [R_total] estimates in nats; the KL term of the loss is ``kl_coef * sum(weights * kl_penalty(...))``.
+        [R_total] estimates in nats; see ``kl_term``.
 
     Raises:
         ValueError: the tensors are not one-dimensional and of one length, or ``estimator`` is unknown.
@@ -53,3 +54,10 @@ def kl_penalty(
         return log_ratio.square() / 2
     log_ratio = log_ratio.clamp(min=-clamp)
     return torch.expm1(-log_ratio) + log_ratio
+
+
+def kl_term(tokens: ResponseTokens, settings: AlgorithmSettings) -> tuple[torch.Tensor, dict[Metric, torch.Tensor]]:
+    """Term of the loss: kl_coef * sum(weights * kl_penalty(...)), and the sum of the estimates."""
+    assert tokens.ref_logprobs is not None
+    kl = kl_penalty(tokens.policy_logprobs, tokens.ref_logprobs, settings.kl_estimator, settings.log_ratio_clamp)
+    return settings.kl_coef * (tokens.weights * kl).sum(), {KL: kl.detach().sum()}

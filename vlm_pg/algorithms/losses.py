@@ -1,20 +1,22 @@
-"""The policy loss as a weighted sum over response tokens.
+"""Losses of the policy: the response tokens of a pass in, (loss, metrics) out.
 
-Shape letters: R_total response tokens of a batch, laid end to end. All log-probabilities are natural logarithms and
-should be float32 or wider.
+A loss is a sum over tokens, each with its weight of the whole optimizer batch, so that it does not matter how tokens
+are cut into passes. Metrics are sums over the tokens too, without graph: of what a metric is the mean of; or extremes.
+Shape letters: R_total response tokens of a pass.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import get_args
 
 import torch
 
-from vlm_pg.algorithms.ratios import LOG_RATIO_CLAMP, log_ratios, require_same_length
-from vlm_pg.algorithms.settings import LossKind, RatioLevel
+from vlm_pg.algorithms.ratios import log_ratios
+from vlm_pg.algorithms.settings import AlgorithmSettings
+from vlm_pg.algorithms.tokens import ResponseTokens
 from vlm_pg.metrics import Chart, Metric
+
+LossAndMetrics = tuple[torch.Tensor, dict[Metric, torch.Tensor]]
 
 _CLIPPED = Chart("Clipped tokens", 12, as_percent=True)
 _EXTREMES = Chart("Extreme ratios", 13)
@@ -30,109 +32,79 @@ RATIO_MIN = Metric("ratio_min", "policy / rollout probability", "smallest", _EXT
 BEHAVIOUR_KL = Metric("behaviour_kl", "nat per token")
 
 
-def policy_loss(
-    policy_logprobs: torch.Tensor,
-    behaviour_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    weights: torch.Tensor,
-    *,
-    lengths: Sequence[int],
-    loss: LossKind,
-    ratio_level: RatioLevel,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-    log_ratio_clamp: float = LOG_RATIO_CLAMP,
-    importance: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, dict[Metric, torch.Tensor]]:
-    """-sum(weights * importance * term) over all tokens, with the term of one token, r being its ratio:
-
-    ``clip``: min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A) (PPO, arXiv 1707.06347, equation 7; separate bounds
-    as in DAPO, 2503.14476). With ``dual_clip`` c, where A < 0: max(that, c * A) (1912.09729).
-
-    ``cispo``: clip(r, 1 - clip_low, 1 + clip_high) * A * policy_logprob, the clipped ratio without graph (MiniMax-M1,
-    2506.13585, section 3.1). Clipping bounds what a token counts for and takes no token's gradient away.
+def clip(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics:
+    """min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A) of each token (PPO, arXiv 1707.06347, equation 7; separate
+    bounds as in DAPO, 2503.14476). With ``dual_clip`` c, where A < 0: max(that, c * A) (1912.09729).
 
     ``ratio_level`` says whose ratio r is, see ``log_ratios``. Log-ratios are held within +-log_ratio_clamp, which
-    keeps exp finite; a held one has no gradient (none passes through it in ``cispo``).
-
-    Args:
-        policy_logprobs: [R_total] log-probability of each token under the policy being trained; carries the graph.
-        behaviour_logprobs: [R_total] the same under the policy that sampled; no gradient flows into it.
-        advantages: [R_total] advantage of each token.
-        weights: [R_total] loss weight of each token, see ``response_token_weights``.
-        lengths: tokens of each response, in order; they add up to R_total.
-        loss: ``"clip"`` or ``"cispo"``.
-        ratio_level: ``"token"`` or ``"sequence"``.
-        clip_low: lower clip distance.
-        clip_high: upper clip distance.
-        dual_clip: the most that a ratio counts where the advantage is negative; None: no bound. Only with ``clip``.
-        log_ratio_clamp: bound on the absolute log-ratio.
-        importance: [R_total] factor of each token's term, see ``importance_weights``; no gradient flows into it.
-
-    Returns:
-        The scalar loss, and detached float32 scalars beside it, added up over the tokens: what a metric is the mean of,
-        or its extreme. At either level of ratios ``behaviour_kl`` comes from each token's own.
+    keeps exp finite; a held one has no gradient.
 
     Raises:
-        ValueError: shapes or lengths do not fit, ``loss`` or ``ratio_level`` is unknown, or ``cispo`` is given a
-            ``dual_clip``.
+        ValueError: the lengths do not fit.
     """
-    _require_loss(loss, dual_clip)
-    require_same_length(
-        policy_logprobs=policy_logprobs,
-        behaviour_logprobs=behaviour_logprobs,
-        advantages=advantages,
-        weights=weights,
-        **({} if importance is None else {"importance": importance}),
+    ratio, clipped, low, high = _clipped(tokens, settings)
+    advantages, dual_clip = tokens.advantages, settings.dual_clip
+    terms = torch.minimum(ratio * advantages, clipped * advantages)
+    low, high = low & (advantages < 0), high & (advantages > 0)
+    if dual_clip is not None:
+        terms = torch.where(advantages < 0, torch.maximum(terms, dual_clip * advantages), terms)
+        high = high | ((ratio > dual_clip) & (advantages < 0))
+    return weighted_sum(tokens, terms), _ratio_metrics(tokens, settings, ratio, low, high)
+
+
+def cispo(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics:
+    """clip(r, 1 - clip_low, 1 + clip_high) * A * policy_logprob of each token, the clipped ratio without graph
+    (MiniMax-M1, arXiv 2506.13585, section 3.1). Clipping bounds what a token counts for and takes no token's gradient
+    away; neither does holding its log-ratio.
+
+    Raises:
+        ValueError: the lengths do not fit.
+    """
+    ratio, clipped, low, high = _clipped(tokens, settings)
+    terms = clipped.detach() * tokens.advantages * tokens.policy_logprobs
+    counts = tokens.advantages != 0
+    return weighted_sum(tokens, terms), _ratio_metrics(tokens, settings, ratio, low & counts, high & counts)
+
+
+def entropy_bonus(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics:
+    """-entropy_coef * sum(weights * entropies)."""
+    assert tokens.entropies is not None
+    return -settings.entropy_coef * (tokens.weights * tokens.entropies).sum(), {}
+
+
+def weighted_sum(tokens: ResponseTokens, terms: torch.Tensor) -> torch.Tensor:
+    """-sum(weights * importance * terms): the loss of what each token is to gain, [R_total]."""
+    weights = tokens.weights if tokens.importance is None else tokens.weights * tokens.importance.detach()
+    return -(weights * terms).sum()
+
+
+def _clipped(tokens: ResponseTokens, settings: AlgorithmSettings) -> tuple[torch.Tensor, ...]:
+    """[R_total] each: ratio, clipped ratio, whether it is beyond the lower bound, and the upper one."""
+    ratio = log_ratios(
+        tokens.policy_logprobs,
+        tokens.behaviour_logprobs,
+        tokens.lengths,
+        settings.ratio_level,
+        settings.log_ratio_clamp,
+    ).exp()
+    lowest, highest = 1.0 - settings.clip_low, 1.0 + settings.clip_high
+    return ratio, ratio.clamp(lowest, highest), ratio < lowest, ratio > highest
+
+
+@torch.no_grad()
+def _ratio_metrics(
+    tokens: ResponseTokens, settings: AlgorithmSettings, ratio: torch.Tensor, low: torch.Tensor, high: torch.Tensor
+) -> dict[Metric, torch.Tensor]:
+    """``low``, ``high``: which tokens count as clipped. At either level the KL comes from each token's own ratio."""
+    own = log_ratios(
+        tokens.policy_logprobs, tokens.behaviour_logprobs, tokens.lengths, "token", settings.log_ratio_clamp
     )
-    ratio = log_ratios(policy_logprobs, behaviour_logprobs, lengths, ratio_level, log_ratio_clamp).exp()
-    clipped_ratio = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    if loss == "cispo":
-        terms = clipped_ratio.detach() * advantages * policy_logprobs
-    else:
-        terms = torch.minimum(ratio * advantages, clipped_ratio * advantages)
-        if dual_clip is not None:
-            terms = torch.where(advantages < 0, torch.maximum(terms, dual_clip * advantages), terms)
-    if importance is not None:
-        weights = weights * importance.detach()
-
-    with torch.no_grad():
-        low, high = ratio < 1.0 - clip_low, ratio > 1.0 + clip_high
-        if loss == "cispo":
-            low, high = low & (advantages != 0), high & (advantages != 0)
-        else:
-            low, high = low & (advantages < 0), high & (advantages > 0)
-            if dual_clip is not None:
-                high = high | ((ratio > dual_clip) & (advantages < 0))
-        own_log_ratio = log_ratios(policy_logprobs, behaviour_logprobs, lengths, "token", log_ratio_clamp)
-        metrics = {
-            CLIP_LOW: low.sum().float(),
-            CLIP_HIGH: high.sum().float(),
-            BEHAVIOUR_KL: (torch.expm1(own_log_ratio) - own_log_ratio).sum().float(),
-            **_ratio_metrics(ratio),
-        }
-    return -(weights * terms).sum(), metrics
-
-
-def _ratio_metrics(ratio: torch.Tensor) -> dict[Metric, torch.Tensor]:
-    def constant(value: float) -> torch.Tensor:
-        return torch.full((), value, dtype=torch.float32, device=ratio.device)
-
+    some = ratio.numel() > 0
     return {
+        CLIP_LOW: low.sum().float(),
+        CLIP_HIGH: high.sum().float(),
+        BEHAVIOUR_KL: (torch.expm1(own) - own).sum().float(),
         RATIO_MEAN: ratio.sum().float(),
-        RATIO_MAX: ratio.max().float() if ratio.numel() else constant(0.0),
-        RATIO_MIN: ratio.min().float() if ratio.numel() else constant(math.inf),
+        RATIO_MAX: ratio.max().float() if some else ratio.new_zeros((), dtype=torch.float32),
+        RATIO_MIN: ratio.min().float() if some else ratio.new_full((), math.inf, dtype=torch.float32),
     }
-
-
-def _require_loss(loss: LossKind, dual_clip: float | None) -> None:
-    if loss not in get_args(LossKind):
-        raise ValueError(
-            f"Unknown loss {loss!r}. Allowed are {', '.join(get_args(LossKind))}. Set algorithm.loss to one of them."
-        )
-    if loss == "cispo" and dual_clip is not None:
-        raise ValueError(
-            f"dual_clip is {dual_clip} with the loss cispo, which bounds every ratio by clip_high. "
-            "dual_clip is allowed with the loss clip. Leave algorithm.dual_clip out."
-        )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from vlm_pg.algorithms.presets import PresetName, with_preset
+from vlm_pg.algorithms.registry import BASELINE_AND_SCALE, ESTIMATORS, LOSSES, known_or_own
 from vlm_pg.settings import Settings
 
 Baseline = Literal["group_mean", "leave_one_out", "none"]
 AdvantageScale = Literal["std", "batch", "whiten", "none"]
-LossKind = Literal["clip", "cispo"]
+# Statistics over the whole step; the others are those of one group, and may be made round by round.
+OF_STEP: tuple[AdvantageScale, ...] = ("batch", "whiten")
 RatioLevel = Literal["token", "sequence"]
 LossAverage = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_length"]
 KlEstimator = Literal["k1", "k2", "k3"]
@@ -30,6 +32,14 @@ class AlgorithmSettings(Settings):
     )
 
     # Rewards to advantages
+    advantages: str = Field(
+        default=BASELINE_AND_SCALE,
+        description="baseline_and_scale: by the two settings below. Or an estimator of your own, "
+        "path/to/file.py:function or package.module:function.",
+    )
+    advantage_arguments: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments of an estimator of your own, by name."
+    )
     baseline: Baseline = Field(
         default="group_mean",
         description="What is subtracted from a reward. group_mean: mean of its group (GRPO). leave_one_out: mean of "
@@ -116,10 +126,13 @@ class AlgorithmSettings(Settings):
     )
 
     # The loss
-    loss: LossKind = Field(
+    loss: str = Field(
         default="clip",
         description="clip: PPO's clipped ratio times advantage. cispo: clipped ratio, detached, times advantage times "
-        "log-probability.",
+        "log-probability. Or a loss of your own, path/to/file.py:function or package.module:function.",
+    )
+    loss_arguments: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments of a loss of your own, by name."
     )
     ratio_level: RatioLevel = Field(
         default="token",
@@ -187,6 +200,24 @@ class AlgorithmSettings(Settings):
     def _start_from_preset(cls, values: Any) -> Any:
         return with_preset(values) if isinstance(values, dict) else values
 
+    @field_validator("loss")
+    @classmethod
+    def _loss_is_known(cls, value: str) -> str:
+        return known_or_own(value, LOSSES, "loss")
+
+    @field_validator("advantages")
+    @classmethod
+    def _estimator_is_known(cls, value: str) -> str:
+        return known_or_own(value, ESTIMATORS, "advantage estimator")
+
+    def impossible(self) -> list[str]:
+        return impossible_losses(self) + impossible_advantages(self) + impossible_choices(self)
+
+    @property
+    def own_advantages(self) -> bool:
+        """Whether an estimator of the user's own stands in place of baseline and scale."""
+        return self.advantages not in ESTIMATORS
+
     @property
     def updates(self) -> int:
         """Optimizer updates per step."""
@@ -197,3 +228,82 @@ class AlgorithmSettings(Settings):
         """Values that were set beside the preset: name -> (here, with the preset alone); without one, the defaults'."""
         usual = AlgorithmSettings(preset=self.preset)
         return {name: (value, getattr(usual, name)) for name, value in self if value != getattr(usual, name)}
+
+
+def impossible_losses(algorithm: AlgorithmSettings) -> list[str]:
+    """See ``Settings.impossible``: what goes with the loss."""
+    entry = LOSSES.get(algorithm.loss)
+    if entry is None:
+        return []
+    problems = [message for key, (value, message) in entry.only.items() if getattr(algorithm, key) != value]
+    if algorithm.loss_arguments:
+        problems.append(
+            f"algorithm.loss_arguments has {', '.join(algorithm.loss_arguments)}, and the loss {algorithm.loss} takes "
+            "none: it reads settings. Remove them, or name a loss of your own."
+        )
+    return problems
+
+
+def impossible_advantages(algorithm: AlgorithmSettings) -> list[str]:
+    """See ``Settings.impossible``: what goes with the estimator."""
+    baseline, scale = algorithm.baseline, algorithm.scale_advantages
+    unread = {
+        name: getattr(algorithm, name)
+        for name in ("preset", "baseline", "scale_advantages", "normalise_parts")
+        if getattr(algorithm, name) != AlgorithmSettings.model_fields[name].default
+    }
+    checks = (
+        (
+            scale in ("std", "batch") and baseline == "none",
+            f"algorithm.baseline is none and algorithm.scale_advantages is {scale}: equal rewards "
+            "would be divided by nothing, and keep their mean. Set algorithm.scale_advantages=whiten or none.",
+        ),
+        (
+            algorithm.own_advantages and bool(unread),
+            f"algorithm.advantages is {algorithm.advantages}, in place of which nothing else makes advantages, and "
+            f"{', '.join(f'algorithm.{name} is {value}' for name, value in unread.items())}. Leave that out, or "
+            f"algorithm.advantages={BASELINE_AND_SCALE}.",
+        ),
+        (
+            not algorithm.own_advantages and bool(algorithm.advantage_arguments),
+            f"algorithm.advantage_arguments has {', '.join(algorithm.advantage_arguments)}, and {algorithm.advantages} "
+            "takes none: it reads settings. Remove them, or name an estimator of your own.",
+        ),
+        (
+            algorithm.prune_rate > 0 and algorithm.prune_fill and (baseline == "none" or scale in OF_STEP),
+            f"algorithm.prune_rate is {algorithm.prune_rate:g} with prune_fill, which asks further questions until the "
+            f"freed tokens are used, and baseline={baseline}, scale_advantages={scale}, "
+            "whose statistics are over all of the step's questions. Set algorithm.prune_fill=false, or "
+            "scale_advantages=std or none with baseline=group_mean or leave_one_out.",
+        ),
+    )
+    return [message for impossible, message in checks if impossible]
+
+
+def impossible_choices(algorithm: AlgorithmSettings) -> list[str]:
+    """See ``Settings.impossible``: bonuses, and which rollouts train."""
+    pruned = algorithm.prune_rate > 0
+    checks = (
+        (
+            algorithm.length_bonus_tokens[0] > algorithm.length_bonus_tokens[1],
+            f"algorithm.length_bonus_tokens is {list(algorithm.length_bonus_tokens)}: the shortest is longer than the "
+            "longest. Swap them.",
+        ),
+        (
+            algorithm.preset == "t_grpo" and not algorithm.temporal_bonus,
+            "algorithm.preset is t_grpo and algorithm.temporal_bonus is 0, which leaves GRPO. Set "
+            "algorithm.preset=grpo, or a bonus.",
+        ),
+        (
+            pruned and algorithm.mask_truncated,
+            "algorithm.prune_rate and algorithm.mask_truncated are both set: pruning would keep responses that are "
+            "left out afterwards because they were cut off. Set algorithm.mask_truncated=false, and overlong_share if "
+            "long responses shall lose.",
+        ),
+        (
+            pruned and algorithm.prune_correction and algorithm.prune_metric == "largest",
+            "algorithm.prune_correction is true and algorithm.prune_metric is largest: what is never kept cannot be "
+            "corrected for. Set prune_metric=smallest or random, or prune_correction=false.",
+        ),
+    )
+    return [message for impossible, message in checks if impossible]

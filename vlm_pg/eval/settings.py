@@ -41,3 +41,23 @@ class EvalSettings(Settings):
     def is_controlled(self, name: str) -> bool:
         """Whether the controls run on the set ``name``."""
         return self.control_sets is None or name in self.control_sets
+
+    def impossible(self) -> list[str]:
+        checks = (
+            (
+                self.temperature == 0.0 and self.num_generations > 1,
+                f"eval.temperature is 0 and eval.num_generations is {self.num_generations}: greedy rollouts are all "
+                "alike. Set eval.num_generations=1, or eval.temperature above 0.",
+            ),
+            (
+                bool(self.control_sets) and not self.controls,
+                f"eval.control_sets is {list(self.control_sets or ())} and eval.controls is empty, so that nothing "
+                "would run on them. Set eval.controls=[frames_shuffled,frame_repeated], or eval.control_sets=null.",
+            ),
+            (
+                self.control_sets == () and bool(self.controls),
+                f"eval.controls is {list(self.controls)} and eval.control_sets is empty, so that they would run on "
+                "nothing. Name sets in eval.control_sets, or set it to null for all.",
+            ),
+        )
+        return [message for impossible, message in checks if impossible]

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import math
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import Any, SupportsFloat
 
 from vlm_pg.errors import ConfigError
+from vlm_pg.functions import load_function
 from vlm_pg.rewards.pool import Call, Outcome
 from vlm_pg.rewards.response import Response
 from vlm_pg.rewards.settings import FunctionSettings
 from vlm_pg.rewards.verdict import Verdict
 from vlm_pg.types import MediaRef, Sample
 
+_SETTING = "reward.functions"
 # Parameter -> what it is of a response. The first four have a plural, under which a function gets a list of all.
 _SINGULAR: dict[str, Callable[[Response], Any]] = {
     "response": lambda response: response.text,
@@ -54,7 +51,7 @@ class UserFunction:
 
     def __init__(self, settings: FunctionSettings):
         self.settings = settings
-        self.function = load(settings.function)
+        self.function = load_function(settings.function, _SETTING)
         self.name = settings.name or settings.function.rpartition(":")[2]
         self._wanted, self._takes_all, self.is_batched = _parameters(self.function, settings.function)
 
@@ -139,40 +136,10 @@ class FunctionError(Exception):
         self.trace = trace
 
 
-def load(name: str) -> Callable[..., Any]:
-    """The function that "path/to/file.py:function" or "package.module:function" names.
-
-    Raises:
-        ConfigError: there is no such file, module or function, or importing it fails.
-    """
-    place, colon, function_name = name.rpartition(":")
-    if not colon or not place or not function_name.isidentifier():
-        raise ConfigError(
-            f"reward.functions names '{name}'. path/to/file.py:function or package.module:function is expected."
-        )
-    try:
-        module = _file_module(place) if place.endswith(".py") else importlib.import_module(place)
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"reward.functions names '{name}', and importing '{place}' fails with {type(error).__name__}: {error}. A "
-            "file or module that can be imported here is expected. Correct the name, or the module."
-        ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        known = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
-        raise ConfigError(
-            f"reward.functions names '{name}', and '{place}' has no function '{function_name}'. It has "
-            f"{', '.join(known) or 'none'}. Correct the name."
-        )
-    return function
-
-
 def load_with_path(name: str, search_path: Sequence[str]) -> None:
-    """``load`` with the trainer's module search path; for the checking processes."""
+    """``load_function`` with the trainer's module search path; for the checking processes."""
     sys.path.extend(entry for entry in search_path if entry not in sys.path)
-    load(name)
+    load_function(name, _SETTING)
 
 
 def run_isolated(
@@ -206,33 +173,13 @@ def as_text(value: object) -> str:
         return f"<no text: {type(error).__name__}>"
 
 
-def _file_module(path: str) -> ModuleType:
-    file = Path(path).expanduser().resolve()
-    if not file.is_file():
-        raise ConfigError(f"reward.functions names the file '{path}', which does not exist. Correct the path.")
-    # One module per file and process, under a name that no other module has.
-    name = f"vlm_pg_reward_{hashlib.sha256(str(file).encode()).hexdigest()[:16]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
 def _parameters(function: Callable[..., Any], name: str) -> tuple[list[str], bool, bool]:
     """What a function asks for, whether it takes everything by **kwargs, and whether it takes lists."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         raise ConfigError(
-            f"The function '{name}' of reward.functions does not say what its parameters are, as functions written in "
+            f"The function '{name}' of {_SETTING} does not say what its parameters are, as functions written in "
             f"C may not. {_ALLOWED} Write a function around it."
         ) from None
     known = _SINGULAR | _PLURAL | _EITHER
@@ -257,7 +204,7 @@ def _parameters(function: Callable[..., Any], name: str) -> tuple[list[str], boo
     elif not (wanted or takes_all):
         fault = "asks for nothing of the response"
     if fault:
-        raise ConfigError(f"The function '{name}' of reward.functions {fault}. {_ALLOWED} Change its parameters.")
+        raise ConfigError(f"The function '{name}' of {_SETTING} {fault}. {_ALLOWED} Change its parameters.")
     return wanted, takes_all, bool(plural)
 
 

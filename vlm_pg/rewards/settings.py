@@ -127,3 +127,7 @@ class RewardSettings(Settings):
         sections = (self.length.weight, self.repetition.weight, self.language.weight, self.judge.weight)
         functions = (function.weight for function in self.functions)
         return any((self.accuracy_weight, self.format_weight, *sections, *functions))
+
+    def impossible(self) -> list[str]:
+        nothing = "no part of the reward has a weight, so every reward is 0. Set reward.accuracy_weight=1.0."
+        return [] if self.has_weight else [nothing]

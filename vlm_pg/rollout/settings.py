@@ -122,3 +122,17 @@ class RolloutSettings(Settings):
                 f"{self.max_new_tokens}; lower one or raise the other."
             )
         return self
+
+    def impossible(self) -> list[str]:
+        problems = []
+        if self.temperature == 0.0:
+            problems.append(
+                "rollout.temperature is 0, which makes all rollouts of a group alike. Training needs a temperature "
+                "above 0. Set rollout.temperature=1.0; greedy evaluation is eval.temperature=0."
+            )
+        if self.engine == "server" and self.server.url is None:
+            problems.append(
+                "rollout.engine is server and rollout.server.url is not set. Give the base URL with its version, for "
+                "example rollout.server.url=http://127.0.0.1:8000/v1."
+            )
+        return problems

@@ -7,23 +7,14 @@ from dataclasses import replace
 
 import torch
 
-from vlm_pg.algorithms.advantages import (
-    batch_advantages,
-    kl_returns,
-    mean_and_std,
-    moments,
-    part_advantages,
-    token_rounding,
-    whitened,
-)
+from vlm_pg.algorithms.advantages import GroupRewards
+from vlm_pg.algorithms.own import load_estimator
 from vlm_pg.algorithms.pruning import prune
 from vlm_pg.algorithms.settings import AlgorithmSettings
+from vlm_pg.algorithms.token_advantages import kl_returns, mean_and_std, moments, token_rounding, whitened
 from vlm_pg.distributed import RankLayout, gather_objects, max_over_ranks, sum_over_ranks
 from vlm_pg.training.group_rewards import SHAPED_PARTS
 from vlm_pg.types import RolloutGroup
-
-# Statistics over the whole step; the others are those of one group, and may be made round by round.
-OF_STEP = ("batch", "whiten")
 
 
 def advantage_groups(
@@ -34,27 +25,26 @@ def advantage_groups(
     Args:
         part_weights: weight of each part of the reward.
     """
-    scale = algorithm.scale_advantages
-    if scale == "whiten" and algorithm.kl_coef and algorithm.kl_in == "token_reward":
-        scale = "none"  # whitened once, after the KL has been taken away: see ``token_advantage_groups``
-    together = scale in OF_STEP
-    everywhere = gather_objects([group.rewards for group in groups]) if together else [[g.rewards for g in groups]]
-    place = ranks.rank if together else 0
-    first = sum(map(len, everywhere[:place]))
+    estimator = load_estimator(algorithm)
+    weights = {name: weight for name, weight in part_weights.items() if weight} | dict.fromkeys(SHAPED_PARTS, 1.0)
+    here = [_rewards_of(group, weights) for group in groups]
+    everywhere = gather_objects(here) if estimator.of_step else [here]
     rewards = [of_group for of_rank in everywhere for of_group in of_rank]
     if not rewards:
         return []
-    how = (algorithm.baseline, scale)
-    if algorithm.normalise_parts:
-        weights = {name: weight for name, weight in part_weights.items() if weight} | dict.fromkeys(SHAPED_PARTS, 1.0)
-        names = {name for group in rewards for reward in group for name in reward.parts if name in weights}
-        parts = {name: [[reward.parts.get(name) for reward in group] for group in rewards] for name in sorted(names)}
-        weights = {name: weights[name] for name in parts}
-        found = part_advantages(parts, weights, *how)
-    else:
-        found = batch_advantages([[reward.total for reward in group] for group in rewards], *how)
-    mine = found[first : first + len(groups)]
+    first = sum(map(len, everywhere[: ranks.rank])) if estimator.of_step else 0
+    mine = estimator.of_groups(rewards)[first : first + len(groups)]
     return [replace(group, advantages=tuple(values)) for group, values in zip(groups, mine, strict=True)]
+
+
+def _rewards_of(group: RolloutGroup, weights: Mapping[str, float]) -> GroupRewards:
+    names = {name for reward in group.rewards for name in reward.parts}
+    return GroupRewards(
+        totals=tuple(reward.total for reward in group.rewards),
+        parts={name: tuple(reward.parts.get(name) for reward in group.rewards) for name in sorted(names)},
+        weights=weights,
+        lengths=tuple(len(rollout.token_ids) for rollout in group.rollouts),
+    )
 
 
 def token_advantage_groups(

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from vlm_pg.algorithms.own import load_estimator, load_loss
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.records import read_records
@@ -58,6 +59,7 @@ def train(config: RunConfig) -> int:
         raise ConfigError("data.train is not set. Training needs a file of prepared records. Set data.train=PATH.")
     refuse_missing(config.observe.trackers)
     quiet_libraries()
+    load_loss(config.algorithm), load_estimator(config.algorithm)  # what cannot be called is refused here
     ranks = connect(config)
     phases = Phases()
     with ExitStack() as stack:

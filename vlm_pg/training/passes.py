@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from vlm_pg.algorithms.kl import KL, kl_penalty
-from vlm_pg.algorithms.losses import policy_loss
+from vlm_pg.algorithms.kl import kl_term
+from vlm_pg.algorithms.losses import entropy_bonus
+from vlm_pg.algorithms.own import load_loss
 from vlm_pg.algorithms.ratios import importance_weights
 from vlm_pg.algorithms.settings import AlgorithmSettings
+from vlm_pg.algorithms.tokens import ResponseTokens
 from vlm_pg.batching.plan import MicroBatch, Piece
 from vlm_pg.metrics import ENTROPY_CHART, Chart, Metric
 from vlm_pg.models.chunked import Streams, micro_batch_losses, pack_chunks, pack_whole, pass_logprobs
@@ -62,6 +64,9 @@ class Passes:
     behaviour_logprobs: Sequence[Sequence[torch.Tensor]] | None
     measure_mismatch: bool = False
     tally: Tally = field(default_factory=Tally)
+
+    def __post_init__(self) -> None:
+        self.policy_loss = load_loss(self.algorithm)
 
     def losses(self, places: Sequence[Place]) -> Iterator[tuple[torch.Tensor, bool]]:
         """One loss per backward call, and whether it is the last one.
@@ -163,42 +168,47 @@ class Passes:
         entropies: torch.Tensor,
         ref_logprobs: torch.Tensor | None,
     ) -> torch.Tensor:
-        algorithm, tokens = self.algorithm, len(logprobs)
+        tokens = self._tokens(pieces, logprobs, entropies, ref_logprobs)
+        loss, metrics = self.policy_loss(tokens)
+        if ref_logprobs is not None:
+            term, of_term = kl_term(tokens, self.algorithm)
+            loss = loss + term
+            self.tally.add_all(of_term, len(logprobs))
+        if self.algorithm.entropy_coef:
+            loss = loss + entropy_bonus(tokens, self.algorithm)[0]
+        self.tally.add(LOSS, loss.detach())
+        self.tally.add(RESPONSE_TOKENS, len(logprobs))
+        self.tally.add_all({ENTROPY: entropies.detach().sum(), **metrics}, len(logprobs))
+        if self.measure_mismatch:
+            self._sum_mismatch(pieces, logprobs.detach())
+        return loss
+
+    def _tokens(
+        self,
+        pieces: Sequence[Piece],
+        logprobs: torch.Tensor,
+        entropies: torch.Tensor,
+        ref_logprobs: torch.Tensor | None,
+    ) -> ResponseTokens:
+        """What the loss of a pass is made of."""
+        algorithm = self.algorithm
         lengths, per_token = self._per_token(pieces)
-        weights = per_token["weights"]
-        behaviour = per_token.get("behaviour_logprobs", logprobs.detach())
+        behaviour = per_token.pop("behaviour_logprobs", logprobs.detach())
         importance = None
         if algorithm.importance_cap is not None:
             importance = importance_weights(
                 behaviour, self._recorded(pieces), algorithm.importance_cap, algorithm.log_ratio_clamp
             )
-            self.tally.add(IMPORTANCE, importance.sum(), tokens)
-        loss, metrics = policy_loss(
+            self.tally.add(IMPORTANCE, importance.sum(), len(logprobs))
+        return ResponseTokens(
             logprobs,
             behaviour,
-            per_token["advantages"],
-            weights,
+            **per_token,
             lengths=lengths,
-            loss=algorithm.loss,
-            ratio_level=algorithm.ratio_level,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            dual_clip=algorithm.dual_clip,
-            log_ratio_clamp=algorithm.log_ratio_clamp,
             importance=importance,
+            entropies=entropies,
+            ref_logprobs=ref_logprobs,
         )
-        if ref_logprobs is not None:
-            kl = kl_penalty(logprobs, ref_logprobs, algorithm.kl_estimator, algorithm.log_ratio_clamp)
-            loss = loss + algorithm.kl_coef * (weights * kl).sum()
-            self.tally.add(KL, kl.detach().sum(), tokens)
-        if algorithm.entropy_coef:
-            loss = loss - algorithm.entropy_coef * (weights * entropies).sum()
-        self.tally.add(LOSS, loss.detach())
-        self.tally.add(RESPONSE_TOKENS, tokens)
-        self.tally.add_all({ENTROPY: entropies.detach().sum(), **metrics}, tokens)
-        if self.measure_mismatch:
-            self._sum_mismatch(pieces, logprobs.detach())
-        return loss
 
     def _recorded(self, pieces: Sequence[Piece]) -> torch.Tensor:
         """fp32 [R]: log-probabilities as recorded at generation."""

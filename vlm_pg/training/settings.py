@@ -38,3 +38,16 @@ class TrainingSettings(Settings):
     checkpoint_every: int = Field(100, ge=0, description="Steps between checkpoints; 0 saves only the last one.")
     keep_checkpoints: int = Field(2, ge=1, description="How many of the newest checkpoints stay on disk.")
     torch_threads: int | None = Field(None, ge=1, description="CPU threads for torch; default: torch's own choice.")
+
+    def impossible(self) -> list[str]:
+        if self.engine == "deepspeed" and self.deepspeed_config is None:
+            return [
+                "training.engine is deepspeed and training.deepspeed_config is not set. DeepSpeed needs a JSON file. "
+                "Set training.deepspeed_config, for example to configs/deepspeed/zero2.json."
+            ]
+        if self.engine == "torch" and self.deepspeed_config is not None:
+            return [
+                f"training.engine is torch and training.deepspeed_config is {self.deepspeed_config}, which only "
+                "engine deepspeed reads. Set training.engine=deepspeed or training.deepspeed_config=null."
+            ]
+        return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from vlm_pg.algorithms.kl import KL
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.algorithms.weights import response_token_weights
+from vlm_pg.config import RunConfig
 from vlm_pg.distributed import sum_over_ranks
 from vlm_pg.metrics import NORM_CHART, Chart, Metric
 from vlm_pg.models.micro_batches import plan_groups
@@ -37,19 +39,48 @@ MICRO_BATCHES = Metric("micro_batches", how="same", over_updates="sum")
 BACKWARD_CALLS = Metric("backward_calls", how="same", over_updates="sum")
 
 
+@dataclass(frozen=True)
+class UpdateSettings:
+    """What all updates of a run have in common.
+
+    Attributes:
+        micro_batch_tokens: token budget of one forward and backward, in which a shared prefix counts once.
+        logprobs: what the loss's ratio is taken to, see ``behaviour_logprobs``.
+        max_new_tokens: the length that ``loss_average=constant_length`` divides by.
+    """
+
+    algorithm: AlgorithmSettings
+    micro_batch_tokens: int
+    temperature: float = 1.0
+    logprobs: LogprobsSource = "reuse"
+    max_new_tokens: int | None = None
+
+    @classmethod
+    def of(cls, config: RunConfig) -> UpdateSettings:
+        """Those of a run's configuration."""
+        rollout, tokens = config.rollout, config.training.micro_batch_tokens
+        return cls(config.algorithm, tokens, rollout.temperature, rollout.logprobs, rollout.max_new_tokens)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one update, or all updates of a step, work on.
+
+    Attributes:
+        groups: this rank's share of the complete groups.
+        leaves: visual features of the groups' prompts, in order, where they were made before generation.
+        measure_mismatch: add ``mismatch/...``: how the recorded log-probabilities differ from the training forward's,
+            over the rollouts that the weights as they are now sampled. The same on all ranks.
+    """
+
+    groups: Sequence[RolloutGroup]
+    learning_rate: float
+    leaves: VisionLeaves | None = None
+    measure_mismatch: bool = False
+
+
 def update_policy(
-    engine: Engine,
-    reference: ScoringPolicy | None,
-    groups: Sequence[RolloutGroup],
-    algorithm: AlgorithmSettings,
-    micro_batch_tokens: int,
-    temperature: float,
-    learning_rate: float,
-    leaves: VisionLeaves | None = None,
-    *,
-    logprobs: LogprobsSource = "reuse",
-    measure_mismatch: bool = False,
-    max_new_tokens: int | None = None,
+    engine: Engine, reference: ScoringPolicy | None, update: Update, settings: UpdateSettings
 ) -> dict[str, float]:
     """One optimizer update on complete groups (this rank's share); its metrics, equal on all ranks.
 
@@ -58,50 +89,54 @@ def update_policy(
 
     Args:
         reference: what a KL term of the loss measures from; None without one.
-        leaves: visual features of the groups' prompts, in order, where they were made before generation.
-        logprobs: what the loss's ratio is taken to, see ``behaviour_logprobs``.
-        measure_mismatch: add ``mismatch/...``: how the recorded log-probabilities differ from the training forward's,
-            over the rollouts that the weights as they are now sampled. The same on all ranks.
-        max_new_tokens: the length that ``loss_average=constant_length`` divides by.
 
     Raises:
-        ConfigError: ``logprobs`` is recompute and other weights sampled these rollouts.
+        ConfigError: ``logprobs`` is recompute and other weights sampled these rollouts; or a loss of the user's own
+            gave what is no loss.
         FloatingPointError: loss or gradient is not finite; the weights are untouched, but engine and policy still hold
             the failed step's gradients: load them anew before training goes on.
     """
     policy = engine.policy
-    policy.differentiable_entropies = algorithm.entropy_coef > 0
-    sampled = groups
-    places = [place for place, group in enumerate(sampled) if any(group.kept or (1.0,))]
-    groups = [_what_trains(sampled[place]) for place in places]
-    share = policy.settings.share_prefix
-    leaves = leaves.of(places) if leaves is not None and share else None
-    behaviour = behaviour_logprobs(groups, logprobs, policy.weights_version)
-    # Corrected for pruning, a batch counts as what was sampled, of which what is left is an estimate.
-    counted = sampled if algorithm.prune_correction else groups
-    weights = _sequence_weights(groups, counted, algorithm, max_new_tokens, policy.device)
-    trained = groups
-    if not share:
-        groups = [group.only([index]) for group in groups for index in range(len(group.rollouts))]
-        weights, behaviour = _one_each(weights), None if behaviour is None else _one_each(behaviour)
-    prompts = [group.prompt for group in groups]
-    leaves = leaves or _leaves(engine, prompts)
-    plan = plan_groups(groups, micro_batch_tokens, share)
+    policy.differentiable_entropies = settings.algorithm.entropy_coef > 0
+    passes, trained = _passes(engine, reference, update, settings)
+    plan = plan_groups(passes.groups, settings.micro_batch_tokens, policy.settings.share_prefix)
     order = agreed_places(plan.micro_batches, policy.device)
-    passes = Passes(engine, reference, groups, leaves, weights, algorithm, temperature, behaviour, measure_mismatch)
     for loss, last in passes.losses(order):
         engine.backward(loss, last)
     _count_sharing(passes.tally, trained, plan.in_one_tree)
     metrics = passes.tally.reduced()
     # Of the sum over ranks, so that all of them stop here or none.
     _check_finite(metrics[LOSS])
-    grad_norm = engine.step(learning_rate)
+    grad_norm = engine.step(update.learning_rate)
     return metrics | {
         GRAD_NORM: grad_norm,
-        LEARNING_RATE: learning_rate,
+        LEARNING_RATE: update.learning_rate,
         MICRO_BATCHES: float(len(order)),
         BACKWARD_CALLS: float(sum(place.backward_calls for place in order)),
     }
+
+
+def _passes(
+    engine: Engine, reference: ScoringPolicy | None, update: Update, settings: UpdateSettings
+) -> tuple[Passes, list[RolloutGroup]]:
+    """The passes over what trains, every loss weight fixed; and its groups as they were before they were taken apart
+    where nothing is shared."""
+    algorithm, policy = settings.algorithm, engine.policy
+    places = [place for place, group in enumerate(update.groups) if any(group.kept or (1.0,))]
+    groups = trained = [_what_trains(update.groups[place]) for place in places]
+    share = policy.settings.share_prefix
+    leaves = update.leaves.of(places) if update.leaves is not None and share else None
+    behaviour = behaviour_logprobs(groups, settings.logprobs, policy.weights_version)
+    # Corrected for pruning, a batch counts as what was sampled, of which what is left is an estimate.
+    counted = update.groups if algorithm.prune_correction else groups
+    weights = _sequence_weights(groups, counted, algorithm, settings.max_new_tokens, policy.device)
+    if not share:
+        groups = [group.only([index]) for group in groups for index in range(len(group.rollouts))]
+        weights, behaviour = _one_each(weights), None if behaviour is None else _one_each(behaviour)
+    leaves = leaves or _leaves(engine, [group.prompt for group in groups])
+    mismatch = update.measure_mismatch
+    passes = Passes(engine, reference, groups, leaves, weights, algorithm, settings.temperature, behaviour, mismatch)
+    return passes, trained
 
 
 def _one_each(by_group: Sequence[Sequence[T]]) -> list[list[T]]:

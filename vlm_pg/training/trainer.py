@@ -40,6 +40,7 @@ from vlm_pg.training.questions import QuestionStream
 from vlm_pg.training.reward_errors import RewardErrors
 from vlm_pg.training.samplers import make_control_sampler, make_sampler
 from vlm_pg.training.schedule import learning_rate
+from vlm_pg.training.step import Update
 from vlm_pg.training.stop import StopRequest
 from vlm_pg.training.updates import run_updates
 from vlm_pg.types import BadSample, RolloutGroup, Sample
@@ -255,15 +256,9 @@ class Trainer:
         return found
 
     def _update(self, batch: StepBatch, step: int) -> dict[str, float]:
-        values = run_updates(
-            self.engine,
-            self._reference_in_loss,
-            batch.groups,
-            self.config,
-            learning_rate(self.config.training, step),
-            batch.leaves,
-            measure_mismatch=self.sampler.scores_itself and mismatch_due(self.config.rollout, step),
-        )
+        compared = self.sampler.scores_itself and mismatch_due(self.config.rollout, step)
+        update = Update(batch.groups, learning_rate(self.config.training, step), batch.leaves, compared)
+        values = run_updates(self.engine, self._reference_in_loss, update, self.config)
         if self._reference_in_loss is None:
             values.pop("kl")  # of the reward, if anywhere
         warning = mismatch_warning(values)

@@ -15,23 +15,14 @@ from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.tally import over_updates
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.group_advantages import trains
-from vlm_pg.training.step import update_policy
-from vlm_pg.training.vision_leaves import VisionLeaves
+from vlm_pg.training.step import Update, UpdateSettings, update_policy
 from vlm_pg.types import ResponseGroup, RolloutGroup
 
 UPDATES = Metric("updates", "of the optimizer", "same")
 
 
-def run_updates(
-    engine: Engine,
-    reference: ScoringPolicy | None,
-    groups: Sequence[RolloutGroup],
-    config: RunConfig,
-    learning_rate: float,
-    leaves: VisionLeaves | None,
-    measure_mismatch: bool,
-) -> dict[str, float]:
-    """``algorithm.num_iterations`` passes over the groups, ``algorithm.minibatches`` updates each.
+def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, config: RunConfig) -> dict[str, float]:
+    """``algorithm.num_iterations`` passes over the step's groups, ``algorithm.minibatches`` updates each.
 
     Mini-batches have equally many groups as far as possible, over all ranks together and on each of them; their loss
     weights are their own. Where there are fewer groups than mini-batches there are fewer updates. Where
@@ -39,13 +30,14 @@ def run_updates(
 
     Args:
         reference: what a KL term of the loss measures from; None without one.
-        leaves: visual features of ``groups`` for the first update.
+        step: all groups of the step; ``leaves`` and ``measure_mismatch`` are for the first update.
 
     Returns:
         The step's metrics, equal on all ranks.
     """
-    algorithm, rollout = config.algorithm, config.rollout
-    if rollout.logprobs == "recompute" and algorithm.updates > 1:
+    algorithm, settings = config.algorithm, UpdateSettings.of(config)
+    groups, leaves = step.groups, step.leaves
+    if settings.logprobs == "recompute" and algorithm.updates > 1:
         groups = _scored(engine, groups, config)
     values: list[dict[str, float]] = []
     counts = gather_objects(len(groups))
@@ -56,21 +48,8 @@ def run_updates(
             here = float(sum(trains(group) for group in chosen))
             if not sum_over_ranks({"groups": here}, engine.policy.device)["groups"]:
                 continue
-            values.append(
-                update_policy(
-                    engine,
-                    reference,
-                    chosen,
-                    algorithm,
-                    config.training.micro_batch_tokens,
-                    rollout.temperature,
-                    learning_rate,
-                    leaves,
-                    logprobs=rollout.logprobs,
-                    measure_mismatch=measure_mismatch and not values,
-                    max_new_tokens=rollout.max_new_tokens,
-                )
-            )
+            update = Update(chosen, step.learning_rate, leaves, step.measure_mismatch and not values)
+            values.append(update_policy(engine, reference, update, settings))
             # The next update has other weights, and a trained tower other features.
             leaves = leaves if leaves is not None and not engine.policy.vision.trains else None
     return over_updates(values) | {UPDATES: float(len(values))}

@@ -319,6 +319,22 @@ SERVER = ["rollout.engine=server", "rollout.server.url=http://127.0.0.1:8000/v1"
             ["algorithm.dual_clip=null"],
         ),
         (
+            ["algorithm.loss_arguments={beta: 1}"],
+            "algorithm.loss_arguments has beta, and the loss clip takes none: it reads settings. Remove them, or name",
+            ["algorithm.loss=own.py:loss"],
+        ),
+        (
+            ["algorithm.advantage_arguments={power: 1}"],
+            "algorithm.advantage_arguments has power, and baseline_and_scale takes none: it reads settings. Remove",
+            ["algorithm.advantages=own.py:estimator"],
+        ),
+        (
+            ["algorithm.advantages=own.py:estimator", "algorithm.preset=dr_grpo"],
+            "algorithm.advantages is own.py:estimator, in place of which nothing else makes advantages, and "
+            "algorithm.preset is dr_grpo, algorithm.scale_advantages is none. Leave that out, or",
+            ["algorithm.preset=null"],
+        ),
+        (
             ["algorithm.length_bonus_tokens=[512, 320]"],
             "algorithm.length_bonus_tokens is [512, 320]: the shortest is longer than the longest.",
             ["algorithm.length_bonus_tokens=[320, 512]"],
@@ -371,6 +387,17 @@ def test_impossible_algorithms(minimal: Path, overrides: list[str], said: str, w
     """Each is refused with what is wrong, and the way out that its message names can be loaded."""
     assert said in refusal(minimal, *overrides)
     load_config(minimal, [*overrides, *way_out])
+
+
+@pytest.mark.parametrize(("key", "known"), [("loss", "clip, cispo"), ("advantages", "baseline_and_scale")])
+def test_a_name_that_is_neither_known_nor_a_path(minimal: Path, key: str, known: str) -> None:
+    message = refusal(minimal, f"algorithm.{key}=ppo")
+    assert f"algorithm.{key}: 'ppo' is no " in message
+    assert f"Allowed are {known}, or a function of your own. Name one of them, or path/to/file.py:function" in message
+
+
+def test_an_estimator_of_ones_own_may_do_with_one_rollout(minimal: Path) -> None:
+    load_config(minimal, ["rollout.num_generations=1", "algorithm.advantages=own.py:estimator"])
 
 
 def test_all_impossible_combinations_are_named_at_once(minimal: Path) -> None:

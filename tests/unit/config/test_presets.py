@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from vlm_pg.algorithms.presets import PRESETS, Preset, PresetName
 from vlm_pg.algorithms.pruning import num_kept
+from vlm_pg.algorithms.registry import LOSSES
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.config import load_config
 from vlm_pg.errors import ConfigError
@@ -53,6 +54,8 @@ def another(key: str, value: Any) -> Any:
     allowed = get_args(AlgorithmSettings.model_fields[key].annotation)
     if allowed:
         return next(option for option in allowed if option != value)
+    if key == "loss":
+        return next(loss for loss in LOSSES if loss != value)
     return not value if isinstance(value, bool) else value + 0.5
 
 
