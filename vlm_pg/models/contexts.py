@@ -9,7 +9,7 @@ import torch
 
 from vlm_pg.attention.grouped import AttentionMemo, grouped_attention
 from vlm_pg.attention.kernels import Kernel
-from vlm_pg.attention.plan import AttentionPlan
+from vlm_pg.attention.plan import AttentionPlan, full_plan
 from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.errors import ModelError
 from vlm_pg.models.linear_attention import LinearLayout, LinearStates, linear_attention_over_tree
@@ -53,6 +53,7 @@ class TreeContext:
         self.tree = tree
         self.kernel = kernel
         self.last_plan = last_plan
+        self._full_plan = full_plan(tree)
         self._remember = remember
         self._memos: dict[int, AttentionMemo] = {}
         self._unread: dict[int, KeysValues] = {}
@@ -65,7 +66,7 @@ class TreeContext:
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         self._grad_mode.check()
-        plan = self.tree.plan
+        plan = self._full_plan
         unread = self._unread.get(layer_index)
         if unread is not None:
             assert self.last_plan is not None

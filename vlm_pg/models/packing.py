@@ -92,7 +92,7 @@ class _Stream:
 class PackedBatch(_Scored, _Prompts, _Stream):
     """One stream of T tokens for one forward pass, and what to read off it.
 
-    ``predict_rows`` are indices into ``tree.reading(reads).rows``.
+    ``predict_rows`` are indices into ``reading_plan(tree, reads).rows``.
 
     Prefix of 3 tokens, responses [7, 8] and [9]: the stream holds 4 tokens (3 + 1 + 0), of which row 2 (the prefix's
     last) and row 3 are read; it predicts 3: predict_rows [0, 1, 0], targets [7, 8, 9].

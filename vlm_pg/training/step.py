@@ -71,7 +71,6 @@ def update_policy(
             the failed step's gradients: load them anew before training goes on.
     """
     policy = engine.policy
-    policy.differentiable_entropies = algorithm.entropy_coef > 0
     sampled = groups
     places = [place for place, group in enumerate(sampled) if any(group.kept or (1.0,))]
     groups = [_what_trains(sampled[place]) for place in places]
