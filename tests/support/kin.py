@@ -1,4 +1,4 @@
-"""A made-up kin of Qwen2.5-VL: another model type, other media tokens, patches of 8 pixels of which 3 x 3 are merged."""
+"""A made-up kin of Qwen2.5-VL: another model type, other media tokens, 8-pixel patches merged 3 x 3."""
 
 from __future__ import annotations
 

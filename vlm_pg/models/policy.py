@@ -18,7 +18,6 @@ from vlm_pg.models.packing import (
     ChunkBatch,
     PackedBatch,
     PrefixBatch,
-    checked_responses,
     one_by_one,
     pack,
     pack_repeated,
@@ -220,7 +219,7 @@ class Policy(Network):
 
     def check_group(self, group: ResponseGroup) -> None:
         """Raise ValueError or SampleError for a group that cannot be scored exactly, and say why."""
-        responses = checked_responses(group)
+        responses = checks.checked_responses(group)
         self.check_prompt(group.prompt)
         self.check_length(group.prompt, max(len(response) for response in responses))
         for index, response in enumerate(responses):
