@@ -12,7 +12,7 @@ import torch
 
 from vlm_pg.errors import ModelError
 from vlm_pg.models.pixels import PixelGeometry
-from vlm_pg.models.position_rules import VideoTime, by_qwen, by_transformers
+from vlm_pg.models.position_rules import PromptGrids, VideoTime, by_qwen, by_transformers
 from vlm_pg.models.settings import PositionRule
 from vlm_pg.types import MediaKind
 
@@ -60,7 +60,7 @@ class Family:
     ("seconds"), or words between them ("text": each grid is then a medium of its own).
     ``moe``: feed-forward layers are mixtures of experts; ``routers(language_model)`` are their gates.
     ``linear_attention``: some layers keep a recurrent state instead of keys and values.
-    ``media_tokens``: the tokens only the processor may place. ``geometry(config)``: how the tower reads pixels.
+    ``media_tokens``: the tokens only the processor may place. ``pixels(config)``: how the tower reads pixels.
     ``liger``: the parts liger-kernel has for it, by the keywords of liger's own function.
     """
 
@@ -75,7 +75,7 @@ class Family:
     routers: Callable[[Any], list[torch.nn.Module]] = _routers
     linear_attention: bool = False
     media_tokens: tuple[MediaToken, ...] = _QWEN_MEDIA_TOKENS
-    geometry: Callable[[Any], PixelGeometry] = PixelGeometry.of
+    pixels: Callable[[Any], PixelGeometry] = PixelGeometry.of
     liger: tuple[str, ...] = ()
 
     @property
@@ -118,10 +118,6 @@ class Family:
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         return text.num_attention_heads, text.num_key_value_heads, head_dim
 
-    def pixels(self, config: Any) -> PixelGeometry:
-        """``geometry`` of the config; without a tower all sizes are 1."""
-        return self.geometry(config) if self.reads_media else PixelGeometry()
-
     def deepstack_layers(self, config: Any) -> int:
         """How many decoder layers, from the first one on, get visual features of their own."""
         return len(config.vision_config.deepstack_visual_indexes) if self.deepstack else 0
@@ -155,43 +151,32 @@ class Family:
             refuse_media(model, f"Got {len(grid_thw)} image(s) or video(s) to encode")
         tower = self.vision_tower(model)
         output = tower(pixel_values.to(tower.dtype), grid_thw=grid_thw)
-        if not self.deepstack:
+        if not self.deepstack_layers(model.config):
             return output.pooler_output
         return torch.stack([output.pooler_output, *output.deepstack_features], dim=1)
 
-    def positions(
-        self,
-        rule: PositionRule,
-        model: Any,
-        input_ids: torch.Tensor,
-        mm_token_type_ids: torch.Tensor,
-        grid_thw: torch.Tensor | None,
-        media_kinds: tuple[MediaKind, ...],
-        second_per_grid_ts: tuple[float, ...],
-    ) -> torch.Tensor:
+    def positions(self, rule: PositionRule, model: Any, *given: Any) -> torch.Tensor:
         """Rotary positions int64 [3, P] of a prompt.
 
         Args:
             rule: "qwen" (``vlm_pg/models/positions.py``) or "transformers" (the installed release's own).
             model: the transformers model.
-            input_ids, mm_token_type_ids: int64 [P].
-            grid_thw: int64 [media, 3] before merging, or None.
-            second_per_grid_ts: one entry per video, or none.
+            given: what ``PromptGrids`` has, in order.
 
         Raises:
             ModelError: the installed transformers computes its own rule wrongly for these seconds, or media were given
                 to a model that reads text alone.
             ValueError: token types and grids do not belong together.
         """
+        prompt = PromptGrids(*given)
         if not self.reads_media:
-            if media_kinds or bool(mm_token_type_ids.any()):
+            if prompt.media_kinds or bool(prompt.mm_token_type_ids.any()):
                 refuse_media(model, "The prompt has images or videos")
-            return torch.arange(input_ids.shape[0]).expand(3, -1).clone()
-        media = (mm_token_type_ids, grid_thw, media_kinds, second_per_grid_ts)
+            return torch.arange(prompt.input_ids.shape[0]).expand(3, -1).clone()
         if rule == "transformers":
-            return by_transformers(model, input_ids, *media)
+            return by_transformers(model, prompt)
         per_second = model.config.vision_config.tokens_per_second if self.video_time == "seconds" else None
-        return by_qwen(self.video_time, self.geometry(model.config).merge_size, per_second, *media)
+        return by_qwen(self.video_time, self.pixels(model.config).merge_size, per_second, prompt)
 
     def describe_positions(self, rule: PositionRule) -> str:
         """The rule in a line, and what it means for whoever serves the weights later."""

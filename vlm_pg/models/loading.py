@@ -47,15 +47,13 @@ def load_policy(
     family = family_of(config)
     import transformers
 
-    named = family.model_class
+    named, of_tower = family.model_class, _vision_attention(_device(device), torch_dtype)
     try:
         model_class = getattr(transformers, named) if isinstance(named, str) else named
         model, found = model_class.from_pretrained(
             str(path),
             dtype=torch_dtype,
-            attn_implementation=family.attention_setting(
-                ATTENTION_NAME, _vision_attention(_device(device), torch_dtype)
-            ),
+            attn_implementation=family.attention_setting(ATTENTION_NAME, of_tower),
             use_safetensors=True,
             trust_remote_code=settings.trust_remote_code,
             output_loading_info=True,

@@ -214,10 +214,7 @@ def pack_prefixes(groups: Sequence[ResponseGroup], device: torch.device, share: 
 
 
 def pack_chunk(
-    prefix_batch: PrefixBatch,
-    groups: Sequence[ResponseGroup],
-    chosen: Sequence[Sequence[int]],
-    device: torch.device,
+    prefix_batch: PrefixBatch, groups: Sequence[ResponseGroup], chosen: Sequence[Sequence[int]], device: torch.device
 ) -> ChunkBatch:
     """The chosen responses of the groups that ``prefix_batch`` was made of.
 

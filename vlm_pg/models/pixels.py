@@ -22,8 +22,10 @@ class PixelGeometry:
 
     @classmethod
     def of(cls, config: Any) -> PixelGeometry:
-        """As the config of Qwen's models with a tower says."""
-        vision = config.vision_config
+        """As the config of Qwen's models says."""
+        vision = getattr(config, "vision_config", None)
+        if vision is None:
+            return cls()
         return cls(vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size, vision.in_channels)
 
     @property

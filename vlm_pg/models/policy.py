@@ -14,14 +14,7 @@ from vlm_pg.models.contexts import TreeContext
 from vlm_pg.models.family import Family, refuse_media
 from vlm_pg.models.idle import idle_parts, idle_vision
 from vlm_pg.models.network import Network
-from vlm_pg.models.packing import (
-    ChunkBatch,
-    PackedBatch,
-    PrefixBatch,
-    one_by_one,
-    pack,
-    pack_repeated,
-)
+from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, one_by_one, pack, pack_repeated
 from vlm_pg.models.prefix_run import PrefixStates, run_back, run_chunk, run_prefixes, select_features
 from vlm_pg.models.settings import ModelSettings, PositionRule
 from vlm_pg.models.turns import Turns

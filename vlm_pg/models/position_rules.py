@@ -6,7 +6,7 @@ Shape letters: P prompt tokens.
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -20,15 +20,23 @@ VideoTime = Literal["grids", "seconds", "text"]
 _UNCUT_SECONDS_FROM = (5, 18)
 
 
-def by_transformers(
-    model: Any,
-    input_ids: torch.Tensor,
-    mm_token_type_ids: torch.Tensor,
-    grid_thw: torch.Tensor | None,
-    media_kinds: tuple[MediaKind, ...],
-    second_per_grid_ts: tuple[float, ...],
-) -> torch.Tensor:
-    """int64 [3, P] as the installed transformers counts; arguments as ``Family.positions`` takes them."""
+class PromptGrids(NamedTuple):
+    """What positions are counted from.
+
+    ``input_ids``, ``mm_token_type_ids``: int64 [P]. ``grid_thw``: int64 [media, 3] before merging, or None.
+    ``second_per_grid_ts``: one entry per video, or none.
+    """
+
+    input_ids: torch.Tensor
+    mm_token_type_ids: torch.Tensor
+    grid_thw: torch.Tensor | None
+    media_kinds: tuple[MediaKind, ...]
+    second_per_grid_ts: tuple[float, ...]
+
+
+def by_transformers(model: Any, prompt: PromptGrids) -> torch.Tensor:
+    """int64 [3, P] as the installed transformers counts."""
+    input_ids, mm_token_type_ids, grid_thw, media_kinds, second_per_grid_ts = prompt
     if grid_thw is None:
         return torch.arange(input_ids.shape[0]).expand(3, -1).clone()
     _refuse_cut_seconds(second_per_grid_ts)
@@ -48,15 +56,10 @@ def by_transformers(
 
 
 def by_qwen(
-    video_time: VideoTime,
-    merge_size: int,
-    positions_per_second: float | None,
-    mm_token_type_ids: torch.Tensor,
-    grid_thw: torch.Tensor | None,
-    media_kinds: tuple[MediaKind, ...],
-    second_per_grid_ts: tuple[float, ...],
+    video_time: VideoTime, merge_size: int, positions_per_second: float | None, prompt: PromptGrids
 ) -> torch.Tensor:
-    """int64 [3, P] by Qwen's published rule; arguments as ``Family.positions`` takes them."""
+    """int64 [3, P] by Qwen's published rule."""
+    _, mm_token_type_ids, grid_thw, media_kinds, second_per_grid_ts = prompt
     videos = media_kinds.count("video")
     if second_per_grid_ts and len(second_per_grid_ts) != videos:
         raise ValueError(

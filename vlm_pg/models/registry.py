@@ -23,43 +23,34 @@ def register_family(family: Family) -> None:
         )
 
 
-def _register_text(model_type: str, model_class: str, **special: Any) -> None:
-    """A language model by itself: no tower, no token that only a processor may place."""
-    register_family(Family(model_type, model_class, tower=None, decoder="model", media_tokens=(), **special))
-
-
-_LIGER_TEXT: dict[str, Any] = {"liger": ("rms_norm", "swiglu", "rope")}
+# A language model by itself: no tower, no token that only a processor may place.
+_TEXT: dict[str, Any] = {"tower": None, "decoder": "model", "media_tokens": ()}
+_ONE_AXIS: dict[str, Any] = _TEXT | {"rotary_axes": 1, "liger": ("rms_norm", "swiglu", "rope")}
 _QWEN3_5: dict[str, Any] = {"linear_attention": True, "liger": ("rms_norm", "swiglu")}
 
-register_family(
+for _family in (
     Family(
-        "qwen2_vl",
-        "Qwen2VLForConditionalGeneration",
-        video_time="grids",
-        liger=("rms_norm", "layer_norm", "swiglu"),
-    )
-)
-register_family(
-    Family("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", video_time="seconds", liger=("rms_norm", "swiglu"))
-)
-register_family(Family("qwen3_vl", "Qwen3VLForConditionalGeneration", deepstack=True, liger=("rms_norm", "rope")))
-register_family(
+        "qwen2_vl", "Qwen2VLForConditionalGeneration", video_time="grids", liger=("rms_norm", "layer_norm", "swiglu")
+    ),
+    Family("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", video_time="seconds", liger=("rms_norm", "swiglu")),
+    Family("qwen3_vl", "Qwen3VLForConditionalGeneration", deepstack=True, liger=("rms_norm", "rope")),
     Family(
         "qwen3_vl_moe",
         "Qwen3VLMoeForConditionalGeneration",
         deepstack=True,
         moe=True,
         liger=("rms_norm", "rope", "swiglu"),
-    )
-)
-register_family(Family("qwen3_5", "Qwen3_5ForConditionalGeneration", **_QWEN3_5))
-register_family(Family("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", moe=True, **_QWEN3_5))
-_register_text("qwen2", "Qwen2ForCausalLM", rotary_axes=1, **_LIGER_TEXT)
-_register_text("qwen3", "Qwen3ForCausalLM", rotary_axes=1, **_LIGER_TEXT)
-_register_text("qwen3_moe", "Qwen3MoeForCausalLM", rotary_axes=1, moe=True, **_LIGER_TEXT)
-# The language model of Qwen3.5 by itself takes three axes still.
-_register_text("qwen3_5_text", "Qwen3_5ForCausalLM", **_QWEN3_5)
-_register_text("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", moe=True, **_QWEN3_5)
+    ),
+    Family("qwen3_5", "Qwen3_5ForConditionalGeneration", **_QWEN3_5),
+    Family("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", moe=True, **_QWEN3_5),
+    Family("qwen2", "Qwen2ForCausalLM", **_ONE_AXIS),
+    Family("qwen3", "Qwen3ForCausalLM", **_ONE_AXIS),
+    Family("qwen3_moe", "Qwen3MoeForCausalLM", moe=True, **_ONE_AXIS),
+    # The language model of Qwen3.5 by itself takes three axes still.
+    Family("qwen3_5_text", "Qwen3_5ForCausalLM", **_QWEN3_5, **_TEXT),
+    Family("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", moe=True, **_QWEN3_5, **_TEXT),
+):
+    register_family(_family)
 
 
 def family_of(config: Any) -> Family:
