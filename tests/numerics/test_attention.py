@@ -12,6 +12,7 @@ from vlm_pg.attention import grouped as grouped_module
 from vlm_pg.attention.kernels import Kernel, select_kernel
 from vlm_pg.attention.kernels.cpu import CpuFlashKernel
 from vlm_pg.attention.oracle import oracle_attention
+from vlm_pg.attention.plan import full_plan
 from vlm_pg.attention.selfcheck import check_kernel
 
 CPU = torch.device("cpu")
@@ -116,7 +117,7 @@ def test_prefix_keys_are_attended_to_where_they_lie(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(CpuFlashKernel, "segments_forward", counting)
     tree = PrefixTree.from_groups([(30, [2] * 8), (20, [3] * 4)])
     q, k, v = (x.detach() for x in random_inputs(tree, torch.float32))
-    grouped_module.forward_with_lse(q, k, v, tree.plan, 1.0, CpuFlashKernel())
+    grouped_module.forward_with_lse(q, k, v, full_plan(tree), 1.0, CpuFlashKernel())
     assert calls == [(True, tree.num_tokens), (False, 50)]
 
 

@@ -160,7 +160,8 @@ def test_rollouts_of_other_weights_are_trained_on_but_not_compared() -> None:
 
     def one_current(policy: Policy) -> list[RolloutGroup]:
         groups = [replace(group, policy_version=3) for group in garbage(policy)]
-        policy.weights_version = 4
+        for _ in range(4):
+            policy.weights_changed()
         return [replace(shifted(policy)[0], policy_version=4), *groups[1:]]
 
     def none_current(policy: Policy) -> list[RolloutGroup]:

@@ -9,7 +9,7 @@ import torch
 from vlm_pg.attention.grouped import AttentionMemo, grouped_attention
 from vlm_pg.attention.kernels import available
 from vlm_pg.attention.oracle import oracle_attention
-from vlm_pg.attention.plan import Reads
+from vlm_pg.attention.plan import Reads, reading_plan
 from vlm_pg.attention.tree import PrefixTree
 
 KERNELS = [name for name, reason in available(torch.device("cpu"), torch.float64).items() if reason is None]
@@ -42,7 +42,7 @@ def random_reads(tree: PrefixTree, rng: np.random.Generator) -> list[Reads]:
 def test_rows_that_ask_equal_the_same_rows_of_the_whole(seed: int, kernel: str) -> None:
     rng = np.random.default_rng(seed)
     tree = random_tree(rng)
-    plan = tree.reading(random_reads(tree, rng))
+    plan = reading_plan(tree, random_reads(tree, rng))
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (
         torch.randn(tree.num_tokens, heads, 8, generator=generator, dtype=torch.float64).requires_grad_()
@@ -63,8 +63,8 @@ def test_rows_that_ask_equal_the_same_rows_of_the_whole(seed: int, kernel: str) 
 
 def test_what_is_read_of_each_node() -> None:
     tree = PrefixTree([3, 2, 2, 1], [-1, -1, 0, 1])
-    assert tree.reading(["last", "none", "all", "all"]).rows == (2, 5, 6, 7)
-    order = tree.reading(["last", "none", "all", "all"]).stream_order(torch.device("cpu"))
+    assert reading_plan(tree, ["last", "none", "all", "all"]).rows == (2, 5, 6, 7)
+    order = reading_plan(tree, ["last", "none", "all", "all"]).stream_order(torch.device("cpu"))
     assert torch.tensor([2, 5, 6, 7, 0, 1, 3, 4])[order].tolist() == list(range(8))
 
 
@@ -74,7 +74,7 @@ def test_what_is_read_of_each_node() -> None:
 )
 def test_unusable_reads_are_refused(reads: list[Reads], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        PrefixTree([2, 3], [-1, 0]).reading(reads)
+        reading_plan(PrefixTree([2, 3], [-1, 0]), reads)
 
 
 def test_a_recomputation_takes_the_result_from_the_memo(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,9 @@ class Recorded:
 
 def bare_model(tokens_per_second: int | None) -> Any:
     """All that counting by Qwen's rule reads of a model."""
-    vision = SimpleNamespace(spatial_merge_size=2, tokens_per_second=tokens_per_second)
+    vision = SimpleNamespace(
+        patch_size=14, spatial_merge_size=2, temporal_patch_size=2, in_channels=3, tokens_per_second=tokens_per_second
+    )
     return SimpleNamespace(config=SimpleNamespace(vision_config=vision))
 
 

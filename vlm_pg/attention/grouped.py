@@ -15,7 +15,7 @@ import torch
 from vlm_pg.attention.kernels import Kernel, select_kernel
 from vlm_pg.attention.merge import merge_
 from vlm_pg.attention.oracle import oracle_over_plan
-from vlm_pg.attention.plan import AttentionPlan
+from vlm_pg.attention.plan import AttentionPlan, full_plan
 from vlm_pg.attention.segments import SegmentCall
 from vlm_pg.attention.tree import PrefixTree
 
@@ -32,7 +32,7 @@ def grouped_attention(
     """Attention in which every token sees its node's ancestors and, causally, its own node.
 
     Args:
-        q: [T, N, H]; T is ``tree.num_tokens``. With a plan of some rows (``tree.reading(...)``): those rows only.
+        q: [T, N, H]; T is ``tree.num_tokens``. With a plan of some rows (``reading_plan``): those rows only.
         k, v: [T, K, H]; N must be a multiple of K (grouped-query attention, never repeated in memory).
         tree: who attends to whom.
         scale: factor on the scores; default H ** -0.5.
@@ -45,7 +45,7 @@ def grouped_attention(
     Raises:
         ValueError: shapes that do not fit the tree or each other.
     """
-    plan = tree if isinstance(tree, AttentionPlan) else tree.plan
+    plan = tree if isinstance(tree, AttentionPlan) else full_plan(tree)
     _check_shapes(q, k, v, plan)
     q, k, v = _one_dtype(q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale

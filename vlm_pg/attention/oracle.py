@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vlm_pg.attention.plan import AttentionPlan
+from vlm_pg.attention.plan import AttentionPlan, full_plan
 from vlm_pg.attention.tree import PrefixTree
 
 
@@ -12,7 +12,7 @@ def oracle_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tree: PrefixTree, scale: float | None = None
 ) -> torch.Tensor:
     """Same contract as ``grouped_attention``, by a [T, T] mask, softmax and plain autograd; memory grows with T * T."""
-    return oracle_over_plan(q, k, v, tree.plan, scale)
+    return oracle_over_plan(q, k, v, full_plan(tree), scale)
 
 
 def oracle_over_plan(

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
 from vlm_pg.attention.segments import SegmentCall
-
-if TYPE_CHECKING:
-    from vlm_pg.attention.tree import PrefixTree
+from vlm_pg.attention.tree import PrefixTree
 
 Reads = Literal["all", "last", "none"]
 
@@ -72,7 +70,7 @@ def full_plan(tree: PrefixTree) -> AttentionPlan:
 
 
 def reading_plan(tree: PrefixTree, reads: Sequence[Reads]) -> AttentionPlan:
-    """Only some rows of each node ask: all, its last one, or none.
+    """Only some rows of each node ask: "all", its "last" one, or "none".
 
     Raises:
         ValueError: not one entry per node, an unknown entry, or nothing to read.

@@ -12,7 +12,7 @@ from vlm_pg.attention.grouped import grouped_attention
 from vlm_pg.attention.kernels import Kernel, select_kernel
 from vlm_pg.attention.kernels.plain import OracleKernel
 from vlm_pg.attention.oracle import oracle_over_plan
-from vlm_pg.attention.plan import AttentionPlan
+from vlm_pg.attention.plan import AttentionPlan, full_plan, reading_plan
 from vlm_pg.attention.tree import PrefixTree
 
 # Relative to the largest value; half precision rounds inputs, probabilities and outputs.
@@ -27,11 +27,11 @@ TREES = (
 
 # What a model runs: all rows ask; in a last layer prompt ends and responses do; in a chunk only responses.
 PLANS = (
-    TREES[0].plan,
-    TREES[1].plan,
-    TREES[0].reading(["last", "none", "all", "last", "last", "all", "all"]),
-    TREES[0].reading(["none", "none", "none", "all", "all", "all", "all"]),
-    TREES[1].reading(["last", "last", "all"]),
+    full_plan(TREES[0]),
+    full_plan(TREES[1]),
+    reading_plan(TREES[0], ["last", "none", "all", "last", "last", "all", "all"]),
+    reading_plan(TREES[0], ["none", "none", "none", "all", "all", "all", "all"]),
+    reading_plan(TREES[1], ["last", "last", "all"]),
 )
 
 

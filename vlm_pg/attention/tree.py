@@ -12,7 +12,6 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from vlm_pg.attention.plan import AttentionPlan, Reads, full_plan, reading_plan
 from vlm_pg.attention.segments import SegmentCall
 
 
@@ -129,15 +128,6 @@ class PrefixTree:
             for node, rows in zip(self.level_nodes[level], asked, strict=True):
                 queries[self.ancestor(node, above) - keys[0]] += rows
             yield keys, tuple(queries), self.lengths[keys[0] : keys[-1] + 1]
-
-    @cached_property
-    def plan(self) -> AttentionPlan:
-        """All rows ask."""
-        return full_plan(self)
-
-    def reading(self, reads: Sequence[Reads]) -> AttentionPlan:
-        """Only some rows of each node ask ("all", "last" or "none"); raises ValueError if no row does."""
-        return reading_plan(self, reads)
 
     def mask(self, device: torch.device | str = "cpu") -> torch.Tensor:
         """Boolean [T, T], True where row attends to column: the definition, for the oracle."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+from vlm_pg.attention.plan import reading_plan
 from vlm_pg.models.packing import PackedBatch
 from vlm_pg.types import ResponseGroup
 
@@ -46,7 +47,7 @@ def repetitions(batch: PackedBatch, counted: Sequence[bool]) -> torch.Tensor:
     lengths = [length for lengths in batch.response_lengths for length in lengths]
     # The second token of a response is predicted by its first, with which its node begins.
     second = torch.tensor([0, *lengths[:-1]]).cumsum(0) + 1
-    read_rows = tree.reading(batch.reads).rows
+    read_rows = reading_plan(tree, batch.reads).rows
     predicting = batch.predict_rows.cpu()[second]
     first_rows = predicting.tolist() if read_rows is None else [read_rows[index] for index in predicting.tolist()]
     node_at = {start: node for node, start in enumerate(tree.starts)}
@@ -60,14 +61,13 @@ def repetitions(batch: PackedBatch, counted: Sequence[bool]) -> torch.Tensor:
 
 
 @contextmanager
-def recorded_router_logits(language_model: Any) -> Iterator[list[torch.Tensor]]:
+def recorded_router_logits(routers: Sequence[torch.nn.Module]) -> Iterator[list[torch.Tensor]]:
     """The list fills with each layer's router logits [T, E], on the graph, while the model runs inside."""
     logits: list[torch.Tensor] = []
 
     def keep(_module: Any, _args: Any, output: Any) -> None:
         logits.append(output[0])
 
-    routers = [layer.mlp.gate for layer in language_model.layers if hasattr(layer.mlp, "gate")]
     hooks = [router.register_forward_hook(keep) for router in routers]
     try:
         yield logits

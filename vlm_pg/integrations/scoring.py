@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vlm_pg.integrations.attention import route_attention
+from vlm_pg.integrations.attention_routing import route_attention
 from vlm_pg.integrations.balancing import (
     balancing_loss,
     recorded_router_logits,
@@ -16,10 +16,11 @@ from vlm_pg.integrations.balancing import (
     with_last_tokens_read,
     without_last_tokens,
 )
+from vlm_pg.models.family import Family
 from vlm_pg.models.lora import base_model, check_adapter
 from vlm_pg.models.packing import pack
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.registry import Family, family_of
+from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.types import ResponseGroup
 
@@ -71,13 +72,13 @@ class GroupedScorer:
         model: Any,
         groups: Sequence[ResponseGroup],
         temperature: float,
-        differentiable_entropies: bool = False,
+        entropy_graph: bool = False,
         counted: Sequence[bool] | None = None,
     ) -> Scores:
         """Score ``groups`` with ``model``: the model as its trainer calls it, wrapped or not.
 
         Args:
-            differentiable_entropies: leave the entropies on the graph, for an entropy bonus.
+            entropy_graph: leave the entropies on the graph, for an entropy bonus.
             counted: compute the router's balancing loss too; per response whether its tokens count in it.
         """
 
@@ -88,16 +89,13 @@ class GroupedScorer:
             trains = tower is not None and any(p.requires_grad for p in tower.parameters())
             # A trained tower's outputs belong to one backward. An adapter on it that peft switches off counts as frozen
             # for a while, and what was kept before or after is another tower's output. A frozen tower's is kept.
-            policy.vision.trains = trains or policy.vision.trains
-            policy.weights_changed()
-            policy.vision.trains = trains
-            policy.differentiable_entropies = differentiable_entropies
+            policy.weights_changed(vision_trains=trains)
             with_graph = trains and torch.is_grad_enabled()
             features = policy.vision.encode([group.prompt for group in groups], with_graph=with_graph)
             joined = policy.join_features(groups, features)
             if counted is None:
-                return Scores(*policy(policy.pack(groups), joined, temperature))
-            return self._with_balancing(groups, joined, temperature, counted)
+                return Scores(*policy(policy.pack(groups), joined, temperature, entropy_graph))
+            return self._with_balancing(groups, joined, temperature, entropy_graph, counted)
 
         return Scores(*model(grouped_score=score))
 
@@ -106,18 +104,16 @@ class GroupedScorer:
         groups: Sequence[ResponseGroup],
         features: torch.Tensor | None,
         temperature: float,
+        entropy_graph: bool,
         counted: Sequence[bool],
     ) -> Scores:
         policy = self.policy
         for group in groups:
             policy.check_group(group)
         batch = pack(with_last_tokens_read(groups), policy.device)
-        policy.whole_layers = True  # every token goes through every router
-        try:
-            with recorded_router_logits(policy.language_model) as logits:
-                logprobs, entropies = policy(batch, features, temperature)
-        finally:
-            policy.whole_layers = False
+        with recorded_router_logits(policy.family.routers(policy.language_model)) as logits:
+            # Every token goes through every router.
+            logprobs, entropies = policy(batch, features, temperature, entropy_graph, True)
         loss = balancing_loss(logits, repetitions(batch, counted), policy.model.config.get_text_config())
         return Scores(without_last_tokens(logprobs, batch), without_last_tokens(entropies, batch), loss)
 
@@ -134,7 +130,8 @@ class _TrainersPolicy(Policy):
 
     def _media_token_ids(self) -> tuple[int, ...]:
         # The trainer's own forward reads all others as words where no picture belongs to them, and so do we.
-        return (self.model.config.image_token_id,) if self.family.reads_media else ()
+        token = self.family.image_token_id(self.model.config)
+        return () if token is None else (token,)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         if not self._fp32_head:

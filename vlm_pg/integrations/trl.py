@@ -10,6 +10,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from vlm_pg.integrations.padded import GroupedRows, group_rows
 from vlm_pg.integrations.scoring import GroupedScorer, Scores
 from vlm_pg.integrations.trl_checks import WAY_OUT, check_trainer
+from vlm_pg.models.registry import FAMILIES
 
 Scored = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 MEDIA = ("mm_token_type_ids", "pixel_values", "image_grid_thw", "num_images")
@@ -42,7 +43,8 @@ class GroupedGRPOTrainer(GRPOTrainer):
         unknown = [name for name, value in media.items() if value is not None and name not in MEDIA]
         if unknown:
             raise ValueError(f"Grouped scoring has no {', '.join(unknown)}. {WAY_OUT}")
-        image_token = getattr(cast(Any, self.model).config, "image_token_id", None)  # a text model has none
+        config = cast(Any, self.model).config
+        image_token = FAMILIES[config.model_type].image_token_id(config)
         types = media.get("mm_token_type_ids")
         if image_token is not None and _has_images_in_responses(
             image_token, input_ids, attention_mask, logits_to_keep, types
@@ -87,7 +89,7 @@ class GroupedGRPOTrainer(GRPOTrainer):
                         model,
                         groups,
                         self.temperature,
-                        differentiable_entropies=compute_entropy and self._entropy_bonus_enabled,
+                        entropy_graph=compute_entropy and self._entropy_bonus_enabled,
                         counted=counted[done : done + size] if compute_aux_loss else None,
                     )
                 )

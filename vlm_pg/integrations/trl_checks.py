@@ -7,6 +7,7 @@ from typing import Any
 
 from vlm_pg.errors import ConfigError, ModelError
 from vlm_pg.integrations.scoring import check_model
+from vlm_pg.models.registry import FAMILIES
 
 WAY_OUT = "Leave it out, or use TRL's GRPOTrainer."
 
@@ -68,7 +69,8 @@ def _refused_settings(args: Any, model: Any) -> Iterator[str]:
         if getattr(args, name):
             yield f"{name} (not compared with TRL's; bf16 is)"
     suppressed = (args.generation_kwargs or {}).get("suppress_tokens", ())
-    image_token = getattr(model.config, "image_token_id", None)
+    family = FAMILIES.get(model.config.model_type)
+    image_token = family and family.image_token_id(model.config)
     takes_place = image_token is not None and "suppress_tokens" in (args.generation_kwargs or {})
     if takes_place and image_token not in (suppressed or ()):
         yield (

@@ -64,3 +64,33 @@ def check_response_ids(
             f"{name} contains media tokens {found}; only the processor may place the ids {list(media_token_ids)}. "
             "Never sample them: vlm_pg.rollout masks them, and transformers' generate does with suppress_tokens."
         )
+
+
+def checked_responses(group: ResponseGroup) -> tuple[torch.Tensor, ...]:
+    """The group's responses; raises ValueError if there is none, or one is no tensor of token ids on the CPU."""
+    if not group.responses:
+        raise ValueError(f"Group {group.prompt.sample_id!r} has no responses; every group needs at least one.")
+    for index, response in enumerate(group.responses):
+        if not isinstance(response, torch.Tensor) or response.dim() != 1 or not len(response):
+            came = f"shape {tuple(response.shape)}" if isinstance(response, torch.Tensor) else type(response).__name__
+            raise ValueError(
+                f"Response {index} of group {group.prompt.sample_id!r} is {came}; "
+                "a response is a 1-D tensor of at least one token id."
+            )
+        if response.dtype != torch.int64 or response.device.type != "cpu":
+            raise ValueError(
+                f"Response {index} of group {group.prompt.sample_id!r} is {response.dtype} on {response.device}; token "
+                "ids are int64 on the CPU. Pass response.long().cpu()."
+            )
+    return group.responses
+
+
+def chosen_responses(group: ResponseGroup, indices: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Those of the group's responses; raises ValueError for one that does not exist."""
+    responses = checked_responses(group)
+    if any(not 0 <= index < len(responses) for index in indices):
+        raise ValueError(
+            f"Group {group.prompt.sample_id!r} has {len(responses)} responses; the chunk asks for {list(indices)}. "
+            f"Indices go from 0 to {len(responses) - 1}."
+        )
+    return tuple(responses[index] for index in indices)

@@ -62,6 +62,7 @@ def micro_batch_losses(
     *,
     loss_scale: float = 1.0,
     every_weight: bool = False,
+    entropy_graph: bool = False,
 ) -> Iterator[torch.Tensor]:
     """One loss per backward call. Each must have been backpropagated before the next one is asked for.
 
@@ -70,18 +71,19 @@ def micro_batch_losses(
     Args:
         forward: as ``Policy.forward``: the policy itself, or an engine around it.
         features: joined, as ``Policy.join_features`` gives them.
+        entropy_graph: leave the entropies that ``loss_of`` gets on the graph, for an entropy bonus.
         loss_scale, every_weight: as ``Policy.forward`` of ``PrefixStates`` takes them.
     """
     if streams.prefixes is None:
         (batch,) = streams.passes
-        loss = loss_of(0, *forward(batch, features, temperature))
+        loss = loss_of(0, *forward(batch, features, temperature, entropy_graph))
         del features  # not held while backward runs
         yield loss
         return
     states = forward(streams.prefixes, features)
     del features
     for number, chunk in enumerate(streams.passes):
-        yield loss_of(number, *forward(chunk, states, temperature))
+        yield loss_of(number, *forward(chunk, states, temperature, entropy_graph))
     # Through ``forward`` as every pass: DeepSpeed counts what comes between two forwards as one backward.
     yield forward(states, loss_scale, every_weight)
 

@@ -9,7 +9,7 @@ import torch
 
 from vlm_pg.attention.grouped import AttentionMemo, grouped_attention
 from vlm_pg.attention.kernels import Kernel
-from vlm_pg.attention.plan import AttentionPlan
+from vlm_pg.attention.plan import AttentionPlan, full_plan
 from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.errors import ModelError
 from vlm_pg.models.linear_attention import LinearLayout, LinearStates, linear_attention_over_tree
@@ -38,7 +38,42 @@ class _GradMode:
             )
 
 
-class TreeContext:
+class _Context:
+    """What all layers of one pass share; ``prefix_nodes`` of the tree are not in the stream, their states are known."""
+
+    def __init__(self, tree: PrefixTree, kernel: Kernel, prefix_nodes: Sequence[int] = (), remember: bool = False):
+        self.tree = tree
+        self.kernel = kernel
+        self.prefix_nodes = tuple(prefix_nodes)
+        self._remember = remember
+        self._memos: dict[int, AttentionMemo] = {}
+        self._layout: LinearLayout | None = None
+        self._grad_mode = _GradMode()
+
+    def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Called with keys and values [rows, K, H] of all rows in the stream."""
+
+    def keep_states(self, layer_index: int, states: LinearStates) -> None:
+        """Called with the linear layers' states at the end of the nodes in the stream."""
+
+    def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
+        self._grad_mode.check()
+        if self._layout is None:
+            self._layout = LinearLayout(self.tree.lengths, self.tree.parents, self.prefix_nodes, hidden.device)
+        out, states = linear_attention_over_tree(mixer, hidden, self._layout, self._known_states(layer_index))
+        self.keep_states(layer_index, states)
+        return out
+
+    def _known_states(self, layer_index: int) -> LinearStates | None:
+        return None
+
+    def _memo(self, layer_index: int) -> AttentionMemo | None:
+        if not self._remember or not torch.is_grad_enabled():
+            return None
+        return self._memos.setdefault(layer_index, AttentionMemo())
+
+
+class TreeContext(_Context):
     """One packed stream, differentiable.
 
     Args:
@@ -50,14 +85,10 @@ class TreeContext:
     def __init__(
         self, tree: PrefixTree, kernel: Kernel, last_plan: AttentionPlan | None = None, remember: bool = False
     ):
-        self.tree = tree
-        self.kernel = kernel
+        super().__init__(tree, kernel, remember=remember)
         self.last_plan = last_plan
-        self._remember = remember
-        self._memos: dict[int, AttentionMemo] = {}
+        self._full_plan = full_plan(tree)
         self._unread: dict[int, KeysValues] = {}
-        self._layout: LinearLayout | None = None
-        self._grad_mode = _GradMode()
 
     def supply_unread(self, layer_index: int, keys_values: KeysValues) -> None:
         """Keys and values [unread rows, K, H] of a layer that runs on the read rows only."""
@@ -65,7 +96,7 @@ class TreeContext:
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         self._grad_mode.check()
-        plan = self.tree.plan
+        plan = self._full_plan
         unread = self._unread.get(layer_index)
         if unread is not None:
             assert self.last_plan is not None
@@ -77,36 +108,15 @@ class TreeContext:
         self.keep_keys_values(layer_index, k, v)
         return grouped_attention(q, k, v, plan, scale, self.kernel, self._memo(layer_index))
 
-    def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Called with keys and values [T, K, H] of all rows."""
-
-    def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
-        self._grad_mode.check()
-        if self._layout is None:
-            self._layout = LinearLayout(self.tree.lengths, self.tree.parents, (), hidden.device)
-        out, states = linear_attention_over_tree(mixer, hidden, self._layout)
-        self.keep_states(layer_index, states)
-        return out
-
-    def keep_states(self, layer_index: int, states: LinearStates) -> None:
-        """Called with the linear layers' states at the end of every node."""
-
-    def _memo(self, layer_index: int) -> AttentionMemo | None:
-        if not self._remember or not torch.is_grad_enabled():
-            return None
-        return self._memos.setdefault(layer_index, AttentionMemo())
-
 
 class PrefixContext(TreeContext):
     """The prefixes alone; what responses will need of every layer is kept, graph included."""
 
-    def __init__(
-        self, tree: PrefixTree, kernel: Kernel, last_plan: AttentionPlan | None = None, remember: bool = False
-    ):
-        super().__init__(tree, kernel, last_plan, remember)
-        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = {}
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self._kept: dict[int, KeysValues] | None = {}
 
-    def take(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    def take(self) -> dict[int, KeysValues]:
         """What was kept. Recomputations keep nothing from now on, and this object lets go of the graph."""
         assert self._kept is not None
         kept, self._kept = self._kept, None
@@ -122,7 +132,7 @@ class PrefixContext(TreeContext):
             self._kept[layer_index] = (states.conv_tail, states.recurrent)
 
 
-class ChunkContext:
+class ChunkContext(_Context):
     """Some responses behind prefixes that have already run: only response rows are in the stream.
 
     Args:
@@ -141,40 +151,19 @@ class ChunkContext:
         kernel: Kernel,
         remember: bool = False,
     ):
-        self.tree = tree
+        super().__init__(tree, kernel, prefix_nodes, remember)
         self.plan = plan
-        self.prefix_nodes = tuple(prefix_nodes)
         self.stored = stored
-        self.kernel = kernel
-        self._remember = remember
-        self._memos: dict[int, AttentionMemo] = {}
-        self._layout: LinearLayout | None = None
-        self._grad_mode = _GradMode()
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         self._grad_mode.check()
         self.keep_keys_values(layer_index, k, v)
         prefix_k, prefix_v = self.stored[layer_index]
         k, v = (_interleave(own, prefix, self.plan) for own, prefix in ((k, prefix_k), (v, prefix_v)))
-        memo = None
-        if self._remember and torch.is_grad_enabled():
-            memo = self._memos.setdefault(layer_index, AttentionMemo())
-        return grouped_attention(q, k, v, self.plan, scale, self.kernel, memo)
+        return grouped_attention(q, k, v, self.plan, scale, self.kernel, self._memo(layer_index))
 
-    def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
-        self._grad_mode.check()
-        if self._layout is None:
-            self._layout = LinearLayout(self.tree.lengths, self.tree.parents, self.prefix_nodes, hidden.device)
-        known = LinearStates(*self.stored[layer_index])
-        out, states = linear_attention_over_tree(mixer, hidden, self._layout, known)
-        self.keep_states(layer_index, states)
-        return out
-
-    def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Called with keys and values [rows, K, H] of the rows in the stream."""
-
-    def keep_states(self, layer_index: int, states: LinearStates) -> None:
-        """Called with the linear layers' states at the end of the nodes in the stream."""
+    def _known_states(self, layer_index: int) -> LinearStates:
+        return LinearStates(*self.stored[layer_index])
 
 
 def _interleave(asking: torch.Tensor, others: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from vlm_pg.attention.integration import AttentionContext
 from vlm_pg.attention.plan import AttentionPlan
+from vlm_pg.attention.registration import AttentionContext
 from vlm_pg.models.contexts import KeysValues, TreeContext
 
 

@@ -1,7 +1,7 @@
 """Triton kernels of the package liger-kernel for norms, feed-forward layers and rotary positions; never its losses.
 
-Which parts it has for which family is read off liger-kernel 0.8 beside transformers 5.23. Its rotary positions for
-Qwen2-VL and Qwen2.5-VL replace a function that transformers 5.23 no longer calls there, so they are not counted.
+``Family.liger`` is read off liger-kernel 0.8 beside transformers 5.23. Its rotary positions for Qwen2-VL and Qwen2.5-VL
+replace a function that transformers 5.23 no longer calls there, so they are not counted.
 """
 
 from __future__ import annotations
@@ -11,21 +11,12 @@ import sys
 from typing import Any
 
 from vlm_pg.errors import ModelError
+from vlm_pg.models.registry import FAMILIES
 
-# model_type -> the keywords of liger's own function that are switched on; everything else is off.
-PARTS: dict[str, tuple[str, ...]] = {
-    "qwen2_vl": ("rms_norm", "layer_norm", "swiglu"),
-    "qwen2_5_vl": ("rms_norm", "swiglu"),
-    "qwen3_vl": ("rms_norm", "rope"),
-    "qwen3_vl_moe": ("rms_norm", "rope", "swiglu"),
-    "qwen3_5": ("rms_norm", "swiglu"),
-    "qwen3_5_moe": ("rms_norm", "swiglu"),
-    "qwen2": ("rms_norm", "swiglu", "rope"),
-    "qwen3": ("rms_norm", "swiglu", "rope"),
-    "qwen3_moe": ("rms_norm", "swiglu", "rope"),
-    "qwen3_5_text": ("rms_norm", "swiglu"),
-    "qwen3_5_moe_text": ("rms_norm", "swiglu"),
-}
+
+def _parts(model: Any) -> tuple[str, ...]:
+    family = FAMILIES.get(model.config.model_type)
+    return family.liger if family else ()
 
 
 def apply_liger(model: Any) -> None:
@@ -37,10 +28,11 @@ def apply_liger(model: Any) -> None:
         ModelError: no GPU, no liger-kernel, or a family it has nothing for.
     """
     model_type = model.config.model_type
-    if model_type not in PARTS:
+    parts = _parts(model)
+    if not parts:
         raise ModelError(
             f"model.liger is true, but liger-kernel has nothing for model type {model_type!r}; it has kernels for "
-            f"{', '.join(PARTS)}. Set model.liger=false."
+            f"{', '.join(name for name, family in FAMILIES.items() if family.liger)}. Set model.liger=false."
         )
     device = _device_of(model)
     if device.type != "cuda":
@@ -60,7 +52,7 @@ def apply_liger(model: Any) -> None:
     switches = [name for name in inspect.signature(patch).parameters if name != "model"]
     modeling = sys.modules[type(model).__module__]
     classes = {name: value for name, value in vars(modeling).items() if inspect.isclass(value)}
-    patch(model=model, **{name: name in PARTS[model_type] for name in switches})
+    patch(model=model, **{name: name in parts for name in switches})
     # It also replaces classes for models still to be built, on whatever device; this was asked for this model only.
     for name, value in classes.items():
         setattr(modeling, name, value)
@@ -69,7 +61,7 @@ def apply_liger(model: Any) -> None:
 def liger_line(model: Any) -> str:
     """What is on, for the user."""
     names = {"rms_norm": "RMSNorm", "layer_norm": "LayerNorm", "swiglu": "SwiGLU", "rope": "rotary positions"}
-    return f"liger-kernel: {', '.join(names[part] for part in PARTS[model.config.model_type])} (not its losses)"
+    return f"liger-kernel: {', '.join(names[part] for part in _parts(model))} (not its losses)"
 
 
 def _device_of(model: Any) -> Any:

@@ -162,16 +162,8 @@ def _convolution(
     """Depthwise causal convolution along every path: [rows, C] -> [rows, C], and the nodes' tails."""
     width = mixer.conv1d.kernel_size[0]
     source, places, tails = layout.conv_indices(width)
-    bank = (
-        [qkv.new_zeros(1, qkv.shape[1]), qkv]
-        if known is None
-        else [
-            qkv.new_zeros(1, qkv.shape[1]),
-            known.conv_tail.flatten(0, 1),
-            qkv,
-        ]
-    )
-    inputs = torch.cat(bank)
+    tails_known = [] if known is None else [known.conv_tail.flatten(0, 1)]
+    inputs = torch.cat([qkv.new_zeros(1, qkv.shape[1]), *tails_known, qkv])
     stream = inputs[source].to(mixer.conv1d.weight.dtype).transpose(0, 1)[None]
     # Called as a module, so that hooks that gather scattered weights run; its own zero padding (width - 1) is cut off.
     out = mixer.conv1d(stream)[0, :, width - 1 : stream.shape[-1]].transpose(0, 1)

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-import vlm_pg.attention.integration as integration
+from vlm_pg.attention.registration import ATTENTION_NAME
 from vlm_pg.errors import ModelError
+from vlm_pg.models.family import Family
 from vlm_pg.models.liger import apply_liger
 from vlm_pg.models.lora import adapter_base, add_lora, base_model, check_adapter, has_adapter, load_adapter
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.registry import Family, family_of
+from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import ModelSettings
 
 _LISTED = 4
@@ -25,6 +26,7 @@ def load_policy(
     dtype: str | torch.dtype | None = None,
     device: torch.device | str | None = None,
     settings: ModelSettings | None = None,
+    weights_version: int = 0,
 ) -> Policy:
     """Load a checkpoint of a registered family (Qwen-VL, or a Qwen language model) as a policy.
 
@@ -33,6 +35,7 @@ def load_policy(
         dtype: "fp32", "bf16" or a torch dtype; default: the settings'.
         device: default: CUDA if there is one, else CPU.
         settings: everything else about the model; ``path`` and ``dtype`` given here win.
+        weights_version: how many optimizer steps the weights have had.
 
     Raises:
         ModelError: nothing there, unreadable, or of a kind that is not supported.
@@ -44,11 +47,13 @@ def load_policy(
     family = family_of(config)
     import transformers
 
+    named, of_tower = family.model_class, _vision_attention(_device(device), torch_dtype)
     try:
-        model, found = getattr(transformers, family.class_name).from_pretrained(
+        model_class = getattr(transformers, named) if isinstance(named, str) else named
+        model, found = model_class.from_pretrained(
             str(path),
             dtype=torch_dtype,
-            attn_implementation=_attention_of_parts(family, _vision_attention(_device(device), torch_dtype)),
+            attn_implementation=family.attention_setting(ATTENTION_NAME, of_tower),
             use_safetensors=True,
             trust_remote_code=settings.trust_remote_code,
             output_loading_info=True,
@@ -66,10 +71,10 @@ def load_policy(
     model = model.to(_device(device))
     if adapter != str(path):
         load_adapter(model, adapter, settings.lora)
-    return make_policy(model, processor, settings)
+    return make_policy(model, processor, settings, weights_version)
 
 
-def make_policy(model: Any, processor: Any, settings: ModelSettings | None = None) -> Policy:
+def make_policy(model: Any, processor: Any, settings: ModelSettings | None = None, weights_version: int = 0) -> Policy:
     """A policy around a transformers model that is already in memory; sets its attention, freezes what is frozen.
 
     ``policy.family.notes`` says what a user should know about the family; the router's balancing loss is one.
@@ -85,7 +90,7 @@ def make_policy(model: Any, processor: Any, settings: ModelSettings | None = Non
     if family.moe:
         # Only the balancing loss reads the router's logits, and it depends on how often a prefix is repeated.
         model.config.get_text_config().output_router_logits = False
-    model.set_attn_implementation(_attention_of_parts(family))
+    model.set_attn_implementation(family.attention_setting(ATTENTION_NAME))
     if settings.liger:
         apply_liger(model)
     if settings.gradient_checkpointing:
@@ -100,7 +105,7 @@ def make_policy(model: Any, processor: Any, settings: ModelSettings | None = Non
         tower.requires_grad_(settings.train_vision)
     # No module of these families behaves differently in training mode once dropout is 0, except checkpointing.
     model.train()
-    return Policy(model, processor, family, settings)
+    return Policy(model, processor, family, settings, weights_version)
 
 
 def _dtype(dtype: str | torch.dtype) -> torch.dtype:
@@ -109,13 +114,6 @@ def _dtype(dtype: str | torch.dtype) -> torch.dtype:
     if dtype not in DTYPES:
         raise ModelError(f"dtype is {dtype!r}; allowed are {', '.join(DTYPES)}, or a torch dtype.")
     return DTYPES[dtype]
-
-
-def _attention_of_parts(family: Family, vision: str | None = None) -> dict[str, str] | str:
-    """What transformers should set: grouped attention in the language model, ``vision`` in the tower."""
-    if not family.reads_media:
-        return integration.ATTENTION_NAME
-    return {"text_config": integration.ATTENTION_NAME} | ({} if vision is None else {"vision_config": vision})
 
 
 def _check_whole(path: str, found: Mapping[str, Any]) -> None:
@@ -141,8 +139,8 @@ def _check_tokenizer(path: str, model: Any, processor: Any, family: Family) -> N
             )
         return
     vocabulary = processor.tokenizer.get_vocab()
-    for token, field in (("<|image_pad|>", "image_token_id"), ("<|video_pad|>", "video_token_id")):
-        if vocabulary.get(token) != getattr(model.config, field):
+    for token, field, kind in family.media_tokens:
+        if kind and field and vocabulary.get(token) != getattr(model.config, field):
             raise ModelError(
                 f"The tokenizer at {path!r} has id {vocabulary.get(token)} for {token}, the model expects "
                 f"{getattr(model.config, field)}. Its tokenizer files are missing or another model's; copy them "

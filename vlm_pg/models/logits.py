@@ -19,7 +19,7 @@ def token_logprobs(
     temperature: float,
     chunk_rows: int,
     least_chunks: int = 1,
-    differentiable_entropies: bool = False,
+    entropy_graph: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each target and entropy of each distribution.
 
@@ -31,7 +31,7 @@ def token_logprobs(
         chunk_rows: rows whose logits are held at one time.
         least_chunks: calls of the head at least, with empty ones behind the others; where weights are scattered over
             ranks every call is a collective, so all ranks must make equally many.
-        differentiable_entropies: leave the entropies on the graph, for an entropy bonus.
+        entropy_graph: leave the entropies on the graph, for an entropy bonus.
 
     Returns:
         fp32 log-probabilities [R] (differentiable) and entropies in nats [R] (detached unless asked for).
@@ -41,12 +41,9 @@ def token_logprobs(
     pieces = list(zip(hidden.split(chunk_rows), targets.split(chunk_rows), strict=True))
     pieces += [(hidden[:0], targets[:0])] * (least_chunks - len(pieces))
     if len(pieces) == 1 or not torch.is_grad_enabled():
-        parts = [_chunk(head, h, t, temperature, differentiable_entropies) for h, t in pieces]
+        parts = [_chunk(head, h, t, temperature, entropy_graph) for h, t in pieces]
     else:
-        parts = [
-            checkpoint(_chunk, head, h, t, temperature, differentiable_entropies, use_reentrant=False)
-            for h, t in pieces
-        ]
+        parts = [checkpoint(_chunk, head, h, t, temperature, entropy_graph, use_reentrant=False) for h, t in pieces]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
@@ -56,13 +53,13 @@ def _chunk(
     hidden: torch.Tensor,
     targets: torch.Tensor,
     temperature: float,
-    differentiable_entropies: bool,
+    entropy_graph: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = head(hidden).float()
     if temperature != 1.0:
         logits = logits / temperature
     log_total = logits.logsumexp(-1)
     logprobs = logits.gather(-1, targets[:, None])[:, 0] - log_total
-    with torch.set_grad_enabled(differentiable_entropies and torch.is_grad_enabled()):
+    with torch.set_grad_enabled(entropy_graph and torch.is_grad_enabled()):
         entropies = log_total - ((logits - log_total[:, None]).exp() * logits).sum(-1)
     return logprobs, entropies

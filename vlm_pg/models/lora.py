@@ -23,11 +23,6 @@ from vlm_pg.models.settings import LoraSettings
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
 
-def linear_layers(language_model: torch.nn.Module) -> list[str]:
-    """Names of all linear layers below ``language_model``; the in_proj_* of Qwen3.5's linear attention among them."""
-    return [name for name, module in language_model.named_modules() if isinstance(module, torch.nn.Linear)]
-
-
 def add_lora(model: Any, settings: LoraSettings, seed: int = 0) -> None:
     """Freeze ``model`` and put a new adapter into its language model; B starts at zero, A depends on ``seed`` alone.
 
@@ -37,9 +32,7 @@ def add_lora(model: Any, settings: LoraSettings, seed: int = 0) -> None:
     peft = _import_peft()
     if has_adapter(model):
         raise ModelError("The model has an adapter already. Merge it or load the model without it, then add another.")
-    language_model = family_of(model.config).language_model(model)
-    prefix = next(name for name, module in model.named_modules() if module is language_model)
-    names = linear_layers(language_model)
+    names = family_of(model.config).adaptable_layers(model)
     known = sorted({name.rpartition(".")[2] for name in names})
     unknown = sorted(set(settings.target_modules) - set(known))
     if unknown:
@@ -53,7 +46,7 @@ def add_lora(model: Any, settings: LoraSettings, seed: int = 0) -> None:
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         # Full names: the vision tower has layers of the same short names.
-        target_modules=[f"{prefix}.{name}" for name in names if name.rpartition(".")[2] in targets],
+        target_modules=[name for name in names if name.rpartition(".")[2] in targets],
     )
     # Ranks and resumed runs must start from the same adapter, whatever was drawn before.
     with torch.random.fork_rng():

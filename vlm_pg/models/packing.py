@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import overload
+from functools import partial
+from typing import Any
 
 import torch
 
 from vlm_pg.attention.plan import Reads
 from vlm_pg.attention.tree import PrefixTree
-from vlm_pg.models.prompt_tree import prompt_tree
+from vlm_pg.models.checks import checked_responses, chosen_responses
+from vlm_pg.models.prompt_tree import PromptTree, prompt_tree
 from vlm_pg.models.stream_layout import (
     Layout,
     lengths_of,
@@ -92,7 +94,7 @@ class _Stream:
 class PackedBatch(_Scored, _Prompts, _Stream):
     """One stream of T tokens for one forward pass, and what to read off it.
 
-    ``predict_rows`` are indices into ``tree.reading(reads).rows``.
+    ``predict_rows`` are indices into ``reading_plan(tree, reads).rows``.
 
     Prefix of 3 tokens, responses [7, 8] and [9]: the stream holds 4 tokens (3 + 1 + 0), of which row 2 (the prefix's
     last) and row 3 are read; it predicts 3: predict_rows [0, 1, 0], targets [7, 8, 9].
@@ -180,26 +182,20 @@ def pack(groups: Sequence[ResponseGroup], device: torch.device, share: bool = Tr
         [len(i) if read == "all" else int(read == "last") for i, read in zip(ids, reads, strict=True)]
     )
     tree = PrefixTree([len(i) for i in ids], layout.parents)
-    media_rows, feature_rows = media_rows_of(prompts, nodes, [tree.starts[place] for place in layout.place_of_prompt])
     predict_rows = predict_rows_of(
         nodes.end_nodes,
         responses,
         [read_starts[place] for place in layout.place_of_prompt],
         [read_starts[place] for place in layout.place_of_response],
     )
-    return PackedBatch(
-        input_ids=_to(torch.cat(ids), device),
-        positions_3T=_to(torch.cat(positions, dim=1), device),
-        tree=tree,
-        reads=tuple(reads),
-        media_rows=_to(media_rows, device),
-        feature_rows=_to(feature_rows, device),
-        num_prompt_tokens=sum(prompt.num_tokens for prompt in prompts),
-        num_sharing=num_sharing_of(nodes),
-        predict_rows=_to(predict_rows, device),
-        targets=_to(torch.cat([r for of_group in responses for r in of_group]), device),
-        response_lengths=lengths_of(responses),
+    fields = _on(
+        device,
+        input_ids=torch.cat(ids),
+        positions_3T=torch.cat(positions, dim=1),
+        **_media_of(prompts, nodes, [tree.starts[place] for place in layout.place_of_prompt]),
+        **_scored(responses, predict_rows),
     )
+    return PackedBatch(tree=tree, reads=tuple(reads), **fields)
 
 
 def pack_prefixes(groups: Sequence[ResponseGroup], device: torch.device, share: bool = True) -> PrefixBatch:
@@ -212,25 +208,13 @@ def pack_prefixes(groups: Sequence[ResponseGroup], device: torch.device, share: 
     nodes = prompt_tree(prompts, share)
     ids, positions = prompt_tensors(prompts, nodes)
     tree = PrefixTree([len(i) for i in ids], [node.parent for node in nodes.nodes])
-    media_rows, feature_rows = media_rows_of(prompts, nodes, tree.starts)
-    return PrefixBatch(
-        input_ids=_to(torch.cat(ids), device),
-        positions_3T=_to(torch.cat(positions, dim=1), device),
-        tree=tree,
-        reads=tuple(prompt_reads(nodes)),
-        media_rows=_to(media_rows, device),
-        feature_rows=_to(feature_rows, device),
-        num_prompt_tokens=sum(prompt.num_tokens for prompt in prompts),
-        num_sharing=num_sharing_of(nodes),
-        end_nodes=nodes.end_nodes,
-    )
+    media = _media_of(prompts, nodes, tree.starts)
+    fields = _on(device, input_ids=torch.cat(ids), positions_3T=torch.cat(positions, dim=1), **media)
+    return PrefixBatch(tree=tree, reads=tuple(prompt_reads(nodes)), end_nodes=nodes.end_nodes, **fields)
 
 
 def pack_chunk(
-    prefix_batch: PrefixBatch,
-    groups: Sequence[ResponseGroup],
-    chosen: Sequence[Sequence[int]],
-    device: torch.device,
+    prefix_batch: PrefixBatch, groups: Sequence[ResponseGroup], chosen: Sequence[Sequence[int]], device: torch.device
 ) -> ChunkBatch:
     """The chosen responses of the groups that ``prefix_batch`` was made of.
 
@@ -247,7 +231,7 @@ def pack_chunk(
         )
     if not any(len(indices) for indices in chosen):
         raise ValueError("pack_chunk got no responses; choose at least one.")
-    responses = [_chosen(group, indices) for group, indices in zip(groups, chosen, strict=True)]
+    responses = [chosen_responses(group, indices) for group, indices in zip(groups, chosen, strict=True)]
     prompts = [group.prompt for group in groups]
     prefix = prefix_batch.tree
     layout = Layout(prefix.parents, prefix_batch.end_nodes, responses)
@@ -262,16 +246,14 @@ def pack_chunk(
     )
     reads: list[Reads] = layout.in_order(["none"] * len(prefix.lengths), ["all"] * len(ids))
     empty = torch.zeros(0, dtype=torch.int64)
-    return ChunkBatch(
-        input_ids=_to(torch.cat([empty, *(ids[index] for index in order)]), device),
-        positions_3T=_to(torch.cat([empty.expand(3, 0), *(positions[index] for index in order)], dim=1), device),
-        tree=PrefixTree(layout.in_order(prefix.lengths, [len(i) for i in ids]), layout.parents),
-        reads=tuple(reads),
-        predict_rows=_to(predict_rows, device),
-        targets=_to(torch.cat([r for of_group in responses for r in of_group]), device),
-        response_lengths=lengths_of(responses),
-        node_of_prefix=tuple(layout.place_of_prompt),
+    fields = _on(
+        device,
+        input_ids=torch.cat([empty, *(ids[index] for index in order)]),
+        positions_3T=torch.cat([empty.expand(3, 0), *(positions[index] for index in order)], dim=1),
+        **_scored(responses, predict_rows),
     )
+    tree = PrefixTree(layout.in_order(prefix.lengths, [len(i) for i in ids]), layout.parents)
+    return ChunkBatch(tree=tree, reads=tuple(reads), node_of_prefix=tuple(layout.place_of_prompt), **fields)
 
 
 def _prompts_of(groups: Sequence[ResponseGroup]) -> list[Prompt]:
@@ -280,37 +262,24 @@ def _prompts_of(groups: Sequence[ResponseGroup]) -> list[Prompt]:
     return [group.prompt for group in groups]
 
 
-@overload
-def _to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor: ...
-@overload
-def _to(tensor: None, device: torch.device) -> None: ...
-def _to(tensor: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
-    return None if tensor is None else tensor.to(device, non_blocking=True)
+def _media_of(prompts: Sequence[Prompt], nodes: PromptTree, node_starts: Sequence[int]) -> dict[str, Any]:
+    """The fields of ``_Prompts``."""
+    media_rows, feature_rows = media_rows_of(prompts, nodes, node_starts)
+    return {
+        "media_rows": media_rows,
+        "feature_rows": feature_rows,
+        "num_prompt_tokens": sum(prompt.num_tokens for prompt in prompts),
+        "num_sharing": num_sharing_of(nodes),
+    }
 
 
-def _chosen(group: ResponseGroup, indices: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    responses = checked_responses(group)
-    if any(not 0 <= index < len(responses) for index in indices):
-        raise ValueError(
-            f"Group {group.prompt.sample_id!r} has {len(responses)} responses; the chunk asks for {list(indices)}. "
-            f"Indices go from 0 to {len(responses) - 1}."
-        )
-    return tuple(responses[index] for index in indices)
+def _scored(responses: Sequence[Sequence[torch.Tensor]], predict_rows: torch.Tensor) -> dict[str, Any]:
+    """The fields of ``_Scored``."""
+    targets = torch.cat([response for of_group in responses for response in of_group])
+    return {"predict_rows": predict_rows, "targets": targets, "response_lengths": lengths_of(responses)}
 
 
-def checked_responses(group: ResponseGroup) -> tuple[torch.Tensor, ...]:
-    if not group.responses:
-        raise ValueError(f"Group {group.prompt.sample_id!r} has no responses; every group needs at least one.")
-    for index, response in enumerate(group.responses):
-        if not isinstance(response, torch.Tensor) or response.dim() != 1 or not len(response):
-            came = f"shape {tuple(response.shape)}" if isinstance(response, torch.Tensor) else type(response).__name__
-            raise ValueError(
-                f"Response {index} of group {group.prompt.sample_id!r} is {came}; "
-                "a response is a 1-D tensor of at least one token id."
-            )
-        if response.dtype != torch.int64 or response.device.type != "cpu":
-            raise ValueError(
-                f"Response {index} of group {group.prompt.sample_id!r} is {response.dtype} on {response.device}; token "
-                "ids are int64 on the CPU. Pass response.long().cpu()."
-            )
-    return group.responses
+def _on(device: torch.device, **fields: Any) -> dict[str, Any]:
+    """The fields with their tensors on the device."""
+    move = partial(torch.Tensor.to, device=device, non_blocking=True)
+    return {name: move(value) if isinstance(value, torch.Tensor) else value for name, value in fields.items()}

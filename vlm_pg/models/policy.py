@@ -2,107 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from vlm_pg.attention.integration import AttentionContext, check_grouped
-from vlm_pg.attention.kernels import Kernel, select_kernel
-from vlm_pg.attention.selfcheck import check_kernel, checked_kernel
-from vlm_pg.distributed import max_over_ranks
+from vlm_pg.attention.plan import reading_plan
 from vlm_pg.models import checks
 from vlm_pg.models.contexts import TreeContext
-from vlm_pg.models.decoder import run_decoder
+from vlm_pg.models.family import Family, refuse_media
 from vlm_pg.models.idle import idle_parts, idle_vision
-from vlm_pg.models.linear_attention import route_linear_layers
-from vlm_pg.models.logits import token_logprobs
-from vlm_pg.models.packing import (
-    ChunkBatch,
-    PackedBatch,
-    PrefixBatch,
-    checked_responses,
-    one_by_one,
-    pack,
-    pack_repeated,
-)
+from vlm_pg.models.network import Network
+from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, one_by_one, pack, pack_repeated
 from vlm_pg.models.prefix_run import PrefixStates, run_back, run_chunk, run_prefixes, select_features
-from vlm_pg.models.registry import Family, refuse_media
 from vlm_pg.models.settings import ModelSettings, PositionRule
 from vlm_pg.models.turns import Turns
 from vlm_pg.models.vision import VisionEncoder
 from vlm_pg.types import Prompt, ResponseGroup, Sample, VisualFeatures
 
-T = TypeVar("T")
 
-
-class Policy(torch.nn.Module):
+class Policy(Network):
     """A Qwen model whose language layers attend over shared prefixes.
 
-    ``model`` is transformers' model itself; ``processor`` its processor, a tokenizer if it reads text alone;
-    ``weights_version`` counts optimizer steps.
+    ``model`` is transformers' model itself; ``processor`` its processor, a tokenizer if it reads text alone.
     """
 
-    def __init__(self, model: Any, processor: Any, family: Family, settings: ModelSettings):
-        super().__init__()
-        self.model = model
+    def __init__(self, model: Any, processor: Any, family: Family, settings: ModelSettings, weights_version: int = 0):
+        super().__init__(model, family, settings)
         self.processor = processor
-        self.family = family
-        self.settings = settings
-        self.weights_version = 0
-        # Set where training adds an entropy bonus; costs one more tensor of logits a chunk in backward.
-        self.differentiable_entropies = False
-        # Set where every row is wanted from every layer, the last one included.
-        self.whole_layers = False
-        self.turns: Turns | None = None
-        self._own_pace = False
-        route_linear_layers(family.language_model(model))
-        self.kernel: Kernel = select_kernel(self.device, self.dtype, settings.attention_kernel)
-        self._checked_for = (self.device, self.dtype)
-        self.kernel_error = check_kernel(self.kernel, *self._checked_for, *self._head_shape)
+        self._weights_version = weights_version
         self.vision = VisionEncoder(
-            lambda pixels, grids: self.in_turn("vision", lambda: family.encode_vision(model, pixels, grids)),
-            merge_size=self._merge_size,
+            self.run_tower,
+            merge_size=self.pixels.merge_size,
             trains=settings.train_vision,
             cache_bytes=settings.vision_cache_mb * 2**20,
             share=settings.share_prefix,
             device=self.device,
         )
         self.media_token_ids = self._media_token_ids()
-        self.logits_chunk_rows = max(1, settings.logits_chunk_mb * 2**20 // (4 * self.vocab_size))
 
     @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return next(self.model.parameters()).dtype
-
-    @property
-    def _head_shape(self) -> tuple[int, int, int]:
-        """Query heads, key-value heads, head dim: the same in all layers of a registered family."""
-        text = self.model.config.get_text_config()
-        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        return text.num_attention_heads, text.num_key_value_heads, head_dim
-
-    @property
-    def kernel_here(self) -> Kernel:
-        """The kernel for a forward that begins here and now, checked.
-
-        Under autocast activations have another dtype than the weights for which ``kernel`` was chosen, and somebody may
-        have moved or cast the weights since. Asked before any layer runs: within a checkpointed layer the check would
-        become part of it.
-        """
-        device, dtype = self.device, self.dtype
-        if self.kernel.name == "oracle":
-            return self.kernel
-        if torch.is_autocast_enabled(device.type):
-            return checked_kernel(device, torch.get_autocast_dtype(device.type), *self._head_shape)
-        if (device, dtype) == self._checked_for:
-            return self.kernel
-        return checked_kernel(device, dtype, *self._head_shape, self.settings.attention_kernel)
+    def weights_version(self) -> int:
+        """How many optimizer steps the weights have had."""
+        return self._weights_version
 
     @property
     def tokenizer(self) -> Any:
@@ -111,27 +54,19 @@ class Policy(torch.nn.Module):
     @property
     def pixel_factor(self) -> int:
         """Pixels per side of one visual token: patch size times merge size; 1 without a tower."""
-        return self.model.config.vision_config.patch_size * self._merge_size if self.family.reads_media else 1
-
-    @property
-    def _merge_size(self) -> int:
-        """Side of the square of patches that make one visual token."""
-        return self.model.config.vision_config.spatial_merge_size if self.family.reads_media else 1
-
-    @property
-    def vocab_size(self) -> int:
-        return self.model.config.get_text_config().vocab_size
+        return self.pixels.token_side
 
     def _media_token_ids(self) -> tuple[int, ...]:
-        ids = {getattr(self.model.config, name, None) for name in self.family.media_token_fields}
-        if self.processor is not None:
-            ids |= {self.tokenizer.get_vocab().get(name) for name in self.family.media_token_names}
-        return tuple(sorted(token for token in ids if token is not None))
+        vocabulary = None if self.processor is None else self.tokenizer.get_vocab()
+        return self.family.media_token_ids(self.model.config, vocabulary)
 
-    def weights_changed(self) -> None:
-        """Call after every optimizer step: whatever was computed from the old weights may no longer be used."""
-        self.weights_version += 1
-        self.vision.weights_changed()
+    def weights_changed(self, vision_trains: bool | None = None) -> None:
+        """Call after every optimizer step: whatever was computed from the old weights may no longer be used.
+
+        ``vision_trains``: whether the tower trains from now on, where that may have changed.
+        """
+        self._weights_version += 1
+        self.vision.weights_changed(vision_trains)
 
     def positions(self, *args: Any, rule: PositionRule | None = None) -> torch.Tensor:
         """Rotary positions int64 [3, P] of a prompt by ``settings.positions``, or by another rule.
@@ -201,10 +136,12 @@ class Policy(torch.nn.Module):
     def forward(self, batch: Any, *args: Any) -> Any:
         """One pass of the model, through this method so that hooks on the policy (DeepSpeed) see it.
 
-        ``forward(PackedBatch, features [M, ...] or None, temperature) -> (logprobs fp32 [R], entropies fp32 [R])``:
-        everything in one stream; log-probabilities of all response tokens, and entropies in nats (detached).
+        ``forward(PackedBatch, features [M, ...] or None, temperature, entropy_graph, whole_layers)
+        -> (logprobs fp32 [R], entropies fp32 [R])``: everything in one stream; log-probabilities of all response
+        tokens, and entropies in nats, detached unless ``entropy_graph`` (one more tensor of logits a chunk in
+        backward). ``whole_layers``: every row goes through all of the last layer, too.
         ``forward(PrefixBatch, features) -> PrefixStates``: prefixes alone, for groups beyond memory.
-        ``forward(ChunkBatch, PrefixStates, temperature) -> (logprobs, entropies)``: some responses behind them.
+        ``forward(ChunkBatch, PrefixStates, temperature, entropy_graph) -> (logprobs, entropies)``: responses behind.
         ``forward(PrefixStates, loss_scale, every_weight) -> zero``: whose backward goes on through the prefixes.
         """
         if isinstance(batch, PrefixBatch):
@@ -216,80 +153,19 @@ class Policy(torch.nn.Module):
         return self._score(batch, *args)
 
     def _score(
-        self, batch: PackedBatch, features: torch.Tensor | None, temperature: float = 1.0
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        context = TreeContext(batch.tree, self.kernel_here, batch.tree.reading(batch.reads), self.checkpointing)
-        hidden = self.hidden_states(
-            batch.input_ids, batch.positions_3T, context, select_features(batch, features), batch.media_rows
-        )
-        return self.token_logprobs(hidden[batch.predict_rows], batch.targets, temperature)
-
-    def token_logprobs(
-        self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each target under the distribution its hidden state [R, D] predicts, and that distribution's entropy."""
-        chunks = -(-hidden.shape[0] // self.logits_chunk_rows)
-        if not self._own_pace and any(hasattr(w, "ds_id") for w in self.model.lm_head.parameters()):
-            # ZeRO-3 gathers the head's weights at every call of it, on all ranks together.
-            chunks = int(max_over_ranks({"chunks": chunks}, hidden.device)["chunks"])
-        return token_logprobs(
-            self.logits, hidden, targets, temperature, self.logits_chunk_rows, chunks, self.differentiable_entropies
-        )
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, D] -> [rows, V], in the weights' dtype."""
-        return self.in_turn("head", lambda: self.model.lm_head(hidden))
-
-    @property
-    def checkpointing(self) -> bool:
-        """Whether decoder layers are recomputed in backward."""
-        return any(getattr(layer, "gradient_checkpointing", False) for layer in self.language_model.layers)
-
-    @property
-    def language_model(self) -> Any:
-        return self.family.language_model(self.model)
-
-    def hidden_states(
         self,
-        input_ids: torch.Tensor,
-        positions_3T: torch.Tensor,
-        context: AttentionContext,
-        features: torch.Tensor | None = None,
-        media_rows: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Last hidden states [rows read, D] of a packed stream: the one forward behind generation, scoring, training.
-
-        ``features``: [M, D], or [M, 1 + n, D] for a family whose first n decoder layers get features of their own.
-        """
-        return self.in_turn("decoder", lambda: self.run_layers(input_ids, positions_3T, context, features, media_rows))
-
-    def run_layers(
-        self,
-        input_ids: torch.Tensor,
-        positions_3T: torch.Tensor,
-        context: AttentionContext,
+        batch: PackedBatch,
         features: torch.Tensor | None,
-        media_rows: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """``hidden_states`` at once, whoever's turn it is."""
-        check_grouped(self.language_model)
-        embeddings = self.model.get_input_embeddings()(input_ids)
-        early: tuple[torch.Tensor, ...] = ()
-        if features is not None:
-            assert media_rows is not None
-            if features.shape[0] != media_rows.shape[0]:
-                raise ValueError(
-                    f"The stream has {media_rows.shape[0]} media tokens but {features.shape[0]} visual features; "
-                    "prompt and pixels do not belong together."
-                )
-            if features.dim() == 3:
-                features, *rest = features.unbind(1)
-                early = tuple(rest)
-            embeddings = embeddings.index_copy(0, media_rows, features.to(embeddings.dtype))
-        # Ranks that take turns run whole layers only: which rows are read must not decide what weights are gathered.
-        trim = self.turns is None and not self.whole_layers
-        positions = positions_3T[: self.family.rotary_axes]
-        return run_decoder(self.language_model, embeddings, positions, context, media_rows, early, trim)
+        temperature: float = 1.0,
+        entropy_graph: bool = False,
+        whole_layers: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        reads = reading_plan(batch.tree, batch.reads)
+        context = TreeContext(batch.tree, self.kernel_here, reads, self.checkpointing)
+        features = select_features(batch, features)
+        stream = (batch.input_ids, batch.positions_3T, context, features, batch.media_rows, whole_layers)
+        hidden = self.hidden_states(*stream)
+        return self.token_logprobs(hidden[batch.predict_rows], batch.targets, temperature, entropy_graph)
 
     def idle_vision_loss(self) -> torch.Tensor:
         """Zero with a gradient path through the whole vision tower, for a rank whose questions have no media.
@@ -297,10 +173,6 @@ class Policy(torch.nn.Module):
         Ranks that reduce gradients together must all touch the same parameters.
         """
         return idle_vision(self).sum() * 0.0
-
-    def in_turn(self, part: str, work: Callable[[], T]) -> T:
-        """Run a part of the model: at once, or when it is its turn on all ranks."""
-        return work() if self.turns is None else self.turns.run(part, work)
 
     @contextmanager
     def at_own_pace(self, scattered: bool) -> Iterator[None]:
@@ -331,7 +203,7 @@ class Policy(torch.nn.Module):
         """Raise ValueError if ids, pixels and grids do not belong together, ModelError for media nobody could read."""
         if not self.family.reads_media and (prompt.grid_thw is not None or prompt.num_visual_tokens):
             refuse_media(self.model, f"Prompt {prompt.sample_id!r} has images or videos")
-        checks.check_prompt(prompt, self._merge_size**2)
+        checks.check_prompt(prompt, self.pixels.patches_per_token)
 
     def check_length(self, prompt: Prompt, response_tokens: int) -> None:
         """Raise SampleError ("too_long_for_model") if prompt and response go beyond the positions the model knows."""
@@ -340,7 +212,7 @@ class Policy(torch.nn.Module):
 
     def check_group(self, group: ResponseGroup) -> None:
         """Raise ValueError or SampleError for a group that cannot be scored exactly, and say why."""
-        responses = checked_responses(group)
+        responses = checks.checked_responses(group)
         self.check_prompt(group.prompt)
         self.check_length(group.prompt, max(len(response) for response in responses))
         for index, response in enumerate(responses):

@@ -9,15 +9,14 @@ Memory is one prefix and one chunk, whatever the number of responses.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from vlm_pg.attention.plan import reading_plan
 from vlm_pg.models.contexts import ChunkContext, PrefixContext
+from vlm_pg.models.network import Network
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch
-
-if TYPE_CHECKING:
-    from vlm_pg.models.policy import Policy
 
 
 @dataclass
@@ -62,42 +61,44 @@ class PrefixStates:
         return nothing + _InjectGradient.apply(gradients, loss_scale, *touched)
 
 
-def run_prefixes(policy: Policy, batch: PrefixBatch, features: torch.Tensor | None) -> PrefixStates:
+def run_prefixes(network: Network, batch: PrefixBatch, features: torch.Tensor | None) -> PrefixStates:
     """The prefixes of some groups through the model once."""
-    context = PrefixContext(batch.tree, policy.kernel_here, batch.tree.reading(batch.reads), policy.checkpointing)
-    hidden = policy.hidden_states(
+    context = PrefixContext(
+        batch.tree, network.kernel_here, reading_plan(batch.tree, batch.reads), network.checkpointing
+    )
+    hidden = network.hidden_states(
         batch.input_ids, batch.positions_3T, context, select_features(batch, features), batch.media_rows
     )
     return PrefixStates(hidden, context.take())
 
 
 def run_chunk(
-    policy: Policy, batch: ChunkBatch, states: PrefixStates, temperature: float = 1.0
+    network: Network, batch: ChunkBatch, states: PrefixStates, temperature: float = 1.0, entropy_graph: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities fp32 [R] of the chunk's response tokens, and entropies in nats [R] (detached)."""
+    """Log-probabilities fp32 [R] of the chunk's response tokens and entropies, as ``Policy.forward`` gives them."""
     last_hidden, layers = states.for_chunk()
     hidden = last_hidden
     if batch.input_ids.shape[0]:
         context = ChunkContext(
             batch.tree,
-            batch.tree.reading(batch.reads),
+            reading_plan(batch.tree, batch.reads),
             batch.node_of_prefix,
             layers,
-            policy.kernel_here,
-            policy.checkpointing,
+            network.kernel_here,
+            network.checkpointing,
         )
-        own = policy.hidden_states(batch.input_ids, batch.positions_3T, context)
+        own = network.hidden_states(batch.input_ids, batch.positions_3T, context)
         hidden = torch.cat([last_hidden, own])
-    return policy.token_logprobs(hidden[batch.predict_rows], batch.targets, temperature)
+    return network.token_logprobs(hidden[batch.predict_rows], batch.targets, temperature, entropy_graph)
 
 
-def run_back(policy: Policy, states: PrefixStates, loss_scale: float, every_weight: bool) -> torch.Tensor:
+def run_back(network: Network, states: PrefixStates, loss_scale: float, every_weight: bool) -> torch.Tensor:
     """``states.surrogate_loss``; with ``every_weight`` its backward also reaches an untied output head, with zeros."""
     loss = states.surrogate_loss(loss_scale)
-    head = policy.model.lm_head
-    tied = getattr(head, "weight", None) is policy.model.get_input_embeddings().weight
+    head = network.model.lm_head
+    tied = getattr(head, "weight", None) is network.model.get_input_embeddings().weight
     if every_weight and not tied and any(parameter.requires_grad for parameter in head.parameters()):
-        loss = loss + policy.logits(states.last_hidden.detach()[:1]).float().sum() * 0.0
+        loss = loss + network.logits(states.last_hidden.detach()[:1]).float().sum() * 0.0
     return loss
 
 

@@ -43,15 +43,24 @@ class VisionEncoder:
         self._kept_bytes = 0
         # Outputs somebody still holds, whatever the cache has room for: a step's own videos are never encoded twice.
         self._in_use: WeakValueDictionary[str, VisualFeatures] = WeakValueDictionary()
-        self.trains = trains
+        self._trains = trains
         self.version = 0
         self.prompts_encoded = 0
 
-    def weights_changed(self) -> None:
-        """Call after every optimizer step. A frozen tower's version, and so its cache, outlives the step."""
-        if self.trains:
+    @property
+    def trains(self) -> bool:
+        return self._trains
+
+    def weights_changed(self, trains: bool | None = None) -> None:
+        """Call after every optimizer step. A frozen tower's version, and so its cache, outlives the step.
+
+        ``trains``: whether the tower trains from now on, where that may have changed. A tower that trained before or
+        does so now has another output than it had.
+        """
+        if self._trains or trains:
             self.version += 1
             self.forget()
+        self._trains = self._trains if trains is None else trains
 
     def forget(self) -> None:
         """Let go of everything that is kept."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from vlm_pg.attention.integration import AttentionContext
+from vlm_pg.attention.registration import AttentionContext
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.scattered import is_scattered
 from vlm_pg.rollout.settings import RolloutSettings
 
 # Recording costs about as much as a few steps. An arrangement that has lasted for some will probably last for more, and
@@ -42,7 +43,7 @@ def _off_because(policy: Policy, settings: RolloutSettings) -> str | None:
         return f"the model is on {policy.device.type}"
     if policy.turns is not None:
         return "ranks take turns through scattered weights"
-    if any(hasattr(parameter, "ds_id") for parameter in policy.model.parameters()):
+    if is_scattered(policy.model):
         return "hooks of ZeRO-3 run in every layer"
     if policy.family.linear_attention:
         return "linear-attention layers step cohort by cohort"

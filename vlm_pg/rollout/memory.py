@@ -25,13 +25,12 @@ class TokenCosts:
 
     @classmethod
     def of(cls, policy: Policy) -> TokenCosts:
-        text = policy.model.config.get_text_config()
-        kinds = list(getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers)
-        linear = sum(kind == "linear_attention" for kind in kinds)
-        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        size = policy.dtype.itemsize
-        per_token = 2 * text.num_key_value_heads * head_dim * size * (len(kinds) - linear)
-        return cls(per_token, linear * _state_bytes(text, size) if linear else 0)
+        config, size = policy.model.config, policy.dtype.itemsize
+        kinds = policy.family.layer_kinds(config)
+        linear = kinds.count("linear_attention")
+        _, kv_heads, head_dim = policy.family.head_shape(config)
+        per_token = 2 * kv_heads * head_dim * size * (len(kinds) - linear)
+        return cls(per_token, linear * _state_bytes(config.get_text_config(), size) if linear else 0)
 
 
 def _state_bytes(text: Any, size: int) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from vlm_pg.attention.kernels import Kernel
+from vlm_pg.attention.plan import reading_plan
 from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.models.contexts import ChunkContext, TreeContext
 from vlm_pg.models.linear_attention import LinearStates
@@ -222,7 +223,7 @@ class _FromRoots(TreeContext):
         kernel: Kernel,
         between_layers: Callable[[], None],
     ):
-        reads = layout.tree.reading(["last" if place in read else "none" for place in range(len(layout.pieces))])
+        reads = reading_plan(layout.tree, ["last" if place in read else "none" for place in range(len(layout.pieces))])
         super().__init__(layout.tree, kernel, reads)
         self._keeping = _Keeping(store, layout, between_layers)
 
@@ -237,7 +238,7 @@ class _BehindStored(ChunkContext):
     """Pieces behind tokens whose keys, values and states are in the store."""
 
     def __init__(self, store: PrefixStore, layout: _Layout, kernel: Kernel, between_layers: Callable[[], None]):
-        plan = layout.tree.reading(["all" if runs else "none" for runs in layout.runs])
+        plan = reading_plan(layout.tree, ["all" if runs else "none" for runs in layout.runs])
         super().__init__(layout.tree, plan, layout.stored_places, _Stored(store, layout.stored), kernel)
         self._keeping = _Keeping(store, layout, between_layers)
 

@@ -147,9 +147,9 @@ class _Run:
 
     def _load_weights(self, resume_from: Path | None) -> None:
         config = self.config
-        self.policy = load_policy(resume_from or config.model.path, device=local_device(), settings=config.model)
+        path, version = resume_from or config.model.path, self.progress.updates
+        self.policy = load_policy(path, device=local_device(), settings=config.model, weights_version=version)
         refuse_nothing_to_train(config, self.policy)
-        self.policy.weights_version = self.progress.updates
         # The reference is where training began, whatever the run resumes from.
         self.reference = load_reference(config.model, self.policy) if config.algorithm.kl_coef else None
         self.engine = make_engine(config, self.policy, self.ranks)

@@ -131,6 +131,7 @@ class Passes:
             self.temperature,
             loss_scale=self.engine.loss_scale,
             every_weight=self.engine.needs_every_weight,
+            entropy_graph=self.algorithm.entropy_coef > 0,
         )
 
     def _count(self, streams: Streams, groups: int, own: int) -> None:

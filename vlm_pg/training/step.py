@@ -97,7 +97,6 @@ def update_policy(
             the failed step's gradients: load them anew before training goes on.
     """
     policy = engine.policy
-    policy.differentiable_entropies = settings.algorithm.entropy_coef > 0
     passes, trained = _passes(engine, reference, update, settings)
     plan = plan_groups(passes.groups, settings.micro_batch_tokens, policy.settings.share_prefix)
     order = agreed_places(plan.micro_batches, policy.device)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vlm_pg.attention.integration import ATTENTION_NAME
+from vlm_pg.attention.registration import ATTENTION_NAME
 from vlm_pg.bench.memory import peak_above_baseline
 from vlm_pg.models.chunked import backward_in_chunks
 from vlm_pg.models.packing import packed_tokens
@@ -95,7 +95,7 @@ def transformers_attention(policy: Policy) -> Iterator[None]:
 
 
 def _set_attention(policy: Policy, name: str) -> None:
-    policy.model.set_attn_implementation({"text_config": name} if policy.family.reads_media else name)
+    policy.model.set_attn_implementation(policy.family.attention_setting(name))
 
 
 def _shared(policy: Policy, groups: Sequence[ResponseGroup], chunk_tokens: int | None) -> list[torch.Tensor]:

@@ -27,7 +27,7 @@ from vlm_pg.attention.kernels.flash4 import Flash4Kernel
 from vlm_pg.attention.kernels.flash_package import FlashPackageKernel
 from vlm_pg.attention.kernels.plain import OracleKernel
 from vlm_pg.attention.oracle import oracle_over_plan
-from vlm_pg.attention.plan import Reads
+from vlm_pg.attention.plan import Reads, full_plan, reading_plan
 from vlm_pg.attention.segments import SegmentCall
 from vlm_pg.attention.selfcheck import check_kernel
 
@@ -81,7 +81,7 @@ def test_hard_trees(kernel: Kernel, tree: PrefixTree) -> None:
 def test_tensors_in_transformers_layout(kernel: Kernel, reads: Sequence[Reads] | None) -> None:
     """Views of [N, T, H], which is how a layer's queries arrive; in the last layer only some rows ask."""
     tree = PrefixTree([9, 6, 4, 1, 3], [-1, -1, 0, 0, 1])
-    plan = tree.plan if reads is None else tree.reading(reads)
+    plan = full_plan(tree) if reads is None else reading_plan(tree, reads)
     q, k, v, upstream = (
         torch.randn(heads, rows, 8, dtype=torch.float64).transpose(0, 1)
         for heads, rows in ((4, plan.num_queries), (2, plan.num_keys), (2, plan.num_keys), (4, plan.num_queries))

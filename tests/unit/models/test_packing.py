@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from vlm_pg.attention.plan import reading_plan
 from vlm_pg.models.packing import (
     ChunkBatch,
     PackedBatch,
@@ -30,7 +31,7 @@ def group(ids: list[int], *responses: list[int], types: list[int] | None = None)
 
 def rows_read(batch: PackedBatch | ChunkBatch) -> list[int]:
     """Stream rows that predict, response token by response token."""
-    rows = batch.tree.reading(batch.reads).rows
+    rows = reading_plan(batch.tree, batch.reads).rows
     return [rows[index] for index in batch.predict_rows.tolist()]
 
 

@@ -49,7 +49,9 @@ def test_visual_features_have_one_row_per_media_token(name: str) -> None:
     features = policy.vision.encode([prompt])[0].features
     assert features is not None
     tokens, width = int((prompt.mm_token_type_ids != 0).sum()), policy.model.config.get_text_config().hidden_size
-    assert features.shape == ((tokens, 3, width) if policy.family.deepstack else (tokens, width))
+    early = policy.family.deepstack_layers(policy.model.config)
+    assert early == (2 if name.startswith("qwen3_vl") else 0)
+    assert features.shape == ((tokens, 1 + early, width) if early else (tokens, width))
 
 
 @pytest.mark.parametrize("name", VL_FAMILY_NAMES)

@@ -512,7 +512,7 @@ def test_weights_that_were_trained_since_the_last_checkpoint_lag(
     monkeypatch.setattr(policy().model, "name_or_path", str(checkpoint))
     engine = make_engine(server, home=tmp_path)
     assert engine.lag_steps == 0
-    monkeypatch.setattr(policy(), "weights_version", policy().weights_version + 2)
+    monkeypatch.setattr(policy(), "_weights_version", policy().weights_version + 2)
     engine.generate(questions()[0][:1], 1)
     assert engine.lag_steps == 2 and "n" not in server.asked[0]
     assert Path(server.asked[0]["model"]).parent == tmp_path

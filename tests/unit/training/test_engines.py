@@ -59,7 +59,7 @@ def test_optimizer_states_that_are_not_whole_are_refused(tmp_path: Path) -> None
     ):
         save_file(tensors, file)
         again, *_ = engine_and_parts()
-        again.policy.weights_version = 1
+        again.policy.weights_changed()
         with pytest.raises(CheckpointError, match=said):
             again.load_optimizer(tmp_path)
     file.write_bytes(b"no tensors")

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from vlm_pg.attention.integration import ATTENTION_NAME
+from vlm_pg.attention.registration import ATTENTION_NAME
 from vlm_pg.bench.case import set_attention, text_prompt
 from vlm_pg.bench.generation.case import Generate, GenerationCase
 from vlm_pg.rollout.engine import RolloutEngine

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from vlm_pg.attention.integration import ATTENTION_NAME
+from vlm_pg.attention.registration import ATTENTION_NAME
 from vlm_pg.bench.case import set_attention, text_prompt
 from vlm_pg.bench.training.case import TrainingCase
 from vlm_pg.bench.work import CHUNK_TOKENS

@@ -11,6 +11,7 @@ import torch
 from vlm_pg.errors import ConfigError
 from vlm_pg.metrics import Metric
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.scattered import is_scattered
 from vlm_pg.rollout.engine import stop_token_ids
 from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.rollout.server.answers import Answer, AnswerReader, turn_token_ids
@@ -243,7 +244,7 @@ def _check_policy(policy: Policy, settings: RolloutSettings) -> None:
             "rollout.engine is server and rollout.server.url is not set. Give the base URL with its version, for "
             "example rollout.server.url=http://127.0.0.1:8000/v1."
         )
-    if any(hasattr(parameter, "ds_id") for parameter in policy.model.parameters()):
+    if is_scattered(policy.model):
         # Scoring is a series of collectives there, and ranks have different numbers of passes.
         raise ConfigError(
             "rollout.engine is server with ZeRO stage 3, whose ranks cannot score responses at their own pace. Use "

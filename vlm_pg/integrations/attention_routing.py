@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlm_pg.attention.integration import ATTENTION_NAME, ROUTED
+from vlm_pg.attention.registration import ATTENTION_NAME, ROUTED
 
 
 class _GroupedConfig:

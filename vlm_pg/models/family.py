@@ -1,0 +1,204 @@
+"""What is special about one transformers model family: where its parts are, and what it makes of media."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, NoReturn
+
+import torch
+
+from vlm_pg.errors import ModelError
+from vlm_pg.models.pixels import PixelGeometry
+from vlm_pg.models.position_rules import PromptGrids, VideoTime, by_qwen, by_transformers
+from vlm_pg.models.settings import PositionRule
+from vlm_pg.types import MediaKind
+
+
+class MediaToken(NamedTuple):
+    """A token that only the processor may place: its name, the config's field with its id, the medium it stands for."""
+
+    name: str
+    field: str | None = None
+    kind: MediaKind | None = None
+
+
+_QWEN_MEDIA_TOKENS = (
+    MediaToken("<|image_pad|>", "image_token_id", "image"),
+    MediaToken("<|video_pad|>", "video_token_id", "video"),
+    MediaToken("<|vision_start|>", "vision_start_token_id"),
+    MediaToken("<|vision_end|>", "vision_end_token_id"),
+    MediaToken("<|vision_pad|>"),
+)
+
+
+def _routers(language_model: Any) -> list[torch.nn.Module]:
+    return [layer.mlp.gate for layer in language_model.layers if hasattr(layer.mlp, "gate")]
+
+
+def refuse_media(model: Any, what: str) -> NoReturn:
+    """Raise ModelError for media that a model without a vision tower would be shown; ``what`` has them."""
+    raise ModelError(
+        f"{what}, but the model {model.name_or_path or 'in memory'} ({model.config.model_type}) has no vision tower "
+        "and reads text alone. Use a Qwen-VL checkpoint, or leave the media out."
+    )
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to reach the parts of one transformers model family, and what is special about it.
+
+    ``model_class``: the class with the output head, or its name in transformers.
+    ``tower``, ``decoder``: where the vision tower (None: text alone, and the processor is a tokenizer) and the language
+    model are in it. Low-rank adapters reach the linear layers of the latter.
+    ``rotary_axes``: how many of the three positions of a token (time, height, width) the language model takes; where it
+    takes one, the three are equal.
+    ``deepstack``: the tower has features for the first decoder layers, too (https://arxiv.org/abs/2406.04334).
+    ``video_time``: what tells a video's temporal grids apart: one time position each ("grids"), as many as seconds pass
+    ("seconds"), or words between them ("text": each grid is then a medium of its own).
+    ``moe``: feed-forward layers are mixtures of experts; ``routers(language_model)`` are their gates.
+    ``linear_attention``: some layers keep a recurrent state instead of keys and values.
+    ``media_tokens``: the tokens only the processor may place. ``pixels(config)``: how the tower reads pixels.
+    ``liger``: the parts liger-kernel has for it, by the keywords of liger's own function.
+    """
+
+    model_type: str
+    model_class: str | type[Any]
+    tower: str | None = "model.visual"
+    decoder: str = "model.language_model"
+    rotary_axes: Literal[1, 3] = 3
+    deepstack: bool = False
+    video_time: VideoTime = "text"
+    moe: bool = False
+    routers: Callable[[Any], list[torch.nn.Module]] = _routers
+    linear_attention: bool = False
+    media_tokens: tuple[MediaToken, ...] = _QWEN_MEDIA_TOKENS
+    pixels: Callable[[Any], PixelGeometry] = PixelGeometry.of
+    liger: tuple[str, ...] = ()
+
+    @property
+    def reads_media(self) -> bool:
+        """There is a vision tower."""
+        return self.tower is not None
+
+    def vision_tower(self, model: Any) -> Any:
+        """The module, or None without one."""
+        return None if self.tower is None else attrgetter(self.tower)(model)
+
+    def share_vision_tower(self, model: Any, other: Any) -> None:
+        """Let ``model`` use the tower of ``other`` in place of its own."""
+        assert self.tower is not None
+        parent, _, name = self.tower.rpartition(".")
+        setattr(attrgetter(parent)(model), name, self.vision_tower(other))
+
+    def language_model(self, model: Any) -> Any:
+        return attrgetter(self.decoder)(model)
+
+    def adaptable_layers(self, model: Any) -> list[str]:
+        """Full names in ``model`` of all linear layers of the language model, Qwen3.5's in_proj_* among them."""
+        modules = self.language_model(model).named_modules()
+        return [f"{self.decoder}.{name}" for name, module in modules if isinstance(module, torch.nn.Linear)]
+
+    def attention_setting(self, decoder: str, tower: str | None = None) -> dict[str, str] | str:
+        """As ``set_attn_implementation`` takes it: one for the language model, one for the tower (None: its own)."""
+        if not self.reads_media:
+            return decoder
+        return {"text_config": decoder} | ({} if tower is None else {"vision_config": tower})
+
+    def layer_kinds(self, config: Any) -> tuple[str, ...]:
+        """Of each decoder layer "full_attention" or "linear_attention" (or what the family does not allow)."""
+        text = config.get_text_config()
+        return tuple(getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers)
+
+    def head_shape(self, config: Any) -> tuple[int, int, int]:
+        """Query heads, key-value heads, head dim: the same in all layers."""
+        text = config.get_text_config()
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        return text.num_attention_heads, text.num_key_value_heads, head_dim
+
+    def deepstack_layers(self, config: Any) -> int:
+        """How many decoder layers, from the first one on, get visual features of their own."""
+        return len(config.vision_config.deepstack_visual_indexes) if self.deepstack else 0
+
+    def media_token_ids(self, config: Any, vocabulary: dict[str, int] | None = None) -> tuple[int, ...]:
+        """Ids that only the processor may place, by the config and, where it is given, by their names."""
+        ids = {getattr(config, token.field, None) for token in self.media_tokens if token.field}
+        ids |= {(vocabulary or {}).get(token.name) for token in self.media_tokens}
+        return tuple(sorted(token for token in ids if token is not None))
+
+    def image_token_id(self, config: Any) -> int | None:
+        """Id of the token that stands for an image; None if there is none."""
+        fields = [token.field for token in self.media_tokens if token.kind == "image" and token.field]
+        return getattr(config, fields[0], None) if fields else None
+
+    def encode_vision(self, model: Any, pixel_values: torch.Tensor, grid_thw: torch.Tensor) -> torch.Tensor:
+        """One call of the tower, images and videos alike.
+
+        Args:
+            pixel_values: [patches, dim].
+            grid_thw: int64 [media, 3].
+
+        Returns:
+            [M, D]. With ``deepstack`` [M, 1 + E, D]: [:, 0] goes into the embeddings, [:, 1 + i] is added to the output
+            of decoder layer i at the media tokens.
+
+        Raises:
+            ModelError: there is no tower.
+        """
+        if not self.reads_media:
+            refuse_media(model, f"Got {len(grid_thw)} image(s) or video(s) to encode")
+        tower = self.vision_tower(model)
+        output = tower(pixel_values.to(tower.dtype), grid_thw=grid_thw)
+        if not self.deepstack_layers(model.config):
+            return output.pooler_output
+        return torch.stack([output.pooler_output, *output.deepstack_features], dim=1)
+
+    def positions(self, rule: PositionRule, model: Any, *given: Any) -> torch.Tensor:
+        """Rotary positions int64 [3, P] of a prompt.
+
+        Args:
+            rule: "qwen" (``vlm_pg/models/positions.py``) or "transformers" (the installed release's own).
+            model: the transformers model.
+            given: what ``PromptGrids`` has, in order.
+
+        Raises:
+            ModelError: the installed transformers computes its own rule wrongly for these seconds, or media were given
+                to a model that reads text alone.
+            ValueError: token types and grids do not belong together.
+        """
+        prompt = PromptGrids(*given)
+        if not self.reads_media:
+            if prompt.media_kinds or bool(prompt.mm_token_type_ids.any()):
+                refuse_media(model, "The prompt has images or videos")
+            return torch.arange(prompt.input_ids.shape[0]).expand(3, -1).clone()
+        if rule == "transformers":
+            return by_transformers(model, prompt)
+        per_second = model.config.vision_config.tokens_per_second if self.video_time == "seconds" else None
+        return by_qwen(self.video_time, self.pixels(model.config).merge_size, per_second, prompt)
+
+    def describe_positions(self, rule: PositionRule) -> str:
+        """The rule in a line, and what it means for whoever serves the weights later."""
+        if not self.reads_media:
+            return f"token by token ({self.model_type} reads text alone, for which all rules are one)"
+        if self.video_time == "text":
+            return f"{rule} (for {self.model_type} both rules are one: words tell a video's time)"
+        if rule == "qwen":
+            return (
+                "qwen (what follows a medium starts past its largest position of any axis, as in vLLM and SGLang; "
+                "transformers 5 leaves out a video's time)"
+            )
+        return (
+            f"transformers (as {version('transformers')} counts, a video's time left out; vLLM and SGLang would serve "
+            "long videos at other positions)"
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What somebody who trains this family should be told once, at the start of a run."""
+        if not self.moe:
+            return ()
+        return (
+            "mixture of experts: the auxiliary balancing loss is off (it depends on how often a prefix is repeated)",
+        )

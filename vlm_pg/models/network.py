@@ -1,0 +1,130 @@
+"""One transformers model over packed streams: its tower, decoder and output head, each when it is their turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from vlm_pg.attention.kernels import Kernel
+from vlm_pg.attention.registration import AttentionContext, check_grouped
+from vlm_pg.distributed import max_over_ranks
+from vlm_pg.models.decoder import run_decoder
+from vlm_pg.models.family import Family
+from vlm_pg.models.kernel_choice import KernelChoice
+from vlm_pg.models.linear_attention import route_linear_layers
+from vlm_pg.models.logits import token_logprobs
+from vlm_pg.models.pixels import PixelGeometry
+from vlm_pg.models.scattered import is_scattered
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.turns import Turns
+
+T = TypeVar("T")
+
+
+class Network(torch.nn.Module):
+    """``model`` is transformers' model itself, ``turns`` the order of its parts while ranks take turns."""
+
+    def __init__(self, model: Any, family: Family, settings: ModelSettings):
+        super().__init__()
+        self.model = model
+        self.family = family
+        self.settings = settings
+        self.turns: Turns | None = None
+        self._own_pace = False
+        route_linear_layers(self.language_model)
+        heads = family.head_shape(model.config)
+        self._kernels = KernelChoice(self.device, self.dtype, heads, settings.attention_kernel)
+        self.kernel, self.kernel_error = self._kernels.kernel, self._kernels.error
+        self.logits_chunk_rows = max(1, settings.logits_chunk_mb * 2**20 // (4 * self.vocab_size))
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    @property
+    def kernel_here(self) -> Kernel:
+        """The kernel for a forward that begins here and now, checked; see ``KernelChoice.here``."""
+        return self._kernels.here(self.device, self.dtype)
+
+    @property
+    def language_model(self) -> Any:
+        return self.family.language_model(self.model)
+
+    @property
+    def pixels(self) -> PixelGeometry:
+        """How the tower reads them."""
+        return self.family.pixels(self.model.config)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.get_text_config().vocab_size
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether decoder layers are recomputed in backward."""
+        return any(getattr(layer, "gradient_checkpointing", False) for layer in self.language_model.layers)
+
+    def in_turn(self, part: str, work: Callable[[], T]) -> T:
+        """Run a part of the model: at once, or when it is its turn on all ranks."""
+        return work() if self.turns is None else self.turns.run(part, work)
+
+    def run_tower(self, pixel_values: torch.Tensor, grid_thw: torch.Tensor) -> torch.Tensor:
+        """As ``Family.encode_vision``."""
+        return self.in_turn("vision", lambda: self.family.encode_vision(self.model, pixel_values, grid_thw))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, D] -> [rows, V], in the weights' dtype."""
+        return self.in_turn("head", lambda: self.model.lm_head(hidden))
+
+    def token_logprobs(
+        self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, entropy_graph: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of each target under the distribution its hidden state [R, D] predicts, and that distribution's entropy."""
+        chunks = -(-hidden.shape[0] // self.logits_chunk_rows)
+        if not self._own_pace and is_scattered(self.model.lm_head):
+            chunks = int(max_over_ranks({"chunks": chunks}, hidden.device)["chunks"])
+        return token_logprobs(self.logits, hidden, targets, temperature, self.logits_chunk_rows, chunks, entropy_graph)
+
+    def hidden_states(self, *stream: Any) -> torch.Tensor:
+        """``run_layers`` when it is its turn: the one forward behind generation, scoring and training."""
+        return self.in_turn("decoder", lambda: self.run_layers(*stream))
+
+    def run_layers(
+        self,
+        input_ids: torch.Tensor,
+        positions_3T: torch.Tensor,
+        context: AttentionContext,
+        features: torch.Tensor | None = None,
+        media_rows: torch.Tensor | None = None,
+        whole_layers: bool = False,
+    ) -> torch.Tensor:
+        """Last hidden states [rows read, D] of a packed stream, whoever's turn it is.
+
+        Args:
+            features: [M, D], or [M, 1 + n, D] for a family whose first n decoder layers get features of their own.
+            whole_layers: every row goes through all of every layer, the last one included.
+        """
+        check_grouped(self.language_model)
+        embeddings = self.model.get_input_embeddings()(input_ids)
+        early: tuple[torch.Tensor, ...] = ()
+        if features is not None:
+            assert media_rows is not None
+            if features.shape[0] != media_rows.shape[0]:
+                raise ValueError(
+                    f"The stream has {media_rows.shape[0]} media tokens but {features.shape[0]} visual features; "
+                    "prompt and pixels do not belong together."
+                )
+            if features.dim() == 3:
+                features, *rest = features.unbind(1)
+                early = tuple(rest)
+            embeddings = embeddings.index_copy(0, media_rows, features.to(embeddings.dtype))
+        # Ranks that take turns run whole layers only: which rows are read must not decide what weights are gathered.
+        trim = self.turns is None and not whole_layers
+        positions = positions_3T[: self.family.rotary_axes]
+        return run_decoder(self.language_model, embeddings, positions, context, media_rows, early, trim)

@@ -1,0 +1,10 @@
+"""Whether weights lie with several ranks."""
+
+from __future__ import annotations
+
+import torch
+
+
+def is_scattered(module: torch.nn.Module) -> bool:
+    """Whether weights of ``module`` lie with several ranks (ZeRO-3), so that every call of it is a collective."""
+    return any(hasattr(parameter, "ds_id") for parameter in module.parameters())
