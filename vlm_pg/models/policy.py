@@ -60,6 +60,11 @@ class Policy(Network):
         vocabulary = None if self.processor is None else self.tokenizer.get_vocab()
         return self.family.media_token_ids(self.model.config, vocabulary)
 
+    def share_tower_of(self, other: Policy) -> None:
+        """Take the vision tower of another policy of this family for one's own, and what it keeps of outputs."""
+        self.family.share_vision_tower(self.model, other.model)
+        self.vision = other.vision
+
     def weights_changed(self, vision_trains: bool | None = None) -> None:
         """Call after every optimizer step: whatever was computed from the old weights may no longer be used.
 
