@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from data_pipelines.common import MANIFEST, is_prepared, locked, state_of, write_manifest
 from data_pipelines.media_store import MediaStore
 from data_pipelines.outcome import Outcome, split_keys
-from vlm_pg.data.files import Place, read_raw
+from vlm_pg.data.files import RecordPlace, read_raw
 from vlm_pg.data.folders import data_folder, root_of
 from vlm_pg.data.records import parse_record, with_paths
 from vlm_pg.errors import ConfigError, SampleError, printable
@@ -193,7 +193,7 @@ def _read(
     return list(samples.values())
 
 
-def _read_rows(path: Path, columns: Sequence[str | tuple[str, ...]]) -> Iterator[tuple[Place, Row]]:
+def _read_rows(path: Path, columns: Sequence[str | tuple[str, ...]]) -> Iterator[tuple[RecordPlace, Row]]:
     rows = _read_csv(path) if path.suffix.lower() == ".csv" else read_raw(path)
     choices = [(names,) if isinstance(names, str) else names for names in columns]
     for place, row in rows:
@@ -206,7 +206,7 @@ def _read_rows(path: Path, columns: Sequence[str | tuple[str, ...]]) -> Iterator
         yield place, row
 
 
-def _shown(path: Path, place: Place) -> str:
+def _shown(path: Path, place: RecordPlace) -> str:
     file = root_of(path) / place.file if place.file else path
     return f"{printable(str(file), 300)}:{place}"
 
@@ -225,13 +225,13 @@ def plain_number(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _read_csv(path: Path) -> Iterator[tuple[Place, Row]]:
+def _read_csv(path: Path) -> Iterator[tuple[RecordPlace, Row]]:
     """Rows of a comma-separated file with a line of column names, numbered by the line they end on."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             for row in reader:
-                yield Place(reader.line_num), row
+                yield RecordPlace(reader.line_num), row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(
             f"Data file '{path}' cannot be read as CSV: {error}. A UTF-8 file with a line of column names is expected. "

@@ -112,7 +112,7 @@ import importlib
 from contextlib import suppress
 
 for name in (
-    *("vlm_pg.training.main", "vlm_pg.eval.main", "vlm_pg.media.worker", "vlm_pg.media.decode", "qwen_vl_utils"),
+    *("vlm_pg.training.main", "vlm_pg.eval.main", "vlm_pg.media.worker", "vlm_pg.media.decode_file", "qwen_vl_utils"),
     *("vlm_pg.rewards.mathematics", "vlm_pg.verify.main", "vlm_pg.bench.worker", "data_pipelines.embedded", "peft"),
     *("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl", "transformers.models.qwen2_5_vl.processing_qwen2_5_vl"),
     *("transformers.models.qwen3_vl.modeling_qwen3_vl", "transformers.models.qwen3_vl.processing_qwen3_vl"),

@@ -25,7 +25,7 @@ _SIDE = """
 import json, sys, time
 from pathlib import Path
 import torch
-from vlm_pg.media.decode import decode_video
+from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.settings import MediaSettings
 torch.set_num_threads(1)
 settings = MediaSettings(decoder=sys.argv[1])

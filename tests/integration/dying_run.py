@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.config import load_config
-from vlm_pg.training import checkpoints, collect, persistence
+from vlm_pg.training import checkpoints, collect, saving
 from vlm_pg.training.main import train
 
 
@@ -55,7 +55,7 @@ def main(when: str, step: int, config: str, *overrides: str) -> int:
         )
     else:
         raise ValueError(when)
-    assert persistence.checkpoints is checkpoints
+    assert saving.checkpoints is checkpoints
     return train(load_config(config, overrides))
 
 

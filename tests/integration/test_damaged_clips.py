@@ -15,7 +15,7 @@ from tests.support.clip_table import QUICK, X265_QUIET, table
 from tests.support.clips import Clip, number_of, write
 from tests.support.mutations import damaged_payload
 from vlm_pg.errors import SampleError
-from vlm_pg.media.decode import decode_video
+from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.settings import MediaSettings
 
 SETTINGS = MediaSettings(fps=8, min_frames=4, max_frames=16, workers=0)

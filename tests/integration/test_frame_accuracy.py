@@ -15,11 +15,11 @@ from tests.support.clip_table import table
 from tests.support.clips import FRAMES, Clip, number_of, write
 from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure
-from vlm_pg.media.decode import decode_video
-from vlm_pg.media.decoders import DecordDecoder, PyAVDecoder
+from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.index import read_index
 from vlm_pg.media.sampling import frame_indices
 from vlm_pg.media.settings import MediaSettings
+from vlm_pg.media.video_decoders import DecordDecoder, PyAVDecoder
 
 CLIPS = {clip.name: clip for clip in table()}
 USUAL = (

@@ -15,7 +15,7 @@ from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.batching.plan import MicroBatch
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
-from vlm_pg.training.calls import Place, agreed_places
+from vlm_pg.training.calls import PassSlot, agreed_slots
 from vlm_pg.training.engines import TorchEngine
 from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.step import Update, UpdateSettings, update_policy
@@ -101,13 +101,13 @@ def test_checkpointing_does_not_change_the_update_of_chunked_groups(train_vision
 def test_passes_for_other_ranks_are_worth_nothing(train_vision: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if another rank had two chunks more, a chunked micro-batch more and a single pass more."""
 
-    def as_if(plan: Sequence[MicroBatch], device: torch.device) -> list[Place]:
-        own = agreed_places(plan, device)
+    def as_if(plan: Sequence[MicroBatch], device: torch.device) -> list[PassSlot]:
+        own = agreed_slots(plan, device)
         assert own[0].chunks == 2
-        return [replace(own[0], chunks=4), Place(None, 3), *own[1:], Place(None, 1)]
+        return [replace(own[0], chunks=4), PassSlot(None, 3), *own[1:], PassSlot(None, 1)]
 
     whole = updated(train_vision, 10_000)
-    monkeypatch.setattr("vlm_pg.training.step.agreed_places", as_if)
+    monkeypatch.setattr("vlm_pg.training.step.agreed_slots", as_if)
     padded = updated(train_vision, 102)
     assert padded[2]["backward_calls"] == 5 + 4 + 3 + 1
     assert padded[2]["tokens_computed"] == whole[2]["tokens_computed"]

@@ -20,7 +20,7 @@ MAX_DIGITS = 4000
 
 
 @dataclass(frozen=True)
-class Place:
+class RecordPlace:
     """Where a record begins: the line (JSON, JSONL) or the row (Parquet, Arrow), counted from 1.
 
     Args:
@@ -50,7 +50,7 @@ class Place:
         return f"{printable(self.file or path.name, 300)}:{self}"
 
 
-def read_raw(path: Path) -> Iterator[tuple[Place, Any]]:
+def read_raw(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
     """Each record and its place.
 
     What cannot be read (an endless number, a string that is not UTF-8, a date out of range, an object that gives one
@@ -77,19 +77,19 @@ def read_raw(path: Path) -> Iterator[tuple[Place, Any]]:
     return reader(path)
 
 
-def _read_folder(folder: DataFolder) -> Iterator[tuple[Place, Any]]:
+def _read_folder(folder: DataFolder) -> Iterator[tuple[RecordPlace, Any]]:
     row = 0
     for file in folder.files:
         _check_file(file)
         rows = read_parquet(file) if file.suffix == ".parquet" else read_arrow(file)
         for line, record in enumerate(rows, start=1):
             row += 1
-            yield Place(line, file=file.name, row=row), record
+            yield RecordPlace(line, file=file.name, row=row), record
 
 
-def _numbered_parquet(path: Path) -> Iterator[tuple[Place, Any]]:
+def _numbered_parquet(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
     for line, record in enumerate(read_parquet(path), start=1):
-        yield Place(line), record
+        yield RecordPlace(line), record
 
 
 def _check_file(path: Path) -> None:
@@ -116,7 +116,7 @@ def _text(path: Path) -> str:
         raise _unreadable(path, line, f"is not UTF-8 text ({error.reason})") from error
 
 
-def _read_json(path: Path) -> Iterator[tuple[Place, Any]]:
+def _read_json(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
     """The elements of a JSON array one by one, so that each one's line is known."""
     text = _text(path)
     decoder = json.JSONDecoder(parse_int=_number, object_pairs_hook=_object)
@@ -135,7 +135,7 @@ def _read_json(path: Path) -> Iterator[tuple[Place, Any]]:
         except RecursionError as error:
             raise _unreadable(path, line, "is nested too deeply") from error
         number += 1
-        yield Place(line, number if line == last_line else None), record
+        yield RecordPlace(line, number if line == last_line else None), record
         last_line = line
         place = _skip_space(text, end)
         if text[place : place + 1] == ",":
@@ -172,12 +172,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Unreadable:
     return values
 
 
-def _read_jsonl(path: Path) -> Iterator[tuple[Place, Any]]:
+def _read_jsonl(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
     for number, line in enumerate(_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            yield Place(number), json.loads(line, parse_int=_number, object_pairs_hook=_object)
+            yield RecordPlace(number), json.loads(line, parse_int=_number, object_pairs_hook=_object)
         except json.JSONDecodeError as error:
             raise _unreadable(path, number, f"does not parse as JSON ({error.msg} at column {error.colno})") from error
         except RecursionError as error:

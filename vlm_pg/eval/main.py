@@ -15,7 +15,7 @@ from vlm_pg.models.loading import load_policy
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.quiet import quiet_libraries
 from vlm_pg.prompts.builder import PromptBuilder
-from vlm_pg.prompts.sources import Sources
+from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.threads import use_threads
 from vlm_pg.types import Prompt
@@ -54,7 +54,7 @@ def evaluate(config: RunConfig, checkpoint: Path | None) -> dict[str, Any]:
         policy.check_length(prompt, config.rollout.max_new_tokens)
 
     with (
-        Sources(builder, config.data, config.media, policy.pixel_factor, check) as sources,
+        SourcePool(builder, config.data, config.media, policy.pixel_factor, check) as sources,
         Rewarder(config.reward, warn=console.warn) as rewarder,
     ):
         results = Evaluator(config, Examinee(policy, sources, rewarder), console, log).run("answers", folder)

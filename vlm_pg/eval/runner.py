@@ -20,8 +20,8 @@ from vlm_pg.files import write_bytes_atomic
 from vlm_pg.media.controls import repeat_frame, shuffle_frames
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
-from vlm_pg.prompts.source import Tamper
-from vlm_pg.prompts.sources import Sources
+from vlm_pg.prompts.prompt_source import Tamper
+from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.response import Response
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.contracts import Sampler
@@ -63,7 +63,7 @@ class Examinee:
     """
 
     policy: Policy
-    sources: Sources
+    sources: SourcePool
     rewarder: Rewarder
     ranks: RankLayout = ALONE
     weights_at_hand: Callable[[], AbstractContextManager[None]] = nullcontext

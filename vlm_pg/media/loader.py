@@ -17,7 +17,7 @@ from vlm_pg.media.urls import shown_url
 from vlm_pg.types import DecodedMedia, MediaRef
 
 POLL_SECONDS = 0.2
-_DECODE_MODULE = "vlm_pg.media.decode"
+_DECODE_MODULE = "vlm_pg.media.decode_file"
 
 
 class Ticket:
@@ -116,7 +116,7 @@ class MediaLoader:
         except SampleError as error:
             return error
         import_decoding()
-        from vlm_pg.media.decode import decode_file
+        from vlm_pg.media.decode_file import decode_file
 
         args = (ref.kind, path, self._settings, self._factor)
         if self._pool is not None:

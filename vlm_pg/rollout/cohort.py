@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vlm_pg.rollout.decode import OwnTokens
+from vlm_pg.rollout.cohort_attention import OwnTokens
 from vlm_pg.rollout.sampling import Choice
 from vlm_pg.types import FinishReason
 

@@ -9,7 +9,7 @@ import torch
 
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.cohort import Cohort
-from vlm_pg.rollout.decode import DecodeContext, OwnTokens
+from vlm_pg.rollout.cohort_attention import DecodeContext, OwnTokens
 from vlm_pg.rollout.graphs import GraphUse
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.ragged import RaggedDecoder

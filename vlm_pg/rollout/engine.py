@@ -14,7 +14,7 @@ from vlm_pg.memory import GIB
 from vlm_pg.metrics import Metric
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.cohort import Cohort, FinishedRollout
-from vlm_pg.rollout.decode import BLOCK_TOKENS
+from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS
 from vlm_pg.rollout.decoders import decoder_for
 from vlm_pg.rollout.graphs import GraphUse
 from vlm_pg.rollout.kv import PrefixStore

@@ -13,7 +13,7 @@ import torch
 from vlm_pg.attention.kernels import Kernel
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.cohort import Cohort
-from vlm_pg.rollout.decode import BLOCK_TOKENS, PromptPart
+from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS, PromptPart
 from vlm_pg.rollout.graphs import DecodeGraph, GraphMemory, GraphUse
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.settings import RolloutSettings

@@ -17,7 +17,7 @@ from vlm_pg.distributed import max_over_ranks
 
 
 @dataclass(frozen=True)
-class Place:
+class PassSlot:
     """One place in the common order. ``micro``: what this rank computes there, None for nothing of its own.
 
     ``chunks``: chunks that every rank runs there, 1 for a single pass.
@@ -31,7 +31,7 @@ class Place:
         return 1 if self.chunks == 1 else self.chunks + 1
 
 
-def agreed_places(plan: Sequence[MicroBatch], device: torch.device) -> list[Place]:
+def agreed_slots(plan: Sequence[MicroBatch], device: torch.device) -> list[PassSlot]:
     """The common order: chunked micro-batches, most chunks first, then single passes. A collective itself."""
     chunked = sorted((micro for micro in plan if len(micro.chunks) > 1), key=lambda micro: -len(micro.chunks))
     plain = [micro for micro in plan if len(micro.chunks) == 1]
@@ -42,7 +42,7 @@ def agreed_places(plan: Sequence[MicroBatch], device: torch.device) -> list[Plac
     if most:
         most = max_over_ranks(most, device)
     places = [
-        Place(chunked[place] if place < len(chunked) else None, int(most[f"place {place:06d}"]))
+        PassSlot(chunked[place] if place < len(chunked) else None, int(most[f"place {place:06d}"]))
         for place in range(chunked_places)
     ]
-    return places + [Place(plain[place] if place < len(plain) else None, 1) for place in range(plain_places)]
+    return places + [PassSlot(plain[place] if place < len(plain) else None, 1) for place in range(plain_places)]

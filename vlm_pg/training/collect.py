@@ -38,7 +38,7 @@ from vlm_pg.training.group_metrics import KEPT_TOKENS
 from vlm_pg.training.group_rewards import add_parts, has_spread, responses_of, reward_groups, shape_rewards
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream
-from vlm_pg.training.vision_leaves import VisionLeaves
+from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.types import Prompt, ResponseGroup, RolloutGroup, Sample
 
 # Costs of questions vary, so what a round leaves free is filled by another one; few rounds get within half a question.
@@ -81,17 +81,17 @@ class StepBatch:
     """What a step works on, on this rank.
 
     ``sampled``: every complete group, for metrics and logs. ``groups``: what trains, pruned rollouts marked in
-    ``kept``. ``leaves``: visual features of ``groups``, in order, where they were made before generation.
+    ``kept``. ``vision``: visual features of ``groups``, in order, where they were made before generation.
     ``counts``: of all ranks together. ``sampling``: what the samplers did on this rank. ``held``: features of all that
     was asked: while somebody holds them, the step's media are not encoded again, whatever the encoder's cache keeps.
     """
 
     sampled: list[RolloutGroup]
     groups: list[RolloutGroup]
-    leaves: VisionLeaves | None
+    vision: StepFeatures | None
     counts: dict[str, float]
     sampling: Tally
-    held: Sequence[VisionLeaves] = ()
+    held: Sequence[StepFeatures] = ()
 
 
 class Collector:
@@ -109,7 +109,7 @@ class Collector:
         self.engine, self.policy, self.stages, self.phases = engine, engine.policy, stages, phases
         self._should_stop = should_stop
         self._asked: set[str] = set()
-        self._held: list[VisionLeaves] = []
+        self._held: list[StepFeatures] = []
         self._controls: dict[str, list[float | None]] = {}
         self._seen, self._sampling = Tally(), Tally()
 
@@ -122,7 +122,7 @@ class Collector:
         self._asked, self._held, self._controls, self._seen, self._sampling = set(), [], {}, Tally(), Tally()
         if self._kl_in_reward:
             self._seen.add(KL, 0, 0)  # known, even where nothing was sampled
-        groups, leaves = self._first_round(step, steps_ahead)
+        groups, vision = self._first_round(step, steps_ahead)
         dropped: list[RolloutGroup] = []
         counts: dict[str, float] = {}
         if self.algorithm.resample_rounds:
@@ -142,7 +142,7 @@ class Collector:
         return StepBatch(
             sampled,
             [groups[place] for place in places],
-            None if leaves is None else leaves.of(places),
+            None if vision is None else vision.of(places),
             {QUESTIONS: self._sum(len(sampled)), **counts, **self._seen.reduced()},
             self._sampling,
             self._held,
@@ -159,9 +159,9 @@ class Collector:
     def _kl_in_reward(self) -> bool:
         return self.algorithm.kl_coef > 0 and self.algorithm.kl_in != "loss"
 
-    def _first_round(self, step: int, steps_ahead: int) -> tuple[list[RolloutGroup], VisionLeaves | None]:
+    def _first_round(self, step: int, steps_ahead: int) -> tuple[list[RolloutGroup], StepFeatures | None]:
         samples = self._take(self.config.training.prompts_per_step)
-        return self._round(step, samples, steps_ahead, leaves_to_train=self._fixed_questions)
+        return self._round(step, samples, steps_ahead, to_train=self._fixed_questions)
 
     def _take(self, count: int) -> list[Sample]:
         samples = self.stages.stream.take(count, self._asked)
@@ -169,8 +169,8 @@ class Collector:
         return samples
 
     def _round(
-        self, step: int, samples: Sequence[Sample], steps_ahead: int = 0, leaves_to_train: bool = False
-    ) -> tuple[list[RolloutGroup], VisionLeaves | None]:
+        self, step: int, samples: Sequence[Sample], steps_ahead: int = 0, to_train: bool = False
+    ) -> tuple[list[RolloutGroup], StepFeatures | None]:
         """Complete groups of this rank's share of ``samples``, with rewards, and their features if they train."""
         with self.phases.timed("prompts"):
             questions = self.stages.stream.load(samples)
@@ -185,10 +185,10 @@ class Collector:
         # its output. Where it is not known yet which questions train, it runs without for generation. Where nothing is
         # shared, it runs for every rollout wherever its output is needed.
         with self.phases.timed("vision"):
-            leaves = VisionLeaves(self.policy, prompts) if trains and leaves_to_train and share else None
-        with self.phases.timed("rollout"), self.engine.generation():
+            vision = StepFeatures(self.policy, prompts) if trains and to_train and share else None
+        with self.phases.timed("rollout"), self.engine.weights_at_hand():
             # A frozen tower may be entered by each rank as often as it needs, so it runs where all weights are at hand.
-            features = leaves if trains or not share else VisionLeaves(self.policy, prompts)
+            features = vision if trains or not share else StepFeatures(self.policy, prompts)
             groups = self._sample(self.stages.sampler, questions, step)
             controls = self._sample(self.stages.control, shuffled, f"{step}/control") if controlled else []
         groups, features = self._answered(groups, features)
@@ -205,7 +205,7 @@ class Collector:
                 shape_rewards(group, by_id.get(group.sample.sample_id), self.algorithm, longest) for group in groups
             ]
             self._controls |= by_id
-        return groups, features if leaves_to_train else None
+        return groups, features if to_train else None
 
     def _sample(
         self, sampler: Sampler | None, questions: Sequence[tuple[Sample, Prompt]], key: int | str
@@ -220,8 +220,8 @@ class Collector:
         ]
 
     def _answered(
-        self, groups: list[RolloutGroup], features: VisionLeaves | None
-    ) -> tuple[list[RolloutGroup], VisionLeaves | None]:
+        self, groups: list[RolloutGroup], features: StepFeatures | None
+    ) -> tuple[list[RolloutGroup], StepFeatures | None]:
         """Without the questions for which a server had no usable rollouts; those are recorded."""
         faults = self.stages.sampler.take_faults()
         if faults is not None:  # on all ranks or on none
@@ -280,7 +280,7 @@ class Collector:
         assert self.stages.reference is not None
         algorithm = self.algorithm
         asked = [ResponseGroup(group.prompt, tuple(r.token_ids for r in group.rollouts)) for group in groups]
-        with self.phases.timed("reference"), self.engine.generation():
+        with self.phases.timed("reference"), self.engine.weights_at_hand():
             scored = self.stages.reference.score(asked, self.config.rollout.temperature)
         found = [
             [

@@ -137,7 +137,7 @@ class DeepSpeedEngine(Engine):
             ) from error
 
     @contextmanager
-    def generation(self) -> Iterator[None]:
+    def weights_at_hand(self) -> Iterator[None]:
         if self._stage < 3:
             yield
         elif self.gathers_all:

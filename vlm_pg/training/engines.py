@@ -60,7 +60,7 @@ class Engine(ABC):
         """The inverse, on a policy that already holds the checkpoint's weights."""
 
     @contextmanager
-    def generation(self) -> Iterator[None]:
+    def weights_at_hand(self) -> Iterator[None]:
         """Around generation and evaluation: ranks may use the policy at their own pace inside, without gradients.
 
         No collective of one's own inside: the weights may be gathered in turns.

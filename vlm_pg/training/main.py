@@ -27,14 +27,14 @@ from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.trackers.kinds import refuse_missing
 from vlm_pg.observe.trackers.trackers import Trackers
 from vlm_pg.prompts.builder import PromptBuilder
-from vlm_pg.prompts.sources import Sources
+from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.threads import use_threads
 from vlm_pg.training.checkpoints import read_state
 from vlm_pg.training.data_digest import changed_data, data_digests
 from vlm_pg.training.opening import OpenFolder
-from vlm_pg.training.persistence import abandon_others, checkpoint_to_resume
 from vlm_pg.training.phases import Phases
+from vlm_pg.training.saving import abandon_others, checkpoint_to_resume
 from vlm_pg.training.setup import (
     connect,
     introduction,
@@ -91,7 +91,7 @@ class _Run:
         fits_model = partial(self.policy.check_length, response_tokens=config.rollout.max_new_tokens)
         builder = PromptBuilder(self.policy.processor, config.prompt, self.policy.positions)
         self.sources = stack.enter_context(
-            Sources(builder, config.data, config.media, self.policy.pixel_factor, fits_model, pool)
+            SourcePool(builder, config.data, config.media, self.policy.pixel_factor, fits_model, pool)
         )
         self.digests = data_digests(config.data) if self.ranks.is_first else {}
         # Everything that can be refused has been read: only now is an earlier run's folder touched.
@@ -240,7 +240,7 @@ class _Run:
         if not config.data.eval or not (config.eval.before or config.eval.after):
             return None
         examinee = Examinee(
-            self.policy, self.sources, self.rewarder, self.ranks, self.engine.generation, self.stop.between_tokens
+            self.policy, self.sources, self.rewarder, self.ranks, self.engine.weights_at_hand, self.stop.between_tokens
         )
         return Evaluator(config, examinee, self.console, self.bad_log)
 

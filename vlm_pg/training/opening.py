@@ -16,7 +16,7 @@ from vlm_pg.observe.presence import Presence
 from vlm_pg.observe.run_folder import RunFolder, refuse_what_is_no_run
 from vlm_pg.observe.run_lock import LOCK, RunLock
 from vlm_pg.training import history
-from vlm_pg.training.persistence import changed_settings
+from vlm_pg.training.saving import changed_settings
 
 
 class OpenFolder:

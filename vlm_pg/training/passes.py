@@ -21,10 +21,10 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.models.reference import ScoringPolicy
 from vlm_pg.tally import Tally
 from vlm_pg.training.behaviour import mismatch_sums
-from vlm_pg.training.calls import Place
+from vlm_pg.training.calls import PassSlot
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.filler import filler_group
-from vlm_pg.training.vision_leaves import VisionLeaves
+from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.types import ResponseGroup, RolloutGroup, VisualFeatures
 
 # What a rank without work of its own computes in chunks.
@@ -57,7 +57,7 @@ class Passes:
     engine: Engine
     reference: ScoringPolicy | None
     groups: Sequence[RolloutGroup]
-    leaves: VisionLeaves
+    vision: StepFeatures
     weights: Sequence[Sequence[float]]
     algorithm: AlgorithmSettings
     temperature: float
@@ -68,7 +68,7 @@ class Passes:
     def __post_init__(self) -> None:
         self.policy_loss = load_loss(self.algorithm)
 
-    def losses(self, places: Sequence[Place]) -> Iterator[tuple[torch.Tensor, bool]]:
+    def losses(self, places: Sequence[PassSlot]) -> Iterator[tuple[torch.Tensor, bool]]:
         """One loss per backward call, and whether it is the last one.
 
         Each must have been backpropagated before the next one is asked for. A trained tower's own backward is part of
@@ -84,12 +84,12 @@ class Passes:
             else:
                 yield loss if tower is None else loss + tower, True
 
-    def _losses(self, places: Sequence[Place]) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    def _losses(self, places: Sequence[PassSlot]) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
         """Each loss, and of the last place the zero through which backward enters the tower."""
-        features, tower = self.leaves.features, None
+        features, tower = self.vision.features, None
         for number, place in enumerate(places, start=1):
             if number == len(places):
-                features, tower = self.leaves.joined()
+                features, tower = self.vision.joined()
             for loss in self._micro_batch(place, features):
                 yield loss, tower
 
@@ -97,7 +97,7 @@ class Passes:
     def policy(self) -> Policy:
         return self.engine.policy
 
-    def _micro_batch(self, place: Place, features: Sequence[VisualFeatures]) -> Iterator[torch.Tensor]:
+    def _micro_batch(self, place: PassSlot, features: Sequence[VisualFeatures]) -> Iterator[torch.Tensor]:
         """A loss per backward call of one place; without work of its own this rank makes passes worth nothing."""
         micro = place.micro
         members = [filler_group(self.policy)] if micro is None else [self._responses(group) for group in micro.groups]
@@ -158,7 +158,7 @@ class Passes:
         """Where the tower is frozen it is the reference's tower too."""
         assert self.reference is not None
         if not self.policy.vision.trains:
-            return self._features(micro, members, self.leaves.features)
+            return self._features(micro, members, self.vision.features)
         features = self.reference.vision.encode([member.prompt for member in members])
         return self.reference.join_features(members, features)
 

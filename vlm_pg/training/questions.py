@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from vlm_pg.config import RunConfig
 from vlm_pg.data.order import index_at
 from vlm_pg.distributed import RankLayout
-from vlm_pg.prompts.source import PromptSource, Tamper
+from vlm_pg.prompts.prompt_source import PromptSource, Tamper
 from vlm_pg.training.dealing import share_of_rank
 from vlm_pg.types import BadSample, Prompt, Sample
 

@@ -20,10 +20,10 @@ from vlm_pg.models.packing import repeated_tokens
 from vlm_pg.models.reference import ScoringPolicy
 from vlm_pg.tally import Tally
 from vlm_pg.training.behaviour import LogprobsSource, behaviour_logprobs
-from vlm_pg.training.calls import agreed_places
+from vlm_pg.training.calls import agreed_slots
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.passes import GROUPS_CHUNKED, LOSS, TOKENS_CHART, TOKENS_COMPUTED, Passes
-from vlm_pg.training.vision_leaves import VisionLeaves
+from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.types import Prompt, RolloutGroup
 
 T = TypeVar("T")
@@ -68,14 +68,14 @@ class Update:
 
     Attributes:
         groups: this rank's share of the complete groups.
-        leaves: visual features of the groups' prompts, in order, where they were made before generation.
+        vision: visual features of the groups' prompts, in order, where they were made before generation.
         measure_mismatch: add ``mismatch/...``: how the recorded log-probabilities differ from the training forward's,
             over the rollouts that the weights as they are now sampled. The same on all ranks.
     """
 
     groups: Sequence[RolloutGroup]
     learning_rate: float
-    leaves: VisionLeaves | None = None
+    vision: StepFeatures | None = None
     measure_mismatch: bool = False
 
 
@@ -99,7 +99,7 @@ def update_policy(
     policy = engine.policy
     passes, trained = _passes(engine, reference, update, settings)
     plan = plan_groups(passes.groups, settings.micro_batch_tokens, policy.settings.share_prefix)
-    order = agreed_places(plan.micro_batches, policy.device)
+    order = agreed_slots(plan.micro_batches, policy.device)
     for loss, last in passes.losses(order):
         engine.backward(loss, last)
     _count_sharing(passes.tally, trained, plan.in_one_tree)
@@ -124,7 +124,7 @@ def _passes(
     places = [place for place, group in enumerate(update.groups) if any(group.kept or (1.0,))]
     groups = trained = [_what_trains(update.groups[place]) for place in places]
     share = policy.settings.share_prefix
-    leaves = update.leaves.of(places) if update.leaves is not None and share else None
+    vision = update.vision.of(places) if update.vision is not None and share else None
     behaviour = behaviour_logprobs(groups, settings.logprobs, policy.weights_version)
     # Corrected for pruning, a batch counts as what was sampled, of which what is left is an estimate.
     counted = update.groups if algorithm.prune_correction else groups
@@ -132,9 +132,9 @@ def _passes(
     if not share:
         groups = [group.only([index]) for group in groups for index in range(len(group.rollouts))]
         weights, behaviour = _one_each(weights), None if behaviour is None else _one_each(behaviour)
-    leaves = leaves or _leaves(engine, [group.prompt for group in groups])
+    vision = vision or _vision(engine, [group.prompt for group in groups])
     mismatch = update.measure_mismatch
-    passes = Passes(engine, reference, groups, leaves, weights, algorithm, settings.temperature, behaviour, mismatch)
+    passes = Passes(engine, reference, groups, vision, weights, algorithm, settings.temperature, behaviour, mismatch)
     return passes, trained
 
 
@@ -143,12 +143,12 @@ def _one_each(by_group: Sequence[Sequence[T]]) -> list[list[T]]:
     return [[of_rollout] for of_group in by_group for of_rollout in of_group]
 
 
-def _leaves(engine: Engine, prompts: Sequence[Prompt]) -> VisionLeaves:
+def _vision(engine: Engine, prompts: Sequence[Prompt]) -> StepFeatures:
     if engine.policy.vision.trains:
-        return VisionLeaves(engine.policy, prompts)
+        return StepFeatures(engine.policy, prompts)
     # Each rank enters a frozen tower as often as its own prompts need.
-    with engine.generation():
-        return VisionLeaves(engine.policy, prompts)
+    with engine.weights_at_hand():
+        return StepFeatures(engine.policy, prompts)
 
 
 def _check_finite(loss: float) -> None:

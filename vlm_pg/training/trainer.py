@@ -22,7 +22,7 @@ from vlm_pg.observe.rollouts import RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.sharing import generation_line, sharing_line
 from vlm_pg.observe.trackers.trackers import Trackers
-from vlm_pg.prompts.source import PromptSource
+from vlm_pg.prompts.prompt_source import PromptSource
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.engine import NEW_TOKENS
 from vlm_pg.rollout.scoring import PolicyScorer
@@ -34,11 +34,11 @@ from vlm_pg.training.collect import Collector, Stages, StepBatch
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.group_advantages import trains
 from vlm_pg.training.group_metrics import group_metrics
-from vlm_pg.training.persistence import checkpoint_settings, save_checkpoint
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream
 from vlm_pg.training.reward_errors import RewardErrors
 from vlm_pg.training.samplers import make_control_sampler, make_sampler
+from vlm_pg.training.saving import checkpoint_settings, save_checkpoint
 from vlm_pg.training.schedule import learning_rate
 from vlm_pg.training.step import Update
 from vlm_pg.training.stop import StopRequest
@@ -69,7 +69,7 @@ class Progress:
 
     @classmethod
     def read(cls, state: Mapping[str, Any], prompts_per_step: int) -> Progress:
-        """From a checkpoint's state. The first ones had no counts of their own: every step was one update then."""
+        """From a checkpoint's state; one without counts is of a run in which every step was one update."""
         step = state["step"]
         questions = state.get("questions", step * prompts_per_step)
         updates = state.get("updates", step)
@@ -257,7 +257,7 @@ class Trainer:
 
     def _update(self, batch: StepBatch, step: int) -> dict[str, float]:
         compared = self.sampler.scores_itself and mismatch_due(self.config.rollout, step)
-        update = Update(batch.groups, learning_rate(self.config.training, step), batch.leaves, compared)
+        update = Update(batch.groups, learning_rate(self.config.training, step), batch.vision, compared)
         values = run_updates(self.engine, self._reference_in_loss, update, self.config)
         if self._reference_in_loss is None:
             values.pop("kl")  # of the reward, if anywhere

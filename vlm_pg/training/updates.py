@@ -30,13 +30,13 @@ def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, c
 
     Args:
         reference: what a KL term of the loss measures from; None without one.
-        step: all groups of the step; ``leaves`` and ``measure_mismatch`` are for the first update.
+        step: all groups of the step; ``vision`` and ``measure_mismatch`` are for the first update.
 
     Returns:
         The step's metrics, equal on all ranks.
     """
     algorithm, settings = config.algorithm, UpdateSettings.of(config)
-    groups, leaves = step.groups, step.leaves
+    groups, vision = step.groups, step.vision
     if settings.logprobs == "recompute" and algorithm.updates > 1:
         groups = _scored(engine, groups, config)
     values: list[dict[str, float]] = []
@@ -48,10 +48,10 @@ def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, c
             here = float(sum(trains(group) for group in chosen))
             if not sum_over_ranks({"groups": here}, engine.policy.device)["groups"]:
                 continue
-            update = Update(chosen, step.learning_rate, leaves, step.measure_mismatch and not values)
+            update = Update(chosen, step.learning_rate, vision, step.measure_mismatch and not values)
             values.append(update_policy(engine, reference, update, settings))
             # The next update has other weights, and a trained tower other features.
-            leaves = leaves if leaves is not None and not engine.policy.vision.trains else None
+            vision = vision if vision is not None and not engine.policy.vision.trains else None
     return over_updates(values) | {UPDATES: float(len(values))}
 
 
@@ -78,7 +78,7 @@ def _scored(engine: Engine, groups: Sequence[RolloutGroup], config: RunConfig) -
         for group, chosen in zip(groups, places, strict=True)
         if chosen
     ]
-    with engine.generation():
+    with engine.weights_at_hand():
         found = iter(PolicyScorer(engine.policy, rollout.prefill_tokens).score(asked, rollout.temperature))
     scored = []
     for group, chosen in zip(groups, places, strict=True):

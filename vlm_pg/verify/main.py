@@ -18,7 +18,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.quiet import quiet_libraries
 from vlm_pg.prompts.builder import PromptBuilder
-from vlm_pg.prompts.sources import Sources
+from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.threads import use_threads
 from vlm_pg.types import Prompt, ResponseGroup, Sample
@@ -116,7 +116,7 @@ def _prompts(config: RunConfig, policy: Policy, questions: int, response_tokens:
         policy.check_length(prompt, response_tokens)
 
     found: list[Prompt] = []
-    with Sources(builder, config.data, config.media, policy.pixel_factor, check) as sources:
+    with SourcePool(builder, config.data, config.media, policy.pixel_factor, check) as sources:
         source = sources.for_records(path)
         for sample in _in_order(config, samples):
             good, faults = source.load([sample])

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.data_sets import records, save, save_splits, shard
 from tests.support.processes import ROOT
-from vlm_pg.data.files import Place, read_raw
+from vlm_pg.data.files import RecordPlace, read_raw
 from vlm_pg.data.folders import data_folder, files_of, root_of
 from vlm_pg.data.records import read_records
 from vlm_pg.data.settings import DataSettings
@@ -71,7 +71,7 @@ def test_a_place_names_file_and_row_and_numbers_all_rows(tmp_path: Path) -> None
     ]
     samples, _ = read_records(tmp_path / "sums:test")
     assert samples[1].where == "test-00000-of-00001.parquet:2"
-    assert Place(3).within(Path("a/b.jsonl")) == "b.jsonl:3" and Place(1, 5).key == "1.5"
+    assert RecordPlace(3).within(Path("a/b.jsonl")) == "b.jsonl:3" and RecordPlace(1, 5).key == "1.5"
 
 
 def test_shards_of_other_names_and_numbers(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.support.data_sets import png, records, save, save_splits, shard
 from vlm_pg.data.embedded import Embedded
 from vlm_pg.data.records import read_records
 from vlm_pg.errors import ConfigError, SampleError
-from vlm_pg.media.decode import decode_video
+from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.paths import resolve
 from vlm_pg.media.settings import MediaSettings
 

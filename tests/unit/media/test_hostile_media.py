@@ -27,7 +27,7 @@ from vlm_pg.errors import SampleError
 from vlm_pg.media import container as container_module
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import open_video
-from vlm_pg.media.decode import decode_file
+from vlm_pg.media.decode_file import decode_file
 from vlm_pg.media.index import TooManyFrames, read_index
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import DecodedMedia

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vlm_pg.errors import SampleError
-from vlm_pg.media.decode import decode_file
+from vlm_pg.media.decode_file import decode_file
 from vlm_pg.media.paths import resolve
 from vlm_pg.media.remote import download
 from vlm_pg.media.settings import MediaSettings

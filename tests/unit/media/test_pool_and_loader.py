@@ -255,7 +255,7 @@ def private_mib(pid: int) -> float:
 
 def test_workers_share_what_they_have_imported():
     """torch alone is 300 MB of private memory in a process that imports it by itself."""
-    pool = WorkerPool(2, deadline_seconds=600, modules=("vlm_pg.media.decode",))
+    pool = WorkerPool(2, deadline_seconds=600, modules=("vlm_pg.media.decode_file",))
     pids = {pool.submit(os.getpid).result() for _ in range(2)}
     assert all(private_mib(pid) < 60 for pid in pids)
     assert pool.submit(eval, "__import__('sys').modules['torch'].__name__").result() == "torch"

@@ -14,10 +14,10 @@ from vlm_pg.errors import SampleError
 from vlm_pg.media import seeking
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.container import read_header
-from vlm_pg.media.decode import decode_file, decode_video, resize_frames
-from vlm_pg.media.decoders import DecordDecoder, PyAVDecoder
+from vlm_pg.media.decode_file import decode_file, decode_video, resize_frames
 from vlm_pg.media.index import EntryPoint, read_index
 from vlm_pg.media.settings import MediaSettings
+from vlm_pg.media.video_decoders import DecordDecoder, PyAVDecoder
 
 READABLE_BY_BOTH = (
     "flipping_a_pancake.mkv",
@@ -238,7 +238,7 @@ def test_running_out_of_memory_is_a_fault_of_the_file(tmp_path: Path, monkeypatc
     def greedy(*_):
         raise MemoryError
 
-    monkeypatch.setattr("vlm_pg.media.decode.decode_image", greedy)
+    monkeypatch.setattr("vlm_pg.media.decode_file.decode_image", greedy)
     with pytest.raises(
         SampleError, match=r"'a\.png' does not fit into memory .* should\. Scale .* media\.worker_mem"
     ) as got:
@@ -291,7 +291,7 @@ def test_limits_of_the_header(tmp_path: Path):
 
 def test_a_strip_is_refused_by_its_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     encode(tmp_path / "a.mp4", 4, width=4096, height=16)
-    monkeypatch.setattr("vlm_pg.media.decode.index_of", lambda *_: pytest.fail("decoded"))
+    monkeypatch.setattr("vlm_pg.media.decode_file.index_of", lambda *_: pytest.fail("decoded"))
     with pytest.raises(SampleError) as got:
         decode(tmp_path / "a.mp4")
     assert got.value.reason == "bad_aspect_ratio"
@@ -301,7 +301,7 @@ def test_a_strip_is_refused_by_its_header(tmp_path: Path, monkeypatch: pytest.Mo
 def test_reading_in_runs_changes_nothing(media_dir: Path, monkeypatch: pytest.MonkeyPatch, decoder: str):
     """Frames are read in runs that bound memory; the result is that of one run."""
     whole = decode(media_dir / "flipping_a_pancake.mkv", decoder=decoder)
-    monkeypatch.setattr("vlm_pg.media.decode.RUN_BYTES", 3 * 240 * 426 * 3)
+    monkeypatch.setattr("vlm_pg.media.decode_file.RUN_BYTES", 3 * 240 * 426 * 3)
     parts = decode(media_dir / "flipping_a_pancake.mkv", decoder=decoder)
     assert np.array_equal(whole.frames, parts.frames)
 

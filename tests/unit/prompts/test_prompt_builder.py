@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.errors import ModelError, SampleError
-from vlm_pg.media.decode import decode_file
+from vlm_pg.media.decode_file import decode_file
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.models.loading import make_policy
 from vlm_pg.prompts.builder import PromptBuilder

@@ -11,7 +11,7 @@ import torch
 
 from tests.support.groups import tiny_policy
 from tests.support.tiny import VL_FAMILY_NAMES, tiny_processor
-from vlm_pg.media.decode import decode_file
+from vlm_pg.media.decode_file import decode_file
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings

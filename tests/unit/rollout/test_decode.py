@@ -7,7 +7,7 @@ import torch
 
 from tests.support.groups import make_case, tiny_policy
 from vlm_pg.models.policy import Policy
-from vlm_pg.rollout.decode import BLOCK_TOKENS, DecodeContext, OwnTokens
+from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS, DecodeContext, OwnTokens
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.prefill import Prefill
 from vlm_pg.rollout.waiting import WaitingPrompts

@@ -9,7 +9,7 @@ import torch
 
 from vlm_pg.batching.plan import MicroBatch, Piece
 from vlm_pg.training import calls
-from vlm_pg.training.calls import Place, agreed_places
+from vlm_pg.training.calls import PassSlot, agreed_slots
 
 CPU = torch.device("cpu")
 
@@ -20,8 +20,8 @@ def micro(group: int, chunks: int) -> MicroBatch:
 
 def test_one_rank_has_its_own_plan_chunked_ones_first() -> None:
     plan = [micro(0, 1), micro(1, 2), micro(2, 1), micro(3, 4)]
-    places = agreed_places(plan, CPU)
-    assert places == [Place(plan[3], 4), Place(plan[1], 2), Place(plan[0], 1), Place(plan[2], 1)]
+    places = agreed_slots(plan, CPU)
+    assert places == [PassSlot(plan[3], 4), PassSlot(plan[1], 2), PassSlot(plan[0], 1), PassSlot(plan[2], 1)]
     assert [place.backward_calls for place in places] == [5, 3, 1, 1]
 
 
@@ -36,8 +36,13 @@ def test_a_rank_fills_the_places_it_has_nothing_for(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(calls, "max_over_ranks", with_other)
     plan = [micro(0, 1), micro(1, 1), micro(2, 2)]
-    assert agreed_places(plan, CPU) == [Place(plan[2], 5), Place(None, 3), Place(plan[0], 1), Place(plan[1], 1)]
+    assert agreed_slots(plan, CPU) == [
+        PassSlot(plan[2], 5),
+        PassSlot(None, 3),
+        PassSlot(plan[0], 1),
+        PassSlot(plan[1], 1),
+    ]
 
 
 def test_no_work_anywhere() -> None:
-    assert agreed_places([], CPU) == []
+    assert agreed_slots([], CPU) == []

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-
 from tests.unit.training.test_persistence import config, make
+
 from vlm_pg.errors import CheckpointError
 from vlm_pg.training import checkpoints, history
 from vlm_pg.training.data_digest import changed_data, data_digests
-from vlm_pg.training.persistence import abandon_others, checkpoint_to_resume
+from vlm_pg.training.saving import abandon_others, checkpoint_to_resume
 
 
 def run_folder(path: Path, steps: int, every: int = 2) -> Path:

@@ -1,4 +1,4 @@
-"""A trained vision tower runs once a step: micro-batches see its outputs as leaves, the last one goes on through it."""
+"""The vision tower's outputs of one step. Of a trained one micro-batches see them as leaves; the last goes on through it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.types import Prompt, VisualFeatures
 
 
-class VisionLeaves:
+class StepFeatures:
     """Visual features of one step's prompts, cut from the tower's graph where the tower trains.
 
     Made once per step, before generation. Gradients of all passes but the last add up in the leaves; the last pass
@@ -49,7 +49,7 @@ class VisionLeaves:
             self.features.append(replace(output, features=pair[1], carries_graph=False))
             self._keys.append(key)
 
-    def of(self, prompts: Sequence[int]) -> VisionLeaves:
+    def of(self, prompts: Sequence[int]) -> StepFeatures:
         """These leaves as some of the prompts see them, by their places; gradients still add up in the same ones."""
         chosen = copy(self)
         chosen.features = [self.features[place] for place in prompts]

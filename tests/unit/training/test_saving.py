@@ -9,7 +9,7 @@ import pytest
 from vlm_pg.config import RunConfig
 from vlm_pg.errors import CheckpointError
 from vlm_pg.training import checkpoints
-from vlm_pg.training.persistence import abandon_others, changed_settings, checkpoint_settings, checkpoint_to_resume
+from vlm_pg.training.saving import abandon_others, changed_settings, checkpoint_settings, checkpoint_to_resume
 
 
 def config(resume: str, **model: object) -> RunConfig:

@@ -15,7 +15,6 @@ from vlm_pg.media import sampling
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.complete import missing
 from vlm_pg.media.container import VideoHeader, header_of, open_video
-from vlm_pg.media.decoders import Decoder, DecordDecoder, PyAVDecoder
 from vlm_pg.media.images import decode_image
 from vlm_pg.media.index import TooManyFrames, VideoIndex, index_of
 from vlm_pg.media.parent import ask
@@ -23,6 +22,7 @@ from vlm_pg.media.remote import download
 from vlm_pg.media.seeking import FrameTooLarge
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.media.urls import shown_url
+from vlm_pg.media.video_decoders import Decoder, DecordDecoder, PyAVDecoder
 from vlm_pg.types import DecodedMedia, MediaKind
 
 # decoded frames are resized in runs, so that a long video in 4K does not fill the memory

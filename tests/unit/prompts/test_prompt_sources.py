@@ -12,9 +12,9 @@ from vlm_pg.data.settings import DataSettings
 from vlm_pg.errors import SampleError
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.prompts.builder import PromptBuilder
+from vlm_pg.prompts.prompt_source import PromptSource
 from vlm_pg.prompts.settings import PromptSettings
-from vlm_pg.prompts.source import PromptSource
-from vlm_pg.prompts.sources import Sources
+from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.types import DecodedMedia, MediaRef, Prompt, Sample
 
 
@@ -33,14 +33,14 @@ def sample(name: str, path: str) -> Sample:
     return Sample(name, "Which?", (MediaRef("video", path),), options, "A", "multiple_choice", "test", "test")
 
 
-def sources(tmp_path: Path, **check: object) -> Sources:
+def sources(tmp_path: Path, **check: object) -> SourcePool:
     policy = tiny_policy()
     builder = PromptBuilder(policy.processor, PromptSettings(), policy.positions)
     media = MediaSettings(min_frames=8, max_frames=8, min_pixels=3136, max_pixels=3136, workers=0)
-    return Sources(builder, DataSettings(), media, 28, **check)
+    return SourcePool(builder, DataSettings(), media, 28, **check)
 
 
-def open_source(folder: Sources, tmp_path: Path, cache_bytes: int = 0) -> PromptSource:
+def open_source(folder: SourcePool, tmp_path: Path, cache_bytes: int = 0) -> PromptSource:
     return folder.for_records(tmp_path / "records.jsonl", cache_bytes)
 
 

@@ -11,11 +11,11 @@ from vlm_pg.media.loader import MediaLoader, decoding_pool, import_decoding
 from vlm_pg.media.pool import WorkerPool
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.prompts.builder import PromptBuilder
-from vlm_pg.prompts.source import PromptSource
+from vlm_pg.prompts.prompt_source import PromptSource
 from vlm_pg.types import Prompt
 
 
-class Sources:
+class SourcePool:
     """Makes prompt sources and owns the decoding processes behind them; a context manager.
 
     Args:
@@ -68,7 +68,7 @@ class Sources:
         if self._pool is not None:
             self._pool.close()
 
-    def __enter__(self) -> Sources:
+    def __enter__(self) -> SourcePool:
         return self
 
     def __exit__(
