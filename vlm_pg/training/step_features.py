@@ -1,4 +1,4 @@
-"""The vision tower's outputs of one step. Of a trained one micro-batches see them as leaves; the last goes on through it."""
+"""The vision tower's outputs of one step: leaves for its micro-batches where it trains; the last one goes on through it."""
 
 from __future__ import annotations
 
