@@ -1,7 +1,7 @@
 """Losses of the policy: the response tokens of a pass in, (loss, metrics) out.
 
-A loss is a sum over tokens, each with its weight of the whole optimizer batch, so that it does not matter how tokens
-are cut into passes. Metrics are sums over the tokens too, without graph: of what a metric is the mean of; or extremes.
+A loss is a sum over responses, with each token's weight of the whole optimizer batch, so that it does not matter which
+of them are in a pass. Metrics are sums over the tokens, without graph: of what a metric is the mean of; or extremes.
 Shape letters: R_total response tokens of a pass.
 """
 

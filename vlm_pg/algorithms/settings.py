@@ -232,16 +232,11 @@ class AlgorithmSettings(Settings):
 
 def impossible_losses(algorithm: AlgorithmSettings) -> list[str]:
     """See ``Settings.impossible``: what goes with the loss."""
-    entry = LOSSES.get(algorithm.loss)
-    if entry is None:
+    if algorithm.loss not in LOSSES:
         return []
-    problems = [message for key, (value, message) in entry.only.items() if getattr(algorithm, key) != value]
-    if algorithm.loss_arguments:
-        problems.append(
-            f"algorithm.loss_arguments has {', '.join(algorithm.loss_arguments)}, and the loss {algorithm.loss} takes "
-            "none: it reads settings. Remove them, or name a loss of your own."
-        )
-    return problems
+    only = LOSSES[algorithm.loss].only.items()
+    problems = [message for key, (value, message) in only if getattr(algorithm, key) != value]
+    return problems + _untaken("algorithm.loss_arguments", algorithm.loss_arguments, f"the loss {algorithm.loss}")
 
 
 def impossible_advantages(algorithm: AlgorithmSettings) -> list[str]:
@@ -265,11 +260,6 @@ def impossible_advantages(algorithm: AlgorithmSettings) -> list[str]:
             f"algorithm.advantages={BASELINE_AND_SCALE}.",
         ),
         (
-            not algorithm.own_advantages and bool(algorithm.advantage_arguments),
-            f"algorithm.advantage_arguments has {', '.join(algorithm.advantage_arguments)}, and {algorithm.advantages} "
-            "takes none: it reads settings. Remove them, or name an estimator of your own.",
-        ),
-        (
             algorithm.prune_rate > 0 and algorithm.prune_fill and (baseline == "none" or scale in OF_STEP),
             f"algorithm.prune_rate is {algorithm.prune_rate:g} with prune_fill, which asks further questions until the "
             f"freed tokens are used, and baseline={baseline}, scale_advantages={scale}, "
@@ -277,7 +267,14 @@ def impossible_advantages(algorithm: AlgorithmSettings) -> list[str]:
             "scale_advantages=std or none with baseline=group_mean or leave_one_out.",
         ),
     )
-    return [message for impossible, message in checks if impossible]
+    problems = [message for impossible, message in checks if impossible]
+    arguments = {} if algorithm.own_advantages else algorithm.advantage_arguments
+    return problems + _untaken("algorithm.advantage_arguments", arguments, algorithm.advantages)
+
+
+def _untaken(key: str, arguments: dict[str, Any], name: str) -> list[str]:
+    said = f"{key} has {', '.join(arguments)}, and {name} takes none: it reads settings. "
+    return [said + "Remove them, or name a function of your own."] if arguments else []
 
 
 def impossible_choices(algorithm: AlgorithmSettings) -> list[str]:
