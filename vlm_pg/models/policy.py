@@ -68,6 +68,11 @@ class Policy(Network):
         self._weights_version += 1
         self.vision.weights_changed(vision_trains)
 
+    def use_tower_of(self, other: Policy) -> None:
+        """Use the tower of ``other``, and what is kept of its outputs, in place of one's own."""
+        self.family.set_vision_tower(self.model, self.family.vision_tower(other.model))
+        self.vision = other.vision
+
     def positions(self, *args: Any, rule: PositionRule | None = None) -> torch.Tensor:
         """Rotary positions int64 [3, P] of a prompt by ``settings.positions``, or by another rule.
 

@@ -110,8 +110,7 @@ def load_reference(config: RunConfig, policy: Policy) -> Policy:
     reference = load_policy(config.model.path, device=policy.device, settings=settings)
     reference.requires_grad_(False)
     if policy.family.reads_media and not policy.vision.trains:
-        policy.family.share_vision_tower(reference.model, policy.model)
-        reference.vision = policy.vision
+        reference.use_tower_of(policy)
     return reference
 
 
