@@ -87,11 +87,11 @@ class Family:
         """The module, or None without one."""
         return None if self.tower is None else attrgetter(self.tower)(model)
 
-    def share_vision_tower(self, model: Any, other: Any) -> None:
-        """Let ``model`` use the tower of ``other`` in place of its own."""
+    def set_vision_tower(self, model: Any, tower: torch.nn.Module) -> None:
+        """Put another tower in the place of the model's own."""
         assert self.tower is not None
         parent, _, name = self.tower.rpartition(".")
-        setattr(attrgetter(parent)(model), name, self.vision_tower(other))
+        setattr(attrgetter(parent)(model), name, tower)
 
     def language_model(self, model: Any) -> Any:
         return attrgetter(self.decoder)(model)

@@ -60,11 +60,6 @@ class Policy(Network):
         vocabulary = None if self.processor is None else self.tokenizer.get_vocab()
         return self.family.media_token_ids(self.model.config, vocabulary)
 
-    def share_tower_of(self, other: Policy) -> None:
-        """Take the vision tower of another policy of this family for one's own, and what it keeps of outputs."""
-        self.family.share_vision_tower(self.model, other.model)
-        self.vision = other.vision
-
     def weights_changed(self, vision_trains: bool | None = None) -> None:
         """Call after every optimizer step: whatever was computed from the old weights may no longer be used.
 
@@ -72,6 +67,11 @@ class Policy(Network):
         """
         self._weights_version += 1
         self.vision.weights_changed(vision_trains)
+
+    def use_tower_of(self, other: Policy) -> None:
+        """Use the tower of ``other``, and what is kept of its outputs, in place of one's own."""
+        self.family.set_vision_tower(self.model, self.family.vision_tower(other.model))
+        self.vision = other.vision
 
     def positions(self, *args: Any, rule: PositionRule | None = None) -> torch.Tensor:
         """Rotary positions int64 [3, P] of a prompt by ``settings.positions``, or by another rule.

@@ -69,5 +69,5 @@ def load_reference(settings: ModelSettings, policy: Policy) -> ScoringPolicy:
     reference = load_policy(settings.path, device=policy.device, settings=settings)
     reference.requires_grad_(False)
     if policy.family.reads_media and not policy.vision.trains:
-        reference.share_tower_of(policy)
+        reference.use_tower_of(policy)
     return reference

@@ -1,4 +1,4 @@
-"""The vision tower's outputs of one step: leaves for its micro-batches where it trains; the last one goes on through it."""
+"""The tower's outputs of one step: leaves for micro-batches where it trains; the last of them goes on through it."""
 
 from __future__ import annotations
 

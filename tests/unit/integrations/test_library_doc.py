@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.support.runs import ROOT, save_tiny_model
+from vlm_pg.models import registry
 
 # The example with TRL's trainer runs in a process of its own: tests/numerics/test_trl_options.py.
 BLOCKS = [
@@ -17,7 +19,8 @@ BLOCKS = [
 ]
 
 
-def test_every_block_runs(tmp_path: Path) -> None:
+def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "FAMILIES", dict(registry.FAMILIES))  # what the page registers is made up
     save_tiny_model(tmp_path)
     names: dict = {}
     for block in BLOCKS:
@@ -28,5 +31,6 @@ def test_every_block_runs(tmp_path: Path) -> None:
     assert names["model"].lm_head.weight.grad.norm() > 0
     assert torch.equal(names["position_ids"][1:, 0], names["prompt"].positions_3P)
     assert names["position_ids"].shape == (4, 1, names["prompt"].num_tokens)
+    assert registry.FAMILIES["my_vl"].model_class is names["MyVL"]
     assert names["out"].shape == names["q"].shape
     assert torch.isfinite(names["k"].grad).all()

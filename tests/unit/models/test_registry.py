@@ -62,6 +62,22 @@ def test_idle_ranks_touch_the_whole_tower(name: str) -> None:
     assert [n for n, parameter in tower.named_parameters() if parameter.grad is None] == []
 
 
+def test_another_policys_tower_can_be_shared() -> None:
+    policy, other = tiny_policy(), tiny_policy()
+    prompt = make_case(policy, "image", seed=0).prompt
+    policy.use_tower_of(other)
+    assert policy.model.model.visual is other.model.model.visual
+    assert policy.vision.encode([prompt])[0] is other.vision.encode([prompt])[0]
+
+
+def test_the_version_of_the_weights_is_given_or_counted() -> None:
+    policy = make_policy(tiny_model(), tiny_processor(), weights_version=7)
+    policy.weights_changed()
+    assert policy.weights_version == 8
+    with pytest.raises(AttributeError):
+        policy.weights_version = 9  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("seconds_per_frame", [0.5, 60.0], ids=["short video", "long video"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", VL_FAMILY_NAMES)

@@ -67,6 +67,19 @@ def test_a_trained_tower_runs_once_per_version_with_its_graph() -> None:
     assert tower.calls == [8, 8]
 
 
+def test_outputs_of_a_tower_that_begins_or_stops_to_train_are_let_go_of() -> None:
+    vision, tower = encoder(trains=False)
+    versions = []
+    for trains in (False, True, True, False, False):
+        vision.weights_changed(trains)
+        assert vision.trains is trains
+        vision.encode([prompt("a")], with_graph=trains)
+        versions.append(vision.version)
+    assert versions == [0, 1, 2, 3, 3] and len(tower.calls) == 4
+    with pytest.raises(AttributeError):
+        vision.trains = True  # type: ignore[misc]
+
+
 def test_the_cache_is_bounded_and_forgets_the_least_recently_used() -> None:
     vision, tower = encoder(trains=False, cache_bytes=2 * 2 * 4 * 4)  # two prompts of two features of four fp32 numbers
     for name in ("a", "b", "a", "c", "a", "b"):
