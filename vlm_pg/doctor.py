@@ -16,6 +16,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 
 from vlm_pg.memory import GIB, host_bytes
+from vlm_pg.threads import usable_cores
 
 Status = Literal["ok", "note", "missing"]
 INSTALL = "Run bash scripts/train_video.sh, which installs it, or pip install -c constraints.txt -e ."
@@ -77,7 +78,7 @@ def _machine() -> Iterator[Finding]:
         "" if version_ok else "Python 3.11 or newer is needed: remove .venv and run the script with a newer python3.",
     )
     yield Finding("system", "ok", f"{platform.system()} {platform.release()} {platform.machine()}")
-    yield Finding("cores", "ok", f"{_usable_cores()} usable of {os.cpu_count()}")
+    yield Finding("cores", "ok", f"{usable_cores()} usable of {os.cpu_count()}")
     yield Finding("memory", "ok", f"{host_bytes() / GIB:.1f} GiB in all")
     free_gib = shutil.disk_usage(Path.cwd()).free / GIB
     roomy = free_gib >= MIN_FREE_GIB
@@ -87,10 +88,6 @@ def _machine() -> Iterator[Finding]:
         f"{free_gib:.1f} GiB free here",
         "" if roomy else "Checkpoints need room: free some, or set run.dir to another disk.",
     )
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _packages() -> Iterator[Finding]:

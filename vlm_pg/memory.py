@@ -30,10 +30,15 @@ def free_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         # What torch holds without using it is free for us too.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return _free_host_bytes() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return free_host_bytes() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def _free_host_bytes() -> int:
+def free_host_bytes() -> int:
+    """Memory of the machine that this process's container can still take.
+
+    Raises:
+        OSError: the system does not say; only Linux does.
+    """
     lines = Path("/proc/meminfo").read_text().splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     try:

@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import select
 import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, Any
 
 PARENT_CHECK_MS = 1000
+# Numeric libraries read these at start-up, torch too.
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+# The environment of a process that computes with one thread and without a GPU.
+ONE_THREAD: Mapping[str, str] = {"CUDA_VISIBLE_DEVICES": "", **dict.fromkeys(_THREADS, "1")}
+
+
+def start_interpreter(
+    function: str, arguments: Sequence[Any], stderr: IO[bytes], environment: Mapping[str, str], **options: Any
+) -> subprocess.Popen[bytes]:
+    """A fresh interpreter that calls ``function`` ("package.module:function") of JSON values.
+
+    It imports what the function's module imports, and never the user's main script. ``environment`` adds to ours,
+    ``options`` are those of Popen.
+    """
+    module, _, name = function.partition(":")
+    code = (
+        "import json, sys; sys.path.insert(0, sys.argv[1]); "
+        f"from {module} import {name}; {name}(*json.loads(sys.argv[2]))"
+    )
+    command = [sys.executable, "-P", "-c", code, str(Path(__file__).parents[1]), json.dumps(arguments)]
+    return subprocess.Popen(command, stderr=stderr, env={**os.environ, **environment}, **options)
+
+
+def resolve(name: str) -> Any:
+    """What "package.module:name" names. Only names written in this package arrive here."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def outlive_signals() -> None:
@@ -41,6 +75,14 @@ def kill_group(pid: int) -> None:
     """Kill the process group that ``pid`` leads, the leader included; those that left it live on."""
     with suppress(ProcessLookupError, PermissionError):  # gone, or (macOS) nothing but a zombie is left of it
         os.killpg(pid, signal.SIGKILL)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child has ended. Until it is waited for, nobody else gets its number, which is that of its group."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # somebody else has waited for it
+        return True
 
 
 def ended_by_alarm() -> str:

@@ -27,6 +27,11 @@ def use_threads(wanted: int | None) -> None:
         torch.set_num_threads(wanted)
 
 
+def usable_cores() -> int:
+    """Processor cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def allowed_cores(folder: Path = _CGROUP) -> float | None:
     """How many cores' time the control group of this process may use (Linux, versions 1 and 2); None: no limit."""
     try:

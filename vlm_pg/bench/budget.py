@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from vlm_pg.bench.grid import Point
+from vlm_pg.memory import GIB
 
 # Before anything is measured: operations per second of one CPU thread, of a GPU, and seconds to start a process.
 CPU_THREAD_RATE, GPU_RATE = 5e10, 1e14
@@ -90,7 +91,7 @@ def plan_point(
     for name in contestants:
         peak = estimator.peak_bytes(name, point)
         if memory_limit is not None and peak > memory_limit:
-            skipped[name] = f"expected to need {peak / 2**30:.1f} GiB, {memory_limit / 2**30:.1f} GiB can be had"
+            skipped[name] = f"expected to need {peak / GIB:.1f} GiB, {memory_limit / GIB:.1f} GiB can be had"
             continue
         cost = runs * estimator.seconds(name, point)
         if allowed is not None and spent + cost > allowed:

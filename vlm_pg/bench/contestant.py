@@ -16,8 +16,8 @@ class CannotRun(Exception):
 class Contestant:
     """One way to do the work of a point.
 
-    ``run``: where the process that measures finds it, "module:name" below ``vlm_pg.bench``. ``work``: how much there is
-    to do for it. ``package``: what must be installed.
+    ``run``: where the process that measures finds it, "package.module:name". ``work``: how much there is to do for it.
+    ``package``: what must be installed.
     """
 
     description: str

@@ -15,8 +15,8 @@ from vlm_pg.bench.grid import GENERATIONS, PREFIXES, RATIOS
 from vlm_pg.bench.shapes import PUBLISHED, LanguageShape
 from vlm_pg.bench.work import repeated_work, shared_work
 from vlm_pg.errors import ConfigError
+from vlm_pg.memory import GIB
 
-GIB = 2**30
 BF16_BYTES = 2
 
 _NOTES = """\

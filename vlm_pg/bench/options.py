@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from vlm_pg.bench.contestant import Contestant
-from vlm_pg.bench.figure import require_matplotlib
+from vlm_pg.bench.drawing import require_matplotlib
 from vlm_pg.bench.shapes import SIZES
 from vlm_pg.errors import ConfigError
+from vlm_pg.threads import usable_cores
 
 # Without a word about what is wanted, this long.
 DEFAULT_MINUTES = 10
@@ -98,5 +98,5 @@ def checked_options(arguments: argparse.Namespace) -> argparse.Namespace:
         elif not torch.cuda.is_available():
             raise ConfigError("--device is cuda, but torch sees no GPU. Use --device cpu, or see `vlm-pg doctor`.")
     if arguments.threads is None:
-        arguments.threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        arguments.threads = usable_cores()
     return arguments

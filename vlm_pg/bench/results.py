@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -13,6 +12,8 @@ from typing import Any
 from vlm_pg.bench.grid import Point
 from vlm_pg.errors import ConfigError
 from vlm_pg.files import write_bytes_atomic
+from vlm_pg.memory import GIB, host_bytes
+from vlm_pg.threads import usable_cores
 
 FORMAT = 2
 # What a file may hold: `vlm-pg bench` has a command of each name.
@@ -120,8 +121,8 @@ def describe_machine() -> dict[str, Any]:
     """Processor, cores, memory and versions; the GPU where there is one."""
     found: dict[str, Any] = {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "cores": usable_cores(),
+        "memory_gib": round(host_bytes() / GIB, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
@@ -130,7 +131,7 @@ def describe_machine() -> dict[str, Any]:
 
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name(0)
-        found["gpu_memory_gib"] = round(torch.cuda.get_device_properties(0).total_memory / 2**30, 1)
+        found["gpu_memory_gib"] = round(torch.cuda.get_device_properties(0).total_memory / GIB, 1)
     return found
 
 

@@ -20,6 +20,7 @@ from vlm_pg.bench.work import (
     repeated_generation,
     shared_generation,
 )
+from vlm_pg.memory import GIB
 
 PREFIXES, GENERATIONS, NEW_TOKENS, GROUPS = (512, 1024, 4096, 8192), (4, 8, 16), (64, 256), (1, 4)
 # Reading all weights for one decoded token takes about as long as computing this many rows with them.
@@ -31,14 +32,14 @@ CONTESTANTS = {
         "RolloutEngine.generate: each prompt encoded once, its keys and values kept once for its G responses, all "
         "groups decoded in one batch",
         shared_generation,
-        "generation.ours:together",
+        "vlm_pg.bench.generation.ours:together",
     ),
     "transformers-generate": Contestant(
         "transformers' generate with the prompts repeated G times, which is what "
         "num_return_sequences=G does before its prefill (it refuses G > 1 with greedy decoding); dynamic cache; sdpa, "
         "on a GPU flash_attention_2 where installed",
         repeated_generation,
-        "generation.transformers_generate:session",
+        "vlm_pg.bench.generation.transformers_generate:session",
     ),
     "transformers-continuous": Contestant(
         "transformers' continuous batching, num_return_sequences=G: each prompt encoded once, "
@@ -49,12 +50,12 @@ CONTESTANTS = {
         "number); its manager is made anew for every run, so that no prompt is found in its cache, and that is not "
         "timed, nor is, on a GPU, one generation for other prompts in which its graphs are captured",
         continuous_generation,
-        "generation.transformers_continuous:session",
+        "vlm_pg.bench.generation.transformers_continuous:session",
     ),
     ONE_BY_ONE: Contestant(
         "ours, one group after the other (only where there are several groups)",
         one_by_one_generation,
-        "generation.ours:one_by_one",
+        "vlm_pg.bench.generation.ours:one_by_one",
     ),
 }
 
@@ -100,7 +101,7 @@ class RolloutRun(PointsRun[RolloutPoint]):
     contestants_known = CONTESTANTS
     gain_key = "ours_gain"
     comparable = ("model", "dtype", "device", "repeats", "threads")
-    case = "generation.case:GenerationCase"
+    case = "vlm_pg.bench.generation.case:GenerationCase"
 
     @staticmethod
     def parser() -> argparse.ArgumentParser:
@@ -184,7 +185,7 @@ class RolloutRun(PointsRun[RolloutPoint]):
         line = (
             f"  {name:24}{entry['tokens_per_second']:9.1f} tok/s, first after {entry['first_token_seconds']:.3f} s, "
             f"then {1e3 * entry['decode_seconds_per_token']:.1f} ms a token {gib_words(entry.get('peak_bytes'), 3)} "
-            f"(keys and values {entry['kv_bytes'] / 2**30:.3f})"
+            f"(keys and values {entry['kv_bytes'] / GIB:.3f})"
         )
         if entry["equal_tokens"] < 1:
             line += f", {entry['equal_tokens']:.1%} of its tokens equal"

@@ -11,14 +11,14 @@ from typing import Any, ClassVar, Generic
 
 from vlm_pg.bench.budget import CPU_THREAD_RATE, GPU_RATE, Estimator, Plan, plan_point
 from vlm_pg.bench.contestant import Contestant
-from vlm_pg.bench.figure import write_figure
+from vlm_pg.bench.drawing import write_figure
 from vlm_pg.bench.grid import PointT
-from vlm_pg.bench.memory import available_bytes
 from vlm_pg.bench.options import checked_options
 from vlm_pg.bench.process import WorkerKilled, run_worker
 from vlm_pg.bench.results import Results
 from vlm_pg.bench.shapes import SIZES
 from vlm_pg.errors import ConfigError
+from vlm_pg.memory import GIB, free_host_bytes
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 # A point that takes this many times what was expected, and at least ten minutes, hangs.
@@ -32,8 +32,7 @@ class PointsRun(ABC, Generic[PointT]):
 
     ``contestants_known``: in the order in which they are measured when time is short, ours first. ``gain_key``: under
     which the entry of another contestant has what ours gains over it. ``comparable``: options that must be the same for
-    points to stand in one file. ``case``: what the measuring process makes of a point, "module:name" below
-    ``vlm_pg.bench``.
+    points to stand in one file. ``case``: what the measuring process makes of a point, "package.module:name".
     """
 
     measurement: ClassVar[str]
@@ -177,9 +176,11 @@ class PointsRun(ABC, Generic[PointT]):
 
     def _memory_limit(self) -> float | None:
         if self.arguments.memory_gib is not None:
-            return self.arguments.memory_gib * 2**30
-        free = available_bytes() if self.arguments.device == "cpu" else None
-        return None if free is None else 0.8 * free
+            return self.arguments.memory_gib * GIB
+        try:
+            return 0.8 * free_host_bytes() if self.arguments.device == "cpu" else None
+        except OSError:  # the system does not say
+            return None
 
     def _measure(self, point: PointT, plan: Plan) -> None:
         spec = {key: getattr(self.arguments, key) for key in (*self.comparable, "memory")} | point.record
@@ -222,7 +223,7 @@ def _disturbed(record: dict[str, Any]) -> list[str]:
 
 def gib_words(num_bytes: float | None, decimals: int) -> str:
     """`` 1.25 GiB``, or as much room."""
-    return " " * 12 if num_bytes is None else f"{num_bytes / 2**30:8.{decimals}f} GiB"
+    return " " * 12 if num_bytes is None else f"{num_bytes / GIB:8.{decimals}f} GiB"
 
 
 def memory_words(ratio: float) -> str:

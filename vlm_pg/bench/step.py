@@ -28,37 +28,37 @@ CONTESTANTS = {
         "ours: the pass that training makes of a group that fits: prefix once, grouped attention, logits of response "
         "tokens in chunks",
         shared_work,
-        "training.grouped:whole",
+        "vlm_pg.bench.training.grouped:whole",
     ),
     "transformers-batch": Contestant(
         "transformers' forward over the prefix repeated per response, right-padded where ragged, no "
         "mask, logits of response rows only, all at once; sdpa, on a GPU flash_attention_2 where installed",
         padded_work,
-        "training.transformers_plain:batch",
+        "vlm_pg.bench.training.transformers_plain:batch",
     ),
     "prefix-grouper-kind": Contestant(
         "prefix_grouper at its best: the responses' last tokens left out, hidden states split "
         "first, logits of response tokens only, in the chunks ours uses; without flash-attn (always on a CPU) the "
         "attention function of both is ours, on torch's sdpa: the package has none there",
         shared_work,
-        "training.prefix_grouper:kind",
+        "vlm_pg.bench.training.prefix_grouper:kind",
         package="prefix_grouper",
     ),
     "transformers-sequential": Contestant(
         "transformers-batch, but one sequence after the other, gradients accumulated",
         sequential_work,
-        "training.transformers_plain:sequential",
+        "vlm_pg.bench.training.transformers_plain:sequential",
     ),
     "prefix-grouper-readme": Contestant(
         "the package prefix_grouper as its README drives it: logits of every token, split afterwards",
         whole_logits_work,
-        "training.prefix_grouper:readme",
+        "vlm_pg.bench.training.prefix_grouper:readme",
         package="prefix_grouper",
     ),
     "grouped-chunked": Contestant(
         f"ours, prefix once, responses in chunks of {CHUNK_TOKENS:,} tokens; memory does not grow",
         chunked_work,
-        "training.grouped:chunked",
+        "vlm_pg.bench.training.grouped:chunked",
     ),
 }
 # Who holds the logits of a chunk at a time, and who keeps attention's output for the second forward.
@@ -102,7 +102,7 @@ class StepRun(PointsRun[StepPoint]):
     contestants_known = CONTESTANTS
     gain_key = "grouped_gain"
     comparable = ("model", "dtype", "device", "checkpointing", "ragged", "repeats", "threads")
-    case = "training.case:TrainingCase"
+    case = "vlm_pg.bench.training.case:TrainingCase"
 
     @staticmethod
     def parser() -> argparse.ArgumentParser:

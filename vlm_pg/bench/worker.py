@@ -11,7 +11,6 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ import torch
 from vlm_pg.bench.case import ModelCase, Spec
 from vlm_pg.bench.contestant import CannotRun
 from vlm_pg.bench.memory import Peak, give_freed_memory_back, in_child, peak_above_baseline
+from vlm_pg.processes import resolve
 
 T = TypeVar("T")
 
@@ -35,8 +35,8 @@ def main(argv: Sequence[str]) -> int:
 
 def measure(spec: Spec) -> dict[str, Any]:
     """Per contestant: peak memory, what was compared, seconds of each run; and per contestant that failed, why."""
-    build = found(spec["case"]).build
-    runs = {name: found(place) for name, place in spec["contestants"].items()}
+    build = resolve(spec["case"]).build
+    runs = {name: resolve(place) for name, place in spec["contestants"].items()}
     measured: dict[str, dict[str, Any]] = {name: {} for name in runs}
     failed: dict[str, str] = {}
     on_cpu = spec["device"] == "cpu"
@@ -62,12 +62,6 @@ def measure(spec: Spec) -> dict[str, Any]:
             for key, seconds in (_tried(partial(case.time, runs[name]), name, failed) or {}).items():
                 measured[name].setdefault(key, []).append(seconds)
     return {"contestants": {name: measured[name] for name in outcomes if name not in failed}, "failed": failed}
-
-
-def found(place: str) -> Any:
-    """What "module:name" names below ``vlm_pg.bench``."""
-    module, name = place.split(":")
-    return getattr(import_module(f"vlm_pg.bench.{module}"), name)
 
 
 def _tried(run: Callable[[], T], name: str, failed: dict[str, str]) -> T | None:

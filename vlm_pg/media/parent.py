@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from vlm_pg.errors import SampleError
+from vlm_pg.killable.worker import ASKS
 
 T = TypeVar("T")
 _parent: Connection | None = None
@@ -29,7 +30,8 @@ def ask(function: Callable[..., T], *args: Any) -> T:
     """
     if _parent is None:
         return function(*args)
-    _parent.send_bytes(pickle.dumps(("asks", (function, args))))
+    _parent.send_bytes(ASKS)
+    _parent.send_bytes(pickle.dumps((function, args)))
     kind, value = _parent.recv()
     if kind == "bad_sample":
         raise SampleError(*value)
@@ -39,17 +41,20 @@ def ask(function: Callable[..., T], *args: Any) -> T:
     return result
 
 
-def answer(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, Any]:
-    """A call's outcome: ``("done", value)``, ``("bad_sample", (reason, message, trace))`` or ``("failed", trace)``.
+def answered(call: bytes) -> bytes:
+    """A pickled call's outcome, pickled.
+
+    ``("done", value)``, ``("bad_sample", (reason, message, trace))`` or ``("failed", trace)``.
 
     Raises:
         MemoryError: as the call raised it.
     """
+    function, args = pickle.loads(call)
     try:
-        return "done", function(*args)
+        return pickle.dumps(("done", function(*args)))
     except SampleError as error:
-        return "bad_sample", (error.reason, str(error), error.trace)
+        return pickle.dumps(("bad_sample", (error.reason, str(error), error.trace)))
     except MemoryError:
         raise
     except Exception:  # a bug: raised where it was asked
-        return "failed", traceback.format_exc()
+        return pickle.dumps(("failed", traceback.format_exc()))

@@ -13,11 +13,11 @@ from vlm_pg.bench.case import random_model
 from vlm_pg.bench.step import CONTESTANTS
 from vlm_pg.bench.training.case import TrainingCase, gradient_norm
 from vlm_pg.bench.training.prefix_grouper import BottomRightMask, bottom_right_attention
-from vlm_pg.bench.worker import found
 from vlm_pg.models import chunked
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
+from vlm_pg.processes import resolve
 from vlm_pg.training import passes
 
 
@@ -39,7 +39,7 @@ def test_same_loss_and_every_gradient(policy: Policy, name: str, lengths: tuple[
     case = TrainingCase.random(policy, 33, lengths)
     results = []
     for side in ("grouped", name):
-        results.append((case.run(found(CONTESTANTS[side].run)), gradient_norm(case), _gradients(case)))
+        results.append((case.run(resolve(CONTESTANTS[side].run)), gradient_norm(case), _gradients(case)))
     (loss, norm, gradients), (other_loss, other_norm, other_gradients) = results
     assert other_loss == pytest.approx(loss, rel=1e-5)
     assert other_norm == pytest.approx(norm, rel=1e-5)
@@ -62,7 +62,7 @@ def test_bottom_right_attention_matches_an_explicit_softmax() -> None:
 
 def test_every_contestant_is_where_its_entry_says() -> None:
     entries = [*step.CONTESTANTS.values(), *rollout.CONTESTANTS.values()]
-    assert all(callable(found(entry.run)) for entry in entries)
+    assert all(callable(resolve(entry.run)) for entry in entries)
     assert len({entry.run for entry in entries}) == len(entries)
 
 
@@ -81,7 +81,7 @@ def test_ours_is_the_loop_of_training(policy: Policy, monkeypatch: pytest.Monkey
     monkeypatch.setattr(chunked, "micro_batch_losses", counted)
     case = TrainingCase.random(policy, 16, (600, 600))
     for name in ("grouped", "grouped-chunked"):
-        case.run(found(CONTESTANTS[name].run))
+        case.run(resolve(CONTESTANTS[name].run))
     assert ran == [1, 3]  # one pass; two chunks and the prompts' backward
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from vlm_pg.bench import figure as figures
+from vlm_pg.bench import drawing as figures
+from vlm_pg.bench.drawing import write_figure
 from vlm_pg.bench.figure import main as figure_main
-from vlm_pg.bench.figure import write_figure
 from vlm_pg.bench.grid import StepPoint as Point
 from vlm_pg.bench.model import main as model_main
 from vlm_pg.bench.options import DEFAULT_MINUTES, checked_options

@@ -24,10 +24,11 @@ from vlm_pg.bench.generation.case import (
 from vlm_pg.bench.rollout import CONTESTANTS, RolloutRun
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.settings import ModelSettings
+from vlm_pg.processes import resolve
 
 PREFIX, GENERATIONS, NEW_TOKENS, GROUPS = 300, 2, 6, 3
 CONTINUOUS = "transformers-continuous"
-SESSIONS = {name: worker.found(entry.run) for name, entry in CONTESTANTS.items()}
+SESSIONS = {name: resolve(entry.run) for name, entry in CONTESTANTS.items()}
 
 
 @pytest.fixture(scope="module")

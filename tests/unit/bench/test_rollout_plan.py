@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from vlm_pg.bench.budget import plan_point
+from vlm_pg.bench.drawing import write_figure
 from vlm_pg.bench.figure import main as figure_main
-from vlm_pg.bench.figure import write_figure
 from vlm_pg.bench.flops import generation_flops, kv_bytes
 from vlm_pg.bench.generation.transformers_continuous import blocks_needed
 from vlm_pg.bench.grid import RolloutPoint

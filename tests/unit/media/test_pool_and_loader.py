@@ -1,12 +1,9 @@
-"""Decoding processes can be killed: deadlines, crashes and the parent's death cost one sample, never the run."""
+"""What decoding processes promise beyond what all pools do (tests/unit/killable), and loaders over them."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.unit.killable.helpers import is_gone, wait_until_gone
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.media import loader as loader_module
 from vlm_pg.media import sampling
@@ -30,67 +28,10 @@ def pool() -> Iterator[WorkerPool]:
     pool.close()
 
 
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-
-
-def wait_until_gone(pids: list[int]) -> bool:
-    for _ in range(600):
-        if all(is_gone(pid) for pid in pids):
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def test_one_workers_faults_cost_one_call_each(pool: WorkerPool):
-    """Calls queued behind an overdue, an exiting, a killed and an aborting one still get their answers."""
-    ours = os.getpid()
-    calls = [
-        pool.submit(os.getpid),
-        pool.submit(time.sleep, 60, label="video 'slow.mp4'"),
-        pool.submit(os._exit, 3, label="video 'exits.mp4'"),
-        pool.submit(os.getpid),
-        pool.submit(signal.raise_signal, signal.SIGKILL, label="video 'killed.mp4'"),
-        pool.submit(os.getpid),
-    ]
-    pids = [calls[place].result() for place in (0, 3, 5)]
-    assert len({ours, *pids}) == 4, "each fault was followed by a new worker"
-    expected = {
-        1: ("decode_timeout", r"'slow.mp4' took longer than 3 s .* media.deadline_seconds. Raise it"),
-        2: ("decoder_crashed", "crashed on video 'exits.mp4': exit code 3"),
-        4: ("decoder_crashed", "'killed.mp4': signal SIGKILL"),
-    }
-    for place, (reason, part) in expected.items():
-        error = calls[place].exception()
-        assert isinstance(error, SampleError) and error.reason == reason
-        assert all(piece in str(error) for piece in part.split(" .* "))
-    assert all(is_gone(pid) for pid in pids[:2])
-
-
-def test_a_worker_that_its_own_alarm_ended_took_too_long(pool: WorkerPool) -> None:
-    """On a busy machine its parent may notice the end before it notices the deadline."""
-    with pytest.raises(SampleError) as caught:
-        pool.submit(signal.raise_signal, signal.SIGALRM, label="video 'slow.mp4'").result()
-    assert caught.value.reason == "decode_timeout"
-
-
 def test_a_bug_raises_with_its_traceback(pool: WorkerPool):
     with pytest.raises(RuntimeError, match=r"a bug surfaced while decoding int:\n(?s:.*)invalid literal for int"):
         pool.submit(int, "x").result()
     assert pool.submit(int, "7").result() == 7
-
-
-def test_workers_ignore_ctrl_c_and_use_one_thread(pool: WorkerPool):
-    assert pool.submit(signal.getsignal, signal.SIGINT).result() == signal.SIG_IGN
-    pid = pool.submit(os.getpid).result()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as sent to all processes of a job that is asked to stop
-        os.kill(pid, number)
-    assert pool.submit(os.getpid).result() == pid
-    assert pool.submit(os.getenv, "OMP_NUM_THREADS").result() == "1"
 
 
 def test_closing_ends_busy_workers_and_fails_what_waits():
@@ -105,15 +46,6 @@ def test_closing_ends_busy_workers_and_fails_what_waits():
             call.result()
     with pytest.raises(RuntimeError, match="is closed; nothing can be submitted"):
         pool.submit(os.getpid)
-
-
-def test_workers_that_cannot_start_are_an_error_of_the_installation():
-    pool = WorkerPool(1, deadline_seconds=5, modules=("no_such_module_anywhere",))
-    with pytest.raises(RuntimeError, match=r"(?s)do not start \(3 tries, last: exit code 1\).*no_such_module_anywhere"):
-        pool.submit(os.getpid).result()
-    with pytest.raises(RuntimeError, match="have failed"):
-        pool.submit(os.getpid)
-    pool.close()
 
 
 def test_closing_does_not_wait_for_what_is_still_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -136,43 +68,6 @@ def test_a_worker_that_ends_slowly_still_tells_how_it_ended(tmp_path: Path, monk
     with pytest.raises(RuntimeError, match=r"(?s)last: exit code 1\).*no_such_module_anywhere"):
         pool.submit(os.getpid).result()
     pool.close()
-
-
-def test_workers_die_with_a_killed_parent_and_never_run_its_main(tmp_path: Path):
-    """kill -9 of a parent script without a main guard: idle and busy workers end; the script's body ran once."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import os, time
-            open("ran", "a").write("x")
-            from vlm_pg.media.pool import WorkerPool
-            pool = WorkerPool(2, deadline_seconds=600)
-            pool.submit(os.getpid).result()
-            pool.submit(time.sleep, 600)
-            while len(pool.pids) < 2:
-                time.sleep(0.01)
-            print(*pool.pids, flush=True)
-            time.sleep(600)
-            """
-        )
-    )
-    root = str(Path(__file__).parents[3])
-    parent = subprocess.Popen(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env=dict(os.environ, PYTHONPATH=root),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert parent.stdout is not None
-    pids = [int(word) for word in parent.stdout.readline().split()]
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    assert len(pids) == 2
-    assert wait_until_gone(pids)
-    assert (tmp_path / "ran").read_text() == "x"
 
 
 def test_loading_real_files_one_answer_each(media_dir: Path):
@@ -217,18 +112,6 @@ def test_the_last_words_of_a_worker_are_its_own(pool: WorkerPool):
     message = str(crash.exception())
     assert r"crashed on 'a.mp4': exit code 3: first line / \x1b[31msecond. Files that crash" in message
     assert "earlier" not in message and "\0" not in message and "\\x00" not in message
-
-
-def test_a_worker_gets_no_more_memory_than_allowed():
-    """Beyond it Python raises and the sample is refused; the same worker goes on."""
-    pool = WorkerPool(1, deadline_seconds=600, memory_bytes=256 << 20)
-    pid = pool.submit(os.getpid).result()
-    assert pool.submit(len, b"").result() == 0
-    error = pool.submit(bytearray, 512 << 20).exception()
-    assert isinstance(error, SampleError) and error.reason == "out_of_memory"
-    assert "What media.worker_memory_bytes allows is expected to do. Raise it, or lower media.max_frames" in str(error)
-    assert pool.submit(os.getpid).result() == pid
-    pool.close()
 
 
 def test_frames_beyond_a_workers_memory_are_refused_by_name(tmp_path: Path):

@@ -44,7 +44,7 @@ def test_costs_are_those_of_the_tensors_kept(family: str, dtype: torch.dtype) ->
 
 def test_a_budget_is_stated_or_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     assert budget_bytes(RolloutSettings(memory_gb=0.5), torch.device("cpu")) == GIB // 2
-    monkeypatch.setattr("vlm_pg.memory._free_host_bytes", lambda: 10 * GIB)
+    monkeypatch.setattr("vlm_pg.memory.free_host_bytes", lambda: 10 * GIB)
     assert budget_bytes(RolloutSettings(), torch.device("cpu")) == 6 * GIB
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert budget_bytes(RolloutSettings(), torch.device("cpu")) == 3 * GIB

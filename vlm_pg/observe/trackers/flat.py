@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,9 +20,3 @@ def flat_config(config: Any, prefix: str = "") -> dict[str, Any]:
         else:
             flat[name] = value if isinstance(value, bool | int | float | str | None) else str(value)
     return flat
-
-
-def resolve(name: str) -> Any:
-    """What "package.module:Name" names. Only names written in this package arrive here."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -13,17 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.files import parse_json_line
-from vlm_pg.processes import how_it_ended, kill_group
+from vlm_pg.processes import has_ended, how_it_ended, kill_group, start_interpreter
 
 # Steps wait for so long before the tracker is said to hang.
 STALL_SECONDS = 600.0
 POLL_SECONDS = 0.05
 # The end of a run is not worth a word if the tracker is done at once.
 QUIET_SECONDS = 2.0
-_BOOT = (
-    "import json, sys; sys.path.insert(0, sys.argv[1]); "
-    "from vlm_pg.observe.trackers.worker import main; main(json.loads(sys.argv[2]))"
-)
 
 
 class TrackerProcess:
@@ -49,16 +43,16 @@ class TrackerProcess:
         self._said_stalled = self._said_ended = self._never_began = False
         self._missing: list[int] | None = None
         self._rest = b""
-        package_root = str(Path(__file__).parents[3])
         with log.open("ab") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, package_root, json.dumps(arguments)],
+            self._process = start_interpreter(
+                "vlm_pg.observe.trackers.worker:main",
+                [arguments],
+                file,
+                {"OMP_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=file,
                 bufsize=0,
                 start_new_session=True,
-                env=dict(os.environ, OMP_NUM_THREADS="1"),
             )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._commands, self._answers = self._process.stdin, self._process.stdout
@@ -154,8 +148,7 @@ class TrackerProcess:
     def _has_ended(self) -> bool:
         """Whether the process has ended; what it has started and left behind ends with it."""
         if self._process.returncode is None:
-            # Until it is waited for, nobody else gets its number, which is that of its group.
-            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if not has_ended(self.pid):
                 return False
             kill_group(self.pid)
             self._process.wait()

@@ -14,11 +14,12 @@ from vlm_pg.errors import printable
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.settings import ObserveSettings
 from vlm_pg.observe.trackers.delivery import Delivery
-from vlm_pg.observe.trackers.flat import flat_config, resolve
+from vlm_pg.observe.trackers.flat import flat_config
 from vlm_pg.observe.trackers.kinds import KINDS
 from vlm_pg.observe.trackers.process import TrackerProcess
 from vlm_pg.observe.trackers.sink import TrackedRun
 from vlm_pg.observe.trackers.state import TrackerState
+from vlm_pg.processes import resolve
 
 
 class Trackers:

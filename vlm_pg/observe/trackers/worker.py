@@ -26,9 +26,9 @@ import yaml
 
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.trackers.delivery import Delivery
-from vlm_pg.observe.trackers.flat import flat_config, resolve
+from vlm_pg.observe.trackers.flat import flat_config
 from vlm_pg.observe.trackers.sink import Sink, TrackedRun
-from vlm_pg.processes import end_with_parent, outlive_signals
+from vlm_pg.processes import end_with_parent, outlive_signals, resolve
 
 # A tracker that is away for a minute misses nothing; one that refuses a step holds the others up for no longer.
 STEP_PAUSES = (2.0, 10.0, 45.0)

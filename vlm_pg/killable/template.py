@@ -1,4 +1,4 @@
-"""The process that decoding workers are forked from, and the parent's side of it.
+"""Workers that are forked from a process that has imported what they need, and the parent's side of that process.
 
 torch is 300 MB of private memory in every process that imports it, and seconds of start-up. Workers that are forked
 from a process that has imported it share that memory, and are there in milliseconds. The template is a fresh
@@ -15,64 +15,83 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import IO
+from typing import Any
 
-from vlm_pg.media import worker
-from vlm_pg.processes import PARENT_CHECK_MS, how_it_ended, outlive_signals
+from vlm_pg.killable.starting import START_SECONDS, AllEnded, Starter, Worker, last_words, open_log
+from vlm_pg.processes import ONE_THREAD, PARENT_CHECK_MS, how_it_ended, outlive_signals, resolve, start_interpreter
 
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from vlm_pg.media.template import main; main({}, {}, {}, {})"
-# numeric libraries read these at start-up, torch too: a worker is one thread
-_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 ANSWER_SECONDS = 60.0  # a kill is answered in milliseconds, unless the machine is swapping
 _MESSAGE_BYTES = 64
 
 
-class Template:
-    """Starts the template process; workers are asked of it at once, and come when it has imported ``modules``."""
+class Template(Starter):
+    """Starts the template process; workers are asked of it at once, and come when it has imported ``modules``.
 
-    def __init__(self, modules: Sequence[str], memory_bytes: int):
+    Args:
+        modules: what workers have imported before their first task.
+        function, arguments, stall_seconds: as in ``Starter``.
+    """
+
+    def __init__(self, modules: Sequence[str], function: str, arguments: Sequence[Any], stall_seconds: float):
+        super().__init__(function, arguments, stall_seconds)
+        self._modules = list(modules)
+        self.begin_again()
+
+    def begin_again(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(ANSWER_SECONDS)
-        self.stderr: IO[bytes] = tempfile.TemporaryFile("a+b")  # noqa: SIM115  # closed with the process
-        code = _BOOT.format(theirs.fileno(), os.getpid(), tuple(modules), memory_bytes)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code, str(Path(__file__).parents[2])],
-            stdin=subprocess.DEVNULL,
-            stdout=self.stderr,
-            stderr=self.stderr,
-            pass_fds=(theirs.fileno(),),
-            env=dict(os.environ, CUDA_VISIBLE_DEVICES="", **dict.fromkeys(_ONE_THREAD, "1")),
-        )
-        theirs.close()
+        self._stderr = open_log()
+        with theirs:
+            self._process = start_interpreter(
+                f"{__name__}:main",
+                [theirs.fileno(), os.getpid(), self._modules, self._function, self._arguments],
+                self._stderr,
+                ONE_THREAD,
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr,
+                pass_fds=(theirs.fileno(),),
+            )
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def fileno(self) -> int:
-        """For waiting: readable when the process has ended."""
-        return self._control.fileno()
+    def watched(self) -> list[int]:
+        return [self._control.fileno()]
 
-    def fork(self, connection: socket.socket, stderr: IO[bytes]) -> None:
-        """Ask for a worker that serves ``connection``. It says its process id there when it is ready."""
-        with suppress(OSError):  # it has ended: seen as a hang-up next
-            socket.send_fds(self._control, [b"fork"], [connection.fileno(), stderr.fileno()])
+    def start(self) -> Worker:
+        ours, theirs = self._connect()
+        stderr = open_log()
+        with theirs, suppress(OSError):  # it has ended: seen as a hang-up next
+            socket.send_fds(self._control, [b"fork"], [theirs.fileno(), stderr.fileno()])
+        return Worker(ours, stderr, end_by_seconds=time.monotonic() + START_SECONDS)
 
-    def end(self, pid: int) -> str | None:
-        """Kill a worker if it still runs; how it ended, or None if this process has ended, and so all its workers."""
+    def end(self, worker: Worker, hung_up: bool) -> str:
+        """A hang-up is always that of a process that has ended. How is not known of one that was never ready."""
+        worker.connection.close()  # ends one that is not known by its id yet
+        if worker.pid is None:
+            return ""
         try:
-            self._control.send(f"end {pid}".encode())
+            self._control.send(f"end {worker.pid}".encode())
             return how_it_ended(int(self._control.recv(_MESSAGE_BYTES)))
         except (OSError, ValueError):
-            return None
+            raise AllEnded from None
 
-    def close(self, at_once: bool = False) -> str:
-        """End the process and all its workers; how it ended. ``at_once``: workers follow it as soon as they notice."""
+    def how_all_ended(self) -> tuple[str, str]:
+        try:
+            how = how_it_ended(self._process.wait(ANSWER_SECONDS))
+        except subprocess.TimeoutExpired:
+            how = "it closed its connection"
+        said = last_words(self._stderr, 2000)
+        self.end_all((), at_once=False)
+        return how, said
+
+    def end_all(self, workers: Sequence[Worker], at_once: bool) -> None:
+        """End the process and all its workers. ``at_once``: workers follow it as soon as they notice."""
         if at_once:
             self._process.kill()
         with suppress(OSError):
@@ -83,27 +102,22 @@ class Template:
             self._process.kill()
             self._process.wait()
         self._control.close()
-        self.stderr.close()
-        return how_it_ended(self._process.returncode)
-
-    def wait(self) -> str:
-        """How the process ended, once it hung up."""
-        try:
-            return how_it_ended(self._process.wait(ANSWER_SECONDS))
-        except subprocess.TimeoutExpired:
-            return "it closed its connection"
+        self._stderr.close()
+        for worker in workers:
+            worker.connection.close()
 
 
-def main(descriptor: int, parent_pid: int, modules: Sequence[str], memory_bytes: int) -> None:
+def main(descriptor: int, parent_pid: int, modules: Sequence[str], function: str, arguments: Sequence[Any]) -> None:
     """Fork workers until the parent hangs up or says so.
 
     Args:
         descriptor: this end of a socket pair.
         parent_pid: process id of the parent, as the parent saw it.
         modules: imported before the first worker is forked, so that no call's deadline pays for it.
-        memory_bytes: how much more memory a worker's calls may take; 0 for no limit.
+        function, arguments: what a worker calls, after its descriptor and its parent's process id.
     """
     outlive_signals()
+    worker_main = resolve(function)
     for module in modules:
         importlib.import_module(module)
     gc.collect()
@@ -119,7 +133,7 @@ def main(descriptor: int, parent_pid: int, modules: Sequence[str], memory_bytes:
                 continue
             if message == b"fork":
                 connection, stderr = descriptors
-                pids |= _fork(control, connection, stderr, memory_bytes)
+                pids |= _fork(control, connection, stderr, lambda *who: worker_main(*who, *arguments))
             elif message.startswith(b"end "):
                 control.send(str(_end(int(message.split()[1]), pids)).encode())
             else:  # "close", or nothing more to come
@@ -129,7 +143,7 @@ def main(descriptor: int, parent_pid: int, modules: Sequence[str], memory_bytes:
             _end(pid, pids)
 
 
-def _fork(control: socket.socket, connection: int, stderr: int, memory_bytes: int) -> set[int]:
+def _fork(control: socket.socket, connection: int, stderr: int, serve: Callable[[int, int], None]) -> set[int]:
     """The id of a new worker; none if the system has no room for one, which is seen as a hang-up."""
     template_pid = os.getpid()
     try:
@@ -149,7 +163,7 @@ def _fork(control: socket.socket, connection: int, stderr: int, memory_bytes: in
         for place in (1, 2):
             os.dup2(stderr, place)
         os.close(stderr)
-        worker.main(connection, template_pid, memory_bytes)
+        serve(connection, template_pid)
         code = 0
     except BaseException:
         traceback.print_exc()

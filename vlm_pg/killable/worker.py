@@ -1,0 +1,88 @@
+"""A worker of a pool: takes one task at a time from its parent and may be killed at any moment.
+
+It ends when the process it works for ends, whatever it is doing: by the hang-up of the connection, by the change of its
+parent's id, and, should C code hold the interpreter's lock meanwhile, by an alarm that the kernel delivers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal
+
+from vlm_pg.processes import end_with_parent, outlive_signals
+
+# What a worker says. READY is followed by JSON (its process id, whether its memory is limited), ASKS, DONE and USED_UP
+# by bytes; after USED_UP it does not want another task.
+READY, BEGUN, ASKS, DONE, USED_UP = b"ready", b"begun", b"asks", b"done", b"used up"
+# The worker's own alarm comes after the parent's deadline: it matters only when the parent is late or gone.
+ALARM_FACTOR, ALARM_EXTRA_SECONDS = 1.5, 5.0
+# The kernel's limit, and what is held of it.
+_LIMITS = {"private": (resource.RLIMIT_DATA, "VmData:"), "address space": (resource.RLIMIT_AS, "VmSize:")}
+
+
+def serve(
+    descriptor: int,
+    parent_pid: int,
+    deadline_seconds: float,
+    prepare: Callable[[Connection], bool],
+    run: Callable[[bytes], tuple[bytes, bool]],
+) -> None:
+    """Serve tasks until the other end hangs up.
+
+    Args:
+        descriptor: the worker's end of a socket pair.
+        parent_pid: process id of the parent, as the parent saw it.
+        deadline_seconds: of a task, as the parent has it.
+        prepare: called before the first task, outside of any deadline; whether memory is limited as asked.
+        run: one task; its answer, and whether the process is used up.
+    """
+    outlive_signals()
+    os.set_inheritable(descriptor, False)  # a program that a task starts must not hold the parent's line open
+    connection = Connection(descriptor)
+    # The thread holds the connection open until this process ends: the parent asks how it ended at the hang-up.
+    threading.Thread(target=end_with_parent, args=(connection, parent_pid), daemon=True).start()
+    limited = prepare(connection)
+    try:
+        connection.send_bytes(READY)
+        connection.send_bytes(json.dumps([os.getpid(), limited]).encode())
+        while True:
+            message = connection.recv_bytes()
+            connection.send_bytes(BEGUN)
+            # left at its default action: ends the process even while C code holds the interpreter's lock
+            signal.setitimer(signal.ITIMER_REAL, deadline_seconds * ALARM_FACTOR + ALARM_EXTRA_SECONDS)
+            answer, is_used_up = run(message)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            connection.send_bytes(USED_UP if is_used_up else DONE)
+            connection.send_bytes(answer)
+            del message, answer  # not held while the next one is taken
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the other end hung up
+
+
+def limit_memory(what: Literal["private", "address space"], extra_bytes: int) -> None:
+    """From now on this process gets ``extra_bytes`` more memory than it holds now.
+
+    What is beyond fails as an allocation that returns nothing, which Python and C libraries report as an error.
+
+    Args:
+        what: "private" writable memory, in which mapped libraries (torch brings gigabytes) do not count, or all of the
+            "address space".
+        extra_bytes: how much more.
+
+    Raises:
+        OSError, ValueError: this system cannot; only Linux can.
+    """
+    limit, held = _LIMITS[what]
+    status = Path("/proc/self/status").read_text().splitlines()
+    wanted = next(int(line.split()[1]) for line in status if line.startswith(held)) * 1024 + extra_bytes
+    _, hard = resource.getrlimit(limit)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    resource.setrlimit(limit, (wanted, wanted))
