@@ -1,6 +1,7 @@
-"""The policy-gradient family: pure functions on numbers and tensors.
+"""The policy-gradient family: small functions on records, numbers and tensors, settings last.
 
-Rewards to advantages: ``shaping`` (what depends on the group), ``advantages``. What trains: ``pruning``,
-``allocation``. The loss: ``ratios``, ``losses``, ``kl``, ``weights``. ``presets`` are points in the family with their
+Rewards to advantages: ``shaping`` (what depends on the group), ``advantages`` by ``scales``, ``token_advantages``. What
+trains: ``pruning``, ``allocation``. The loss: ``tokens`` in, ``losses``, ``ratios``, ``kl``, ``weights``. ``registry``
+names losses and estimators, ``own`` loads them, the user's own too. ``presets`` are points in the family with their
 papers' values. Reading ``settings`` does not load torch.
 """
