@@ -91,9 +91,8 @@ class ChatMessages:
 
     def served_positions(self, prompt: Prompt, rule: PositionRule) -> torch.Tensor:
         """int64 [3, P]: the prompt's positions at the server's frame rate, by the rule it counts by."""
-        seconds = (self._policy.pixels.temporal_patch_size / VLLM_FRAMES_PER_SECOND,) * prompt.media_kinds.count(
-            "video"
-        )
+        frames = self._policy.pixels.temporal_patch_size
+        seconds = (frames / VLLM_FRAMES_PER_SECOND,) * prompt.media_kinds.count("video")
         media = (prompt.grid_thw, prompt.media_kinds, seconds)
         return self._policy.positions(prompt.input_ids, prompt.mm_token_type_ids, *media, rule=rule)
 
