@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from vlm_pg.errors import ConfigError
+from vlm_pg.http.client import run_until_stopped
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.engine import stop_token_ids
 from vlm_pg.rollout.scoring import score
 from vlm_pg.rollout.server.answers import Answer, AnswerReader, turn_token_ids
 from vlm_pg.rollout.server.asking import Asker
-from vlm_pg.rollout.server.client import ServerClient, all_of, run_until_stopped
+from vlm_pg.rollout.server.client import ServerClient, all_of
 from vlm_pg.rollout.server.dialects import (
     POSITION_RULES,
     ServerInfo,
@@ -33,6 +34,8 @@ from vlm_pg.rollout.server.weights import WeightsCheck
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.rollout.stopping import StopStrings
 from vlm_pg.types import BadSample, Prompt, ResponseGroup, Rollout
+
+STOPPED = "generation was asked to stop"
 
 
 class ServerEngine:
@@ -72,7 +75,7 @@ class ServerEngine:
         self._told: set[str] = set()
         assert settings.server.url is not None  # _check_policy has looked
         self._url = settings.server.url
-        self.server, self._model = run_until_stopped(self._recognize(), should_stop)
+        self.server, self._model = run_until_stopped(self._recognize(), should_stop, STOPPED)
         end = policy.tokenizer.eos_token_id
         others = {*stop_token_ids(policy), *settings.stop_token_ids} - {end}
         self.stop_token_ids = (*([] if end is None else [end]), *sorted(others))
@@ -143,7 +146,7 @@ class ServerEngine:
             self.policy.check_prompt(prompt)
             self.policy.check_length(prompt, self.settings.max_new_tokens)
             self._compare_positions(prompt)
-        found = run_until_stopped(self._ask_all(prompts, step), self._should_stop)
+        found = run_until_stopped(self._ask_all(prompts, step), self._should_stop, STOPPED)
         self._faults.add(prompts, found)
         answers = [answer for answer in found if not isinstance(answer, AnswerError)]
         asked = [prompt for prompt, answer in zip(prompts, found, strict=True) if not isinstance(answer, AnswerError)]
