@@ -19,7 +19,7 @@ from vlm_pg.training.checkpoints import find_checkpoints
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[OddServer]:
-    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("vlm_pg.http.client.FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.setattr(client, "PROBE_EVERY_SECONDS", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     server = OddServer()

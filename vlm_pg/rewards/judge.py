@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import re
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -12,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm_pg.errors import ConfigError
+from vlm_pg.http.keys import read_key, without_key
 from vlm_pg.rewards.response import Response
 from vlm_pg.rewards.settings import JudgeSettings
 from vlm_pg.rewards.verdict import Verdict, shorten
 
 if TYPE_CHECKING:
-    import httpx2
+    from vlm_pg.http.client import Client, Outcome
 
 PROMPT = """You judge a response to a question. The reference answer is correct.
 
@@ -33,10 +32,9 @@ The response to be judged lies between the marks <response> and </response>. It 
 How good is the response, compared with the reference answer? Explain briefly. Then end with one line that holds only a
 number from 0 (wrong or useless) to 1 (right and complete), for example 0.5."""
 
-FIRST_PAUSE_SECONDS = 0.5
 # So many responses of a call in a row without any answer of the server: the others are not asked about.
 MAX_FAILURES_IN_A_ROW = 3
-POLL_SECONDS = 0.2  # between two questions whether to stop
+MOST_ANSWER_MB = 64.0
 MAX_VERDICT_CHARACTERS = 100
 # A failure of the server, or too many requests: worth asking again.
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
@@ -79,7 +77,7 @@ class Judge:
         self._settings = settings
         self._url = settings.url.rstrip("/")
         self._template = _template(settings.prompt)
-        self._key = _key(settings.api_key_variable)
+        self._key = read_key("reward.judge", settings.api_key_variable)
         self._model = settings.model
 
     def score(self, responses: Sequence[Response], should_stop: Callable[[], bool] | None = None) -> list[Verdict]:
@@ -91,26 +89,17 @@ class Judge:
         Raises:
             InterruptedError: ``should_stop`` said so.
         """
-        return asyncio.run(self._score_until(responses, should_stop))
+        from vlm_pg.http.client import run_until_stopped
 
-    async def _score_until(
-        self, responses: Sequence[Response], should_stop: Callable[[], bool] | None
-    ) -> list[Verdict]:
-        scoring = asyncio.ensure_future(self._score(responses))
-        while not (await asyncio.wait({scoring}, timeout=None if should_stop is None else POLL_SECONDS))[0]:
-            if should_stop is not None and should_stop():
-                scoring.cancel()
-                await asyncio.wait({scoring})
-                raise InterruptedError("scoring was stopped")
-        return scoring.result()
+        return run_until_stopped(self._score(responses), should_stop, "scoring was stopped")
 
     async def _score(self, responses: Sequence[Response]) -> list[Verdict]:
-        import httpx2
+        from vlm_pg.http.client import Client
 
-        slots = asyncio.Semaphore(self._settings.concurrency)
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        limits = httpx2.Limits(max_connections=self._settings.concurrency)
-        async with httpx2.AsyncClient(headers=headers, limits=limits, timeout=self._settings.timeout_seconds) as http:
+        settings = self._settings
+        slots = asyncio.Semaphore(settings.concurrency)
+        seconds = settings.timeout_seconds
+        async with Client(self._key, seconds, seconds, settings.concurrency, MOST_ANSWER_MB) as http:
             try:
                 async with asyncio.timeout(self._settings.timeout_seconds):
                     model = await self._find_model(http)
@@ -135,7 +124,7 @@ class Judge:
 
             return await asyncio.gather(*map(judged, responses))
 
-    async def _find_model(self, http: httpx2.AsyncClient) -> str:
+    async def _find_model(self, http: Client) -> str:
         if self._model is None:
             listed = await self._answered(http, "GET", "/models")
             try:
@@ -144,7 +133,7 @@ class Judge:
                 raise _Failed(f"the server lists no model: {self._cut(listed)}; set reward.judge.model") from None
         return self._model
 
-    async def _ask(self, http: httpx2.AsyncClient, model: str, response: Response) -> float:
+    async def _ask(self, http: Client, model: str, response: Response) -> float:
         message = {"role": "user", "content": fill_in(self._template, response)}
         body = {"model": model, "messages": [message], "temperature": 0.0}
         answer = await self._answered(http, "POST", "/chat/completions", body)
@@ -157,32 +146,32 @@ class Judge:
             raise _Failed("the judge's answer was cut off at its longest (finish_reason length)")
         return parse_score(self._masked(text) if isinstance(text, str) else "")
 
-    async def _answered(
-        self, http: httpx2.AsyncClient, method: str, path: str, body: dict[str, Any] | None = None
-    ) -> Any:
+    async def _answered(self, http: Client, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """The JSON answer; sent again after failures that may pass, with growing pauses."""
         import httpx2
 
-        pause_seconds = FIRST_PAUSE_SECONDS
-        kind: type[_Failed]
-        for tries_left in range(self._settings.retries, -1, -1):
-            try:
-                answer = await http.request(method, f"{self._url}{path}", json=body)
-            except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
-                failure, kind = f"{type(error).__name__}: {error}", _Unreachable
-            else:
-                if answer.status_code == 200:
-                    try:
-                        return answer.json()
-                    except ValueError:
-                        raise _Failed(f"the server's answer is no JSON: {self._cut(answer.text)}") from None
-                failure, kind = f"status {answer.status_code}: {self._cut(answer.text)}", _Failed
-                if answer.status_code not in _TRY_AGAIN:
-                    break
-            if tries_left:
-                await asyncio.sleep(pause_seconds)
-                pause_seconds *= 2
-        raise kind(f"{method} {path} failed, {failure}")
+        from vlm_pg.http.client import HOPELESS
+        from vlm_pg.http.outcomes import text_of
+
+        def is_final(outcome: Outcome, tries_left: int) -> bool:
+            return isinstance(outcome, httpx2.Response) and outcome.status_code not in _TRY_AGAIN
+
+        try:
+            outcome: Outcome | Exception = await http.answered(
+                lambda client: client.request(method, f"{self._url}{path}", json=body),
+                self._settings.retries,
+                is_final,
+            )
+        except HOPELESS as error:
+            outcome = error
+        if not isinstance(outcome, httpx2.Response):
+            raise _Unreachable(f"{method} {path} failed, {type(outcome).__name__}: {outcome}")
+        if outcome.status_code != 200:
+            raise _Failed(f"{method} {path} failed, status {outcome.status_code}: {self._cut(text_of(outcome))}")
+        try:
+            return outcome.json()
+        except (ValueError, RecursionError):
+            raise _Failed(f"the server's answer is no JSON: {self._cut(text_of(outcome))}") from None
 
     def _shown(self, error: Exception) -> str:
         """The failure in words."""
@@ -195,10 +184,8 @@ class Judge:
         return shorten(self._masked(str(answered)))
 
     def _masked(self, text: str) -> str:
-        """``text`` without the key, which a server may repeat, also as it is written within quotation marks."""
-        for spelling in {self._key, repr(self._key)[1:-1], json.dumps(self._key)[1:-1]} - {""}:
-            text = text.replace(spelling, "[key]")
-        return text
+        """``text`` without the key, which a server may repeat."""
+        return without_key(text, self._key)
 
 
 def fill_in(template: str, response: Response) -> str:
@@ -243,19 +230,3 @@ def _template(path: str | None) -> str:
             "{answer} and {response} are filled in. Add {response} to the file."
         )
     return template
-
-
-def _key(variable: str) -> str:
-    """The key, or nothing where OPENAI_API_KEY is not set: many servers need none."""
-    key = os.environ.get(variable, "").strip()
-    if not key and variable != JudgeSettings().api_key_variable:
-        raise ConfigError(
-            f"reward.judge.api_key_variable is {variable}, which is empty or not set in the environment. Set it to the "
-            "server's key, or leave reward.judge.api_key_variable out for a server without one."
-        )
-    if not (key.isascii() and (key.isprintable() or not key)):
-        raise ConfigError(
-            f"The environment variable {variable} holds something other than printable ASCII, which no key is. Set it "
-            "to the server's key alone. (Its value is not shown.)"
-        )
-    return key

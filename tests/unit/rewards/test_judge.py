@@ -15,7 +15,6 @@ import pytest
 from tests.unit.rewards.helpers import make_sample
 from vlm_pg.errors import ConfigError
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
-from vlm_pg.rewards import judge as judge_module
 from vlm_pg.rewards.judge import PROMPT, fill_in, parse_score
 from vlm_pg.rewards.settings import JudgeSettings
 
@@ -70,7 +69,7 @@ class FakeServer:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
-    monkeypatch.setattr(judge_module, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("vlm_pg.http.client.FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     server = FakeServer()
     yield server

@@ -132,7 +132,7 @@ class FakeServer:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
-    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("vlm_pg.http.client.FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(client, "PROBE_EVERY_SECONDS", 0.1)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     server = FakeServer()

@@ -17,17 +17,17 @@ from tests.support.misbehaviours import bomb
 from tests.support.odd_server import OddServer, Reply
 from tests.support.reports import reported
 from tests.unit.rollout import test_server_misbehaviours as table
+from vlm_pg.http.bodies import BoundedBody, UnreadableAnswer
+from vlm_pg.http.outcomes import retry_after
 from vlm_pg.rollout.server import client
-from vlm_pg.rollout.server.bodies import BoundedBody, UnreadableAnswer
 from vlm_pg.rollout.server.engine import ASKED_AGAIN, ServerEngine
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.rollout.server.faults import MOST_IN_A_ROW, UNUSABLE
-from vlm_pg.rollout.server.outcomes import retry_after
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("vlm_pg.http.client.FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
@@ -49,7 +49,9 @@ class Chunks(httpx2.AsyncByteStream):
 
 
 async def read(data: bytes, encodings: str, limit: int) -> int:
-    return sum([len(piece) async for piece in BoundedBody(Chunks(data), encodings, limit)])
+    return sum(
+        [len(piece) async for piece in BoundedBody(Chunks(data), encodings, limit, "rollout.server.max_answer_mb")]
+    )
 
 
 def test_a_bomb_is_never_unpacked_as_a_whole() -> None:
@@ -115,7 +117,7 @@ def test_a_server_is_left_alone_as_long_as_it_asks(servers: list[OddServer], mon
     assert [seconds for seconds in paused if seconds >= 1] == [7.0, 7.0]
     (line,) = [line for line in told if "pause" in line]
     assert f"the server at {servers[0].url} asks for a pause (status 429, Retry-After): waiting 7 s" in line
-    monkeypatch.setattr(client, "LONGEST_PAUSE_SECONDS", 3.0)
+    monkeypatch.setattr("vlm_pg.http.client.LONGEST_PAUSE_SECONDS", 3.0)
     paused.clear()
     servers[0].requests = 0
     engine.generate(table.questions()[0][:1], 2)
@@ -126,7 +128,7 @@ def test_a_server_is_left_alone_as_long_as_it_asks(servers: list[OddServer], mon
 def test_a_short_pause_is_not_told_of(servers: list[OddServer], monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     engine = table.begin(servers, True, told)
-    monkeypatch.setattr(client, "LONGEST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("vlm_pg.http.client.LONGEST_PAUSE_SECONDS", 0.01)
 
     def busy(reply: Reply) -> None:
         reply.status, reply.headers = 429, {"Retry-After": "7"}

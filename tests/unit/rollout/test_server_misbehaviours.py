@@ -39,8 +39,8 @@ ENDLESS = ("a drip", "too late")
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(client, "LONGEST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("vlm_pg.http.client.FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("vlm_pg.http.client.LONGEST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(client, "PROBE_EVERY_SECONDS", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 

@@ -11,16 +11,15 @@ import pytest
 
 from tests.support.odd_server import OddServer, Reply
 from tests.unit.rollout import test_server_misbehaviours as table
-from vlm_pg.rollout.server import client
+from vlm_pg.http.keys import without_key
 from vlm_pg.rollout.server.faults import UNUSABLE
-from vlm_pg.rollout.server.redact import without_key
 
 KEY = "p\"a's\\s/w&or<d 1"
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("vlm_pg.http.client.FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 

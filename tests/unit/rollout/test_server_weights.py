@@ -13,7 +13,6 @@ import torch
 from tests.support.odd_server import OddServer, Reply
 from tests.support.reports import reported
 from tests.unit.rollout import test_server_misbehaviours as table
-from vlm_pg.rollout.server import client
 from vlm_pg.rollout.server.divergence import Divergence, divergence
 from vlm_pg.rollout.server.engine import DIVERGENCE, ServerEngine
 from vlm_pg.rollout.server.errors import ServerError
@@ -24,7 +23,7 @@ from vlm_pg.types import ResponseGroup
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("vlm_pg.http.client.FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
@@ -12,34 +11,22 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from vlm_pg.errors import ConfigError
-from vlm_pg.rollout.server.bodies import ACCEPTED, bound_body
+from vlm_pg.http.client import HOPELESS, Client, Outcome
+from vlm_pg.http.keys import read_key
+from vlm_pg.http.outcomes import AWAY, failed, json_of, may_be_away, text_of
 from vlm_pg.rollout.server.errors import ServerError
-from vlm_pg.rollout.server.outcomes import AWAY, failed, json_of, may_be_away, retry_after, text_of
-from vlm_pg.rollout.server.redact import without_key
 from vlm_pg.rollout.settings import ServerSettings
 
 T = TypeVar("T")
 
-STOP_POLL_SECONDS = 0.2
-FIRST_PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 30.0
 PROBE_TIMEOUT_SECONDS = 5.0
 PROBE_EVERY_SECONDS = 1.0
 SHOWN_CHARACTERS = 300
 # A longer pause that a server asks for is told of: nothing else is seen of the run meanwhile.
 TOLD_PAUSE_SECONDS = 5.0
 
-# The request itself is at fault: no repetition helps.
-HOPELESS = (
-    httpx2.InvalidURL,
-    httpx2.UnsupportedProtocol,
-    httpx2.LocalProtocolError,
-    UnicodeError,  # host names
-)
 
-
-class ServerClient:
+class ServerClient(Client):
     """Requests to one server inside one event loop; an async context manager.
 
     A ServerError that leaves it names the URL, and shows no key.
@@ -57,30 +44,23 @@ class ServerClient:
         assert settings.url is not None
         self._settings, self._tell, self._tell_once = settings, tell, tell_once
         self.url = settings.url.rstrip("/")
-        self._key = read_key(settings.api_key_variable)
-        self._http = httpx2.AsyncClient(
-            headers={"Accept-Encoding": ACCEPTED} | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
-            timeout=httpx2.Timeout(
-                settings.timeout_seconds, connect=min(PROBE_TIMEOUT_SECONDS, settings.timeout_seconds)
-            ),
-            limits=httpx2.Limits(max_connections=settings.concurrency + 1),
-            event_hooks={"response": [self._bound]},
+        super().__init__(
+            read_key("rollout.server", settings.api_key_variable),
+            settings.timeout_seconds,
+            min(PROBE_TIMEOUT_SECONDS, settings.timeout_seconds),
+            settings.concurrency + 1,
+            settings.max_answer_mb,
+            "rollout.server.max_answer_mb",
         )
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._waiting = asyncio.Lock()
         self._absent_seconds = 0.0
         self._back_at = float("-inf")
 
-    async def _bound(self, response: httpx2.Response) -> None:
-        bound_body(response, int(self._settings.max_answer_mb * 2**20))
-
-    async def __aenter__(self) -> ServerClient:
-        return self
-
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._http.aclose()
+        await super().__aexit__(kind, error, trace)
         if isinstance(error, ServerError):
             # A server may repeat the key in what it answers.
             raise ServerError(f"Server {self.url}: {self.without_key(str(error))}") from error.__cause__
@@ -91,7 +71,7 @@ class ServerClient:
         Raises:
             ServerError: it stayed away for ``wait_seconds``.
         """
-        return await self._answered(lambda: self._http.get(address))
+        return await self._answered(lambda http: http.get(address))
 
     async def post(self, path: str, make_body: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         """The JSON answer to a request.
@@ -110,7 +90,7 @@ class ServerClient:
             data = await asyncio.to_thread(lambda: json.dumps(body, allow_nan=False).encode())
             headers = {"Content-Type": "application/json"}
             response = await self._answered(
-                lambda: self._http.post(f"{self.url}{path}", content=data, headers=headers), wants_json=True
+                lambda http: http.post(f"{self.url}{path}", content=data, headers=headers), wants_json=True
             )
         if failed(response):
             raise ServerError(
@@ -124,10 +104,6 @@ class ServerClient:
             )
         self._absent_seconds = 0.0
         return self.json_object(response)
-
-    async def pause(self, attempt: int) -> None:
-        """Before the ``attempt``-th time, from 1 on, that an answer is asked for again."""
-        await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2 ** (attempt - 1), LONGEST_PAUSE_SECONDS))
 
     def json_object(self, response: httpx2.Response) -> dict[str, Any]:
         """The answer's JSON object; ServerError for anything else."""
@@ -148,68 +124,45 @@ class ServerClient:
     def _shown(self, response: httpx2.Response) -> str:
         return f"status {response.status_code}: {self.excerpt(text_of(response))!r}."
 
-    def without_key(self, text: str) -> str:
-        """``text`` as it may be shown and recorded."""
-        return without_key(text, self._key)
-
     def _named(self, error: Exception) -> str:
         return self.without_key(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
-    async def _sent(self, send: Callable[[], Coroutine[Any, Any, httpx2.Response]]) -> httpx2.Response:
-        """The whole answer within ``timeout_seconds``, however little of it comes at a time."""
-        limit = asyncio.timeout(self._settings.timeout_seconds)
-        try:
-            async with limit:
-                return await send()
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise httpx2.ReadTimeout("the answer was not whole by then") from None
-
     async def _answered(
-        self, send: Callable[[], Coroutine[Any, Any, httpx2.Response]], wants_json: bool = False
+        self, send: Callable[[httpx2.AsyncClient], Coroutine[Any, Any, httpx2.Response]], wants_json: bool = False
     ) -> httpx2.Response:
-        """Sent again after time-outs, broken connections and failures of the server, with growing pauses.
+        """Sent again after time-outs, broken connections and failures of the server.
 
-        A server that was away does not cost a try. ``wants_json``: nor is a good status enough without an object.
+        ``wants_json``: a good status is not enough without an object.
         """
-        pause = FIRST_PAUSE_SECONDS
-        tries_left = self._settings.retries
-        while True:
-            try:
-                outcome: httpx2.Response | httpx2.RequestError = await self._sent(send)
-            except HOPELESS as error:
-                raise ServerError(
-                    f"The request cannot be sent, or its answer not be read ({type(error).__name__}). Check "
-                    "rollout.server.url, and proxies set in the environment."
-                ) from None
-            except httpx2.RequestError as error:
-                outcome = error
-            if isinstance(outcome, httpx2.Response) and not failed(outcome):
-                garbled = wants_json and outcome.status_code == 200 and not isinstance(json_of(outcome), dict)
-                if not garbled or not tries_left:
-                    return outcome
-            if may_be_away(outcome) and await self._was_away():
-                continue
-            if not tries_left:
-                if isinstance(outcome, httpx2.Response):
-                    return outcome
-                raise ServerError(
-                    f"It broke off {self._settings.retries + 1} times, last with {self._named(outcome)}. Look at its "
-                    "log; a slow one needs a longer rollout.server.timeout_seconds "
-                    f"({self._settings.timeout_seconds:g} now). run.resume=auto goes on from the last checkpoint."
-                ) from outcome
-            tries_left -= 1
-            await asyncio.sleep(max(pause, self._asked_pause(outcome)))
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    def _asked_pause(self, outcome: httpx2.Response | httpx2.RequestError) -> float:
-        """Seconds the server asks to be left alone (Retry-After); never longer than one that is away is waited for."""
-        if not isinstance(outcome, httpx2.Response):
-            return 0.0
-        longest = max(LONGEST_PAUSE_SECONDS, self._settings.wait_seconds)
-        seconds = min(retry_after(outcome.headers.get("retry-after", "")), longest)
-        if seconds > TOLD_PAUSE_SECONDS:
+        def is_final(outcome: Outcome, tries_left: int) -> bool:
+            if not isinstance(outcome, httpx2.Response) or failed(outcome):
+                return False
+            garbled = wants_json and outcome.status_code == 200 and not isinstance(json_of(outcome), dict)
+            return not garbled or not tries_left
+
+        async def was_away(outcome: Outcome) -> bool:
+            return may_be_away(outcome) and await self._was_away()
+
+        try:
+            outcome = await self.answered(send, self._settings.retries, is_final, was_away)
+        except HOPELESS as error:
+            raise ServerError(
+                f"The request cannot be sent, or its answer not be read ({type(error).__name__}). Check "
+                "rollout.server.url, and proxies set in the environment."
+            ) from None
+        if isinstance(outcome, httpx2.Response):
+            return outcome
+        raise ServerError(
+            f"It broke off {self._settings.retries + 1} times, last with {self._named(outcome)}. Look at its "
+            "log; a slow one needs a longer rollout.server.timeout_seconds "
+            f"({self._settings.timeout_seconds:g} now). run.resume=auto goes on from the last checkpoint."
+        ) from outcome
+
+    def asked_pause(self, outcome: Outcome, longest_seconds: float) -> float:
+        """Never longer than a server that is away is waited for; a long one is told of."""
+        seconds = super().asked_pause(outcome, max(longest_seconds, self._settings.wait_seconds))
+        if seconds > TOLD_PAUSE_SECONDS and isinstance(outcome, httpx2.Response):
             self._tell_once(
                 "pause",
                 f"the server at {self.url} asks for a pause (status {outcome.status_code}, Retry-After): waiting "
@@ -255,28 +208,6 @@ class ServerClient:
         return f"status {response.status_code}" if response.status_code in AWAY else None
 
 
-def read_key(variable: str) -> str | None:
-    """The key in the environment variable, without space around; None if OPENAI_API_KEY is not set.
-
-    Raises:
-        ConfigError: another variable that is not set, or a key that no header can hold; it is not shown.
-    """
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        if variable == ServerSettings().api_key_variable:
-            return None
-        raise ConfigError(
-            f"rollout.server.api_key_variable is {variable}, which is empty or not set in the environment. Set it to "
-            "the server's key, or leave rollout.server.api_key_variable out for a server without one."
-        )
-    if not (key.isascii() and key.isprintable()):
-        raise ConfigError(
-            f"The environment variable {variable} holds something other than printable ASCII, which no key is. Set it "
-            "to the server's key alone. (Its value is not shown.)"
-        )
-    return key
-
-
 async def all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """The results in order; the first error ends what still runs."""
     tasks = [asyncio.ensure_future(work) for work in works]
@@ -286,23 +217,3 @@ async def all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def run_until_stopped(work: Coroutine[Any, Any, T], should_stop: Callable[[], bool]) -> T:
-    """Run ``work`` in an event loop of its own.
-
-    Raises:
-        InterruptedError: ``should_stop`` said so; connections are closed then.
-    """
-
-    async def watched() -> T:
-        task = asyncio.ensure_future(work)
-        while not task.done():
-            await asyncio.wait({task}, timeout=STOP_POLL_SECONDS)
-            if not task.done() and should_stop():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-                raise InterruptedError("generation was asked to stop")
-        return task.result()
-
-    return asyncio.run(watched())

@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vlm_pg.http.outcomes import text_of
 from vlm_pg.models.settings import PositionRule
 from vlm_pg.rollout.server.client import ServerClient
 from vlm_pg.rollout.server.errors import AnswerError, ServerError
-from vlm_pg.rollout.server.outcomes import text_of
 from vlm_pg.rollout.server.schema import ModelEntry, read_part
 from vlm_pg.rollout.settings import RolloutSettings
 

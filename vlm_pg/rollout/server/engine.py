@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from vlm_pg.errors import ConfigError
+from vlm_pg.http.client import run_until_stopped
 from vlm_pg.metrics import Metric
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.scattered import is_scattered
@@ -16,7 +17,7 @@ from vlm_pg.rollout.engine import stop_token_ids
 from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.rollout.server.answers import Answer, AnswerReader, turn_token_ids
 from vlm_pg.rollout.server.asking import Asker
-from vlm_pg.rollout.server.client import ServerClient, all_of, run_until_stopped
+from vlm_pg.rollout.server.client import ServerClient, all_of
 from vlm_pg.rollout.server.dialects import (
     POSITION_RULES,
     ServerInfo,
@@ -40,6 +41,7 @@ ASKED_AGAIN = Metric("rollouts_asked_again", "rollouts", "sum")
 DIVERGENCE = Metric("server_divergence", "nat per token")
 DIVERGENCE_MAX = Metric("server_divergence_max", "nat", "largest")
 LAG = Metric("rollout_lag_steps", "steps", "same")
+STOPPED = "generation was asked to stop"
 
 
 class ServerEngine:
@@ -83,7 +85,7 @@ class ServerEngine:
         self._told: set[str] = set()
         assert settings.server.url is not None  # _check_policy has looked
         self._url = settings.server.url
-        self.server, self._model = run_until_stopped(self._recognize(), should_stop)
+        self.server, self._model = run_until_stopped(self._recognize(), should_stop, STOPPED)
         end = policy.tokenizer.eos_token_id
         others = {*stop_token_ids(policy), *settings.stop_token_ids} - {end}
         self.stop_token_ids = (*([] if end is None else [end]), *sorted(others))
@@ -154,7 +156,7 @@ class ServerEngine:
             self.policy.check_prompt(prompt)
             self.policy.check_length(prompt, self.settings.max_new_tokens)
             self._compare_positions(prompt)
-        found = run_until_stopped(self._ask_all(prompts, step), self._should_stop)
+        found = run_until_stopped(self._ask_all(prompts, step), self._should_stop, STOPPED)
         self._faults.add(prompts, found)
         answers = [answer for answer in found if not isinstance(answer, AnswerError)]
         asked = [prompt for prompt, answer in zip(prompts, found, strict=True) if not isinstance(answer, AnswerError)]

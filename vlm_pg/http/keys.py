@@ -1,4 +1,4 @@
-"""A key taken out of what people get to see, however a server has written it.
+"""A key: read from the environment, and taken out of what people get to see, however a server has written it.
 
 No text takes more time than its length: a character is matched in one way or not at all (atomic groups), and runs of
 backslashes are shortened first.
@@ -7,15 +7,42 @@ backslashes are shortened first.
 from __future__ import annotations
 
 import html
+import os
 import re
 from functools import lru_cache
 from itertools import groupby
 
+from vlm_pg.errors import ConfigError
+
+# Where servers' keys usually are. Many servers need none.
+USUAL_VARIABLE = "OPENAI_API_KEY"
 HIDDEN = "[key]"
 # Where a text was cut within the key, what begins like it is hidden with all that follows up to the next space.
 BEGINNING_CHARACTERS = 8
 # JSON within JSON, five times over, has as many before a quote. More say nothing more.
 LONGEST_RUN = 32
+
+
+def read_key(section: str, variable: str) -> str | None:
+    """The key in the environment variable that ``section`` names, without space around; None if the usual one is empty.
+
+    Raises:
+        ConfigError: another variable that is not set, or a key that no header can hold; it is not shown.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        if variable == USUAL_VARIABLE:
+            return None
+        raise ConfigError(
+            f"{section}.api_key_variable is {variable}, which is empty or not set in the environment. Set it to the "
+            f"server's key, or leave {section}.api_key_variable out for a server without one."
+        )
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(
+            f"The environment variable {variable} holds something other than printable ASCII, which no key is. Set it "
+            "to the server's key alone. (Its value is not shown.)"
+        )
+    return key
 
 
 def without_key(text: str, key: str | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 
-from vlm_pg.rollout.server.bodies import UnreadableAnswer
+from vlm_pg.http.bodies import UnreadableAnswer
 
 # What a proxy, or a server that is still loading, answers in place of the server.
 AWAY = (502, 503, 504)

@@ -25,14 +25,15 @@ class UnreadableAnswer(httpx2.TransportError):
 
 
 class BoundedBody(httpx2.AsyncByteStream):
-    """The stream of an answer, unpacked, of at most ``limit_bytes``.
+    """The stream of an answer, unpacked, of at most ``limit_bytes``, which ``setting`` says.
 
     Raises, while it is read:
         UnreadableAnswer: it goes on beyond the limit, is packed in an unknown way or too many times, or damaged.
     """
 
-    def __init__(self, stream: Any, encodings: str, limit_bytes: int):
+    def __init__(self, stream: Any, encodings: str, limit_bytes: int, setting: str):
         self._stream, self._limit = stream, limit_bytes
+        self._said = f" ({setting})" if setting else ""
         self._encodings = [name.strip().lower() for name in encodings.split(",")]
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -59,15 +60,13 @@ class BoundedBody(httpx2.AsyncByteStream):
 
     def _check_length(self, count: int) -> None:
         if count > self._limit:
-            raise UnreadableAnswer(
-                f"the answer has more than {self._limit / 2**20:g} MiB (rollout.server.max_answer_mb)"
-            )
+            raise UnreadableAnswer(f"the answer has more than {self._limit / 2**20:g} MiB{self._said}")
 
 
-def bound_body(response: httpx2.Response, limit_bytes: int) -> None:
+def bound_body(response: httpx2.Response, limit_bytes: int, setting: str) -> None:
     """Let the body of ``response``, which has not been read yet, be read through ``BoundedBody``."""
     encodings = ",".join(response.headers.get_list("content-encoding"))
-    response.stream = BoundedBody(response.stream, encodings, limit_bytes)
+    response.stream = BoundedBody(response.stream, encodings, limit_bytes, setting)
     if "content-encoding" in response.headers:
         # httpx would unpack it a second time.
         del response.headers["content-encoding"]

@@ -1,0 +1,1 @@
+"""Requests to servers of language models: asked again where that helps, bounded, stopped on request, keys unseen."""
