@@ -76,9 +76,10 @@ class Client:
         """``text`` as it may be shown and recorded."""
         return without_key(text, self._key)
 
-    async def pause(self, attempt: int) -> None:
+    async def pause(self, attempt: int, least_seconds: float = 0.0) -> None:
         """Before the ``attempt``-th time, from 1 on, that an answer is asked for again."""
-        await asyncio.sleep(_pause_seconds(attempt))
+        seconds = min(FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 1, 60), LONGEST_PAUSE_SECONDS)
+        await asyncio.sleep(max(seconds, least_seconds))
 
     def asked_pause(self, outcome: Outcome, longest_seconds: float) -> float:
         """Seconds the server asks to be left alone (Retry-After)."""
@@ -117,7 +118,7 @@ class Client:
             if attempt == retries:
                 return outcome
             attempt += 1
-            await asyncio.sleep(max(_pause_seconds(attempt), self.asked_pause(outcome, LONGEST_PAUSE_SECONDS)))
+            await self.pause(attempt, self.asked_pause(outcome, LONGEST_PAUSE_SECONDS))
 
     async def _sent(
         self, send: Callable[[httpx2.AsyncClient], Coroutine[Any, Any, httpx2.Response]]
@@ -131,11 +132,6 @@ class Client:
             if not limit.expired():
                 raise
             raise httpx2.ReadTimeout("the answer was not whole by then") from None
-
-
-def _pause_seconds(attempt: int) -> float:
-    """0.5, 1, 2, ...: an exponent of any size is no float."""
-    return min(FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 1, 60), LONGEST_PAUSE_SECONDS)
 
 
 def run_until_stopped(work: Coroutine[Any, Any, T], should_stop: Callable[[], bool] | None, stopped: str) -> T:

@@ -144,7 +144,7 @@ class Judge:
             raise _Failed(f"the server's answer holds no message: {self._cut(answer)}") from None
         if is_cut_off:
             raise _Failed("the judge's answer was cut off at its longest (finish_reason length)")
-        return parse_score(self._masked(text) if isinstance(text, str) else "")
+        return parse_score(without_key(text, self._key) if isinstance(text, str) else "")
 
     async def _answered(self, http: Client, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """The JSON answer; sent again after failures that may pass, with growing pauses."""
@@ -177,15 +177,11 @@ class Judge:
         """The failure in words."""
         if isinstance(error, TimeoutError):
             return f"no verdict within {self._settings.timeout_seconds:g} s"
-        return self._masked(str(error))
+        return without_key(str(error), self._key)
 
     def _cut(self, answered: object) -> str:
         """The beginning of what a server answered, without the key: masked first, or half of it might be left."""
-        return shorten(self._masked(str(answered)))
-
-    def _masked(self, text: str) -> str:
-        """``text`` without the key, which a server may repeat."""
-        return without_key(text, self._key)
+        return shorten(without_key(str(answered), self._key))
 
 
 def fill_in(template: str, response: Response) -> str:
