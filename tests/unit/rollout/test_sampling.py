@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import GenerationConfig, GenerationMixin
 
-from vlm_pg.rollout.sampling import Choice, Sampler, rollout_key, uniforms
+from vlm_pg.rollout.sampling import Choice, TokenSampler, rollout_key, uniforms
 from vlm_pg.rollout.settings import RolloutSettings
 
 DRAWS = 20_000
@@ -71,8 +71,8 @@ def logits(rows: int = 1, seed: int = 0) -> torch.Tensor:
     return values
 
 
-def sampler(**values: Any) -> Sampler:
-    return Sampler(RolloutSettings(max_new_tokens=100, **values), VOCAB_SIZE, MEDIA, STOPS, DEVICE)
+def sampler(**values: Any) -> TokenSampler:
+    return TokenSampler(RolloutSettings(max_new_tokens=100, **values), VOCAB_SIZE, MEDIA, STOPS, DEVICE)
 
 
 def seen(rows: int) -> torch.Tensor:
@@ -249,7 +249,7 @@ def test_the_edges_of_the_unit_interval_choose_possible_tokens() -> None:
     """A probability of exactly 0 at either end of the vocabulary is stepped over."""
     edge = torch.tensor([[-torch.inf, 1.0, 1.0, -torch.inf]]).expand(2, -1)
     uniform = torch.tensor([0.0, 1.0 - 2.0**-53], dtype=torch.float64)
-    chosen = Sampler(RolloutSettings(), 4, (), (), DEVICE).choose(edge, uniform, [0, 0], None)
+    chosen = TokenSampler(RolloutSettings(), 4, (), (), DEVICE).choose(edge, uniform, [0, 0], None)
     assert chosen.tokens.tolist() == [1, 2]
     assert torch.allclose(chosen.entropies, torch.tensor(2.0).log())
 
@@ -303,7 +303,7 @@ def test_only_a_repetition_penalty_asks_for_the_tokens_so_far() -> None:
 @pytest.mark.parametrize("token", [VOCAB_SIZE, -1])
 def test_a_stop_token_outside_the_vocabulary_is_refused(token: int) -> None:
     with pytest.raises(ValueError, match=rf"Stop tokens \[{token}\] .* 0 to 23\. Correct rollout\.stop_token_ids"):
-        Sampler(RolloutSettings(), VOCAB_SIZE, MEDIA, (*STOPS, token), DEVICE)
+        TokenSampler(RolloutSettings(), VOCAB_SIZE, MEDIA, (*STOPS, token), DEVICE)
 
 
 def test_streams_are_uniform_and_independent() -> None:

@@ -528,7 +528,7 @@ def test_what_ends_a_run_in_its_rollouts_leaves_a_checkpoint(monkeypatch: pytest
     trainer.policy = SimpleNamespace(device=torch.device("cpu"))  # type: ignore[assignment]
     trainer.console, trainer.stop, trainer.progress = Console(enabled=False), StopRequest(ALONE), Progress(step=1)
     trainer.engine = SimpleNamespace(ranks=ALONE)  # type: ignore[assignment]
-    trainer._cores = CoreWatch()
+    trainer._cores, trainer._presence = CoreWatch(), None
     saved: list[int] = []
 
     def fails(step: int) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from tests.unit.training.test_persistence import config, make
 
+from tests.unit.training.test_saving import config, make
 from vlm_pg.errors import CheckpointError
 from vlm_pg.training import checkpoints, history
 from vlm_pg.training.data_digest import changed_data, data_digests
