@@ -61,6 +61,14 @@ def per_token_metric(tokens, settings):
     return tokens.policy_logprobs.sum(), {SQUARE: tokens.weights}
 
 
+def taken_name(tokens, settings):
+    return tokens.policy_logprobs.sum(), {Metric("entropy"): 1.0}
+
+
+def taken_kind(tokens, settings):
+    return tokens.policy_logprobs.sum(), {Metric("reward/square"): 1.0}
+
+
 def other_way_round(settings, tokens):
     return tokens.policy_logprobs.sum(), {}
 
@@ -214,6 +222,8 @@ def called_loss(own: Path, name: str, **arguments: float) -> Any:
         ("alone", r"gave a tensor of shape .*A tuple of the loss and \{Metric: value\} is expected"),
         ("plain_name", r"gave a tensor .*for 'square' \(str\). The key of a metric is a vlm_pg.metrics.Metric"),
         ("per_token_metric", r"gave a tensor of shape \[3\].*for 'made_up/square' \(Metric\)"),
+        ("taken_name", r"gave the metric 'entropy'. vlm_pg logs another one under that name: choose a name of its own"),
+        ("taken_kind", r"gave the metric 'reward/square'. vlm_pg logs another one under that name"),
         ("other_way_round", r"cannot be called: its parameters are \(settings, tokens\). \(tokens, settings, ...\) is"),
         ("asks_for_more", r"cannot be called: missing a required argument: 'beta'.*algorithm.loss_arguments, which is"),
         ("missing", r"^algorithm.loss names '.*', and '.*' has no function 'missing'. It has reinforce, half"),

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 
@@ -83,6 +84,7 @@ class _Own:
     key: str
     arguments: Mapping[str, Any]
     parameters: tuple[str, ...]
+    metrics: dict[str, Metric] = field(default_factory=dict)  # whose names are known to be free
 
     @classmethod
     def load(cls, name: str, setting: str, key: str, arguments: Mapping[str, Any]) -> _Own:
@@ -131,8 +133,19 @@ def _checked_loss(own: _Own, result: Any) -> LossAndMetrics:
                 f"{_described(value)} for {metric!r} ({type(metric).__name__})",
                 "The key of a metric is a vlm_pg.metrics.Metric, its value a number or a tensor of no dimension.",
             )
+        if own.metrics.get(metric) is not metric and _is_taken(metric):
+            own.refuse(f"the metric {metric!r}", "vlm_pg logs another one under that name: choose a name of its own.")
+        own.metrics[metric] = metric
         values[metric] = value.detach()
     return loss, values
+
+
+def _is_taken(metric: Metric) -> bool:
+    """Whether it is another metric than the one of vlm_pg's that is logged under its name."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("vlm_pg.")]
+    known = [value for module in modules for value in vars(module).values() if isinstance(value, Metric)]
+    taken = any(metric == one or (one.endswith("/") and metric.startswith(one)) for one in known)
+    return taken and not any(metric is one for one in known)
 
 
 def _checked_advantages(own: _Own, found: Any, groups: Sequence[GroupRewards]) -> list[list[float]]:
