@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.media.paths import resolve
@@ -66,7 +66,7 @@ def decoding_pool(settings: MediaSettings) -> WorkerPool | None:
     )
 
 
-class MediaLoader:
+class MediaLoader(AbstractContextManager["MediaLoader"]):
     """Decodes media files of one data root, in worker processes or (``workers=0``, for debugging) in this one.
 
     Args:
@@ -134,10 +134,5 @@ class MediaLoader:
         if self._owns_pool and self._pool is not None:
             self._pool.close()
 
-    def __enter__(self) -> MediaLoader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

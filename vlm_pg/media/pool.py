@@ -7,8 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from types import TracebackType
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from vlm_pg.errors import SampleError
@@ -60,7 +59,7 @@ class _Call(Task):
                 self.future.set_result(value)
 
 
-class WorkerPool:
+class WorkerPool(AbstractContextManager["WorkerPool"]):
     """Runs calls in worker processes, which start with the first call or with ``start``.
 
     Args:
@@ -149,12 +148,7 @@ class WorkerPool:
         self._wake_read.close()
         self._wake_write.close()
 
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _wake(self) -> None:

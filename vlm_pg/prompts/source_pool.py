@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 
 from vlm_pg.data.settings import DataSettings
 from vlm_pg.media.loader import MediaLoader, decoding_pool, import_decoding
@@ -15,7 +15,7 @@ from vlm_pg.prompts.prompt_source import PromptSource
 from vlm_pg.types import Prompt
 
 
-class SourcePool:
+class SourcePool(AbstractContextManager["SourcePool"]):
     """Makes prompt sources and owns the decoding processes behind them; a context manager.
 
     Args:
@@ -68,10 +68,5 @@ class SourcePool:
         if self._pool is not None:
             self._pool.close()
 
-    def __enter__(self) -> SourcePool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from contextlib import AbstractContextManager
 
 from vlm_pg.errors import ConfigError
 from vlm_pg.rewards.format import format_reward
@@ -29,7 +29,7 @@ BUILT_IN_PARTS = ("accuracy", "format", "length", "repetition", "language", "jud
 RESERVED_PARTS = ("temporal", "length_bonus", "overlong", "kl")
 
 
-class Rewarder:
+class Rewarder(AbstractContextManager["Rewarder"]):
     """Rewards of responses; a context manager, to be closed when no more come.
 
     It starts no process and opens no connection before the first response that needs one, and each process that uses
@@ -125,12 +125,7 @@ class Rewarder:
             self._pool.close()
         self._pool = None
 
-    def __enter__(self) -> Rewarder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _accuracies(self, responses: Sequence[Response], should_stop: Callable[[], bool] | None) -> list[Verdict]:
