@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Self
 
+# Of a line of metrics.jsonl; no metric may be called so.
+RESERVED_KEYS = ("step", "phase", "time")
+
 How = Literal["sum", "mean", "largest", "smallest", "same"]
 
 

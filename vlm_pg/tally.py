@@ -45,9 +45,10 @@ class Tally:
         for of_rank in gather_objects(self._on_host()):
             for metric, (value, weight) in of_rank.items():
                 before = found.get(metric)
-                found[metric] = (
-                    (value, weight) if before is None else (_together(metric.how, before[0], value), before[1] + weight)
-                )
+                if before is None:
+                    found[metric] = value, weight
+                elif metric.how != "same":  # the first rank's
+                    found[metric] = _together(metric.how, before[0], value), before[1] + weight
         return {metric: _finished(metric, *parts) for metric, parts in found.items()}
 
     def _on_host(self) -> dict[Metric, tuple[float, float]]:
@@ -66,7 +67,10 @@ def over_updates(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
     for metric in dict.fromkeys(metric for of_update in values for metric in of_update):
         found = [of_update[metric] for of_update in values if metric in of_update]
         how = metric.over_updates if isinstance(metric, Metric) else "mean"
-        joined[metric] = reduce(partial(_together, how), found) / (len(found) if how == "mean" else 1)
+        if how in ("sum", "mean"):
+            joined[metric] = sum(found) / (len(found) if how == "mean" else 1)
+        else:
+            joined[metric] = reduce(partial(_together, how), found)
     return joined
 
 

@@ -53,6 +53,10 @@ def alone(tokens, settings):
     return tokens.policy_logprobs.sum()
 
 
+def numbers(tokens, settings):
+    return tokens.policy_logprobs.sum(), {SQUARE: 1.0, ADVANTAGE: torch.zeros(())}
+
+
 def plain_name(tokens, settings):
     return tokens.policy_logprobs.sum(), {"square": 1.0}
 
@@ -63,6 +67,10 @@ def per_token_metric(tokens, settings):
 
 def taken_name(tokens, settings):
     return tokens.policy_logprobs.sum(), {Metric("entropy"): 1.0}
+
+
+def taken_key(tokens, settings):
+    return tokens.policy_logprobs.sum(), {Metric("step"): 1.0}
 
 
 def taken_kind(tokens, settings):
@@ -223,6 +231,7 @@ def called_loss(own: Path, name: str, **arguments: float) -> Any:
         ("plain_name", r"gave a tensor .*for 'square' \(str\). The key of a metric is a vlm_pg.metrics.Metric"),
         ("per_token_metric", r"gave a tensor of shape \[3\].*for 'made_up/square' \(Metric\)"),
         ("taken_name", r"gave the metric 'entropy'. vlm_pg logs another one under that name: choose a name of its own"),
+        ("taken_key", r"gave the metric 'step'. vlm_pg logs another one under that name"),
         ("taken_kind", r"gave the metric 'reward/square'. vlm_pg logs another one under that name"),
         ("other_way_round", r"cannot be called: its parameters are \(settings, tokens\). \(tokens, settings, ...\) is"),
         ("asks_for_more", r"cannot be called: missing a required argument: 'beta'.*algorithm.loss_arguments, which is"),
@@ -233,6 +242,14 @@ def test_a_loss_that_is_none_is_refused(own: Path, name: str, said: str) -> None
     with pytest.raises(ConfigError, match=said) as refused:
         called_loss(own, name)
     assert f"{own}/loss.py:{name}' " in str(refused.value) or name == "missing"
+
+
+def test_numbers_come_to_the_device_of_the_loss(own: Path) -> None:
+    """Beside the others they are read in one transfer."""
+    flat = torch.zeros(3, device="meta")
+    loss = load_loss(AlgorithmSettings(loss=f"{own}/loss.py:numbers"))
+    _, metrics = loss(ResponseTokens(flat.clone().requires_grad_(), flat, flat, flat, [3]))
+    assert [value.device.type for value in metrics.values()] == ["meta", "meta"]
 
 
 def test_arguments_that_a_loss_does_not_take_are_refused(own: Path) -> None:

@@ -22,7 +22,7 @@ from vlm_pg.algorithms.settings import OF_STEP, AlgorithmSettings
 from vlm_pg.algorithms.tokens import ResponseTokens
 from vlm_pg.errors import ConfigError
 from vlm_pg.functions import load_function
-from vlm_pg.metrics import Metric
+from vlm_pg.metrics import RESERVED_KEYS, Metric
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ def load_loss(settings: AlgorithmSettings) -> Callable[[ResponseTokens], LossAnd
             loss with a graph and its metrics.
     """
     if settings.loss in LOSSES:
+        if "dual_clip" in LOSSES[settings.loss].only and settings.dual_clip is not None:
+            raise ConfigError(LOSSES[settings.loss].only["dual_clip"][1])
         return partial(load_function(LOSSES[settings.loss].function, "algorithm.loss"), settings=settings)
     own = _Own.load(settings.loss, "algorithm.loss", "algorithm.loss_arguments", settings.loss_arguments)
     own.require_parameters("(tokens, settings, ...)", "tokens")
@@ -127,7 +129,7 @@ def _checked_loss(own: _Own, result: Any) -> LossAndMetrics:
         )
     values = {}
     for metric, given in metrics.items():
-        value = torch.as_tensor(given) if isinstance(given, int | float) else given
+        value = torch.as_tensor(given, device=loss.device) if isinstance(given, int | float) else given
         if not isinstance(metric, Metric) or not isinstance(value, torch.Tensor) or value.ndim:
             own.refuse(
                 f"{_described(value)} for {metric!r} ({type(metric).__name__})",
@@ -136,7 +138,7 @@ def _checked_loss(own: _Own, result: Any) -> LossAndMetrics:
         if own.metrics.get(metric) is not metric and _is_taken(metric):
             own.refuse(f"the metric {metric!r}", "vlm_pg logs another one under that name: choose a name of its own.")
         own.metrics[metric] = metric
-        values[metric] = value.detach()
+        values[metric] = value.detach().to(loss.device)
     return loss, values
 
 
@@ -144,7 +146,9 @@ def _is_taken(metric: Metric) -> bool:
     """Whether it is another metric than the one of vlm_pg's that is logged under its name."""
     modules = [module for name, module in sys.modules.items() if name.startswith("vlm_pg.")]
     known = [value for module in modules for value in vars(module).values() if isinstance(value, Metric)]
-    taken = any(metric == one or (one.endswith("/") and metric.startswith(one)) for one in known)
+    taken = metric in RESERVED_KEYS or any(
+        metric == one or (one.endswith("/") and metric.startswith(one)) for one in known
+    )
     return taken and not any(metric is one for one in known)
 
 

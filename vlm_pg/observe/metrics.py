@@ -16,11 +16,10 @@ from pydantic import TypeAdapter
 
 from vlm_pg.errors import VlmPgError
 from vlm_pg.files import LineFile, keep_json_lines, write_json_atomic
-from vlm_pg.metrics import Chart, Metric
+from vlm_pg.metrics import RESERVED_KEYS, Chart, Metric
 from vlm_pg.observe.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
-RESERVED_KEYS = ("step", "phase", "time")
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,11 @@ class MetricsLog(LineFile):
         """
         numbers = {key: _checked(step, key, value) for key, value in values.items()}
         line = {"step": step, "phase": phase, "time": round(time.time(), 3), **numbers}
-        self.append(line)
         drawn: dict[str, Drawn] = {key: Drawn(key.unit, key.chart) for key in values if isinstance(key, Metric)}
         if not drawn.items() <= self._drawn.items():
             self._drawn |= drawn
             write_json_atomic(self._curves, {key: asdict(how) for key, how in self._drawn.items()})
+        self.append(line)
 
 
 def forget_later_steps(path: Path, resume_step: int | None) -> None:

@@ -138,6 +138,7 @@ class Collector:
             groups = [without_truncated(group) for group in groups]
         # Corrected for pruning, the loss averages over what was sampled: also over groups of which nothing was drawn.
         counts_anyway = self.algorithm.prune_correction
+        held, self._held = self._held, []
         places = [place for place, group in enumerate(groups) if group.rollouts and (counts_anyway or trains(group))]
         return StepBatch(
             sampled,
@@ -145,7 +146,7 @@ class Collector:
             None if vision is None else vision.of(places),
             {QUESTIONS: self._sum(len(sampled)), **counts, **self._seen.reduced()},
             self._sampling,
-            self._held,
+            held,
         )
 
     @property

@@ -209,4 +209,4 @@ def _count_sharing(tally: Tally, groups: Sequence[RolloutGroup], in_one_tree: in
     tally.add(SHARING_RATIO_BOUND, repeated, in_one_tree)
     tally.add(PROMPT_TOKENS, sum(prompts), len(groups))
     tally.add(GENERATIONS, sum(map(len, lengths)), len(groups))
-    tally.add_all({GROUPS_CHUNKED: 0, KL: 0}, 0)  # known where there are none, too
+    tally.add_all({LOSS: 0, GROUPS_CHUNKED: 0, KL: 0}, 0)  # known where there are none, too

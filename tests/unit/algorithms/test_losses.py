@@ -16,6 +16,7 @@ from tests.unit.algorithms.oracles import central_differences, random_batch, ran
 from vlm_pg.algorithms.own import load_loss
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.algorithms.tokens import ResponseTokens
+from vlm_pg.errors import ConfigError
 from vlm_pg.metrics import Metric
 
 CLIP_LOW, CLIP_HIGH, CLAMP = 0.2, 0.28, 20.0
@@ -285,5 +286,7 @@ def test_what_does_not_fit_is_named() -> None:
         policy_loss(flat, flat, torch.zeros(3), flat, lengths=[4], **TOKEN_CLIP)
     with pytest.raises(ValueError, match=r"importance \[1\].*All must be \[R_total\]"):
         policy_loss(flat, flat, flat, flat, lengths=[4], importance=torch.ones(1), **TOKEN_CLIP)
+    with pytest.raises(ConfigError, match=r"dual_clip bounds the clipped loss, and algorithm.loss is cispo. Set"):
+        policy_loss(flat, flat, flat, flat, lengths=[4], dual_clip=3.0, **{**TOKEN_CLIP, "loss": "cispo"})
     with pytest.raises(ValueError, match=r"'ppo' is no loss. Allowed are clip, cispo, or a function of your own. Name"):
         policy_loss(flat, flat, flat, flat, lengths=[4], **{**TOKEN_CLIP, "loss": "ppo"})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.files import parse_json_line
-from vlm_pg.observe.metrics import RESERVED_KEYS
+from vlm_pg.metrics import RESERVED_KEYS
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.trackers.table import Row, make_row
 
