@@ -146,9 +146,7 @@ def _is_taken(metric: Metric) -> bool:
     """Whether it is another metric than the one of vlm_pg's that is logged under its name."""
     modules = [module for name, module in sys.modules.items() if name.startswith("vlm_pg.")]
     known = [value for module in modules for value in vars(module).values() if isinstance(value, Metric)]
-    taken = metric in RESERVED_KEYS or any(
-        metric == one or (one.endswith("/") and metric.startswith(one)) for one in known
-    )
+    taken = any(metric == one or (one.endswith("/") and metric.startswith(one)) for one in (*RESERVED_KEYS, *known))
     return taken and not any(metric is one for one in known)
 
 

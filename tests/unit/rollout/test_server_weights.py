@@ -89,7 +89,8 @@ def truthful(
 def test_a_server_with_these_weights_is_not_warned_of(servers: list[OddServer]) -> None:
     told: list[str] = []
     _, engine = truthful(servers, told)
-    engine.generate(table.questions()[0][:20], 1)
+    groups = engine.generate(table.questions()[0][:20], 1)
+    assert sum(len(rollout.token_ids) for group in groups for rollout in group) > 100
     assert reported(engine)[DIVERGENCE] < 1e-6 and not any("other weights" in line for line in told)
     assert DIVERGENCE not in reported(engine)
 
@@ -192,5 +193,6 @@ def test_scaled_and_unscaled_log_probabilities_are_both_understood(
     server, engine = truthful(servers, told)
     engine.settings = engine.settings.model_copy(update={"temperature": 0.7})
     server.temperature = temperature
-    engine.generate(table.questions()[0][:20], 1)
+    groups = engine.generate(table.questions()[0][:20], 1)
+    assert sum(len(rollout.token_ids) for group in groups for rollout in group) > 100
     assert reported(engine)[DIVERGENCE] < 1e-6
