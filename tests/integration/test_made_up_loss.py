@@ -19,6 +19,7 @@ from vlm_pg.algorithms.own import load_estimator, load_loss
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.algorithms.tokens import ResponseTokens
 from vlm_pg.errors import ConfigError
+from vlm_pg.training.group_metrics import REWARD_PART
 from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.step import Update, UpdateSettings, update_policy
 
@@ -232,7 +233,7 @@ def called_loss(own: Path, name: str, **arguments: float) -> Any:
         ("per_token_metric", r"gave a tensor of shape \[3\].*for 'made_up/square' \(Metric\)"),
         ("taken_name", r"gave the metric 'entropy'. vlm_pg logs another one under that name: choose a name of its own"),
         ("taken_key", r"gave the metric 'step'. vlm_pg logs another one under that name"),
-        ("taken_kind", r"gave the metric 'reward/square'. vlm_pg logs another one under that name"),
+        ("taken_kind", rf"gave the metric '{REWARD_PART}square'. vlm_pg logs another one under that name"),
         ("other_way_round", r"cannot be called: its parameters are \(settings, tokens\). \(tokens, settings, ...\) is"),
         ("asks_for_more", r"cannot be called: missing a required argument: 'beta'.*algorithm.loss_arguments, which is"),
         ("missing", r"^algorithm.loss names '.*', and '.*' has no function 'missing'. It has reinforce, half"),
