@@ -10,7 +10,7 @@ What holds for every pool, whatever its workers do and however they start (``sta
 - C code that holds the interpreter's lock is stopped like any other: by the parent, or, should that be gone, by an
   alarm of the kernel (``worker.py``). A task that its own alarm ended took too long.
 - Memory is limited by the kernel (``worker.limit_memory``). A worker may say that it is used up, and is replaced.
-- Processes that do not start are a fault of the installation: an error, after three in a row, with what they said.
+- Processes that do not start are a fault of the installation: an error, after three in one place, with what they said.
 - All end with their parent, killed or not, and go on when a signal asks the whole job to end (``vlm_pg.processes``).
 - They get and send bytes; what these mean is the owner's: pickles of frames, JSON of answers. A worker that stalls in
   the middle of a message is given up like any other.
@@ -55,7 +55,7 @@ class Pool:
     ):
         self._starter, self._deadline_seconds, self._called = starter, deadline_seconds, called
         self._answer_question = answer_question
-        self._failed_starts = 0
+        self._times_all_ended = 0
         self.waiting: deque[Task] = deque()
         self.workers: list[Worker] = []
         self.has_been_ready = False
@@ -103,7 +103,7 @@ class Pool:
         self._starter.end_all(self.workers, at_once=not self.has_been_ready)
         for worker in self.workers:
             worker.stderr.close()
-        self.workers, self._failed_starts = [], 0
+        self.workers, self._times_all_ended = [], 0
         return left
 
     def _hand_out(self) -> None:
@@ -137,29 +137,30 @@ class Pool:
         for place, worker in enumerate(list(self.workers)):
             if worker.connection in ready:
                 try:
-                    self._take(place, worker, worker.connection.recv_bytes())
+                    self._take(place, worker, _received(worker))
                 except BlockingIOError:  # in the middle of a message
                     self._lose(place, worker, hung_up=False)
-                except (EOFError, ConnectionResetError):
+                except EOFError:
                     self._lose(place, worker, hung_up=True)
         return [readable for readable in ready if readable in also]
 
     def _take(self, place: int, worker: Worker, kind: bytes) -> None:
         if kind == READY:
-            worker.pid, worker.limited = json.loads(worker.connection.recv_bytes())
+            worker.pid, worker.limited = json.loads(_received(worker))
             worker.is_ready = self.has_been_ready = True
         elif kind == BEGUN:
             worker.has_begun, worker.end_by_seconds = True, time.monotonic() + self._deadline_seconds
         elif kind == ASKS:
             assert self._answer_question is not None
-            answer = self._answer_question(worker.connection.recv_bytes())
+            answer = self._answer_question(_received(worker))
             with suppress(BrokenPipeError, ConnectionResetError):  # it has just ended: seen as a hang-up next
                 worker.connection.send_bytes(answer)
         else:
-            answer = worker.connection.recv_bytes()
-            task, worker.task, self._failed_starts = worker.task, None, 0
-            assert task is not None
-            task.answered(answer)
+            answer, self._times_all_ended = _received(worker), 0
+            assert worker.task is not None
+            # Its own until it has been answered: whoever ends the pool finds it if that fails.
+            worker.task.answered(answer)
+            worker.task = None
             if kind == USED_UP:
                 self._starter.end(worker, hung_up=False)
                 self._replace(place, worker)
@@ -178,7 +179,8 @@ class Pool:
         if not worker.is_ready:
             early = how or "it ended before it was ready"
             how = early if hung_up else f"it was not ready after {START_SECONDS:g} s"
-            self._count_failed_start(how, worker.last_words(2000))
+            worker.failed_starts += 1
+            self._refuse_if_hopeless(worker.failed_starts, how, worker.last_words(2000))
         self._replace(place, worker)
         if task is None:
             return
@@ -192,10 +194,12 @@ class Pool:
     def _replace(self, place: int, worker: Worker) -> None:
         worker.stderr.close()
         self.workers[place] = self._starter.start()
+        self.workers[place].failed_starts = 0 if worker.is_ready else worker.failed_starts
 
     def _begin_again(self) -> None:
         """All have ended at once: what they were at is nothing to blame, and is begun again."""
-        self._count_failed_start(*self._starter.how_all_ended())
+        self._times_all_ended += 1
+        self._refuse_if_hopeless(self._times_all_ended, *self._starter.how_all_ended())
         for worker in self.workers:
             if worker.task is not None:
                 worker.task.tries = 0
@@ -205,8 +209,22 @@ class Pool:
         self._starter.begin_again()
         self.workers = [self._starter.start() for _ in self.workers]
 
-    def _count_failed_start(self, how: str, said: str) -> None:
+    def _refuse_if_hopeless(self, tries: int, how: str, said: str) -> None:
         """A worker that cannot even start is a fault of the installation, not of a task."""
-        self._failed_starts += 1
-        if self._failed_starts >= MAX_FAILED_STARTS:
-            raise RuntimeError(f"{self._called} do not start ({self._failed_starts} tries, last: {how}).\n{said}")
+        if tries >= MAX_FAILED_STARTS:
+            raise RuntimeError(f"{self._called} do not start ({tries} tries, last: {how}).\n{said}")
+
+
+def _received(worker: Worker) -> bytes:
+    """The worker's next message.
+
+    Raises:
+        EOFError: it has ended, also in the middle of the message.
+        BlockingIOError: it stalls in the middle of the message.
+    """
+    try:
+        return worker.connection.recv_bytes()
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise EOFError from error

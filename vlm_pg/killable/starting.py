@@ -55,6 +55,7 @@ class Worker:
     limited: bool = True
     task: Task | None = None
     has_begun: bool = False
+    failed_starts: int = 0  # running, of this place
 
     @property
     def is_busy(self) -> bool:

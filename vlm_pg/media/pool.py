@@ -89,15 +89,17 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         with self._lock:
             if self._pool is None and not self._closing:
                 deadline = self._deadline_seconds
-                self._template = Template(
-                    self._modules, "vlm_pg.media.worker:main", (deadline, self._memory_bytes), deadline
-                )
-                self._pool = Pool(self._template, deadline, "decoding workers", parent.answered)
-                self._pool.grow(self._num_workers)
-                self._thread = threading.Thread(
-                    target=self._serve, args=(self._pool,), name="vlm_pg-media-pool", daemon=True
-                )
-                self._thread.start()
+                arguments = (deadline, self._memory_bytes)
+                template = Template(self._modules, "vlm_pg.media.worker:main", arguments, deadline)
+                pool = Pool(template, deadline, "decoding workers", parent.answered)
+                thread = threading.Thread(target=self._serve, args=(pool,), name="vlm_pg-media-pool", daemon=True)
+                try:
+                    pool.grow(self._num_workers)
+                    thread.start()
+                except BaseException:  # a later call may be luckier
+                    pool.end_all()
+                    raise
+                self._template, self._pool, self._thread = template, pool, thread
 
     @property
     def is_started(self) -> bool:
