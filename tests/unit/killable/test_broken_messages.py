@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.killable.helpers import AnyPool
+from tests.unit.killable.helpers import AnyPool, wait_until_gone
 from vlm_pg.killable.template import Template
 from vlm_pg.media.pool import WorkerPool
 
@@ -28,12 +28,14 @@ def long_text_then_killed() -> str:
 
 
 def dies_in_its_first_start(folder: str) -> None:
-    """Each process that is among the first four to come here."""
-    for place in range(4):
+    """Each of the first three processes, once all three are there: so they are in different places."""
+    for place in range(3):
         try:
             os.close(os.open(f"{folder}/{place}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             continue
+        while len(os.listdir(folder)) < 3:
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -41,15 +43,17 @@ def dies_in_its_first_start(folder: str) -> None:
 def test_a_worker_that_ends_in_the_middle_of_its_answer_costs_its_task(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pids: list[int] = []
     read = Connection._recv  # type: ignore[attr-defined]
 
     def late(self: Connection, size: int, *arguments: Any) -> Any:
         if size >= LONG:
-            time.sleep(2.5)  # the worker has been killed by then
+            wait_until_gone(pids)
         return read(self, size, *arguments)
 
     with AnyPool(kind, deadline_seconds=20.0) as pool:
         assert pool.run(("operator:add", 1, 1)) == [2]
+        pids += pool.pool.pids
         monkeypatch.setattr(Connection, "_recv", late)
         lost, after = pool.run((f"{ME}:long_text_then_killed",), ("operator:add", 2, 3))
     assert "signal SIGKILL" in str(lost) and after == 5
@@ -76,7 +80,7 @@ def test_processes_killed_once_each_while_they_start_are_replaced(tmp_path: Path
         assert [outcome.value for outcome in pool.run([Call("operator:add", (1, 1))] * 4)] == [2] * 4
     finally:
         pool.close()
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_pool_that_could_not_start_can_be_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
