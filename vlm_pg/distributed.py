@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -19,8 +20,8 @@ T = TypeVar("T")
 class RankLayout:
     """Where this process stands among all that work on a run.
 
-    Each data rank works on questions of its own. It is ``sequence_size`` processes in a row, which work on the same
-    questions; so far it is always one.
+    A data rank is ``sequence_size`` processes in a row (its sequence ranks). In an update they work on the same groups,
+    each on its part of every token stream; everywhere else each process has questions of its own.
 
     Raises:
         ValueError: there is no such rank, or the processes cannot be divided so.
@@ -37,9 +38,10 @@ class RankLayout:
             )
 
     @classmethod
-    def here(cls) -> RankLayout:
+    def here(cls, sequence_size: int = 1) -> RankLayout:
         """Of this process, once it is connected to the others."""
-        return cls(dist.get_rank(), dist.get_world_size()) if is_distributed() else cls()
+        place = (dist.get_rank(), dist.get_world_size()) if is_distributed() else (0, 1)
+        return cls(*place, sequence_size)
 
     @property
     def is_first(self) -> bool:
@@ -58,12 +60,134 @@ class RankLayout:
     def sequence_rank(self) -> int:
         return self.rank % self.sequence_size
 
+    def sum_over_data_ranks(self, values: Mapping[str, float], device: torch.device) -> dict[str, float]:
+        """As ``sum_over_ranks``, of values that all sequence ranks of a data rank hold alike: each counts once."""
+        return sum_over_ranks({name: 0.0 if self.sequence_rank else value for name, value in values.items()}, device)
+
+    def of_data_ranks(self, of_processes: Sequence[T]) -> Sequence[T]:
+        """One entry for each data rank, of entries for each process."""
+        return of_processes[:: self.sequence_size]
+
     def first_says(self, ask: Callable[[], T]) -> T:
         """What ``ask()`` says on the first rank: a network file system may show the others something else."""
         return gather_objects(ask() if self.is_first else None)[0]
 
 
 ALONE = RankLayout()
+
+
+class SequenceGroup:
+    """The processes of one data rank, and what they send each other while they share a token stream.
+
+    ``sent_bytes``: of tensors that this process has sent to the others so far.
+    """
+
+    def __init__(self, size: int = 1, rank: int = 0, tensors: Any = None, objects: Any = None):
+        self.size, self.rank = size, rank
+        self._tensors, self._objects = tensors, objects
+        self.sent_bytes = 0
+
+    @classmethod
+    def of(cls, ranks: RankLayout) -> SequenceGroup:
+        """This process's group; made by all processes together."""
+        size = ranks.sequence_size
+        if size == 1:
+            return cls()
+        everyone = [range(first, first + size) for first in range(0, ranks.world_size, size)]
+        # Every process takes part in making every group.
+        tensors = [dist.new_group(list(members)) for members in everyone]
+        # Prompts with their pixels lie in the host's memory, and must not pass through the devices'.
+        on_host = dist.get_backend() == "gloo"
+        objects = tensors if on_host else [dist.new_group(list(members), backend="gloo") for members in everyone]
+        return cls(size, ranks.sequence_rank, tensors[ranks.data_rank], objects[ranks.data_rank])
+
+    def gather(self, value: T) -> list[T]:
+        """Every member's ``value``, in their order; it is pickled."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self._objects)
+        return values
+
+    def exchange(self, values: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
+        """Differentiable: a part of ``values`` to each member, and what each of them has for this one.
+
+        Args:
+            values: [sum of send, ...].
+            send, receive: rows to and from each member, in their order.
+
+        Returns:
+            [sum of receive, ...].
+        """
+        return _Exchange.apply(values, list(send), list(receive), self)
+
+    def gather_rows(self, values: torch.Tensor, sizes: Sequence[int], reduce: bool) -> torch.Tensor:
+        """Differentiable: every member's rows [sizes[member], ...], one after the other, on all of them.
+
+        Args:
+            reduce: whether each member does something of its own with all rows, so that a row's gradient is the sum
+                over members. Else all do the same, and the gradient of a member's own rows is its own.
+        """
+        return _GatherRows.apply(values, list(sizes), reduce, self)
+
+    def send(self, values: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
+        """``exchange`` without autograd."""
+        out = values.new_empty((sum(receive), *values.shape[1:]))
+        self._count(values, sum(send) - send[self.rank])
+        dist.all_to_all_single(out, values.contiguous(), list(receive), list(send), group=self._tensors)
+        return out
+
+    def collect(self, values: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        """``gather_rows`` without autograd."""
+        # Parts of one size, for which there is a collective; they differ by little.
+        most = max(sizes)
+        own = torch.cat([values, values.new_zeros((most - values.shape[0], *values.shape[1:]))]).contiguous()
+        everything = values.new_empty((self.size * most, *values.shape[1:]))
+        self._count(values, (self.size - 1) * most)
+        dist.all_gather_into_tensor(everything, own, group=self._tensors)
+        return torch.cat([everything[i * most : i * most + size] for i, size in enumerate(sizes)])
+
+    def _count(self, values: torch.Tensor, rows: int) -> None:
+        self.sent_bytes += rows * values.element_size() * math.prod(values.shape[1:])
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, values: torch.Tensor, send: list[int], receive: list[int], group: SequenceGroup
+    ) -> torch.Tensor:
+        ctx.sizes, ctx.group = (send, receive), group
+        return group.send(values, send, receive)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[Any, ...]:
+        send, receive = ctx.sizes
+        return ctx.group.send(grad_outputs[0], receive, send), None, None, None
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, values: torch.Tensor, sizes: list[int], reduce: bool, group: SequenceGroup
+    ) -> torch.Tensor:
+        ctx.sizes, ctx.reduce, ctx.group = sizes, reduce, group
+        return group.collect(values, sizes)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[Any, ...]:
+        gradient, group = grad_outputs[0], ctx.group
+        own = ctx.sizes[group.rank]
+        if not ctx.reduce:
+            first = sum(ctx.sizes[: group.rank])
+            return gradient[first : first + own], None, None, None
+        parts = group.send(gradient, ctx.sizes, [own] * group.size)
+        # In fp32: bf16 has 8 bits of mantissa.
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        total = parts.view(group.size, own, *gradient.shape[1:]).sum(0, dtype=wide)
+        return total.to(gradient.dtype), None, None, None
+
+
+BY_ITSELF = SequenceGroup()
 
 
 def is_distributed() -> bool:

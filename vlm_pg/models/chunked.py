@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from vlm_pg.attention.plan import reading_plan
 from vlm_pg.batching.plan import MicroBatch, Piece, chunk_responses
+from vlm_pg.distributed import SequenceGroup
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, pack_chunk, pack_prefixes
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.stream_share import StreamShare
 from vlm_pg.types import ResponseGroup, VisualFeatures
 
 # Loss of one pass: its number, log-probabilities and entropies of its response tokens, fp32 [R].
@@ -51,6 +54,26 @@ def pack_chunks(policy: Policy, groups: Sequence[ResponseGroup], micro: MicroBat
         ),
         prefixes,
     )
+
+
+def shared_out(streams: Streams, sequence: SequenceGroup) -> Streams:
+    """The same streams, of which this sequence rank computes its share."""
+    if sequence.size == 1:
+        return streams
+    prefixes = streams.prefixes
+    if prefixes is None:
+        return Streams(tuple(replace(batch, share=_share(batch, sequence)) for batch in streams.passes))
+    share = _share(prefixes, sequence)
+    return Streams(
+        tuple(replace(chunk, share=StreamShare.behind(share, chunk.num_tokens)) for chunk in streams.passes),
+        replace(prefixes, share=share),
+    )
+
+
+def _share(batch: Any, sequence: SequenceGroup) -> StreamShare:
+    rows = reading_plan(batch.tree, batch.reads).rows
+    assert rows is not None
+    return StreamShare.of(batch.num_tokens, rows, sequence)
 
 
 def micro_batch_losses(

@@ -13,6 +13,7 @@ from vlm_pg.attention.plan import AttentionPlan, full_plan
 from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.errors import ModelError
 from vlm_pg.models.linear_attention import LinearLayout, LinearStates, linear_attention_over_tree
+from vlm_pg.models.stream_share import StreamShare, heads_to_rows, rows_to_heads
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
 
@@ -39,19 +40,32 @@ class _GradMode:
 
 
 class _Context:
-    """What all layers of one pass share; ``prefix_nodes`` of the tree are not in the stream, their states are known."""
+    """What all layers of one pass share.
 
-    def __init__(self, tree: PrefixTree, kernel: Kernel, prefix_nodes: Sequence[int] = (), remember: bool = False):
+    Args:
+        prefix_nodes: nodes of the tree that are not in the stream; their states are known.
+        share: this sequence rank's share of the stream; None where it has all of it.
+    """
+
+    def __init__(
+        self,
+        tree: PrefixTree,
+        kernel: Kernel,
+        prefix_nodes: Sequence[int] = (),
+        remember: bool = False,
+        share: StreamShare | None = None,
+    ):
         self.tree = tree
         self.kernel = kernel
         self.prefix_nodes = tuple(prefix_nodes)
+        self.share = share
         self._remember = remember
         self._memos: dict[int, AttentionMemo] = {}
         self._layout: LinearLayout | None = None
         self._grad_mode = _GradMode()
 
     def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Called with keys and values [rows, K, H] of all rows in the stream."""
+        """Called with keys and values [rows, K, H] of all rows in the stream; on a sequence rank with its heads."""
 
     def keep_states(self, layer_index: int, states: LinearStates) -> None:
         """Called with the linear layers' states at the end of the nodes in the stream."""
@@ -60,7 +74,8 @@ class _Context:
         self._grad_mode.check()
         if self._layout is None:
             self._layout = LinearLayout(self.tree.lengths, self.tree.parents, self.prefix_nodes, hidden.device)
-        out, states = linear_attention_over_tree(mixer, hidden, self._layout, self._known_states(layer_index))
+        known = self._known_states(layer_index)
+        out, states = linear_attention_over_tree(mixer, hidden, self._layout, known, self.share)
         self.keep_states(layer_index, states)
         return out
 
@@ -80,15 +95,26 @@ class TreeContext(_Context):
         tree: who attends to whom.
         last_plan: the rows that are read off the last layer; only they ask in it. None: all rows ask everywhere.
         remember: keep each layer's attention output for the recomputation under checkpointing.
+        share: this sequence rank's share of the stream; None where it has all of it.
     """
 
     def __init__(
-        self, tree: PrefixTree, kernel: Kernel, last_plan: AttentionPlan | None = None, remember: bool = False
+        self,
+        tree: PrefixTree,
+        kernel: Kernel,
+        last_plan: AttentionPlan | None = None,
+        remember: bool = False,
+        share: StreamShare | None = None,
     ):
-        super().__init__(tree, kernel, remember=remember)
+        super().__init__(tree, kernel, remember=remember, share=share)
         self.last_plan = last_plan
         self._full_plan = full_plan(tree)
         self._unread: dict[int, KeysValues] = {}
+
+    def split_rows(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the rows that the layers run on here those that are read off the last one, and the others."""
+        assert self.last_plan is not None
+        return (self.share or self.last_plan).split_rows(device)
 
     def supply_unread(self, layer_index: int, keys_values: KeysValues) -> None:
         """Keys and values [unread rows, K, H] of a layer that runs on the read rows only."""
@@ -96,17 +122,22 @@ class TreeContext(_Context):
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         self._grad_mode.check()
-        plan = self._full_plan
+        plan, share = self._full_plan, self.share
+        asking = share.rows if share is not None else None
         unread = self._unread.get(layer_index)
         if unread is not None:
             assert self.last_plan is not None
             plan = self.last_plan
-            k, v = (_interleave(*pair, plan) for pair in ((k, unread[0]), (v, unread[1])))
+            asking = share.read if share is not None else None
+            k, v = (_interleave(*pair, share or plan) for pair in ((k, unread[0]), (v, unread[1])))
             # A recomputation needs the values only. The graph holds this context (through the checkpointed call), so
             # the context must not hold the graph: nothing would ever free a forward that no backward followed.
             self._unread[layer_index] = (unread[0].detach(), unread[1].detach())
+        if share is not None and asking is not None:
+            q, k, v = rows_to_heads((q, asking), (k, share.rows), (v, share.rows))
         self.keep_keys_values(layer_index, k, v)
-        return grouped_attention(q, k, v, plan, scale, self.kernel, self._memo(layer_index))
+        out = grouped_attention(q, k, v, plan, scale, self.kernel, self._memo(layer_index))
+        return out if asking is None else heads_to_rows(out, asking)
 
 
 class PrefixContext(TreeContext):
@@ -140,6 +171,7 @@ class ChunkContext(_Context):
         plan: all response rows ask.
         prefix_nodes: indices in ``tree`` of the prefix nodes, in the order in which their states are stored.
         stored: per layer what ``PrefixContext`` kept: keys and values of all prefix rows, or states per node.
+        share: this sequence rank's share of the chunk; None where it has all of it.
     """
 
     def __init__(
@@ -150,28 +182,30 @@ class ChunkContext(_Context):
         stored: Any,
         kernel: Kernel,
         remember: bool = False,
+        share: StreamShare | None = None,
     ):
-        super().__init__(tree, kernel, prefix_nodes, remember)
+        super().__init__(tree, kernel, prefix_nodes, remember, share)
         self.plan = plan
         self.stored = stored
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         self._grad_mode.check()
-        self.keep_keys_values(layer_index, k, v)
+        share = self.share
+        if share is not None:
+            q, k, v = rows_to_heads((q, share.rows), (k, share.rows), (v, share.rows))
         prefix_k, prefix_v = self.stored[layer_index]
         k, v = (_interleave(own, prefix, self.plan) for own, prefix in ((k, prefix_k), (v, prefix_v)))
-        return grouped_attention(q, k, v, self.plan, scale, self.kernel, self._memo(layer_index))
+        out = grouped_attention(q, k, v, self.plan, scale, self.kernel, self._memo(layer_index))
+        return out if share is None else heads_to_rows(out, share.rows)
 
     def _known_states(self, layer_index: int) -> LinearStates:
         return LinearStates(*self.stored[layer_index])
 
 
-def _interleave(asking: torch.Tensor, others: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+def _interleave(asking: torch.Tensor, others: torch.Tensor, which: AttentionPlan | StreamShare) -> torch.Tensor:
     """Rows that ask and rows that do not, back in stream order: [queries, ...], [others, ...] -> [T, ...]."""
     if not others.shape[0]:
         return asking
-    rows = plan.rows
-    assert rows is not None
-    if rows[0] == others.shape[0] and rows[-1] == plan.num_keys - 1:
+    if which.asks_last:
         return torch.cat([others, asking])
-    return torch.cat([asking, others])[plan.stream_order(asking.device)]
+    return torch.cat([asking, others])[which.stream_order(asking.device)]

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from vlm_pg.attention.plan import AttentionPlan
 from vlm_pg.attention.registration import AttentionContext
 from vlm_pg.models.contexts import KeysValues, TreeContext
 
@@ -48,7 +47,7 @@ def run_decoder(
     last = len(language_model.layers) - 1
     for index, layer in enumerate(language_model.layers):
         if index == last and isinstance(context, TreeContext) and context.last_plan is not None:
-            hidden = _last_layer(layer, hidden, rotary, context, context.last_plan, trim)
+            hidden = _last_layer(layer, hidden, rotary, context, trim)
         else:
             hidden = _run(layer, hidden, rotary, context)
         # Visual tokens are never read: behind a last layer cut to the rows that are, there is nothing to add.
@@ -70,11 +69,10 @@ def _last_layer(
     hidden: torch.Tensor,
     rotary: tuple[torch.Tensor, ...],
     context: TreeContext,
-    plan: AttentionPlan,
     trim: bool,
 ) -> torch.Tensor:
     """Nothing comes after it: rows that are not read owe their descendants keys and values, and no more."""
-    read, unread = plan.split_rows(hidden.device)
+    read, unread = context.split_rows(hidden.device)
     if not trim or not hasattr(layer, "self_attn"):
         # A recurrent layer must pass through every row.
         return _run(layer, hidden, rotary, context)[:, read]

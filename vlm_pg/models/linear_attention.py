@@ -20,6 +20,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from vlm_pg.distributed import SequenceGroup
+from vlm_pg.models.stream_share import StreamShare, heads_of, heads_to_rows, rows_to_heads
+
 # transformers' (and FLA's) gated delta rule works in chunks of this many tokens and fills the last one up itself; nodes
 # with equally many chunks go through it together, so nothing is padded beyond that.
 CHUNK_TOKENS = 64
@@ -119,7 +122,11 @@ class LinearLayout:
 
 
 def linear_attention_over_tree(
-    mixer: Any, hidden: torch.Tensor, layout: LinearLayout, known: LinearStates | None = None
+    mixer: Any,
+    hidden: torch.Tensor,
+    layout: LinearLayout,
+    known: LinearStates | None = None,
+    share: StreamShare | None = None,
 ) -> tuple[torch.Tensor, LinearStates]:
     """transformers' gated delta layer with every node continuing its parent.
 
@@ -128,15 +135,22 @@ def linear_attention_over_tree(
         hidden: [rows, D], the present nodes' tokens in stream order.
         layout: the tree.
         known: states of ``layout.known``.
+        share: this sequence rank's share of the stream: its rows of ``hidden``, and of the states its heads.
 
     Returns:
         [rows, D], and the states at the end of the present nodes.
     """
-    rows = hidden.shape[0]
-    qkv, conv_tail = _convolution(mixer, mixer.in_proj_qkv(hidden), layout, known)
-    query, key, value = qkv.split([mixer.key_dim, mixer.key_dim, mixer.value_dim], dim=-1)
+    qkv = mixer.in_proj_qkv(hidden)
     beta = mixer.in_proj_b(hidden).sigmoid()
     decay = -mixer.A_log.float().exp() * F.softplus(mixer.in_proj_a(hidden).float() + mixer.dt_bias)
+    channels = None
+    if share is not None:
+        qkv, decay, beta = _all_rows(mixer, qkv, decay, beta, share)
+        channels = _own_channels(mixer, share.rows.sequence, hidden.device)
+    rows = qkv.shape[0]
+    qkv, conv_tail = _convolution(mixer, qkv, layout, known, channels)
+    widths = [mixer.key_dim, mixer.key_dim, mixer.value_dim]
+    query, key, value = qkv.split([width * qkv.shape[1] // sum(widths) for width in widths], dim=-1)
     inputs = (
         per_value_head(mixer, query.reshape(rows, -1, mixer.head_k_dim)),
         per_value_head(mixer, key.reshape(rows, -1, mixer.head_k_dim)),
@@ -145,9 +159,38 @@ def linear_attention_over_tree(
         beta,
     )
     core, recurrent = _delta_rule(mixer, inputs, layout, known)
+    if share is not None:
+        core = heads_to_rows(core, share.rows)
     z = mixer.in_proj_z(hidden).reshape(-1, mixer.head_v_dim)
-    normed = mixer.norm(core.reshape(-1, mixer.head_v_dim), z).reshape(rows, -1)
+    normed = mixer.norm(core.reshape(-1, mixer.head_v_dim), z).reshape(hidden.shape[0], -1)
     return mixer.out_proj(normed), LinearStates(conv_tail, recurrent)
+
+
+def _all_rows(
+    mixer: Any, qkv: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, share: StreamShare
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of this sequence rank's rows and all heads -> of all rows and its heads; [rows, C], [rows, Hv], [rows, Hv]."""
+    key_dim, rows = mixer.key_dim, share.rows
+    query, key, value = qkv.split([key_dim, key_dim, mixer.value_dim], dim=-1)
+    query, key = (x.unflatten(-1, (-1, mixer.head_k_dim)) for x in (query, key))
+    value = value.unflatten(-1, (-1, mixer.head_v_dim))
+    parts = rows_to_heads(*((x, rows) for x in (query, key, value, decay[..., None], beta[..., None])))
+    return torch.cat([x.flatten(1) for x in parts[:3]], dim=-1), parts[3][..., 0], parts[4][..., 0]
+
+
+def _own_channels(mixer: Any, sequence: SequenceGroup, device: torch.device) -> torch.Tensor:
+    """The convolution's channels of this sequence rank's heads, int64."""
+    found = []
+    first = 0
+    for heads, width in (
+        (mixer.num_k_heads, mixer.head_k_dim),
+        (mixer.num_k_heads, mixer.head_k_dim),
+        (mixer.num_v_heads, mixer.head_v_dim),
+    ):
+        mine = heads_of(heads, sequence.size, sequence.rank)
+        found.append(torch.arange(first + mine.start * width, first + mine.stop * width, device=device))
+        first += heads * width
+    return torch.cat(found)
 
 
 def per_value_head(mixer: Any, heads: torch.Tensor) -> torch.Tensor:
@@ -157,16 +200,24 @@ def per_value_head(mixer: Any, heads: torch.Tensor) -> torch.Tensor:
 
 
 def _convolution(
-    mixer: Any, qkv: torch.Tensor, layout: LinearLayout, known: LinearStates | None
+    mixer: Any,
+    qkv: torch.Tensor,
+    layout: LinearLayout,
+    known: LinearStates | None,
+    channels: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Depthwise causal convolution along every path: [rows, C] -> [rows, C], and the nodes' tails."""
+    """Depthwise causal convolution along every path: [rows, C] -> [rows, C], and the nodes' tails.
+
+    ``channels``: which of the layer's channels these are; None for all.
+    """
     width = mixer.conv1d.kernel_size[0]
     source, places, tails = layout.conv_indices(width)
     tails_known = [] if known is None else [known.conv_tail.flatten(0, 1)]
     inputs = torch.cat([qkv.new_zeros(1, qkv.shape[1]), *tails_known, qkv])
     stream = inputs[source].to(mixer.conv1d.weight.dtype).transpose(0, 1)[None]
     # Called as a module, so that hooks that gather scattered weights run; its own zero padding (width - 1) is cut off.
-    out = mixer.conv1d(stream)[0, :, width - 1 : stream.shape[-1]].transpose(0, 1)
+    convolved = mixer.conv1d(stream) if channels is None else mixer.conv1d(stream, channels)
+    out = convolved[0, :, width - 1 : stream.shape[-1]].transpose(0, 1)
     return _activation(mixer)(out[places]).to(qkv.dtype), inputs[tails]
 
 
@@ -224,7 +275,17 @@ def route_linear_layers(language_model: torch.nn.Module) -> None:
 def _route(mixer: Any) -> None:
     # A bound method: copy.deepcopy binds it to the copy, where a closure would keep the original's weights.
     mixer.forward = MethodType(_forward, mixer)
+    mixer.conv1d.forward = MethodType(_conv_forward, mixer.conv1d)
     mixer.vlm_pg_routed = True
+
+
+def _conv_forward(self: Any, stream: torch.Tensor, channels: torch.Tensor | None = None) -> torch.Tensor:
+    """The depthwise convolution, or some of its channels: of a call of the module, so that hooks that gather scattered
+    weights run."""
+    if channels is None:
+        return type(self).forward(self, stream)
+    bias = None if self.bias is None else self.bias[channels]
+    return F.conv1d(stream, self.weight[channels], bias, padding=self.padding, groups=len(channels))
 
 
 def _forward(

@@ -9,7 +9,7 @@ their responses behind the keys and values of those prompts (``pack_chunk``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from vlm_pg.models.stream_layout import (
     response_tensors,
     starts_of,
 )
+from vlm_pg.models.stream_share import StreamShare
 from vlm_pg.types import Prompt, ResponseGroup
 
 
@@ -77,12 +78,14 @@ class _Stream:
     """``input_ids`` int64 [T]; ``positions_3T`` int64 [3, T]; ``tree``: who attends to whom.
 
     ``reads``: per node of the tree, which of its rows are read off the last layer ("all", "last" or "none").
+    ``share``: what of it this sequence rank computes; None for all.
     """
 
     input_ids: torch.Tensor
     positions_3T: torch.Tensor
     tree: PrefixTree
     reads: tuple[Reads, ...]
+    share: StreamShare | None = field(default=None, kw_only=True)
 
     @property
     def num_tokens(self) -> int:

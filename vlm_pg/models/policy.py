@@ -15,7 +15,8 @@ from vlm_pg.models.family import Family, refuse_media
 from vlm_pg.models.idle import idle_parts, idle_vision
 from vlm_pg.models.network import Network
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, one_by_one, pack, pack_repeated
-from vlm_pg.models.prefix_run import PrefixStates, run_back, run_chunk, run_prefixes, select_features
+from vlm_pg.models.prefix_run import PrefixStates, run_back, run_chunk, run_prefixes
+from vlm_pg.models.stream_rows import own_rows, target_logprobs
 from vlm_pg.models.settings import ModelSettings, PositionRule
 from vlm_pg.models.turns import Turns
 from vlm_pg.models.vision import VisionEncoder
@@ -166,11 +167,10 @@ class Policy(Network):
         whole_layers: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         reads = reading_plan(batch.tree, batch.reads)
-        context = TreeContext(batch.tree, self.kernel_here, reads, self.checkpointing)
-        features = select_features(batch, features)
-        stream = (batch.input_ids, batch.positions_3T, context, features, batch.media_rows, whole_layers)
-        hidden = self.hidden_states(*stream)
-        return self.token_logprobs(hidden[batch.predict_rows], batch.targets, temperature, entropy_graph)
+        context = TreeContext(batch.tree, self.kernel_here, reads, self.checkpointing, batch.share)
+        ids, positions, *media = own_rows(batch, features)
+        hidden = self.hidden_states(ids, positions, context, *media, whole_layers)
+        return target_logprobs(self, batch, hidden, temperature, entropy_graph)
 
     def idle_vision_loss(self) -> torch.Tensor:
         """Zero with a gradient path through the whole vision tower, for a rank whose questions have no media.

@@ -16,7 +16,8 @@ import torch
 from vlm_pg.attention.plan import reading_plan
 from vlm_pg.models.contexts import ChunkContext, PrefixContext
 from vlm_pg.models.network import Network
-from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch
+from vlm_pg.models.packing import ChunkBatch, PrefixBatch
+from vlm_pg.models.stream_rows import own_rows, target_logprobs
 
 
 @dataclass
@@ -25,6 +26,8 @@ class PrefixStates:
 
     ``last_hidden`` [prompt ends, D]: final hidden states of the rows the prefix batch reads.
     ``layers``: per decoder layer keys and values [prefix rows, K, H], or the linear layer's states per node.
+
+    A sequence rank has the hidden states of its own rows, and its own heads of all keys, values and states.
 
     All are outputs of the prefixes' graph; chunks see them through ``for_chunk``, which ends their gradients here.
     """
@@ -64,11 +67,10 @@ class PrefixStates:
 def run_prefixes(network: Network, batch: PrefixBatch, features: torch.Tensor | None) -> PrefixStates:
     """The prefixes of some groups through the model once."""
     context = PrefixContext(
-        batch.tree, network.kernel_here, reading_plan(batch.tree, batch.reads), network.checkpointing
+        batch.tree, network.kernel_here, reading_plan(batch.tree, batch.reads), network.checkpointing, batch.share
     )
-    hidden = network.hidden_states(
-        batch.input_ids, batch.positions_3T, context, select_features(batch, features), batch.media_rows
-    )
+    ids, positions, *media = own_rows(batch, features)
+    hidden = network.hidden_states(ids, positions, context, *media)
     return PrefixStates(hidden, context.take())
 
 
@@ -86,10 +88,11 @@ def run_chunk(
             layers,
             network.kernel_here,
             network.checkpointing,
+            batch.share,
         )
-        own = network.hidden_states(batch.input_ids, batch.positions_3T, context)
-        hidden = torch.cat([last_hidden, own])
-    return network.token_logprobs(hidden[batch.predict_rows], batch.targets, temperature, entropy_graph)
+        ids, positions, *_ = own_rows(batch)
+        hidden = torch.cat([last_hidden, network.hidden_states(ids, positions, context)])
+    return target_logprobs(network, batch, hidden, temperature, entropy_graph)
 
 
 def run_back(network: Network, states: PrefixStates, loss_scale: float, every_weight: bool) -> torch.Tensor:
@@ -100,13 +103,6 @@ def run_back(network: Network, states: PrefixStates, loss_scale: float, every_we
     if every_weight and not tied and any(parameter.requires_grad for parameter in head.parameters()):
         loss = loss + network.logits(states.last_hidden.detach()[:1]).float().sum() * 0.0
     return loss
-
-
-def select_features(batch: PackedBatch | PrefixBatch, features: torch.Tensor | None) -> torch.Tensor | None:
-    """Of the groups' features, joined group by group, those the stream takes: media shared by groups enter once."""
-    if features is None or batch.feature_rows is None:
-        return features
-    return features[batch.feature_rows]
 
 
 class _CollectGradient(torch.autograd.Function):

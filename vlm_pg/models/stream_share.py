@@ -1,0 +1,197 @@
+"""What each sequence rank computes of a packed stream, and how heads are exchanged around attention.
+
+Layers work row by row, except where tokens are mixed. So every sequence rank runs the layers on some rows of the
+stream, and around attention the ranks change places (Ulysses, https://arxiv.org/abs/2309.14509): before it each sends
+all heads of its rows and gets some heads of all rows; behind it they change back. The tree is the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from vlm_pg.distributed import SequenceGroup
+
+
+class Indices:
+    """int64 indices, copied to a device once."""
+
+    def __init__(self, indices: torch.Tensor):
+        self._on = {indices.device: indices}
+        self._first = indices.device
+
+    def __len__(self) -> int:
+        return len(self._on[self._first])
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        if device not in self._on:
+            self._on[device] = self._on[self._first].to(device, non_blocking=True)
+        return self._on[device]
+
+
+class Division:
+    """Which sequence rank has which of some rows.
+
+    Args:
+        owner: int64 [rows], on the CPU: rank of each row.
+
+    ``mine``: int64, this rank's rows in order. ``sizes``: rows of each rank. ``place``: int64 [rows], where each row
+    stands among this rank's, -1 for rows of others.
+    """
+
+    def __init__(self, owner: torch.Tensor, sequence: SequenceGroup):
+        self.owner, self.sequence = owner, sequence
+        self.sizes: list[int] = torch.bincount(owner, minlength=sequence.size).tolist()
+        self.mine = (owner == sequence.rank).nonzero()[:, 0]
+        self.place = torch.full_like(owner, -1)
+        self.place[self.mine] = torch.arange(len(self.mine))
+        # Rank after rank, each one's rows in order.
+        by_rank = owner.argsort(stable=True)
+        self._by_rank, self._back, self._mine = Indices(by_rank), Indices(by_rank.argsort()), Indices(self.mine)
+
+    def take(self, values: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        """This rank's rows of a tensor that has all."""
+        return values.index_select(dim, self._mine.on(values.device))
+
+    def in_order(self, by_rank: torch.Tensor) -> torch.Tensor:
+        """Rows [rows, ...] that lie rank after rank, brought into order."""
+        return by_rank.index_select(0, self._back.on(by_rank.device))
+
+    def by_rank(self, in_order: torch.Tensor) -> torch.Tensor:
+        """The inverse of ``in_order``."""
+        return in_order.index_select(0, self._by_rank.on(in_order.device))
+
+    def gather(self, mine: torch.Tensor) -> torch.Tensor:
+        """Values of this rank's rows -> of all rows, in order, on every rank; all go on with them alike."""
+        return self.in_order(self.sequence.gather_rows(mine, self.sizes, reduce=False))
+
+
+class StreamShare:
+    """This rank's share of a stream.
+
+    Args:
+        rows: of the stream.
+        read: of the rows that are read off the last layer, in their order; behind prefixes that ran before, those that
+            were read of them come first.
+        asking: int64, places among this rank's rows of those that are read.
+    """
+
+    def __init__(self, rows: Division, read: Division, asking: torch.Tensor):
+        self.rows, self.read = rows, read
+        silent = torch.ones(len(rows.mine), dtype=torch.bool)
+        silent[asking] = False
+        others = silent.nonzero()[:, 0]
+        self._asking, self._silent = Indices(asking), Indices(others)
+        self._order = Indices(torch.cat([asking, others]).argsort())
+        # Whether all rows that are read come behind all that are not.
+        self.asks_last = not len(asking) or int(asking[0]) == len(others)
+
+    @classmethod
+    def of(cls, num_rows: int, read_rows: Sequence[int], sequence: SequenceGroup) -> StreamShare:
+        """Equally many rows for each rank, of those that are read as of the others: the last layer and the output
+        head work on the former alone."""
+        read = torch.tensor(read_rows, dtype=torch.int64)
+        others = torch.ones(num_rows, dtype=torch.bool)
+        others[read] = False
+        owner = torch.empty(num_rows, dtype=torch.int64)
+        owner[read] = _evenly(len(read), sequence.size)
+        owner[others] = _evenly(num_rows - len(read), sequence.size)
+        rows = Division(owner, sequence)
+        places = rows.place[read]
+        return cls(rows, Division(owner[read], sequence), places[places >= 0])
+
+    @classmethod
+    def behind(cls, prefixes: StreamShare, num_rows: int) -> StreamShare:
+        """Of a chunk of ``num_rows`` rows, all of them read, behind ``prefixes``."""
+        sequence = prefixes.rows.sequence
+        owner = _evenly(num_rows, sequence.size)
+        rows = Division(owner, sequence)
+        read = Division(torch.cat([prefixes.read.owner, owner]), sequence)
+        return cls(rows, read, torch.arange(len(rows.mine)))
+
+    def media(
+        self, media_rows: torch.Tensor, features: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Places among this rank's rows that take features, and those features of all [M, ...]."""
+        places = self.rows.place[media_rows.cpu()]
+        here = places >= 0
+        chosen = here.nonzero()[:, 0].to(media_rows.device)
+        return places[here].to(media_rows.device), None if features is None else features.index_select(0, chosen)
+
+    def predictions(self, predict_rows: torch.Tensor) -> tuple[Division, torch.Tensor]:
+        """Who predicts which target, by the rows [R] (of those read) that predict them; and this rank's own rows'
+        places among those it has read, one for each of its targets."""
+        rows = predict_rows.cpu()
+        targets = Division(self.read.owner[rows], self.rows.sequence)
+        return targets, self.read.place[rows[targets.mine]].to(predict_rows.device)
+
+    def split_rows(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of this rank's rows those that are read and those that are not, as ``AttentionPlan.split_rows``."""
+        return self._asking.on(device), self._silent.on(device)
+
+    def stream_order(self, device: torch.device) -> torch.Tensor:
+        """As ``AttentionPlan.stream_order``, of this rank's rows."""
+        return self._order.on(device)
+
+
+def rows_to_heads(*parts: tuple[torch.Tensor, Division]) -> list[torch.Tensor]:
+    """All heads of this rank's rows [mine, n, width] -> this rank's heads of all rows [rows, n / ranks, width].
+
+    Where there are fewer heads than ranks, neighbouring ranks get the same one. Everything of one dtype goes in one
+    collective.
+    """
+    sequence = parts[0][1].sequence
+    results: dict[int, torch.Tensor] = {}
+    for dtype in dict.fromkeys(values.dtype for values, _ in parts):
+        chosen = [(i, values, division) for i, (values, division) in enumerate(parts) if values.dtype == dtype]
+        outgoing = [
+            [values[:, heads_of(values.shape[1], sequence.size, to)].flatten() for _, values, _ in chosen]
+            for to in range(sequence.size)
+        ]
+        shapes = [_head_shape(values, sequence) for _, values, _ in chosen]
+        incoming = [
+            [division.sizes[source] * heads * width for (_, _, division), (heads, width) in zip(chosen, shapes, strict=True)]
+            for source in range(sequence.size)
+        ]
+        received = sequence.exchange(
+            torch.cat([piece for of_rank in outgoing for piece in of_rank]),
+            [sum(piece.numel() for piece in of_rank) for of_rank in outgoing],
+            [sum(of_rank) for of_rank in incoming],
+        ).split([size for of_rank in incoming for size in of_rank])
+        for number, ((i, _, division), shape) in enumerate(zip(chosen, shapes, strict=True)):
+            results[i] = division.in_order(torch.cat(received[number :: len(chosen)]).view(-1, *shape))
+    return [results[i] for i in range(len(parts))]
+
+
+def heads_to_rows(values: torch.Tensor, division: Division) -> torch.Tensor:
+    """This rank's heads of all rows [rows, n / ranks, width] -> all heads of its own rows [mine, n, width]."""
+    sequence = division.sequence
+    mine, (_, heads, width) = division.sizes[sequence.rank], values.shape
+    received = sequence.exchange(division.by_rank(values), division.sizes, [mine] * sequence.size)
+    return received.view(sequence.size, mine, heads, width).transpose(0, 1).reshape(mine, -1, width)
+
+
+def heads_of(heads: int, size: int, rank: int) -> slice:
+    """The heads that ``rank`` of ``size`` works on."""
+    first = rank * heads // size
+    return slice(first, max((rank + 1) * heads // size, first + 1))
+
+
+def possible_sizes(query_heads: int, key_value_heads: int) -> list[int]:
+    """Into how many sequence ranks attention can be divided."""
+    return [
+        size
+        for size in range(1, query_heads + 1)
+        if query_heads % size == 0 and (key_value_heads % size == 0 or size % key_value_heads == 0)
+    ]
+
+
+def _head_shape(values: torch.Tensor, sequence: SequenceGroup) -> tuple[int, int]:
+    mine = heads_of(values.shape[1], sequence.size, sequence.rank)
+    return mine.stop - mine.start, values.shape[2]
+
+
+def _evenly(count: int, size: int) -> torch.Tensor:
+    """Rank of each of ``count`` rows: runs of equal length as far as possible."""
+    return torch.arange(count) * size // max(count, 1)
