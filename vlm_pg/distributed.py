@@ -167,9 +167,7 @@ class _Exchange(torch.autograd.Function):
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, values: torch.Tensor, sizes: list[int], reduce: bool, group: SequenceGroup
-    ) -> torch.Tensor:
+    def forward(ctx: Any, values: torch.Tensor, sizes: list[int], reduce: bool, group: SequenceGroup) -> torch.Tensor:
         ctx.sizes, ctx.reduce, ctx.group = sizes, reduce, group
         return group.collect(values, sizes)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vlm_pg.distributed import gather_objects
+from vlm_pg.distributed import ALONE, RankLayout, gather_objects
 from vlm_pg.metrics import How, Metric
 
 Number = float | torch.Tensor
@@ -39,10 +39,13 @@ class Tally:
         """This rank's own, of numbers alone."""
         return float(self._parts.get(metric, (0.0, 0.0))[0])
 
-    def reduced(self) -> dict[str, Any]:
-        """Each metric that some rank knows, over all of them: float, or None of nothing. A collective."""
+    def reduced(self, ranks: RankLayout = ALONE) -> dict[str, Any]:
+        """Each metric that some rank knows, over all of them: float, or None of nothing. A collective.
+
+        ``ranks``: with sequence ranks, all of which have seen what their data rank has; each data rank counts once.
+        """
         found: dict[Metric, tuple[Any, float]] = {}
-        for of_rank in gather_objects(self._on_host()):
+        for of_rank in ranks.of_data_ranks(gather_objects(self._on_host())):
             for metric, (value, weight) in of_rank.items():
                 before = found.get(metric)
                 if before is None:

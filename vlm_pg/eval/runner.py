@@ -134,7 +134,7 @@ class Evaluator:
         with self._console.progress(f"evaluating {tag}", total) as bar, self._weights_at_hand():
             # Ranks are at their own pace here: what they found is gathered afterwards.
             mine = [
-                self._answers_of(item, lambda tried: bar.advance(tried * self._ranks.data_size)) for item in self.sets
+                self._answers_of(item, lambda tried: bar.advance(tried * self._ranks.world_size)) for item in self.sets
             ]
         for item, found in zip(self.sets, mine, strict=True):
             everywhere = gather_objects(found)
@@ -163,7 +163,7 @@ class Evaluator:
     def _answer(self, item: EvalSet) -> Iterator[tuple[list[RolloutGroup], list[BadSample], int]]:
         """Batch by batch: answered and scored questions, those that could not be used, how many were tried."""
         source = self._sources.for_records(item.records)
-        mine = item.samples[self._ranks.data_rank :: self._ranks.data_size]
+        mine = item.samples[self._ranks.rank :: self._ranks.world_size]
         batches = [mine[i : i + self._per_batch] for i in range(0, len(mine), self._per_batch)]
         for index, batch in enumerate(batches):
             if index + 1 < len(batches):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -60,17 +60,18 @@ def shared_out(streams: Streams, sequence: SequenceGroup) -> Streams:
     """The same streams, of which this sequence rank computes its share."""
     if sequence.size == 1:
         return streams
-    prefixes = streams.prefixes
-    if prefixes is None:
-        return Streams(tuple(replace(batch, share=_share(batch, sequence)) for batch in streams.passes))
-    share = _share(prefixes, sequence)
+    if streams.prefixes is None:
+        whole = cast("tuple[PackedBatch, ...]", streams.passes)
+        return Streams(tuple(replace(batch, share=_share(batch, sequence)) for batch in whole))
+    share = _share(streams.prefixes, sequence)
+    chunks = cast("tuple[ChunkBatch, ...]", streams.passes)
     return Streams(
-        tuple(replace(chunk, share=StreamShare.behind(share, chunk.num_tokens)) for chunk in streams.passes),
-        replace(prefixes, share=share),
+        tuple(replace(chunk, share=StreamShare.behind(share, chunk.num_tokens)) for chunk in chunks),
+        replace(streams.prefixes, share=share),
     )
 
 
-def _share(batch: Any, sequence: SequenceGroup) -> StreamShare:
+def _share(batch: PackedBatch | PrefixBatch, sequence: SequenceGroup) -> StreamShare:
     rows = reading_plan(batch.tree, batch.reads).rows
     assert rows is not None
     return StreamShare.of(batch.num_tokens, rows, sequence)

@@ -14,6 +14,7 @@ from vlm_pg.errors import ModelError
 from vlm_pg.models.pixels import PixelGeometry
 from vlm_pg.models.position_rules import PromptGrids, VideoTime, by_qwen, by_transformers
 from vlm_pg.models.settings import PositionRule
+from vlm_pg.models.stream_share import possible_sizes
 from vlm_pg.types import MediaKind
 
 
@@ -117,6 +118,14 @@ class Family:
         text = config.get_text_config()
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         return text.num_attention_heads, text.num_key_value_heads, head_dim
+
+    def sequence_sizes(self, config: Any) -> list[int]:
+        """Over how many sequence ranks the heads of every layer can be divided."""
+        text = config.get_text_config()
+        sizes = set(possible_sizes(*self.head_shape(config)[:2]))
+        if self.linear_attention:
+            sizes &= set(possible_sizes(text.linear_num_value_heads, text.linear_num_key_heads))
+        return sorted(sizes)
 
     def deepstack_layers(self, config: Any) -> int:
         """How many decoder layers, from the first one on, get visual features of their own."""

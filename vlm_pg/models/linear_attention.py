@@ -143,18 +143,20 @@ def linear_attention_over_tree(
     qkv = mixer.in_proj_qkv(hidden)
     beta = mixer.in_proj_b(hidden).sigmoid()
     decay = -mixer.A_log.float().exp() * F.softplus(mixer.in_proj_a(hidden).float() + mixer.dt_bias)
-    channels = None
+    channels, value_dim = None, mixer.value_dim
     if share is not None:
         qkv, decay, beta = _all_rows(mixer, qkv, decay, beta, share)
         channels = _own_channels(mixer, share.rows.sequence, hidden.device)
+        value_dim = decay.shape[1] * mixer.head_v_dim
     rows = qkv.shape[0]
     qkv, conv_tail = _convolution(mixer, qkv, layout, known, channels)
-    widths = [mixer.key_dim, mixer.key_dim, mixer.value_dim]
-    query, key, value = qkv.split([width * qkv.shape[1] // sum(widths) for width in widths], dim=-1)
+    key_dim = (qkv.shape[1] - value_dim) // 2
+    query, key, value = qkv.split([key_dim, key_dim, value_dim], dim=-1)
+    value = value.reshape(rows, -1, mixer.head_v_dim)
     inputs = (
-        per_value_head(mixer, query.reshape(rows, -1, mixer.head_k_dim)),
-        per_value_head(mixer, key.reshape(rows, -1, mixer.head_k_dim)),
-        value.reshape(rows, -1, mixer.head_v_dim),
+        per_value_head(query.reshape(rows, -1, mixer.head_k_dim), value.shape[1]),
+        per_value_head(key.reshape(rows, -1, mixer.head_k_dim), value.shape[1]),
+        value,
         decay,
         beta,
     )
@@ -193,10 +195,10 @@ def _own_channels(mixer: Any, sequence: SequenceGroup, device: torch.device) -> 
     return torch.cat(found)
 
 
-def per_value_head(mixer: Any, heads: torch.Tensor) -> torch.Tensor:
+def per_value_head(heads: torch.Tensor, value_heads: int) -> torch.Tensor:
     """[..., Hk, dk] -> [..., Hv, dk]: each key head serves consecutive value heads. transformers' rule does this itself
     in some releases and leaves it to the caller in others; heads repeated beforehand are right for both."""
-    return heads.repeat_interleave(mixer.num_v_heads // mixer.num_k_heads, dim=-2)
+    return heads.repeat_interleave(value_heads // heads.shape[-2], dim=-2)
 
 
 def _convolution(

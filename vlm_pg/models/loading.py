@@ -74,6 +74,23 @@ def load_policy(
     return make_policy(model, processor, settings, weights_version)
 
 
+def check_sequence_size(settings: ModelSettings, size: int) -> None:
+    """Raise ModelError if the heads of the model cannot be divided over ``size`` sequence ranks; reads its config only."""
+    if size == 1:
+        return
+    path = adapter_base(settings.path) or settings.path
+    config = _load_config(str(path), settings)
+    family = family_of(config)
+    allowed = family.sequence_sizes(config)
+    if size not in allowed:
+        heads, key_value_heads, _ = family.head_shape(config)
+        raise ModelError(
+            f"training.sequence_parallel is {size}, but {settings.path} has {heads} query heads and {key_value_heads} "
+            f"key-value heads, which can be divided over {', '.join(map(str, allowed))} processes. Set it to one of "
+            "these."
+        )
+
+
 def make_policy(model: Any, processor: Any, settings: ModelSettings | None = None, weights_version: int = 0) -> Policy:
     """A policy around a transformers model that is already in memory; sets its attention, freezes what is frozen.
 

@@ -16,8 +16,8 @@ from vlm_pg.models.idle import idle_parts, idle_vision
 from vlm_pg.models.network import Network
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, one_by_one, pack, pack_repeated
 from vlm_pg.models.prefix_run import PrefixStates, run_back, run_chunk, run_prefixes
-from vlm_pg.models.stream_rows import own_rows, target_logprobs
 from vlm_pg.models.settings import ModelSettings, PositionRule
+from vlm_pg.models.stream_rows import own_rows, target_logprobs
 from vlm_pg.models.turns import Turns
 from vlm_pg.models.vision import VisionEncoder
 from vlm_pg.types import Prompt, ResponseGroup, Sample, VisualFeatures
@@ -35,7 +35,7 @@ class Policy(Network):
         self._weights_version = weights_version
         self.vision = VisionEncoder(
             self.run_tower,
-            merge_size=self.pixels.merge_size,
+            pixels=self.pixels,
             trains=settings.train_vision,
             cache_bytes=settings.vision_cache_mb * 2**20,
             share=settings.share_prefix,

@@ -151,7 +151,10 @@ def rows_to_heads(*parts: tuple[torch.Tensor, Division]) -> list[torch.Tensor]:
         ]
         shapes = [_head_shape(values, sequence) for _, values, _ in chosen]
         incoming = [
-            [division.sizes[source] * heads * width for (_, _, division), (heads, width) in zip(chosen, shapes, strict=True)]
+            [
+                division.sizes[source] * heads * width
+                for (_, _, division), (heads, width) in zip(chosen, shapes, strict=True)
+            ]
             for source in range(sequence.size)
         ]
         received = sequence.exchange(
@@ -179,7 +182,7 @@ def heads_of(heads: int, size: int, rank: int) -> slice:
 
 
 def possible_sizes(query_heads: int, key_value_heads: int) -> list[int]:
-    """Into how many sequence ranks attention can be divided."""
+    """Over how many sequence ranks these heads can be divided; of a recurrent layer value heads and key heads."""
     return [
         size
         for size in range(1, query_heads + 1)

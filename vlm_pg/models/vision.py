@@ -8,7 +8,10 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from vlm_pg.distributed import BY_ITSELF, SequenceGroup
 from vlm_pg.memory import tensor_bytes
+from vlm_pg.models.pixels import PixelGeometry
+from vlm_pg.models.vision_pieces import shares
 from vlm_pg.types import Prompt, VisualFeatures
 
 
@@ -21,14 +24,14 @@ class VisionEncoder:
     Args:
         run_tower: (pixel_values [patches, dim], grid_thw [media, 3]) -> [M, D], or [M, 1 + E, D] for a family with
             DeepStack (``Family.encode_vision``).
-        merge_size: side of the square of patches merged into one visual token.
+        pixels: how the tower reads them.
         share: False: nothing is kept and equal media are encoded as often as they are asked for.
     """
 
     def __init__(
         self,
         run_tower: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-        merge_size: int,
+        pixels: PixelGeometry,
         trains: bool,
         cache_bytes: int,
         device: torch.device,
@@ -36,7 +39,8 @@ class VisionEncoder:
     ):
         self._share = share
         self._run_tower = run_tower
-        self._merged_patches = merge_size**2
+        self._merged_patches = pixels.merge_size**2
+        self._pixels = pixels
         self._cache_bytes = cache_bytes
         self._device = device
         self._kept: OrderedDict[str, VisualFeatures] = OrderedDict()
@@ -69,7 +73,11 @@ class VisionEncoder:
         self._kept_bytes = 0
 
     def encode(
-        self, prompts: Sequence[Prompt], with_graph: bool = False, keep_graph: bool = False
+        self,
+        prompts: Sequence[Prompt],
+        with_graph: bool = False,
+        keep_graph: bool = False,
+        sequence: SequenceGroup = BY_ITSELF,
     ) -> list[VisualFeatures]:
         """Features of each prompt; only what is not kept already goes through the tower.
 
@@ -77,12 +85,16 @@ class VisionEncoder:
         ``keep_graph``: until the weights change, later calls get these outputs and their graph again; without it a
         graph belongs to one caller and one backward. Without ``with_graph`` each prompt goes through alone, so that its
         features do not depend on what else is in the batch.
+
+        ``sequence``: processes that ask for the same prompts at the same time. They divide the frames among themselves,
+        and all get all features; what one of them has not kept is encoded by all.
         """
         if with_graph and not self.trains:
             raise ValueError("Features with a graph were asked of a frozen vision tower; set model.train_vision=true.")
         results: dict[str, VisualFeatures] = {}
         missing: dict[str, Prompt] = {}
         keys = self._keys(prompts)
+        elsewhere = self._missing_elsewhere(keys, with_graph, sequence)
         for key, prompt in zip(keys, prompts, strict=True):
             if prompt.pixel_values is None:
                 continue
@@ -92,13 +104,13 @@ class VisionEncoder:
                     "with prompt_from_processor, or set content_key(pixel_values, grid_thw)."
                 )
             kept = self._kept.get(key) or self._in_use.get(key)
-            if kept is not None and (kept.carries_graph or not with_graph):
+            if kept is not None and (kept.carries_graph or not with_graph) and key not in elsewhere:
                 if key in self._kept:
                     self._kept.move_to_end(key)
                 results[key] = kept
             else:
                 missing[key] = prompt
-        results.update(self._encode_missing(missing, with_graph, keep_graph))
+        results.update(self._encode_missing(missing, with_graph, keep_graph, sequence))
         nothing = VisualFeatures(None, self.version, carries_graph=False)
         return [
             nothing if prompt.pixel_values is None else results[key] for key, prompt in zip(keys, prompts, strict=True)
@@ -110,8 +122,16 @@ class VisionEncoder:
             return [prompt.content_key for prompt in prompts]
         return [f"{place}:{prompt.content_key}" for place, prompt in enumerate(prompts)]
 
+    def _missing_elsewhere(self, keys: Sequence[str], with_graph: bool, sequence: SequenceGroup) -> set[str]:
+        """Keys whose features another process of ``sequence`` has let go of."""
+        if sequence.size == 1:
+            return set()
+        found = {key: self._kept.get(key) or self._in_use.get(key) for key in keys}
+        here = {key for key, kept in found.items() if kept is None or (with_graph and not kept.carries_graph)}
+        return set().union(*sequence.gather(here))
+
     def _encode_missing(
-        self, missing: Mapping[str, Prompt], with_graph: bool, keep_graph: bool
+        self, missing: Mapping[str, Prompt], with_graph: bool, keep_graph: bool, sequence: SequenceGroup
     ) -> dict[str, VisualFeatures]:
         results = {}
         names, prompts = list(missing), list(missing.values())
@@ -119,10 +139,10 @@ class VisionEncoder:
             if not batch:
                 continue
             with torch.set_grad_enabled(with_graph):
-                pixels = torch.cat([_pixels(prompt) for prompt in batch]).to(self._device, non_blocking=True)
-                grids = torch.cat([_grids(prompt) for prompt in batch]).to(self._device, non_blocking=True)
+                pixels = torch.cat([_pixels(prompt) for prompt in batch])
+                grids = torch.cat([_grids(prompt) for prompt in batch])
                 sizes = [int(_grids(prompt).prod(-1).sum()) // self._merged_patches for prompt in batch]
-                outputs = self._run_tower(pixels, grids).split(sizes)
+                outputs = self._encoded(pixels, grids, sequence).split(sizes)
             self.prompts_encoded += len(batch)
             for key, features in zip(keys, outputs, strict=True):
                 results[key] = VisualFeatures(features, self.version, carries_graph=with_graph)
@@ -130,6 +150,22 @@ class VisionEncoder:
                     self._in_use[key] = results[key]
                     self._keep(key, results[key])
         return results
+
+    def _encoded(self, pixels: torch.Tensor, grids: torch.Tensor, sequence: SequenceGroup) -> torch.Tensor:
+        """[M, ...] of all media; each process of ``sequence`` runs the tower on some of their frames."""
+        if sequence.size == 1:
+            return self._run(pixels, grids)
+        parts = shares(grids.tolist(), sequence.size)
+        mine = parts[sequence.rank]
+        if mine.patches:
+            own = self._run(pixels[mine.start : mine.stop], torch.tensor(mine.grids))
+        else:
+            # The tower's weights may be gathered, and its gradients reduced, by all ranks together.
+            own = self._run(*self._pixels.empty_token(self._device))[:0]
+        return sequence.gather_rows(own, [part.patches // self._merged_patches for part in parts], reduce=True)
+
+    def _run(self, pixels: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
+        return self._run_tower(pixels.to(self._device, non_blocking=True), grids.to(self._device, non_blocking=True))
 
     def _keep(self, key: str, features: VisualFeatures) -> None:
         size = tensor_bytes(features.features)

@@ -34,8 +34,8 @@ def linear_attention_step(mixer: Any, hidden: torch.Tensor, states: LinearStates
     beta = mixer.in_proj_b(hidden).sigmoid()
     decay = -mixer.A_log.float().exp() * F.softplus(mixer.in_proj_a(hidden).float() + mixer.dt_bias)
     core, recurrent = _recurrent_rule(mixer)(
-        per_value_head(mixer, query.reshape(count, 1, -1, mixer.head_k_dim)),
-        per_value_head(mixer, key.reshape(count, 1, -1, mixer.head_k_dim)),
+        per_value_head(query.reshape(count, 1, -1, mixer.head_k_dim), mixer.num_v_heads),
+        per_value_head(key.reshape(count, 1, -1, mixer.head_k_dim), mixer.num_v_heads),
         value.reshape(count, 1, -1, mixer.head_v_dim),
         g=decay[:, None],
         beta=beta[:, None],

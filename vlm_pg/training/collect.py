@@ -9,8 +9,8 @@ rollouts are pruned rank by rank).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -38,6 +38,7 @@ from vlm_pg.training.group_metrics import KEPT_TOKENS
 from vlm_pg.training.group_rewards import add_parts, has_spread, responses_of, reward_groups, shape_rewards
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream
+from vlm_pg.training.sequence_ranks import SharedPrompts, shared_prompts
 from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.types import Prompt, ResponseGroup, RolloutGroup, Sample
 
@@ -84,6 +85,7 @@ class StepBatch:
     ``kept``. ``vision``: visual features of ``groups``, in order, where they were made before generation.
     ``counts``: of all ranks together. ``sampling``: what the samplers did on this rank. ``held``: features of all that
     was asked: while somebody holds them, the step's media are not encoded again, whatever the encoder's cache keeps.
+    ``prompts``: by sample id, those of this process and of its sequence group.
     """
 
     sampled: list[RolloutGroup]
@@ -92,6 +94,7 @@ class StepBatch:
     counts: dict[str, float]
     sampling: Tally
     held: Sequence[StepFeatures] = ()
+    prompts: Mapping[str, Prompt] = field(default_factory=dict)
 
 
 class Collector:
@@ -110,6 +113,7 @@ class Collector:
         self._should_stop = should_stop
         self._asked: set[str] = set()
         self._held: list[StepFeatures] = []
+        self._prompts: dict[str, Prompt] = {}
         self._controls: dict[str, list[float | None]] = {}
         self._seen, self._sampling = Tally(), Tally()
 
@@ -120,6 +124,7 @@ class Collector:
             InterruptedError: a stop was asked for.
         """
         self._asked, self._held, self._controls, self._seen, self._sampling = set(), [], {}, Tally(), Tally()
+        self._prompts = {}
         if self._kl_in_reward:
             self._seen.add(KL, 0, 0)  # known, even where nothing was sampled
         groups, vision = self._first_round(step, steps_ahead)
@@ -138,7 +143,7 @@ class Collector:
             groups = [without_truncated(group) for group in groups]
         # Corrected for pruning, the loss averages over what was sampled: also over groups of which nothing was drawn.
         counts_anyway = self.algorithm.prune_correction
-        held, self._held = self._held, []
+        held, self._held, prompts, self._prompts = self._held, [], self._prompts, {}
         places = [place for place, group in enumerate(groups) if group.rollouts and (counts_anyway or trains(group))]
         return StepBatch(
             sampled,
@@ -147,6 +152,7 @@ class Collector:
             {QUESTIONS: self._sum(len(sampled)), **counts, **self._seen.reduced()},
             self._sampling,
             held,
+            prompts,
         )
 
     @property
@@ -180,21 +186,20 @@ class Collector:
             shuffled = self.stages.stream.load_tampered(videos, shuffle_frames) if controlled else []
             if steps_ahead:
                 self.stages.stream.decode_ahead(steps_ahead)
-        prompts = [prompt for _, prompt in questions]
+        prompts = shared_prompts(self.engine.sequence, [prompt for _, prompt in questions])
+        self._prompts |= {prompt.sample_id: prompt for prompt in prompts.everybody}
         trains, share = self.policy.vision.trains, self.policy.settings.share_prefix
         # A trained tower runs here, once, with its graph, and all ranks enter it together. Generation and training use
         # its output. Where it is not known yet which questions train, it runs without for generation. Where nothing is
         # shared, it runs for every rollout wherever its output is needed.
         with self.phases.timed("vision"):
-            vision = StepFeatures(self.policy, prompts) if trains and to_train and share else None
+            vision = self._features(prompts) if trains and to_train and share else None
         with self.phases.timed("rollout"), self.engine.weights_at_hand():
             # A frozen tower may be entered by each rank as often as it needs, so it runs where all weights are at hand.
-            features = vision if trains or not share else StepFeatures(self.policy, prompts)
+            features = vision if trains or not share else self._features(prompts)
             groups = self._sample(self.stages.sampler, questions, step)
             controls = self._sample(self.stages.control, shuffled, f"{step}/control") if controlled else []
         groups, features = self._answered(groups, features)
-        if features is not None:
-            self._held.append(features)
         with self.phases.timed("rewards"):
             groups = reward_groups(groups, self.stages.rewarder, self._should_stop)
             by_id = {
@@ -207,6 +212,12 @@ class Collector:
             ]
             self._controls |= by_id
         return groups, features if to_train else None
+
+    def _features(self, prompts: SharedPrompts) -> StepFeatures:
+        """Of this process's prompts; made together with those of the other sequence ranks."""
+        features = StepFeatures(self.policy, prompts.everybody, self.engine.sequence)
+        self._held.append(features)
+        return features.of(prompts.own)
 
     def _sample(
         self, sampler: Sampler | None, questions: Sequence[tuple[Sample, Prompt]], key: int | str

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-from vlm_pg.distributed import RankLayout, sum_over_ranks
+from vlm_pg.distributed import RankLayout, SequenceGroup, max_over_ranks
 from vlm_pg.errors import CheckpointError, VlmPgError
 from vlm_pg.memory import free_bytes
 from vlm_pg.models.policy import Policy
@@ -64,7 +64,7 @@ class DeepSpeedEngine(Engine):
     ):
         import deepspeed
 
-        self.policy, self.ranks = policy, ranks
+        self.policy, self.ranks, self.sequence = policy, ranks, SequenceGroup.of(ranks)
         parameters = [p for p in policy.parameters() if p.requires_grad]
         config = read_deepspeed_config(settings)
         if policy.dtype == torch.bfloat16:
@@ -77,7 +77,8 @@ class DeepSpeedEngine(Engine):
         )
         # All of DeepSpeed's reading goes through this one method.
         self._engine.checkpoint_engine.load = load_data_only
-        # DeepSpeed averages gradients over ranks; the loss weights already make them a sum.
+        # DeepSpeed averages gradients over ranks; the loss weights already make them a sum. Sequence ranks count as any
+        # others: each has the gradient of its rows alone.
         self.loss_scale = float(ranks.world_size)
         self._stage = config.get("zero_optimization", {}).get("stage", 0)
         self._max_grad_norm = settings.max_grad_norm
@@ -151,7 +152,7 @@ class DeepSpeedEngine(Engine):
         """Whether every rank has room for all weights beside its share of them."""
         size = sum(cast("Any", p).ds_numel * p.element_size() for p in self.policy.parameters())
         lacking = {"ranks": float(size > SHARE_FOR_WEIGHTS * free_bytes(self.policy.device))}
-        return sum_over_ranks(lacking, self.policy.device)["ranks"] == 0
+        return max_over_ranks(lacking, self.policy.device)["ranks"] == 0
 
     @contextmanager
     def full_weights(self) -> Iterator[None]:

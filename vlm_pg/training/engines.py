@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from vlm_pg.distributed import ALONE, RankLayout
+from vlm_pg.distributed import ALONE, BY_ITSELF, RankLayout, SequenceGroup
 from vlm_pg.errors import CheckpointError
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.settings import TrainingSettings
@@ -27,6 +27,8 @@ class Engine(ABC):
 
     policy: Policy
     ranks: RankLayout = ALONE
+    # The processes that share this one's token streams.
+    sequence: SequenceGroup = BY_ITSELF
     # For the line a run begins with.
     description: str
     # What backward() multiplies losses by before they reach the graph.

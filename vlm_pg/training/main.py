@@ -16,7 +16,7 @@ from vlm_pg.errors import CheckpointError, ConfigError, ModelError
 from vlm_pg.eval.runner import Evaluator, Examinee, table
 from vlm_pg.media.loader import decoding_pool
 from vlm_pg.media.pool import WorkerPool
-from vlm_pg.models.loading import load_policy
+from vlm_pg.models.loading import check_sequence_size, load_policy
 from vlm_pg.models.reference import load_reference
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.metrics import MetricsLog
@@ -80,6 +80,7 @@ class _Run:
         self.ranks = stop.ranks
         path = Path(config.run.dir)
         refuse_inputs_inside(path, config)
+        check_sequence_size(config.model, self.ranks.sequence_size)
         opening = OpenFolder(config, self.ranks, stack, console.info, console.warn)
         resume_from = self._choose_checkpoint(path, {})
         samples, bad = read_records(config.data.train)  # type: ignore[arg-type]  # checked by train()

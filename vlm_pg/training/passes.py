@@ -15,7 +15,7 @@ from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.algorithms.tokens import ResponseTokens
 from vlm_pg.batching.plan import MicroBatch, Piece
 from vlm_pg.metrics import ENTROPY_CHART, Chart, Metric
-from vlm_pg.models.chunked import Streams, micro_batch_losses, pack_chunks, pack_whole, pass_logprobs
+from vlm_pg.models.chunked import Streams, micro_batch_losses, pack_chunks, pack_whole, pass_logprobs, shared_out
 from vlm_pg.models.packing import PackedBatch, PrefixBatch
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.reference import ScoringPolicy
@@ -107,6 +107,7 @@ class Passes:
             # A group of one fits or is refused, so where nothing is shared there are no chunks.
             assert self.policy.settings.share_prefix
             streams = pack_chunks(self.policy, members, micro or FILLER, place.chunks)
+        streams = shared_out(streams, self.engine.sequence)
         # All passes of the reference come before those of the policy take their memory. It runs where there is nothing
         # to do, too: its weights may be scattered over the ranks as well.
         ref_logprobs: list[torch.Tensor] | None = None
@@ -159,7 +160,8 @@ class Passes:
         assert self.reference is not None
         if not self.policy.vision.trains:
             return self._features(micro, members, self.vision.features)
-        features = self.reference.vision.encode([member.prompt for member in members])
+        prompts = [member.prompt for member in members]
+        features = self.reference.vision.encode(prompts, sequence=self.engine.sequence)
         return self.reference.join_features(members, features)
 
     def _loss(

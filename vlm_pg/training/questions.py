@@ -87,7 +87,7 @@ class QuestionStream:
         self._source.expect(ahead)
 
     def _share(self, samples: Sequence[Sample]) -> list[Sample]:
-        return share_of_rank(samples, self._ranks.data_rank, self._ranks.data_size)
+        return share_of_rank(samples, self._ranks.rank, self._ranks.world_size)
 
     def _at(self, place: int) -> Sample:
         return self._samples[index_at(len(self._samples), place, self._seed, self._shuffle)]

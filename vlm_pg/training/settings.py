@@ -18,6 +18,13 @@ class TrainingSettings(Settings):
         20480, ge=1, description="Token budget of one forward and backward; a shared prefix counts once."
     )
     engine: Literal["torch", "deepspeed"] = Field("torch", description="Who owns optimizer and gradients.")
+    sequence_parallel: int = Field(
+        1,
+        ge=1,
+        description="So many processes in a row share the token streams of their updates, each computing its part of "
+        "every prompt and its responses; for prompts beyond one device's memory. It must divide the number of "
+        "processes and fit the model's heads.",
+    )
     deepspeed_config: str | None = Field(None, description="DeepSpeed JSON file; needed with engine=deepspeed.")
     checked_updates: int = Field(
         3,

@@ -59,7 +59,20 @@ def connect(config: RunConfig) -> RankLayout:
             f"{launched_world_size()} processes were started, but training.engine is torch, which runs in one. "
             "Set training.engine=deepspeed and training.deepspeed_config."
         )
-    return RankLayout.here()
+    return _layout(config)
+
+
+def _layout(config: RunConfig) -> RankLayout:
+    size = config.training.sequence_parallel
+    try:
+        return RankLayout.here(size)
+    except ValueError:
+        processes = launched_world_size()
+        allowed = ", ".join(str(n) for n in range(1, processes + 1) if processes % n == 0)
+        raise ConfigError(
+            f"training.sequence_parallel is {size}, and {processes} process(es) were started, which cannot be divided "
+            f"so. Set it to one of {allowed}, or start a multiple of {size} processes."
+        ) from None
 
 
 def refuse_fewer_steps(config: RunConfig, step: int) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
-
-import torch
 
 from vlm_pg.algorithms.kl import KL
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.algorithms.weights import response_token_weights
 from vlm_pg.config import RunConfig
-from vlm_pg.distributed import sum_over_ranks
 from vlm_pg.metrics import NORM_CHART, Chart, Metric
 from vlm_pg.models.micro_batches import plan_groups
 from vlm_pg.models.packing import repeated_tokens
@@ -67,16 +64,18 @@ class Update:
     """What one update, or all updates of a step, work on.
 
     Attributes:
-        groups: this rank's share of the complete groups.
+        groups: this data rank's share of the complete groups; its sequence ranks have the same.
         vision: visual features of the groups' prompts, in order, where they were made before generation.
         measure_mismatch: add ``mismatch/...``: how the recorded log-probabilities differ from the training forward's,
             over the rollouts that the weights as they are now sampled. The same on all ranks.
+        prompts: by sample id, those of the groups of the other sequence ranks.
     """
 
     groups: Sequence[RolloutGroup]
     learning_rate: float
     vision: StepFeatures | None = None
     measure_mismatch: bool = False
+    prompts: Mapping[str, Prompt] = field(default_factory=dict)
 
 
 def update_policy(
@@ -103,7 +102,7 @@ def update_policy(
     for loss, last in passes.losses(order):
         engine.backward(loss, last)
     _count_sharing(passes.tally, trained, plan.in_one_tree)
-    metrics = passes.tally.reduced()
+    metrics = passes.tally.reduced(engine.ranks)
     # Of the sum over ranks, so that all of them stop here or none.
     _check_finite(metrics[LOSS])
     grad_norm = engine.step(update.learning_rate)
@@ -128,7 +127,7 @@ def _passes(
     behaviour = behaviour_logprobs(groups, settings.logprobs, policy.weights_version)
     # Corrected for pruning, a batch counts as what was sampled, of which what is left is an estimate.
     counted = update.groups if algorithm.prune_correction else groups
-    weights = _sequence_weights(groups, counted, algorithm, settings.max_new_tokens, policy.device)
+    weights = _sequence_weights(groups, counted, algorithm, settings.max_new_tokens, engine)
     if not share:
         groups = [group.only([index]) for group in groups for index in range(len(group.rollouts))]
         weights, behaviour = _one_each(weights), None if behaviour is None else _one_each(behaviour)
@@ -145,10 +144,10 @@ def _one_each(by_group: Sequence[Sequence[T]]) -> list[list[T]]:
 
 def _vision(engine: Engine, prompts: Sequence[Prompt]) -> StepFeatures:
     if engine.policy.vision.trains:
-        return StepFeatures(engine.policy, prompts)
+        return StepFeatures(engine.policy, prompts, engine.sequence)
     # Each rank enters a frozen tower as often as its own prompts need.
     with engine.weights_at_hand():
-        return StepFeatures(engine.policy, prompts)
+        return StepFeatures(engine.policy, prompts, engine.sequence)
 
 
 def _check_finite(loss: float) -> None:
@@ -171,7 +170,7 @@ def _sequence_weights(
     counted: Sequence[RolloutGroup],
     algorithm: AlgorithmSettings,
     max_new_tokens: int | None,
-    device: torch.device,
+    engine: Engine,
 ) -> list[list[float]]:
     """Weight of each token of each rollout of each group: fixed here, over all ranks, before anything is cut.
 
@@ -182,7 +181,8 @@ def _sequence_weights(
             raise ValueError("loss_average=constant_length divides by max_new_tokens; pass rollout.max_new_tokens.")
         max_new_tokens = 1  # nobody else reads it
     of_batch = [len(rollout.token_ids) for group in counted for rollout in group.rollouts]
-    totals = sum_over_ranks({"tokens": float(sum(of_batch)), "sequences": float(len(of_batch))}, device)
+    here = {"tokens": float(sum(of_batch)), "sequences": float(len(of_batch))}
+    totals = engine.ranks.sum_over_data_ranks(here, engine.policy.device)
     weights = iter(
         response_token_weights(
             [len(rollout.token_ids) for group in groups for rollout in group.rollouts],

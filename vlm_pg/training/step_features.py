@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from vlm_pg.distributed import max_over_ranks
+from vlm_pg.distributed import BY_ITSELF, SequenceGroup, max_over_ranks
 from vlm_pg.models.policy import Policy
 from vlm_pg.types import Prompt, VisualFeatures
 
@@ -24,16 +24,20 @@ class StepFeatures:
 
     A trained tower is entered by all ranks or by none: a rank without media runs it on a blank patch, for ranks that
     gather weights and reduce gradients together must do so in step.
+
+    Args:
+        sequence: processes that make the features of the same prompts together; each runs the tower on some frames.
     """
 
-    def __init__(self, policy: Policy, prompts: Sequence[Prompt]):
+    def __init__(self, policy: Policy, prompts: Sequence[Prompt], sequence: SequenceGroup = BY_ITSELF):
         self._policy = policy
+        self.prompts = tuple(prompts)
         trains = policy.vision.trains
         here = trains and any(prompt.pixel_values is not None for prompt in prompts)
         # Agreed on before the tower is entered: under ZeRO-3 its forward is a series of collectives itself.
         self.tower_ran = trains and max_over_ranks({"ran": float(here)}, policy.device)["ran"] > 0
         self._idle = policy.idle_vision_loss() if self.tower_ran and not here else None
-        self._outputs = policy.vision.encode(prompts, with_graph=trains, keep_graph=True)
+        self._outputs = policy.vision.encode(prompts, trains, keep_graph=True, sequence=sequence)
         self.features: list[VisualFeatures] = []
         # Groups with the same media share one output, so they share one leaf.
         self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -48,13 +52,23 @@ class StepFeatures:
             pair = self._pairs.setdefault(key, (output.features, output.features.detach().requires_grad_()))
             self.features.append(replace(output, features=pair[1], carries_graph=False))
             self._keys.append(key)
+        # Not a reference to oneself, which would keep all this until the garbage collector comes by.
+        self._everything = self.prompts, self.features, self._keys
 
     def of(self, prompts: Sequence[int]) -> StepFeatures:
         """These leaves as some of the prompts see them, by their places; gradients still add up in the same ones."""
         chosen = copy(self)
+        chosen.prompts = tuple(self.prompts[place] for place in prompts)
         chosen.features = [self.features[place] for place in prompts]
         chosen._keys = [self._keys[place] for place in prompts]
         return chosen
+
+    def of_everything(self, prompts: Sequence[Prompt]) -> StepFeatures:
+        """As ``of``, of prompts that these were made for from the beginning, by their sample ids."""
+        whole = copy(self)
+        whole.prompts, whole.features, whole._keys = self._everything
+        places = {prompt.sample_id: place for place, prompt in enumerate(whole.prompts)}
+        return whole.of([places[prompt.sample_id] for prompt in prompts])
 
     def joined(self) -> tuple[list[VisualFeatures], torch.Tensor | None]:
         """For the update's last pass: features with the tower's graph behind them, and a zero to add to its loss.

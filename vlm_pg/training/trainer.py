@@ -257,7 +257,8 @@ class Trainer:
 
     def _update(self, batch: StepBatch, step: int) -> dict[str, float]:
         compared = self.sampler.scores_itself and mismatch_due(self.config.rollout, step)
-        update = Update(batch.groups, learning_rate(self.config.training, step), batch.vision, compared)
+        rate = learning_rate(self.config.training, step)
+        update = Update(batch.groups, rate, batch.vision, compared, batch.prompts)
         values = run_updates(self.engine, self._reference_in_loss, update, self.config)
         if self._reference_in_loss is None:
             values.pop("kl")  # of the reward, if anywhere

@@ -15,6 +15,7 @@ from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.tally import over_updates
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.group_advantages import trains
+from vlm_pg.training.sequence_ranks import of_data_rank
 from vlm_pg.training.step import Update, UpdateSettings, update_policy
 from vlm_pg.types import ResponseGroup, RolloutGroup
 
@@ -30,18 +31,19 @@ def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, c
 
     Args:
         reference: what a KL term of the loss measures from; None without one.
-        step: all groups of the step; ``vision`` and ``measure_mismatch`` are for the first update.
+        step: this process's groups of the step; ``vision`` and ``measure_mismatch`` are for the first update.
 
     Returns:
         The step's metrics, equal on all ranks.
     """
     algorithm, settings = config.algorithm, UpdateSettings.of(config)
-    groups, vision = step.groups, step.vision
+    groups, vision, ranks = step.groups, step.vision, engine.ranks
     if settings.logprobs == "recompute" and algorithm.updates > 1:
         groups = _scored(engine, groups, config)
+    groups, vision = of_data_rank(engine.sequence, groups, vision, step.prompts)
     values: list[dict[str, float]] = []
-    counts = gather_objects(len(groups))
-    parts = [part_of(place, engine.ranks.rank, counts, algorithm.minibatches) for place in range(len(groups))]
+    counts = ranks.of_data_ranks(gather_objects(len(groups)))
+    parts = [part_of(place, ranks.data_rank, counts, algorithm.minibatches) for place in range(len(groups))]
     for _ in range(algorithm.num_iterations):
         for number in range(algorithm.minibatches):
             chosen = [group for group, part in zip(groups, parts, strict=True) if part == number]
@@ -56,11 +58,11 @@ def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, c
 
 
 def part_of(place: int, on_rank: int, counts: Sequence[int], parts: int) -> int:
-    """Mini-batch of a rank's group: groups are counted in turn over the ranks, and cut into ``parts`` equal runs.
+    """Mini-batch of a data rank's group: groups are counted in turn over the ranks, and cut into ``parts`` equal runs.
 
     Args:
-        place: of the group on its rank.
-        counts: groups of each rank.
+        place: of the group on its data rank.
+        counts: groups of each data rank.
     """
     before = sum(min(count, place) for count in counts) + sum(count > place for count in counts[:on_rank])
     return before * parts // sum(counts)

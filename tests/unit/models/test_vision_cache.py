@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from vlm_pg.models.pixels import PixelGeometry
 from vlm_pg.models.vision import VisionEncoder
 from vlm_pg.types import Prompt
 
@@ -37,7 +38,7 @@ def prompt(name: str, media: str | None = None) -> Prompt:
 
 def encoder(trains: bool, cache_bytes: int = 10_000) -> tuple[VisionEncoder, Tower]:
     tower = Tower()
-    return VisionEncoder(tower, 2, trains, cache_bytes, torch.device("cpu")), tower
+    return VisionEncoder(tower, PixelGeometry(merge_size=2), trains, cache_bytes, torch.device("cpu")), tower
 
 
 def test_a_frozen_tower_sees_each_video_once_over_the_whole_run() -> None:

@@ -1,0 +1,49 @@
+"""What the sequence ranks of one data rank tell each other before they share its token streams.
+
+Each of them loads, samples and rewards questions of its own, as if it were a data rank. Only the vision tower, whose
+frames they divide, and the update, whose streams they divide, need the same questions on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vlm_pg.distributed import SequenceGroup
+from vlm_pg.training.step_features import StepFeatures
+from vlm_pg.types import Prompt, RolloutGroup
+
+
+@dataclass(frozen=True)
+class SharedPrompts:
+    """``everybody``: prompts of all sequence ranks, in their order. ``own``: places of this process's among them."""
+
+    everybody: Sequence[Prompt]
+    own: range
+
+
+def shared_prompts(sequence: SequenceGroup, own: Sequence[Prompt]) -> SharedPrompts:
+    """The prompts of all sequence ranks, their pixels included."""
+    of_ranks = sequence.gather(list(own))
+    first = sum(map(len, of_ranks[: sequence.rank]))
+    return SharedPrompts([prompt for of_rank in of_ranks for prompt in of_rank], range(first, first + len(own)))
+
+
+def of_data_rank(
+    sequence: SequenceGroup,
+    own: Sequence[RolloutGroup],
+    vision: StepFeatures | None,
+    prompts: Mapping[str, Prompt],
+) -> tuple[Sequence[RolloutGroup], StepFeatures | None]:
+    """The groups of all sequence ranks, in their order, and their features if this process's were given.
+
+    Args:
+        prompts: of all sequence ranks by sample id; they are as large as their pixels and have been sent already.
+    """
+    if sequence.size == 1:
+        return own, vision
+    nothing: Any = None
+    of_ranks = sequence.gather([replace(group, prompt=nothing) for group in own])
+    groups = [replace(group, prompt=prompts[group.sample.sample_id]) for of_rank in of_ranks for group in of_rank]
+    return groups, None if vision is None else vision.of_everything([group.prompt for group in groups])
