@@ -6,14 +6,21 @@ import atexit
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from vlm_pg.errors import ConfigError
+
 T = TypeVar("T")
+
+# What a launcher tells each process.
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Tensors are joined up to this size for one collective: a call for each of thousands of small ones would cost more.
+BUCKET_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -197,6 +204,23 @@ def launched_world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def join_ranks() -> None:
+    """Join the processes that the launcher started: NCCL with GPUs, gloo without. Nothing where it started one.
+
+    Raises:
+        ConfigError: the launcher did not say where this process stands.
+    """
+    if launched_world_size() == 1 or is_distributed():
+        return
+    if missing := [name for name in LAUNCHER_VARIABLES if name not in os.environ]:
+        raise ConfigError(
+            f"WORLD_SIZE is {launched_world_size()}, but {', '.join(missing)} is not set, so this process cannot find "
+            f"the others. Start it with torchrun or deepspeed, or set {', '.join(LAUNCHER_VARIABLES)}."
+        )
+    local_device()  # NCCL takes the current one
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+
+
 def local_device() -> torch.device:
     """The accelerator of this process, or the CPU."""
     if not torch.cuda.is_available():
@@ -251,6 +275,40 @@ def _reduce(values: Mapping[str, float], device: torch.device, operation: Any) -
     tensor = torch.tensor([values[name] for name in names], dtype=torch.float64, device=device)
     dist.all_reduce(tensor, operation)
     return dict(zip(names, tensor.tolist(), strict=True))
+
+
+@torch.no_grad()
+def sum_tensors_over_ranks(tensors: Sequence[torch.Tensor]) -> None:
+    """Each tensor becomes its sum over ranks, in place and in its own dtype; all ranks pass the same shapes in order.
+
+    All ranks get the same bits.
+    """
+    if not is_distributed():
+        return
+    for bucket in _buckets(tensors):
+        if len(bucket) == 1 and bucket[0].is_contiguous():
+            dist.all_reduce(bucket[0])
+            continue
+        joined = torch.cat([tensor.reshape(-1) for tensor in bucket])
+        dist.all_reduce(joined)
+        parts = joined.split([tensor.numel() for tensor in bucket])
+        torch._foreach_copy_(list(bucket), [part.view_as(tensor) for part, tensor in zip(parts, bucket, strict=True)])
+
+
+def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Neighbours of one dtype and device, up to ``BUCKET_BYTES`` together; a larger tensor is alone."""
+    bucket: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        bytes_here = tensor.numel() * tensor.element_size()
+        alike = not bucket or (tensor.dtype, tensor.device) == (bucket[0].dtype, bucket[0].device)
+        if bucket and (not alike or size + bytes_here > BUCKET_BYTES):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += bytes_here
+    if bucket:
+        yield bucket
 
 
 def gather_objects(value: Any) -> list[Any]:

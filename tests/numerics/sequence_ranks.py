@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,69 +23,90 @@ from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.types import ResponseGroup
 
 CPU = torch.device("cpu")
+TOKEN_FIELDS = ("input_ids", "mm_token_type_ids", "positions_3P")
 
 
-def streams_of(policy: Policy, groups: list[ResponseGroup], chunked: bool) -> tuple[Streams, list[Any]]:
+# Fewer tokens than ranks: some ranks have nothing to compute, and all the same exchanges to make.
+SMALL = {"text": [2, 1]}
+
+
+def groups_of(policy: Policy, small: bool) -> list[ResponseGroup]:
+    shapes = SMALL if small else SHAPES
+    kinds = [kind for kind in shapes if policy.family.reads_media or kind == "text"]
+    groups = [
+        random_group(policy, make_case(policy, kind, seed=seed), shapes[kind], seed=seed)
+        for seed, kind in enumerate(kinds)
+    ]
+    if not small:
+        return groups
+    prompt = groups[0].prompt
+    cut = replace(prompt, **{name: getattr(prompt, name)[..., :2] for name in TOKEN_FIELDS})
+    return [ResponseGroup(cut, groups[0].responses)]
+
+
+def streams_of(policy: Policy, groups: list[ResponseGroup], chunked: bool) -> tuple[Streams, list[tuple[Piece, ...]]]:
     lengths = [[len(response) - 1 for response in group.responses] for group in groups]
-    everything = [tuple(Piece(place, tuple(range(len(of_group)))) for place, of_group in enumerate(lengths))]
     if not chunked:
-        return pack_whole(policy, groups), everything
+        everything = tuple(Piece(place, tuple(range(len(of_group)))) for place, of_group in enumerate(lengths))
+        return pack_whole(policy, groups), [everything]
     chunks = chunk_responses(lengths, range(len(groups)), 12)
     return pack_chunks(policy, groups, MicroBatch(tuple(chunks))), chunks
 
 
-def run(
-    policy: Policy, groups: list[ResponseGroup], chunked: bool, sequence: SequenceGroup
-) -> tuple[float, dict[str, torch.Tensor], torch.Tensor]:
-    """Loss, gradients of this process, and the last pass's entropies."""
+@dataclass
+class Result:
+    """``gradients`` are this process's."""
+
+    loss: float
+    entropies: torch.Tensor
+    gradients: dict[str, torch.Tensor]
+
+
+def run(policy: Policy, groups: list[ResponseGroup], chunked: bool, sequence: SequenceGroup) -> Result:
     policy.zero_grad()
     policy.vision.weights_changed()
-    features = StepFeatures(policy, [group.prompt for group in groups], sequence)
     streams, chunks = streams_of(policy, groups, chunked)
     seen: list[torch.Tensor] = []
 
     def loss_of(number: int, logprobs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
-        seen.append(entropies)
-        by_piece = [(piece.group, i) for piece in chunks[number] for i in piece.responses]
+        seen.append(entropies.detach())
+        places = [(piece.group, i) for piece in chunks[number] for i in piece.responses]
         values = [value for of_group in streams.passes[number].split(logprobs) for value in of_group]
-        loss = sum((weight(g, i, len(v)) * v).sum() for (g, i), v in zip(by_piece, values, strict=True))
-        return loss + 0.1 * entropies.sum()
+        parts = [(weight(g, i, len(v)) * v).sum() for (g, i), v in zip(places, values, strict=True)]
+        return torch.stack(parts).sum() + 0.1 * entropies.sum()
 
-    joined, tower = features.joined()
+    features, tower = StepFeatures(policy, [group.prompt for group in groups], sequence).joined()
+    joined = policy.join_features(groups, features)
+    losses = micro_batch_losses(policy, shared_out(streams, sequence), joined, loss_of, 0.7, entropy_graph=True)
+    calls = 1 if streams.prefixes is None else len(streams.passes) + 1
     total = 0.0
-    leaves = features.features
-    every = 1 if not chunked else len(streams.passes) + 1
-    chosen = joined
-    losses = micro_batch_losses(
-        policy, shared_out(streams, sequence), policy.join_features(groups, chosen), loss_of, 0.7, entropy_graph=True
-    )
-    for number, loss in enumerate(losses, start=1):
-        whole = loss if tower is None or number < every else loss + tower
-        whole.backward()
+    for call, loss in enumerate(losses, start=1):
+        (loss if tower is None or call < calls else loss + tower).backward()
         total += float(loss.detach())
-    assert leaves is not None
-    return total, gradients(policy), torch.cat(seen)
+    return Result(total, torch.cat(seen), gradients(policy))
 
 
 def errors_of(case: dict[str, Any], sequence: SequenceGroup) -> dict[str, float]:
-    settings = {name: case[name] for name in ("train_vision", "gradient_checkpointing") if name in case}
-    policy = tiny_policy(family=case["family"], **settings)
-    shapes = {kind: lengths for kind, lengths in SHAPES.items() if policy.family.reads_media or kind == "text"}
-    groups = [
-        random_group(policy, make_case(policy, kind, seed=i), lengths, seed=i)
-        for i, (kind, lengths) in enumerate(shapes.items())
-    ]
+    """Relative errors of loss, entropies and the gradients summed over ranks."""
+    policy = tiny_policy(
+        family=case["family"], train_vision=case["train_vision"], gradient_checkpointing=case["checkpointing"]
+    )
+    if case.get("lora"):
+        policy = tiny_policy(family=case["family"], lora={"rank": 4}, gradient_checkpointing=case["checkpointing"])
+        for name, parameter in policy.model.named_parameters():
+            if "lora_B" in name:  # zero at the start
+                torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(0))
     policy.logits_chunk_rows = 7
-    expected = run(policy, groups, case["chunked"], BY_ITSELF)
-    got = run(policy, groups, case["chunked"], sequence)
+    groups = groups_of(policy, case.get("small", False))
+    whole, shared = (run(policy, groups, case["chunked"], of) for of in (BY_ITSELF, sequence))
     errors = {
-        "loss": abs(got[0] - expected[0]) / max(1.0, abs(expected[0])),
-        "entropy": float((got[2] - expected[2]).detach().abs().max()),
+        "loss": abs(shared.loss - whole.loss) / max(1.0, abs(whole.loss)),
+        "entropies": float((shared.entropies - whole.entropies).abs().max()),
     }
-    for name, reference in expected[1].items():
-        total = got[1].get(name, torch.zeros_like(reference)).clone()
+    for name, expected in whole.gradients.items():
+        total = shared.gradients[name].clone()
         dist.all_reduce(total)
-        errors[name] = float((total - reference).norm() / reference.norm().clamp_min(1e-4))
+        errors[name] = float((total - expected).norm() / expected.norm().clamp_min(1e-4))
     return errors
 
 

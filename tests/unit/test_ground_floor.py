@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from tests.support.runs import ROOT
-from vlm_pg.distributed import ALONE, RankLayout
+from vlm_pg import distributed
+from vlm_pg.distributed import ALONE, LAUNCHER_VARIABLES, RankLayout, is_distributed, join_ranks
+from vlm_pg.errors import ConfigError
 from vlm_pg.files import replacing, write_bytes_atomic
 from vlm_pg.memory import free_bytes, host_bytes, tensor_bytes
 
@@ -106,3 +108,27 @@ def test_what_raises_while_it_writes_leaves_nothing(tmp_path: Path) -> None:
 def test_sizes() -> None:
     assert tensor_bytes(torch.zeros(3, 5), None, torch.zeros(7, dtype=torch.bfloat16)) == 3 * 5 * 4 + 7 * 2
     assert 0 < free_bytes(torch.device("cpu")) <= host_bytes()
+
+
+def test_a_process_that_cannot_find_the_others_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    join_ranks()  # started alone
+    assert not is_distributed()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ConfigError, match="LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set"):
+        join_ranks()
+
+
+def test_tensors_are_joined_for_collectives_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tensor is in one bucket, in order; none mixes dtypes or grows beyond the size but by a single tensor."""
+    monkeypatch.setattr(distributed, "BUCKET_BYTES", 40)
+    sizes = [3, 4, 3, 11, 1, 2]
+    tensors = [torch.full((size,), float(place)) for place, size in enumerate(sizes)]
+    tensors[4] = tensors[4].double()
+    buckets = [[int(tensor[0]) for tensor in bucket] for bucket in distributed._buckets(tensors)]
+    assert buckets == [[0, 1, 2], [3], [4], [5]]
+    before = [tensor.clone() for tensor in tensors]
+    distributed.sum_tensors_over_ranks(tensors)  # of one process
+    assert all(torch.equal(one, other) for one, other in zip(tensors, before, strict=True))

@@ -57,11 +57,6 @@ class AttentionPlan:
             )
         return self._on_device["rows", device]
 
-    @property
-    def asks_last(self) -> bool:
-        """Whether all rows that ask come behind all that do not."""
-        return self.rows is None or self.rows[0] == self.num_keys - self.num_queries
-
     def stream_order(self, device: torch.device) -> torch.Tensor:
         """int64 [T]: brings (rows that ask, rows that do not) back into stream order."""
         if ("order", device) not in self._on_device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -129,7 +130,8 @@ class TreeContext(_Context):
             assert self.last_plan is not None
             plan = self.last_plan
             asking = share.read if share is not None else None
-            k, v = (_interleave(*pair, share or plan) for pair in ((k, unread[0]), (v, unread[1])))
+            whole = partial(_interleave, plan=plan) if share is None else share.interleave
+            k, v = (whole(*pair) for pair in ((k, unread[0]), (v, unread[1])))
             # A recomputation needs the values only. The graph holds this context (through the checkpointed call), so
             # the context must not hold the graph: nothing would ever free a forward that no backward followed.
             self._unread[layer_index] = (unread[0].detach(), unread[1].detach())
@@ -202,10 +204,12 @@ class ChunkContext(_Context):
         return LinearStates(*self.stored[layer_index])
 
 
-def _interleave(asking: torch.Tensor, others: torch.Tensor, which: AttentionPlan | StreamShare) -> torch.Tensor:
+def _interleave(asking: torch.Tensor, others: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
     """Rows that ask and rows that do not, back in stream order: [queries, ...], [others, ...] -> [T, ...]."""
     if not others.shape[0]:
         return asking
-    if which.asks_last:
+    rows = plan.rows
+    assert rows is not None
+    if rows[0] == others.shape[0] and rows[-1] == plan.num_keys - 1:
         return torch.cat([others, asking])
-    return torch.cat([asking, others])[which.stream_order(asking.device)]
+    return torch.cat([asking, others])[plan.stream_order(asking.device)]

@@ -76,7 +76,8 @@ def _last_layer(
     if not trim or not hasattr(layer, "self_attn"):
         # A recurrent layer must pass through every row.
         return _run(layer, hidden, rotary, context)[:, read]
-    if len(unread):
+    # A sequence rank may have none of them, where another one has: all of them cut this layer, or none.
+    if len(unread) or context.share is not None:
         keys_values = partial(_keys_values, layer)
         operands = (hidden[:, unread], *(part[..., unread, :] for part in rotary))
         if torch.is_grad_enabled() and getattr(layer, "gradient_checkpointing", False) and layer.training:

@@ -75,7 +75,7 @@ def load_policy(
 
 
 def check_sequence_size(settings: ModelSettings, size: int) -> None:
-    """Raise ModelError if the heads of the model cannot be divided over ``size`` sequence ranks; reads its config only."""
+    """Raise ModelError if the model's heads cannot be divided over ``size`` sequence ranks; reads its config alone."""
     if size == 1:
         return
     path = adapter_base(settings.path) or settings.path

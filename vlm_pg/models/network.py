@@ -115,11 +115,7 @@ class Network(torch.nn.Module):
         early: tuple[torch.Tensor, ...] = ()
         if features is not None:
             assert media_rows is not None
-            if features.shape[0] != media_rows.shape[0]:
-                raise ValueError(
-                    f"The stream has {media_rows.shape[0]} media tokens but {features.shape[0]} visual features; "
-                    "prompt and pixels do not belong together."
-                )
+            check_features(media_rows, features)
             if features.dim() == 3:
                 features, *rest = features.unbind(1)
                 early = tuple(rest)
@@ -128,3 +124,12 @@ class Network(torch.nn.Module):
         trim = self.turns is None and not whole_layers
         positions = positions_3T[: self.family.rotary_axes]
         return run_decoder(self.language_model, embeddings, positions, context, media_rows, early, trim)
+
+
+def check_features(media_rows: torch.Tensor, features: torch.Tensor) -> None:
+    """Raise ValueError where there is not one visual feature [M, ...] for each media token [M]."""
+    if features.shape[0] != media_rows.shape[0]:
+        raise ValueError(
+            f"The stream has {media_rows.shape[0]} media tokens but {features.shape[0]} visual features; prompt and "
+            "pixels do not belong together."
+        )

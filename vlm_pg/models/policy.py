@@ -17,7 +17,7 @@ from vlm_pg.models.network import Network
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, one_by_one, pack, pack_repeated
 from vlm_pg.models.prefix_run import PrefixStates, run_back, run_chunk, run_prefixes
 from vlm_pg.models.settings import ModelSettings, PositionRule
-from vlm_pg.models.stream_rows import own_rows, target_logprobs
+from vlm_pg.models.stream_rows import read_hidden, target_logprobs
 from vlm_pg.models.turns import Turns
 from vlm_pg.models.vision import VisionEncoder
 from vlm_pg.types import Prompt, ResponseGroup, Sample, VisualFeatures
@@ -168,8 +168,7 @@ class Policy(Network):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         reads = reading_plan(batch.tree, batch.reads)
         context = TreeContext(batch.tree, self.kernel_here, reads, self.checkpointing, batch.share)
-        ids, positions, *media = own_rows(batch, features)
-        hidden = self.hidden_states(ids, positions, context, *media, whole_layers)
+        hidden = read_hidden(self, batch, context, features, whole_layers)
         return target_logprobs(self, batch, hidden, temperature, entropy_graph)
 
     def idle_vision_loss(self) -> torch.Tensor:

@@ -17,7 +17,7 @@ from vlm_pg.attention.plan import reading_plan
 from vlm_pg.models.contexts import ChunkContext, PrefixContext
 from vlm_pg.models.network import Network
 from vlm_pg.models.packing import ChunkBatch, PrefixBatch
-from vlm_pg.models.stream_rows import own_rows, target_logprobs
+from vlm_pg.models.stream_rows import read_hidden, target_logprobs
 
 
 @dataclass
@@ -69,9 +69,7 @@ def run_prefixes(network: Network, batch: PrefixBatch, features: torch.Tensor | 
     context = PrefixContext(
         batch.tree, network.kernel_here, reading_plan(batch.tree, batch.reads), network.checkpointing, batch.share
     )
-    ids, positions, *media = own_rows(batch, features)
-    hidden = network.hidden_states(ids, positions, context, *media)
-    return PrefixStates(hidden, context.take())
+    return PrefixStates(read_hidden(network, batch, context, features), context.take())
 
 
 def run_chunk(
@@ -90,8 +88,7 @@ def run_chunk(
             network.checkpointing,
             batch.share,
         )
-        ids, positions, *_ = own_rows(batch)
-        hidden = torch.cat([last_hidden, network.hidden_states(ids, positions, context)])
+        hidden = torch.cat([last_hidden, read_hidden(network, batch, context)])
     return target_logprobs(network, batch, hidden, temperature, entropy_graph)
 
 

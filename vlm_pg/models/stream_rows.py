@@ -1,35 +1,45 @@
-"""What goes into the layers of a packed stream, and log-probabilities read off what comes out, on each sequence rank."""
+"""What each sequence rank puts into the layers of a packed stream, and the log-probabilities of what comes out."""
 
 from __future__ import annotations
 
 import torch
 
-from vlm_pg.models.network import Network
+from vlm_pg.attention.registration import AttentionContext
+from vlm_pg.models.network import Network, check_features
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch
 
-Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+Batch = PackedBatch | PrefixBatch | ChunkBatch
 
 
-def own_rows(batch: PackedBatch | PrefixBatch | ChunkBatch, features: torch.Tensor | None = None) -> Rows:
-    """Ids [t], positions [3, t], features [m, ...] and the rows that take them [m] of what this rank computes.
+def read_hidden(
+    network: Network,
+    batch: Batch,
+    context: AttentionContext,
+    features: torch.Tensor | None = None,
+    whole_layers: bool = False,
+) -> torch.Tensor:
+    """Last hidden states [rows read, D] of the rows that this rank computes.
 
     Args:
         features: of the groups, joined group by group: media that groups share enter the stream once.
+        whole_layers: as ``Network.run_layers``.
     """
-    media_rows = None if isinstance(batch, ChunkBatch) else batch.media_rows
-    if features is not None and not isinstance(batch, ChunkBatch) and batch.feature_rows is not None:
-        features = features[batch.feature_rows]
+    media_rows = None
+    if not isinstance(batch, ChunkBatch):
+        media_rows = batch.media_rows
+        if features is not None and batch.feature_rows is not None:
+            features = features[batch.feature_rows]
     share = batch.share
     if share is None:
-        return batch.input_ids, batch.positions_3T, features, media_rows
+        stream = (batch.input_ids, batch.positions_3T, context, features, media_rows, whole_layers)
+        return network.hidden_states(*stream)
     if features is not None and media_rows is not None:
-        if len(features) != len(media_rows):
-            raise ValueError(
-                f"The stream has {len(media_rows)} media tokens but {len(features)} visual features; prompt and pixels "
-                "do not belong together."
-            )
+        check_features(media_rows, features)
         media_rows, features = share.media(media_rows, features)
-    return share.rows.take(batch.input_ids), share.rows.take(batch.positions_3T, dim=1), features, media_rows
+    ids, positions = share.rows.take(batch.input_ids), share.rows.take(batch.positions_3T, dim=1)
+    if not len(ids):
+        ids, positions = batch.input_ids[:1], batch.positions_3T[:, :1]
+    return network.hidden_states(ids, positions, context, features, media_rows, whole_layers)[: share.num_read]
 
 
 def target_logprobs(

@@ -38,6 +38,9 @@ class Division:
 
     ``mine``: int64, this rank's rows in order. ``sizes``: rows of each rank. ``place``: int64 [rows], where each row
     stands among this rank's, -1 for rows of others.
+
+    A rank without rows carries one that stands for none through the layers: transformers' modules cannot take nothing,
+    and all ranks must call the same ones.
     """
 
     def __init__(self, owner: torch.Tensor, sequence: SequenceGroup):
@@ -51,7 +54,7 @@ class Division:
         self._by_rank, self._back, self._mine = Indices(by_rank), Indices(by_rank.argsort()), Indices(self.mine)
 
     def take(self, values: torch.Tensor, dim: int = 0) -> torch.Tensor:
-        """This rank's rows of a tensor that has all."""
+        """This rank's rows of a tensor that has all; none if there are none."""
         return values.index_select(dim, self._mine.on(values.device))
 
     def in_order(self, by_rank: torch.Tensor) -> torch.Tensor:
@@ -84,8 +87,8 @@ class StreamShare:
         others = silent.nonzero()[:, 0]
         self._asking, self._silent = Indices(asking), Indices(others)
         self._order = Indices(torch.cat([asking, others]).argsort())
-        # Whether all rows that are read come behind all that are not.
-        self.asks_last = not len(asking) or int(asking[0]) == len(others)
+        # How many of this rank's rows are read.
+        self.num_read = len(asking)
 
     @classmethod
     def of(cls, num_rows: int, read_rows: Sequence[int], sequence: SequenceGroup) -> StreamShare:
@@ -127,12 +130,20 @@ class StreamShare:
         return targets, self.read.place[rows[targets.mine]].to(predict_rows.device)
 
     def split_rows(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of this rank's rows those that are read and those that are not, as ``AttentionPlan.split_rows``."""
-        return self._asking.on(device), self._silent.on(device)
+        """As ``AttentionPlan.split_rows``, of this rank's rows; the first one stands for either kind where there is
+        none of it."""
+        first = torch.zeros(1, dtype=torch.int64, device=device)
+        read, unread = (kind.on(device) if len(kind) else first for kind in (self._asking, self._silent))
+        return read, unread
 
-    def stream_order(self, device: torch.device) -> torch.Tensor:
-        """As ``AttentionPlan.stream_order``, of this rank's rows."""
-        return self._order.on(device)
+    def interleave(self, read: torch.Tensor, unread: torch.Tensor) -> torch.Tensor:
+        """What the layers made of either kind of this rank's rows [rows, ...], in stream order.
+
+        The same operations whatever there is of each kind: ZeRO adds up gradients over ranks in the order in which
+        backward reaches the weights.
+        """
+        both = torch.cat([read[: self.num_read], unread[: len(self._silent)]])
+        return both.index_select(0, self._order.on(both.device))
 
 
 def rows_to_heads(*parts: tuple[torch.Tensor, Division]) -> list[torch.Tensor]:
@@ -146,7 +157,10 @@ def rows_to_heads(*parts: tuple[torch.Tensor, Division]) -> list[torch.Tensor]:
     for dtype in dict.fromkeys(values.dtype for values, _ in parts):
         chosen = [(i, values, division) for i, (values, division) in enumerate(parts) if values.dtype == dtype]
         outgoing = [
-            [values[:, heads_of(values.shape[1], sequence.size, to)].flatten() for _, values, _ in chosen]
+            [
+                values[: len(division.mine), heads_of(values.shape[1], sequence.size, to)].flatten()
+                for _, values, division in chosen
+            ]
             for to in range(sequence.size)
         ]
         shapes = [_head_shape(values, sequence) for _, values, _ in chosen]
@@ -168,11 +182,13 @@ def rows_to_heads(*parts: tuple[torch.Tensor, Division]) -> list[torch.Tensor]:
 
 
 def heads_to_rows(values: torch.Tensor, division: Division) -> torch.Tensor:
-    """This rank's heads of all rows [rows, n / ranks, width] -> all heads of its own rows [mine, n, width]."""
+    """This rank's heads of all rows [rows, n / ranks, width] -> all heads of its own rows [mine, n, width]; of a row of
+    zeros, where it has none."""
     sequence = division.sequence
     mine, (_, heads, width) = division.sizes[sequence.rank], values.shape
     received = sequence.exchange(division.by_rank(values), division.sizes, [mine] * sequence.size)
-    return received.view(sequence.size, mine, heads, width).transpose(0, 1).reshape(mine, -1, width)
+    own = received.view(sequence.size, mine, heads, width).transpose(0, 1).reshape(mine, sequence.size * heads, width)
+    return own if mine else torch.cat([own, own.new_zeros(1, *own.shape[1:])])
 
 
 def heads_of(heads: int, size: int, rank: int) -> slice:

@@ -1,4 +1,4 @@
-"""Who owns gradients and optimizer state: torch alone, or DeepSpeed."""
+"""Who owns gradients and optimizer state: torch, whole on every rank, or DeepSpeed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from vlm_pg.distributed import ALONE, BY_ITSELF, RankLayout, SequenceGroup
+from vlm_pg.distributed import ALONE, BY_ITSELF, RankLayout, SequenceGroup, sum_tensors_over_ranks
 from vlm_pg.errors import CheckpointError
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.settings import TrainingSettings
@@ -84,12 +84,15 @@ def check_finite(norm: float) -> None:
 
 
 class TorchEngine(Engine):
-    """One process, AdamW. bf16 weights keep an fp32 copy that gradients are summed into and updates are applied to."""
+    """AdamW, all weights on every rank. bf16 weights keep an fp32 copy that takes gradients and updates.
 
-    description = "torch"
+    Gradients stay on their rank until the update's end and are then summed over ranks once, in fp32: backward calls may
+    differ in kind and number from rank to rank. Every rank then makes the same step.
+    """
 
-    def __init__(self, policy: Policy, settings: TrainingSettings):
-        self.policy = policy
+    def __init__(self, policy: Policy, settings: TrainingSettings, ranks: RankLayout = ALONE):
+        self.policy, self.ranks, self.sequence = policy, ranks, SequenceGroup.of(ranks)
+        self.description = "torch" if ranks.world_size == 1 else "torch (all weights on every rank)"
         self._max_grad_norm = settings.max_grad_norm
         self._named = [(name, p) for name, p in policy.model.named_parameters() if p.requires_grad]
         self._weights = [p for _, p in self._named]
@@ -122,6 +125,8 @@ class TorchEngine(Engine):
             # under DeepSpeed: Adam's moments decay and move it on, and weight decay holds.
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
+        if self.ranks.world_size > 1:
+            sum_tensors_over_ranks([master.grad for master in self._masters if master.grad is not None])
         norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self._max_grad_norm))
         check_finite(norm)
         for group in self._optimizer.param_groups:
@@ -135,6 +140,8 @@ class TorchEngine(Engine):
         return norm
 
     def save_optimizer(self, folder: Path) -> None:
+        if not self.ranks.is_first:  # all have the same
+            return
         tensors: dict[str, torch.Tensor] = {}
         for (name, _), master in zip(self._named, self._masters, strict=True):
             state = self._optimizer.state.get(master, {})

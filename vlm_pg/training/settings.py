@@ -17,7 +17,10 @@ class TrainingSettings(Settings):
     micro_batch_tokens: int = Field(
         20480, ge=1, description="Token budget of one forward and backward; a shared prefix counts once."
     )
-    engine: Literal["torch", "deepspeed"] = Field("torch", description="Who owns optimizer and gradients.")
+    engine: Literal["torch", "deepspeed"] = Field(
+        "torch",
+        description="Who owns optimizer and gradients. torch: all of it on every rank; deepspeed: divided",
+    )
     sequence_parallel: int = Field(
         1,
         ge=1,

@@ -9,7 +9,7 @@ from typing import Any
 
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.config import RunConfig
-from vlm_pg.distributed import RankLayout, launched_world_size
+from vlm_pg.distributed import RankLayout, join_ranks, launched_world_size
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.liger import liger_line
 from vlm_pg.models.policy import Policy
@@ -54,15 +54,13 @@ def connect(config: RunConfig) -> RankLayout:
 
         read_deepspeed_config(config.training)
         connect_ranks()
-    elif launched_world_size() > 1:
-        raise ConfigError(
-            f"{launched_world_size()} processes were started, but training.engine is torch, which runs in one. "
-            "Set training.engine=deepspeed and training.deepspeed_config."
-        )
-    return _layout(config)
+    else:
+        join_ranks()
+    return layout_of(config)
 
 
-def _layout(config: RunConfig) -> RankLayout:
+def layout_of(config: RunConfig) -> RankLayout:
+    """Where this process stands among those that are connected."""
     size = config.training.sequence_parallel
     try:
         return RankLayout.here(size)
@@ -107,7 +105,7 @@ def refuse_nothing_to_train(config: RunConfig, policy: Policy) -> None:
 
 def make_engine(config: RunConfig, policy: Policy, ranks: RankLayout) -> Engine:
     if config.training.engine == "torch":
-        return TorchEngine(policy, config.training)
+        return TorchEngine(policy, config.training, ranks)
     from vlm_pg.training.deepspeed_engine import DeepSpeedEngine
 
     return DeepSpeedEngine(policy, config.training, ranks, config.rollout.gather)

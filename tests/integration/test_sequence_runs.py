@@ -1,0 +1,123 @@
+"""Whole runs whose updates are shared by sequence ranks train what one process trains.
+
+Everything around the update is what it is without: questions, rollouts and rewards differ from rank to rank, metrics
+count each group once, and checkpoints are those of any other run.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from data_pipelines.embedded import main as prepare_embedded
+from tests.integration.test_deepspeed import deepspeed_config
+from tests.support.layouts import distance
+from tests.support.processes import launch_ranks
+from tests.support.runs import ROOT, read_lines, run_cli, write_config
+
+TOLERANCE = 1e-5
+FROZEN = ["model.train_vision=false"]
+FEATURES: dict[str, list[str]] = {
+    "plain": [],
+    "chunks": ["training.micro_batch_tokens=121"],
+    "kl and entropy": [*FROZEN, "algorithm.kl_coef=0.1", "algorithm.entropy_coef=0.1"],
+    "kl, trained tower": ["algorithm.kl_coef=0.1", "model.gradient_checkpointing=true"],
+    "token rewards": [*FROZEN, "algorithm.kl_coef=0.1", "algorithm.kl_in=token_reward"],
+    "lora": [*FROZEN, "model.lora.rank=4", "algorithm.kl_coef=0.1"],
+    "cppo": [*FROZEN, "algorithm.prune_rate=0.5", "algorithm.prune_fill=true"],
+    "several updates": ["algorithm.minibatches=2", "algorithm.num_iterations=2", "rollout.logprobs=recompute"],
+    "sequences": ["algorithm.preset=gspo"],
+    "resampled": ["algorithm.resample_rounds=2"],
+    "nothing shared": ["model.share_prefix=false"],
+}
+DEFAULT = ("plain", "kl, trained tower", "lora", "several updates", "cppo")
+# What depends on how the work was done, not on what was computed.
+ABOUT_THE_WORK = ("seconds", "tokens_per_second", "generation/", "core_wait_share", "prompts_encoded")
+
+
+def sections(folder: Path, model: Path) -> dict[str, Any]:
+    return {
+        "run": {"resume": "auto"},
+        "model": {"path": str(model), "train_vision": True},
+        "data": {"train": str(folder / "clips" / "train.jsonl")},
+        "media": {"workers": 0},
+        "prompt": {
+            "max_prompt_tokens": 100,
+            "instructions": {"multiple_choice": "Name the colours in order, then answer with a letter."},
+        },
+        "rollout": {"num_generations": 5, "max_new_tokens": 20},
+        "training": {
+            "steps": 3,
+            "prompts_per_step": 3,
+            "micro_batch_tokens": 150,
+            "learning_rate": 1e-3,
+            "adam_epsilon": 1e-4,
+        },
+        "observe": {"trackers": [], "report": False},
+    }
+
+
+@pytest.mark.parametrize(
+    "names", [pytest.param(tuple(FEATURES), marks=pytest.mark.matrix, id="all"), pytest.param(DEFAULT, id="some")]
+)
+def test_runs_on_sequence_ranks_train_what_one_process_trains(names: tuple[str, ...], tmp_path: Path) -> None:
+    prepare_embedded(["--out", str(tmp_path / "clips"), "--train", "24", "--eval", "8"])
+    config = write_config(tmp_path / "run.yaml", sections(tmp_path, ROOT / "assets/tiny-qwen2_5-vl"))
+    places = {name: (tmp_path / f"{number}-alone", tmp_path / f"{number}") for number, name in enumerate(names)}
+
+    def runs(place: int, *more: str) -> dict[str, list[str]]:
+        return {name: [*FEATURES[name], f"run.dir={places[name][place]}", *more] for name in names}
+
+    for file, wanted, ranks in (
+        ("alone.json", runs(0), 1),
+        ("shared.json", runs(1, "training.sequence_parallel=2"), 2),
+    ):
+        (tmp_path / file).write_text(json.dumps(wanted))
+        launch_ranks(
+            "tests.integration.sequence_runs",
+            *(str(config), str(tmp_path / file)),
+            ranks=ranks,
+            timeout_seconds=120 + 60 * len(names),
+        )
+    for name, (alone, shared) in places.items():
+        weights = "adapter_model" if name == "lora" else "model"
+        expected, found = (load_file(run / f"checkpoints/step-000003/{weights}.safetensors") for run in (alone, shared))
+        far = {weight: apart for weight, apart in distance(found, expected).items() if not apart <= TOLERANCE}
+        assert not far, (name, far)
+        for of_one, of_two in zip(*(read_lines(run / "metrics.jsonl") for run in (alone, shared)), strict=True):
+            assert set(of_one) == set(of_two), name
+            compared = {
+                key: value
+                for key, value in of_one.items()
+                if isinstance(value, float | int) and not key.startswith(ABOUT_THE_WORK)
+            }
+            assert {key: of_two[key] for key in compared} == pytest.approx(compared, rel=1e-4, abs=1e-6), name
+
+
+def test_sequence_ranks_under_zero_3_go_on_from_one_process(tmp_path: Path) -> None:
+    """Four processes: two data ranks of two; generation in turns, frozen tower, weights scattered over all four."""
+    prepare_embedded(["--out", str(tmp_path / "clips"), "--train", "24", "--eval", "8"])
+    config = write_config(tmp_path / "run.yaml", sections(tmp_path, ROOT / "assets/tiny-qwen2_5-vl"))
+    deepspeed = ["training.engine=deepspeed", f"training.deepspeed_config={deepspeed_config(tmp_path, 3)}"]
+    shared = [*FROZEN, "training.sequence_parallel=2", "rollout.gather=layers", *deepspeed, "training.steps=2"]
+    alone = tmp_path / "alone"
+    done = run_cli("train", str(config), *FROZEN, "training.steps=2", f"run.dir={alone}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    launch_ranks("vlm_pg.cli", "train", str(config), *shared, f"run.dir={tmp_path / 'shared'}", ranks=4)
+    files = (run / "checkpoints/step-000002/model.safetensors" for run in (alone, tmp_path / "shared"))
+    expected, found = map(load_file, files)
+    far = {weight: apart for weight, apart in distance(found, expected).items() if not apart <= TOLERANCE}
+    assert not far
+
+
+def test_what_cannot_be_divided_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    prepare_embedded(["--out", str(tmp_path / "clips"), "--train", "24", "--eval", "8"])
+    config = write_config(tmp_path / "run.yaml", sections(tmp_path, ROOT / "assets/tiny-qwen2_5-vl"))
+    done = run_cli("train", str(config), "training.sequence_parallel=2")
+    assert done.returncode == 2 and "1 process(es) were started" in done.stderr, done.stdout + done.stderr
+    with pytest.raises(AssertionError, match=r"can be divided over 1, 2, 4 processes"):
+        launch_ranks("vlm_pg.cli", "train", str(config), "training.sequence_parallel=3", ranks=3)

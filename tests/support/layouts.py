@@ -1,0 +1,175 @@
+"""Ways to lay one training out over processes, all of which must train what one process trains; and what they train.
+
+A further layout is a further entry in ``LAYOUTS``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.support.groups import make_case, random_group, tiny_policy
+from tests.support.training import make_groups
+from vlm_pg.algorithms.settings import AlgorithmSettings
+from vlm_pg.distributed import ALONE, RankLayout
+from vlm_pg.models.policy import Policy
+from vlm_pg.training.engines import Engine, TorchEngine
+from vlm_pg.training.settings import TrainingSettings
+from vlm_pg.training.step import Update, UpdateSettings, update_policy
+from vlm_pg.types import Prompt, Rollout, RolloutGroup
+
+STEPS, LEARNING_RATE = 5, 1e-3
+# Below every step's gradient norm, so that clipping is compared too.
+MAX_GRAD_NORM = 1.0
+# Divides nothing: seven questions, five responses to each, over two or four ranks.
+KINDS = ("video", "image", "text", "images", "image+video", "video", "text")
+LENGTHS = (
+    [5, 1, 9, 3, 7],
+    [4, 4, 6, 2, 1],
+    [3, 8, 2, 5, 5],
+    [6, 2, 7, 1, 4],
+    [2, 9, 3, 3, 6],
+    [1, 5, 5, 8, 2],
+    [7, 3, 4, 6, 1],
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``zero``: section ``zero_optimization`` of DeepSpeed's file; None for the torch engine.
+
+    ``sequence``: processes that share the tokens of each data rank.
+    """
+
+    name: str
+    ranks: int
+    zero: dict[str, Any] | None = None
+    sequence: int = 1
+    family: str = "qwen2_5_vl"
+    settings: dict[str, Any] = field(default_factory=dict)  # of section ``training``
+
+
+# No weight is too small to be scattered.
+ZERO_3 = {"stage": 3, "stage3_param_persistence_threshold": 0}
+OFFLOADED = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        Layout("torch-2", 2),
+        Layout("torch-4", 4),
+        Layout("zero1-2", 2, {"stage": 1}),
+        Layout("zero2-2", 2, {"stage": 2}),
+        Layout("zero2-4", 4, {"stage": 2}),
+        Layout("zero3-2", 2, ZERO_3),
+        Layout("zero3-offload-2", 2, ZERO_3 | OFFLOADED),
+        Layout("sequence2", 2, sequence=2),
+        Layout("sequence4", 4, sequence=4),
+        Layout("sequence2-data2", 4, sequence=2),
+        Layout("sequence2-zero2-data2", 4, {"stage": 2}, sequence=2),
+        Layout("sequence2-zero3", 2, ZERO_3, sequence=2),
+        *(
+            Layout(f"sequence2-{family}", 2, sequence=2, family=family)
+            for family in ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
+        ),
+        Layout("sequence2-zero3-qwen3_5", 2, ZERO_3, sequence=2, family="qwen3_5"),
+    )
+}
+
+
+def layout_policy(family: str) -> Policy:
+    return tiny_policy(train_vision=True, family=family)
+
+
+def training_settings(layout: Layout, deepspeed_file: Path | None = None) -> TrainingSettings:
+    """Gradients of key biases are rounding and nothing else; the epsilon keeps Adam from making full steps of them."""
+    values: dict[str, Any] = {"adam_epsilon": 1e-4, "weight_decay": 0.05, "max_grad_norm": MAX_GRAD_NORM}
+    if deepspeed_file is not None:
+        values |= {"engine": "deepspeed", "deepspeed_config": str(deepspeed_file)}
+    return TrainingSettings(steps=STEPS, learning_rate=LEARNING_RATE, checked_updates=99, **(values | layout.settings))
+
+
+def layout_engine(layout: Layout, folder: Path, ranks: RankLayout) -> Engine:
+    """The layout's engine on this rank, around the policy all layouts begin with. Collective."""
+    policy = layout_policy(layout.family)
+    if layout.zero is None:
+        return TorchEngine(policy, training_settings(layout), ranks)
+    from vlm_pg.training.deepspeed_engine import DeepSpeedEngine
+
+    file = folder / f"{layout.name}-{ranks.rank}.json"
+    # torch's AdamW in every layout: DeepSpeed's for CPUs is compiled first, and has a table of its own.
+    file.write_text(json.dumps({"zero_optimization": layout.zero, "zero_force_ds_cpu_optimizer": False}))
+    return DeepSpeedEngine(policy, training_settings(layout, file), ranks)
+
+
+def one_process(family: str) -> Engine:
+    """What every layout is compared with."""
+    layout = Layout("one", 1, family=family)
+    return TorchEngine(layout_policy(family), training_settings(layout))
+
+
+def step_groups(policy: Policy, step: int) -> list[RolloutGroup]:
+    """All complete groups of a step, of all ranks; they do not depend on weights."""
+    sampled = [
+        _sampled(policy, kind, LENGTHS[place], 1000 * step + 10 * place)
+        for place, kind in enumerate(KINDS[step:] + KINDS[:step])
+    ]
+    return make_groups(policy, sampled)
+
+
+def _sampled(policy: Policy, kind: str, lengths: Sequence[int], seed: int) -> tuple[Prompt, list[Rollout]]:
+    """Responses to a prompt of an odd number of tokens."""
+    case = next(c for c in (make_case(policy, kind, seed + more) for more in range(10)) if c.prompt.num_tokens % 2)
+    group = random_group(policy, case, list(lengths), seed=seed)
+    # About what a random model gives each token of its vocabulary: ratios are near 1 and not all clipped.
+    level = -torch.log(torch.tensor(float(policy.vocab_size)))
+    return case.prompt, [Rollout(tokens, level.expand(len(tokens)).clone(), "stop") for tokens in group.responses]
+
+
+def train_steps(engine: Engine, ranks: RankLayout = ALONE, whole: bool = False) -> list[dict[str, float]]:
+    """Metrics of each of ``STEPS`` updates on this data rank's share. ``whole``: each in a single pass."""
+    settings = AlgorithmSettings(clip_low=0.9, clip_high=5.0)
+    said = []
+    for step in range(STEPS):
+        groups = step_groups(engine.policy, step)
+        # The largest group alone fills a micro-batch.
+        budget = max(g.prompt.num_tokens + sum(len(r.token_ids) for r in g.rollouts) for g in groups)
+        update = Update(groups[ranks.data_rank :: ranks.data_size], LEARNING_RATE)
+        said.append(update_policy(engine, None, update, UpdateSettings(settings, 10**6 if whole else budget)))
+    return said
+
+
+def weights(engine: Engine) -> dict[str, torch.Tensor]:
+    with engine.full_weights():
+        return {name: p.detach().clone() for name, p in engine.policy.model.named_parameters()}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Weights before and after all steps, and the metrics of each."""
+
+    before: dict[str, torch.Tensor]
+    after: dict[str, torch.Tensor]
+    metrics: list[dict[str, float]]
+
+
+@cache
+def trained_by_one_process(family: str) -> Trained:
+    engine = one_process(family)
+    before = weights(engine)
+    metrics = train_steps(engine, whole=True)
+    return Trained(before, weights(engine), metrics)
+
+
+def distance(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Of each weight: the largest difference of an element, relative to its largest element."""
+    assert set(found) == set(expected)
+    return {
+        name: float((found[name].float() - weight.float()).abs().max() / weight.float().abs().max())
+        for name, weight in expected.items()
+    }
