@@ -27,16 +27,17 @@ FEATURES: dict[str, list[str]] = {
     "kl and entropy": [*FROZEN, "algorithm.kl_coef=0.1", "algorithm.entropy_coef=0.1"],
     "kl, trained tower": ["algorithm.kl_coef=0.1", "model.gradient_checkpointing=true"],
     "token rewards": [*FROZEN, "algorithm.kl_coef=0.1", "algorithm.kl_in=token_reward"],
-    "lora": [*FROZEN, "model.lora.rank=4", "algorithm.kl_coef=0.1"],
+    # Half of an adapter begins at zero and is nothing but what Adam made of gradients, rounding included.
+    "lora": [*FROZEN, "model.lora.rank=4", "algorithm.kl_coef=0.1", "training.adam_epsilon=1e-2"],
     "cppo": [*FROZEN, "algorithm.prune_rate=0.5", "algorithm.prune_fill=true"],
     "several updates": ["algorithm.minibatches=2", "algorithm.num_iterations=2", "rollout.logprobs=recompute"],
-    "sequences": ["algorithm.preset=gspo"],
+    "sequences": ["algorithm.preset=gspo", "algorithm.minibatches=1", "algorithm.num_iterations=2"],
     "resampled": ["algorithm.resample_rounds=2"],
     "nothing shared": ["model.share_prefix=false"],
 }
 DEFAULT = ("plain", "kl, trained tower", "lora", "several updates", "cppo")
 # What depends on how the work was done, not on what was computed.
-ABOUT_THE_WORK = ("seconds", "tokens_per_second", "generation/", "core_wait_share", "prompts_encoded")
+ABOUT_THE_WORK = ("seconds", "step_seconds", "tokens_per_second", "generation/", "core_wait_share", "prompts_encoded")
 
 
 def sections(folder: Path, model: Path) -> dict[str, Any]:
