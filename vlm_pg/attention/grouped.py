@@ -8,7 +8,8 @@ gradient: dq adds up over the calls and dk, dv need no correction. So only q, k,
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 
@@ -55,22 +56,37 @@ def grouped_attention(
     return _GroupedAttention.apply(q, k, v, plan, scale, chosen, memo)
 
 
+class PutAway(Protocol):
+    """A tensor that is elsewhere for now."""
+
+    def get(self) -> torch.Tensor:
+        """It, on its device."""
+        ...
+
+
 class AttentionMemo:
     """Output and log-sum-exp of one layer between a checkpointed forward and its recomputation.
 
     A checkpointed layer runs twice; attention is its only part whose cost grows with the square of the length, and its
     result is about as large as the layer's input. So the second run takes it from here.
+
+    Args:
+        put_away: what keeps a tensor until its ``get`` is called; default: it stays where it is.
     """
 
-    def __init__(self) -> None:
-        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
+    def __init__(self, put_away: Callable[[torch.Tensor], PutAway] | None = None) -> None:
+        self._put_away = put_away
+        self._kept: tuple[torch.Tensor, torch.Tensor] | tuple[PutAway, PutAway] | None = None
 
     def take(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         kept, self._kept = self._kept, None
-        return kept
+        if kept is None:
+            return None
+        out, lse = (item if isinstance(item, torch.Tensor) else item.get() for item in kept)
+        return out, lse
 
     def keep(self, out: torch.Tensor, lse: torch.Tensor) -> None:
-        self._kept = (out, lse)
+        self._kept = (out, lse) if self._put_away is None else (self._put_away(out), self._put_away(lse))
 
 
 def forward_with_lse(

@@ -13,10 +13,10 @@ from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.plan import AttentionPlan, full_plan
 from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.errors import ModelError
+from vlm_pg.models.layer_lane import Lane
 from vlm_pg.models.linear_attention import LinearLayout, LinearStates, linear_attention_over_tree
+from vlm_pg.models.state_store import KeysValues, StateStore
 from vlm_pg.models.stream_share import StreamShare, heads_to_rows, rows_to_heads
-
-KeysValues = tuple[torch.Tensor, torch.Tensor]
 
 
 class _GradMode:
@@ -40,7 +40,7 @@ class _GradMode:
             )
 
 
-class _Context:
+class StreamContext:
     """What all layers of one pass share.
 
     Args:
@@ -64,6 +64,8 @@ class _Context:
         self._memos: dict[int, AttentionMemo] = {}
         self._layout: LinearLayout | None = None
         self._grad_mode = _GradMode()
+        # Where this pass puts what its layers' recomputations will ask for; None: it stays.
+        self.lane: Lane | None = None
 
     def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Called with keys and values [rows, K, H] of all rows in the stream; on a sequence rank with its heads."""
@@ -86,10 +88,10 @@ class _Context:
     def _memo(self, layer_index: int) -> AttentionMemo | None:
         if not self._remember or not torch.is_grad_enabled():
             return None
-        return self._memos.setdefault(layer_index, AttentionMemo())
+        return self._memos.setdefault(layer_index, AttentionMemo(None if self.lane is None else self.lane.put))
 
 
-class TreeContext(_Context):
+class TreeContext(StreamContext):
     """One packed stream, differentiable.
 
     Args:
@@ -138,41 +140,44 @@ class TreeContext(_Context):
         if share is not None and asking is not None:
             q, k, v = rows_to_heads((q, asking), (k, share.rows), (v, share.rows))
         self.keep_keys_values(layer_index, k, v)
+        k, v = self._through(layer_index, k, v)
         out = grouped_attention(q, k, v, plan, scale, self.kernel, self._memo(layer_index))
         return out if asking is None else heads_to_rows(out, asking)
 
+    def _through(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> KeysValues:
+        """Keys and values [rows, K, H] that attention is to use for these."""
+        return k, v
+
 
 class PrefixContext(TreeContext):
-    """The prefixes alone; what responses will need of every layer is kept, graph included."""
+    """The prefixes alone; what responses will need of every layer is kept in ``states``, graph included."""
 
-    def __init__(self, *args: Any):
+    def __init__(self, states: StateStore, *args: Any):
         super().__init__(*args)
-        self._kept: dict[int, KeysValues] | None = {}
+        self._states: StateStore | None = states
 
-    def take(self) -> dict[int, KeysValues]:
-        """What was kept. Recomputations keep nothing from now on, and this object lets go of the graph."""
-        assert self._kept is not None
-        kept, self._kept = self._kept, None
-        return kept
+    def close(self) -> None:
+        """Recomputations keep nothing from now on, and this object lets go of the graph."""
+        self._states = None
 
-    def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
+    def _through(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> KeysValues:
         # A checkpointed layer comes here again when it is recomputed; the graph is the first run's.
-        if self._kept is not None:
-            self._kept[layer_index] = (k, v)
+        return (k, v) if self._states is None else self._states.keep(layer_index, k, v)
 
     def keep_states(self, layer_index: int, states: LinearStates) -> None:
-        if self._kept is not None:
-            self._kept[layer_index] = (states.conv_tail, states.recurrent)
+        if self._states is not None:
+            self._states.hold(layer_index, states.conv_tail, states.recurrent)
 
 
-class ChunkContext(_Context):
+class ChunkContext(StreamContext):
     """Some responses behind prefixes that have already run: only response rows are in the stream.
 
     Args:
         tree: prefix nodes and response nodes together.
         plan: all response rows ask.
         prefix_nodes: indices in ``tree`` of the prefix nodes, in the order in which their states are stored.
-        stored: per layer what ``PrefixContext`` kept: keys and values of all prefix rows, or states per node.
+        stored: of each layer, when it is asked for, what ``PrefixContext`` kept: keys and values of all prefix rows,
+            or states per node.
         share: this sequence rank's share of the chunk; None where it has all of it.
     """
 

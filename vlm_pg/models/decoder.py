@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from vlm_pg.attention.registration import AttentionContext
-from vlm_pg.models.contexts import KeysValues, TreeContext
+from vlm_pg.models.contexts import TreeContext
+from vlm_pg.models.state_store import KeysValues
 
 
 def run_decoder(
@@ -81,7 +81,7 @@ def _last_layer(
         keys_values = partial(_keys_values, layer)
         operands = (hidden[:, unread], *(part[..., unread, :] for part in rotary))
         if torch.is_grad_enabled() and getattr(layer, "gradient_checkpointing", False) and layer.training:
-            supplied = checkpoint(keys_values, *operands, use_reentrant=False, preserve_rng_state=False)
+            supplied = layer._gradient_checkpointing_func(keys_values, *operands)
         else:
             supplied = keys_values(*operands)
         context.supply_unread(layer.self_attn.layer_idx, supplied)

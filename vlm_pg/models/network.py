@@ -10,6 +10,7 @@ import torch
 from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.registration import AttentionContext, check_grouped
 from vlm_pg.distributed import max_over_ranks
+from vlm_pg.models.contexts import StreamContext
 from vlm_pg.models.decoder import run_decoder
 from vlm_pg.models.family import Family
 from vlm_pg.models.kernel_choice import KernelChoice
@@ -18,7 +19,9 @@ from vlm_pg.models.logits import token_logprobs
 from vlm_pg.models.pixels import PixelGeometry
 from vlm_pg.models.scattered import is_scattered
 from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.stream_memory import MemoryChoice, StreamMemory
 from vlm_pg.models.turns import Turns
+from vlm_pg.models.vision_pieces import pieces, run_pieces
 
 T = TypeVar("T")
 
@@ -33,6 +36,7 @@ class Network(torch.nn.Module):
         self.settings = settings
         self.turns: Turns | None = None
         self._own_pace = False
+        self.use_memory(MemoryChoice.of(settings))
         route_linear_layers(self.language_model)
         heads = family.head_shape(model.config)
         self._kernels = KernelChoice(self.device, self.dtype, heads, settings.attention_kernel)
@@ -74,9 +78,31 @@ class Network(torch.nn.Module):
         """Run a part of the model: at once, or when it is its turn on all ranks."""
         return work() if self.turns is None else self.turns.run(part, work)
 
+    def use_memory(self, choice: MemoryChoice) -> None:
+        """From now on long streams and media are kept small as ``choice`` says; what is computed stays the same."""
+        folder = self.settings.offload_folder
+        self.stream_memory = StreamMemory(self.language_model, choice, self.device, folder)
+
     def run_tower(self, pixel_values: torch.Tensor, grid_thw: torch.Tensor) -> torch.Tensor:
-        """As ``Family.encode_vision``."""
-        return self.in_turn("vision", lambda: self.family.encode_vision(self.model, pixel_values, grid_thw))
+        """As ``Family.encode_vision``, in pieces of bounded size."""
+
+        def one_piece(pixels: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
+            return self.in_turn("vision", lambda: self.family.encode_vision(self.model, pixels, grids))
+
+        most = self.stream_memory.choice.vision_piece_tokens * self.pixels.patches_per_token
+        if not most:
+            return one_piece(pixel_values, grid_thw)
+        found = pieces(grid_thw.tolist(), most)
+        together = self._in_step(self.family.vision_tower(self.model)) and self.turns is None
+        count = self._most_over_ranks(len(found)) if together else len(found)
+        return run_pieces(one_piece, found, pixel_values, self.pixels.empty_token(self.device), count)
+
+    def _in_step(self, part: torch.nn.Module) -> bool:
+        """Whether all ranks must make the same calls of ``part``, because its weights lie with several of them."""
+        return not (self._own_pace and self.turns is None) and is_scattered(part)
+
+    def _most_over_ranks(self, count: int) -> int:
+        return int(max_over_ranks({"count": count}, self.device)["count"])
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, D] -> [rows, V], in the weights' dtype."""
@@ -123,7 +149,17 @@ class Network(torch.nn.Module):
         # Ranks that take turns run whole layers only: which rows are read must not decide what weights are gathered.
         trim = self.turns is None and not whole_layers
         positions = positions_3T[: self.family.rotary_axes]
-        return run_decoder(self.language_model, embeddings, positions, context, media_rows, early, trim)
+        with self.stream_memory.in_pass(self._agreed_tiles(len(embeddings))) as lane:
+            if isinstance(context, StreamContext):
+                context.lane = lane
+            return run_decoder(self.language_model, embeddings, positions, context, media_rows, early, trim)
+
+    def _agreed_tiles(self, rows: int) -> int | None:
+        """Tiles of a pass, where all ranks must make equally many."""
+        tiles = self.stream_memory.tiles
+        if tiles is None or not self._in_step(self.language_model):
+            return None
+        return self._most_over_ranks(tiles.needed(rows))
 
 
 def check_features(media_rows: torch.Tensor, features: torch.Tensor) -> None:

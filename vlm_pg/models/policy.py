@@ -12,7 +12,7 @@ from vlm_pg.attention.plan import reading_plan
 from vlm_pg.models import checks
 from vlm_pg.models.contexts import TreeContext
 from vlm_pg.models.family import Family, refuse_media
-from vlm_pg.models.idle import idle_parts, idle_vision
+from vlm_pg.models.idle import idle_parts
 from vlm_pg.models.network import Network
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, one_by_one, pack, pack_repeated
 from vlm_pg.models.prefix_run import PrefixStates, run_back, run_chunk, run_prefixes
@@ -176,7 +176,7 @@ class Policy(Network):
 
         Ranks that reduce gradients together must all touch the same parameters.
         """
-        return idle_vision(self).sum() * 0.0
+        return self.run_tower(*self.pixels.empty_token(self.device)).sum() * 0.0
 
     @contextmanager
     def at_own_pace(self, scattered: bool) -> Iterator[None]:

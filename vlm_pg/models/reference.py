@@ -65,7 +65,8 @@ def load_reference(settings: ModelSettings, policy: Policy) -> ScoringPolicy:
     """The starting point of ``policy``: without its adapter, else a frozen copy (a frozen vision tower is shared)."""
     if settings.lora is not None:
         return AdapterFreeReference(policy)
-    settings = settings.model_copy(update={"train_vision": False, "gradient_checkpointing": False})
+    nothing_kept = {"gradient_checkpointing": False, "offload_layer_inputs": False, "offload_prefix_states": False}
+    settings = settings.model_copy(update={"train_vision": False, **nothing_kept})
     reference = load_policy(settings.path, device=policy.device, settings=settings)
     reference.requires_grad_(False)
     if policy.family.reads_media and not policy.vision.trains:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from vlm_pg.settings import Settings
 
 PositionRule = Literal["qwen", "transformers"]
+Switch = bool | Literal["auto"]
+Count = Annotated[int, Field(ge=0)] | Literal["auto"]
 
 
 class LoraSettings(Settings):
@@ -65,6 +67,32 @@ class ModelSettings(Settings):
     logits_chunk_mb: int = Field(
         256, ge=1, description="Memory for one chunk of fp32 logits, in MiB; chunks are recomputed in backward."
     )
+    offload_layer_inputs: Switch = Field(
+        "auto",
+        description="Put the inputs of checkpointed decoder layers, and what attention keeps for their recomputation, "
+        "away until backward asks for them: from a GPU into pinned host memory, beside the computation; from a CPU "
+        "into a file. auto: if they would not fit. Needs gradient_checkpointing.",
+    )
+    offload_prefix_states: Switch = Field(
+        "auto",
+        description="The same for keys and values of prompts that run once while their responses follow in chunks, and "
+        "for the fp32 sums of their gradients.",
+    )
+    mlp_tile_rows: Count = Field(
+        "auto",
+        description="Rows that MLPs and norms of decoder layers take at a time; 0: all. auto: all, unless they would "
+        "not fit. A checkpointed layer computes its MLP once more in tiles.",
+    )
+    vision_piece_tokens: Count = Field(
+        "auto",
+        description="Visual tokens that the vision tower makes at a time; 0: all. A frame is never cut. auto: all, "
+        "unless they would not fit. A trained tower computes its pieces again in backward.",
+    )
+    offload_folder: str | None = Field(
+        None,
+        description="Folder of the file that a CPU's tensors are put away in; on a disk, not in memory. None: the "
+        "system's folder for temporary files.",
+    )
     trust_remote_code: bool = Field(
         False, description="Let a hub model run its own Python code. Off unless you say so."
     )
@@ -78,6 +106,16 @@ class ModelSettings(Settings):
         description="Use liger-kernel's Triton kernels for RMSNorm, SwiGLU and rotary positions where it has them for "
         "the model's family; its fused loss is never used. Needs a GPU.",
     )
+
+    @model_validator(mode="after")
+    def _only_what_is_recomputed_is_put_away(self) -> Self:
+        for name in ("offload_layer_inputs", "offload_prefix_states"):
+            if getattr(self, name) is True and not self.gradient_checkpointing:
+                raise ValueError(
+                    f"model.{name} is true and model.gradient_checkpointing is false, but without it every layer keeps "
+                    f"all it computes, and nothing is won. Set model.gradient_checkpointing=true, or leave {name} out."
+                )
+        return self
 
     @model_validator(mode="after")
     def _an_adapter_is_alone(self) -> Self:

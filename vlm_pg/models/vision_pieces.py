@@ -6,8 +6,11 @@ height and width alone. So a video of (t, h, w) patches is as well several video
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
+
+import torch
+from torch.utils.checkpoint import checkpoint
 
 Grid = tuple[int, int, int]
 
@@ -81,3 +84,37 @@ def shares(grid_thw: Iterable[Sequence[int]], parts: int) -> list[VisionPiece]:
     found = pieces(grids, high)
     end = found[-1].stop if found else 0
     return found + [VisionPiece((), end, end)] * (parts - len(found))
+
+
+def run_pieces(
+    tower: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    cut: Sequence[VisionPiece],
+    pixel_values: torch.Tensor,
+    nothing: tuple[torch.Tensor, torch.Tensor],
+    calls: int,
+) -> torch.Tensor:
+    """The tower on one piece after the other.
+
+    With gradients each piece is a checkpoint of its own: what it computes on its way is thrown away and computed again
+    in backward, so that one piece's activations are alive at a time.
+
+    Args:
+        tower: (pixel_values [patches, dim], grid_thw [media, 3]) -> [M, ...].
+        cut: pieces of all of ``pixel_values``, in order.
+        pixel_values: [patches, dim].
+        nothing: pixel_values and grid_thw of one empty visual token.
+        calls: of the tower; those beyond the pieces run on ``nothing``, and their gradient is zero.
+
+    Returns:
+        [M, ...] of all pieces.
+    """
+    inputs = [(pixel_values[piece.start : piece.stop], torch.tensor(piece.grids)) for piece in cut]
+    inputs = [(pixels, grids.to(pixel_values.device)) for pixels, grids in inputs]
+    inputs += [nothing] * (calls - len(inputs))
+    if len(inputs) == 1:
+        return tower(*inputs[0])
+    if torch.is_grad_enabled():
+        outputs = [checkpoint(tower, *each, use_reentrant=False, preserve_rng_state=False) for each in inputs]
+    else:
+        outputs = [tower(*each) for each in inputs]
+    return torch.cat(outputs[: len(cut)] + [out[:0] for out in outputs[len(cut) :]])
