@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests.numerics.sequence_memory import HEAD_DIM, HEADS, KEY_VALUE_HEADS, LAYERS, READ_ROWS, RESPONSES
 from tests.support.processes import launch_ranks
 from tests.support.tiny import FAMILY_NAMES, VL_FAMILY_NAMES
+from vlm_pg.models.stream_share import exchanged_bytes
 
 TOLERANCE = 1e-5
+FP32_BYTES = 4
 
 
 def case(family: str, chunked: bool = False, checkpointing: bool = False, **more: Any) -> dict[str, Any]:
@@ -45,3 +48,25 @@ def test_shares_add_up_to_the_whole(ranks: int, cases: list[dict[str, Any]]) -> 
     for line in lines:
         print(line)
         assert line["error"] < TOLERANCE and line["weights"] > 20, line
+
+
+@pytest.mark.parametrize("prefix", [pytest.param(16384, marks=pytest.mark.matrix), 1024])
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+def test_activations_are_divided_and_what_is_sent_is_known(checkpointing: bool, prefix: int) -> None:
+    """At least 1.8 and 3.2 times less memory for activations on two and four ranks."""
+    found = {}
+    for ranks in (1, 2, 4):
+        printed = launch_ranks("tests.numerics.sequence_memory", str(prefix), str(checkpointing), ranks=ranks)
+        found[ranks] = json.loads(printed.splitlines()[-1])
+        print(prefix, checkpointing, ranks, found[ranks])
+    assert found[1]["peak"] >= 1.8 * found[2]["peak"] and found[1]["peak"] >= 3.2 * found[4]["peak"]
+    for ranks in (2, 4):
+        shape = (HEAD_DIM, ranks, FP32_BYTES)
+        layer = exchanged_bytes((prefix + READ_ROWS) // ranks, HEADS, KEY_VALUE_HEADS, *shape)
+        # In the last layer only rows that are read ask.
+        unasked = exchanged_bytes(prefix // ranks, HEADS, 0, *shape) - exchanged_bytes(prefix // ranks, 0, 0, *shape)
+        layers = (LAYERS * layer - unasked) * (3 if checkpointing else 2)
+        # Log-probabilities and entropies, padded to the largest share: the first row read predicts all first tokens.
+        targets = -(-(READ_ROWS - 1) // ranks) + len(RESPONSES)
+        gathered = 2 * (ranks - 1) * FP32_BYTES * targets
+        assert all(layers < sent <= layers + gathered for sent in found[ranks]["sent"])
