@@ -91,7 +91,24 @@ class RunConfig(Settings):
 def impossible_combinations(config: RunConfig) -> list[str]:
     """As ``Settings.impossible``, for settings of several sections."""
     longest = config.prompt.max_prompt_tokens + config.rollout.max_new_tokens
+    ranks, rollout = config.training.sequence_parallel, config.rollout
     checks = (
+        (
+            rollout.split == "prompts" and (ranks == 1 or rollout.engine == "server" or not config.model.share_prefix),
+            "rollout.split is prompts, which is for training.sequence_parallel above 1 with rollout.engine=in_process "
+            "and model.share_prefix=true. Set rollout.split=auto.",
+        ),
+        (
+            rollout.split == "prompts" and rollout.num_generations < ranks,
+            f"rollout.split is prompts with training.sequence_parallel={ranks}, but there are only "
+            f"{rollout.num_generations} rollouts of a question to share. Set rollout.num_generations={ranks} or more, "
+            "or rollout.split=questions.",
+        ),
+        (
+            rollout.split == "prompts" and rollout.gather == "layers",
+            "rollout.split is prompts and rollout.gather is layers: a process that waits for another one's prompt "
+            "would hold up its weights. Set rollout.split=questions or rollout.gather=all.",
+        ),
         (
             config.training.micro_batch_tokens < longest,
             f"training.micro_batch_tokens is {config.training.micro_batch_tokens}, but one prompt "

@@ -35,7 +35,10 @@ FEATURES: dict[str, list[str]] = {
     "resampled": ["algorithm.resample_rounds=2"],
     "nothing shared": ["model.share_prefix=false"],
 }
-DEFAULT = ("plain", "kl, trained tower", "lora", "several updates", "cppo")
+# What only sequence ranks have.
+OF_RANKS = {"prompts together": ["rollout.split=prompts"], "one question": []}
+FEATURES |= {"prompts together": [*FROZEN], "one question": ["training.prompts_per_step=1"]}
+DEFAULT = ("plain", "prompts together", "one question", "kl, trained tower", "lora", "several updates", "cppo")
 # What depends on how the work was done, not on what was computed.
 ABOUT_THE_WORK = ("seconds", "step_seconds", "tokens_per_second", "generation/", "core_wait_share", "prompts_encoded")
 
@@ -71,7 +74,10 @@ def test_runs_on_sequence_ranks_train_what_one_process_trains(names: tuple[str, 
     places = {name: (tmp_path / f"{number}-alone", tmp_path / f"{number}") for number, name in enumerate(names)}
 
     def runs(place: int, *more: str) -> dict[str, list[str]]:
-        return {name: [*FEATURES[name], f"run.dir={places[name][place]}", *more] for name in names}
+        return {
+            name: [*FEATURES[name], f"run.dir={places[name][place]}", *more, *(OF_RANKS.get(name, ()) if more else ())]
+            for name in names
+        }
 
     for file, wanted, ranks in (
         ("alone.json", runs(0), 1),

@@ -70,3 +70,27 @@ def test_activations_are_divided_and_what_is_sent_is_known(checkpointing: bool, 
         targets = -(-(READ_ROWS - 1) // ranks) + len(RESPONSES)
         gathered = 2 * (ranks - 1) * FP32_BYTES * targets
         assert all(layers < sent <= layers + gathered for sent in found[ranks]["sent"])
+
+
+ROLLOUT_CASES = [
+    {"family": "qwen2_5_vl", "kinds": ["video", "video", "image"], "settings": {}},
+    # Passes that cut nodes: later ones stand behind what is stored already.
+    {"family": "qwen2_5_vl", "kinds": ["video", "video"], "settings": {"prefill_tokens": 7}},
+    {"family": "qwen3_vl", "kinds": ["images", "text"], "settings": {"prefill_tokens": 11}},
+    {"family": "qwen3_5", "kinds": ["video", "video"], "settings": {"prefill_tokens": 9}},
+    {"family": "qwen3_5", "kinds": ["image", "text"], "settings": {}},
+    # One prompt at a time.
+    {"family": "qwen3_vl_moe", "kinds": ["image", "video", "text"], "settings": {"max_batch_rollouts": 3}},
+]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_prompts_prefilled_together_have_the_rollouts_of_one_process(ranks: int) -> None:
+    printed = launch_ranks("tests.numerics.sequence_rollouts", json.dumps(ROLLOUT_CASES), ranks=ranks)
+    lines = [json.loads(line) for line in printed.splitlines() if line.startswith('{"case"')]
+    assert [line["case"] for line in lines] == ROLLOUT_CASES
+    for line in lines:
+        for expected, found in zip(line["expected"], line["found"], strict=True):
+            assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected], line["case"]
+            for (_, ours), (_, theirs) in zip(found, expected, strict=True):
+                assert ours == pytest.approx(theirs, abs=1e-5)

@@ -16,7 +16,7 @@ from vlm_pg.errors import ModelError
 from vlm_pg.models.layer_lane import Lane
 from vlm_pg.models.linear_attention import LinearLayout, LinearStates, linear_attention_over_tree
 from vlm_pg.models.state_store import KeysValues, StateStore
-from vlm_pg.models.stream_share import StreamShare, heads_to_rows, rows_to_heads
+from vlm_pg.models.stream_share import Division, StreamShare, heads_to_rows, rows_to_heads
 
 
 class _GradMode:
@@ -68,7 +68,16 @@ class StreamContext:
         self.lane: Lane | None = None
 
     def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Called with keys and values [rows, K, H] of all rows in the stream; on a sequence rank with its heads."""
+        """Called with keys and values [rows, K, H] of all rows in the stream, where one rank has them all."""
+
+    def _own_heads(
+        self, layer_index: int, asked: tuple[torch.Tensor, Division], k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries (with the rows that ask), keys and values of this sequence rank's rows and all heads -> of all rows
+        and its heads."""
+        assert self.share is not None
+        q, k, v = rows_to_heads(asked, (k, self.share.rows), (v, self.share.rows))
+        return q, k, v
 
     def keep_states(self, layer_index: int, states: LinearStates) -> None:
         """Called with the linear layers' states at the end of the nodes in the stream."""
@@ -137,9 +146,10 @@ class TreeContext(StreamContext):
             # A recomputation needs the values only. The graph holds this context (through the checkpointed call), so
             # the context must not hold the graph: nothing would ever free a forward that no backward followed.
             self._unread[layer_index] = (unread[0].detach(), unread[1].detach())
-        if share is not None and asking is not None:
-            q, k, v = rows_to_heads((q, asking), (k, share.rows), (v, share.rows))
-        self.keep_keys_values(layer_index, k, v)
+        if asking is not None:
+            q, k, v = self._own_heads(layer_index, (q, asking), k, v)
+        else:
+            self.keep_keys_values(layer_index, k, v)
         k, v = self._through(layer_index, k, v)
         out = grouped_attention(q, k, v, plan, scale, self.kernel, self._memo(layer_index))
         return out if asking is None else heads_to_rows(out, asking)
@@ -199,7 +209,9 @@ class ChunkContext(StreamContext):
         self._grad_mode.check()
         share = self.share
         if share is not None:
-            q, k, v = rows_to_heads((q, share.rows), (k, share.rows), (v, share.rows))
+            q, k, v = self._own_heads(layer_index, (q, share.rows), k, v)
+        else:
+            self.keep_keys_values(layer_index, k, v)
         prefix_k, prefix_v = self.stored[layer_index]
         k, v = (_interleave(own, prefix, self.plan) for own, prefix in ((k, prefix_k), (v, prefix_v)))
         out = grouped_attention(q, k, v, self.plan, scale, self.kernel, self._memo(layer_index))

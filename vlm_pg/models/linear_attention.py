@@ -40,6 +40,57 @@ class LinearStates:
 
 
 @dataclass(frozen=True)
+class LinearHeads:
+    """Heads of a linear-attention layer and their sizes; the convolution's channels are queries, keys, values."""
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+
+    @classmethod
+    def of(cls, mixer: Any) -> LinearHeads:
+        return cls(mixer.num_k_heads, mixer.num_v_heads, mixer.head_k_dim, mixer.head_v_dim)
+
+    @classmethod
+    def of_config(cls, text: Any) -> LinearHeads:
+        return cls(
+            text.linear_num_key_heads,
+            text.linear_num_value_heads,
+            text.linear_key_head_dim,
+            text.linear_value_head_dim,
+        )
+
+    def channels(self, size: int, rank: int) -> torch.Tensor:
+        """The convolution's channels of the heads that ``rank`` of ``size`` sequence ranks works on, int64."""
+        found, first = [], 0
+        keys = (self.key_heads, self.key_size)
+        for heads, width in (keys, keys, (self.value_heads, self.value_size)):
+            mine = heads_of(heads, size, rank)
+            found.append(torch.arange(first + mine.start * width, first + mine.stop * width))
+            first += heads * width
+        return torch.cat(found)
+
+    def own(self, states: LinearStates, sequence: SequenceGroup) -> LinearStates:
+        """This sequence rank's heads of whole states."""
+        channels = self.channels(sequence.size, sequence.rank).to(states.conv_tail.device)
+        mine = heads_of(self.value_heads, sequence.size, sequence.rank)
+        return LinearStates(states.conv_tail[..., channels], states.recurrent[:, mine])
+
+    def gathered(self, states: LinearStates, sequence: SequenceGroup) -> LinearStates:
+        """Whole states from those of each sequence rank's heads, on all of them."""
+        parts = [
+            sequence.gather_rows(part.movedim(axis, 0), [part.shape[axis]] * sequence.size, reduce=False)
+            for part, axis in ((states.conv_tail, -1), (states.recurrent, 1))
+        ]
+        channels = torch.cat([self.channels(sequence.size, rank) for rank in range(sequence.size)])
+        # Key heads that several ranks have are equal on them.
+        whole = parts[0].new_empty(int(channels.max()) + 1, *parts[0].shape[1:])
+        whole[channels.to(whole.device)] = parts[0]
+        return LinearStates(whole.movedim(0, -1), parts[1].movedim(0, 1))
+
+
+@dataclass(frozen=True)
 class _Bucket:
     """Nodes of one level with equally many chunks: ``rows`` int64 [nodes, padded length] (T where there is none)."""
 
@@ -146,7 +197,8 @@ def linear_attention_over_tree(
     channels, value_dim = None, mixer.value_dim
     if share is not None:
         qkv, decay, beta = _all_rows(mixer, qkv, decay, beta, share)
-        channels = _own_channels(mixer, share.rows.sequence, hidden.device)
+        sequence = share.rows.sequence
+        channels = LinearHeads.of(mixer).channels(sequence.size, sequence.rank).to(hidden.device)
         value_dim = decay.shape[1] * mixer.head_v_dim
     rows = qkv.shape[0]
     qkv, conv_tail = _convolution(mixer, qkv, layout, known, channels)
@@ -178,21 +230,6 @@ def _all_rows(
     value = value.unflatten(-1, (-1, mixer.head_v_dim))
     parts = rows_to_heads(*((x, rows) for x in (query, key, value, decay[..., None], beta[..., None])))
     return torch.cat([x.flatten(1) for x in parts[:3]], dim=-1), parts[3][..., 0], parts[4][..., 0]
-
-
-def _own_channels(mixer: Any, sequence: SequenceGroup, device: torch.device) -> torch.Tensor:
-    """The convolution's channels of this sequence rank's heads, int64."""
-    found = []
-    first = 0
-    for heads, width in (
-        (mixer.num_k_heads, mixer.head_k_dim),
-        (mixer.num_k_heads, mixer.head_k_dim),
-        (mixer.num_v_heads, mixer.head_v_dim),
-    ):
-        mine = heads_of(heads, sequence.size, sequence.rank)
-        found.append(torch.arange(first + mine.start * width, first + mine.stop * width, device=device))
-        first += heads * width
-    return torch.cat(found)
 
 
 def per_value_head(heads: torch.Tensor, value_heads: int) -> torch.Tensor:

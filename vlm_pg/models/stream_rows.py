@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from vlm_pg.attention.registration import AttentionContext
 from vlm_pg.models.network import Network, check_features
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch
+from vlm_pg.models.stream_share import StreamShare
 
 Batch = PackedBatch | PrefixBatch | ChunkBatch
+
+
+class Rows(NamedTuple):
+    """What layers run on: ``input_ids`` int64 [T], ``positions_3T`` int64 [3, T], ``media_rows`` int64 [M] that take
+    ``features`` [M, ...]."""
+
+    input_ids: torch.Tensor
+    positions_3T: torch.Tensor
+    media_rows: torch.Tensor | None
+    features: torch.Tensor | None
 
 
 def read_hidden(
@@ -18,28 +31,36 @@ def read_hidden(
     features: torch.Tensor | None = None,
     whole_layers: bool = False,
 ) -> torch.Tensor:
-    """Last hidden states [rows read, D] of the rows that this rank computes.
+    """As ``hidden_of_rows``, of a packed batch.
 
     Args:
         features: of the groups, joined group by group: media that groups share enter the stream once.
+    """
+    media_rows = None if isinstance(batch, ChunkBatch) else batch.media_rows
+    if not isinstance(batch, ChunkBatch) and features is not None and batch.feature_rows is not None:
+        features = features[batch.feature_rows]
+    rows = Rows(batch.input_ids, batch.positions_3T, media_rows, features)
+    return hidden_of_rows(network, rows, context, batch.share, whole_layers)
+
+
+def hidden_of_rows(
+    network: Network, rows: Rows, context: AttentionContext, share: StreamShare | None, whole_layers: bool = False
+) -> torch.Tensor:
+    """Last hidden states [rows read, D] of the rows that this rank computes.
+
+    Args:
         whole_layers: as ``Network.run_layers``.
     """
-    media_rows = None
-    if not isinstance(batch, ChunkBatch):
-        media_rows = batch.media_rows
-        if features is not None and batch.feature_rows is not None:
-            features = features[batch.feature_rows]
-    share = batch.share
+    ids, positions, media_rows, features = rows
     if share is None:
-        stream = (batch.input_ids, batch.positions_3T, context, features, media_rows, whole_layers)
-        return network.hidden_states(*stream)
+        return network.hidden_states(ids, positions, context, features, media_rows, whole_layers)
     if features is not None and media_rows is not None:
         check_features(media_rows, features)
         media_rows, features = share.media(media_rows, features)
-    ids, positions = share.rows.take(batch.input_ids), share.rows.take(batch.positions_3T, dim=1)
-    if not len(ids):
-        ids, positions = batch.input_ids[:1], batch.positions_3T[:, :1]
-    return network.hidden_states(ids, positions, context, features, media_rows, whole_layers)[: share.num_read]
+    own_ids, own_positions = share.rows.take(ids), share.rows.take(positions, dim=1)
+    if not len(own_ids):
+        own_ids, own_positions = ids[:1], positions[:, :1]
+    return network.hidden_states(own_ids, own_positions, context, features, media_rows, whole_layers)[: share.num_read]
 
 
 def target_logprobs(

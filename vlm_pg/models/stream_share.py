@@ -122,6 +122,11 @@ class StreamShare:
         chosen = here.nonzero()[:, 0].to(media_rows.device)
         return places[here].to(media_rows.device), None if features is None else features.index_select(0, chosen)
 
+    def own_heads(self, heads: torch.Tensor) -> torch.Tensor:
+        """This rank's of all heads [rows, n, width]."""
+        sequence = self.rows.sequence
+        return heads[:, heads_of(heads.shape[1], sequence.size, sequence.rank)]
+
     def predictions(self, predict_rows: torch.Tensor) -> tuple[Division, torch.Tensor]:
         """Who predicts which target, by the rows [R] (of those read) that predict them; and this rank's own rows'
         places among those it has read, one for each of its targets."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
 import torch
 
+from vlm_pg.distributed import BY_ITSELF, SequenceGroup
 from vlm_pg.errors import ConfigError
 from vlm_pg.memory import GIB
 from vlm_pg.metrics import Metric
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.cohort import Cohort, FinishedRollout
-from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS
 from vlm_pg.rollout.decoders import decoder_for
 from vlm_pg.rollout.graphs import GraphUse
 from vlm_pg.rollout.kv import PrefixStore
@@ -97,12 +97,16 @@ class RolloutEngine:
         self._should_stop = should_stop
 
     @torch.no_grad()
-    def generate(self, prompts: Sequence[Prompt], step: int | str) -> list[tuple[Rollout, ...]]:
+    def generate(
+        self, prompts: Sequence[Prompt], step: int | str, sequence: SequenceGroup = BY_ITSELF
+    ) -> list[tuple[Rollout, ...]]:
         """``num_generations`` rollouts of every prompt.
 
         Args:
             prompts: each with its own sample id.
             step: the optimizer step, or a name such as "eval/seen", that keys the random numbers.
+            sequence: processes that were given the same prompts. They prefill them together, and each samples its part
+                of every prompt's rollouts (``share_of_rollouts``), which is what it returns.
 
         Raises:
             SampleError: prompt and longest response exceed the model's positions.
@@ -114,12 +118,27 @@ class RolloutEngine:
             self.policy.check_length(prompt, self.settings.max_new_tokens)
         if not prompts:
             return []
-        batch = _ContinuousBatch(self, prompts, step)
+        if sequence.size == 1:
+            return self._run(_ContinuousBatch(self, prompts, step))
+        rollouts: dict[int, tuple[Rollout, ...]] = {}
+        budget = min(sequence.gather(budget_bytes(self.settings, self.policy.device)))
+        # A prefill is for all of them, so nobody starts one while others still sample.
+        for places in rounds(self, prompts, budget, sequence):
+            batch = _ContinuousBatch(self, [prompts[place] for place in places], step, sequence, budget)
+            rollouts |= zip(places, self._run(batch), strict=True)
+        return [rollouts[place] for place in range(len(prompts))]
+
+    def _run(self, batch: _ContinuousBatch) -> list[tuple[Rollout, ...]]:
         try:
             return batch.run()
         finally:
             self.stats = batch.stats
             self._done = self._done.then(batch.stats)
+
+    def share_of_rollouts(self, sequence: SequenceGroup) -> range:
+        """Which of a question's rollouts this process samples, where ``sequence`` samples them together."""
+        count = self.settings.num_generations
+        return range(sequence.rank * count // sequence.size, (sequence.rank + 1) * count // sequence.size)
 
     def report(self, tally: Tally) -> None:
         """Add what the calls since the last report did."""
@@ -166,17 +185,31 @@ class RolloutEngine:
 class _ContinuousBatch:
     """The rollouts of one ``generate`` call, which enter and leave at any time."""
 
-    def __init__(self, engine: RolloutEngine, prompts: Sequence[Prompt], step: int | str):
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        prompts: Sequence[Prompt],
+        step: int | str,
+        sequence: SequenceGroup = BY_ITSELF,
+        budget: int | None = None,
+    ):
         self.engine, self.policy, self.settings = engine, engine.policy, engine.settings
         share = self.policy.settings.share_prefix
+        own = engine.share_of_rollouts(sequence)
         # Where nothing is shared every rollout has a prompt of its own.
         self.copies = 1 if share else self.settings.num_generations
-        self.rollouts_each = self.settings.num_generations // self.copies
+        self.rollouts_each, self.first_rollout = len(own) // self.copies, own.start
         self.prompts, self.step = [prompt for prompt in prompts for _ in range(self.copies)], step
         self.waiting = WaitingPrompts(self.prompts, share)
         self.store = PrefixStore()
         self.prefill = Prefill(
-            self.policy, self.store, self.waiting.nodes, self.prompts, self.settings.prefill_tokens, engine.check_stop
+            self.policy,
+            self.store,
+            self.waiting.nodes,
+            self.prompts,
+            self.settings.prefill_tokens,
+            engine.check_stop,
+            sequence,
         )
         self.sampler = TokenSampler(
             self.settings,
@@ -186,14 +219,12 @@ class _ContinuousBatch:
             self.policy.device,
         )
         self.decoder = decoder_for(self.policy, self.store, self.settings)
-        self.stats = RolloutStats(
-            prompt_tokens=sum(prompt.num_tokens for prompt in self.prompts), graphs=self.decoder.graphs
-        )
+        self.counts_prompts = sequence.rank == 0  # once, whoever prefills them
+        tokens = sum(prompt.num_tokens for prompt in self.prompts) if self.counts_prompts else 0
+        self.stats = RolloutStats(prompt_tokens=tokens, graphs=self.decoder.graphs)
         self.costs = TokenCosts.of(self.policy)
-        self.budget = budget_bytes(self.settings, self.policy.device)
-        # Room grows in blocks, so that is how it is booked.
-        blocks = -(-self.settings.max_new_tokens // BLOCK_TOKENS)
-        self.rollout_bytes = blocks * BLOCK_TOKENS * self.costs.per_token + self.costs.per_state
+        self.budget = budget_bytes(self.settings, self.policy.device) if budget is None else budget
+        self.rollout_bytes = self.costs.rollout(self.settings)
         for prompt, path in zip(self.prompts, self.waiting.paths, strict=True):
             needed = self._booked(path, self.rollouts_each)
             check_fits(needed, self.budget, prompt.sample_id, self.settings)
@@ -243,7 +274,8 @@ class _ContinuousBatch:
         self.last_hidden |= self.prefill.run(new, self.ends)
         self.cohorts.append(self._cohort(chosen))
         self.decoder.admit(self.cohorts[-1])
-        self.stats.prefill_tokens += sum(self.waiting.nodes[node].num_tokens for node in new)
+        if self.counts_prompts:
+            self.stats.prefill_tokens += sum(self.waiting.nodes[node].num_tokens for node in new)
         self.stats.cohorts += 1
 
     def _cohort(self, chosen: Sequence[int]) -> Cohort:
@@ -253,7 +285,7 @@ class _ContinuousBatch:
         samples = [self.prompts[prompt].sample_id for prompt, _ in rollouts]
         keys = [
             # Of the question's rollouts, whether they have copies of their prompt or one together.
-            rollout_key(self.engine.seed, self.step, sample, prompt % self.copies + index)
+            rollout_key(self.engine.seed, self.step, sample, prompt % self.copies + self.first_rollout + index)
             for sample, (prompt, index) in zip(samples, rollouts, strict=True)
         ]
         return Cohort(
@@ -341,6 +373,26 @@ class _ContinuousBatch:
             sampling_logprobs=finished.sampling_logprobs,
             entropies=finished.entropies,
         )
+
+
+def rounds(
+    engine: RolloutEngine, prompts: Sequence[Prompt], budget: int, sequence: SequenceGroup
+) -> Iterator[list[int]]:
+    """Places of prompts that are admitted together, on all processes of ``sequence`` alike; at least one at a time."""
+    policy, settings = engine.policy, engine.settings
+    waiting, costs = WaitingPrompts(prompts, policy.settings.share_prefix), TokenCosts.of(policy)
+    each = -(-settings.num_generations // sequence.size)
+    chosen: list[int] = []
+    nodes: set[int] = set()
+    for place in waiting:
+        rows, path = (len(chosen) + 1) * each, nodes.union(waiting.paths[place])
+        stored = sum(waiting.nodes[node].num_tokens * costs.per_token + costs.per_state for node in path)
+        if chosen and (rows > settings.max_batch_rollouts or stored + rows * costs.rollout(settings) > budget):
+            yield chosen
+            chosen, path = [], set(waiting.paths[place])
+        chosen.append(place)
+        nodes = path
+    yield chosen
 
 
 def stop_token_ids(policy: Policy) -> tuple[int, ...]:

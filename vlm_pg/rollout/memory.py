@@ -11,6 +11,7 @@ import torch
 from vlm_pg.errors import ConfigError
 from vlm_pg.memory import GIB, free_bytes
 from vlm_pg.models.policy import Policy
+from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS
 from vlm_pg.rollout.settings import RolloutSettings
 
 SHARE_OF_FREE = 0.6
@@ -31,6 +32,11 @@ class TokenCosts:
         _, kv_heads, head_dim = policy.family.head_shape(config)
         per_token = 2 * kv_heads * head_dim * size * (len(kinds) - linear)
         return cls(per_token, linear * _state_bytes(config.get_text_config(), size) if linear else 0)
+
+    def rollout(self, settings: RolloutSettings) -> int:
+        """Of one rollout at its longest; room grows in blocks, so that is how it is booked."""
+        blocks = -(-settings.max_new_tokens // BLOCK_TOKENS)
+        return blocks * BLOCK_TOKENS * self.per_token + self.per_state
 
 
 def _state_bytes(text: Any, size: int) -> int:

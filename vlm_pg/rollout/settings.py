@@ -100,6 +100,12 @@ class RolloutSettings(Settings):
         True, description="On CUDA a decode step is recorded once and replayed, where the model's step can be recorded."
     )
     prefill_tokens: int = Field(16384, ge=64, description="Prompt tokens a prefill pass; longer prompts take several.")
+    split: Literal["auto", "questions", "prompts"] = Field(
+        "auto",
+        description="With training.sequence_parallel: how the processes that share an update share its generation. "
+        "questions: each samples whole groups of its own questions. prompts: all prefill every prompt together, and "
+        "each samples its part of every group. auto: questions where there are as many as processes.",
+    )
     gather: Literal["auto", "all", "layers"] = Field(
         "auto",
         description="Under ZeRO-3: all weights gathered once for generation, or layer by layer with the ranks in step; "

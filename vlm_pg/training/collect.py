@@ -38,7 +38,7 @@ from vlm_pg.training.group_metrics import KEPT_TOKENS
 from vlm_pg.training.group_rewards import add_parts, has_spread, responses_of, reward_groups, shape_rewards
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream
-from vlm_pg.training.sequence_ranks import SharedPrompts, shared_prompts
+from vlm_pg.training.sequence_ranks import SharedPrompts, rollouts_together, sampler_of_all, shared_prompts
 from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.types import Prompt, ResponseGroup, RolloutGroup, Sample
 
@@ -197,7 +197,7 @@ class Collector:
         with self.phases.timed("rollout"), self.engine.weights_at_hand():
             # A frozen tower may be entered by each rank as often as it needs, so it runs where all weights are at hand.
             features = vision if trains or not share else self._features(prompts)
-            groups = self._sample(self.stages.sampler, questions, step)
+            groups = self._sample(self.stages.sampler, questions, step, prompts)
             controls = self._sample(self.stages.control, shuffled, f"{step}/control") if controlled else []
         groups, features = self._answered(groups, features)
         with self.phases.timed("rewards"):
@@ -220,11 +220,25 @@ class Collector:
         return features.of(prompts.own)
 
     def _sample(
-        self, sampler: Sampler | None, questions: Sequence[tuple[Sample, Prompt]], key: int | str
+        self,
+        sampler: Sampler | None,
+        questions: Sequence[tuple[Sample, Prompt]],
+        key: int | str,
+        prompts: SharedPrompts | None = None,
     ) -> list[RolloutGroup]:
-        """Rollouts of every question under the policy as it is now; none of one where a server failed."""
+        """Rollouts of every question under the policy as it is now; none of one where a server failed.
+
+        ``prompts``: those of the questions, with the other sequence ranks'.
+        """
         assert sampler is not None
-        rollouts, version = sampler.generate([prompt for _, prompt in questions], key), self.policy.weights_version
+        sequence, version = self.engine.sequence, self.policy.weights_version
+        of_all = None
+        if prompts is not None:
+            of_all = sampler_of_all(sequence, sampler, prompts, self.config.rollout.split)
+        if prompts is not None and of_all is not None:
+            rollouts = rollouts_together(sequence, of_all, prompts, key)
+        else:
+            rollouts = sampler.generate([prompt for _, prompt in questions], key)
         sampler.report(self._sampling)
         return [
             RolloutGroup(sample, prompt, of_prompt, version)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from vlm_pg.distributed import SequenceGroup
+from vlm_pg.rollout.contracts import Sampler
+from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.training.step_features import StepFeatures
-from vlm_pg.types import Prompt, RolloutGroup
+from vlm_pg.types import Prompt, Rollout, RolloutGroup
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,27 @@ def shared_prompts(sequence: SequenceGroup, own: Sequence[Prompt]) -> SharedProm
     of_ranks = sequence.gather(list(own))
     first = sum(map(len, of_ranks[: sequence.rank]))
     return SharedPrompts([prompt for of_rank in of_ranks for prompt in of_rank], range(first, first + len(own)))
+
+
+def sampler_of_all(
+    sequence: SequenceGroup, sampler: Sampler, prompts: SharedPrompts, split: Literal["auto", "questions", "prompts"]
+) -> RolloutEngine | None:
+    """The sampler, if all sequence ranks are to sample every prompt together; the same answer on all of them."""
+    if sequence.size == 1 or split == "questions" or not isinstance(sampler, RolloutEngine):
+        return None
+    policy = sampler.policy
+    # Where weights are gathered in turns, a rank that waited for another one's prompt would hold up its weights.
+    possible = policy.turns is None and policy.settings.share_prefix
+    possible &= sampler.settings.num_generations >= sequence.size
+    return sampler if possible and (split == "prompts" or len(prompts.everybody) < sequence.size) else None
+
+
+def rollouts_together(
+    sequence: SequenceGroup, sampler: RolloutEngine, prompts: SharedPrompts, step: int | str
+) -> list[tuple[Rollout, ...]]:
+    """Rollouts of this process's prompts, which all sequence ranks have sampled together."""
+    everywhere = sequence.gather(sampler.generate(prompts.everybody, step, sequence))
+    return [tuple(rollout for of_rank in everywhere for rollout in of_rank[place]) for place in prompts.own]
 
 
 def of_data_rank(

@@ -1,0 +1,59 @@
+"""Prompts that sequence ranks prefill together: python -m ... CASES, on several ranks.
+
+For each case rank 0 prints a line of JSON: the tokens of every rollout and their log-probabilities, put together from
+all ranks, and those of one process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.support.groups import make_case, tiny_policy
+from vlm_pg.distributed import BY_ITSELF, RankLayout, SequenceGroup, end_rank, gather_objects
+from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.types import Rollout
+
+GENERATIONS = 6
+
+
+def described(rollouts: list[tuple[Rollout, ...]]) -> list[list[Any]]:
+    return [[(r.token_ids.tolist(), r.rollout_logprobs.tolist()) for r in of_prompt] for of_prompt in rollouts]
+
+
+def run(case: dict[str, Any], ranks: RankLayout, sequence: SequenceGroup) -> None:
+    policy = tiny_policy(family=case["family"])
+    kinds = case["kinds"] if policy.family.reads_media else ["text"] * len(case["kinds"])
+    # Equal media at the beginning of two prompts, so that the tree of prompts has levels.
+    prompts = [make_case(policy, kind, seed=i, media_seed=i // 2).prompt for i, kind in enumerate(kinds)]
+    # Below what settings allow: passes of a few tokens.
+    settings = RolloutSettings(num_generations=GENERATIONS, max_new_tokens=8).model_copy(update=case["settings"])
+
+    def engine() -> RolloutEngine:
+        return RolloutEngine(policy, settings, seed=5)
+
+    expected = described(engine().generate(prompts, 3, BY_ITSELF))
+    sampler = engine()
+    parts = gather_objects(described(sampler.generate(prompts, 3, sequence)))
+    together = [[rollout for part in parts for rollout in part[place]] for place in range(len(prompts))]
+    counted = sum(gather_objects(sampler.stats.prompt_tokens))
+    if ranks.is_first:
+        found = {"case": case, "expected": expected, "found": together, "prompt_tokens": counted}
+        print(json.dumps(found | {"cohorts": sampler.stats.cohorts}), flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    ranks = RankLayout.here(dist.get_world_size())
+    sequence = SequenceGroup.of(ranks)
+    for case in json.loads(sys.argv[1]):
+        run(case, ranks, sequence)
+    dist.barrier()
+    dist.destroy_process_group()
+    end_rank(0)
