@@ -11,7 +11,7 @@ from pathlib import Path
 import vlm_pg
 from vlm_pg.errors import ConfigError, VlmPgError
 
-EXIT_OK, EXIT_NOT_READY, EXIT_NOT_EXACT, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 1, 1, 2, 130
+EXIT_OK, EXIT_NOT_READY, EXIT_NOT_EXACT, EXIT_TOO_LARGE, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 1, 1, 1, 2, 130
 DEFAULT_RUN = "runs/embedded"
 
 _EPILOG = """\
@@ -21,7 +21,7 @@ Relative paths, in config files too, are relative to the current directory.
 exit codes:
   0    done
   1    a bug (with its traceback); or `doctor` found that a required part is missing; or `verify` that sharing
-       is not exact
+       is not exact; or `plan` that the run does not fit into memory
   2    something you can put right: a setting, a file, a model (one message, no traceback)
   130  stopped on request; `train` has written a checkpoint, from which run.resume=auto goes on
 """
@@ -121,6 +121,14 @@ def _parser() -> argparse.ArgumentParser:
         "--response-tokens", type=_count, default=64, metavar="R", help="longest response, in tokens (default: 64)"
     )
 
+    plan = add("plan", _plan, "tell how much memory a run will take, and what fits; nothing is loaded")
+    plan.add_argument(
+        "config", metavar="CONFIG", nargs="?", help="YAML file; without it, a table of Qwen2.5-VL's four sizes"
+    )
+    plan.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="settings that override the file's")
+    plan.add_argument("--gpu", type=_gib, default=80.0, metavar="GIB", help="memory of a GPU, in GiB (default: 80)")
+    plan.add_argument("--gpus", type=_count, default=None, metavar="N", help="GPUs of the run (default: 8; torch: 1)")
+
     add("doctor", _doctor, "check what this machine offers, and say what to do about what is missing")
     return parser
 
@@ -187,6 +195,26 @@ def _verify(arguments: argparse.Namespace) -> int:
     from vlm_pg.verify.main import verify
 
     return EXIT_OK if verify(config, arguments.questions, arguments.response_tokens) else EXIT_NOT_EXACT
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from vlm_pg.plan.command import plan, print_published
+
+    if arguments.config is None:
+        print_published(arguments.gpu)
+        return EXIT_OK
+    from vlm_pg.config import load_config
+
+    config = load_config(arguments.config, arguments.overrides)
+    gpus = arguments.gpus or (1 if config.training.engine == "torch" else 8)
+    return EXIT_OK if plan(config, arguments.gpu, gpus) else EXIT_TOO_LARGE
+
+
+def _gib(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 2**20:
+        raise argparse.ArgumentTypeError(f"{value:g} is no size of a GPU's memory; give GiB, such as 80")
+    return value
 
 
 def _count(text: str) -> int:

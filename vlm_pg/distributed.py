@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -309,6 +310,21 @@ def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         size += bytes_here
     if bucket:
         yield bucket
+
+
+def exchange_objects(for_ranks: Sequence[Any]) -> list[Any]:
+    """One object for each rank; what each rank has for this one, in rank order. They are pickled."""
+    if not is_distributed():
+        return list(for_ranks)
+    device = torch.device("cpu") if dist.get_backend() == "gloo" else local_device()
+    packed = [torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8) for value in for_ranks]
+    send = torch.tensor([len(piece) for piece in packed], device=device)
+    receive = torch.empty_like(send)
+    dist.all_to_all_single(receive, send)
+    sizes = receive.tolist()
+    received = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+    dist.all_to_all_single(received, torch.cat(packed).to(device), sizes, send.tolist())
+    return [pickle.loads(piece.numpy().tobytes()) for piece in received.cpu().split(sizes)]
 
 
 def gather_objects(value: Any) -> list[Any]:

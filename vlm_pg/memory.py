@@ -22,6 +22,15 @@ def host_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def gpu_bytes(device: torch.device) -> int | None:
+    """All memory of a GPU, free or not; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    import torch
+
+    return int(torch.cuda.mem_get_info(device)[1])
+
+
 def free_bytes(device: torch.device) -> int:
     """Free memory of the device; a CPU's is shared by the processes of this machine."""
     if device.type == "cuda":

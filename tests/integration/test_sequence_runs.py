@@ -40,7 +40,7 @@ OF_RANKS = {"prompts together": ["rollout.split=prompts"], "one question": []}
 FEATURES |= {"prompts together": [*FROZEN], "one question": ["training.prompts_per_step=1"]}
 DEFAULT = ("plain", "prompts together", "one question", "kl, trained tower", "lora", "several updates", "cppo")
 # What depends on how the work was done, not on what was computed.
-ABOUT_THE_WORK = ("seconds", "step_seconds", "tokens_per_second", "generation/", "core_wait_share", "prompts_encoded")
+ABOUT_THE_WORK = ("seconds", "step_seconds", "tokens_per_second", "generation/", "core_wait_share", "mismatch/")
 
 
 def sections(folder: Path, model: Path) -> dict[str, Any]:

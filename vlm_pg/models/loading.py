@@ -43,7 +43,7 @@ def load_policy(
     settings = settings or ModelSettings(path=str(path))
     torch_dtype = _dtype(dtype or settings.dtype)
     adapter, path = str(path), adapter_base(path) or path
-    config = _load_config(str(path), settings)
+    config = load_config(str(path), settings)
     family = family_of(config)
     import transformers
 
@@ -79,7 +79,7 @@ def check_sequence_size(settings: ModelSettings, size: int) -> None:
     if size == 1:
         return
     path = adapter_base(settings.path) or settings.path
-    config = _load_config(str(path), settings)
+    config = load_config(str(path), settings)
     family = family_of(config)
     allowed = family.sequence_sizes(config)
     if size not in allowed:
@@ -175,7 +175,8 @@ def enable_checkpointing(model: Any) -> None:
         model.gradient_checkpointing_enable(options)
 
 
-def _load_config(path: str, settings: ModelSettings) -> Any:
+def load_config(path: str, settings: ModelSettings) -> Any:
+    """A model's transformers config; ModelError where there is none that could be read."""
     from transformers import AutoConfig
 
     looks_local = path.startswith((".", "/", "~")) or Path(path).exists() or path.count("/") > 1

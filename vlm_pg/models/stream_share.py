@@ -202,15 +202,6 @@ def heads_of(heads: int, size: int, rank: int) -> slice:
     return slice(first, max((rank + 1) * heads // size, first + 1))
 
 
-def exchanged_bytes(rows: int, query_heads: int, key_value_heads: int, head_dim: int, size: int, itemsize: int) -> int:
-    """Bytes that each of ``size`` sequence ranks sends to the others in one forward of an attention layer.
-
-    Queries, keys and values there, outputs back: t H (2N + 2 max(K, s)) (s - 1) / s numbers, where t = ``rows`` is its
-    own share. Backward sends as much again, and with checkpointing so does the recomputation.
-    """
-    return rows * head_dim * 2 * (query_heads + max(key_value_heads, size)) // size * (size - 1) * itemsize
-
-
 def possible_sizes(query_heads: int, key_value_heads: int) -> list[int]:
     """Over how many sequence ranks these heads can be divided; of a recurrent layer value heads and key heads."""
     return [

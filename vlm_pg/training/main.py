@@ -16,6 +16,7 @@ from vlm_pg.errors import CheckpointError, ConfigError, ModelError
 from vlm_pg.eval.runner import Evaluator, Examinee, table
 from vlm_pg.media.loader import decoding_pool
 from vlm_pg.media.pool import WorkerPool
+from vlm_pg.memory import gpu_bytes
 from vlm_pg.models.loading import check_sequence_size, load_policy
 from vlm_pg.models.reference import load_reference
 from vlm_pg.observe.console import Console
@@ -26,6 +27,7 @@ from vlm_pg.observe.rollouts import RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.trackers.kinds import refuse_missing
 from vlm_pg.observe.trackers.trackers import Trackers
+from vlm_pg.plan.check import check_fits
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder
@@ -84,6 +86,7 @@ class _Run:
         opening = OpenFolder(config, self.ranks, stack, console.info, console.warn)
         resume_from = self._choose_checkpoint(path, {})
         samples, bad = read_records(config.data.train)  # type: ignore[arg-type]  # checked by train()
+        check_fits(config, self.ranks.world_size, gpu_bytes(local_device()), console.info)
         pool = self._start_decoding(samples)
         resume_from = self._load(path, resume_from)
         self.policy.check_samples(samples[: config.data.limit], config.data.train)

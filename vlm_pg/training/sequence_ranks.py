@@ -6,15 +6,14 @@ frames they divide, and the update, whose streams they divide, need the same que
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from vlm_pg.distributed import SequenceGroup
 from vlm_pg.rollout.contracts import Sampler
 from vlm_pg.rollout.engine import RolloutEngine
-from vlm_pg.training.step_features import StepFeatures
-from vlm_pg.types import Prompt, Rollout, RolloutGroup
+from vlm_pg.types import Prompt, Rollout
 
 
 @dataclass(frozen=True)
@@ -51,22 +50,3 @@ def rollouts_together(
     """Rollouts of this process's prompts, which all sequence ranks have sampled together."""
     everywhere = sequence.gather(sampler.generate(prompts.everybody, step, sequence))
     return [tuple(rollout for of_rank in everywhere for rollout in of_rank[place]) for place in prompts.own]
-
-
-def of_data_rank(
-    sequence: SequenceGroup,
-    own: Sequence[RolloutGroup],
-    vision: StepFeatures | None,
-    prompts: Mapping[str, Prompt],
-) -> tuple[Sequence[RolloutGroup], StepFeatures | None]:
-    """The groups of all sequence ranks, in their order, and their features if this process's were given.
-
-    Args:
-        prompts: of all sequence ranks by sample id; they are as large as their pixels and have been sent already.
-    """
-    if sequence.size == 1:
-        return own, vision
-    nothing: Any = None
-    of_ranks = sequence.gather([replace(group, prompt=nothing) for group in own])
-    groups = [replace(group, prompt=prompts[group.sample.sample_id]) for of_rank in of_ranks for group in of_rank]
-    return groups, None if vision is None else vision.of_everything([group.prompt for group in groups])

@@ -28,6 +28,11 @@ class TrainingSettings(Settings):
         "every prompt and its responses; for prompts beyond one device's memory. It must divide the number of "
         "processes and fit the model's heads.",
     )
+    balance: bool = Field(
+        True,
+        description="With several data ranks and a frozen vision tower: rollouts are dealt anew before an update, so "
+        "that all ranks have equal work by estimate. False: each rank trains on what it sampled.",
+    )
     deepspeed_config: str | None = Field(None, description="DeepSpeed JSON file; needed with engine=deepspeed.")
     checked_updates: int = Field(
         3,

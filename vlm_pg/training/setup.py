@@ -33,10 +33,31 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
         f"(checked against plain softmax: largest relative difference {policy.kernel_error:.0e})",
         f"positions: {policy.family.describe_positions(config.model.positions)}",
         *policy.family.notes,
+        *_of_ranks(config, policy, engine.ranks),
         f"algorithm: {describe_algorithm(config.algorithm)}",
         *([liger_line(policy.model)] if config.model.liger else []),
         f"data: {questions:,} training questions from {config.data.train}",
     ]
+
+
+def _of_ranks(config: RunConfig, policy: Policy, ranks: RankLayout) -> list[str]:
+    """How several processes share the work."""
+    lines = []
+    if ranks.sequence_size > 1:
+        lines.append(
+            f"sequence parallel: {ranks.data_size} data rank(s) of {ranks.sequence_size} processes, which share the "
+            f"token streams of updates; generation is shared by {config.rollout.split}"
+        )
+    if ranks.data_size > 1:
+        reasons = {
+            "training.balance=false": not config.training.balance,
+            "its vision tower trains": policy.vision.trains,
+            "model.share_prefix=false": not policy.settings.share_prefix,
+        }
+        why = [reason for reason, holds in reasons.items() if holds]
+        stays = f"rollouts stay with the rank that sampled them ({', '.join(why)})"
+        lines.append(f"balance: {stays if why else 'rollouts are dealt over data ranks by their estimated cost'}")
+    return lines
 
 
 def describe_algorithm(algorithm: AlgorithmSettings) -> str:

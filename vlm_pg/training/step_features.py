@@ -55,6 +55,14 @@ class StepFeatures:
         # Not a reference to oneself, which would keep all this until the garbage collector comes by.
         self._everything = self.prompts, self.features, self._keys
 
+    @classmethod
+    def known(cls, policy: Policy, prompts: Sequence[Prompt], features: Sequence[VisualFeatures]) -> StepFeatures:
+        """Of a frozen tower, whoever ran it."""
+        found = cls(policy, ())
+        found.prompts, found.features, found._keys = tuple(prompts), list(features), [None] * len(prompts)
+        found._everything = found.prompts, found.features, found._keys
+        return found
+
     def of(self, prompts: Sequence[int]) -> StepFeatures:
         """These leaves as some of the prompts see them, by their places; gradients still add up in the same ones."""
         chosen = copy(self)
@@ -69,6 +77,11 @@ class StepFeatures:
         whole.prompts, whole.features, whole._keys = self._everything
         places = {prompt.sample_id: place for place, prompt in enumerate(whole.prompts)}
         return whole.of([places[prompt.sample_id] for prompt in prompts])
+
+    def by_sample(self) -> dict[str, VisualFeatures]:
+        """By sample id, of all prompts that these were made for from the beginning."""
+        prompts, features, _ = self._everything
+        return {prompt.sample_id: item for prompt, item in zip(prompts, features, strict=True)}
 
     def joined(self) -> tuple[list[VisualFeatures], torch.Tensor | None]:
         """For the update's last pass: features with the tower's graph behind them, and a zero to add to its loss.

@@ -14,8 +14,8 @@ from vlm_pg.models.reference import ScoringPolicy
 from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.tally import over_updates
 from vlm_pg.training.engines import Engine
+from vlm_pg.training.exchange import Share, dealt
 from vlm_pg.training.group_advantages import trains
-from vlm_pg.training.sequence_ranks import of_data_rank
 from vlm_pg.training.step import Update, UpdateSettings, update_policy
 from vlm_pg.types import ResponseGroup, RolloutGroup
 
@@ -37,32 +37,37 @@ def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, c
         The step's metrics, equal on all ranks.
     """
     algorithm, settings = config.algorithm, UpdateSettings.of(config)
-    groups, vision, ranks = step.groups, step.vision, engine.ranks
+    groups = step.groups
     if settings.logprobs == "recompute" and algorithm.updates > 1:
         groups = _scored(engine, groups, config)
-    groups, vision = of_data_rank(engine.sequence, groups, vision, step.prompts)
     values: list[dict[str, float]] = []
-    counts = ranks.of_data_ranks(gather_objects(len(groups)))
-    parts = [part_of(place, ranks.data_rank, counts, algorithm.minibatches) for place in range(len(groups))]
+    counts = gather_objects(len(groups))
+    parts = [part_of(place, engine.ranks.rank, counts, algorithm.minibatches) for place in range(len(groups))]
+    shares: dict[int, Share] = {}
     for _ in range(algorithm.num_iterations):
         for number in range(algorithm.minibatches):
-            chosen = [group for group, part in zip(groups, parts, strict=True) if part == number]
-            here = float(sum(trains(group) for group in chosen))
+            chosen = [place for place, part in enumerate(parts) if part == number]
+            here = float(sum(trains(groups[place]) for place in chosen))
             if not sum_over_ranks({"groups": here}, engine.policy.device)["groups"]:
                 continue
-            update = Update(chosen, step.learning_rate, vision, step.measure_mismatch and not values)
-            values.append(update_policy(engine, reference, update, settings))
-            # The next update has other weights, and a trained tower other features.
-            vision = vision if vision is not None and not engine.policy.vision.trains else None
+            if number not in shares:
+                vision = None if step.vision is None else step.vision.of(chosen)
+                own = replace(step, groups=[groups[place] for place in chosen], vision=vision)
+                shares[number] = dealt(engine, own, settings.micro_batch_tokens, config.training.balance)
+            share = shares[number]
+            # Behind the first update the weights are others, and a trained tower's features too.
+            vision = None if values and engine.policy.vision.trains else share.vision
+            update = Update(share.groups, step.learning_rate, vision, step.measure_mismatch and not values)
+            values.append(update_policy(engine, reference, update, settings) | share.metrics)
     return over_updates(values) | {UPDATES: float(len(values))}
 
 
 def part_of(place: int, on_rank: int, counts: Sequence[int], parts: int) -> int:
-    """Mini-batch of a data rank's group: groups are counted in turn over the ranks, and cut into ``parts`` equal runs.
+    """Mini-batch of a rank's group: groups are counted in turn over the ranks, and cut into ``parts`` equal runs.
 
     Args:
-        place: of the group on its data rank.
-        counts: groups of each data rank.
+        place: of the group on its rank.
+        counts: groups of each rank.
     """
     before = sum(min(count, place) for count in counts) + sum(count > place for count in counts[:on_rank])
     return before * parts // sum(counts)

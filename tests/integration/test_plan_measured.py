@@ -1,0 +1,45 @@
+"""The plan against the measured peak of real updates: within 15 %, weights, optimizer and activations together."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.plan_cases import CASES
+from tests.support.processes import ModuleProcess, launch_ranks
+
+WITHIN = 0.15
+
+
+def check(found: dict[str, Any]) -> None:
+    print(f"{found['name']}: measured {found['measured'] / 2**20:.1f} MiB, planned {found['planned'] / 2**20:.1f} MiB")
+    assert found["planned"] == pytest.approx(found["measured"], rel=WITHIN)
+
+
+def one_process(name: str) -> None:
+    done = ModuleProcess("tests.support.plan_cases", name).finish(300)
+    assert done.returncode == 0, done.stderr
+    check(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16-checkpointing"])
+def test_a_sample_of_the_table(name: str) -> None:
+    one_process(name)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.zero is None])
+def test_one_process(name: str) -> None:
+    one_process(name)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.zero is not None])
+def test_two_ranks(name: str) -> None:
+    printed = launch_ranks("tests.support.plan_cases", name)
+    found = [json.loads(part) for part in printed.replace("}{", "}\n{").splitlines() if part.startswith('{"name"')]
+    assert len(found) == 2
+    for of_rank in found:
+        check(of_rank)

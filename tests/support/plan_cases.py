@@ -1,0 +1,191 @@
+"""Real updates of small models whose peak memory is measured and planned: python -m tests.support.plan_cases NAME.
+
+Prints {"name": NAME, "rank": rank, "measured": bytes, "planned": bytes}. What is measured is resident memory above what
+the process held before the model was built, so weights, gradients and optimizer count, too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from tests.support.tiny import tiny_model, tiny_processor
+from vlm_pg.algorithms.settings import AlgorithmSettings
+from vlm_pg.bench.memory import give_freed_memory_back, peak_above_baseline
+from vlm_pg.distributed import ALONE, RankLayout
+from vlm_pg.models.loading import DTYPES, make_policy
+from vlm_pg.models.policy import Policy
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.plan.memory import Plan, plan_memory, trained_weights
+from vlm_pg.plan.setup import BYTES, Setup
+from vlm_pg.plan.shape import shape_of
+from vlm_pg.prompts.processor_outputs import prompt_from_processor
+from vlm_pg.training.engines import Engine, TorchEngine
+from vlm_pg.training.settings import TrainingSettings
+from vlm_pg.training.step import Update, UpdateSettings, update_policy
+from vlm_pg.types import Prompt, RewardBreakdown, Rollout, RolloutGroup, Sample
+
+TEXT = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2}
+TEXT |= {"intermediate_size": 704, "vocab_size": 4096}
+TEXT |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]}}
+VISION = {"depth": 4, "hidden_size": 128, "num_heads": 4, "intermediate_size": 320, "fullatt_block_indexes": [3]}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One group of ``responses`` behind a prompt of about ``prefix`` tokens; with ``frames`` of 8 x 8 visual tokens."""
+
+    prefix: int = 4096
+    frames: int = 0
+    responses: Sequence[int] = (64, 64, 64, 64)
+    budget: int = 100_000
+    model: dict[str, Any] = field(default_factory=dict)
+    zero: str | None = None
+    family: str = "qwen2_5_vl"
+
+    @property
+    def settings(self) -> ModelSettings:
+        return ModelSettings(path="tiny", **self.model)
+
+
+CASES = {
+    "fp32": Case(),
+    "fp32-checkpointing": Case(prefix=8192, model={"gradient_checkpointing": True}),
+    "bf16": Case(model={"dtype": "bf16"}),
+    "bf16-checkpointing": Case(prefix=8192, model={"dtype": "bf16", "gradient_checkpointing": True}),
+    "chunks": Case(prefix=4096, responses=(512,) * 8, budget=4096 + 1024),
+    "chunks-checkpointing": Case(
+        prefix=8192, responses=(512,) * 8, budget=8192 + 1024, model={"gradient_checkpointing": True}
+    ),
+    "frozen-tower": Case(frames=64),
+    "trained-tower": Case(frames=64, model={"train_vision": True}),
+    "trained-tower-bf16-checkpointing": Case(
+        frames=64, model={"train_vision": True, "dtype": "bf16", "gradient_checkpointing": True}
+    ),
+    "lora": Case(model={"lora": {"rank": 8}}),
+    "lora-bf16-checkpointing": Case(
+        prefix=8192, model={"lora": {"rank": 8}, "dtype": "bf16", "gradient_checkpointing": True}
+    ),
+    "zero2": Case(zero="configs/deepspeed/zero2.json"),
+    "zero3-checkpointing": Case(zero="configs/deepspeed/zero3.json", model={"gradient_checkpointing": True}),
+    "qwen3": Case(family="qwen3_vl"),
+}
+
+
+def policy_of(case: Case) -> Policy:
+    text = dict(TEXT)
+    vision = dict(VISION)
+    if case.family == "qwen3_vl":
+        text |= {
+            "head_dim": 64,
+            "rope_parameters": TEXT["rope_parameters"] | {"mrope_section": [12, 10, 10], "mrope_interleaved": True},
+        }
+        vision = {"depth": 4, "hidden_size": 128, "num_heads": 4, "intermediate_size": 320}
+    model = tiny_model(case.family, text=text, vision=vision).to(DTYPES[case.settings.dtype])
+    return make_policy(model, tiny_processor(case.family), case.settings)
+
+
+def group_of(policy: Policy, case: Case) -> RolloutGroup:
+    generator = torch.Generator().manual_seed(0)
+    prompt = _video(policy, case.frames) if case.frames else _text(case.prefix, generator)
+    responses = [torch.randint(20, 300, (length,), generator=generator) for length in case.responses]
+    rollouts = tuple(Rollout(ids, torch.full((len(ids),), -5.0), "stop") for ids in responses)
+    sample = Sample("0", "?", (), (), "A", "multiple_choice", "test", "test")
+    rewards = tuple(RewardBreakdown(float(i), {}) for i in range(len(rollouts)))
+    return RolloutGroup(sample, prompt, rollouts, 0, rewards, tuple(0.5 - i % 2 for i in range(len(rollouts))))
+
+
+def _text(tokens: int, generator: torch.Generator) -> Prompt:
+    ids = torch.randint(20, 300, (tokens,), generator=generator)
+    return Prompt("text", ids, torch.zeros_like(ids), torch.arange(tokens).expand(3, -1))
+
+
+def _video(policy: Policy, frames: int) -> Prompt:
+    import numpy as np
+
+    side = 8 * policy.pixel_factor
+    video = np.random.default_rng(0).integers(0, 256, (frames, 3, side, side), dtype=np.uint8)
+    content = [{"type": "video"}, {"type": "text", "text": "Which colour is shown first?"}]
+    text = policy.processor.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+    metadata = [{"fps": 2.0, "frames_indices": list(range(frames)), "total_num_frames": frames}]
+    inputs = policy.processor(
+        text=[text],
+        videos=[video],
+        video_metadata=metadata,
+        do_resize=False,
+        do_sample_frames=False,
+        return_tensors="pt",
+    )
+    return prompt_from_processor(inputs, policy.positions, "video")
+
+
+def engine_of(policy: Policy, case: Case, ranks: RankLayout) -> Engine:
+    if case.zero is None:
+        return TorchEngine(policy, TrainingSettings(steps=1))
+    from vlm_pg.training.deepspeed_engine import DeepSpeedEngine
+
+    settings = TrainingSettings(steps=1, engine="deepspeed", deepspeed_config=case.zero, checked_updates=0)
+    return DeepSpeedEngine(policy, settings, ranks)
+
+
+def train(case: Case, group: RolloutGroup, ranks: RankLayout) -> None:
+    """Two updates: in the second one the optimizer's states exist from the start."""
+    policy = policy_of(case)
+    engine = engine_of(policy, case, ranks)
+    settings = UpdateSettings(AlgorithmSettings(), case.budget)
+    for _ in range(2):
+        update_policy(engine, None, Update([group], 1e-4), settings)
+
+
+def measured(case: Case, ranks: RankLayout = ALONE) -> int:
+    torch.set_num_threads(1)
+    small = Case(prefix=64, responses=(8, 8), model=case.model, zero=case.zero, family=case.family)
+    give_freed_memory_back()
+    some = policy_of(small)
+    # What is loaded at first use is no part of it; nor are pixels that lie in the host's memory.
+    train(small, group_of(some, small), ranks)
+    group = group_of(some, case)
+    _, peak = peak_above_baseline(lambda: train(case, group, ranks))
+    return peak.num_bytes
+
+
+def planned(case: Case) -> Plan:
+    """Of the same case, from dimensions alone."""
+    some = policy_of(case)
+    shape, group = shape_of(some.model.config, case.settings), group_of(some, case)
+    pixels, stage = group.prompt.pixel_values, 0 if case.zero is None else int(case.zero[-6])
+    setup = Setup(
+        element=BYTES[case.settings.dtype],
+        checkpointing=case.settings.gradient_checkpointing,
+        train_vision=case.settings.train_vision,
+        lora=case.settings.lora is not None,
+        stage=stage,
+        ranks=2 if stage else 1,
+        prefix=group.prompt.num_tokens,
+        patches=0 if pixels is None else len(pixels),
+        response=case.responses[0] - 1,
+        generations=len(case.responses),
+        budget=case.budget,
+    )
+    # DeepSpeed's buckets are larger than all gradients here: what is never written to is not resident.
+    return plan_memory(shape, replace(setup, bucket=trained_weights(shape, setup) if stage else 0))
+
+
+def main(name: str) -> None:
+    case, ranks = CASES[name], ALONE
+    if case.zero is not None:
+        from vlm_pg.training.deepspeed_engine import connect
+
+        connect()
+        ranks = RankLayout.here()
+    found = {"name": name, "rank": ranks.rank, "measured": measured(case, ranks), "planned": planned(case).peak}
+    print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,91 @@
+"""``vlm-pg plan`` and the check at a run's start: from config.json alone, refused before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.runs import write_config
+from vlm_pg.cli import main
+from vlm_pg.config import RunConfig, load_config
+from vlm_pg.errors import ConfigError, ModelError
+from vlm_pg.memory import GIB
+from vlm_pg.plan.check import check_fits
+from vlm_pg.plan.shape import published_config
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    """A run of a 7B model of which there is a config.json and nothing else."""
+    folder = tmp_path / "model"
+    published_config("Qwen2.5-VL-7B").save_pretrained(folder)
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    sections: dict[str, Any] = {
+        "model": {"path": str(folder), "dtype": "bf16", "gradient_checkpointing": True},
+        "data": {"train": "train.jsonl"},
+        "training": {"steps": 1, "engine": "deepspeed", "deepspeed_config": "configs/deepspeed/zero3.json"},
+    }
+    return write_config(tmp_path / "run.yaml", sections)
+
+
+def test_the_plan_of_a_run(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(run_file), "--gpus", "8"]) == 0
+    printed = capsys.readouterr().out
+    assert "qwen2_5_vl: 8.29 B weights (tower 0.68 B), bf16, ZeRO-3, 8 ranks" in printed
+    for phrase in ("layer inputs", "keys and values of one group", "largest prompt that fits: ", "fits: ", "<- most"):
+        assert phrase in printed
+
+
+def test_what_does_not_fit_exits_1_and_says_what_to_change(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(run_file), "model.gradient_checkpointing=false", "--gpus", "8", "--gpu", "60"]
+    assert main(["plan", *arguments]) == 1
+    assert "change first: model.gradient_checkpointing=true" in capsys.readouterr().out
+
+
+def test_the_start_of_a_run_refuses_what_cannot_fit(run_file: Path) -> None:
+    config = load_config(run_file)
+    said: list[str] = []
+    check_fits(config, 8, 80 * GIB, said.append)
+    assert said[0].startswith("memory: fits: ")
+    with pytest.raises(ConfigError, match=r"does not fit: .* change first: .* Nothing was loaded\. vlm-pg plan CONFIG"):
+        check_fits(config, 8, 16 * GIB, said.append)
+    # On a CPU it is said and not judged.
+    check_fits(config, 1, None, said.append)
+    assert said[-1].startswith("memory: about ")
+
+
+def test_train_asks_before_it_loads(run_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a GPU of 1 GiB; there are no weights that could be loaded, so a later refusal would be another one."""
+    import vlm_pg.training.main as training
+
+    record = {"problem_id": 1, "problem": "?", "data_type": "text", "problem_type": "numerical", "options": []}
+    (tmp_path / "train.jsonl").write_text(
+        json.dumps(record | {"process": "", "solution": "<answer>1</answer>", "path": ""})
+    )
+    overrides = [f"data.train={tmp_path / 'train.jsonl'}", f"run.dir={tmp_path / 'run'}"]
+    overrides += ["training.engine=torch", "training.deepspeed_config=null"]
+    monkeypatch.setattr(training, "gpu_bytes", lambda device: GIB)
+    with pytest.raises(ConfigError, match="Nothing was loaded"):
+        training.train(load_config(run_file, overrides))
+
+
+def test_gpus_that_the_run_cannot_use(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch_engine = ["training.engine=torch", "training.deepspeed_config=null"]
+    assert main(["plan", str(run_file), *torch_engine, "--gpus", "2"]) == 2
+    assert "training.engine is torch, which runs in one process" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["plan", str(run_file), "--gpu", "0"])
+    assert "0 is no size of a GPU's memory; give GiB, such as 80" in capsys.readouterr().err
+
+
+def test_a_config_of_which_no_model_can_be_made(run_file: Path) -> None:
+    config: RunConfig = load_config(run_file)
+    file = Path(config.model.path) / "config.json"
+    values = json.loads(file.read_text())
+    values["text_config"]["num_attention_heads"] = 27
+    file.write_text(json.dumps(values))
+    with pytest.raises(ModelError, match=r"no model can be made|could be read"):
+        check_fits(config, 1, None, print)

@@ -1,0 +1,191 @@
+"""The plan's arithmetic: miniatures counted by hand, public models, what scatters over ranks, what to change first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from vlm_pg.bench.shapes import LanguageShape
+from vlm_pg.models.settings import LoraSettings, ModelSettings
+from vlm_pg.plan.activations import token_bytes, tower_activations, update_activations
+from vlm_pg.plan.command import TABLE, published_shape
+from vlm_pg.plan.communication import sequence_parallel_bytes
+from vlm_pg.plan.memory import (
+    first_remedies,
+    generation_bytes,
+    gradient_bytes,
+    largest_budget,
+    largest_prefix,
+    model_states,
+    plan_memory,
+)
+from vlm_pg.plan.report import published_lines, published_setup, verdict
+from vlm_pg.plan.setup import Setup, video_tokens
+from vlm_pg.plan.shape import ModelShape, TowerShape, Weights, published_config, shape_of
+
+# D 8, two query heads and one key-value head of 4 (W 8, K 4), I 16.
+TEXT = LanguageShape(hidden=8, layers=4, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=10)
+TOWER = TowerShape(hidden=6, layers=2, intermediate=12, patch_pixels=24, merge=4)
+TINY = ModelShape("tiny", TEXT, TOWER, Weights(tower=1000, language=5000, adapter=100, layer=1100, head=80))
+SEVEN = published_shape("Qwen2.5-VL-7B")
+FP32 = Setup(element=4, checkpointing=False, prefix=100, response=9, generations=2, budget=1000)
+
+
+def test_what_a_layer_keeps_of_a_token_counted_by_hand() -> None:
+    """fp32: two norms of 12 D, queries, keys, values and output, log-sum-exp, four tensors of the MLP."""
+    each = token_bytes(TINY, FP32)
+    assert each.kept == 2 * 12 * 8 + 4 * (2 * 8 + 2 * 4) + 4 * 2 + 4 * 4 * 16
+    assert (each.input, each.memo, each.keys_values) == (32, 4 * 8 + 8, 32)
+    assert each.unread == 12 * 8 + 4 * 4 * 4
+    half = token_bytes(TINY, replace(FP32, element=2))
+    assert half.kept == 2 * 8 * 8 + 2 * (2 * 8 + 2 * 4) + 4 * 2 + 2 * 4 * 16
+    # Frozen norms keep no normalised input.
+    assert token_bytes(TINY, replace(FP32, lora=True)).kept == each.kept - 2 * 4 * 8
+    per_head = token_bytes(replace(TINY, query_key_norms=True), FP32)
+    assert per_head.kept == each.kept + (8 + 4) * 8
+
+
+def test_an_update_counted_by_hand() -> None:
+    """118 tokens of which 18 are read, in 4 layers; logits of 20 rows."""
+    each = token_bytes(TINY, FP32)
+    assert FP32.stream == 118
+    found = update_activations(TINY, FP32)
+    assert found["kept by layers"] == 3 * 118 * each.kept + 18 * each.kept + 100 * each.unread
+    assert found["logits, or a layer's backward"] == max(20 * 10 * 16, 118 * each.backward)
+    again = update_activations(TINY, replace(FP32, checkpointing=True))
+    assert again == {
+        "layer inputs": 3 * 118 * 32,
+        "attention outputs": 2 * 118 * each.memo,
+        "logits, or a layer's backward": 118 * (each.kept + each.backward),
+    }
+
+
+def test_a_group_beyond_the_budget_runs_in_chunks() -> None:
+    """Prefix of 100 and chunks of 20 response tokens: the prefix's keys and values, and their gradients in fp32."""
+    setup = Setup(element=2, checkpointing=True, prefix=100, response=9, generations=8, budget=120)
+    assert setup.chunked and (setup.stream, setup.read_rows) == (120, 20)
+    found = update_activations(TINY, setup)
+    assert found["keys and values of prefixes"] == 4 * 100 * 16
+    assert found["their gradients"] == 4 * 100 * 32
+    assert not replace(setup, budget=200).chunked
+
+
+def test_sequence_ranks_divide_activations_and_not_states() -> None:
+    setup = replace(FP32, ranks=4, stage=2, bucket=10)
+    alone, together = (sum(update_activations(TINY, replace(setup, sequence_parallel=s)).values()) for s in (1, 4))
+    assert together == alone / 4
+    assert model_states(TINY, setup) == model_states(TINY, replace(setup, sequence_parallel=4))
+
+
+def test_states_of_each_engine_counted_by_hand() -> None:
+    """5,000 trained weights of 6,100 (an adapter's are loaded, too)."""
+    torch_states = model_states(TINY, Setup(element=2))
+    assert torch_states == {"weights": 12_200, "fp32 weights": 20_000, "optimizer": 40_000}
+    assert gradient_bytes(TINY, Setup(element=2)) == {"gradients": 30_000}
+    two = Setup(element=2, stage=2, ranks=4, bucket=100)
+    assert model_states(TINY, two) == {"weights": 12_200, "fp32 weights": 5_000, "optimizer": 10_000}
+    assert gradient_bytes(TINY, two) == {"gradients": 5_000 + 2 * 1100, "buckets": 200}
+    three = model_states(TINY, replace(two, stage=3))
+    assert (three["weights"], three["weights gathered from other ranks"]) == (3_050, 12_200 * 3 / 4)
+    assert "optimizer" not in model_states(TINY, replace(two, offload_optimizer=True))
+    assert model_states(TINY, replace(two, lora=True))["optimizer"] == 800 / 4
+    assert model_states(TINY, replace(two, reference=True))["reference policy"] == 10_000
+    assert model_states(TINY, replace(two, train_vision=True, reference=True))["reference policy"] == 12_000
+
+
+def test_generation_holds_one_group_at_least() -> None:
+    found = generation_bytes(TINY, FP32)
+    assert found["keys and values of one group"] == (100 + 2 * 9) * 4 * 2 * 4 * 4
+    divided = generation_bytes(TINY, replace(FP32, ranks=2, sequence_parallel=2))
+    assert divided["keys and values of one group"] == (100 + 9) * 4 * 2 * 4 * 4
+    alone = generation_bytes(TINY, replace(FP32, share_prefix=False))
+    assert alone["keys and values of one group"] == 2 * (100 + 9) * 4 * 2 * 4 * 4
+
+
+def test_a_trained_tower_keeps_its_graph_of_all_prompts() -> None:
+    setup = replace(FP32, patches=40, prompts=3)
+    assert "tower's graph" not in tower_activations(TINY, setup)
+    one, three = (
+        tower_activations(TINY, replace(setup, train_vision=True, prompts=n))["tower's graph"] for n in (1, 3)
+    )
+    assert three == 3 * one
+
+
+def test_bytes_that_sequence_parallelism_sends() -> None:
+    """8 rows of 4 ranks: 2 rows of 2 + 2 query heads and 2 x 4 key-value heads of 4, three quarters of them sent."""
+    once = 2 * 4 * (2 * 2 + 2 * 4) * 3 // 4 * 2
+    assert sequence_parallel_bytes(TEXT, 8, 4, 2, checkpointing=False) == 2 * once
+    assert sequence_parallel_bytes(TEXT, 8, 4, 2, checkpointing=True) == 3 * once
+    assert sequence_parallel_bytes(TEXT, 8, 1, 2, checkpointing=True) == 0
+
+
+@pytest.mark.parametrize("name,billions", list(zip(TABLE, (3.75, 8.29, 33.45, 73.4), strict=True)))
+def test_weights_of_public_models(name: str, billions: float) -> None:
+    """Published sizes, towers included, in billions of parameters (the safetensors index of each checkpoint)."""
+    weights = published_shape(name).weights
+    assert (weights.tower + weights.language) / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_an_adapter_is_counted_as_it_is_made() -> None:
+    """Rank 8 on the q_proj of 28 layers: A and B of 3,584 each."""
+    settings = ModelSettings(path="7b", lora=LoraSettings(rank=8, target_modules=("q_proj",)))
+    assert shape_of(published_config("Qwen2.5-VL-7B"), settings).weights.adapter == 28 * 8 * 2 * 3584
+
+
+def test_tokens_of_a_video() -> None:
+    """Two frames of 100,352 pixels are 128 visual tokens."""
+    assert SEVEN.tower is not None
+    assert video_tokens(64, 128 * 28 * 28, SEVEN.tower) == 32 * 128
+
+
+def test_layer_inputs_and_keys_of_an_hour_on_a_7b() -> None:
+    """230k tokens: 46 GB of layer inputs, 13 GB of keys and values."""
+    setup = Setup(prefix=230_000, response=1, generations=1, budget=230_001)
+    inputs = update_activations(SEVEN, setup)["layer inputs"]
+    assert inputs / 1e9 == pytest.approx(46 * 27 / 28, rel=0.02)
+    assert generation_bytes(SEVEN, setup)["keys and values of one group"] / 1e9 == pytest.approx(13.2, rel=0.02)
+
+
+def test_the_largest_prefix_and_budget_are_the_last_that_fit() -> None:
+    setup = published_setup(SEVEN, 64, 8)
+    prefix = largest_prefix(SEVEN, setup, 80)
+    assert prefix > 20_000
+
+    def fits(tokens: int) -> bool:
+        patches = setup.patches * tokens // setup.prefix
+        changed = replace(setup, prefix=tokens, patches=patches, budget=tokens + setup.response)
+        return plan_memory(SEVEN, changed).fits(80)
+
+    assert fits(prefix) and not fits(prefix + 1)
+    budget = largest_budget(SEVEN, setup, 80)
+    assert budget > setup.budget
+    assert plan_memory(SEVEN, replace(setup, budget=budget)).fits(80)
+    assert largest_budget(SEVEN, replace(setup, stage=0, ranks=1), 80) == 0
+
+
+def test_what_to_change_first() -> None:
+    wide = Setup(checkpointing=False, stage=3, ranks=8, prefix=16_000, budget=17_000, response=700)
+    (remedy,) = first_remedies(SEVEN, wide, 80)
+    assert remedy.words == "model.gradient_checkpointing=true"
+    assert plan_memory(SEVEN, remedy.setup).fits(80)
+    assert "does not fit: " in verdict(SEVEN, wide, 80) and "change first: model.gradient" in verdict(SEVEN, wide, 80)
+    assert verdict(SEVEN, remedy.setup, 80).startswith("fits: ")
+    # Nothing helps on a tiny device.
+    assert first_remedies(SEVEN, wide, 0.5) == []
+    assert "no setting makes it fit: use more GPUs" in verdict(SEVEN, wide, 0.5)
+
+
+def test_several_changes_together_where_one_is_not_enough() -> None:
+    hour = published_setup(SEVEN, 3600, 8)
+    changes = first_remedies(SEVEN, hour, 40)
+    assert len(changes) >= 2 or changes[0].short.startswith("SP")
+    assert plan_memory(SEVEN, changes[-1].setup).fits(40)
+
+
+def test_the_table_of_public_models() -> None:
+    lines = list(published_lines([SEVEN], 80))
+    assert lines[2] == "| model | frames | prompt | 1 GPU | 8 GPUs | 64 GPUs |"
+    assert [line.split(" | ")[1] for line in lines[4:]] == ["64", "256", "1,024", "3,600"]
+    # 20 bytes a weight on one GPU are too many for 7B.
+    assert "(1" in lines[4].split(" | ")[3]

@@ -1,0 +1,156 @@
+"""What it costs to train on groups, in whole numbers: equal on every rank, in whatever order things are added.
+
+A shared prefix of P tokens costs P tokens and P (P + 1) / 2 attention pairs, once; a response of r stream tokens behind
+it costs r tokens, r P + r (r + 1) / 2 pairs and r + 1 rows of logits. What an earlier prompt has in common with a later
+one costs the later one nothing, where both are computed in one micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from vlm_pg.batching.plan import TOKENS_PER_CALL, Shared
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Operations of forward and backward, whole numbers.
+
+    Args:
+        token: of a token in all linear layers.
+        pair: of a (query, key) pair in all attention layers.
+        patch: of a patch in the vision tower; what is frozen or kept already costs nothing.
+        logit: of a row through the output head.
+    """
+
+    token: int
+    pair: int
+    patch: int = 0
+    logit: int = 0
+
+
+@dataclass(frozen=True)
+class GroupWork:
+    """What one group is, as far as its cost goes.
+
+    Args:
+        prompt_tokens: P.
+        responses: stream tokens of each response that trains (one less than it has).
+        patches: of its media that the tower must encode for this update; 0 where it is frozen.
+        media_key: prompts with equal ones have equal media, which a rank encodes once; "" equals nothing.
+        rank: who holds it now.
+    """
+
+    prompt_tokens: int
+    responses: tuple[int, ...]
+    patches: int = 0
+    media_key: str = ""
+    rank: int = 0
+
+
+class GroupCosts:
+    """Costs of parts of groups.
+
+    Every token also pays its part of reading all weights once more for one more pass (``TOKENS_PER_CALL``).
+
+    Args:
+        token_budget: most tokens of a pass, see ``plan_micro_batches``.
+        shared: (i, j) -> tokens that prompts i and j share where they stand in one micro-batch.
+    """
+
+    def __init__(self, groups: Sequence[GroupWork], model: CostModel, token_budget: int, shared: Shared):
+        self.groups, self.model, self.budget, self.shared = groups, model, token_budget, shared
+        self.responses = [
+            tuple(self._response(group.prompt_tokens, tokens, self._share_of_call(group)) for tokens in group.responses)
+            for group in groups
+        ]
+        # Of each group: which groups are computed with it where they are on one rank, itself included.
+        self.cluster = _clusters(groups, token_budget, shared)
+        self.clusters = [members for group, members in enumerate(self.cluster) if members[0] == group]
+        self._prefixes: dict[tuple[int, ...], int] = {}
+
+    def prefixes(self, members: tuple[int, ...]) -> int:
+        """Of the prompts of some groups of one cluster, in ascending order, on one rank."""
+        known = self._prefixes.get(members)
+        if known is None:
+            known = self._prefixes[members] = sum(
+                self._prefix(member, members[:place]) for place, member in enumerate(members)
+            )
+        return known
+
+    def of_responses(self, pieces: Mapping[int, Sequence[int]]) -> int:
+        """Of responses alone: group -> which of them."""
+        return sum(self.responses[group][index] for group, chosen in pieces.items() for index in chosen)
+
+    def rank(self, pieces: Mapping[int, Sequence[int]]) -> int:
+        """Of all that one rank has: group -> its responses."""
+        of_cluster: dict[int, list[int]] = {}
+        for group in sorted(pieces):
+            of_cluster.setdefault(self.cluster[group][0], []).append(group)
+        return self.of_responses(pieces) + sum(self.prefixes(tuple(members)) for members in of_cluster.values())
+
+    def whole(self, group: int) -> int:
+        """Of one group alone."""
+        return self.prefixes((group,)) + sum(self.responses[group])
+
+    def _prefix(self, group: int, earlier: Sequence[int]) -> int:
+        work, model = self.groups[group], self.model
+        known = max((self.shared(other, group) for other in earlier), default=0)
+        encoded = any(_same_media(self.groups[other], work) for other in earlier)
+        tokens, pairs = work.prompt_tokens - known, causal_pairs(work.prompt_tokens) - causal_pairs(known)
+        return (
+            model.token * _with_calls(tokens, self.budget)
+            + model.pair * pairs
+            + model.patch * (0 if encoded else work.patches)
+        )
+
+    def _response(self, prompt: int, tokens: int, share_of_call: int) -> int:
+        model = self.model
+        linear = model.token * _with_calls(tokens, share_of_call)
+        return linear + model.pair * (tokens * prompt + causal_pairs(tokens)) + model.logit * (tokens + 1)
+
+    def _share_of_call(self, group: GroupWork) -> int:
+        """Response tokens that pay for a pass together: a chunk's where the group goes beyond the budget."""
+        beyond = group.prompt_tokens + sum(group.responses) > self.budget
+        return max(1, self.budget - group.prompt_tokens) if beyond else self.budget
+
+
+def causal_pairs(tokens: int) -> int:
+    """Pairs in causal attention of a run of tokens to itself."""
+    return tokens * (tokens + 1) // 2
+
+
+def _with_calls(tokens: int, of_call: int) -> int:
+    return tokens + TOKENS_PER_CALL * tokens // of_call
+
+
+def _same_media(one: GroupWork, other: GroupWork) -> bool:
+    return bool(one.media_key) and one.media_key == other.media_key
+
+
+def _clusters(groups: Sequence[GroupWork], budget: int, shared: Shared) -> list[tuple[int, ...]]:
+    """Groups that are worth computing together, those that share most joined first, while one pass can hold them.
+
+    As in ``plan_micro_batches``: at least half of the shorter prompt. Each group's cluster in ascending order.
+    """
+    prompts = [group.prompt_tokens for group in groups]
+    pairs = []
+    for j, later in enumerate(groups):
+        for i in range(j):
+            common = shared(i, j)
+            if common and (2 * common >= min(prompts[i], prompts[j]) or _same_media(groups[i], later)):
+                pairs.append((-common, i, j))
+    members = [[group] for group in range(len(groups))]
+    needed = [work.prompt_tokens for work in groups]
+    longest = [max(work.responses, default=0) for work in groups]
+    for negative, i, j in sorted(pairs):
+        a, b = members[i], members[j]
+        if a is b:
+            continue
+        tokens, response = needed[i] + needed[j] + negative, max(longest[i], longest[j])
+        if tokens + response <= budget:
+            joined = sorted(a + b)
+            for member in joined:
+                members[member], needed[member], longest[member] = joined, tokens, response
+    return [tuple(of_group) for of_group in members]

@@ -1,0 +1,1 @@
+"""How much memory a run will take, from its configuration and the model's dimensions alone."""

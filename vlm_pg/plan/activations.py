@@ -1,0 +1,152 @@
+"""Bytes of activations, from what autograd keeps of each operation of these models.
+
+Letters: D hidden size, N query heads, W width of all query heads, K width of all key-value heads, I width of an MLP,
+e bytes of an element. A norm computes in fp32: of its input it keeps 4 D, of the normalised one e D where its weight
+trains, and its output, which the next linear layer keeps, e D (in fp32 the input is the residual stream itself).
+Tests compare with measured peaks; ``bench/flops.py`` has a coarser rule for comparing ways to compute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vlm_pg.plan.setup import Setup
+from vlm_pg.plan.shape import ModelShape, TowerShape
+
+FP32 = 4
+# Rows of fp32 logits that exist at one time in backward: logits, their exponentials, a product, the gradient.
+LOGIT_COPIES = 4
+
+
+@dataclass(frozen=True)
+class TokenBytes:
+    """What one token takes in one decoder layer; ``kept`` in between forward and backward, the others while it runs.
+
+    ``input``: what a checkpointed layer keeps. ``memo``: and of its attention. ``backward``: gradients that exist at
+    one time in a layer's backward. ``unread``: kept of a token of which the last layer needs keys and values only.
+    ``keys_values``: of both.
+    """
+
+    kept: float
+    input: float
+    memo: float
+    backward: float
+    unread: float
+    keys_values: float
+
+
+def token_bytes(shape: ModelShape, setup: Setup) -> TokenBytes:
+    """See the module: sums over the operations of a decoder layer."""
+    text, e = shape.language, setup.element
+    hidden, inner = text.hidden, text.intermediate
+    width, narrow = text.heads * text.head_dim, text.kv_heads * text.head_dim
+    norm = hidden * (FP32 + (0 if setup.lora else e) + e)
+    # Rotated queries and keys, values, output, log-sum-exp.
+    attention = e * (2 * width + 2 * narrow) + FP32 * text.heads
+    of_heads = (width + narrow) * (FP32 + e) if shape.query_key_norms else 0
+    if text.gated_query:
+        attention += 2 * e * width
+    # Gate, its activation, the other half, their product.
+    mlp = 4 * inner * e
+    # An adapter's path runs beside the frozen one.
+    beside = 2 * inner * e if setup.lora else 0
+    return TokenBytes(
+        kept=2 * norm + attention + of_heads + mlp,
+        input=hidden * e,
+        memo=width * e + FP32 * text.heads,
+        backward=3 * inner * e + 2 * hidden * e + beside,
+        unread=norm + 4 * narrow * e + (2 * narrow * FP32 if shape.query_key_norms else 0),
+        keys_values=2 * narrow * e,
+    )
+
+
+def update_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
+    """Bytes by what they are for, at the moment of an update where they are most.
+
+    The largest pass: a stream of ``setup.stream`` tokens; where a group goes beyond the budget its prefix alone and a
+    chunk behind it. With sequence parallelism each rank has its part of the rows.
+    """
+    each, layers, logits = token_bytes(shape, setup), shape.language.layers, _logits(shape, setup)
+    if setup.chunked:
+        found = _chunked(each, layers, logits, setup)
+    else:
+        found = _held(each, layers, setup.stream, setup.read_rows, setup.checkpointing)
+        # The head's backward is done when that of the layers begins.
+        found["logits, or a layer's backward"] = max(logits, _running(each, setup.stream, setup.checkpointing))
+    return {name: value / setup.sequence_parallel for name, value in found.items()}
+
+
+def _held(each: TokenBytes, layers: int, tokens: int, read: int, checkpointing: bool) -> dict[str, float]:
+    """Between forward and backward of a pass, of whose tokens ``read`` go through all of the last layer."""
+    if checkpointing:
+        # When the layer before the last is computed again the last one's are gone.
+        return {
+            "layer inputs": (layers - 1) * tokens * each.input,
+            "attention outputs": max(0, layers - 2) * tokens * each.memo,
+        }
+    return {"kept by layers": ((layers - 1) * tokens + read) * each.kept + (tokens - read) * each.unread}
+
+
+def _running(each: TokenBytes, tokens: int, checkpointing: bool) -> float:
+    """Of one layer's backward; with what a recomputed layer keeps for it."""
+    return tokens * (each.backward + (each.kept if checkpointing else 0.0))
+
+
+def _chunked(each: TokenBytes, layers: int, logits: float, setup: Setup) -> dict[str, float]:
+    """Prefixes with their graph and the gradients that chunks leave there in fp32; and one chunk."""
+    prefix, chunk, checkpointing = setup.prefix, setup.read_rows, setup.checkpointing
+    found = _held(each, layers, prefix, 0, checkpointing)
+    states = layers * prefix * each.keys_values
+    found["keys and values of prefixes"] = states if checkpointing else 0.0
+    found["their gradients"] = states * FP32 / setup.element
+    # A layer of a chunk attends to prefix and chunk laid side by side; of recomputed ones there is one at a time.
+    side_by_side = (prefix + chunk) * each.keys_values * (1 if checkpointing else layers)
+    of_chunk = sum(_held(each, layers, chunk, chunk, checkpointing).values()) + side_by_side
+    # The last backward, through the prefixes, comes when no chunk is left.
+    found["a chunk, or a layer's backward"] = max(
+        of_chunk + max(logits, _running(each, chunk, checkpointing)), _running(each, prefix, checkpointing)
+    )
+    return found
+
+
+def _logits(shape: ModelShape, setup: Setup) -> float:
+    vocab = shape.language.vocab
+    predicted = setup.read_rows + setup.generations
+    rows = min(predicted, max(1, setup.logits_bytes // (FP32 * vocab)))
+    half = 2 * setup.element if setup.element < FP32 else 0
+    return rows * vocab * (LOGIT_COPIES * FP32 + half)
+
+
+def tower_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
+    """Of a trained tower its graph of all prompts of a step; of a frozen one what one prompt takes while it runs."""
+    tower, e = shape.tower, setup.element
+    if tower is None or not setup.patches:
+        return {}
+    parts = setup.sequence_parallel
+    norm = tower.hidden * (FP32 + 2 * e)
+    # All of queries, keys and values, rotated ones, attention's output twice (by frames, and joined).
+    block = 2 * norm + 7 * tower.hidden * e + 4 * tower.intermediate * e
+    running = tower.hidden * (8 * e + 4 * FP32) + 3 * tower.intermediate * e
+    out = shape.language.hidden * e / tower.merge
+    pixels = tower.patch_pixels * FP32
+    if not setup.train_vision:
+        return {
+            "pixels": setup.patches * pixels / parts,
+            "visual features": setup.prompts * setup.patches * out,
+            "tower of one prompt": setup.patches * running / parts,
+        }
+    patches = setup.prompts * setup.patches
+    kept = block * tower.layers
+    if setup.checkpointing:
+        kept = tower.hidden * e * tower.layers + block
+    merger = _merger(tower, e)
+    return {
+        "pixels": patches * pixels / parts,
+        "visual features": 2 * patches * out,
+        "tower's graph": patches * (kept + merger + tower.patch_pixels * (e if e < FP32 else 0)) / parts,
+    }
+
+
+def _merger(tower: TowerShape, e: int) -> float:
+    """Norm, and two linear layers over the patches of a visual token with an activation between."""
+    return tower.hidden * (FP32 + 2 * e) + 2 * tower.hidden * e

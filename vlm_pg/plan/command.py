@@ -1,0 +1,56 @@
+"""``vlm-pg plan``: bytes by part and phase, before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vlm_pg.bench.shapes import PUBLISHED
+from vlm_pg.errors import ConfigError
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.plan.check import model_shape, sequence_ranks
+from vlm_pg.plan.memory import plan_memory
+from vlm_pg.plan.report import published_lines, verdict_lines
+from vlm_pg.plan.setup import setup_of
+from vlm_pg.plan.shape import ModelShape, published_config, shape_of
+
+TABLE = tuple(name for name in PUBLISHED if name.startswith("Qwen2.5-VL"))
+
+
+def plan(config: Any, gpu_gib: float, gpus: int) -> bool:
+    """Print the plan of a run (``RunConfig``); whether it fits.
+
+    Raises:
+        ConfigError: as ``check_ranks``, or a DeepSpeed file that cannot be used.
+        ModelError: no config there, or no registered family.
+    """
+    sequence_parallel = sequence_ranks(config)
+    check_ranks(config.training.engine, gpus, sequence_parallel)
+    shape = model_shape(config)
+    setup = setup_of(config, shape, gpus, sequence_parallel)
+    for line in verdict_lines(shape, setup, gpu_gib):
+        print(line)
+    return plan_memory(shape, setup).fits(gpu_gib)
+
+
+def print_published(gpu_gib: float) -> None:
+    """The table of Qwen2.5-VL's four sizes."""
+    for line in published_lines([published_shape(name) for name in TABLE], gpu_gib):
+        print(line)
+
+
+def published_shape(name: str) -> ModelShape:
+    shape = shape_of(published_config(name), ModelSettings(path=name))
+    return ModelShape(name, shape.language, shape.tower, shape.weights, shape.query_key_norms, shape.positions)
+
+
+def check_ranks(engine: str, ranks: int, sequence_parallel: int) -> None:
+    """Raise ConfigError for processes that the engine cannot run in, or that cannot be divided so."""
+    if engine == "torch" and ranks > 1:
+        raise ConfigError(
+            f"{ranks} GPUs were asked about, but training.engine is torch, which runs in one process. Set "
+            "training.engine=deepspeed and training.deepspeed_config, or --gpus 1."
+        )
+    if ranks % sequence_parallel:
+        raise ConfigError(
+            f"training.sequence_parallel is {sequence_parallel}, which does not divide {ranks} GPUs. Choose a divisor."
+        )

@@ -1,0 +1,232 @@
+"""Bytes a rank holds in each phase of a step, and what fits into a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from vlm_pg.memory import GIB
+from vlm_pg.plan.activations import FP32, tower_activations, update_activations
+from vlm_pg.plan.setup import Setup
+from vlm_pg.plan.shape import ModelShape
+
+# Of a device's memory: the rest is for the driver's context, communication buffers and gaps between tensors.
+USABLE = 0.94
+# AdamW keeps two moments.
+MOMENTS = 2
+# Prompt tokens that generation runs at a time (rollout.prefill_tokens).
+PREFILL_TOKENS = 16_384
+# Elements of one of DeepSpeed's buffers for reducing gradients, where its file does not say.
+DEFAULT_BUCKET = 500_000_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes by part for each phase of a step: "vision", "generation", "update", "optimizer step"."""
+
+    phases: Mapping[str, Mapping[str, float]]
+
+    @property
+    def phase(self) -> str:
+        """The one that takes most."""
+        return max(self.phases, key=lambda name: sum(self.phases[name].values()))
+
+    @property
+    def peak(self) -> float:
+        return sum(self.phases[self.phase].values())
+
+    def fits(self, gpu_gib: float) -> bool:
+        return self.peak <= USABLE * gpu_gib * GIB
+
+
+def plan_memory(shape: ModelShape, setup: Setup) -> Plan:
+    """What one rank holds; host memory, where states are offloaded to, is not in it."""
+    states, gradients = model_states(shape, setup), gradient_bytes(shape, setup)
+    tower = tower_activations(shape, setup)
+    running = tower.pop("tower of one prompt", 0.0)
+    # Pixels of a frozen tower's prompts come to the device one prompt at a time.
+    pixels = 0.0 if setup.train_vision else tower.pop("pixels", 0.0)
+    phases = {
+        "vision": states | tower | {"tower of one prompt": running + pixels},
+        "generation": states | tower | generation_bytes(shape, setup),
+        "update": states | gradients | tower | update_activations(shape, setup),
+        "optimizer step": states | gradients | {"the step's own": optimizer_bytes(shape, setup)},
+    }
+    return Plan({name: {part: size for part, size in parts.items() if size} for name, parts in phases.items()})
+
+
+def trained_weights(shape: ModelShape, setup: Setup) -> int:
+    weights = shape.weights
+    if setup.lora:
+        return weights.adapter
+    return weights.language + (weights.tower if setup.train_vision else 0)
+
+
+def model_states(shape: ModelShape, setup: Setup) -> dict[str, float]:
+    """Weights, their fp32 copies and AdamW's moments: the whole time."""
+    weights, trained = shape.weights, trained_weights(shape, setup)
+    total = weights.language + weights.tower + weights.adapter
+    scattered = setup.ranks if setup.stage == 3 else 1
+    found = {"weights": setup.element * total / scattered}
+    if setup.stage == 3:
+        if setup.offload_parameters:
+            found["weights"] = 0.0
+        live = min(total, setup.live_parameters) * (1 - 1 / setup.ranks if not setup.offload_parameters else 1)
+        found["weights gathered from other ranks"] = setup.element * live
+    if setup.reference:
+        copied = weights.language + (weights.tower if setup.train_vision else 0)
+        found["reference policy"] = float(setup.element * copied)
+    if not setup.offload_optimizer:
+        # DeepSpeed keeps a copy of its own of fp32 weights, too.
+        copies = FP32 * trained / _owners(setup) if setup.element < FP32 or setup.stage else 0.0
+        found["fp32 weights"] = copies
+        found["optimizer"] = MOMENTS * FP32 * trained / _owners(setup)
+    return found
+
+
+def gradient_bytes(shape: ModelShape, setup: Setup) -> dict[str, float]:
+    """Gradients over the micro-batches of an update, and what reduces them over ranks."""
+    trained = trained_weights(shape, setup)
+    if not setup.stage:
+        own = setup.element * trained if setup.element < FP32 else 0.0
+        return {"gradients": float(FP32 * trained + own)}
+    held = 0.0 if setup.offload_optimizer else FP32 * trained / (_owners(setup) if setup.stage > 1 else 1)
+    # A layer's gradients in the weights' own dtype, before they are reduced.
+    layer = 0 if setup.lora else shape.weights.layer
+    return {"gradients": held + setup.element * layer, "buckets": float(setup.element * setup.bucket)}
+
+
+def optimizer_bytes(shape: ModelShape, setup: Setup) -> float:
+    """Temporaries of the update over all weights at a time: the square root of the second moments."""
+    return 0.0 if setup.offload_optimizer else FP32 * trained_weights(shape, setup) / _owners(setup)
+
+
+def generation_bytes(shape: ModelShape, setup: Setup) -> dict[str, float]:
+    """At least: keys and values of one group, every response at its longest; one pass of its prompt.
+
+    With sequence parallelism every rank holds the prefix and its part of the rollouts.
+    """
+    text, e = shape.language, setup.element
+    width, narrow = text.heads * text.head_dim, text.kv_heads * text.head_dim
+    rollouts = -(-setup.generations // setup.sequence_parallel)
+    tokens = setup.prefix + rollouts * setup.response
+    if not setup.share_prefix:
+        tokens = rollouts * (setup.prefix + setup.response)
+    rows = min(PREFILL_TOKENS, setup.prefix) / setup.sequence_parallel
+    one_layer = e * (4 * text.hidden + 3 * width + 4 * narrow + 3 * text.intermediate)
+    return {
+        "keys and values of one group": tokens * text.full_layers * 2 * narrow * e,
+        "one layer of prefill": rows * one_layer,
+        "logits of a token": rollouts * text.vocab * 3 * FP32,
+    }
+
+
+def _owners(setup: Setup) -> int:
+    """Ranks that an optimizer's states are scattered over."""
+    return setup.ranks if setup.stage else 1
+
+
+def largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest whole number up to ``most`` that fits, 0 if none does; nothing fits above one that does not."""
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def largest_prefix(shape: ModelShape, setup: Setup, gpu_gib: float) -> int:
+    """Tokens of the largest prompt that fits, with a budget of it and one response; media in proportion."""
+
+    def fits(prefix: int) -> bool:
+        patches = setup.patches * prefix // max(1, setup.prefix)
+        budget = prefix + setup.response
+        return plan_memory(shape, replace(setup, prefix=prefix, patches=patches, budget=budget)).fits(gpu_gib)
+
+    return largest(fits, 2**24)
+
+
+def largest_budget(shape: ModelShape, setup: Setup, gpu_gib: float) -> int:
+    """``training.micro_batch_tokens`` that fits; 0 where not even the largest prompt and a response do."""
+    least = setup.prefix + setup.response
+
+    def fits(more: int) -> bool:
+        # As if there were always enough prompts to fill it.
+        wide = replace(setup, budget=least + more, prompts=max(setup.prompts, (least + more) // least + 1))
+        return plan_memory(shape, replace(wide, patches=0)).peak + _tower(shape, setup) <= USABLE * gpu_gib * GIB
+
+    return least + largest(fits, 2**24) if fits(0) else 0
+
+
+def _tower(shape: ModelShape, setup: Setup) -> float:
+    """What the tower adds to the update."""
+    parts = tower_activations(shape, setup)
+    return sum(size for part, size in parts.items() if setup.train_vision or part == "visual features")
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One setting changed, in words and in short ones, and the setup with it."""
+
+    words: str
+    setup: Setup
+    short: str = ""
+
+
+def remedies(setup: Setup, least_budget: int) -> Iterator[Remedy]:
+    """Changes that save memory, those that cost least first; each by itself."""
+    if not setup.checkpointing:
+        yield Remedy("model.gradient_checkpointing=true", replace(setup, checkpointing=True))
+    if setup.budget > least_budget:
+        yield Remedy(f"training.micro_batch_tokens={least_budget}", replace(setup, budget=least_budget))
+    if setup.element == FP32:
+        yield Remedy("model.dtype=bf16", replace(setup, element=2))
+    if setup.ranks > 1 and setup.stage < 2:
+        yield Remedy("training.deepspeed_config=configs/deepspeed/zero2.json", replace(setup, stage=2))
+    if setup.ranks > 1 and setup.stage < 3:
+        yield Remedy("training.deepspeed_config=configs/deepspeed/zero3.json", replace(setup, stage=3))
+    if setup.stage and not setup.offload_optimizer:
+        words = 'zero_optimization.offload_optimizer={"device": "cpu"} in training.deepspeed_config'
+        yield Remedy(words, replace(setup, offload_optimizer=True), "offload optimizer")
+    if not setup.stage and setup.ranks == 1:
+        words = "training.engine=deepspeed with ZeRO-2 and zero_optimization.offload_optimizer"
+        alone = replace(setup, stage=2, offload_optimizer=True, bucket=2 * DEFAULT_BUCKET)
+        yield Remedy(words, alone, "ZeRO-2, offload optimizer")
+    size = 2 * setup.sequence_parallel
+    while setup.ranks % size == 0 and size <= setup.ranks:
+        parallel = replace(setup, sequence_parallel=size)
+        yield Remedy(f"training.sequence_parallel={size}", parallel, f"SP {size}")
+        size *= 2
+    if setup.train_vision:
+        yield Remedy("model.train_vision=false", replace(setup, train_vision=False))
+    if not setup.lora and not setup.train_vision:
+        yield Remedy("model.lora={}", replace(setup, lora=True), "LoRA")
+
+
+def first_remedies(shape: ModelShape, setup: Setup, gpu_gib: float) -> list[Remedy]:
+    """The first setting whose change makes it fit, or several together; empty where none of them do."""
+    least = setup.prefix + setup.response
+    for remedy in remedies(setup, least):
+        if _adapted(shape, remedy.setup, gpu_gib):
+            return [remedy]
+    changes: list[Remedy] = []
+    while True:
+        peak = plan_memory(shape, setup).peak
+        options = [(plan_memory(shape, r.setup).peak, r.words, r) for r in remedies(setup, least) if not r.setup.lora]
+        # The one that saves most, until it is enough.
+        saved, _, best = min(options, key=lambda option: option[:2], default=(peak, "", None))
+        if best is None or saved >= peak:
+            return []
+        # Twice as many sequence ranks say all that half as many said.
+        changes = [change for change in changes if change.short[:2] != "SP" or best.short[:2] != "SP"] + [best]
+        setup = best.setup
+        if plan_memory(shape, setup).fits(gpu_gib):
+            return changes
+
+
+def _adapted(shape: ModelShape, setup: Setup, gpu_gib: float) -> bool:
+    if setup.lora and not shape.weights.adapter:
+        # Rank 16 in every linear layer is about 1 % of the weights.
+        weights = replace(shape.weights, adapter=shape.weights.language // 100)
+        shape = replace(shape, weights=weights)
+    return plan_memory(shape, setup).fits(gpu_gib)

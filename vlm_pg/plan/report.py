@@ -1,0 +1,112 @@
+"""What ``vlm-pg plan`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from vlm_pg.memory import GIB
+from vlm_pg.plan.communication import sequence_parallel_bytes
+from vlm_pg.plan.memory import USABLE, Plan, first_remedies, largest_budget, largest_prefix, plan_memory
+from vlm_pg.plan.setup import TEXT_TOKENS, Setup, video_tokens
+from vlm_pg.plan.shape import ModelShape
+
+# Pixels of a video frame in the table of public models: media.max_pixels as it is by default.
+FRAME_PIXELS = 128 * 28 * 28
+FRAMES = (64, 256, 1024, 3600)
+GPUS = (1, 8, 64)
+
+
+def verdict_lines(shape: ModelShape, setup: Setup, gpu_gib: float) -> list[str]:
+    """The table of one run, whether it fits, the largest prompt and budget, and what to change first."""
+    plan = plan_memory(shape, setup)
+    lines = [*_heading(shape, setup), *_table(plan), ""]
+    lines.append(verdict(shape, setup, gpu_gib))
+    prefix, budget = largest_prefix(shape, setup, gpu_gib), largest_budget(shape, setup, gpu_gib)
+    lines.append(f"largest prompt that fits: {_tokens(prefix)} (with a budget of it and one response)")
+    lines.append(f"largest training.micro_batch_tokens that fits: {_tokens(budget)} (with prompts of {setup.prefix:,})")
+    if setup.sequence_parallel > 1:
+        sent = sequence_parallel_bytes(
+            shape.language, setup.stream, setup.sequence_parallel, setup.element, setup.checkpointing
+        )
+        lines.append(f"sequence parallelism: each rank sends {sent / 2**20:,.1f} MiB a layer, forward and backward")
+    return lines
+
+
+def verdict(shape: ModelShape, setup: Setup, gpu_gib: float) -> str:
+    """One line: it fits, or what to change first."""
+    plan = plan_memory(shape, setup)
+    needed = f"{plan.peak / GIB:,.1f} GiB a rank ({plan.phase})"
+    room = f"{USABLE * gpu_gib:,.1f} of {gpu_gib:g} GiB"
+    if plan.fits(gpu_gib):
+        return f"fits: {needed}, {room} can be used"
+    remedy = " and ".join(change.words for change in first_remedies(shape, setup, gpu_gib))
+    change = f"change first: {remedy}" if remedy else "no setting makes it fit: use more GPUs, or shorter prompts"
+    return f"does not fit: {needed}, {room} can be used; {change}"
+
+
+def published_lines(shapes: Sequence[ModelShape], gpu_gib: float) -> Iterator[str]:
+    """A Markdown table of public models: GiB a rank of full training by frames and GPUs; in brackets what fits not."""
+    yield (
+        f"GiB a rank of {gpu_gib:g}: bf16, AdamW, checkpointing, frozen tower, G=8, responses of 768 tokens, frames of "
+        f"{FRAME_PIXELS:,} pixels, budget of one prompt and response; ZeRO-3 where there are several GPUs. In "
+        "brackets: does not fit, and what to change first (SP: sequence_parallel)."
+    )
+    yield ""
+    yield "| model | frames | prompt | " + " | ".join(f"{gpus} GPU{'s' * (gpus > 1)}" for gpus in GPUS) + " |"
+    yield "|---|---|---|" + "---|" * len(GPUS)
+    for shape in shapes:
+        for frames in FRAMES:
+            cells = [_cell(shape, published_setup(shape, frames, gpus), gpu_gib) for gpus in GPUS]
+            prefix = published_setup(shape, frames, 1).prefix
+            yield f"| {shape.name} | {frames:,} | {prefix:,} | " + " | ".join(cells) + " |"
+
+
+def published_setup(shape: ModelShape, frames: int, gpus: int) -> Setup:
+    """Of the table: a question on a video, trained with what a careful user sets."""
+    assert shape.tower is not None
+    visual = video_tokens(frames, FRAME_PIXELS, shape.tower)
+    setup = Setup(prefix=visual + TEXT_TOKENS, patches=visual * shape.tower.merge, response=767, ranks=gpus)
+    setup = replace(setup, budget=setup.prefix + setup.response)
+    # The shipped zero3.json.
+    return replace(setup, stage=3, bucket=2 * 500_000_000) if gpus > 1 else setup
+
+
+def _cell(shape: ModelShape, setup: Setup, gpu_gib: float) -> str:
+    plan = plan_memory(shape, setup)
+    if plan.fits(gpu_gib):
+        return f"{plan.peak / GIB:,.0f}"
+    remedy = ", ".join(change.short or change.words for change in first_remedies(shape, setup, gpu_gib))
+    return f"({plan.peak / GIB:,.0f}: {remedy or 'more GPUs'})"
+
+
+def _heading(shape: ModelShape, setup: Setup) -> list[str]:
+    weights, e = shape.weights, {2: "bf16", 4: "fp32"}[setup.element]
+    total = weights.tower + weights.language
+    ranks = f"{setup.ranks} rank{'s' * (setup.ranks > 1)}"
+    stage = f"ZeRO-{setup.stage}" if setup.stage else "no ZeRO"
+    sequence = f", {setup.sequence_parallel} to a sequence" if setup.sequence_parallel > 1 else ""
+    run = "its prefix alone, then chunks" if setup.chunked else "whole"
+    lines = [
+        f"{shape.name}: {total / 1e9:,.2f} B weights (tower {weights.tower / 1e9:,.2f} B), {e}, {stage}, "
+        f"{ranks}{sequence}",
+        f"largest prompt {setup.prefix:,} tokens, {setup.generations} responses of {setup.response:,}, budget "
+        f"{setup.budget:,}: the largest group runs {run}",
+    ]
+    if shape.positions is not None and setup.prefix + setup.response > shape.positions:
+        lines.append(f"note: the model's config knows {shape.positions:,} positions")
+    if shape.language.linear is not None:
+        lines.append("note: linear-attention layers are counted as layers of full attention, which is more")
+    return [*lines, ""]
+
+
+def _table(plan: Plan) -> Iterator[str]:
+    for phase, parts in plan.phases.items():
+        mark = "  <- most" if phase == plan.phase else ""
+        yield f"{phase:<40}{sum(parts.values()) / GIB:>10,.2f} GiB{mark}"
+        for part, size in parts.items():
+            yield f"  {part:<38}{size / GIB:>10,.2f}"
+
+
+def _tokens(count: int) -> str:
+    return f"{count:,} tokens" if count else "none"

@@ -1,0 +1,130 @@
+"""What of a run's configuration decides how much memory it takes, and the largest pass that it will make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vlm_pg.plan.shape import ModelShape, TowerShape
+
+BYTES = {"fp32": 4, "bf16": 2}
+# Text around the media of a question: what prompts need beside visual tokens, roughly.
+TEXT_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a run holds its model, and what it computes at a time.
+
+    Attributes:
+        element: bytes of a weight and of an activation.
+        stage: ZeRO stage; 0 for one process without DeepSpeed.
+        ranks: processes, among which states are scattered; ``sequence_parallel`` of them work on one stream.
+        prefix: tokens of the largest prompt; ``patches``: of its media.
+        response: stream tokens of the longest response; ``generations``: how many of a group.
+        budget: most tokens of a pass.
+        prompts: prompts that a rank holds in a step, whose tower graphs a trained tower keeps.
+        reference: another copy of the weights, for a KL term.
+        bucket: elements of DeepSpeed's buffers for reducing gradients; 0 without.
+    """
+
+    element: int = 2
+    checkpointing: bool = True
+    train_vision: bool = False
+    lora: bool = False
+    stage: int = 0
+    ranks: int = 1
+    sequence_parallel: int = 1
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    live_parameters: int = 10**9
+    bucket: int = 0
+    prefix: int = 16_384
+    patches: int = 0
+    response: int = 768
+    generations: int = 8
+    budget: int = 20_480
+    prompts: int = 1
+    logits_bytes: int = 256 * 2**20
+    reference: bool = False
+    share_prefix: bool = True
+
+    @property
+    def stream(self) -> int:
+        """Tokens of the largest single pass, or of prompts and their largest chunk."""
+        return max(min(self.budget, self.prompts * self.group), self.prefix + self.response)
+
+    @property
+    def group(self) -> int:
+        """Tokens of the largest group, its prefix once."""
+        return self.prefix + self.generations * self.response
+
+    @property
+    def chunked(self) -> bool:
+        """Whether the largest group goes beyond the budget, so that its prefix runs by itself."""
+        return self.share_prefix and self.group > self.budget
+
+    @property
+    def read_rows(self) -> int:
+        """Rows that predict a token in a pass: those of the responses."""
+        if self.chunked:
+            return max(self.response, self.stream - self.prefix)
+        groups = max(1, self.stream // self.group)
+        return min(self.stream, groups * self.generations * self.response)
+
+
+def setup_of(config: Any, shape: ModelShape, ranks: int, sequence_parallel: int = 1) -> Setup:
+    """Of a run's configuration (``RunConfig``) on so many processes.
+
+    Raises:
+        ConfigError: a DeepSpeed file that cannot be used.
+    """
+    from vlm_pg.training.deepspeed_config import offloads_optimizer, read_deepspeed_config
+
+    zero: dict[str, Any] = {}
+    offloads = False
+    if config.training.engine == "deepspeed":
+        file = read_deepspeed_config(config.training)
+        zero, offloads = file["zero_optimization"], offloads_optimizer(file)
+    data_ranks = max(1, ranks // sequence_parallel)
+    model = config.model
+    prefix, patches = largest_prompt(config, shape.tower)
+    buckets = 2 if zero.get("overlap_comm") else 1
+    return Setup(
+        element=BYTES[model.dtype],
+        checkpointing=model.gradient_checkpointing,
+        train_vision=model.train_vision,
+        lora=model.lora is not None,
+        stage=int(zero.get("stage", 0)),
+        ranks=ranks,
+        sequence_parallel=sequence_parallel,
+        offload_optimizer=offloads,
+        offload_parameters=(zero.get("offload_param") or {}).get("device", "none") != "none",
+        live_parameters=int(float(zero.get("stage3_max_live_parameters", 1e9))),
+        bucket=buckets * int(float(zero.get("reduce_bucket_size", 5e8))) if zero else 0,
+        prefix=prefix,
+        patches=patches,
+        response=max(1, config.rollout.max_new_tokens - 1),
+        generations=config.rollout.num_generations,
+        budget=config.training.micro_batch_tokens,
+        prompts=-(-config.training.prompts_per_step // data_ranks),
+        logits_bytes=model.logits_chunk_mb * 2**20,
+        reference=bool(config.algorithm.kl_coef) and model.lora is None,
+        share_prefix=model.share_prefix,
+    )
+
+
+def largest_prompt(config: Any, tower: TowerShape | None) -> tuple[int, int]:
+    """Tokens of the largest prompt that is taken, and patches of one with the largest video ``media`` allows."""
+    limit = config.prompt.max_prompt_tokens
+    if tower is None:
+        return limit, 0
+    visual = video_tokens(config.media.max_frames, config.media.max_pixels, tower)
+    prefix = min(limit, visual + TEXT_TOKENS)
+    return prefix, min(visual, prefix) * tower.merge
+
+
+def video_tokens(frames: int, pixels: int, tower: TowerShape) -> int:
+    """Visual tokens of a video: two frames make one temporal patch in all of these towers."""
+    # patch_pixels = channels (3) * temporal (2) * side ** 2
+    return frames // 2 * pixels // (tower.patch_pixels // 6 * tower.merge)

@@ -1,0 +1,193 @@
+"""Which rollouts each data rank trains on, and how they get there.
+
+Rollouts stay where they were sampled, or are dealt anew so that all data ranks have equal work (``training.balance``).
+All sequence ranks of a data rank get the same ones. Rewards and advantages are complete before, and loss weights count
+over all ranks: who computes what does not change the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from vlm_pg.batching.balance import Deal, deal_groups
+from vlm_pg.batching.cost import GroupWork
+from vlm_pg.distributed import exchange_objects, gather_objects
+from vlm_pg.metrics import Metric
+from vlm_pg.models.work import cost_model
+from vlm_pg.training.engines import Engine
+from vlm_pg.training.step import Update
+from vlm_pg.training.step_features import StepFeatures
+from vlm_pg.types import Prompt, RolloutGroup, VisualFeatures
+
+# Number of a group over all ranks, and some of its rollouts.
+Place = tuple[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What this data rank trains on in an update, ``vision`` as in ``Update``; ``metrics`` say how even the deal is."""
+
+    groups: Sequence[RolloutGroup]
+    vision: StepFeatures | None
+    metrics: dict[Metric, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What every rank knows of a group: ``work`` of the rollouts that train, whose places are ``trained``.
+
+    ``visual_tokens``: how long the part of the prompt is at least that prompts with equal media share.
+    """
+
+    work: GroupWork
+    trained: tuple[int, ...]
+    untrained: tuple[int, ...]
+    visual_tokens: int
+
+
+@dataclass(frozen=True)
+class _Parcel:
+    """Some rollouts of group ``number`` (over all ranks) on their way.
+
+    ``group``: without its prompt where the receiver has it. ``features``: [M, ...] on the CPU, where it has not; None
+    of a prompt without media.
+    """
+
+    number: int
+    group: RolloutGroup
+    features: torch.Tensor | None
+
+
+def dealt(engine: Engine, own: Update, token_budget: int, balance: bool) -> Share:
+    """The groups of an update that this data rank trains on. A collective.
+
+    A trained tower's gradient goes back to where it ran, and where nothing is shared a prompt is encoded wherever it is
+    used: there rollouts stay with the data rank that sampled them.
+
+    Args:
+        own: this process's groups, and ``prompts`` of all its sequence ranks.
+        token_budget: most tokens of a pass.
+        balance: deal anew over data ranks.
+    """
+    ranks, policy = engine.ranks, engine.policy
+    if ranks.world_size == 1:
+        return Share(own.groups, own.vision)
+    known = gather_objects([_known(group, ranks.data_rank) for group in own.groups])
+    first = sum(map(len, known[: ranks.rank]))
+    everything = [group for of_rank in known for group in of_rank]
+    moves = balance and ranks.data_size > 1 and policy.settings.share_prefix and not policy.vision.trains
+    deal = _deal(engine, everything, token_budget) if moves else None
+    known_features = _known_features(engine, own) if moves else {}
+    parcels = _parcels(engine, own, first, _places(everything, deal, ranks.data_size), known_features)
+    received = sorted((p for of_rank in exchange_objects(parcels) for p in of_rank), key=lambda p: p.number)
+    here = {group.sample.sample_id: group.prompt for group in own.groups} | dict(own.prompts)
+    groups = [replace(p.group, prompt=p.group.prompt or here[p.group.sample.sample_id]) for p in received]
+    prompts = [group.prompt for group in groups]
+    if deal is None:
+        return Share(groups, None if own.vision is None else own.vision.of_everything(prompts))
+    features = [
+        known_features[prompt.sample_id] if parcel.group.prompt is None else _arrived(engine, parcel.features)
+        for prompt, parcel in zip(prompts, received, strict=True)
+    ]
+    return Share(groups, StepFeatures.known(policy, prompts, features), deal.metrics())
+
+
+def _known(group: RolloutGroup, rank: int) -> _Known:
+    weights = group.kept or (1.0,) * len(group.rollouts)
+    trained = tuple(place for place, weight in enumerate(weights) if weight)
+    untrained = tuple(place for place, weight in enumerate(weights) if not weight)
+    prompt = group.prompt
+    responses = tuple(len(group.rollouts[place].token_ids) - 1 for place in trained)
+    work = GroupWork(prompt.num_tokens, responses, media_key=prompt.content_key, rank=rank)
+    return _Known(work, trained, untrained, prompt.num_visual_tokens)
+
+
+def _deal(engine: Engine, everything: Sequence[_Known], token_budget: int) -> Deal:
+    """Of the groups that train, numbered among themselves."""
+    train = [known for known in everything if known.trained]
+
+    def shared(i: int, j: int) -> int:
+        one, other = train[i], train[j]
+        same = one.work.media_key and one.work.media_key == other.work.media_key
+        return min(one.visual_tokens, other.visual_tokens) if same else 0
+
+    works = [known.work for known in train]
+    return deal_groups(works, engine.ranks.data_size, token_budget, cost_model(engine.policy), shared)
+
+
+def _places(
+    everything: Sequence[_Known], deal: Deal | None, data_ranks: int
+) -> list[list[tuple[int, tuple[int, ...]]]]:
+    """For each data rank: number of a group, and which of its rollouts; every rollout once."""
+    found: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(data_ranks)]
+    if deal is None:
+        for number, known in enumerate(everything):
+            found[known.work.rank].append((number, tuple(sorted(known.trained + known.untrained))))
+        return found
+    numbers = [number for number, known in enumerate(everything) if known.trained]
+    begun: set[int] = set()
+    for rank, pieces in enumerate(deal.pieces):
+        for piece in pieces:
+            number = numbers[piece.group]
+            known = everything[number]
+            chosen = tuple(known.trained[place] for place in piece.responses)
+            # What was pruned trains nobody, and may count in the average: with the first part of its group.
+            found[rank].append((number, chosen if number in begun else tuple(sorted(chosen + known.untrained))))
+            begun.add(number)
+    for number, known in enumerate(everything):
+        if not known.trained:
+            found[known.work.rank].append((number, known.untrained))
+    return [sorted(of_rank) for of_rank in found]
+
+
+def _known_features(engine: Engine, own: Update) -> dict[str, VisualFeatures]:
+    """By sample id, of a frozen tower: kept since the rollouts were sampled, by this process and its sequence group."""
+    if own.vision is not None:
+        return own.vision.by_sample()
+    prompts = {group.prompt.sample_id: group.prompt for group in own.groups} | dict(own.prompts)
+    with engine.weights_at_hand():
+        return dict(zip(prompts, engine.policy.vision.encode(list(prompts.values())), strict=True))
+
+
+def _parcels(
+    engine: Engine,
+    own: Update,
+    first: int,
+    places: Sequence[Sequence[Place]],
+    features: Mapping[str, VisualFeatures],
+) -> list[list[_Parcel]]:
+    """This process's groups, packed for each process that trains on them.
+
+    Args:
+        first: number of this process's first group.
+        features: empty where nothing leaves its data rank.
+    """
+    parcels: list[list[_Parcel]] = []
+    nothing: Any = None
+    for data_rank, of_rank in enumerate(places):
+        away = data_rank != engine.ranks.data_rank
+        packed = []
+        for number, chosen in of_rank:
+            if not first <= number < first + len(own.groups):
+                continue
+            group = own.groups[number - first].only(chosen)
+            tensor = features[group.prompt.sample_id].features if away else None
+            prompt = _without_pixels(group.prompt) if away else nothing
+            packed.append(_Parcel(number, replace(group, prompt=prompt), None if tensor is None else tensor.cpu()))
+        parcels += [packed] * engine.ranks.sequence_size
+    return parcels
+
+
+def _arrived(engine: Engine, features: torch.Tensor | None) -> VisualFeatures:
+    here = None if features is None else features.to(engine.policy.device)
+    return VisualFeatures(here, engine.policy.vision.version, carries_graph=False)
+
+
+def _without_pixels(prompt: Prompt) -> Prompt:
+    """Their number alone: whoever gets the features needs no more, and they are many times as large."""
+    pixels = prompt.pixel_values
+    return prompt if pixels is None else replace(prompt, pixel_values=pixels.to("meta"), preview=())
