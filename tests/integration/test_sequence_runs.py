@@ -128,3 +128,41 @@ def test_what_cannot_be_divided_is_refused_before_anything_is_loaded(tmp_path: P
     assert done.returncode == 2 and "1 process(es) were started" in done.stderr, done.stdout + done.stderr
     with pytest.raises(AssertionError, match=r"can be divided over 1, 2, 4 processes"):
         launch_ranks("vlm_pg.cli", "train", str(config), "training.sequence_parallel=3", ranks=3)
+
+
+DEALT: dict[str, list[str]] = {
+    "frozen": [],
+    "chunks": ["training.micro_batch_tokens=121"],
+    "cppo": ["algorithm.prune_rate=0.5", "algorithm.prune_correction=true"],
+    "several updates": ["algorithm.minibatches=2", "algorithm.num_iterations=2", "rollout.logprobs=recompute"],
+    "kl": ["algorithm.kl_coef=0.1", "training.balance=true"],
+}
+
+
+@pytest.mark.parametrize(
+    "ranks, more", [(2, []), (4, ["training.sequence_parallel=2"])], ids=["two data ranks", "two of two"]
+)
+def test_rollouts_dealt_over_data_ranks_train_what_one_process_trains(
+    ranks: int, more: list[str], tmp_path: Path
+) -> None:
+    """Three groups on two data ranks: one of them is split, or goes to the other rank, its features with it."""
+    prepare_embedded(["--out", str(tmp_path / "clips"), "--train", "24", "--eval", "8"])
+    config = write_config(tmp_path / "run.yaml", sections(tmp_path, ROOT / "assets/tiny-qwen2_5-vl"))
+    for file, processes, own in (("alone", 1, []), ("dealt", ranks, more)):
+        runs = {name: [*FROZEN, *DEALT[name], *own, f"run.dir={tmp_path / file / name}"] for name in DEALT}
+        (tmp_path / f"{file}.json").write_text(json.dumps(runs))
+        launch_ranks(
+            "tests.integration.sequence_runs",
+            *(str(config), str(tmp_path / f"{file}.json")),
+            ranks=processes,
+            timeout_seconds=400,
+        )
+    for name in DEALT:
+        weights = (tmp_path / of / name / "checkpoints/step-000003/model.safetensors" for of in ("alone", "dealt"))
+        expected, found = map(load_file, weights)
+        far = {weight: apart for weight, apart in distance(found, expected).items() if not apart <= TOLERANCE}
+        assert not far, (name, far)
+        lines = read_lines(tmp_path / "dealt" / name / "metrics.jsonl")
+        # Of two or three responses behind a prompt that are left of a group, none is worth a second prompt.
+        assert name == "cppo" or sum(line["balance/split_groups"] for line in lines) > 0, name
+        assert all(1 <= line["balance/cost_spread"] < 1.6 for line in lines), name
