@@ -1,8 +1,8 @@
 """Updates in which each rank has a question of another kind: python -m torch.distributed.run ... -m ... OUT CASES.
 
 CASES holds a JSON list of [stage, tower trains, gather, pairs of kinds]. Of each case one engine makes an update for
-each pair, one after the other: the first rank has two questions of its kind, one in each pass, the second has one. Rank 0 writes OUT/<place>.safetensors: the gradient of every weight in every update, as
-DeepSpeed's optimizer took it.
+each pair, one after the other: the first rank has two questions of its kind, one in each pass, the second has one.
+Rank 0 writes OUT/<place>.safetensors: the gradient of every weight in every update, as DeepSpeed's optimizer took it.
 """
 
 from __future__ import annotations

@@ -19,13 +19,14 @@ from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.distributed import ALONE, RankLayout
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.settings import LoraSettings
 from vlm_pg.training.engines import Engine, TorchEngine
 from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.step import Update, UpdateSettings, update_policy
 from vlm_pg.types import Prompt, Rollout, RolloutGroup
 
 STEPS, LEARNING_RATE = 5, 1e-3
-# Below every step's gradient norm, so that clipping is compared too.
+# Below gradient norms of all or some steps, so that clipping is compared too.
 MAX_GRAD_NORM = 1.0
 # Divides nothing: seven questions, five responses to each, over two or four ranks.
 KINDS = ("video", "image", "text", "images", "image+video", "video", "text")
@@ -44,13 +45,14 @@ LENGTHS = (
 class Layout:
     """``zero``: section ``zero_optimization`` of DeepSpeed's file; None for the torch engine.
 
-    ``sequence``: processes that share the tokens of each data rank.
+    ``sequence``: processes that share the tokens of each data rank. ``lora``: an adapter trains, else all weights.
     """
 
     name: str
     ranks: int
     zero: dict[str, Any] | None = None
     sequence: int = 1
+    lora: bool = False
     family: str = "qwen2_5_vl"
     settings: dict[str, Any] = field(default_factory=dict)  # of section ``training``
 
@@ -68,12 +70,15 @@ LAYOUTS = {
         Layout("zero2-4", 4, {"stage": 2}),
         Layout("zero3-2", 2, ZERO_3),
         Layout("zero3-offload-2", 2, ZERO_3 | OFFLOADED),
+        Layout("lora-torch-2", 2, lora=True),
+        Layout("lora-zero2-2", 2, {"stage": 2}, lora=True),
+        Layout("lora-zero3-2", 2, ZERO_3, lora=True),
     )
 }
 
 
-def layout_policy(family: str) -> Policy:
-    return tiny_policy(train_vision=True, family=family)
+def layout_policy(family: str, lora: bool) -> Policy:
+    return tiny_policy(train_vision=not lora, family=family, lora=LoraSettings(rank=4, alpha=8) if lora else None)
 
 
 def training_settings(layout: Layout, deepspeed_file: Path | None = None) -> TrainingSettings:
@@ -86,7 +91,7 @@ def training_settings(layout: Layout, deepspeed_file: Path | None = None) -> Tra
 
 def layout_engine(layout: Layout, folder: Path, ranks: RankLayout) -> Engine:
     """The layout's engine on this rank, around the policy all layouts begin with. Collective."""
-    policy = layout_policy(layout.family)
+    policy = layout_policy(layout.family, layout.lora)
     if layout.zero is None:
         return TorchEngine(policy, training_settings(layout), ranks)
     from vlm_pg.training.deepspeed_engine import DeepSpeedEngine
@@ -97,10 +102,10 @@ def layout_engine(layout: Layout, folder: Path, ranks: RankLayout) -> Engine:
     return DeepSpeedEngine(policy, training_settings(layout, file), ranks)
 
 
-def one_process(family: str) -> Engine:
+def one_process(family: str, lora: bool) -> Engine:
     """What every layout is compared with."""
-    layout = Layout("one", 1, family=family)
-    return TorchEngine(layout_policy(family), training_settings(layout))
+    layout = Layout("one", 1, lora=lora, family=family)
+    return TorchEngine(layout_policy(family, lora), training_settings(layout))
 
 
 def step_groups(policy: Policy, step: int) -> list[RolloutGroup]:
@@ -149,8 +154,8 @@ class Trained:
 
 
 @cache
-def trained_by_one_process(family: str) -> Trained:
-    engine = one_process(family)
+def trained_by_one_process(family: str, lora: bool = False) -> Trained:
+    engine = one_process(family, lora)
     before = weights(engine)
     metrics = train_steps(engine, whole=True)
     return Trained(before, weights(engine), metrics)
