@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tests.support.groups import make_case, random_group, tiny_policy
+from tests.support.processes import ROOT
 from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.distributed import ALONE, RankLayout
@@ -57,22 +58,26 @@ class Layout:
     settings: dict[str, Any] = field(default_factory=dict)  # of section ``training``
 
 
-# No weight is too small to be scattered.
-ZERO_3 = {"stage": 3, "stage3_param_persistence_threshold": 0}
-OFFLOADED = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+def shipped(name: str) -> dict[str, Any]:
+    """The section of a file in configs/deepspeed, except that no weight is too small to be scattered."""
+    zero = json.loads((ROOT / f"configs/deepspeed/{name}.json").read_text())["zero_optimization"]
+    return zero | ({"stage3_param_persistence_threshold": 0} if zero["stage"] == 3 else {})
+
+
 LAYOUTS = {
     layout.name: layout
     for layout in (
         Layout("torch-2", 2),
         Layout("torch-4", 4),
-        Layout("zero1-2", 2, {"stage": 1}),
-        Layout("zero2-2", 2, {"stage": 2}),
-        Layout("zero2-4", 4, {"stage": 2}),
-        Layout("zero3-2", 2, ZERO_3),
-        Layout("zero3-offload-2", 2, ZERO_3 | OFFLOADED),
+        Layout("zero1-2", 2, shipped("zero1")),
+        Layout("zero2-2", 2, shipped("zero2")),
+        Layout("zero2-offload-2", 2, shipped("zero2_offload")),
+        Layout("zero2-4", 4, shipped("zero2")),
+        Layout("zero3-2", 2, shipped("zero3")),
+        Layout("zero3-offload-2", 2, shipped("zero3_offload")),
         Layout("lora-torch-2", 2, lora=True),
-        Layout("lora-zero2-2", 2, {"stage": 2}, lora=True),
-        Layout("lora-zero3-2", 2, ZERO_3, lora=True),
+        Layout("lora-zero2-2", 2, shipped("zero2"), lora=True),
+        Layout("lora-zero3-2", 2, shipped("zero3"), lora=True),
     )
 }
 
