@@ -98,6 +98,11 @@ def _parser() -> argparse.ArgumentParser:
         "--config", type=Path, help="YAML file (default: config.yaml of the run that CHECKPOINT belongs to)"
     )
 
+    export = add("export", _export, "write a checkpoint as a plain transformers folder, adapters merged")
+    export.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a checkpoint, or an adapter's folder")
+    export.add_argument("out", metavar="OUT", type=Path, help="a folder that does not exist yet")
+    export.add_argument("--dtype", choices=["fp32", "bf16"], help="default: as the weights are stored")
+
     report = add("report", _report, "write report.html of a run, finished or not")
     report.add_argument("run_dir", metavar="RUN_DIR", type=Path, help=f"run folder, for example {DEFAULT_RUN}")
 
@@ -166,6 +171,16 @@ def _eval(arguments: argparse.Namespace) -> int:
     from vlm_pg.eval.main import evaluate
 
     evaluate(config, chosen.checkpoint)
+    return EXIT_OK
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from vlm_pg.observe.quiet import quiet_libraries
+    from vlm_pg.observe.text import visible
+    from vlm_pg.training.export import export
+
+    quiet_libraries()
+    print(visible(export(arguments.checkpoint, arguments.out, arguments.dtype)))
     return EXIT_OK
 
 

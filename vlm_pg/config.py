@@ -178,15 +178,6 @@ def impossible_algorithms(config: RunConfig) -> list[str]:
             "one reward always is. Set algorithm.resample_rounds=0.",
         ),
         (
-            algorithm.kl_coef > 0
-            and algorithm.kl_in != "loss"
-            and config.model.lora is not None
-            and config.training.engine == "deepspeed",
-            f"algorithm.kl_in is {algorithm.kl_in} with model.lora and training.engine=deepspeed: ranks would score "
-            "under the adapter-free reference at their own pace, which the scattered weights of ZeRO-3 do not allow. "
-            "Set algorithm.kl_in=loss (and algorithm.preset=null where the preset fixes it), or algorithm.kl_coef=0.",
-        ),
-        (
             algorithm.minibatches > config.training.prompts_per_step,
             f"algorithm.minibatches is {algorithm.minibatches}, more than training.prompts_per_step="
             f"{config.training.prompts_per_step}. Set it to that or less.",

@@ -26,12 +26,11 @@ FEATURES = {
     "lora": ["model.lora.rank=4", "model.train_vision=false"],
     "importance_cap": ["algorithm.importance_cap=2.0", "rollout.logprobs=recompute"],
 }
-# The first cannot be both; the second is refused with a way out (tests/unit/config).
-NO_PAIR = ({"kl_in_loss", "kl_in_reward"}, {"kl_in_reward", "lora"})
-PAIRS = [pair for pair in itertools.combinations(FEATURES, 2) if set(pair) not in NO_PAIR]
+PAIRS = [pair for pair in itertools.combinations(FEATURES, 2) if set(pair) != {"kl_in_loss", "kl_in_reward"}]
 TOGETHER = [
     ("entropy", "kl_in_loss", "pruning", "several_updates", "importance_cap"),
     ("entropy", "several_updates", "lora", "kl_in_loss"),
+    ("pruning", "lora", "kl_in_reward", "importance_cap"),
 ]
 
 

@@ -130,6 +130,20 @@ def adapter_disabled(model: torch.nn.Module) -> Iterator[None]:
             layer._disable_adapters = disabled
 
 
+@torch.no_grad()
+def merge_adapter(model: Any) -> None:
+    """Add every adapter's B A to the layer it wraps and take the adapter away: a plain transformers model is left."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            layer.merge(safe_merge=True)
+            model.set_submodule(name, layer.get_base_layer())
+    # By these save_pretrained decides that there is an adapter to save.
+    model._hf_peft_config_loaded = False
+    del model.peft_config
+
+
 def adapter_base(path: str | Path) -> str | None:
     """The model that the adapter in folder ``path`` was trained on; None if ``path`` is no adapter folder."""
     file = Path(path).expanduser() / CONFIG_FILE
@@ -167,6 +181,7 @@ def load_adapter(model: Any, folder: str | Path, settings: LoraSettings | None) 
 
 def _load_frozen(model: Any, folder: str | Path, peft: Any) -> None:
     """As transformers does it, which leaves what the file lacks at random numbers and zeros."""
+    conversions = getattr(model, "_weight_conversions", None)
     try:
         model.load_adapter(str(folder))
     except Exception as error:  # of odd types in its files, anything
@@ -174,6 +189,8 @@ def _load_frozen(model: Any, folder: str | Path, peft: Any) -> None:
             f"The adapter in {folder} could not be loaded: {error} It needs {CONFIG_FILE} and {WEIGHTS_FILE} as peft "
             "writes them."
         ) from error
+    # By the names of the adapter's file the model itself would be saved under wrong ones, once it is merged.
+    model._weight_conversions = conversions
     if not (Path(folder) / WEIGHTS_FILE).is_file():
         return
     found = {name.removeprefix("base_model.model.") for name in _read_weights(folder)}

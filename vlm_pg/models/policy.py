@@ -106,7 +106,9 @@ class Policy(Network):
             groups = groups if self.settings.share_prefix else one_by_one(groups)
             with_graph = self.vision.trains and torch.is_grad_enabled()
             features = self.vision.encode([group.prompt for group in groups], with_graph=with_graph)
-        logprobs, _ = self(batch, self.join_features(groups, features), temperature)
+        # At one's own pace past the hooks on the policy: DeepSpeed's begin with a collective.
+        run = self.forward if self._own_pace else self
+        logprobs, _ = run(batch, self.join_features(groups, features), temperature)
         return batch.split(logprobs)
 
     def pack(self, groups: Sequence[ResponseGroup]) -> PackedBatch:

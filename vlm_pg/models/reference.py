@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -48,6 +49,10 @@ class AdapterFreeReference:
         self.vision = policy.vision
         self.join_features = policy.join_features
 
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """Inside, the policy itself has no adapter."""
+        return adapter_disabled(self._policy.model)
+
     @torch.no_grad()
     def __call__(self, *args: Any) -> Any:
         """As ``Policy.forward``."""
@@ -59,6 +64,17 @@ class AdapterFreeReference:
         """As ``Policy.logprobs``."""
         with adapter_disabled(self._policy.model):
             return self._policy.logprobs(groups, temperature=temperature)
+
+
+def answering(reference: ScoringPolicy | None) -> AbstractContextManager[None]:
+    """Around a phase in which ranks ask ``reference`` at their own pace; on all ranks alike.
+
+    Without its adapter a layer gathers fewer weights (ZeRO-3). So where ranks take turns the adapter must be off for
+    those that help others, too, until the last one is done.
+    """
+    if isinstance(reference, AdapterFreeReference):
+        return reference.without_adapter()
+    return nullcontext()
 
 
 def load_reference(settings: ModelSettings, policy: Policy) -> ScoringPolicy:

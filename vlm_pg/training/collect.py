@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -67,7 +68,7 @@ class Stages:
     """What a step's questions go through.
 
     ``control``: samples T-GRPO's control groups. ``reference``: what a KL in the reward measures from. None where the
-    algorithm asks for neither.
+    algorithm asks for neither. ``around_reference``: the state all ranks are in while they ask the reference.
     """
 
     stream: QuestionStream
@@ -75,6 +76,7 @@ class Stages:
     control: Sampler | None
     rewarder: Rewarder
     reference: Scorer | None
+    around_reference: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @dataclass
@@ -306,7 +308,11 @@ class Collector:
         assert self.stages.reference is not None
         algorithm = self.algorithm
         asked = [ResponseGroup(group.prompt, tuple(r.token_ids for r in group.rollouts)) for group in groups]
-        with self.phases.timed("reference"), self.engine.weights_at_hand():
+        with (
+            self.phases.timed("reference"),
+            self.stages.around_reference(),
+            self.engine.weights_at_hand(),
+        ):
             scored = self.stages.reference.score(asked, self.config.rollout.temperature)
         found = [
             [

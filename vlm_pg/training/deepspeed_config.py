@@ -14,30 +14,17 @@ import torch
 
 from vlm_pg.distributed import max_over_ranks
 from vlm_pg.errors import ConfigError
+from vlm_pg.training.deepspeed_checks import check_deepspeed_config
 from vlm_pg.training.settings import TrainingSettings
 
 logger = logging.getLogger(__name__)
-
-# What this program decides itself; a config file that sets them would be contradicted in silence.
-OWN_KEYS = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "optimizer",
-    "scheduler",
-    "bf16",
-    "fp16",
-    "data_types",
-    "communication_data_type",
-)
 
 
 def read_deepspeed_config(settings: TrainingSettings) -> dict[str, Any]:
     """The user's DeepSpeed file with the parts this program decides.
 
     Raises:
-        ConfigError: no file, not JSON, or it sets what other settings decide.
+        ConfigError: no file, not JSON, or what ``check_deepspeed_config`` refuses.
     """
     if settings.deepspeed_config is None:
         raise ConfigError(
@@ -51,48 +38,15 @@ def read_deepspeed_config(settings: TrainingSettings) -> dict[str, Any]:
         raise ConfigError(f"training.deepspeed_config {str(path)!r} cannot be read: {error}.") from error
     except json.JSONDecodeError as error:
         raise ConfigError(f"training.deepspeed_config {str(path)!r} is not JSON: {error}.") from error
-    zero = config.get("zero_optimization", {})
-    stage = zero.get("stage", 0)
-    if stage not in (1, 2, 3):
-        raise ConfigError(
-            f"{path} has ZeRO stage {stage}, under which DeepSpeed steps without telling the gradient's norm. Set "
-            "zero_optimization.stage to 1, 2 or 3."
-        )
-    for name in ("offload_optimizer", "offload_param"):
-        if not isinstance(zero.get(name) or {}, dict):
-            raise ConfigError(
-                f"{path} sets zero_optimization.{name} to {zero[name]!r}. Allowed is an object, such as "
-                '{"device": "cpu"}.'
-            )
-    if old := sorted(name for name in zero if name.startswith("cpu_offload")):
-        raise ConfigError(
-            f"{path} sets zero_optimization.{', '.join(old)}, DeepSpeed's old names for offloading. Set "
-            'zero_optimization.offload_optimizer, or in stage 3 offload_param, to {"device": "cpu"} instead.'
-        )
-    clashes = sorted(set(config) & set(OWN_KEYS))
-    if clashes:
-        raise ConfigError(
-            f"{path} sets {', '.join(clashes)}, which the training and model sections decide. Remove them from the "
-            "file and use training.micro_batch_tokens, training.learning_rate, training.max_grad_norm and model.dtype."
-        )
-    _refuse_other_readers(path, config)
+    if not isinstance(config, dict):
+        raise ConfigError(f"training.deepspeed_config {str(path)!r} holds no JSON object. See configs/deepspeed/.")
+    check_deepspeed_config(path, config)
     return config | {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": settings.max_grad_norm,
         "zero_allow_untested_optimizer": True,
     }
-
-
-def _refuse_other_readers(path: Path, config: dict[str, Any]) -> None:
-    """Checkpoint formats that DeepSpeed reads past ``safe_load``: their files could run programs."""
-    section = config.get("checkpoint")
-    universal = isinstance(section, dict) and section.get("load_universal")
-    for key in [*(["checkpoint.load_universal"] if universal else []), *({"datastates_ckpt"} & set(config))]:
-        raise ConfigError(
-            f"{path} sets {key}, whose files DeepSpeed reads as pickles that may run programs. Remove it; checkpoints "
-            "are written and read in DeepSpeed's usual format."
-        )
 
 
 def offloads_optimizer(config: dict[str, Any]) -> bool:

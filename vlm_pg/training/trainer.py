@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import gather_objects, sum_over_ranks
 from vlm_pg.errors import SampleError, TooManyBadSamples, VlmPgError
 from vlm_pg.metrics import SECONDS_CHART, THROUGHPUT_CHART, Metric
-from vlm_pg.models.reference import ScoringPolicy
+from vlm_pg.models.reference import ScoringPolicy, answering
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.metrics import MetricsLog
 from vlm_pg.observe.presence import FolderGone, Presence
@@ -129,7 +130,7 @@ class Trainer:
         scorer = None
         if reference is not None and not in_loss:
             scorer = PolicyScorer(reference, config.rollout.prefill_tokens, should_stop)
-        stages = Stages(self.stream, self.sampler, control, rewarder, scorer)
+        stages = Stages(self.stream, self.sampler, control, rewarder, scorer, partial(answering, reference))
         self.collector = Collector(config, engine, stages, self.phases, should_stop)
         self._reference_in_loss = reference if in_loss else None
         self._told_sharing = False

@@ -1,0 +1,88 @@
+"""``vlm-pg export``: a checkpoint as a plain transformers folder, an adapter merged into its model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlm_pg.errors import CheckpointError, ConfigError, VlmPgError
+from vlm_pg.models.loading import DTYPES, load_policy
+from vlm_pg.models.lora import adapter_base, has_adapter, merge_adapter
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.training import checkpoints
+
+
+def export(source: Path, out: Path, dtype: str | None = None) -> str:
+    """Write the model in ``source`` to the new folder ``out``; a line that says what was done.
+
+    An adapter is merged in fp32. ``out`` appears whole or not at all, and holds weights, configuration and processor:
+    no optimizer state, nothing of the run.
+
+    Args:
+        source: a checkpoint, or the folder of any adapter or model that could be trained.
+        dtype: "fp32" or "bf16"; default: as the weights are stored, of an adapter those of its model.
+
+    Raises:
+        ConfigError: ``out`` exists, or ``source`` is no folder of a model.
+        CheckpointError: ``source`` is a checkpoint that was not written whole.
+        ModelError: the model, or the one the adapter belongs to, cannot be loaded.
+    """
+    _check(source, out)
+    base = adapter_base(source)
+    settings = ModelSettings(path=str(source))
+    stored = _stored_dtype(base or str(source))
+    policy = load_policy(source, torch.float32 if base else stored, "cpu", settings)
+    model = policy.model
+    if has_adapter(model):
+        merge_adapter(model)
+    model.to(DTYPES[dtype] if dtype else stored)
+    temporary = out.parent / f".tmp-{out.name}-{os.getpid()}"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        model.save_pretrained(temporary)
+        _processor(source, policy).save_pretrained(temporary)
+        temporary.rename(out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    kind = f"{base} with the adapter in {source} merged into it" if base else str(source)
+    return f"{kind}: {count:,} parameters in {str(model.dtype).removeprefix('torch.')}, written to {out}"
+
+
+def _check(source: Path, out: Path) -> None:
+    if os.path.lexists(out):
+        raise ConfigError(f"{out} exists already, and nothing is overwritten. Give a folder that does not exist yet.")
+    if not source.is_dir():
+        raise ConfigError(f"{source} is not a folder. Give a checkpoint, such as runs/mine/checkpoints/step-000100.")
+    if not any((source / name).is_file() for name in ("config.json", "adapter_config.json")):
+        found = checkpoints.find_checkpoints(source / "checkpoints")
+        hint = f"The newest checkpoint in it is {found[-1][1]}." if found else "Give a checkpoint's folder."
+        raise ConfigError(f"{source} has neither config.json nor adapter_config.json, so it is no model. {hint}")
+    problem = checkpoints.problem_with(source, check_hashes=True) if (source / checkpoints.MANIFEST).exists() else None
+    if problem is not None:
+        raise CheckpointError(f"{source} is not a usable checkpoint: {problem}. Export another one of its run.")
+
+
+def _stored_dtype(path: str) -> torch.dtype:
+    """Of the weights in a model's folder; fp32 where its configuration does not say."""
+    from transformers import AutoConfig
+
+    try:
+        dtype = AutoConfig.from_pretrained(path).dtype
+    except Exception:  # what is wrong is said when the model is loaded
+        dtype = None
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+
+def _processor(source: Path, policy: Any) -> Any:
+    """The checkpoint's own, where it has one: an adapter's lies beside it."""
+    if adapter_base(source) is None or not (source / "tokenizer_config.json").is_file():
+        return policy.processor
+    try:
+        return type(policy.processor).from_pretrained(str(source))
+    except Exception as error:  # tokenizers raise nothing more exact
+        raise VlmPgError(f"The processor in {source} cannot be read: {error}") from error
