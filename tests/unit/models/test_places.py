@@ -68,7 +68,9 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     place = FileOnDisk(tmp_path)
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(ModelError, match="No space left on device in .*Set model.offload_folder to a folder with more"):
+    with pytest.raises(
+        ModelError, match=r"No space left on device in .*Set model.offload_folder to a folder with more"
+    ):
         place.put(torch.ones(4))
 
 
