@@ -16,7 +16,7 @@ from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.types import Prompt, ResponseGroup
 
 FRAME_TOKENS = 16
-ROWS = 512
+ROWS = 256
 
 
 def policy_of(choice: MemoryChoice, family: str = "qwen2", train_vision: bool = False, **text: int) -> Policy:
@@ -75,9 +75,9 @@ def test_one_tile_of_an_mlp_is_alive() -> None:
 
 def per_layer(choice: MemoryChoice, chunk_tokens: int | None, **text: int) -> float:
     """By how many bytes the peak grows with each further layer."""
-    few, many = (policy_of(choice, num_hidden_layers=layers, **text) for layers in (4, 12))
+    few, many = (policy_of(choice, num_hidden_layers=layers, **text) for layers in (3, 7))
     group = group_of(ROWS)
-    return (peak(many, group, chunk_tokens) - peak(few, group, chunk_tokens)) / 8
+    return (peak(many, group, chunk_tokens) - peak(few, group, chunk_tokens)) / 4
 
 
 def test_inputs_of_further_layers_take_nothing() -> None:
