@@ -24,7 +24,7 @@ class LiveBytes(TorchDispatchMode):
             self._known.setdefault(storage, None)
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
                 self._count(leaf.untyped_storage())
         return out
 

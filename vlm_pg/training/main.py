@@ -47,6 +47,7 @@ from vlm_pg.training.setup import (
     versions,
 )
 from vlm_pg.training.stop import StopRequest
+from vlm_pg.training.stream_memory import choose_memory
 from vlm_pg.training.summary import RunSummary
 from vlm_pg.training.trainer import Progress, Surroundings, Trainer, TrainingData
 from vlm_pg.types import BadSample, Sample
@@ -157,6 +158,7 @@ class _Run:
         # The reference is where training began, whatever the run resumes from.
         self.reference = load_reference(config.model, self.policy) if config.algorithm.kl_coef else None
         self.engine = make_engine(config, self.policy, self.ranks)
+        self.memory = choose_memory(config, self.policy, self.reference, self.ranks)
         if resume_from is not None:
             self.engine.load_optimizer(resume_from)
 
@@ -187,6 +189,7 @@ class _Run:
             return 0
         for line in introduction(self.config, self.policy, self.engine, len(self.samples)):
             self.console.info(line)
+        (self.console.info if self.memory.fits else self.console.warn)(self.memory.line)
         if not self.config.model.share_prefix:
             self.console.warn(
                 "model.share_prefix=false: nothing is shared; every rollout's prompt, its images and videos included, "

@@ -1,0 +1,24 @@
+"""Layer inputs and prefix states in pinned host memory, tiles and pieces, on a GPU: same values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.numerics.test_long_streams import ALL, INPUTS, STATES, check_equal, groups_of, outcome, use
+from tests.support.groups import tiny_policy
+from vlm_pg.models.stream_memory import MemoryChoice
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 12], ids=["whole", "chunks"])
+@pytest.mark.parametrize("choice", [INPUTS, STATES, ALL], ids=["inputs", "states", "all"])
+def test_on_a_gpu(choice: MemoryChoice, chunk_tokens: int | None) -> None:
+    policy = tiny_policy(train_vision=True, gradient_checkpointing=True, attention_kernel="cuda-efficient").cuda()
+    groups = groups_of(policy)
+    expected = outcome(policy, groups, chunk_tokens)
+    use(policy, choice)
+    for _ in range(3):  # streams of their own: a race would not show every time
+        check_equal(outcome(policy, groups, chunk_tokens), expected)
+    torch.cuda.synchronize()

@@ -1,0 +1,138 @@
+"""What is put away comes back as it was, and its room is used again; what cannot be put away says why."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+
+from vlm_pg.errors import ModelError
+from vlm_pg.models.layer_lane import Lane
+from vlm_pg.models.places import FileOnDisk, HostMemory, Stored, place_behind
+
+TENSORS = {
+    "fp32": torch.randn(3, 5),
+    "bf16": torch.randn(3, 5).bfloat16(),
+    "int64": torch.arange(7),
+    "transposed": torch.randn(3, 4, 5).transpose(0, 2),
+    "with gaps": torch.randn(6, 8)[::2, 1:5],
+    "expanded": torch.randn(1, 5).expand(4, 5),
+    "one number": torch.tensor(2.5),
+    "nothing": torch.empty(0, 4),
+}
+
+
+@pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
+def test_it_comes_back_as_often_as_it_is_asked_for(tensor: torch.Tensor, tmp_path: Path) -> None:
+    stored = place_behind(torch.device("cpu"), tmp_path).put(tensor)
+    stored.fetch()
+    for _ in range(2):
+        back = stored.get()
+        assert back.dtype == tensor.dtype and torch.equal(back, tensor)
+        assert back.stride() == torch.empty_like(tensor).stride() and not back.requires_grad
+    assert back.data_ptr() != stored.get().data_ptr() or not tensor.numel()
+
+
+def test_room_is_used_again(tmp_path: Path) -> None:
+    place = FileOnDisk(tmp_path)
+    kept = place.put(torch.ones(8))
+    for value in range(5):
+        passing = place.put(torch.full((8,), float(value)))
+        del passing
+        gc.collect()
+    assert place.size == 2 * 8 * 4
+    assert torch.equal(kept.get(), torch.ones(8))
+    assert not list(tmp_path.iterdir())  # the file has no name
+
+
+def test_a_copy_has_a_file_of_its_own(tmp_path: Path) -> None:
+    place = FileOnDisk(tmp_path)
+    stored = place.put(torch.ones(4))
+    deepcopy(place).put(torch.zeros(4))
+    assert torch.equal(stored.get(), torch.ones(4))
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"No file can be made in .*nowhere.* Set model.offload_folder to a folder on"):
+        FileOnDisk(tmp_path / "nowhere")
+
+
+def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    place = FileOnDisk(tmp_path)
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(
+        ModelError, match=r"No space left on device in .*Set model.offload_folder to a folder with more"
+    ):
+        place.put(torch.ones(4))
+
+
+def test_writes_and_reads_may_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwrite, preadv = os.pwrite, os.preadv
+    monkeypatch.setattr(os, "pwrite", lambda file, values, offset: pwrite(file, values[:3], offset))
+    monkeypatch.setattr(os, "preadv", lambda file, values, offset: preadv(file, [values[0][:5]], offset))
+    tensor = torch.randn(11)
+    assert torch.equal(FileOnDisk(tmp_path).put(tensor).get(), tensor)
+
+
+class _Noting:
+    """A place that notes in which order its tensors are brought back."""
+
+    name = "here"
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def put(self, tensor: torch.Tensor) -> Stored:
+        return _Noted(self, tensor)
+
+
+class _Noted:
+    def __init__(self, place: _Noting, tensor: torch.Tensor):
+        self._place, self._tensor = place, tensor
+
+    def fetch(self) -> None:
+        self._place.events.append(f"fetch {int(self._tensor[0])}")
+
+    def get(self) -> torch.Tensor:
+        self._place.events.append(f"get {int(self._tensor[0])}")
+        return self._tensor
+
+
+def test_the_layer_before_is_on_its_way() -> None:
+    """Layer 2 is asked for: what else it has put away and layer 1's are fetched; what was taken never again."""
+    place = _Noting()
+    lane = Lane(place, least_bytes=8)
+    kept = []
+    for layer in range(3):
+        lane.next_layer()
+        kept.append([lane.put(torch.full((4,), 10 * layer + part)) for part in range(2)])
+    small = lane.put(torch.tensor([7], dtype=torch.int32))
+    kept[2][0].get()
+    assert sorted(place.events[:-1]) == ["fetch 10", "fetch 11", "fetch 21"] and place.events[-1] == "get 20"
+    place.events.clear()
+    kept[2][1].get()
+    kept[1][0].get()
+    assert "fetch 20" not in place.events and "fetch 21" not in place.events
+    assert place.events[-1] == "get 10" and {"fetch 0", "fetch 1", "fetch 11"} <= set(place.events)
+    place.events.clear()
+    assert int(small.get()) == 7 and not place.events  # too small to be moved
+
+
+@pytest.mark.gpu
+def test_host_memory_behind_a_gpu() -> None:
+    place = place_behind(torch.device("cuda"))
+    assert isinstance(place, HostMemory)
+    for tensor in TENSORS.values():
+        stored = place.put(tensor.cuda())
+        stored.fetch()
+        back = stored.get()
+        assert back.is_cuda and torch.equal(back.cpu(), tensor)
+        assert torch.equal(stored.get().cpu(), tensor)

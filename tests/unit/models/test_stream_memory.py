@@ -1,0 +1,114 @@
+"""What is alive at a time: one tile, one piece, two layers; counted in bytes of tensors, so the same anywhere."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.support.live_bytes import LiveBytes
+from tests.support.tiny import tiny_model, tiny_processor
+from vlm_pg.bench.case import text_prompt
+from vlm_pg.models.chunked import backward_in_chunks
+from vlm_pg.models.loading import make_policy
+from vlm_pg.models.policy import Policy
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.stream_memory import MemoryChoice
+from vlm_pg.prompts.processor_outputs import prompt_from_processor
+from vlm_pg.types import Prompt, ResponseGroup
+
+FRAME_TOKENS = 16
+ROWS = 256
+
+
+def policy_of(choice: MemoryChoice, family: str = "qwen2", train_vision: bool = False, **text: int) -> Policy:
+    settings = ModelSettings(path="tiny", train_vision=train_vision, gradient_checkpointing=True)
+    policy = make_policy(tiny_model(family, text=text), tiny_processor(family), settings)
+    policy.use_memory(choice)
+    policy.stream_memory.least_bytes = 2**12
+    return policy
+
+
+def video(policy: Policy, frames: int) -> Prompt:
+    ids = torch.full((frames * FRAME_TOKENS,), policy.model.config.video_token_id)
+    ids = torch.nn.functional.pad(ids, (1, 1), value=20)
+    inputs = {"input_ids": ids[None], "mm_token_type_ids": 2 * (ids != 20)[None].long()}
+    inputs |= {"pixel_values_videos": torch.randn(frames * 64, 3 * 2 * 14 * 14)}
+    inputs |= {"video_grid_thw": torch.tensor([[frames, 8, 8]])}
+    return prompt_from_processor(inputs | {"second_per_grid_ts": [1.0]}, policy.positions, "video")
+
+
+def prepare(policy: Policy) -> None:
+    """Gradients of weights are there beforehand: they count as nothing."""
+    policy.vision.weights_changed()
+    for parameter in policy.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+
+
+def peak(policy: Policy, group: ResponseGroup, chunk_tokens: int | None) -> int:
+    """Most bytes alive in forward and backward of one group."""
+    prepare(policy)
+    with LiveBytes() as live:
+        backward_in_chunks(
+            policy, [group], lambda chunk: torch.stack([v.sum() for _, v in chunk[0]]).sum(), chunk_tokens
+        )
+    return live.peak
+
+
+def group_of(tokens: int) -> ResponseGroup:
+    """Two answers to a long prompt; of text, so that no pixels are the largest tensor."""
+    ids = torch.arange(tokens) % 300 + 20
+    return ResponseGroup(text_prompt("long", ids), (torch.arange(30, 34), torch.arange(40, 44)))
+
+
+def test_one_tile_of_an_mlp_is_alive() -> None:
+    """An MLP 64 times as wide as a hidden state would be all there is."""
+    whole, tiled = (
+        policy_of(MemoryChoice(), intermediate_size=4096),
+        policy_of(MemoryChoice(mlp_tile_rows=32), intermediate_size=4096),
+    )
+    group = group_of(256)
+    assert peak(tiled, group, None) < peak(whole, group, None) / 3
+    # One tile: twice as many of them need no more for their intermediates.
+    one_tensor = 256 * 4096 * 4
+    assert peak(tiled, group_of(512), None) - peak(tiled, group, None) < one_tensor / 2
+
+
+def per_layer(choice: MemoryChoice, chunk_tokens: int | None, **text: int) -> float:
+    """By how many bytes the peak grows with each further layer."""
+    few, many = (policy_of(choice, num_hidden_layers=layers, **text) for layers in (3, 7))
+    group = group_of(ROWS)
+    return (peak(many, group, chunk_tokens) - peak(few, group, chunk_tokens)) / 4
+
+
+def test_inputs_of_further_layers_take_nothing() -> None:
+    one_input = ROWS * 64 * 4
+    assert per_layer(MemoryChoice(), None) > one_input  # and attention's result, which is as large
+    assert per_layer(MemoryChoice(offload_layer_inputs=True), None) < one_input / 8
+
+
+def test_keys_and_values_of_further_layers_take_nothing() -> None:
+    keys_values = 2 * ROWS * 4 * 16 * 4
+    heads = {"num_key_value_heads": 4}
+    inputs_away = MemoryChoice(offload_layer_inputs=True)
+    all_away = MemoryChoice(offload_layer_inputs=True, offload_prefix_states=True)
+    assert per_layer(inputs_away, 3, **heads) > 0.9 * keys_values
+    assert per_layer(all_away, 3, **heads) < keys_values / 8
+
+
+def test_one_piece_of_a_trained_tower_is_alive() -> None:
+    def tower_peak(policy: Policy, frames: int) -> int:
+        prompt = video(policy, frames)
+        prepare(policy)
+        with LiveBytes() as live:
+            (features,) = policy.vision.encode([prompt], with_graph=True)
+            assert features.features is not None
+            features.features.sum().backward()
+        return live.peak
+
+    for family in ("qwen2_5_vl", "qwen2_vl"):
+        whole = policy_of(MemoryChoice(), family, train_vision=True)
+        cut = policy_of(MemoryChoice(vision_piece_tokens=2 * FRAME_TOKENS), family, train_vision=True)
+        patches, outputs = 64 * 3 * 2 * 14 * 14 * 4, FRAME_TOKENS * 64 * 4
+        growth = [(tower_peak(policy, 24) - tower_peak(policy, 8)) / 16 for policy in (whole, cut)]
+        # Each further frame: its pixels (moved to the device in one tensor), and its outputs with their gradient.
+        assert growth[1] < 1.2 * (patches + 4 * outputs) < growth[0]

@@ -1,0 +1,143 @@
+"""What ``auto`` means: nothing is put away or cut that fits as it is; else as little as does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from vlm_pg.memory import GIB
+from vlm_pg.models.memory_sizes import LanguageSizes, TowerSizes
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.stream_memory import MemoryChoice
+
+# Of what is free; the rest is for what estimates leave out and for gaps between tensors.
+USABLE = 0.8
+TILE_ROWS = 4096
+# Below this a piece of the tower is too little for a GPU at a time.
+LEAST_PIECE_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class Need:
+    """What is known when a run starts.
+
+    Attributes:
+        rows: tokens of the longest stream (``training.micro_batch_tokens``).
+        media_tokens: visual tokens of the largest call of the tower.
+        free: bytes that activations may take.
+        where: the device they are on, for the user.
+    """
+
+    language: LanguageSizes
+    tower: TowerSizes | None
+    rows: int
+    media_tokens: int
+    free: int
+    where: str
+
+    @property
+    def usable(self) -> int:
+        return int(USABLE * self.free)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``choice``, and ``line``: what it is and why, for the user. ``fits``: whether the estimate is within bounds."""
+
+    choice: MemoryChoice
+    line: str
+    fits: bool
+
+
+def decide(settings: ModelSettings, need: Need) -> Decision:
+    """What ``settings`` say, and where they say ``auto`` what is needed: tiles first, which cost least, then layer
+    inputs put away, then prefix states; pieces of the tower by themselves, for it works when no stream does."""
+    as_set = MemoryChoice.of(settings)
+    checkpointing = settings.gradient_checkpointing
+
+    def stream(choice: MemoryChoice) -> int:
+        return need.language.stream(need.rows, choice, checkpointing)
+
+    chosen = as_set
+    for chosen in _more_and_more(as_set, settings):
+        if stream(chosen) <= need.usable:
+            break
+    fits = stream(chosen) <= need.usable
+    if need.tower is not None:
+        chosen = replace(chosen, vision_piece_tokens=_piece_tokens(settings, need))
+        fits = fits and _media(chosen, settings, need) <= need.usable
+    return Decision(chosen, _line(chosen, as_set, settings, need, fits), fits)
+
+
+def _more_and_more(as_set: MemoryChoice, settings: ModelSettings) -> Iterator[MemoryChoice]:
+    """What is set, then one measure after the other that is left to choose."""
+    yield as_set
+    choice = as_set
+    if settings.mlp_tile_rows == "auto":
+        choice = replace(choice, mlp_tile_rows=TILE_ROWS)
+        yield choice
+    for name in ("offload_layer_inputs", "offload_prefix_states"):
+        # Without recomputation every layer keeps all it computes, and there is nothing to win.
+        if getattr(settings, name) == "auto" and settings.gradient_checkpointing:
+            choice = replace(choice, **{name: True})
+            yield choice
+
+
+def _piece_tokens(settings: ModelSettings, need: Need) -> int:
+    if settings.vision_piece_tokens != "auto":
+        return settings.vision_piece_tokens
+    whole = MemoryChoice()
+    if _media(whole, settings, need) <= need.usable:
+        return 0
+    tokens = LEAST_PIECE_TOKENS
+    # As large as half of what is left allows: larger pieces are no faster, and estimates are estimates.
+    while tokens * 2 < need.media_tokens:
+        wider = replace(whole, vision_piece_tokens=tokens * 2)
+        if _media(wider, settings, need) > need.usable // 2:
+            break
+        tokens *= 2
+    return tokens
+
+
+def _media(choice: MemoryChoice, settings: ModelSettings, need: Need) -> int:
+    assert need.tower is not None
+    return need.tower.media(need.media_tokens, choice, settings.train_vision, settings.gradient_checkpointing)
+
+
+def _line(choice: MemoryChoice, as_set: MemoryChoice, settings: ModelSettings, need: Need, fits: bool) -> str:
+    checkpointing = settings.gradient_checkpointing
+    before, after = (need.language.stream(need.rows, c, checkpointing) for c in (MemoryChoice(), choice))
+    words = (
+        f"memory: {_gib(need.free)} free on {need.where}; a stream of {need.rows:,} tokens needs about {_gib(before)}"
+    )
+    if need.tower is not None:
+        whole = _media(MemoryChoice(), settings, need)
+        words += f", media of {need.media_tokens:,} visual tokens {_gib(whole)}"
+    done = _measures(choice, as_set, need)
+    words += f": {', '.join(done)}" if done else ": nothing is put away or cut"
+    if after < before:
+        words += f"; the stream then needs {_gib(after)}"
+    if not fits:
+        help_ = "lower training.micro_batch_tokens"
+        help_ = help_ if checkpointing else f"set model.gradient_checkpointing=true, or {help_}"
+        words += f". That may not fit: {help_}"
+    return words
+
+
+def _measures(choice: MemoryChoice, as_set: MemoryChoice, need: Need) -> list[str]:
+    put_away = need.language.put_away(need.rows, choice)
+    found = {
+        "offload_layer_inputs": "layer inputs put away",
+        "offload_prefix_states": "keys and values of prefixes put away",
+        "mlp_tile_rows": f"MLPs in tiles of {choice.mlp_tile_rows:,} rows",
+        "vision_piece_tokens": f"vision tower in pieces of {choice.vision_piece_tokens:,} tokens",
+    }
+    words = []
+    for name, what in found.items():
+        if getattr(choice, name):
+            words.append(f"{what} ({'as set' if getattr(as_set, name) else 'auto'})")
+    return words + ([f"{_gib(put_away)} elsewhere"] if put_away else [])
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:,.1f} GiB"

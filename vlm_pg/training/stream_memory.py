@@ -1,0 +1,63 @@
+"""What a run does to save memory, chosen when its model and optimizer are there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from vlm_pg.config import RunConfig
+from vlm_pg.distributed import RankLayout, min_over_ranks
+from vlm_pg.memory import free_bytes
+from vlm_pg.models.memory_choice import Decision, Need, decide
+from vlm_pg.models.memory_sizes import LanguageSizes, TowerSizes
+from vlm_pg.models.policy import Policy
+
+# fp32 numbers a trained weight: AdamW's two moments.
+_MOMENTS = 2
+# Copies of a chunk of logits at a time: in the model's dtype, in fp32, and their gradient.
+_LOGITS_COPIES = 3
+
+
+def choose_memory(config: RunConfig, policy: Policy, reference: Any, ranks: RankLayout) -> Decision:
+    """Decide on what ``config.model`` leaves to the run, the same on all ranks, and let the models use it.
+
+    Args:
+        reference: what a KL term measures from; it runs in the same tiles and pieces.
+    """
+    device = policy.device
+    free = free_bytes(device) - still_to_come(config, policy.model)
+    free = int(min_over_ranks({"free": float(max(0, free))}, device)["free"])
+    decision = decide(config.model, _need(config, policy, ranks, free))
+    policy.use_memory(decision.choice)
+    if reference is not None and hasattr(reference, "use_memory"):
+        reference.use_memory(decision.choice)
+    return decision
+
+
+def still_to_come(config: RunConfig, model: torch.nn.Module) -> int:
+    """Bytes that are not taken yet when the engine is made and will be for the rest of the run: gradients, and the
+    moments that AdamW makes in its first step (DeepSpeed makes them at once); and one chunk of logits."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    numbers = sum(parameter.numel() for parameter in trained)
+    gradients = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+    logits = _LOGITS_COPIES * config.model.logits_chunk_mb * 2**20
+    if config.training.engine == "deepspeed":
+        return gradients + logits
+    masters = 4 * numbers if config.model.dtype != "fp32" else 0
+    return gradients + masters + _MOMENTS * 4 * numbers + logits
+
+
+def _need(config: RunConfig, policy: Policy, ranks: RankLayout, free: int) -> Need:
+    model, element = policy.model.config, policy.dtype.itemsize
+    prompts = 1  # a frozen tower takes them one by one
+    if policy.vision.trains:
+        prompts = -(-config.training.prompts_per_step // ranks.data_size)
+    return Need(
+        LanguageSizes.of(policy.family, model, element),
+        TowerSizes.of(policy.family, model, element),
+        rows=config.training.micro_batch_tokens,
+        media_tokens=prompts * config.prompt.max_prompt_tokens,
+        free=free,
+        where=str(policy.device),
+    )
