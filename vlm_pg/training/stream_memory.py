@@ -56,8 +56,8 @@ def _need(config: RunConfig, policy: Policy, ranks: RankLayout, free: int) -> Ne
     return Need(
         LanguageSizes.of(policy.family, model, element),
         TowerSizes.of(policy.family, model, element),
-        rows=config.training.micro_batch_tokens,
-        media_tokens=prompts * config.prompt.max_prompt_tokens,
+        rows=-(-config.training.micro_batch_tokens // ranks.sequence_size),
+        media_tokens=-(-prompts * config.prompt.max_prompt_tokens // ranks.sequence_size),
         free=free,
         where=str(policy.device),
     )
