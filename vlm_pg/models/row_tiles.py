@@ -78,7 +78,8 @@ def route_row_wise(language_model: Any, tiles: RowTiles | None) -> None:
     for layer in language_model.layers:
         for name in _ROW_WISE:
             module = getattr(layer, name, None)
-            if module is not None:
+            # A module that was never cut is left alone altogether.
+            if module is not None and (tiles is not None or hasattr(module, "vlm_pg_whole_forward")):
                 _route(module, tiles)
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
+import pytest
 import torch
 
 from tests.support.live_bytes import LiveBytes
 from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.bench.case import text_prompt
+from vlm_pg.errors import ModelError
 from vlm_pg.models.chunked import backward_in_chunks
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.row_tiles import RowTiles
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
@@ -112,3 +117,25 @@ def test_one_piece_of_a_trained_tower_is_alive() -> None:
         growth = [(tower_peak(policy, 24) - tower_peak(policy, 8)) / 16 for policy in (whole, cut)]
         # Each further frame: its pixels (moved to the device in one tensor), and its outputs with their gradient.
         assert growth[1] < 1.2 * (patches + 4 * outputs) < growth[0]
+
+
+def test_a_copied_module_in_tiles_has_its_own_weights() -> None:
+    mlp = policy_of(MemoryChoice(mlp_tile_rows=2)).language_model.layers[0].mlp
+    hidden = torch.randn(1, 7, 64)
+    expected = mlp.vlm_pg_whole_forward(hidden)
+    copied = deepcopy(mlp)
+    for parameter in mlp.parameters():
+        parameter.data.zero_()
+    assert torch.allclose(copied(hidden), expected, atol=1e-6) and not mlp(hidden).any()
+
+
+def test_modules_that_are_never_cut_are_left_alone() -> None:
+    layer = policy_of(MemoryChoice(offload_layer_inputs=True)).language_model.layers[0]
+    assert all("forward" not in vars(module) for module in (layer.mlp, layer.input_layernorm))
+
+
+def test_an_mlp_that_returns_more_than_a_tensor_is_refused() -> None:
+    with pytest.raises(
+        ModelError, match=r"returned tuple; in tiles of rows it must be a tensor\. Set model.mlp_tile_ro"
+    ):
+        RowTiles(2).run(lambda rows: (rows, rows), torch.randn(5, 3))  # type: ignore[arg-type, return-value]
