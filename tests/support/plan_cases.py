@@ -57,6 +57,8 @@ class Case:
 
 
 CASES = {
+    "short": Case(prefix=2048),
+    "short-bf16-checkpointing": Case(prefix=2048, model={"dtype": "bf16", "gradient_checkpointing": True}),
     "fp32": Case(),
     "fp32-checkpointing": Case(prefix=8192, model={"gradient_checkpointing": True}),
     "bf16": Case(model={"dtype": "bf16"}),
