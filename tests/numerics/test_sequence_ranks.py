@@ -84,7 +84,7 @@ ROLLOUT_CASES = [
 ]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.matrix)])
 def test_prompts_prefilled_together_have_the_rollouts_of_one_process(ranks: int) -> None:
     printed = launch_ranks("tests.numerics.sequence_rollouts", json.dumps(ROLLOUT_CASES), ranks=ranks)
     lines = [json.loads(line) for line in printed.splitlines() if line.startswith('{"case"')]

@@ -33,6 +33,8 @@ from vlm_pg.types import Prompt, RewardBreakdown, Rollout, RolloutGroup, Sample
 TEXT = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2}
 TEXT |= {"intermediate_size": 704, "vocab_size": 4096}
 TEXT |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]}}
+WIDE = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 1}
+WIDE |= {"intermediate_size": 1536, "vocab_size": 32768}
 VISION = {"depth": 4, "hidden_size": 128, "num_heads": 4, "intermediate_size": 320, "fullatt_block_indexes": [3]}
 
 
@@ -47,6 +49,7 @@ class Case:
     model: dict[str, Any] = field(default_factory=dict)
     zero: str | None = None
     family: str = "qwen2_5_vl"
+    text: dict[str, Any] = field(default_factory=dict)
 
     @property
     def settings(self) -> ModelSettings:
@@ -54,6 +57,8 @@ class Case:
 
 
 CASES = {
+    "short": Case(prefix=2048),
+    "short-bf16-checkpointing": Case(prefix=2048, model={"dtype": "bf16", "gradient_checkpointing": True}),
     "fp32": Case(),
     "fp32-checkpointing": Case(prefix=8192, model={"gradient_checkpointing": True}),
     "bf16": Case(model={"dtype": "bf16"}),
@@ -74,11 +79,16 @@ CASES = {
     "zero2": Case(zero="configs/deepspeed/zero2.json"),
     "zero3-checkpointing": Case(zero="configs/deepspeed/zero3.json", model={"gradient_checkpointing": True}),
     "qwen3": Case(family="qwen3_vl"),
+    "wide-checkpointing": Case(text=WIDE, responses=(128,) * 4, model={"gradient_checkpointing": True}),
+    "wide-bf16-logits": Case(prefix=1024, text=WIDE, responses=(256,) * 4, model={"dtype": "bf16"}),
+    "wide-bf16-small-logits": Case(
+        prefix=2048, text=WIDE, responses=(256,) * 4, model={"dtype": "bf16", "logits_chunk_mb": 8}
+    ),
 }
 
 
 def policy_of(case: Case) -> Policy:
-    text = dict(TEXT)
+    text = TEXT | case.text
     vision = dict(VISION)
     if case.family == "qwen3_vl":
         text |= {
@@ -144,7 +154,7 @@ def train(case: Case, group: RolloutGroup, ranks: RankLayout) -> None:
 
 def measured(case: Case, ranks: RankLayout = ALONE) -> int:
     torch.set_num_threads(1)
-    small = Case(prefix=64, responses=(8, 8), model=case.model, zero=case.zero, family=case.family)
+    small = replace(case, prefix=64, frames=0, responses=(8, 8), budget=1000)
     give_freed_memory_back()
     some = policy_of(small)
     # What is loaded at first use is no part of it; nor are pixels that lie in the host's memory.
@@ -171,6 +181,7 @@ def planned(case: Case) -> Plan:
         response=case.responses[0] - 1,
         generations=len(case.responses),
         budget=case.budget,
+        logits_bytes=case.settings.logits_chunk_mb * 2**20,
     )
     # DeepSpeed's buckets are larger than all gradients here: what is never written to is not resident.
     return plan_memory(shape, replace(setup, bucket=trained_weights(shape, setup) if stage else 0))

@@ -69,6 +69,10 @@ class GroupCosts:
         self.cluster = _clusters(groups, token_budget, shared)
         self.clusters = [members for group, members in enumerate(self.cluster) if members[0] == group]
         self._prefixes: dict[tuple[int, ...], int] = {}
+        # Whoever computes a group's longest response computes its prefix, too: no deal has a faster slowest rank.
+        self.longest = max(
+            (self.prefixes((g,)) + max(of_group) for g, of_group in enumerate(self.responses)), default=0
+        )
 
     def prefixes(self, members: tuple[int, ...]) -> int:
         """Of the prompts of some groups of one cluster, in ascending order, on one rank."""

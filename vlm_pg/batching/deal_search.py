@@ -42,7 +42,9 @@ class Search:
 
     @property
     def is_even(self) -> bool:
-        return self.slowest * self.ranks * 100 <= sum(self.of_rank) * (100 + self.tolerance_percent)
+        """Within the tolerance of the mean, or of the one group that no deal is faster than."""
+        at_best = max(sum(self.of_rank), self.ranks * self.costs.longest)
+        return self.slowest * self.ranks * 100 <= at_best * (100 + self.tolerance_percent)
 
     def run(self) -> None:
         """Whole groups change hands, or change places, first; where that no longer helps, groups are split."""
@@ -161,10 +163,9 @@ def largest_first(costs: GroupCosts, ranks: int, part_percent: int = 100) -> lis
 def _least_slowest(costs: GroupCosts, ranks: int, whole: Sequence[int]) -> int:
     """What the slowest rank takes at least: its share of all work, parts of what exceeds it paying their prefix again.
 
-    Whoever computes a group's longest response computes its prefix, too. ``whole``: of each cluster.
+    ``whole``: of each cluster.
     """
-    total = sum(whole)
-    alone = max((costs.prefixes((g,)) + max(of) for g, of in enumerate(costs.responses) if of), default=0)
+    total, alone = sum(whole), costs.longest
     limit = max(alone, -(-total // ranks))
     for _ in range(SETTLING):
         split = total

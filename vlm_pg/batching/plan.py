@@ -47,10 +47,7 @@ class MicroBatch:
 
 
 def plan_micro_batches(
-    groups: Sequence[tuple[int, Sequence[int]]],
-    token_budget: int,
-    shared: Shared = lambda i, j: 0,
-    single_passes: int = 0,
+    groups: Sequence[tuple[int, Sequence[int]]], token_budget: int, shared: Shared = lambda i, j: 0
 ) -> list[MicroBatch]:
     """Distribute groups over micro-batches of at most ``token_budget`` tokens at a time.
 
@@ -62,9 +59,6 @@ def plan_micro_batches(
         groups: (prompt tokens, stream tokens of each response) of each group.
         token_budget: most tokens of a pass; of a chunked micro-batch, most tokens of its prompts and one chunk.
         shared: (i, j) -> tokens that prompts i and j share where they stand in one micro-batch.
-        single_passes: how many single passes some rank makes. With fewer of its own this one would wait in those places
-            and make longer passes in the others; so its work is spread over all of them. Nothing that is computed
-            together is parted, and nothing is computed twice.
 
     Returns:
         Micro-batches, chunked ones first; every response of every group appears exactly once.
@@ -79,10 +73,7 @@ def plan_micro_batches(
     sizes.check()
     clusters = _clusters(sizes)
     chunked = [cluster for cluster in clusters if sizes.tokens(cluster) > token_budget]
-    unchunked = [cluster for cluster in clusters if sizes.tokens(cluster) <= token_budget]
-    plain = _first_fit(unchunked, sizes)
-    if single_passes > len(plain):
-        plain = _evenly(unchunked, single_passes, sizes) or plain
+    plain = _first_fit([cluster for cluster in clusters if sizes.tokens(cluster) <= token_budget], sizes)
     return [MicroBatch(tuple(sizes.chunks(cluster))) for cluster in chunked] + [
         MicroBatch((tuple(Piece(group, tuple(range(len(groups[group][1])))) for group in sorted(members)),))
         for members in plain
@@ -195,16 +186,3 @@ def _first_fit(clusters: Sequence[list[int]], sizes: _Sizes) -> list[list[int]]:
         else:
             place.extend(cluster)
     return batches
-
-
-def _evenly(clusters: Sequence[list[int]], passes: int, sizes: _Sizes) -> list[list[int]]:
-    """Clusters, largest first, each into the emptiest of so many batches; empty where one would not fit."""
-    batches: list[list[int]] = [[] for _ in range(passes)]
-    tokens = [0] * passes
-    for cluster in sorted(clusters, key=lambda members: (-sizes.tokens(members), members)):
-        place = tokens.index(min(tokens))
-        batches[place] += cluster
-        tokens[place] = sizes.tokens(batches[place])
-        if tokens[place] > sizes.budget:
-            return []
-    return sorted((batch for batch in batches if batch), key=lambda members: (-sizes.tokens(members), members))

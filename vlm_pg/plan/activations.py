@@ -16,6 +16,7 @@ from vlm_pg.plan.shape import ModelShape, TowerShape
 FP32 = 4
 # Rows of fp32 logits that exist at one time in backward: logits, their exponentials, a product, the gradient.
 LOGIT_COPIES = 4
+TOWER_RUNNING, TOWER_BACKWARD = "tower of one prompt", "one block's backward"
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,9 @@ def _logits(shape: ModelShape, setup: Setup) -> float:
 
 
 def tower_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
-    """Of a trained tower its graph of all prompts of a step; of a frozen one what one prompt takes while it runs."""
+    """Of a trained tower its graph of all prompts of a step; and what a frozen one takes while it runs over one of them
+    (``TOWER_RUNNING``), or a trained one in its own backward, when the language model's is done (``TOWER_BACKWARD``).
+    """
     tower, e = shape.tower, setup.element
     if tower is None or not setup.patches:
         return {}
@@ -133,17 +136,16 @@ def tower_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
         return {
             "pixels": setup.patches * pixels / parts,
             "visual features": setup.prompts * setup.patches * out,
-            "tower of one prompt": setup.patches * running / parts,
+            TOWER_RUNNING: setup.patches * running / parts,
         }
     patches = setup.prompts * setup.patches
-    kept = block * tower.layers
-    if setup.checkpointing:
-        kept = tower.hidden * e * tower.layers + block
-    merger = _merger(tower, e)
+    kept = tower.layers * (tower.hidden * e if setup.checkpointing else block) + _merger(tower, e)
+    backward = 3 * tower.intermediate * e + 2 * tower.hidden * e + (block if setup.checkpointing else 0)
     return {
-        "pixels": patches * pixels / parts,
+        "pixels": patches * (pixels + (tower.patch_pixels * e if e < FP32 else 0)) / parts,
         "visual features": 2 * patches * out,
-        "tower's graph": patches * (kept + merger + tower.patch_pixels * (e if e < FP32 else 0)) / parts,
+        "tower's graph": patches * kept / parts,
+        TOWER_BACKWARD: patches * backward / parts,
     }
 
 

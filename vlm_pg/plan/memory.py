@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from vlm_pg.memory import GIB
-from vlm_pg.plan.activations import FP32, tower_activations, update_activations
+from vlm_pg.plan.activations import (
+    FP32,
+    TOWER_BACKWARD,
+    TOWER_RUNNING,
+    tower_activations,
+    update_activations,
+)
 from vlm_pg.plan.setup import Setup
 from vlm_pg.plan.shape import ModelShape
 
@@ -22,7 +28,9 @@ DEFAULT_BUCKET = 500_000_000
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes by part for each phase of a step: "vision", "generation", "update", "optimizer step"."""
+    """Bytes by part for each phase of a step: "vision", "generation", "update", "optimizer step", and where the tower
+    trains "tower's backward".
+    """
 
     phases: Mapping[str, Mapping[str, float]]
 
@@ -43,16 +51,17 @@ def plan_memory(shape: ModelShape, setup: Setup) -> Plan:
     """What one rank holds; host memory, where states are offloaded to, is not in it."""
     states, gradients = model_states(shape, setup), gradient_bytes(shape, setup)
     tower = tower_activations(shape, setup)
-    running = tower.pop("tower of one prompt", 0.0)
+    running, backward = tower.pop(TOWER_RUNNING, 0.0), tower.pop(TOWER_BACKWARD, 0.0)
     # Pixels of a frozen tower's prompts come to the device one prompt at a time.
     pixels = 0.0 if setup.train_vision else tower.pop("pixels", 0.0)
     phases = {
-        "vision": states | tower | {"tower of one prompt": running + pixels},
+        "vision": states | tower | {TOWER_RUNNING: running + pixels},
         "generation": states | tower | generation_bytes(shape, setup),
         "update": states | gradients | tower | update_activations(shape, setup),
+        "tower's backward": states | gradients | tower | {TOWER_BACKWARD: backward} if backward else {},
         "optimizer step": states | gradients | {"the step's own": optimizer_bytes(shape, setup)},
     }
-    return Plan({name: {part: size for part, size in parts.items() if size} for name, parts in phases.items()})
+    return Plan({name: {part: size for part, size in parts.items() if size} for name, parts in phases.items() if parts})
 
 
 def trained_weights(shape: ModelShape, setup: Setup) -> int:
@@ -161,7 +170,8 @@ def largest_budget(shape: ModelShape, setup: Setup, gpu_gib: float) -> int:
 def _tower(shape: ModelShape, setup: Setup) -> float:
     """What the tower adds to the update."""
     parts = tower_activations(shape, setup)
-    return sum(size for part, size in parts.items() if setup.train_vision or part == "visual features")
+    beside = (TOWER_RUNNING, TOWER_BACKWARD) if setup.train_vision else (TOWER_RUNNING, TOWER_BACKWARD, "pixels")
+    return sum(size for part, size in parts.items() if part not in beside)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vlm_pg.bench.flops import pair_flops, token_flops
 from vlm_pg.bench.shapes import PUBLISHED, LanguageShape, LinearAttention
 from vlm_pg.models.settings import LoraSettings, ModelSettings
 
@@ -110,20 +109,6 @@ def published_config(name: str) -> Any:
         },
         tie_word_embeddings=shape.tied,
     )
-
-
-def training_costs(shape: ModelShape, train_vision: bool, checkpointing: bool) -> dict[str, int]:
-    """Operations of forward and backward, as ``CostModel`` takes them: of a token, a pair, a patch, a row of logits."""
-    language, weights = shape.language, shape.weights
-    again = 1 if checkpointing else 0
-    tower = 2 * weights.tower * (3 + again) if train_vision else 0
-    return {
-        "token": int(token_flops(language) * (3 + again)),
-        # Its recomputation takes attention from the first run.
-        "pair": int(pair_flops(language) * 3.5),
-        "patch": tower,
-        "logit": 2 * language.hidden * language.vocab * 4,
-    }
 
 
 def _active_intermediate(text: Any) -> int:

@@ -89,32 +89,3 @@ def test_tokens_of_a_tree() -> None:
     """500 common to three, 300 more common to two of them."""
     shared = [[830, 800, 500], [800, 820, 500], [500, 500, 560]]
     assert tree_tokens([830, 820, 560], [0, 1, 2], lambda i, j: shared[i][j]) == 500 + 300 + 30 + 20 + 60
-
-
-@given(GROUPS, st.integers(60, 200), st.lists(st.integers(0, 2), min_size=8, max_size=8), st.integers(0, 9))
-def test_spread_over_more_passes_nothing_is_lost_and_no_pass_gets_longer(
-    groups: list, budget: int, videos: list[int], passes: int
-) -> None:
-    shared = of_videos(videos, min((prompt for prompt, _ in groups), default=0))
-    usual = plan_micro_batches(groups, budget, shared)
-    spread = plan_micro_batches(groups, budget, shared, single_passes=passes)
-
-    def single(plan: list[MicroBatch]) -> list[MicroBatch]:
-        return [micro for micro in plan if len(micro.chunks) == 1]
-
-    def longest(plan: list[MicroBatch]) -> int:
-        return max((largest_pass(groups, micro, shared) for micro in plan), default=0)
-
-    assert len(single(spread)) <= max(passes, len(single(usual)))
-    assert longest(single(spread)) <= longest(single(usual)) or len(single(spread)) <= len(single(usual))
-    assert sorted(g for micro in spread for g in micro.groups) == sorted(g for micro in usual for g in micro.groups)
-    assert [micro for micro in spread if len(micro.chunks) > 1] == [m for m in usual if len(m.chunks) > 1]
-
-
-def test_a_rank_with_fewer_passes_spreads_its_work_over_the_places_there_are() -> None:
-    groups = [(100, [20])] * 6
-    assert [micro.groups for micro in plan_micro_batches(groups, 400)] == [(0, 1, 2), (3, 4, 5)]
-    assert [micro.groups for micro in plan_micro_batches(groups, 400, single_passes=3)] == [(0, 3), (1, 4), (2, 5)]
-    # Two questions on one video stay together, also where that leaves a place empty.
-    together = plan_micro_batches(groups[:2], 400, of_videos([0, 0], 90), single_passes=2)
-    assert [micro.groups for micro in together] == [(0, 1)]
