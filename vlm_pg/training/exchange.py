@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from vlm_pg.batching.balance import Deal, deal_groups
-from vlm_pg.batching.cost import GroupWork
+from vlm_pg.batching.cost import CostModel, GroupWork
 from vlm_pg.distributed import exchange_objects, gather_objects
 from vlm_pg.metrics import Metric
-from vlm_pg.models.work import cost_model
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.step import Update
 from vlm_pg.training.step_features import StepFeatures
@@ -62,7 +61,7 @@ class _Parcel:
     features: torch.Tensor | None
 
 
-def dealt(engine: Engine, own: Update, token_budget: int, balance: bool) -> Share:
+def dealt(engine: Engine, own: Update, token_budget: int) -> Share:
     """The groups of an update that this data rank trains on. A collective.
 
     A trained tower's gradient goes back to where it ran, and where nothing is shared a prompt is encoded wherever it is
@@ -71,7 +70,6 @@ def dealt(engine: Engine, own: Update, token_budget: int, balance: bool) -> Shar
     Args:
         own: this process's groups, and ``prompts`` of all its sequence ranks.
         token_budget: most tokens of a pass.
-        balance: deal anew over data ranks.
     """
     ranks, policy = engine.ranks, engine.policy
     if ranks.world_size == 1:
@@ -79,9 +77,10 @@ def dealt(engine: Engine, own: Update, token_budget: int, balance: bool) -> Shar
     known = gather_objects([_known(group, ranks.data_rank) for group in own.groups])
     first = sum(map(len, known[: ranks.rank]))
     everything = [group for of_rank in known for group in of_rank]
-    moves = balance and ranks.data_size > 1 and policy.settings.share_prefix and not policy.vision.trains
-    deal = _deal(engine, everything, token_budget) if moves else None
-    known_features = _known_features(engine, own) if moves else {}
+    deal = None
+    if own.costs is not None and ranks.data_size > 1 and policy.settings.share_prefix and not policy.vision.trains:
+        deal = _deal(everything, ranks.data_size, token_budget, own.costs)
+    known_features = {} if deal is None else _known_features(engine, own)
     parcels = _parcels(engine, own, first, _places(everything, deal, ranks.data_size), known_features)
     received = sorted((p for of_rank in exchange_objects(parcels) for p in of_rank), key=lambda p: p.number)
     here = {group.sample.sample_id: group.prompt for group in own.groups} | dict(own.prompts)
@@ -106,7 +105,7 @@ def _known(group: RolloutGroup, rank: int) -> _Known:
     return _Known(work, trained, untrained, prompt.num_visual_tokens)
 
 
-def _deal(engine: Engine, everything: Sequence[_Known], token_budget: int) -> Deal:
+def _deal(everything: Sequence[_Known], data_ranks: int, token_budget: int, costs: CostModel) -> Deal:
     """Of the groups that train, numbered among themselves."""
     train = [known for known in everything if known.trained]
 
@@ -116,7 +115,7 @@ def _deal(engine: Engine, everything: Sequence[_Known], token_budget: int) -> De
         return min(one.visual_tokens, other.visual_tokens) if same else 0
 
     works = [known.work for known in train]
-    return deal_groups(works, engine.ranks.data_size, token_budget, cost_model(engine.policy), shared)
+    return deal_groups(works, data_ranks, token_budget, costs, shared)
 
 
 def _places(

@@ -10,6 +10,7 @@ from typing import TypeVar
 from vlm_pg.algorithms.kl import KL
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.algorithms.weights import response_token_weights
+from vlm_pg.batching.cost import CostModel
 from vlm_pg.config import RunConfig
 from vlm_pg.metrics import NORM_CHART, Chart, Metric
 from vlm_pg.models.micro_batches import plan_groups
@@ -69,6 +70,7 @@ class Update:
         measure_mismatch: add ``mismatch/...``: how the recorded log-probabilities differ from the training forward's,
             over the rollouts that the weights as they are now sampled. The same on all ranks.
         prompts: by sample id, those of the groups of the other sequence ranks.
+        costs: what work over data ranks is balanced by; None: every rank trains on the groups it has.
     """
 
     groups: Sequence[RolloutGroup]
@@ -76,6 +78,7 @@ class Update:
     vision: StepFeatures | None = None
     measure_mismatch: bool = False
     prompts: Mapping[str, Prompt] = field(default_factory=dict)
+    costs: CostModel | None = None
 
 
 def update_policy(

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from vlm_pg.batching.cost import CostModel
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import gather_objects, sum_over_ranks
@@ -23,6 +24,8 @@ from vlm_pg.observe.rollouts import RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.sharing import generation_line, sharing_line
 from vlm_pg.observe.trackers.trackers import Trackers
+from vlm_pg.plan.costs import cost_model
+from vlm_pg.plan.shape import shape_of
 from vlm_pg.prompts.prompt_source import PromptSource
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.engine import NEW_TOKENS
@@ -135,6 +138,7 @@ class Trainer:
         self._reference_in_loss = reference if in_loss else None
         self._told_sharing = False
         self._groups_sampled, self._first_place = 0, progress.questions
+        self._costs = self._costs_of_work() if config.training.balance and engine.ranks.data_size > 1 else None
         self._reward_errors = RewardErrors(rewarder, self.console.warn)
         self._cores, self._told_waiting = CoreWatch(), False
 
@@ -249,6 +253,10 @@ class Trainer:
         values |= {STEP_SECONDS: seconds, TOKENS_PER_SECOND: (values["tokens_computed"] or 0.0) / seconds}
         return values, batch.sampled
 
+    def _costs_of_work(self) -> CostModel:
+        policy = self.policy
+        return cost_model(shape_of(policy.model.config, policy.settings), policy.vision.trains, policy.checkpointing)
+
     def _sampling_metrics(self, batch: StepBatch) -> dict[str, float | None]:
         """What the samplers did, or what a server owed. A collective."""
         found: dict[str, float | None] = batch.sampling.reduced()
@@ -259,7 +267,7 @@ class Trainer:
     def _update(self, batch: StepBatch, step: int) -> dict[str, float]:
         compared = self.sampler.scores_itself and mismatch_due(self.config.rollout, step)
         rate = learning_rate(self.config.training, step)
-        update = Update(batch.groups, rate, batch.vision, compared, batch.prompts)
+        update = Update(batch.groups, rate, batch.vision, compared, batch.prompts, self._costs)
         values = run_updates(self.engine, self._reference_in_loss, update, self.config)
         if self._reference_in_loss is None:
             values.pop("kl")  # of the reward, if anywhere

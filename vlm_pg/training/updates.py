@@ -53,7 +53,7 @@ def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, c
             if number not in shares:
                 vision = None if step.vision is None else step.vision.of(chosen)
                 own = replace(step, groups=[groups[place] for place in chosen], vision=vision)
-                shares[number] = dealt(engine, own, settings.micro_batch_tokens, config.training.balance)
+                shares[number] = dealt(engine, own, settings.micro_batch_tokens)
             share = shares[number]
             # Behind the first update the weights are others, and a trained tower's features too.
             vision = None if values and engine.policy.vision.trains else share.vision
