@@ -28,11 +28,12 @@ def linear_attention_step(mixer: Any, hidden: torch.Tensor, states: LinearStates
         [n, D], and the states after this token.
     """
     count = hidden.shape[0]
-    qkv, conv_tail = _convolution(mixer, mixer.in_proj_qkv(hidden), states.conv_tail)
-    query, key, value = qkv.split([mixer.key_dim, mixer.key_dim, mixer.value_dim], dim=-1)
     # The modules in the order in which a tree calls them: ranks that take turns may be on either path.
+    qkv = mixer.in_proj_qkv(hidden)
     beta = mixer.in_proj_b(hidden).sigmoid()
     decay = -mixer.A_log.float().exp() * F.softplus(mixer.in_proj_a(hidden).float() + mixer.dt_bias)
+    qkv, conv_tail = _convolution(mixer, qkv, states.conv_tail)
+    query, key, value = qkv.split([mixer.key_dim, mixer.key_dim, mixer.value_dim], dim=-1)
     core, recurrent = _recurrent_rule(mixer)(
         per_value_head(query.reshape(count, 1, -1, mixer.head_k_dim), mixer.num_v_heads),
         per_value_head(key.reshape(count, 1, -1, mixer.head_k_dim), mixer.num_v_heads),
