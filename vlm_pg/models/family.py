@@ -62,6 +62,7 @@ class Family:
     ``moe``: feed-forward layers are mixtures of experts; ``routers(language_model)`` are their gates.
     ``linear_attention``: some layers keep a recurrent state instead of keys and values.
     ``media_tokens``: the tokens only the processor may place. ``pixels(config)``: how the tower reads pixels.
+    ``read_whole``: transformers' reading of scattered weights (ZeRO-3) leaves out a conversion the files need.
     ``liger``: the parts liger-kernel has for it, by the keywords of liger's own function.
     """
 
@@ -77,6 +78,7 @@ class Family:
     linear_attention: bool = False
     media_tokens: tuple[MediaToken, ...] = _QWEN_MEDIA_TOKENS
     pixels: Callable[[Any], PixelGeometry] = PixelGeometry.of
+    read_whole: bool = False
     liger: tuple[str, ...] = ()
 
     @property

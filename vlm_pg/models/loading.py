@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def load_policy(
     device: torch.device | str | None = None,
     settings: ModelSettings | None = None,
     weights_version: int = 0,
+    reading: AbstractContextManager[None] | None = None,
 ) -> Policy:
     """Load a checkpoint of a registered family (Qwen-VL, or a Qwen language model) as a policy.
 
@@ -36,6 +38,7 @@ def load_policy(
         device: default: CUDA if there is one, else CPU.
         settings: everything else about the model; ``path`` and ``dtype`` given here win.
         weights_version: how many optimizer steps the weights have had.
+        reading: around transformers' reading of the weights, for engines that divide them over ranks meanwhile.
 
     Raises:
         ModelError: nothing there, unreadable, or of a kind that is not supported.
@@ -50,14 +53,15 @@ def load_policy(
     named, of_tower = family.model_class, _vision_attention(_device(device), torch_dtype)
     try:
         model_class = getattr(transformers, named) if isinstance(named, str) else named
-        model, found = model_class.from_pretrained(
-            str(path),
-            dtype=torch_dtype,
-            attn_implementation=family.attention_setting(ATTENTION_NAME, of_tower),
-            use_safetensors=True,
-            trust_remote_code=settings.trust_remote_code,
-            output_loading_info=True,
-        )
+        with nullcontext() if reading is None or family.read_whole else reading:
+            model, found = model_class.from_pretrained(
+                str(path),
+                dtype=torch_dtype,
+                attn_implementation=family.attention_setting(ATTENTION_NAME, of_tower),
+                use_safetensors=True,
+                trust_remote_code=settings.trust_remote_code,
+                output_loading_info=True,
+            )
         # A folder may still have the processor of the larger model that a language model was cut from.
         kind = transformers.AutoProcessor if family.reads_media else transformers.AutoTokenizer
         processor = kind.from_pretrained(str(path), trust_remote_code=settings.trust_remote_code)

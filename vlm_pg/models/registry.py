@@ -39,6 +39,7 @@ for _family in (
         "Qwen3VLMoeForConditionalGeneration",
         deepstack=True,
         moe=True,
+        read_whole=True,  # experts lie transposed in the files
         liger=("rms_norm", "rope", "swiglu"),
     ),
     Family("qwen3_5", "Qwen3_5ForConditionalGeneration", **_QWEN3_5),

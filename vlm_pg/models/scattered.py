@@ -8,3 +8,8 @@ import torch
 def is_scattered(module: torch.nn.Module) -> bool:
     """Whether weights of ``module`` lie with several ranks (ZeRO-3), so that every call of it is a collective."""
     return any(hasattr(parameter, "ds_id") for parameter in module.parameters())
+
+
+def num_elements(parameter: torch.nn.Parameter) -> int:
+    """Of the whole weight, wherever its parts lie."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))

@@ -45,6 +45,35 @@ def connect() -> None:
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
 
 
+@contextmanager
+def scattered_reading(settings: TrainingSettings, dtype: torch.dtype) -> Iterator[None]:
+    """Around ``from_pretrained``: under ZeRO-3 each weight is divided over the ranks as soon as it is made and read.
+
+    No rank ever holds the whole model. Rank 0 reads the files, which are mapped, not copied.
+    """
+    config = _engine_config(settings, dtype)
+    if config["zero_optimization"]["stage"] < 3:
+        yield
+        return
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+    alive = HfDeepSpeedConfig(config)  # transformers keeps a weak reference
+    try:
+        yield
+    finally:
+        unset_hf_deepspeed_config()
+        del alive
+
+
+def _engine_config(settings: TrainingSettings, dtype: torch.dtype) -> dict[str, Any]:
+    config = read_deepspeed_config(settings)
+    if dtype == torch.bfloat16:
+        # Sums over micro-batches and ranks are kept in fp32: bf16 has 8 bits of mantissa.
+        config |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+        config["communication_data_type"] = "fp32"
+    return config
+
+
 class DeepSpeedEngine(Engine):
     """Wraps the policy in a DeepSpeed engine; every rank makes the same number of backward calls.
 
@@ -66,11 +95,7 @@ class DeepSpeedEngine(Engine):
 
         self.policy, self.ranks, self.sequence = policy, ranks, SequenceGroup.of(ranks)
         parameters = [p for p in policy.parameters() if p.requires_grad]
-        config = read_deepspeed_config(settings)
-        if policy.dtype == torch.bfloat16:
-            # Sums over micro-batches and ranks are kept in fp32: bf16 has 8 bits of mantissa.
-            config |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
-            config["communication_data_type"] = "fp32"
+        config = _engine_config(settings, policy.dtype)
         optimizer = make_optimizer(parameters, settings, config, policy.device)
         self._engine, *_ = deepspeed.initialize(
             model=policy, optimizer=optimizer, model_parameters=parameters, config=config

@@ -41,6 +41,7 @@ from vlm_pg.training.setup import (
     connect,
     introduction,
     make_engine,
+    reading,
     refuse_fewer_steps,
     refuse_inputs_inside,
     refuse_nothing_to_train,
@@ -153,7 +154,9 @@ class _Run:
     def _load_weights(self, resume_from: Path | None) -> None:
         config = self.config
         path, version = resume_from or config.model.path, self.progress.updates
-        self.policy = load_policy(path, device=local_device(), settings=config.model, weights_version=version)
+        self.policy = load_policy(
+            path, device=local_device(), settings=config.model, weights_version=version, reading=reading(config)
+        )
         refuse_nothing_to_train(config, self.policy)
         # The reference is where training began, whatever the run resumes from.
         self.reference = load_reference(config.model, self.policy) if config.algorithm.kl_coef else None

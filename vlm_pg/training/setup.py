@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from vlm_pg.config import RunConfig
 from vlm_pg.distributed import RankLayout, join_ranks, launched_world_size
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.liger import liger_line
+from vlm_pg.models.loading import DTYPES
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.scattered import num_elements
 from vlm_pg.training.engines import Engine, TorchEngine
 
 PACKAGES = ("vlm-pg", "torch", "transformers", "deepspeed", "qwen-vl-utils", "decord", "av", "accelerate", "peft")
@@ -20,8 +23,8 @@ PACKAGES = ("vlm-pg", "torch", "transformers", "deepspeed", "qwen-vl-utils", "de
 
 def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: int) -> list[str]:
     """The lines a run begins with: what is trained, how it is computed, by what rules, on what."""
-    total = sum(p.numel() for p in policy.model.parameters())
-    trained = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
+    total = sum(map(num_elements, policy.model.parameters()))
+    trained = sum(num_elements(p) for p in policy.model.parameters() if p.requires_grad)
     tower = f"vision tower {'trained' if policy.vision.trains else 'frozen'}"
     tower = tower if policy.family.reads_media else "no vision tower"
     lora = config.model.lora
@@ -92,6 +95,15 @@ def layout_of(config: RunConfig) -> RankLayout:
             f"training.sequence_parallel is {size}, and {processes} process(es) were started, which cannot be divided "
             f"so. Set it to one of {allowed}, or start a multiple of {size} processes."
         ) from None
+
+
+def reading(config: RunConfig) -> AbstractContextManager[None]:
+    """Around reading the policy's weights: ZeRO-3 divides them over the ranks meanwhile."""
+    if config.training.engine == "torch":
+        return nullcontext()
+    from vlm_pg.training.deepspeed_engine import scattered_reading
+
+    return scattered_reading(config.training, DTYPES[config.model.dtype])
 
 
 def refuse_fewer_steps(config: RunConfig, step: int) -> None:
