@@ -164,6 +164,20 @@ def test_a_group_is_split_where_that_is_cheaper_and_pays_its_prefix_again() -> N
     assert sorted(map(len, alone.pieces)) == [0, 0, 1]
 
 
+def test_responses_change_ranks_where_whole_groups_cannot() -> None:
+    """Three groups of prompts 3, 2, 1 and 63, 58, 66 tokens in all for two ranks: whole groups leave 118 to one."""
+    groups = [GroupWork(3, (12, 22, 23)), GroupWork(2, (20, 16, 20)), GroupWork(1, (14, 19, 12, 20))]
+    deal = deal_groups(groups, 2, ROOMY, TOKENS)
+    assert max(deal.costs) <= 95
+    assert deal.split_groups == 1
+
+
+def test_equally_many_groups_each_are_another_beginning() -> None:
+    """One response each, so nothing can be split. The largest first, then exchanges, end at 38; this way at 37."""
+    groups = [GroupWork(tokens, (0,)) for tokens in (2, 19, 14, 17, 16, 8, 9, 12, 12)]
+    assert max(deal_groups(groups, 3, ROOMY, TOKENS).costs) == 37
+
+
 def test_attention_of_long_prefixes_counts() -> None:
     """By tokens 1,000 are as much as two times 500; by pairs they are twice as much."""
     groups = [
