@@ -143,23 +143,26 @@ def test_two_micro_batches_share_a_tower_in_pieces() -> None:
     check_equal((torch.zeros(()), by_micro_batches()), (torch.zeros(()), expected))
 
 
-@pytest.mark.parametrize("choice", [MemoryChoice(), STATES], ids=["held", "put away"])
-def test_engines_that_scale_losses_get_scaled_gradients(choice: MemoryChoice) -> None:
-    """What chunks left is scaled already, and the last backward, which is called like the others, adds it as it is."""
+def test_engines_that_scale_losses_get_scaled_gradients() -> None:
+    """What chunks left is scaled already, and the last backward, which is scaled like the others, adds it as it is."""
     policy = tiny_policy(gradient_checkpointing=True)
     groups = groups_of(policy)
-    use(policy, choice)
     lengths = [[len(response) - 1 for response in group.responses] for group in groups]
     streams = pack_chunks(policy, groups, MicroBatch(tuple(chunk_responses(lengths, range(len(groups)), 12))))
 
-    def gradients(scale: float) -> dict[str, torch.Tensor]:
+    def gradients(choice: MemoryChoice, scale: float, told: float) -> Outcome:
+        use(policy, choice)
         policy.zero_grad()
         features = policy.join_features(groups, policy.vision.encode([group.prompt for group in groups]))
-        for loss in micro_batch_losses(policy, streams, features, lambda _, v, __: v.sum(), loss_scale=scale):
+        for loss in micro_batch_losses(policy, streams, features, lambda _, v, __: v.sum(), loss_scale=told):
             (scale * loss).backward()
-        return {name: p.grad / scale for name, p in policy.model.named_parameters() if p.grad is not None}
+        found = {name: p.grad / scale for name, p in policy.model.named_parameters() if p.grad is not None}
+        return torch.zeros(()), found
 
-    check_equal((torch.zeros(()), gradients(4.0)), (torch.zeros(()), gradients(1.0)))
+    plain = gradients(MemoryChoice(), 1.0, 1.0)
+    check_equal(gradients(STATES, 4.0, 4.0), plain)
+    # A factor that is not one, for whoever calls the last backward otherwise.
+    check_equal(gradients(STATES, 1.0, 4.0), gradients(MemoryChoice(), 1.0, 4.0))
 
 
 def count(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
