@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.support.groups import make_case, random_group, tiny_policy
-from vlm_pg.models.chunked import backward_in_chunks
+from vlm_pg.batching.plan import MicroBatch, chunk_responses
+from vlm_pg.models.chunked import backward_in_chunks, micro_batch_losses, pack_chunks
 from vlm_pg.models.places import FileOnDisk
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.stream_memory import MemoryChoice
@@ -140,6 +141,28 @@ def test_two_micro_batches_share_a_tower_in_pieces() -> None:
     expected = by_micro_batches()
     use(policy, ALL)
     check_equal((torch.zeros(()), by_micro_batches()), (torch.zeros(()), expected))
+
+
+def test_engines_that_scale_losses_get_scaled_gradients() -> None:
+    """What chunks left is scaled already, and the last backward, which is scaled like the others, adds it as it is."""
+    policy = tiny_policy(gradient_checkpointing=True)
+    groups = groups_of(policy)
+    lengths = [[len(response) - 1 for response in group.responses] for group in groups]
+    streams = pack_chunks(policy, groups, MicroBatch(tuple(chunk_responses(lengths, range(len(groups)), 12))))
+
+    def gradients(choice: MemoryChoice, scale: float, told: float) -> Outcome:
+        use(policy, choice)
+        policy.zero_grad()
+        features = policy.join_features(groups, policy.vision.encode([group.prompt for group in groups]))
+        for loss in micro_batch_losses(policy, streams, features, lambda _, v, __: v.sum(), loss_scale=told):
+            (scale * loss).backward()
+        found = {name: p.grad / scale for name, p in policy.model.named_parameters() if p.grad is not None}
+        return torch.zeros(()), found
+
+    plain = gradients(MemoryChoice(), 1.0, 1.0)
+    check_equal(gradients(STATES, 4.0, 4.0), plain)
+    # A factor that is not one, for whoever calls the last backward otherwise.
+    check_equal(gradients(STATES, 1.0, 4.0), gradients(MemoryChoice(), 1.0, 4.0))
 
 
 def count(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:

@@ -69,6 +69,14 @@ def decide(settings: ModelSettings, need: Need) -> Decision:
     return Decision(chosen, _line(chosen, as_set, settings, need, fits), fits)
 
 
+def smallest(settings: ModelSettings) -> MemoryChoice:
+    """The choice with the least memory that ``settings`` allow: what does not fit with it does not fit."""
+    *_, choice = _more_and_more(MemoryChoice.of(settings), settings)
+    if settings.vision_piece_tokens == "auto":
+        choice = replace(choice, vision_piece_tokens=LEAST_PIECE_TOKENS)
+    return choice
+
+
 def _more_and_more(as_set: MemoryChoice, settings: ModelSettings) -> Iterator[MemoryChoice]:
     """What is set, then one measure after the other that is left to choose."""
     yield as_set

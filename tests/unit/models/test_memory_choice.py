@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from pydantic import ValidationError
 
 from tests.support.tiny import tiny_model
 from vlm_pg.memory import GIB
-from vlm_pg.models.memory_choice import Need, decide
+from vlm_pg.models.memory_choice import Need, decide, smallest
 from vlm_pg.models.memory_sizes import LanguageSizes, TowerSizes
 from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import ModelSettings
@@ -71,6 +73,14 @@ def test_what_is_set_stays_set() -> None:
     assert chosen.offload_prefix_states
     line = decide(settings(mlp_tile_rows=64), need(1000)).line
     assert "MLPs in tiles of 64 rows (as set)" in line
+
+
+def test_the_smallest_choice_is_all_that_settings_allow() -> None:
+    assert smallest(settings()) == MemoryChoice(True, True, 4096, 1024)
+    assert smallest(settings(gradient_checkpointing=False)) == MemoryChoice(False, False, 4096, 1024)
+    fixed = {"offload_layer_inputs": False, "mlp_tile_rows": 0, "vision_piece_tokens": 0}
+    assert smallest(settings(**fixed)) == MemoryChoice(offload_prefix_states=True)
+    assert decide(settings(), need(5, tower=None)).choice == replace(smallest(settings()), vision_piece_tokens=0)
 
 
 def test_what_does_not_fit_says_what_to_change() -> None:

@@ -25,7 +25,8 @@ ROWS = 256
 
 
 def policy_of(choice: MemoryChoice, family: str = "qwen2", train_vision: bool = False, **text: int) -> Policy:
-    settings = ModelSettings(path="tiny", train_vision=train_vision, gradient_checkpointing=True)
+    # Blocks of a trained tower are not recomputed by themselves: a piece has to be.
+    settings = ModelSettings(path="tiny", train_vision=train_vision, gradient_checkpointing=not train_vision)
     policy = make_policy(tiny_model(family, text=text), tiny_processor(family), settings)
     policy.use_memory(choice)
     policy.stream_memory.least_bytes = 2**12
