@@ -39,7 +39,7 @@ def test_one_process(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.zero is not None])
 def test_two_ranks(name: str) -> None:
     printed = launch_ranks("tests.support.plan_cases", name)
-    found = [json.loads(part) for part in printed.replace("}{", "}\n{").splitlines() if part.startswith('{"name"')]
+    found = [json.loads(line) for line in printed.splitlines() if line.startswith('{"name"')]
     assert len(found) == 2
     for of_rank in found:
         check(of_rank)

@@ -1,7 +1,7 @@
 """Real updates of small models whose peak memory is measured and planned: python -m tests.support.plan_cases NAME.
 
-Prints {"name": NAME, "rank": rank, "measured": bytes, "planned": bytes}. What is measured is resident memory above what
-the process held before the model was built, so weights, gradients and optimizer count, too.
+Prints {"name": NAME, "rank": rank, "measured": bytes, "planned": bytes} of each rank. Measured is resident memory
+above what the process held before the model was built, so weights, gradients and optimizer count, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.bench.memory import give_freed_memory_back, peak_above_baseline
-from vlm_pg.distributed import ALONE, RankLayout
+from vlm_pg.distributed import ALONE, RankLayout, gather_objects
 from vlm_pg.models.loading import DTYPES, make_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
@@ -194,8 +194,11 @@ def main(name: str) -> None:
 
         connect()
         ranks = RankLayout.here()
-    found = {"name": name, "rank": ranks.rank, "measured": measured(case, ranks), "planned": planned(case).peak}
-    print(json.dumps(found), flush=True)
+    peaks = gather_objects(measured(case, ranks))
+    if ranks.is_first:
+        for rank, peak in enumerate(peaks):
+            found = {"name": name, "rank": rank, "measured": peak, "planned": planned(case).peak}
+            print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
