@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vlm_pg.models.memory_sizes import LAYERS_AT_HAND
 from vlm_pg.plan.setup import Setup
 from vlm_pg.plan.shape import ModelShape, TowerShape
 
@@ -25,7 +26,7 @@ class TokenBytes:
 
     ``input``: what a checkpointed layer keeps. ``memo``: and of its attention. ``backward``: gradients that exist at
     one time in a layer's backward. ``unread``: kept of a token of which the last layer needs keys and values only.
-    ``keys_values``: of both.
+    ``keys_values``: of both. ``mlp``, ``mlp_backward``: what of ``kept`` and of ``backward`` is the MLP's.
     """
 
     kept: float
@@ -34,6 +35,8 @@ class TokenBytes:
     backward: float
     unread: float
     keys_values: float
+    mlp: float
+    mlp_backward: float
 
 
 def token_bytes(shape: ModelShape, setup: Setup) -> TokenBytes:
@@ -58,6 +61,8 @@ def token_bytes(shape: ModelShape, setup: Setup) -> TokenBytes:
         backward=3 * inner * e + 2 * hidden * e + beside,
         unread=norm + 4 * narrow * e + (2 * narrow * FP32 if shape.query_key_norms else 0),
         keys_values=2 * narrow * e,
+        mlp=mlp,
+        mlp_backward=3 * inner * e + beside,
     )
 
 
@@ -71,41 +76,45 @@ def update_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
     if setup.chunked:
         found = _chunked(each, layers, logits, setup)
     else:
-        found = _held(each, layers, setup.stream, setup.read_rows, setup.checkpointing)
+        found = _held(each, layers, setup.stream, setup.read_rows, setup)
         # The head's backward is done when that of the layers begins.
-        found["logits, or a layer's backward"] = max(logits, _running(each, setup.stream, setup.checkpointing))
+        found["logits, or a layer's backward"] = max(logits, _running(each, setup.stream, setup))
     return {name: value / setup.sequence_parallel for name, value in found.items()}
 
 
-def _held(each: TokenBytes, layers: int, tokens: int, read: int, checkpointing: bool) -> dict[str, float]:
+def _held(each: TokenBytes, layers: int, tokens: int, read: int, setup: Setup) -> dict[str, float]:
     """Between forward and backward of a pass, of whose tokens ``read`` go through all of the last layer."""
-    if checkpointing:
+    if setup.checkpointing:
         # When the layer before the last is computed again the last one's are gone.
-        return {
-            "layer inputs": (layers - 1) * tokens * each.input,
-            "attention outputs": max(0, layers - 2) * tokens * each.memo,
-        }
-    return {"kept by layers": ((layers - 1) * tokens + read) * each.kept + (tokens - read) * each.unread}
+        inputs, outputs = layers - 1, max(0, layers - 2)
+        if setup.measures.offload_layer_inputs:
+            inputs, outputs = min(inputs, LAYERS_AT_HAND), min(outputs, LAYERS_AT_HAND)
+        return {"layer inputs": inputs * tokens * each.input, "attention outputs": outputs * tokens * each.memo}
+    kept = each.kept - (each.mlp if setup.measures.mlp_tile_rows else 0.0)
+    return {"kept by layers": ((layers - 1) * tokens + read) * kept + (tokens - read) * each.unread}
 
 
-def _running(each: TokenBytes, tokens: int, checkpointing: bool) -> float:
+def _running(each: TokenBytes, tokens: int, setup: Setup) -> float:
     """Of one layer's backward; with what a recomputed layer keeps for it."""
-    return tokens * (each.backward + (each.kept if checkpointing else 0.0))
+    tile = min(tokens, setup.measures.mlp_tile_rows or tokens)
+    backward = tokens * (each.backward - each.mlp_backward) + tile * each.mlp_backward
+    return backward + (tokens * (each.kept - each.mlp) + tile * each.mlp if setup.checkpointing else 0.0)
 
 
 def _chunked(each: TokenBytes, layers: int, logits: float, setup: Setup) -> dict[str, float]:
     """Prefixes with their graph and the gradients that chunks leave there in fp32; and one chunk."""
     prefix, chunk, checkpointing = setup.prefix, setup.read_rows, setup.checkpointing
-    found = _held(each, layers, prefix, 0, checkpointing)
-    states = layers * prefix * each.keys_values
+    found = _held(each, layers, prefix, 0, setup)
+    at_hand = min(layers, LAYERS_AT_HAND) if setup.measures.offload_prefix_states else layers
+    states = at_hand * prefix * each.keys_values
     found["keys and values of prefixes"] = states if checkpointing else 0.0
     found["their gradients"] = states * FP32 / setup.element
     # A layer of a chunk attends to prefix and chunk laid side by side; of recomputed ones there is one at a time.
     side_by_side = (prefix + chunk) * each.keys_values * (1 if checkpointing else layers)
-    of_chunk = sum(_held(each, layers, chunk, chunk, checkpointing).values()) + side_by_side
+    of_chunk = sum(_held(each, layers, chunk, chunk, setup).values()) + side_by_side
     # The last backward, through the prefixes, comes when no chunk is left.
     found["a chunk, or a layer's backward"] = max(
-        of_chunk + max(logits, _running(each, chunk, checkpointing)), _running(each, prefix, checkpointing)
+        of_chunk + max(logits, _running(each, chunk, setup)), _running(each, prefix, setup)
     )
     return found
 
@@ -136,17 +145,28 @@ def tower_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
         return {
             "pixels": setup.patches * pixels / parts,
             "visual features": setup.prompts * setup.patches * out,
-            TOWER_RUNNING: setup.patches * running / parts,
+            TOWER_RUNNING: _of_piece(setup.patches, parts, tower, setup) * running,
         }
     patches = setup.prompts * setup.patches
     kept = tower.layers * (tower.hidden * e if setup.checkpointing else block) + _merger(tower, e)
     backward = 3 * tower.intermediate * e + 2 * tower.hidden * e + (block if setup.checkpointing else 0)
+    graph, at_once = patches / parts * kept, patches / parts
+    if setup.measures.vision_piece_tokens:
+        # A piece keeps its pixels alone, and is computed again by itself.
+        graph, at_once = 0.0, _of_piece(patches, parts, tower, setup)
+        backward += kept
     return {
         "pixels": patches * (pixels + (tower.patch_pixels * e if e < FP32 else 0)) / parts,
         "visual features": 2 * patches * out,
-        "tower's graph": patches * kept / parts,
-        TOWER_BACKWARD: patches * backward / parts,
+        "tower's graph": graph,
+        TOWER_BACKWARD: at_once * backward,
     }
+
+
+def _of_piece(patches: int, parts: int, tower: TowerShape, setup: Setup) -> float:
+    """Patches that go through the tower at a time."""
+    here = patches / parts
+    return min(here, setup.measures.vision_piece_tokens * tower.merge or here)
 
 
 def _merger(tower: TowerShape, e: int) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vlm_pg.errors import ConfigError, ModelError, VlmPgError
 from vlm_pg.memory import GIB
-from vlm_pg.plan.memory import plan_memory
+from vlm_pg.plan.memory import plan_memory, plan_to_fit
 from vlm_pg.plan.report import verdict
 from vlm_pg.plan.setup import setup_of
 from vlm_pg.plan.shape import ModelShape, shape_of
@@ -64,7 +64,7 @@ def check_fits(
         say(f"memory: about {plan.peak / GIB:,.2f} GiB a process, most in the phase {plan.phase} (vlm-pg plan)")
         return
     line = verdict(shape, setup, gpu_bytes / GIB)
-    if not plan_memory(shape, setup).fits(gpu_bytes / GIB):
+    if not plan_to_fit(shape, setup, gpu_bytes / GIB).fits(gpu_bytes / GIB):
         raise ConfigError(
             f"The run's memory {line}. Nothing was loaded. vlm-pg plan CONFIG shows what takes how much, and the "
             "largest prompt and token budget that fit."

@@ -8,7 +8,7 @@ from vlm_pg.bench.shapes import PUBLISHED
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.plan.check import model_shape, sequence_ranks
-from vlm_pg.plan.memory import plan_memory
+from vlm_pg.plan.memory import plan_to_fit
 from vlm_pg.plan.report import published_lines, verdict_lines
 from vlm_pg.plan.setup import setup_of
 from vlm_pg.plan.shape import ModelShape, published_config, shape_of
@@ -24,12 +24,12 @@ def plan(config: Any, gpu_gib: float, gpus: int) -> bool:
         ModelError: no config there, or no registered family.
     """
     sequence_parallel = sequence_ranks(config)
-    check_ranks(config.training.engine, gpus, sequence_parallel)
+    check_ranks(gpus, sequence_parallel)
     shape = model_shape(config)
     setup = setup_of(config, shape, gpus, sequence_parallel)
     for line in verdict_lines(shape, setup, gpu_gib):
         print(line)
-    return plan_memory(shape, setup).fits(gpu_gib)
+    return plan_to_fit(shape, setup, gpu_gib).fits(gpu_gib)
 
 
 def print_published(gpu_gib: float) -> None:
@@ -43,13 +43,8 @@ def published_shape(name: str) -> ModelShape:
     return ModelShape(name, shape.language, shape.tower, shape.weights, shape.query_key_norms, shape.positions)
 
 
-def check_ranks(engine: str, ranks: int, sequence_parallel: int) -> None:
-    """Raise ConfigError for processes that the engine cannot run in, or that cannot be divided so."""
-    if engine == "torch" and ranks > 1:
-        raise ConfigError(
-            f"{ranks} GPUs were asked about, but training.engine is torch, which runs in one process. Set "
-            "training.engine=deepspeed and training.deepspeed_config, or --gpus 1."
-        )
+def check_ranks(ranks: int, sequence_parallel: int) -> None:
+    """Raise ConfigError for processes that cannot be divided so."""
     if ranks % sequence_parallel:
         raise ConfigError(
             f"training.sequence_parallel is {sequence_parallel}, which does not divide {ranks} GPUs. Choose a divisor."

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from vlm_pg.memory import GIB
+from vlm_pg.models.stream_share import possible_sizes
 from vlm_pg.plan.activations import (
     FP32,
     TOWER_BACKWARD,
@@ -62,6 +63,12 @@ def plan_memory(shape: ModelShape, setup: Setup) -> Plan:
         "optimizer step": states | gradients | {"the step's own": optimizer_bytes(shape, setup)},
     }
     return Plan({name: {part: size for part, size in parts.items() if size} for name, parts in phases.items() if parts})
+
+
+def plan_to_fit(shape: ModelShape, setup: Setup, gpu_gib: float) -> Plan:
+    """As ``plan_memory``; where that does not fit, with all that a run may put away, tile and cut by itself."""
+    plan = plan_memory(shape, setup)
+    return plan if plan.fits(gpu_gib) else plan_memory(shape, replace(setup, measures=setup.allowed))
 
 
 def trained_weights(shape: ModelShape, setup: Setup) -> int:
@@ -150,7 +157,7 @@ def largest_prefix(shape: ModelShape, setup: Setup, gpu_gib: float) -> int:
     def fits(prefix: int) -> bool:
         patches = setup.patches * prefix // max(1, setup.prefix)
         budget = prefix + setup.response
-        return plan_memory(shape, replace(setup, prefix=prefix, patches=patches, budget=budget)).fits(gpu_gib)
+        return plan_to_fit(shape, replace(setup, prefix=prefix, patches=patches, budget=budget), gpu_gib).fits(gpu_gib)
 
     return largest(fits, 2**24)
 
@@ -162,7 +169,9 @@ def largest_budget(shape: ModelShape, setup: Setup, gpu_gib: float) -> int:
     def fits(more: int) -> bool:
         # As if there were always enough prompts to fill it.
         wide = replace(setup, budget=least + more, prompts=max(setup.prompts, (least + more) // least + 1))
-        return plan_memory(shape, replace(wide, patches=0)).peak + _tower(shape, setup) <= USABLE * gpu_gib * GIB
+        return (
+            plan_to_fit(shape, replace(wide, patches=0), gpu_gib).peak + _tower(shape, setup) <= USABLE * gpu_gib * GIB
+        )
 
     return least + largest(fits, 2**24) if fits(0) else 0
 
@@ -186,7 +195,10 @@ class Remedy:
 def remedies(setup: Setup, least_budget: int) -> Iterator[Remedy]:
     """Changes that save memory, those that cost least first; each by itself."""
     if not setup.checkpointing:
-        yield Remedy("model.gradient_checkpointing=true", replace(setup, checkpointing=True))
+        # Then layer inputs can be put away, too.
+        allowed = replace(setup.allowed, offload_layer_inputs=True, offload_prefix_states=True)
+        with_it = replace(setup, checkpointing=True, allowed=allowed)
+        yield Remedy("model.gradient_checkpointing=true", with_it)
     if setup.budget > least_budget:
         yield Remedy(f"training.micro_batch_tokens={least_budget}", replace(setup, budget=least_budget))
     if setup.element == FP32:
@@ -216,13 +228,14 @@ def remedies(setup: Setup, least_budget: int) -> Iterator[Remedy]:
 def first_remedies(shape: ModelShape, setup: Setup, gpu_gib: float) -> list[Remedy]:
     """The first setting whose change makes it fit, or several together; empty where none of them do."""
     least = setup.prefix + setup.response
-    for remedy in remedies(setup, least):
+    for remedy in _possible(shape, setup, least):
         if _adapted(shape, remedy.setup, gpu_gib):
             return [remedy]
     changes: list[Remedy] = []
     while True:
-        peak = plan_memory(shape, setup).peak
-        options = [(plan_memory(shape, r.setup).peak, r.words, r) for r in remedies(setup, least) if not r.setup.lora]
+        peak = plan_to_fit(shape, setup, gpu_gib).peak
+        possible = [remedy for remedy in _possible(shape, setup, least) if not remedy.setup.lora]
+        options = [(plan_to_fit(shape, r.setup, gpu_gib).peak, r.words, r) for r in possible]
         # The one that saves most, until it is enough.
         saved, _, best = min(options, key=lambda option: option[:2], default=(peak, "", None))
         if best is None or saved >= peak:
@@ -230,8 +243,14 @@ def first_remedies(shape: ModelShape, setup: Setup, gpu_gib: float) -> list[Reme
         # Twice as many sequence ranks say all that half as many said.
         changes = [change for change in changes if change.short[:2] != "SP" or best.short[:2] != "SP"] + [best]
         setup = best.setup
-        if plan_memory(shape, setup).fits(gpu_gib):
+        if plan_to_fit(shape, setup, gpu_gib).fits(gpu_gib):
             return changes
+
+
+def _possible(shape: ModelShape, setup: Setup, least_budget: int) -> list[Remedy]:
+    """Without sequence ranks over which the model's heads cannot be divided."""
+    sizes = possible_sizes(shape.language.heads, shape.language.kv_heads)
+    return [remedy for remedy in remedies(setup, least_budget) if remedy.setup.sequence_parallel in sizes]
 
 
 def _adapted(shape: ModelShape, setup: Setup, gpu_gib: float) -> bool:
@@ -239,4 +258,4 @@ def _adapted(shape: ModelShape, setup: Setup, gpu_gib: float) -> bool:
         # Rank 16 in every linear layer is about 1 % of the weights.
         weights = replace(shape.weights, adapter=shape.weights.language // 100)
         shape = replace(shape, weights=weights)
-    return plan_memory(shape, setup).fits(gpu_gib)
+    return plan_to_fit(shape, setup, gpu_gib).fits(gpu_gib)

@@ -6,20 +6,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from vlm_pg.memory import GIB
+from vlm_pg.models.memory_choice import smallest
+from vlm_pg.models.settings import ModelSettings
 from vlm_pg.plan.communication import sequence_parallel_bytes
-from vlm_pg.plan.memory import USABLE, Plan, first_remedies, largest_budget, largest_prefix, plan_memory
+from vlm_pg.plan.memory import USABLE, Plan, first_remedies, largest_budget, largest_prefix, plan_memory, plan_to_fit
 from vlm_pg.plan.setup import TEXT_TOKENS, Setup, video_tokens
 from vlm_pg.plan.shape import ModelShape
 
 # Pixels of a video frame in the table of public models: media.max_pixels as it is by default.
 FRAME_PIXELS = 128 * 28 * 28
+_CAREFUL = ModelSettings(path="", gradient_checkpointing=True)
 FRAMES = (64, 256, 1024, 3600)
 GPUS = (1, 8, 64)
 
 
 def verdict_lines(shape: ModelShape, setup: Setup, gpu_gib: float) -> list[str]:
     """The table of one run, whether it fits, the largest prompt and budget, and what to change first."""
-    plan = plan_memory(shape, setup)
+    plan = plan_to_fit(shape, setup, gpu_gib)
     lines = [*_heading(shape, setup), *_table(plan), ""]
     lines.append(verdict(shape, setup, gpu_gib))
     prefix, budget = largest_prefix(shape, setup, gpu_gib), largest_budget(shape, setup, gpu_gib)
@@ -35,11 +38,14 @@ def verdict_lines(shape: ModelShape, setup: Setup, gpu_gib: float) -> list[str]:
 
 def verdict(shape: ModelShape, setup: Setup, gpu_gib: float) -> str:
     """One line: it fits, or what to change first."""
-    plan = plan_memory(shape, setup)
+    plan = plan_to_fit(shape, setup, gpu_gib)
     needed = f"{plan.peak / GIB:,.1f} GiB a rank ({plan.phase})"
     room = f"{USABLE * gpu_gib:,.1f} of {gpu_gib:g} GiB"
     if plan.fits(gpu_gib):
-        return f"fits: {needed}, {room} can be used"
+        by_itself = (
+            "" if plan_memory(shape, setup).fits(gpu_gib) else ", with what the run puts away and cuts by itself"
+        )
+        return f"fits{by_itself}: {needed}, {room} can be used"
     remedy = " and ".join(change.words for change in first_remedies(shape, setup, gpu_gib))
     change = f"change first: {remedy}" if remedy else "no setting makes it fit: use more GPUs, or shorter prompts"
     return f"does not fit: {needed}, {room} can be used; {change}"
@@ -67,13 +73,13 @@ def published_setup(shape: ModelShape, frames: int, gpus: int) -> Setup:
     assert shape.tower is not None
     visual = video_tokens(frames, FRAME_PIXELS, shape.tower)
     setup = Setup(prefix=visual + TEXT_TOKENS, patches=visual * shape.tower.merge, response=767, ranks=gpus)
-    setup = replace(setup, budget=setup.prefix + setup.response)
+    setup = replace(setup, budget=setup.prefix + setup.response, allowed=smallest(_CAREFUL))
     # The shipped zero3.json.
     return replace(setup, stage=3, bucket=2 * 500_000_000) if gpus > 1 else setup
 
 
 def _cell(shape: ModelShape, setup: Setup, gpu_gib: float) -> str:
-    plan = plan_memory(shape, setup)
+    plan = plan_to_fit(shape, setup, gpu_gib)
     if plan.fits(gpu_gib):
         return f"{plan.peak / GIB:,.0f}"
     remedy = ", ".join(change.short or change.words for change in first_remedies(shape, setup, gpu_gib))

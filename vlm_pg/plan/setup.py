@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from vlm_pg.models.memory_choice import smallest
+from vlm_pg.models.stream_memory import MemoryChoice
 from vlm_pg.plan.shape import ModelShape, TowerShape
 
 BYTES = {"fp32": 4, "bf16": 2}
@@ -26,6 +28,7 @@ class Setup:
         prompts: prompts that a rank holds in a step, whose tower graphs a trained tower keeps.
         reference: another copy of the weights, for a KL term.
         bucket: elements of DeepSpeed's buffers for reducing gradients; 0 without.
+        measures: what is put away, tiled or cut; ``allowed``: all that the run itself may choose at its start.
     """
 
     element: int = 2
@@ -48,6 +51,8 @@ class Setup:
     logits_bytes: int = 256 * 2**20
     reference: bool = False
     share_prefix: bool = True
+    measures: MemoryChoice = MemoryChoice()
+    allowed: MemoryChoice = MemoryChoice()
 
     @property
     def stream(self) -> int:
@@ -111,6 +116,8 @@ def setup_of(config: Any, shape: ModelShape, ranks: int, sequence_parallel: int 
         logits_bytes=model.logits_chunk_mb * 2**20,
         reference=bool(config.algorithm.kl_coef) and model.lora is None,
         share_prefix=model.share_prefix,
+        measures=MemoryChoice.of(model),
+        allowed=smallest(model),
     )
 
 

@@ -40,9 +40,13 @@ def test_the_plan_of_a_run(run_file: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_what_does_not_fit_exits_1_and_says_what_to_change(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [str(run_file), "model.gradient_checkpointing=false", "--gpus", "8", "--gpu", "60"]
-    assert main(["plan", *arguments]) == 1
+    arguments = [str(run_file), "model.gradient_checkpointing=false", "--gpus", "8"]
+    as_set = ["model.mlp_tile_rows=0", "model.vision_piece_tokens=0"]
+    assert main(["plan", *arguments, *as_set, "--gpu", "60"]) == 1
     assert "change first: model.gradient_checkpointing=true" in capsys.readouterr().out
+    # What a run chooses by itself counts before anybody is asked to change anything.
+    assert main(["plan", *arguments, "--gpu", "60"]) == 0
+    assert "fits, with what the run puts away and cuts by itself: " in capsys.readouterr().out
 
 
 def test_the_start_of_a_run_refuses_what_cannot_fit(run_file: Path) -> None:
@@ -73,9 +77,8 @@ def test_train_asks_before_it_loads(run_file: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_gpus_that_the_run_cannot_use(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch_engine = ["training.engine=torch", "training.deepspeed_config=null"]
-    assert main(["plan", str(run_file), *torch_engine, "--gpus", "2"]) == 2
-    assert "training.engine is torch, which runs in one process" in capsys.readouterr().err
+    assert main(["plan", str(run_file), "training.sequence_parallel=4", "--gpus", "2"]) == 2
+    assert "training.sequence_parallel is 4, which does not divide 2 GPUs" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["plan", str(run_file), "--gpu", "0"])
     assert "0 is no size of a GPU's memory; give GiB, such as 80" in capsys.readouterr().err
