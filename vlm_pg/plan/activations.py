@@ -150,7 +150,8 @@ def tower_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
     patches = setup.prompts * setup.patches
     kept = tower.layers * (tower.hidden * e if setup.checkpointing else block) + _merger(tower, e)
     backward = 3 * tower.intermediate * e + 2 * tower.hidden * e + (block if setup.checkpointing else 0)
-    graph, at_once = patches / parts * kept, patches / parts
+    at_once: float = patches / parts
+    graph = at_once * kept
     if setup.measures.vision_piece_tokens:
         # A piece keeps its pixels alone, and is computed again by itself.
         graph, at_once = 0.0, _of_piece(patches, parts, tower, setup)

@@ -12,6 +12,7 @@ from vlm_pg.plan.shape import ModelShape, TowerShape
 BYTES = {"fp32": 4, "bf16": 2}
 # Text around the media of a question: what prompts need beside visual tokens, roughly.
 TEXT_TOKENS = 512
+AS_IT_IS = MemoryChoice()
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class Setup:
     logits_bytes: int = 256 * 2**20
     reference: bool = False
     share_prefix: bool = True
-    measures: MemoryChoice = MemoryChoice()
-    allowed: MemoryChoice = MemoryChoice()
+    measures: MemoryChoice = AS_IT_IS
+    allowed: MemoryChoice = AS_IT_IS
 
     @property
     def stream(self) -> int:
