@@ -149,7 +149,7 @@ def tower_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
         }
     patches = setup.prompts * setup.patches
     kept = tower.layers * (tower.hidden * e if setup.checkpointing else block) + _merger(tower, e)
-    backward = 3 * tower.intermediate * e + 2 * tower.hidden * e + (block if setup.checkpointing else 0)
+    backward: float = 3 * tower.intermediate * e + 2 * tower.hidden * e + (block if setup.checkpointing else 0)
     at_once: float = patches / parts
     graph = at_once * kept
     if setup.measures.vision_piece_tokens:
