@@ -30,6 +30,7 @@ def own_loss(tokens, settings):
 def test_a_made_up_metric_of_two_ranks_is_reduced_and_shown_everywhere(tmp_path: Path) -> None:
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     training = {"engine": "deepspeed", "deepspeed_config": "configs/deepspeed/zero2.json", "prompts_per_step": 3}
+    training["balance"] = False  # one question stays with rank 0
     (tmp_path / "own.py").write_text(OWN_LOSS)
     observe = {"trackers": ["tensorboard"], "rollouts_per_step": 99}
     config = short_run(tmp_path, training=training, observe=observe, algorithm={"loss": f"{tmp_path}/own.py:own_loss"})

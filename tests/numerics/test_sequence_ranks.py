@@ -13,7 +13,8 @@ import pytest
 from tests.numerics.sequence_memory import HEAD_DIM, HEADS, KEY_VALUE_HEADS, LAYERS, READ_ROWS, RESPONSES
 from tests.support.processes import launch_ranks
 from tests.support.tiny import FAMILY_NAMES, VL_FAMILY_NAMES
-from vlm_pg.models.stream_share import exchanged_bytes
+from vlm_pg.bench.shapes import LanguageShape
+from vlm_pg.plan.communication import sequence_parallel_bytes
 
 TOLERANCE = 1e-5
 FP32_BYTES = 4
@@ -61,11 +62,11 @@ def test_activations_are_divided_and_what_is_sent_is_known(checkpointing: bool, 
         print(prefix, checkpointing, ranks, found[ranks])
     assert found[1]["peak"] >= 1.8 * found[2]["peak"] and found[1]["peak"] >= 3.2 * found[4]["peak"]
     for ranks in (2, 4):
-        shape = (HEAD_DIM, ranks, FP32_BYTES)
-        layer = exchanged_bytes((prefix + READ_ROWS) // ranks, HEADS, KEY_VALUE_HEADS, *shape)
-        # In the last layer only rows that are read ask.
-        unasked = exchanged_bytes(prefix // ranks, HEADS, 0, *shape) - exchanged_bytes(prefix // ranks, 0, 0, *shape)
-        layers = (LAYERS * layer - unasked) * (3 if checkpointing else 2)
+        shape = LanguageShape(256, LAYERS, HEADS, KEY_VALUE_HEADS, HEAD_DIM, 704, 400)
+        layer = sequence_parallel_bytes(shape, prefix + READ_ROWS, ranks, FP32_BYTES, checkpointing)
+        # In the last layer only rows that are read ask: the others send no queries and get no outputs.
+        unasked = prefix // ranks * HEAD_DIM * 2 * HEADS * (ranks - 1) // ranks * FP32_BYTES
+        layers = LAYERS * layer - unasked * (3 if checkpointing else 2)
         # Log-probabilities and entropies, padded to the largest share: the first row read predicts all first tokens.
         targets = -(-(READ_ROWS - 1) // ranks) + len(RESPONSES)
         gathered = 2 * (ranks - 1) * FP32_BYTES * targets

@@ -22,8 +22,8 @@ from vlm_pg.training.step import Update, UpdateSettings, update_policy
 from vlm_pg.types import Rollout, RolloutGroup
 
 # Adam divides each gradient by its own size, so an element whose gradient is rounding noise may move by a sizeable part
-# of the learning rate either way, on one kind of processor and not on another: the epsilon is above that noise. Gradients
-# are compared as well, before Adam sees them.
+# of the learning rate either way, on one kind of processor and not on another: the epsilon is above that noise.
+# Gradients are compared as well, before Adam sees them.
 SETTINGS = TrainingSettings(steps=1, learning_rate=1e-4, adam_epsilon=1e-5)
 
 

@@ -62,6 +62,10 @@ def load_policy(
                 trust_remote_code=settings.trust_remote_code,
                 output_loading_info=True,
             )
+        # However it was read, it is saved under the names that it was read from: transformers keeps the conversions of
+        # names that were of use, and in its reading under ZeRO-3 all that there are.
+        if getattr(model, "_weight_conversions", None):
+            model._weight_conversions = [used for used in model._weight_conversions if used.was_used()]
         # A folder may still have the processor of the larger model that a language model was cut from.
         kind = transformers.AutoProcessor if family.reads_media else transformers.AutoTokenizer
         processor = kind.from_pretrained(str(path), trust_remote_code=settings.trust_remote_code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +21,7 @@ from vlm_pg.models.scattered import is_scattered
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice, StreamMemory
 from vlm_pg.models.turns import Turns
-from vlm_pg.models.vision_pieces import pieces, run_pieces
+from vlm_pg.models.vision_pieces import VisionPiece, pieces, run_pieces
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Network(torch.nn.Module):
         self.family = family
         self.settings = settings
         self.turns: Turns | None = None
-        self._own_pace = False
+        self._own_pace = self._in_turns = False
         self.use_memory(MemoryChoice.of(settings))
         route_linear_layers(self.language_model)
         heads = family.head_shape(model.config)
@@ -83,8 +83,14 @@ class Network(torch.nn.Module):
         folder = self.settings.offload_folder
         self.stream_memory = StreamMemory(self.language_model, choice, self.device, folder)
 
-    def run_tower(self, pixel_values: torch.Tensor, grid_thw: torch.Tensor) -> torch.Tensor:
-        """As ``Family.encode_vision``, in pieces of bounded size."""
+    def run_tower(
+        self, pixel_values: torch.Tensor, grid_thw: torch.Tensor, others: Sequence[VisionPiece] = ()
+    ) -> torch.Tensor:
+        """As ``Family.encode_vision``, in pieces of bounded size.
+
+        ``others``: what processes that share these media run meanwhile. All make equally many calls: where calls are
+        made in turns nobody may wait for the others' features with calls still to come.
+        """
 
         def one_piece(pixels: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
             return self.in_turn("vision", lambda: self.family.encode_vision(self.model, pixels, grids))
@@ -93,13 +99,10 @@ class Network(torch.nn.Module):
         if not most:
             return one_piece(pixel_values, grid_thw)
         found = pieces(grid_thw.tolist(), most)
-        together = self._in_step(self.family.vision_tower(self.model)) and self.turns is None
-        count = self._most_over_ranks(len(found)) if together else len(found)
+        count = max(len(found), *(len(pieces(other.grids, most)) for other in others), 1)
+        if not self._own_pace and is_scattered(self.family.vision_tower(self.model)):
+            count = self._most_over_ranks(count)
         return run_pieces(one_piece, found, pixel_values, self.pixels.empty_token(self.device), count)
-
-    def _in_step(self, part: torch.nn.Module) -> bool:
-        """Whether all ranks must make the same calls of ``part``, because its weights lie with several of them."""
-        return not (self._own_pace and self.turns is None) and is_scattered(part)
 
     def _most_over_ranks(self, count: int) -> int:
         return int(max_over_ranks({"count": count}, self.device)["count"])
@@ -155,9 +158,10 @@ class Network(torch.nn.Module):
             return run_decoder(self.language_model, embeddings, positions, context, media_rows, early, trim)
 
     def _agreed_tiles(self, rows: int) -> int | None:
-        """Tiles of a pass, where all ranks must make equally many."""
+        """Tiles of a pass, where all ranks must make equally many: in a turn, too, those that run it on nothing."""
         tiles = self.stream_memory.tiles
-        if tiles is None or not self._in_step(self.language_model):
+        alone = self._own_pace and not self._in_turns
+        if tiles is None or alone or not is_scattered(self.language_model):
             return None
         return self._most_over_ranks(tiles.needed(rows))
 

@@ -189,7 +189,7 @@ class Policy(Network):
         inside, and a rank that raises does not wait: the others may be in the middle of a part, and only the launcher
         can end them.
         """
-        self._own_pace = True
+        self._own_pace, self._in_turns = True, scattered
         self.turns = Turns(idle_parts(self), self.device) if scattered else None
         try:
             yield
@@ -198,7 +198,7 @@ class Policy(Network):
                 with torch.no_grad():
                     turns.finish()
         finally:
-            self.turns, self._own_pace = None, False
+            self.turns, self._own_pace, self._in_turns = None, False, False
 
     def check_samples(self, samples: Sequence[Sample], where: object) -> None:
         """Raise ModelError if the model reads text alone and one of the samples, read from ``where``, has media."""

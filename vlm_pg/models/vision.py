@@ -11,7 +11,7 @@ import torch
 from vlm_pg.distributed import BY_ITSELF, SequenceGroup
 from vlm_pg.memory import tensor_bytes
 from vlm_pg.models.pixels import PixelGeometry
-from vlm_pg.models.vision_pieces import shares
+from vlm_pg.models.vision_pieces import VisionPiece, shares
 from vlm_pg.types import Prompt, VisualFeatures
 
 
@@ -23,14 +23,14 @@ class VisionEncoder:
 
     Args:
         run_tower: (pixel_values [patches, dim], grid_thw [media, 3]) -> [M, D], or [M, 1 + E, D] for a family with
-            DeepStack (``Family.encode_vision``).
+            DeepStack (``Family.encode_vision``). Where processes share media it is also given the parts of all.
         pixels: how the tower reads them.
         share: False: nothing is kept and equal media are encoded as often as they are asked for.
     """
 
     def __init__(
         self,
-        run_tower: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        run_tower: Callable[..., torch.Tensor],
         pixels: PixelGeometry,
         trains: bool,
         cache_bytes: int,
@@ -94,7 +94,10 @@ class VisionEncoder:
         results: dict[str, VisualFeatures] = {}
         missing: dict[str, Prompt] = {}
         keys = self._keys(prompts)
-        elsewhere = self._missing_elsewhere(keys, with_graph, sequence)
+        # Held until the end: what somebody else lets go of meanwhile would be missing on this process alone.
+        found = {key: self._kept.get(key) or self._in_use.get(key) for key in keys}
+        missing_here = {key for key, kept in found.items() if kept is None or (with_graph and not kept.carries_graph)}
+        missing_somewhere: set[str] = set().union(*sequence.gather(missing_here))
         for key, prompt in zip(keys, prompts, strict=True):
             if prompt.pixel_values is None:
                 continue
@@ -103,8 +106,8 @@ class VisionEncoder:
                     f"Prompt {prompt.sample_id!r} has pixels but no content_key, by which features are kept. Build it "
                     "with prompt_from_processor, or set content_key(pixel_values, grid_thw)."
                 )
-            kept = self._kept.get(key) or self._in_use.get(key)
-            if kept is not None and (kept.carries_graph or not with_graph) and key not in elsewhere:
+            kept = found[key]
+            if kept is not None and key not in missing_somewhere:
                 if key in self._kept:
                     self._kept.move_to_end(key)
                 results[key] = kept
@@ -121,14 +124,6 @@ class VisionEncoder:
         if self._share:
             return [prompt.content_key for prompt in prompts]
         return [f"{place}:{prompt.content_key}" for place, prompt in enumerate(prompts)]
-
-    def _missing_elsewhere(self, keys: Sequence[str], with_graph: bool, sequence: SequenceGroup) -> set[str]:
-        """Keys whose features another process of ``sequence`` has let go of."""
-        if sequence.size == 1:
-            return set()
-        found = {key: self._kept.get(key) or self._in_use.get(key) for key in keys}
-        here = {key for key, kept in found.items() if kept is None or (with_graph and not kept.carries_graph)}
-        return set().union(*sequence.gather(here))
 
     def _encode_missing(
         self, missing: Mapping[str, Prompt], with_graph: bool, keep_graph: bool, sequence: SequenceGroup
@@ -158,14 +153,15 @@ class VisionEncoder:
         parts = shares(grids.tolist(), sequence.size)
         mine = parts[sequence.rank]
         if mine.patches:
-            own = self._run(pixels[mine.start : mine.stop], torch.tensor(mine.grids))
+            own = self._run(pixels[mine.start : mine.stop], torch.tensor(mine.grids), parts)
         else:
             # The tower's weights may be gathered, and its gradients reduced, by all ranks together.
-            own = self._run(*self._pixels.empty_token(self._device))[:0]
+            own = self._run(*self._pixels.empty_token(self._device), parts)[:0]
         return sequence.gather_rows(own, [part.patches // self._merged_patches for part in parts], reduce=True)
 
-    def _run(self, pixels: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
-        return self._run_tower(pixels.to(self._device, non_blocking=True), grids.to(self._device, non_blocking=True))
+    def _run(self, pixels: torch.Tensor, grids: torch.Tensor, parts: Sequence[VisionPiece] = ()) -> torch.Tensor:
+        moved = (each.to(self._device, non_blocking=True) for each in (pixels, grids))
+        return self._run_tower(*moved, *([parts] if parts else []))
 
     def _keep(self, key: str, features: VisualFeatures) -> None:
         size = tensor_bytes(features.features)

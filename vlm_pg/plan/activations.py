@@ -60,7 +60,8 @@ def token_bytes(shape: ModelShape, setup: Setup) -> TokenBytes:
         memo=width * e + FP32 * text.heads,
         backward=3 * inner * e + 2 * hidden * e + beside,
         unread=norm + 4 * narrow * e + (2 * narrow * FP32 if shape.query_key_norms else 0),
-        keys_values=2 * narrow * e,
+        # Of fewer heads than sequence ranks each rank has one, of all rows.
+        keys_values=2 * narrow * e * max(1, setup.sequence_parallel // text.kv_heads),
         mlp=mlp,
         mlp_backward=3 * inner * e + beside,
     )
@@ -142,10 +143,11 @@ def tower_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
     out = shape.language.hidden * e / tower.merge
     pixels = tower.patch_pixels * FP32
     if not setup.train_vision:
+        # A frozen one also runs for one sequence rank alone.
         return {
-            "pixels": setup.patches * pixels / parts,
+            "pixels": setup.patches * pixels,
             "visual features": setup.prompts * setup.patches * out,
-            TOWER_RUNNING: _of_piece(setup.patches, parts, tower, setup) * running,
+            TOWER_RUNNING: _of_piece(setup.patches, 1, tower, setup) * running,
         }
     patches = setup.prompts * setup.patches
     kept = tower.layers * (tower.hidden * e if setup.checkpointing else block) + _merger(tower, e)

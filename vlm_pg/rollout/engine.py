@@ -121,7 +121,7 @@ class RolloutEngine:
         if sequence.size == 1:
             return self._run(_ContinuousBatch(self, prompts, step))
         rollouts: dict[int, tuple[Rollout, ...]] = {}
-        budget = min(sequence.gather(budget_bytes(self.settings, self.policy.device)))
+        budget = int(min(sequence.gather(budget_bytes(self.settings, self.policy.device))))
         # A prefill is for all of them, so nobody starts one while others still sample.
         for places in rounds(self, prompts, budget, sequence):
             batch = _ContinuousBatch(self, [prompts[place] for place in places], step, sequence, budget)
@@ -225,7 +225,9 @@ class _ContinuousBatch:
         self.costs = TokenCosts.of(self.policy)
         self.budget = budget_bytes(self.settings, self.policy.device) if budget is None else budget
         self.rollout_bytes = self.costs.rollout(self.settings)
-        for prompt, path in zip(self.prompts, self.waiting.paths, strict=True):
+        # A round of several processes was chosen to fit, on all of them alike, and is admitted at once.
+        self.at_once = sequence.size > 1
+        for prompt, path in zip(self.prompts, self.waiting.paths, strict=True) if not self.at_once else ():
             needed = self._booked(path, self.rollouts_each)
             check_fits(needed, self.budget, prompt.sample_id, self.settings)
         self.cohorts: list[Cohort] = []
@@ -256,7 +258,8 @@ class _ContinuousBatch:
             path = self.waiting.paths[prompt]
             after = rows + self.rollouts_each
             booked = self._booked(stored.union(new, path), after)
-            if rows and (after > self.settings.max_batch_rollouts or booked > self.budget):
+            full = after > self.settings.max_batch_rollouts or booked > self.budget
+            if rows and full and not self.at_once:
                 break
             chosen.append(prompt)
             new.update(node for node in path if node not in stored)
@@ -381,13 +384,21 @@ def rounds(
     """Places of prompts that are admitted together, on all processes of ``sequence`` alike; at least one at a time."""
     policy, settings = engine.policy, engine.settings
     waiting, costs = WaitingPrompts(prompts, policy.settings.share_prefix), TokenCosts.of(policy)
+    # Of the process that samples most of each.
     each = -(-settings.num_generations // sequence.size)
+    rows_for = decoder_for(policy, PrefixStore(), settings).rows_for
+
+    def booked(nodes: Iterable[int], rows: int) -> int:
+        stored = sum(waiting.nodes[node].num_tokens * costs.per_token + costs.per_state for node in nodes)
+        return stored + rows_for(rows) * costs.rollout(settings)
+
+    for prompt, of_prompt in zip(prompts, waiting.paths, strict=True):
+        check_fits(booked(of_prompt, each), budget, prompt.sample_id, settings)
     chosen: list[int] = []
     nodes: set[int] = set()
     for place in waiting:
         rows, path = (len(chosen) + 1) * each, nodes.union(waiting.paths[place])
-        stored = sum(waiting.nodes[node].num_tokens * costs.per_token + costs.per_state for node in path)
-        if chosen and (rows > settings.max_batch_rollouts or stored + rows * costs.rollout(settings) > budget):
+        if chosen and (rows > settings.max_batch_rollouts or booked(path, rows) > budget):
             yield chosen
             chosen, path = [], set(waiting.paths[place])
         chosen.append(place)

@@ -199,6 +199,17 @@ def _sequence_weights(
     return [[next(weights) for _ in group.rollouts] for group in groups]
 
 
+def group_sizes(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Means over the groups of all processes, of what trains of them. A collective."""
+    tally = Tally()
+    for group in groups:
+        kept = sum(bool(weight) for weight in group.kept or (1.0,) * len(group.rollouts))
+        if kept:
+            tally.add(PROMPT_TOKENS, group.prompt.num_tokens)
+            tally.add(GENERATIONS, kept)
+    return tally.reduced()
+
+
 def _count_sharing(tally: Tally, groups: Sequence[RolloutGroup], in_one_tree: int) -> None:
     """What sharing saved.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,11 +54,19 @@ def _need(config: RunConfig, policy: Policy, ranks: RankLayout, free: int) -> Ne
     prompts = 1  # a frozen tower takes them one by one
     if policy.vision.trains:
         prompts = -(-config.training.prompts_per_step // ranks.data_size)
+    size, language = ranks.sequence_size, LanguageSizes.of(policy.family, model, element)
+    # Where there are fewer key-value heads than sequence ranks each has one of all rows.
+    repeated = max(1, size // policy.family.head_shape(model)[1])
+    media_tokens = prompts * config.prompt.max_prompt_tokens
+    if policy.vision.trains:
+        # Frames are divided, none is cut. A frozen tower also runs for one process alone.
+        frame = -(-config.media.max_pixels // policy.pixel_factor**2)
+        media_tokens = max(-(-media_tokens // size), min(media_tokens, frame))
     return Need(
-        LanguageSizes.of(policy.family, model, element),
+        replace(language, keys=language.keys * repeated),
         TowerSizes.of(policy.family, model, element),
-        rows=-(-config.training.micro_batch_tokens // ranks.sequence_size),
-        media_tokens=-(-prompts * config.prompt.max_prompt_tokens // ranks.sequence_size),
+        rows=-(-config.training.micro_batch_tokens // size),
+        media_tokens=media_tokens,
         free=free,
         where=str(policy.device),
     )

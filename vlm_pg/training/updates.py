@@ -16,7 +16,7 @@ from vlm_pg.tally import over_updates
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.exchange import Share, dealt
 from vlm_pg.training.group_advantages import trains
-from vlm_pg.training.step import Update, UpdateSettings, update_policy
+from vlm_pg.training.step import Update, UpdateSettings, group_sizes, update_policy
 from vlm_pg.types import ResponseGroup, RolloutGroup
 
 UPDATES = Metric("updates", "of the optimizer", "same")
@@ -59,7 +59,9 @@ def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, c
             vision = None if values and engine.policy.vision.trains else share.vision
             update = Update(share.groups, step.learning_rate, vision, step.measure_mismatch and not values)
             values.append(update_policy(engine, reference, update, settings) | share.metrics)
-    return over_updates(values) | {UPDATES: float(len(values))}
+    found = over_updates(values) | {UPDATES: float(len(values))}
+    # A group that was split is one group all the same.
+    return found | group_sizes(groups) if any(share.metrics for share in shares.values()) else found
 
 
 def part_of(place: int, on_rank: int, counts: Sequence[int], parts: int) -> int:
