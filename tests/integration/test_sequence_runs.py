@@ -121,6 +121,24 @@ def test_sequence_ranks_under_zero_3_go_on_from_one_process(tmp_path: Path) -> N
     assert not far
 
 
+def test_ranks_that_gather_weights_in_turns_make_equally_many_calls(tmp_path: Path) -> None:
+    """Tiles and pieces while one rank has nothing to ask, or fewer frames of a video than the other."""
+    prepare_embedded(["--out", str(tmp_path / "clips"), "--train", "8", "--eval", "4"])
+    config = write_config(tmp_path / "run.yaml", sections(tmp_path, ROOT / "assets/tiny-qwen2_5-vl"))
+    deepspeed = ["training.engine=deepspeed", f"training.deepspeed_config={deepspeed_config(tmp_path, 3)}"]
+    common = [*FROZEN, *deepspeed, "rollout.gather=layers", "training.steps=1"]
+    runs = {
+        "one question": ["training.prompts_per_step=1", "model.mlp_tile_rows=16"],
+        "three frames": ["training.sequence_parallel=2", "model.vision_piece_tokens=1", "media.max_frames=6"],
+    }
+    wanted = {name: [*common, *more, f"run.dir={tmp_path / name}"] for name, more in runs.items()}
+    (tmp_path / "runs.json").write_text(json.dumps(wanted))
+    launch_ranks(
+        "tests.integration.sequence_runs", *(str(config), str(tmp_path / "runs.json")), ranks=2, timeout_seconds=200
+    )
+    assert all(len(read_lines(tmp_path / name / "metrics.jsonl")) == 1 for name in runs)
+
+
 def test_what_cannot_be_divided_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     prepare_embedded(["--out", str(tmp_path / "clips"), "--train", "24", "--eval", "8"])
     config = write_config(tmp_path / "run.yaml", sections(tmp_path, ROOT / "assets/tiny-qwen2_5-vl"))
