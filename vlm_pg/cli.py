@@ -23,7 +23,8 @@ exit codes:
   1    a bug (with its traceback); or `doctor` found that a required part is missing; or `verify` that sharing
        is not exact; or `plan` that the run does not fit into memory
   2    something you can put right: a setting, a file, a model (one message, no traceback)
-  130  stopped on request; `train` has written a checkpoint, from which run.resume=auto goes on
+  130  stopped by Ctrl-C; `train` has written a checkpoint, from which run.resume=auto goes on (after SIGTERM and
+       SIGUSR1 it has, too, and ends with 0)
 """
 
 

@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -230,6 +231,73 @@ def local_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+class AgreedStop(InterruptedError):
+    """Some rank was asked to stop, and all ranks have left at this place."""
+
+
+_asked_to_stop: Callable[[], bool] | None = None
+
+
+@contextmanager
+def stopping_together(asked: Callable[[], bool]) -> Iterator[None]:
+    """Inside, all ranks raise ``AgreedStop`` before a collective of numbers or objects once ``asked()`` of one is true.
+
+    A rank that leaves by itself calls ``meet_to_stop``, which is what the others meet in place of their collective.
+    """
+    global _asked_to_stop
+    _asked_to_stop = asked
+    try:
+        yield
+    finally:
+        _asked_to_stop = None
+
+
+def agree_to_go_on() -> None:
+    """A collective where ranks stop together (``stopping_together``), else nothing.
+
+    Raises:
+        AgreedStop: some rank was asked to stop.
+    """
+    if _asked_to_stop is None:
+        return
+    asked = _asked_to_stop()
+    if _any_rank(asked) if is_distributed() else asked:
+        raise AgreedStop("asked to stop")
+
+
+def no_way_back() -> None:
+    """Called on all ranks: until the present ``stopping_together`` ends nobody leaves any more."""
+    global _asked_to_stop
+    _asked_to_stop = None
+
+
+def meet_to_stop() -> None:
+    """Leave the other ranks, which are about to make a collective: they leave too."""
+    _any_rank(True)
+
+
+def _any_rank(here: bool) -> bool:
+    device = torch.device("cpu") if dist.get_backend() == "gloo" else local_device()
+    flag = torch.tensor([int(here)], device=device)
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag.item())
+
+
+class SharedFlag:
+    """Something that any rank may say and all ranks hear without a collective, from any thread."""
+
+    def __init__(self, name: str):
+        self._key = f"vlm_pg/{name}"
+        # What the ranks met at; torch has no public name for it.
+        self._store = dist.distributed_c10d._get_default_store()
+
+    def set(self) -> None:
+        self._store.set(self._key, "1")
+
+    def is_set(self) -> bool:
+        return bool(self._store.check([self._key]))
+
+
 def barrier() -> None:
     if is_distributed():
         dist.barrier()
@@ -272,6 +340,7 @@ def min_over_ranks(values: Mapping[str, float], device: torch.device) -> dict[st
 def _reduce(values: Mapping[str, float], device: torch.device, operation: Any) -> dict[str, float]:
     if not is_distributed():
         return dict(values)
+    agree_to_go_on()
     names = sorted(values)
     tensor = torch.tensor([values[name] for name in names], dtype=torch.float64, device=device)
     dist.all_reduce(tensor, operation)
@@ -316,6 +385,7 @@ def exchange_objects(for_ranks: Sequence[Any]) -> list[Any]:
     """One object for each rank; what each rank has for this one, in rank order. They are pickled."""
     if not is_distributed():
         return list(for_ranks)
+    agree_to_go_on()
     device = torch.device("cpu") if dist.get_backend() == "gloo" else local_device()
     packed = [torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8) for value in for_ranks]
     send = torch.tensor([len(piece) for piece in packed], device=device)
@@ -331,6 +401,7 @@ def gather_objects(value: Any) -> list[Any]:
     """Every rank's ``value``, in rank order, on every rank."""
     if not is_distributed():
         return [value]
+    agree_to_go_on()
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values

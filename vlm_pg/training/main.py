@@ -53,11 +53,13 @@ from vlm_pg.training.summary import RunSummary
 from vlm_pg.training.trainer import Progress, Surroundings, Trainer, TrainingData
 from vlm_pg.types import BadSample, Sample
 
-STOPPED = 130
+# As a shell says of a program that Ctrl-C has ended.
+INTERRUPTED = 130
 
 
 def train(config: RunConfig) -> int:
-    """Run the whole job; the process's exit code: 0 done, 130 stopped on request with a checkpoint written."""
+    """Run the whole job; the process's exit code: 0, also where SIGTERM or SIGUSR1 asked it to stop and a checkpoint is
+    written; 130 after Ctrl-C."""
     use_threads(config.training.torch_threads)
     if config.data.train is None:
         raise ConfigError("data.train is not set. Training needs a file of prepared records. Set data.train=PATH.")
@@ -255,7 +257,7 @@ class _Run:
         return Evaluator(config, examinee, self.console, self.bad_log)
 
     def _evaluate(self, evaluator: Evaluator, tag: str) -> None:
-        with self.phases.timed(f"eval_{tag}"):
+        with self.phases.timed(f"eval_{tag}"), self.stop.together():
             results = evaluator.run(tag, self.folder.path)
         for line in table(results):
             self.console.info(f"{tag} training, {line}")
@@ -282,4 +284,4 @@ class _Run:
             if self.config.observe.report:
                 self.console.info(f"report: {write_report(self.folder.path)}")
             self.console.info(f"run folder: {self.folder.path}")
-        return 0 if finished else STOPPED
+        return INTERRUPTED if not finished and self.stop.interrupted else 0

@@ -12,6 +12,7 @@ from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.algorithms.weights import response_token_weights
 from vlm_pg.batching.cost import CostModel
 from vlm_pg.config import RunConfig
+from vlm_pg.distributed import agree_to_go_on, no_way_back
 from vlm_pg.metrics import NORM_CHART, Chart, Metric
 from vlm_pg.models.micro_batches import plan_groups
 from vlm_pg.models.packing import repeated_tokens
@@ -71,6 +72,7 @@ class Update:
             over the rollouts that the weights as they are now sampled. The same on all ranks.
         prompts: by sample id, those of the groups of the other sequence ranks.
         costs: what work over data ranks is balanced by; None: every rank trains on the groups it has.
+        may_stop: it may be given up between two backward calls, for the step has made no other update yet.
     """
 
     groups: Sequence[RolloutGroup]
@@ -79,6 +81,7 @@ class Update:
     measure_mismatch: bool = False
     prompts: Mapping[str, Prompt] = field(default_factory=dict)
     costs: CostModel | None = None
+    may_stop: bool = False
 
 
 def update_policy(
@@ -104,10 +107,13 @@ def update_policy(
     order = agreed_slots(plan.micro_batches, policy.device)
     for loss, last in passes.losses(order):
         engine.backward(loss, last)
+        if update.may_stop and not last:
+            agree_to_go_on()
     _count_sharing(passes.tally, trained, plan.in_one_tree)
     metrics = passes.tally.reduced(engine.ranks)
     # Of the sum over ranks, so that all of them stop here or none.
     _check_finite(metrics[LOSS])
+    no_way_back()  # to the weights of the step before
     grad_norm = engine.step(update.learning_rate)
     return metrics | {
         GRAD_NORM: grad_norm,

@@ -155,7 +155,8 @@ class Trainer:
                 while self.progress.step < steps:
                     if self.stop.agreed(self.policy.device):
                         raise InterruptedError("training was asked to stop")
-                    values, groups = self._step(self.progress.step + 1)
+                    with self.stop.together():
+                        values, groups = self._step(self.progress.step + 1)
                     values[CORE_WAIT] = self._core_wait_share(self.progress.step + 1)
                     self.progress.step += 1
                     self.progress.questions = self.stream.place

@@ -1,0 +1,100 @@
+"""Two ranks, one of which is asked to stop at any moment: both end well, the last completed step is saved, and the run
+goes on from it as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from data_pipelines.embedded import main as prepare_embedded
+from tests.integration.test_deepspeed import deepspeed_config
+from tests.integration.test_sequence_runs import sections
+from tests.support.processes import ModuleProcess, launch_ranks
+from tests.support.runs import ROOT, read_lines, write_config
+from vlm_pg.training.checkpoints import find_checkpoints
+
+STEPS = 5
+ENGINES = ("torch", "zero3 in turns", "sequence")
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("stopping")
+    prepare_embedded(["--out", str(path / "clips"), "--train", "24", "--eval", "8"])
+    values = sections(path, ROOT / "assets/tiny-qwen2_5-vl")
+    values["training"] |= {"steps": STEPS, "prompts_per_step": 4, "checkpoint_every": 0}
+    values["model"]["train_vision"] = False
+    write_config(path / "run.yaml", values)
+    return path
+
+
+def options(folder: Path, engine: str) -> list[str]:
+    if engine == "torch":
+        return ["algorithm.num_iterations=2"]
+    if engine == "sequence":
+        return ["training.sequence_parallel=2"]
+    file = deepspeed_config(folder, 3)
+    return ["training.engine=deepspeed", f"training.deepspeed_config={file}", "rollout.gather=layers"]
+
+
+def start(folder: Path, run: Path, engine: str) -> list[ModuleProcess]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared: dict[str, Any] = {
+        "WORLD_SIZE": 2,
+        "LOCAL_WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    arguments = ["train", str(folder / "run.yaml"), f"run.dir={run}", *options(folder, engine)]
+    places = [{"RANK": rank, "LOCAL_RANK": rank} | shared for rank in range(2)]
+    return [
+        ModuleProcess("vlm_pg.cli", *arguments, environment={name: str(value) for name, value in place.items()})
+        for place in places
+    ]
+
+
+def stopped_somewhere(folder: Path, engine: str, seed: int, expected: dict[str, Any]) -> None:
+    chance = random.Random(f"{engine}/{seed}")
+    run = folder / f"{engine}-{seed}"
+    ranks = start(folder, run, engine)
+    deadline = time.monotonic() + 120
+    while not (run / "config.yaml").exists():
+        assert time.monotonic() < deadline and all(rank.returncode is None for rank in ranks)
+        time.sleep(0.01)
+    time.sleep(chance.uniform(0, 2.5))
+    ranks[chance.randrange(2)].signal(chance.choice(SIGNALS))
+    done = [rank.finish(timeout_seconds=60) for rank in ranks]
+    said = "".join(one.stdout + one.stderr for one in done)
+    assert [one.returncode for one in done] == [0, 0], said
+    metrics = run / "metrics.jsonl"
+    completed = [line["step"] for line in read_lines(metrics)] if metrics.exists() else []
+    saved = find_checkpoints(run / "checkpoints")
+    if saved or completed:
+        assert [step for step, _ in saved] == [max(completed, default=0)], said
+    print(engine, seed, "stopped after step", max(completed, default=0))
+    launch_ranks(
+        "vlm_pg.cli", "train", str(folder / "run.yaml"), f"run.dir={run}", "run.resume=auto", *options(folder, engine)
+    )
+    found = load_file(run / f"checkpoints/step-{STEPS:06d}/model.safetensors")
+    assert all(found[name].equal(weight) for name, weight in expected.items())
+    assert [line["step"] for line in read_lines(metrics)] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("moments", [pytest.param(10, marks=pytest.mark.matrix), 1])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ranks_stop_together_at_any_moment(engine: str, moments: int, folder: Path) -> None:
+    whole = folder / f"{engine}-whole-{moments}"
+    launch_ranks("vlm_pg.cli", "train", str(folder / "run.yaml"), f"run.dir={whole}", *options(folder, engine))
+    expected = load_file(whole / f"checkpoints/step-{STEPS:06d}/model.safetensors")
+    for seed in range(moments):
+        stopped_somewhere(folder, engine, seed, expected)
