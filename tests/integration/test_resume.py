@@ -118,7 +118,7 @@ def test_killed_from_outside_at_any_time(folder: Path, uninterrupted: Path) -> N
 
 
 def test_asked_to_stop_it_saves_and_goes_on(folder: Path, uninterrupted: Path) -> None:
-    """SIGTERM: a checkpoint at once, exit code 130, and the rest of the run as if nothing had happened."""
+    """SIGTERM: a checkpoint at once, exit code 0, and the rest of the run as if nothing had happened."""
     process = start(folder, "stopped", "vlm_pg.cli", "train")
     metrics = folder / "stopped" / "metrics.jsonl"
     deadline = time.monotonic() + 300
@@ -127,7 +127,7 @@ def test_asked_to_stop_it_saves_and_goes_on(folder: Path, uninterrupted: Path) -
         time.sleep(0.01)
     process.terminate()
     done = process.finish(timeout_seconds=120)
-    assert done.returncode == 130, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "stopped on request" in done.stdout + done.stderr
     run_to_the_end(folder, "stopped")
     assert_same_outcome(folder / "stopped", uninterrupted)

@@ -1,0 +1,63 @@
+"""Where a step may be given up, and where it may not any more."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+
+from tests.support.groups import tiny_policy
+from tests.support.training import make_groups
+from vlm_pg.algorithms.settings import AlgorithmSettings
+from vlm_pg.distributed import ALONE, AgreedStop, agree_to_go_on, no_way_back
+from vlm_pg.training.engines import TorchEngine
+from vlm_pg.training.settings import TrainingSettings
+from vlm_pg.training.step import Update, UpdateSettings, update_policy
+from vlm_pg.training.stop import StopRequest
+
+
+@pytest.mark.parametrize(
+    "number, interrupted", [(signal.SIGTERM, False), (signal.SIGUSR1, False), (signal.SIGINT, True)]
+)
+def test_signals_are_heard_and_told_apart(number: signal.Signals, interrupted: bool) -> None:
+    with StopRequest(ALONE).listening() as stop:
+        assert not stop.between_tokens()
+        os.kill(os.getpid(), number)
+        assert stop.between_tokens() and stop.interrupted is interrupted
+
+
+def test_nobody_leaves_outside_of_the_block_or_behind_the_point_of_no_return() -> None:
+    stop = StopRequest(ALONE)
+    stop.asked = True
+    agree_to_go_on()
+    with stop.together():
+        no_way_back()
+        agree_to_go_on()
+    with pytest.raises(AgreedStop), stop.together():
+        agree_to_go_on()
+    agree_to_go_on()
+
+
+@pytest.mark.parametrize("may_stop", [True, False])
+def test_an_update_is_given_up_between_passes_or_made_whole(may_stop: bool) -> None:
+    policy = tiny_policy()
+    groups = make_groups(policy)
+    engine = TorchEngine(policy, TrainingSettings(steps=1, learning_rate=1e-3))
+    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    update = Update(groups, 1e-3, may_stop=may_stop)
+    stop = StopRequest(ALONE)
+    stop.asked = True
+
+    def run() -> None:
+        with stop.together():
+            update_policy(engine, None, update, UpdateSettings(AlgorithmSettings(), 110))
+
+    if may_stop:
+        with pytest.raises(AgreedStop):
+            run()
+    else:
+        run()
+    changed = [name for name, p in policy.model.named_parameters() if not torch.equal(p, before[name])]
+    assert bool(changed) is not may_stop
