@@ -20,7 +20,7 @@ from tests.support.processes import ModuleProcess, launch_ranks
 from tests.support.runs import ROOT, read_lines, write_config
 from vlm_pg.training.checkpoints import find_checkpoints
 
-STEPS = 5
+STEPS = 12
 ENGINES = ("torch", "zero3 in turns", "sequence")
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -75,9 +75,11 @@ def stopped_somewhere(folder: Path, engine: str, seed: int, expected: dict[str, 
     ranks[chance.randrange(2)].signal(chance.choice(SIGNALS))
     done = [rank.finish(timeout_seconds=60) for rank in ranks]
     said = "".join(one.stdout + one.stderr for one in done)
-    assert [one.returncode for one in done] == [0, 0], said
     metrics = run / "metrics.jsonl"
     completed = [line["step"] for line in read_lines(metrics)] if metrics.exists() else []
+    # A process that has done all and is on its way out no longer listens.
+    well = {0, -SIGNALS[0], -SIGNALS[1]} if len(completed) == STEPS else {0}
+    assert {one.returncode for one in done} <= well, said
     saved = find_checkpoints(run / "checkpoints")
     if saved or completed:
         assert [step for step, _ in saved] == [max(completed, default=0)], said
