@@ -21,7 +21,8 @@ from tests.support.runs import ROOT, read_lines, write_config
 from vlm_pg.training.checkpoints import find_checkpoints
 
 STEPS = 12
-ENGINES = ("torch", "zero3 in turns", "sequence")
+# And for how many seconds of a run a moment is drawn: about as long as its steps take.
+ENGINES = {"torch": 2.5, "zero3 in turns": 12.0, "sequence": 3.0}
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -71,7 +72,7 @@ def stopped_somewhere(folder: Path, engine: str, seed: int, expected: dict[str, 
     while not (run / "config.yaml").exists():
         assert time.monotonic() < deadline and all(rank.returncode is None for rank in ranks)
         time.sleep(0.01)
-    time.sleep(chance.uniform(0, 2.5))
+    time.sleep(chance.uniform(0, ENGINES[engine]))
     ranks[chance.randrange(2)].signal(chance.choice(SIGNALS))
     done = [rank.finish(timeout_seconds=60) for rank in ranks]
     said = "".join(one.stdout + one.stderr for one in done)
