@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -277,10 +278,15 @@ def meet_to_stop() -> None:
 
 
 def _any_rank(here: bool) -> bool:
-    device = torch.device("cpu") if dist.get_backend() == "gloo" else local_device()
-    flag = torch.tensor([int(here)], device=device)
-    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    flag = torch.tensor([int(here)])
+    dist.all_reduce(flag, dist.ReduceOp.MAX, group=_host_group())
     return bool(flag.item())
+
+
+@cache
+def _host_group() -> Any:
+    """All ranks, on the host: a question through the devices would wait for the work that they have queued."""
+    return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
 
 class SharedFlag:
@@ -307,6 +313,7 @@ def disconnect() -> None:
     """Leave together: a rank that simply goes takes its end of a collective with it that others may still be in."""
     if is_distributed():
         dist.barrier()
+        _host_group.cache_clear()
         dist.destroy_process_group()
 
 

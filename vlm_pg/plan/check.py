@@ -12,6 +12,9 @@ from vlm_pg.plan.report import verdict
 from vlm_pg.plan.setup import setup_of
 from vlm_pg.plan.shape import ModelShape, shape_of
 
+# Plans are within so much of what was measured: what exceeds a GPU by less may fit.
+ERROR = 0.15
+
 
 def model_shape(config: Any) -> ModelShape:
     """Of the model that a run's configuration names, from its config.json; an adapter's folder names its base.
@@ -46,7 +49,7 @@ def check_fits(
     gpu_bytes: int | None,
     say: Callable[[str], None],
 ) -> None:
-    """Say in a line what a rank will need; refuse what cannot fit.
+    """Say in a line what a rank will need, and whether that fits; refuse what cannot fit, were the plan ``ERROR`` off.
 
     Args:
         config: the run's ``RunConfig``.
@@ -64,7 +67,7 @@ def check_fits(
         say(f"memory: about {plan.peak / GIB:,.2f} GiB a process, most in the phase {plan.phase} (vlm-pg plan)")
         return
     line = verdict(shape, setup, gpu_bytes / GIB)
-    if not plan_to_fit(shape, setup, gpu_bytes / GIB).fits(gpu_bytes / GIB):
+    if plan_to_fit(shape, setup, gpu_bytes / GIB).peak > (1 + ERROR) * gpu_bytes:
         raise ConfigError(
             f"The run's memory {line}. Nothing was loaded. vlm-pg plan CONFIG shows what takes how much, and the "
             "largest prompt and token budget that fit."

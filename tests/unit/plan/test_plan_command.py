@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from vlm_pg.cli import main
 from vlm_pg.config import RunConfig, load_config
 from vlm_pg.errors import ConfigError, ModelError
 from vlm_pg.memory import GIB
-from vlm_pg.plan.check import check_fits
+from vlm_pg.plan.check import check_fits, model_shape
+from vlm_pg.plan.memory import plan_memory
+from vlm_pg.plan.setup import setup_of
 from vlm_pg.plan.shape import published_config
 
 
@@ -56,6 +59,14 @@ def test_the_start_of_a_run_refuses_what_cannot_fit(run_file: Path) -> None:
     assert said[0].startswith("memory: fits: ")
     with pytest.raises(ConfigError, match=r"does not fit: .* change first: .* Nothing was loaded\. vlm-pg plan CONFIG"):
         check_fits(config, 8, 16 * GIB, said.append)
+    # What is less beyond the GPU than a plan may be off is said and tried.
+    shape = model_shape(config)
+    setup = setup_of(config, shape, 8)
+    least = plan_memory(shape, replace(setup, measures=setup.allowed)).peak
+    check_fits(config, 8, int(least / 1.1), said.append)
+    assert said[-1].startswith("memory: does not fit: ")
+    with pytest.raises(ConfigError, match="Nothing was loaded"):
+        check_fits(config, 8, int(least / 1.2), said.append)
     # On a CPU it is said and not judged.
     check_fits(config, 1, None, said.append)
     assert said[-1].startswith("memory: about ")
