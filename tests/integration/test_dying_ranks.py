@@ -17,6 +17,7 @@ from tests.integration.test_deepspeed import deepspeed_config
 from tests.integration.test_sequence_runs import sections
 from tests.support.processes import launch_ranks, start_ranks
 from tests.support.runs import ROOT, read_lines, write_config
+from tests.support.short_run import Ended
 from vlm_pg.errors import EXIT_RANK_LOST
 
 STEPS = 3
@@ -39,6 +40,25 @@ SAMPLE = [("torch", "rollout", 1), ("torch", "checkpoint", 0), ("zero3", "train"
 # Within which all processes of a run are gone: what is promised. It takes about six.
 GONE_SECONDS = 60
 
+# A loss of the user's own, in which each rank does what the environment says.
+LOSS = """\
+import os, signal, time
+
+if os.environ.get("LOSS_OF_RANK_" + os.environ["RANK"]) == "is missing":
+    raise ImportError("a package is missing here")
+
+
+def odd(tokens, settings):
+    what = os.environ.get("LOSS_OF_RANK_" + os.environ["RANK"], "")
+    if what == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "raises":
+        raise ValueError("an odd loss\\nwith more to say")
+    while what == "hangs":
+        time.sleep(3600)
+    return tokens.logprobs.sum() * 0, {}
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -51,6 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values["data"]["eval"] = {"seen": str(path / "clips" / "eval_seen.jsonl")}
     values["eval"] = {"controls": [], "control_sets": [], "headline_set": None}
     values["rollout"] = {"num_generations": 2, "max_new_tokens": 8}
+    (path / "odd.py").write_text(LOSS)
     write_config(path / "run.yaml", values)
     return path
 
@@ -120,3 +141,64 @@ def test_a_killed_rank_is_named_and_ends_all(
     assert found.keys() == expected.keys()
     assert all((found[name] == weight).all() for name, weight in expected.items())  # type: ignore[attr-defined]
     assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == list(range(1, STEPS + 1))
+
+
+def odd_ranks(folder: Path, name: str, *more: str) -> list[Ended]:
+    """How two ranks end, of which at least one misbehaves."""
+    of_run = arguments(folder, "torch", folder / name)
+    ranks = start_ranks("vlm_pg.cli", "train", *of_run, "eval.before=false", *more)
+    return [Ended(one.returncode, one.stdout + one.stderr) for one in (rank.finish(120) for rank in ranks)]
+
+
+def test_ranks_end_whatever_they_wait_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No collective tells rank 0 of the end of rank 1: its main thread never gets to one."""
+    monkeypatch.setenv("LOSS_OF_RANK_0", "hangs")
+    monkeypatch.setenv("LOSS_OF_RANK_1", "dies")
+    first, second = odd_ranks(folder, "hanging", f"algorithm.loss={folder / 'odd.py'}:odd")
+    assert (first.code, second.code) == (EXIT_RANK_LOST, -signal.SIGKILL), first.printed
+    assert 'has gone in phase "train", before the first step was completed' in first.printed
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_exception_of_one_rank_is_named_by_the_others(
+    rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"LOSS_OF_RANK_{rank}", "raises")
+    monkeypatch.setenv(f"LOSS_OF_RANK_{1 - rank}", "hangs")
+    ended = odd_ranks(folder, f"raising-{rank}", f"algorithm.loss={folder / 'odd.py'}:odd")
+    assert ended[rank].code == 1 and "ValueError: an odd loss\nwith more to say" in ended[rank].printed
+    assert "Traceback" in ended[rank].printed and "vlm-pg: error" not in ended[rank].printed
+    assert ended[1 - rank].code == EXIT_RANK_LOST and "Traceback" not in ended[1 - rank].printed
+    (line,) = [line for line in ended[1 - rank].printed.splitlines() if "vlm-pg: error" in line]
+    assert line.startswith(f"vlm-pg: error: rank {rank} (host {socket.gethostname()}, process ")
+    assert 'failed in phase "train", before the first step was completed: ValueError: an odd loss. Every rank' in line
+
+
+def test_what_all_ranks_find_wrong_is_said_by_each_of_them_alone(folder: Path) -> None:
+    for rank, ended in enumerate(odd_ranks(folder, "alike", f"algorithm.loss={folder / 'odd.py'}:even")):
+        assert ended.code == 2, ended.printed
+        (line,) = [line for line in ended.printed.splitlines() if "error" in line]
+        assert line.startswith(f"[rank {rank}] vlm-pg: error: ") and "has no function 'even'" in line, ended.printed
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_one_rank_finds_wrong_ends_all(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"LOSS_OF_RANK_{rank}", "is missing")
+    ended = odd_ranks(folder, f"missing-{rank}", f"algorithm.loss={folder / 'odd.py'}:odd")
+    assert (ended[rank].code, ended[1 - rank].code) == (2, EXIT_RANK_LOST)
+    assert ended[rank].printed.startswith(f"[rank {rank}] vlm-pg: error: ") and "a package" in ended[rank].printed
+    (line,) = [line for line in ended[1 - rank].printed.splitlines() if "error" in line]
+    assert f"rank {rank} (host " in line and 'failed in phase "setup": ConfigError: algorithm.loss names' in line
+
+
+def test_ranks_that_were_started_differently_are_refused(folder: Path) -> None:
+    of_run = arguments(folder, "torch", folder / "different")
+    differ = {0: ["training.learning_rate=1e-5"], 1: ["training.learning_rate=2e-5", "media.workers=2"]}
+    host = socket.gethostname()
+    expected = f"training.learning_rate: 1e-05 on rank 0 ({host}), 2e-05 on rank 1 ({host})"
+    for rank, process in enumerate(start_ranks("vlm_pg.cli", "train", *of_run, own=differ)):
+        done = process.finish(120)
+        assert done.returncode == 2 and "were not started alike" in done.stderr, done.stdout + done.stderr
+        assert done.stderr.startswith(f"[rank {rank}] vlm-pg: error: ") and expected in done.stderr
+        assert "media.workers" not in done.stderr and "vlm-pg: error: rank" not in done.stderr
+    assert not (folder / "different").exists()
