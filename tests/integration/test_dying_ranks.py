@@ -40,7 +40,7 @@ SAMPLE = [("torch", "rollout", 1), ("torch", "checkpoint", 0), ("zero3", "train"
 # Within which all processes of a run are gone: what is promised. It takes about six.
 GONE_SECONDS = 60
 
-# A loss of the user's own, in which each rank does what the environment says.
+# A loss of the user's own, in which each rank says that it has begun, and does what the environment says.
 LOSS = """\
 import os, signal, time
 
@@ -50,6 +50,7 @@ if os.environ.get("LOSS_OF_RANK_" + os.environ["RANK"]) == "is missing":
 
 def odd(tokens, settings):
     what = os.environ.get("LOSS_OF_RANK_" + os.environ["RANK"], "")
+    open(__file__ + ".begun-" + os.environ["RANK"], "w").close()
     if what == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "raises":
