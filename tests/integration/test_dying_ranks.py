@@ -12,15 +12,13 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from data_pipelines.embedded import main as prepare_embedded
 from tests.integration.test_deepspeed import deepspeed_config
-from tests.integration.test_sequence_runs import sections
 from tests.support.processes import launch_ranks, start_ranks
-from tests.support.runs import ROOT, read_lines, write_config
+from tests.support.runs import read_lines
 from tests.support.short_run import Ended
+from tests.support.small_run import STEPS, small_run
 from vlm_pg.errors import EXIT_RANK_LOST
 
-STEPS = 3
 # And the steps that are completed when it begins.
 PHASES = {
     "setup": 0,
@@ -64,16 +62,8 @@ def odd(tokens, settings):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("dying")
-    prepare_embedded(["--out", str(path / "clips"), "--train", "12", "--eval", "4"])
-    values = sections(path, ROOT / "assets/tiny-qwen2_5-vl")
-    values["training"] |= {"steps": STEPS, "checkpoint_every": 1, "keep_checkpoints": 9}
-    values["model"]["train_vision"] = False
-    values["algorithm"] = {"kl_coef": 0.1}
-    values["data"]["eval"] = {"seen": str(path / "clips" / "eval_seen.jsonl")}
-    values["eval"] = {"controls": [], "control_sets": [], "headline_set": None}
-    values["rollout"] = {"num_generations": 2, "max_new_tokens": 8}
+    small_run(path)
     (path / "odd.py").write_text(LOSS)
-    write_config(path / "run.yaml", values)
     return path
 
 

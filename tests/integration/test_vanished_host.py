@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_dying_ranks import GONE_SECONDS, arguments, folder  # noqa: F401 (a fixture)
+from tests.integration.test_dying_ranks import GONE_SECONDS, LOSS
 from tests.support.processes import ONE_THREAD_NO_GPU, ROOT
+from tests.support.small_run import small_run
 from vlm_pg.errors import EXIT_RANK_LOST
 
 HOSTS = (f"vpg{os.getpid()}a", f"vpg{os.getpid()}b")
@@ -58,9 +59,10 @@ def start(rank: int, *of_run: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.matrix
-def test_a_host_that_vanishes_is_named(folder: Path, cable: None) -> None:  # noqa: F811
-    odd = folder / "odd.py"
-    of_run = [*arguments(folder, "torch", folder / "vanished"), f"algorithm.loss={odd}:odd", "eval.before=false"]
+def test_a_host_that_vanishes_is_named(cable: None, tmp_path: Path) -> None:
+    odd = tmp_path / "odd.py"
+    odd.write_text(LOSS)
+    of_run = [str(small_run(tmp_path)), f"run.dir={tmp_path / 'run'}", f"algorithm.loss={odd}:odd", "eval.before=false"]
     ranks = [start(rank, *of_run) for rank in range(2)]
     try:
         end = time.monotonic() + 300
