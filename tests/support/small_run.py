@@ -1,4 +1,4 @@
-"""A run with every phase that a step can have, of a few seconds: clips, a frozen tower, a KL in the reward, evaluation."""
+"""A run of a few seconds with every phase that a step can have: clips, a KL in the reward, evaluation."""
 
 from __future__ import annotations
 
