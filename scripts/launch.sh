@@ -16,8 +16,8 @@
 
 # How long a rank that was asked to stop may take to save; without it torchrun kills after 30 s.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-600}"
-# SIGUSR1 is what SLURM and others send ahead of a time limit; torchrun would die of it.
-export TORCHELASTIC_SIGNALS_TO_HANDLE="${TORCHELASTIC_SIGNALS_TO_HANDLE:-SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1}"
+# SIGUSR1 is what schedulers send ahead of a time limit; torchrun would die of it. It reads its options as PET_ variables.
+export PET_SIGNALS_TO_HANDLE="${PET_SIGNALS_TO_HANDLE:-SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1}"
 
 num_gpus() {
     if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then

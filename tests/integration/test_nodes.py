@@ -4,6 +4,7 @@ node's death ends the other, which names it."""
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.support.nodes import Nodes, host_name, make_checkout
 from tests.support.processes import launch_ranks
 from tests.support.runs import ROOT, read_lines
 from tests.support.short_run import short_run
+from vlm_pg.training.checkpoints import find_checkpoints
 
 STEPS = 60
 ENGINES = {
@@ -82,3 +84,17 @@ def test_a_node_that_dies_ends_the_other_and_the_run_goes_on(
         again.end()
     weights = final_weights(run)
     assert all(weights[name].equal(weight) for name, weight in undisturbed[WAYS[way]].items())
+
+
+def test_a_node_that_is_asked_to_stop_stops_both(config: Path, tmp_path: Path) -> None:
+    """Torchrun hands SIGUSR1 on, and does not die of it."""
+    root, run = make_checkout(tmp_path), tmp_path / "run"
+    nodes = Nodes(root, "torchrun", str(config), f"run.dir={run}", *ENGINES["torch"])
+    try:
+        nodes.wait_for(lambda: steps_done(run) >= 2)
+        nodes.signal(1, signal.SIGUSR1)
+        nodes.wait_for(lambda: "stopped on request after step" in nodes.printed)
+        nodes.wait_for(lambda: bool(find_checkpoints(run / "checkpoints")))
+        assert find_checkpoints(run / "checkpoints")[-1][0] == steps_done(run) < STEPS
+    finally:
+        nodes.end()

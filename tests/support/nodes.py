@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -184,6 +185,10 @@ class Nodes:
             ended = all(code is not None for code in self.returncodes)
             assert time.monotonic() < deadline and not (ended and not holds()), self.printed[-6000:]
             time.sleep(0.02)
+
+    def signal(self, node: int, number: signal.Signals) -> None:
+        """To what the user started on this node."""
+        os.kill(int((self._pids / HOSTS[node]).read_text()), number)
 
     def die(self, node: int) -> None:
         """What a node that loses its power does: every process of it is gone, and says nothing."""
