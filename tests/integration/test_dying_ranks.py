@@ -134,20 +134,24 @@ def test_a_killed_rank_is_named_and_ends_all(
     assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == list(range(1, STEPS + 1))
 
 
-def odd_ranks(folder: Path, name: str, *more: str) -> list[Ended]:
-    """How two ranks end, of which at least one misbehaves."""
+def odd_ranks(folder: Path, name: str, *more: str, ranks: int = 2) -> list[Ended]:
+    """How ranks end of which at least one misbehaves."""
     of_run = arguments(folder, "torch", folder / name)
-    ranks = start_ranks("vlm_pg.cli", "train", *of_run, "eval.before=false", *more)
-    return [Ended(one.returncode, one.stdout + one.stderr) for one in (rank.finish(120) for rank in ranks)]
+    running = start_ranks("vlm_pg.cli", "train", *of_run, "eval.before=false", *more, ranks=ranks)
+    return [Ended(one.returncode, one.stdout + one.stderr) for one in (rank.finish(120) for rank in running)]
 
 
-def test_ranks_end_whatever_they_wait_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No collective tells rank 0 of the end of rank 1: its main thread never gets to one."""
-    monkeypatch.setenv("LOSS_OF_RANK_0", "hangs")
-    monkeypatch.setenv("LOSS_OF_RANK_1", "dies")
-    first, second = odd_ranks(folder, "hanging", f"algorithm.loss={folder / 'odd.py'}:odd")
-    assert (first.code, second.code) == (EXIT_RANK_LOST, -signal.SIGKILL), first.printed
-    assert 'has gone in phase "train", before the first step was completed' in first.printed
+@pytest.mark.parametrize("ranks, rank", [(2, 1), (3, 0)])
+def test_ranks_end_whatever_they_wait_in(ranks: int, rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No collective tells the others of the end of one: their main threads never get to the next. One of them says it."""
+    for place in range(ranks):
+        monkeypatch.setenv(f"LOSS_OF_RANK_{place}", "dies" if place == rank else "hangs")
+    ended = odd_ranks(folder, f"hanging-{rank}", f"algorithm.loss={folder / 'odd.py'}:odd", ranks=ranks)
+    assert ended.pop(rank).code == -signal.SIGKILL
+    assert [one.code for one in ended] == [EXIT_RANK_LOST] * len(ended), ended
+    printed = "".join(one.printed for one in ended)
+    assert printed.count(f"vlm-pg: error: rank {rank} (host ") == printed.count("vlm-pg: error") == 1, printed
+    assert 'has gone in phase "train", before the first step was completed' in printed
 
 
 @pytest.mark.parametrize("rank", [0, 1])
