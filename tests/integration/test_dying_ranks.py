@@ -143,7 +143,7 @@ def odd_ranks(folder: Path, name: str, *more: str, ranks: int = 2) -> list[Ended
 
 @pytest.mark.parametrize("ranks, rank", [(2, 1), (3, 0)])
 def test_ranks_end_whatever_they_wait_in(ranks: int, rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No collective tells the others of the end of one: their main threads never get to the next. One of them says it."""
+    """No collective tells the others of it: their main threads never get to the next one. One of them says it."""
     for place in range(ranks):
         monkeypatch.setenv(f"LOSS_OF_RANK_{place}", "dies" if place == rank else "hangs")
     ended = odd_ranks(folder, f"hanging-{rank}", f"algorithm.loss={folder / 'odd.py'}:odd", ranks=ranks)
