@@ -42,12 +42,13 @@ GONE_SECONDS = 60
 LOSS = """\
 import os, signal, time
 
-if os.environ.get("LOSS_OF_RANK_" + os.environ["RANK"]) == "is missing":
+what = os.environ.get("LOSS_OF_RANK_" + os.environ["RANK"], "")
+if what.startswith("is missing"):
+    time.sleep(2 * what.endswith("late"))
     raise ImportError("a package is missing here")
 
 
 def odd(tokens, settings):
-    what = os.environ.get("LOSS_OF_RANK_" + os.environ["RANK"], "")
     open(__file__ + ".begun-" + os.environ["RANK"], "w").close()
     if what == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -169,11 +170,17 @@ def test_an_exception_of_one_rank_is_named_by_the_others(
     assert 'failed in phase "train", before the first step was completed: ValueError: an odd loss. Every rank' in line
 
 
-def test_what_all_ranks_find_wrong_is_said_by_each_of_them_alone(folder: Path) -> None:
-    for rank, ended in enumerate(odd_ranks(folder, "alike", f"algorithm.loss={folder / 'odd.py'}:even")):
+@pytest.mark.parametrize("late", [None, 0, 1])
+def test_what_all_ranks_find_wrong_is_said_by_each_of_them_alone(
+    late: int | None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by one that has been told of the other's failure before."""
+    for rank in range(2):
+        monkeypatch.setenv(f"LOSS_OF_RANK_{rank}", "is missing, late" if rank == late else "is missing")
+    for rank, ended in enumerate(odd_ranks(folder, "alike", f"algorithm.loss={folder / 'odd.py'}:odd")):
         assert ended.code == 2, ended.printed
-        (line,) = [line for line in ended.printed.splitlines() if "error" in line]
-        assert line.startswith(f"[rank {rank}] vlm-pg: error: ") and "has no function 'even'" in line, ended.printed
+        (line,) = [line for line in ended.printed.splitlines() if "error:" in line]
+        assert line.startswith(f"[rank {rank}] vlm-pg: error: ") and "a package is missing" in line, ended.printed
 
 
 @pytest.mark.parametrize("rank", [0, 1])
