@@ -39,6 +39,7 @@ from vlm_pg.training.saving import abandon_others, checkpoint_to_resume
 from vlm_pg.training.setup import (
     connect,
     introduction,
+    layout_of,
     make_engine,
     reading,
     refuse_at_once,
@@ -63,24 +64,24 @@ def train(config: RunConfig) -> int:
     written; 130 after Ctrl-C."""
     use_threads(config.training.torch_threads)
     quiet_libraries()
-    ranks = connect(config)
-    with RankWatch(ranks) as watch:
-        code = _train(config, ranks, watch)
+    connect(config)
+    with RankWatch(RankLayout.here()) as watch:
+        code = _train(config, watch)
         disconnect()
     return code
 
 
-def _train(config: RunConfig, ranks: RankLayout, watch: RankWatch) -> int:
+def _train(config: RunConfig, watch: RankWatch) -> int:
     phases = Phases()
     phases.observers.append(watch)
     with ExitStack() as stack:
         try:
-            stop = stack.enter_context(StopRequest(ranks).listening())
-            console = Console(enabled=ranks.is_first)
             with phases.timed("setup"):
-                refuse_differences(config, ranks)
+                refuse_differences(config, RankLayout.here())
                 refuse_at_once(config)
-                run = _Run(config, console, stop, phases, stack)
+                ranks = layout_of(config)
+                stop = stack.enter_context(StopRequest(ranks).listening())
+                run = _Run(config, Console(enabled=ranks.is_first), stop, phases, stack)
             watch.completed_step = lambda: run.progress.step
             return run.go()
         except BaseException as error:

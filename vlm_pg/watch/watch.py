@@ -16,6 +16,7 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -151,13 +152,22 @@ class RankWatch:
         ours = network()
         SharedNote(f"{name}/network/{self._ranks.rank}").leave(ours)
         meeting = SharedNote(f"{name}/meeting")
-        if not self._ranks.is_first:
-            port, token, where = meeting.read().split()
-            self._ending = Ending(f"{name}/{token}")
-            self._reach("127.0.0.1" if where == "near" else os.environ["MASTER_ADDR"], int(port), token)
+        if self._ranks.is_first:
+            self._invite(name, ours, meeting)
             return
-        others = {SharedNote(f"{name}/network/{rank}").read() for rank in range(1, self._ranks.world_size)}
-        is_near = others == {ours}
+        # Longer than rank 0 waits for the others, so that it is rank 0 that says who is missing.
+        port, token, where = self._read(meeting, 0, 2 * CONNECT_SECONDS).split()
+        self._ending = Ending(f"{name}/{token}")
+        self._reach("127.0.0.1" if where == "near" else os.environ["MASTER_ADDR"], int(port), token)
+
+    def _invite(self, name: str, ours: str, meeting: SharedNote) -> None:
+        """Listen, and wait for all others."""
+        end_seconds = time.monotonic() + CONNECT_SECONDS
+        networks = {
+            self._read(SharedNote(f"{name}/network/{rank}"), rank, max(1.0, end_seconds - time.monotonic()))
+            for rank in range(1, self._ranks.world_size)
+        }
+        is_near = networks == {ours}
         server = listen(everywhere=not is_near, backlog=max(128, self._ranks.world_size))
         token = secrets.token_hex(16)
         self._ending = Ending(f"{name}/{token}")
@@ -171,6 +181,15 @@ class RankWatch:
                 f"{port}) within {CONNECT_SECONDS:.0f} s. Processes of a run connect to each other on ports that the "
                 "system chooses. Let the hosts of this run do so."
             )
+
+    def _read(self, note: SharedNote, writer: int, within_seconds: float) -> str:
+        try:
+            return note.read(within_seconds)
+        except TimeoutError as error:
+            raise ConfigError(
+                f"rank {writer} has met the others and was heard of no more. Start all of them again; what it printed "
+                "itself says why."
+            ) from error
 
     def _reach(self, host: str, port: int, token: str) -> None:
         try:
