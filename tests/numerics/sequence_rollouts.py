@@ -13,9 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import vlm_pg.rollout.engine as generation
 from tests.support.groups import make_case, tiny_policy
 from vlm_pg.distributed import BY_ITSELF, RankLayout, SequenceGroup, end_rank, gather_objects
+from vlm_pg.rollout.decoders import decoder_for
 from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.rollout.ragged import RaggedDecoder
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import Rollout
 
@@ -34,6 +37,8 @@ def run(case: dict[str, Any], ranks: RankLayout, sequence: SequenceGroup) -> Non
     # Below what settings allow: passes of a few tokens.
     settings = RolloutSettings(num_generations=GENERATIONS, max_new_tokens=8).model_copy(update=case["settings"])
 
+    generation.decoder_for = RaggedDecoder if case.get("ragged") else decoder_for  # type: ignore[assignment]
+
     def engine() -> RolloutEngine:
         return RolloutEngine(policy, settings, seed=5)
 
@@ -44,7 +49,9 @@ def run(case: dict[str, Any], ranks: RankLayout, sequence: SequenceGroup) -> Non
     counted = sum(gather_objects(sampler.stats.prompt_tokens))
     if ranks.is_first:
         found = {"case": case, "expected": expected, "found": together, "prompt_tokens": counted}
-        print(json.dumps(found | {"cohorts": sampler.stats.cohorts}), flush=True)
+        stats = sampler.stats
+        found |= {"cohorts": stats.cohorts, "divided": stats.prompts_divided, "graphs": stats.graphs.off_because}
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

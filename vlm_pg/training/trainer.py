@@ -130,7 +130,7 @@ class Trainer:
         self.stream = QuestionStream(
             config, data.samples, data.source, progress.questions, self._record_bad, engine.ranks, should_stop
         )
-        self.sampler = make_sampler(config, self.policy, data.samples, self.folder.path, should_stop, self.console.warn)
+        self.sampler = make_sampler(config, self.policy, data.samples, self.folder.path, around.stop, self.console.warn)
         control = make_control_sampler(config, self.policy, should_stop)
         in_loss = config.algorithm.kl_in == "loss"
         scorer = None

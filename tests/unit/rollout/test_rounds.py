@@ -10,7 +10,7 @@ import vlm_pg.rollout.engine as generation
 from tests.support.groups import make_case, tiny_policy
 from vlm_pg.distributed import SequenceGroup
 from vlm_pg.errors import ConfigError
-from vlm_pg.rollout.engine import RolloutEngine, rounds
+from vlm_pg.rollout.engine import RolloutEngine, Together, rounds
 from vlm_pg.rollout.memory import TokenCosts
 from vlm_pg.rollout.ragged import row_bucket
 from vlm_pg.rollout.settings import RolloutSettings
@@ -27,7 +27,7 @@ def test_rounds_count_the_rows_that_decoding_makes_of_the_largest_share(monkeypa
     stored = [prompt.num_tokens * costs.per_token for prompt in prompts]
     rollout = costs.rollout(engine.settings)
     room_for_three = sum(sorted(stored)[-3:]) + 9 * rollout
-    assert list(rounds(engine, prompts, room_for_three, TWO)) == [[0, 1, 2], [3]]
+    assert list(rounds(engine, prompts, room_for_three, TWO)) == [([0, 1, 2], False), ([3], False)]
 
     class Buckets:
         def rows_for(self, rollouts: int) -> int:
@@ -35,7 +35,7 @@ def test_rounds_count_the_rows_that_decoding_makes_of_the_largest_share(monkeypa
 
     monkeypatch.setattr(generation, "decoder_for", lambda *_: Buckets())
     assert row_bucket(9) > 9
-    assert list(rounds(engine, prompts, room_for_three, TWO)) == [[0, 1], [2, 3]]
+    assert list(rounds(engine, prompts, room_for_three, TWO)) == [([0, 1], False), ([2, 3], False)]
 
 
 def test_a_round_is_admitted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_a_round_is_admitted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy()
     prompts = [make_case(policy, "text", seed).prompt for seed in range(3)]
     engine = RolloutEngine(policy, RolloutSettings(num_generations=4, max_new_tokens=8), seed=0)
-    batch: Any = generation._ContinuousBatch(engine, prompts, 1, TWO, budget=1)
+    batch: Any = generation._ContinuousBatch(engine, prompts, 1, Together(TWO, budget=1))
     started: list[list[int]] = []
     monkeypatch.setattr(batch, "_start", lambda chosen, stored, new: started.append(list(chosen)))
     batch._admit()
