@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -16,12 +14,13 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.memory import GIB
 from vlm_pg.metrics import Metric
 from vlm_pg.models.policy import Policy
+from vlm_pg.rollout.booking import Booking, rounds
 from vlm_pg.rollout.cohort import Cohort, FinishedRollout
 from vlm_pg.rollout.decoders import decoder_for
 from vlm_pg.rollout.divided import DividedPrompts
 from vlm_pg.rollout.graphs import GraphUse
 from vlm_pg.rollout.kv import PrefixStore
-from vlm_pg.rollout.memory import TokenCosts, budget_bytes, check_fits
+from vlm_pg.rollout.memory import budget_bytes, check_fits
 from vlm_pg.rollout.prefill import Prefill
 from vlm_pg.rollout.sampling import TokenSampler, rollout_key, uniforms
 from vlm_pg.rollout.settings import RolloutSettings
@@ -137,7 +136,7 @@ class RolloutEngine:
         rollouts: dict[int, tuple[Rollout, ...]] = {}
         budget = self._common_budget(sequence)
         # A prefill is for all of them, so nobody starts one while others still sample.
-        for one in rounds(self, prompts, budget, sequence):
+        for one in rounds(self.policy, self.settings, prompts, budget, sequence):
             together = Together(sequence, budget, one.divided)
             batch = _ContinuousBatch(self, [prompts[place] for place in one.places], step, together)
             rollouts |= zip(one.places, self._run(batch), strict=True)
@@ -158,7 +157,7 @@ class RolloutEngine:
         """
         if self.settings.divide_prefix == "never" or not prompts:
             return False
-        budget, booking = self._common_budget(sequence), _Booking(self, prompts)
+        budget, booking = self._common_budget(sequence), Booking.of(self.policy, self.settings, prompts)
         rows = self.settings.num_generations
         return any(booking.bytes_of(path, rows) > budget for path in booking.waiting.paths)
 
@@ -246,8 +245,7 @@ class _ContinuousBatch:
         self.rollouts_each, self.first_rollout = len(own) // self.copies, own.start
         self.prompts, self.step = [prompt for prompt in prompts for _ in range(self.copies)], step
         divided = together is not None and together.divided
-        self.booking = _Booking(engine, self.prompts, sequence.size if divided else 1)
-        self.waiting = self.booking.waiting
+        self.waiting = WaitingPrompts(self.prompts, share)
         self.store = PrefixStore()
         self.prefill = Prefill(
             self.policy,
@@ -271,6 +269,9 @@ class _ContinuousBatch:
             query_heads, _, _ = self.policy.family.head_shape(self.policy.model.config)
             self.divided = DividedPrompts(self.store, self.policy.kernel, sequence, query_heads)
         self.decoder = decoder_for(self.policy, self.store, self.settings, self.divided)
+        self.booking = Booking(
+            self.policy, self.settings, self.waiting, self.decoder.rows_for, sequence.size if divided else 1
+        )
         self.counts_prompts = sequence.rank == 0  # once, whoever prefills them
         counted = self.prompts if self.counts_prompts else []
         self.stats = RolloutStats(
@@ -427,71 +428,6 @@ class _ContinuousBatch:
             sampling_logprobs=finished.sampling_logprobs,
             entropies=finished.entropies,
         )
-
-
-class _Booking:
-    """What the nodes of a call's prompts, and rollouts at their longest, take of one process's memory.
-
-    Args:
-        divided_by: processes that each keep their part of the prompts.
-    """
-
-    def __init__(self, engine: RolloutEngine, prompts: Sequence[Prompt], divided_by: int = 1):
-        policy, self._settings, self._divided_by = engine.policy, engine.settings, divided_by
-        self.waiting = WaitingPrompts(prompts, policy.settings.share_prefix)
-        self._costs = TokenCosts.of(policy)
-        self._rows_for = decoder_for(policy, PrefixStore(), self._settings).rows_for
-
-    def divided(self, by: int) -> _Booking:
-        """Of the same prompts, divided."""
-        one = copy(self)
-        one._divided_by = by
-        return one
-
-    def bytes_of(self, nodes: Iterable[int], rollouts: int) -> int:
-        """Of these nodes and of so many rollouts at their longest."""
-        found = list(nodes)
-        tokens = sum(self.waiting.nodes[node].num_tokens for node in found)
-        prompts = self._costs.prompts(tokens, len(found), self._settings, self._divided_by)
-        return prompts + self._rows_for(rollouts) * self._costs.rollout(self._settings)
-
-
-class Round(NamedTuple):
-    """Places of prompts that are admitted together, and whether their keys and values are divided."""
-
-    places: list[int]
-    divided: bool
-
-
-def rounds(engine: RolloutEngine, prompts: Sequence[Prompt], budget: int, sequence: SequenceGroup) -> Iterator[Round]:
-    """Which prompts are admitted together, on all processes of ``sequence`` alike; at least one at a time.
-
-    With ``rollout.divide_prefix=auto`` those prompts are divided that do not fit whole.
-    """
-    settings = engine.settings
-    whole = _Booking(engine, prompts)
-    parts = whole.divided(sequence.size)
-    # Of the process that samples most of each.
-    each = -(-settings.num_generations // sequence.size)
-    divides = []
-    for prompt, path in zip(prompts, whole.waiting.paths, strict=True):
-        fits = whole.bytes_of(path, each) <= budget
-        divides.append(settings.divide_prefix == "always" or (settings.divide_prefix == "auto" and not fits))
-        needed = (parts if divides[-1] else whole).bytes_of(path, each)
-        advice = ", or set rollout.divide_prefix=auto" if settings.divide_prefix == "never" else ""
-        check_fits(needed, budget, prompt.sample_id, settings, advice)
-    chosen: list[int] = []
-    nodes: set[int] = set()
-    for place in whole.waiting:
-        rows, after = (len(chosen) + 1) * each, nodes.union(whole.waiting.paths[place])
-        booking = parts if divides[place] else whole
-        full = rows > settings.max_batch_rollouts or booking.bytes_of(after, rows) > budget
-        if chosen and (full or divides[place] != divides[chosen[0]]):
-            yield Round(chosen, divides[chosen[0]])
-            chosen, after = [], set(whole.waiting.paths[place])
-        chosen.append(place)
-        nodes = after
-    yield Round(chosen, divides[chosen[0]])
 
 
 def stop_token_ids(policy: Policy) -> tuple[int, ...]:
