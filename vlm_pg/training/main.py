@@ -7,11 +7,10 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from vlm_pg.algorithms.own import load_estimator, load_loss
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.records import read_records
-from vlm_pg.distributed import disconnect, local_device
+from vlm_pg.distributed import RankLayout, disconnect, local_device
 from vlm_pg.errors import CheckpointError, ConfigError, ModelError
 from vlm_pg.eval.runner import Evaluator, Examinee, table
 from vlm_pg.media.loader import decoding_pool
@@ -26,7 +25,6 @@ from vlm_pg.observe.report import write_report
 from vlm_pg.observe.rollouts import RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.trace import Timeline
-from vlm_pg.observe.trackers.kinds import refuse_missing
 from vlm_pg.observe.trackers.trackers import Trackers
 from vlm_pg.plan.check import check_fits
 from vlm_pg.prompts.builder import PromptBuilder
@@ -43,6 +41,7 @@ from vlm_pg.training.setup import (
     introduction,
     make_engine,
     reading,
+    refuse_at_once,
     refuse_fewer_steps,
     refuse_inputs_inside,
     refuse_nothing_to_train,
@@ -53,6 +52,7 @@ from vlm_pg.training.stream_memory import choose_memory
 from vlm_pg.training.summary import RunSummary
 from vlm_pg.training.trainer import Progress, Surroundings, Trainer, TrainingData
 from vlm_pg.types import BadSample, Sample
+from vlm_pg.watch.watch import RankWatch
 
 # As a shell says of a program that Ctrl-C has ended.
 INTERRUPTED = 130
@@ -62,23 +62,30 @@ def train(config: RunConfig) -> int:
     """Run the whole job; the process's exit code: 0, also where SIGTERM or SIGUSR1 asked it to stop and a checkpoint is
     written; 130 after Ctrl-C."""
     use_threads(config.training.torch_threads)
-    if config.data.train is None:
-        raise ConfigError("data.train is not set. Training needs a file of prepared records. Set data.train=PATH.")
-    refuse_missing(config.observe.trackers)
     quiet_libraries()
-    load_loss(config.algorithm), load_estimator(config.algorithm)  # what cannot be called is refused here
     ranks = connect(config)
+    with RankWatch(ranks) as watch:
+        code = _train(config, ranks, watch)
+        disconnect()
+    return code
+
+
+def _train(config: RunConfig, ranks: RankLayout, watch: RankWatch) -> int:
     phases, timeline = Phases(ranks), Timeline(ranks, config.observe.trace_mb)
-    phases.observers.append(timeline)
+    phases.observers += [watch, timeline]
     with ExitStack() as stack:
         stack.callback(timeline.close)
-        stop = stack.enter_context(StopRequest(ranks).listening())
-        console = Console(enabled=ranks.is_first)
-        with phases.timed("setup"):
-            run = _Run(config, console, stop, phases, timeline, stack)
-        code = run.go()
-    disconnect()
-    return code
+        try:
+            stop = stack.enter_context(StopRequest(ranks).listening())
+            console = Console(enabled=ranks.is_first)
+            with phases.timed("setup"):
+                refuse_at_once(config)
+                run = _Run(config, console, stop, phases, timeline, stack)
+            watch.completed_step = lambda: run.progress.step
+            return run.go()
+        except BaseException as error:
+            watch.fail(error)  # before anything is closed, which may take its time
+            raise
 
 
 class _Run:
