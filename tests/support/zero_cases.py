@@ -15,7 +15,7 @@ from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.settings import PARTS, ModelSettings
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.step import Update, UpdateSettings, update_policy
@@ -119,7 +119,9 @@ def case_policy(case: ZeroCase, state: dict[str, torch.Tensor] | None = None) ->
         model.load_state_dict(state, strict=False)
     if case.bf16:
         model = model.to(torch.bfloat16)
-    settings = ModelSettings(path="tiny", train_vision=case.train_vision, gradient_checkpointing=case.chunked)
+    settings = ModelSettings(
+        path="tiny", train=PARTS if case.train_vision else ("language",), gradient_checkpointing=case.chunked
+    )
     policy = make_policy(model, tiny_processor(), settings)
     if case.chunked:
         # Ranks with unequally many response tokens would call the output head unequally often.

@@ -27,7 +27,8 @@ class TowerShape:
 class Weights:
     """How many there are: of the tower, the language model with its embeddings and head, and low-rank adapters.
 
-    ``layer``: of one decoder layer. ``head``: of the output head, also where it is the embedding.
+    ``layer``: of one decoder layer. ``head``: of the output head, also where it is the embedding. ``merger``: of the
+    tower's, those of the part "merger".
     """
 
     tower: int
@@ -35,6 +36,7 @@ class Weights:
     adapter: int
     layer: int
     head: int
+    merger: int = 0
 
 
 @dataclass(frozen=True)
@@ -153,12 +155,13 @@ def _counted(config: Any, family: Any, lora: LoraSettings | None) -> Weights:
         name: _number(part) for name, part in (("tower", tower), ("layer", language.layers[0])) if part is not None
     }
     total = _number(model)
+    merger = sum(p.numel() for name, p in model.named_parameters() if family.part_of(name) == "merger")
     if lora is not None:
         with torch.device("meta"):
             add_lora(model, lora)
     adapter = sum(parameter.numel() for parameter in adapter_parameters(model)) if lora is not None else 0
     in_tower = counts.get("tower", 0)
-    return Weights(in_tower, total - in_tower, adapter, counts["layer"], model.lm_head.weight.numel())
+    return Weights(in_tower, total - in_tower, adapter, counts["layer"], model.lm_head.weight.numel(), merger)
 
 
 def _number(module: Any) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from vlm_pg.bench.shapes import LanguageShape
-from vlm_pg.models.settings import LoraSettings, ModelSettings
+from vlm_pg.models.settings import PARTS, LoraSettings, ModelSettings
 from vlm_pg.plan.activations import token_bytes, tower_activations, update_activations
 from vlm_pg.plan.command import TABLE, published_shape
 from vlm_pg.plan.communication import sequence_parallel_bytes
@@ -92,7 +92,7 @@ def test_states_of_each_engine_counted_by_hand() -> None:
     assert "optimizer" not in model_states(TINY, replace(two, offload_optimizer=True))
     assert model_states(TINY, replace(two, lora=True))["optimizer"] == 800 / 4
     assert model_states(TINY, replace(two, reference=True))["reference policy"] == 10_000
-    assert model_states(TINY, replace(two, train_vision=True, reference=True))["reference policy"] == 12_000
+    assert model_states(TINY, replace(two, train=PARTS, reference=True))["reference policy"] == 12_000
 
 
 def test_generation_holds_one_group_at_least() -> None:
@@ -107,9 +107,7 @@ def test_generation_holds_one_group_at_least() -> None:
 def test_a_trained_tower_keeps_its_graph_of_all_prompts() -> None:
     setup = replace(FP32, patches=40, prompts=3)
     assert "tower's graph" not in tower_activations(TINY, setup)
-    one, three = (
-        tower_activations(TINY, replace(setup, train_vision=True, prompts=n))["tower's graph"] for n in (1, 3)
-    )
+    one, three = (tower_activations(TINY, replace(setup, train=PARTS, prompts=n))["tower's graph"] for n in (1, 3))
     assert three == 3 * one
 
 
