@@ -120,7 +120,7 @@ def impossible_combinations(config: RunConfig) -> list[str]:
             (
                 part not in config.model.train,
                 f"training.learning_rates.{part} is {rate}, but model.train is [{', '.join(config.model.train)}], so "
-                f"that the {part} is frozen and has no rate. Add {part} to model.train, or leave its rate out.",
+                f"that part is frozen and has no rate. Add {part} to model.train, or leave its rate out.",
             )
             for part, rate in config.training.learning_rates.items()
         ),
