@@ -72,6 +72,12 @@ CASES = {
     "trained-tower-bf16-checkpointing": Case(
         frames=64, model={"train": PARTS, "dtype": "bf16", "gradient_checkpointing": True}
     ),
+    "merger": Case(frames=64, model={"train": ("merger", "language")}),
+    "merger-alone": Case(frames=64, model={"train": ("merger",)}),
+    "frozen-language": Case(frames=64, model={"train": ("tower", "merger"), "dtype": "bf16"}),
+    "frozen-language-checkpointing": Case(
+        frames=64, model={"train": ("tower", "merger"), "gradient_checkpointing": True}
+    ),
     "lora": Case(model={"lora": {"rank": 8}}),
     "lora-bf16-checkpointing": Case(
         prefix=8192, model={"lora": {"rank": 8}, "dtype": "bf16", "gradient_checkpointing": True}

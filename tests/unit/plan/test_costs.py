@@ -23,6 +23,9 @@ def test_a_trained_tower_costs_six_operations_a_weight_and_patch() -> None:
     shape = published_shape("Qwen2.5-VL-7B")
     assert cost_model(shape, train=PARTS, checkpointing=False).patch == 6 * shape.weights.tower
     assert cost_model(shape, train=("language",), checkpointing=True).patch == 0
+    tower, merger = shape.weights.tower, shape.weights.merger
+    assert cost_model(shape, train=("merger",), checkpointing=True).patch == 2 * tower + 4 * merger
+    assert 0.01 * tower < merger < 0.1 * tower
     with_checkpointing = cost_model(shape, train=PARTS, checkpointing=True)
     assert with_checkpointing.patch == 8 * shape.weights.tower
     assert with_checkpointing.pair == cost_model(shape, train=PARTS, checkpointing=False).pair
