@@ -29,8 +29,6 @@ from vlm_pg.types import Prompt, Rollout, RolloutGroup
 STEPS, LEARNING_RATE = 5, 1e-3
 RATES: dict[Part, float] = {"tower": 5e-4, "merger": 2e-3}
 MERGER_AND_LANGUAGE: tuple[Part, ...] = ("merger", "language")
-# Below gradient norms of all or some steps, so that clipping is compared too.
-MAX_GRAD_NORM = 1.0
 # Divides nothing: seven questions, five responses to each, over two or four ranks.
 KINDS = ("video", "image", "text", "images", "image+video", "video", "text")
 LENGTHS = (
@@ -65,6 +63,11 @@ class Layout:
     def trained(self) -> tuple[Part, ...]:
         """The parts that train; of the language model perhaps an adapter."""
         return ("language",) if self.lora else self.train
+
+    @property
+    def max_grad_norm(self) -> float:
+        """Below gradient norms of all or some steps, so that clipping is compared too."""
+        return 0.3 if self.trained == ("merger",) else 1.0
 
 
 def shipped(name: str) -> dict[str, Any]:
@@ -124,7 +127,7 @@ def training_settings(layout: Layout, deepspeed_file: Path | None = None) -> Tra
     Linear attention rounds more: with the same epsilon one process that cuts its batch otherwise is 1.4e-5 away.
     """
     epsilon = 1e-3 if layout.family == "qwen3_5" else 1e-4
-    values: dict[str, Any] = {"adam_epsilon": epsilon, "weight_decay": 0.05, "max_grad_norm": MAX_GRAD_NORM}
+    values: dict[str, Any] = {"adam_epsilon": epsilon, "weight_decay": 0.05, "max_grad_norm": layout.max_grad_norm}
     if deepspeed_file is not None:
         values |= {"engine": "deepspeed", "deepspeed_config": str(deepspeed_file)}
     if layout.train != PARTS:

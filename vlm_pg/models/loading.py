@@ -15,6 +15,7 @@ from vlm_pg.models.family import Family
 from vlm_pg.models.liger import apply_liger
 from vlm_pg.models.lora import adapter_base, add_lora, base_model, check_adapter, has_adapter, load_adapter
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.quantize import quantize_linears
 from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import ModelSettings, Part
 
@@ -53,7 +54,8 @@ def load_policy(
     named, of_tower = family.model_class, _vision_attention(_device(device), torch_dtype)
     try:
         model_class = getattr(transformers, named) if isinstance(named, str) else named
-        with nullcontext() if reading is None or family.read_whole else reading:
+        quantizes = settings.lora is not None and settings.lora.quantize
+        with nullcontext() if reading is None or family.read_whole or quantizes else reading:
             model, found = model_class.from_pretrained(
                 str(path),
                 dtype=torch_dtype,
@@ -76,6 +78,9 @@ def load_policy(
         ) from error
     _check_whole(str(path), found)
     _check_tokenizer(str(path), model, processor, family)
+    if settings.lora is not None and settings.lora.quantize:
+        # One layer after the other: the device never holds the model as it was read.
+        quantize_linears(model, family.adaptable_layers(model), _device(device))
     model = model.to(_device(device))
     if adapter != str(path):
         load_adapter(model, adapter, settings.lora)
@@ -120,6 +125,8 @@ def make_policy(model: Any, processor: Any, settings: ModelSettings | None = Non
         apply_liger(model)
     if settings.gradient_checkpointing:
         enable_checkpointing(model)
+    if settings.lora is not None and settings.lora.quantize:
+        quantize_linears(model, family.adaptable_layers(model), next(model.parameters()).device)
     if settings.lora is not None and not has_adapter(model):
         add_lora(model, settings.lora)
     if has_adapter(model):

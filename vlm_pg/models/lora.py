@@ -54,6 +54,8 @@ def add_lora(model: Any, settings: LoraSettings, seed: int = 0) -> None:
         model.add_adapter(config)
     model.requires_grad_(False)
     for parameter in adapter_parameters(model):
+        # Beside weights in 4 bits peft leaves it in fp32.
+        parameter.data = parameter.data.to(model.dtype)
         parameter.requires_grad_(True)
 
 

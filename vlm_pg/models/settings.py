@@ -26,6 +26,11 @@ class LoraSettings(Settings):
     target_modules: tuple[str, ...] = Field(
         (), description="Linear layers of the language model to adapt, such as q_proj; empty for all of them."
     )
+    quantize: Literal["nf4"] | None = Field(
+        None,
+        description="nf4: all linear layers of the frozen language model are kept in 4 bits (QLoRA, bitsandbytes), "
+        "whether adapted or not; embeddings, norms, output head, experts and vision tower stay as they are.",
+    )
 
     @field_validator("dropout")
     @classmethod

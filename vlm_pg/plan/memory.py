@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from vlm_pg.memory import GIB
+from vlm_pg.models.quantize import BYTES_PER_WEIGHT
 from vlm_pg.models.stream_share import possible_sizes
 from vlm_pg.plan.activations import (
     FP32,
@@ -84,7 +85,10 @@ def model_states(shape: ModelShape, setup: Setup) -> dict[str, float]:
     weights, trained = shape.weights, trained_weights(shape, setup)
     total = weights.language + weights.tower + weights.adapter
     scattered = setup.ranks if setup.stage == 3 else 1
-    found = {"weights": setup.element * total / scattered}
+    quantized = weights.linear if setup.quantize else 0
+    found = {"weights": (setup.element * (total - quantized) + BYTES_PER_WEIGHT * quantized) / scattered}
+    if setup.quantize:
+        found["a layer's weights written out"] = float(setup.element * weights.largest)
     if setup.stage == 3:
         if setup.offload_parameters:
             found["weights"] = 0.0

@@ -22,7 +22,8 @@ class Setup:
 
     Attributes:
         element: bytes of a weight and of an activation.
-        train: parts of the model that train; of the language model an adapter alone with ``lora``.
+        train: parts of the model that train; of the language model an adapter alone with ``lora``,
+            beside which with ``quantize`` its linear layers are in 4 bits.
         stage: ZeRO stage; 0 for one process without DeepSpeed.
         ranks: processes, among which states are scattered; ``sequence_parallel`` of them work on one stream.
         prefix: tokens of the largest prompt; ``patches``: of its media.
@@ -38,6 +39,7 @@ class Setup:
     checkpointing: bool = True
     train: tuple[Part, ...] = ("language",)
     lora: bool = False
+    quantize: bool = False
     stage: int = 0
     ranks: int = 1
     sequence_parallel: int = 1
@@ -108,6 +110,7 @@ def setup_of(config: Any, shape: ModelShape, ranks: int, sequence_parallel: int 
         checkpointing=model.gradient_checkpointing,
         train=model.train,
         lora=model.lora is not None,
+        quantize=model.lora is not None and model.lora.quantize is not None,
         stage=int(zero.get("stage", 0)),
         ranks=ranks,
         sequence_parallel=sequence_parallel,

@@ -15,8 +15,9 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.models.liger import liger_line
 from vlm_pg.models.loading import DTYPES
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.quantize import is_quantized
 from vlm_pg.models.scattered import num_elements
-from vlm_pg.models.settings import Part
+from vlm_pg.models.settings import LoraSettings, Part
 from vlm_pg.training.engines import Engine, TorchEngine
 from vlm_pg.training.rates import trained_weights
 
@@ -48,8 +49,19 @@ def _of_part(part: Part, config: RunConfig, policy: Policy, engine: Engine) -> s
         return f"{part} frozen"
     weights = sum(num_elements(p) for name, p in trained_weights(policy) if policy.family.part_of(name) == part)
     lora = config.model.lora
-    what = f"{weights:,} weights" if lora is None else f"LoRA adapter of rank {lora.rank}"
+    what = f"{weights:,} weights" if lora is None else _adapter(lora, policy)
     return f"{part} trained ({what}, peak learning rate {rates[part]:g})"
+
+
+def _adapter(lora: LoraSettings, policy: Policy) -> str:
+    if lora.quantize is None:
+        return f"LoRA adapter of rank {lora.rank}"
+    of_part = [(n, p) for n, p in policy.model.named_parameters() if policy.family.part_of(n) == "language"]
+    small, total = (
+        sum(num_elements(p) for n, p in of_part if is_quantized(p)),
+        sum(num_elements(p) for _, p in of_part),
+    )
+    return f"LoRA adapter of rank {lora.rank}, {small:,} of {total:,} weights in {lora.quantize}"
 
 
 def _of_ranks(config: RunConfig, policy: Policy, ranks: RankLayout) -> list[str]:
