@@ -24,6 +24,7 @@ from vlm_pg.observe.quiet import quiet_libraries
 from vlm_pg.observe.report import write_report
 from vlm_pg.observe.rollouts import RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
+from vlm_pg.observe.trace import Timeline
 from vlm_pg.observe.trackers.trackers import Trackers
 from vlm_pg.plan.check import check_fits
 from vlm_pg.prompts.builder import PromptBuilder
@@ -72,16 +73,18 @@ def train(config: RunConfig) -> int:
 
 
 def _train(config: RunConfig, watch: RankWatch) -> int:
-    phases = Phases()
-    phases.observers.append(watch)
+    here = RankLayout.here()
+    phases, timeline = Phases(here), Timeline(here, config.observe.trace_mb)
+    phases.observers += [watch, timeline]
     with ExitStack() as stack:
+        stack.callback(timeline.close)
         try:
             with phases.timed("setup"):
-                refuse_differences(config, RankLayout.here())
+                refuse_differences(config, here)
                 refuse_at_once(config)
                 ranks = layout_of(config)
                 stop = stack.enter_context(StopRequest(ranks).listening())
-                run = _Run(config, Console(enabled=ranks.is_first), stop, phases, stack)
+                run = _Run(config, Console(enabled=ranks.is_first), stop, phases, timeline, stack)
             watch.completed_step = lambda: run.progress.step
             return run.go()
         except BaseException as error:
@@ -92,8 +95,17 @@ def _train(config: RunConfig, watch: RankWatch) -> int:
 class _Run:
     """Everything one run holds, put together in the order it is needed."""
 
-    def __init__(self, config: RunConfig, console: Console, stop: StopRequest, phases: Phases, stack: ExitStack):
-        self.config, self.console, self.stop, self.phases, self.stack = config, console, stop, phases, stack
+    def __init__(
+        self,
+        config: RunConfig,
+        console: Console,
+        stop: StopRequest,
+        phases: Phases,
+        timeline: Timeline,
+        stack: ExitStack,
+    ):
+        self.config, self.console, self.stop, self.stack = config, console, stop, stack
+        self.phases, self.timeline = phases, timeline
         self.ranks = stop.ranks
         path = Path(config.run.dir)
         refuse_inputs_inside(path, config)
@@ -243,6 +255,7 @@ class _Run:
 
     def _open_logs(self, resume_step: int | None) -> tuple[MetricsLog | None, RolloutsLog | None, Trackers | None]:
         """What is written after every step, by rank 0."""
+        self.timeline.open(self.folder)
         if not self.ranks.is_first:
             return None, None, None
         observe, enter = self.config.observe, self.stack.enter_context
@@ -255,7 +268,9 @@ class _Run:
         config = self.config
         source = self.sources.for_records(config.data.train, config.data.prompt_cache_mb * 2**20)  # type: ignore[arg-type]
         data = TrainingData(self.samples, source, self.digests)
-        around = Surroundings(self.folder, self.console, self.stop, self.phases, self.bad_log, self.presence)
+        around = Surroundings(
+            self.folder, self.console, self.stop, self.phases, self.timeline, self.bad_log, self.presence
+        )
         return Trainer(config, self.engine, self.reference, data, self.rewarder, around, self.progress)
 
     def _make_evaluator(self) -> Evaluator | None:
@@ -291,6 +306,7 @@ class _Run:
             },
             bad_samples=dict(self.bad_log.counts) if self.bad_log else {},
         )
+        self.timeline.hand_in()
         if self.ranks.is_first:
             if self.config.observe.report:
                 self.console.info(f"report: {write_report(self.folder.path)}")
