@@ -198,7 +198,7 @@ class RankWatch:
             self._line.say(hello, CONNECT_SECONDS)
             welcome, *further = self._line.wait(CONNECT_SECONDS)
             self._first = Standing(0, **welcome["welcome"])
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"rank {self._own.rank} (host {self._own.host}) cannot connect to rank 0 at {host}, TCP port {port} "
                 f"({error or 'no answer'}). Processes of a run connect to each other on ports that the system chooses, "
