@@ -134,6 +134,14 @@ def impossible_combinations(config: RunConfig) -> list[str]:
             f"(rollout.max_new_tokens={config.rollout.max_new_tokens}) may need {longest}. "
             f"Set training.micro_batch_tokens={longest} or more, or lower the other two.",
         ),
+        *(
+            (
+                part not in config.model.train,
+                f"training.learning_rates.{part} is {rate}, but model.train is [{', '.join(config.model.train)}], so "
+                f"that part is frozen and has no rate. Add {part} to model.train, or leave its rate out.",
+            )
+            for part, rate in config.training.learning_rates.items()
+        ),
         (
             config.eval.sets == () and bool(config.data.eval),
             "eval.sets is empty, so that nothing would be evaluated. Name sets of data.eval in it, or set it to null "

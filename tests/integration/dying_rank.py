@@ -1,4 +1,4 @@
-"""``vlm-pg train``, of which a rank dies: python -m tests.integration.dying_rank RANK PHASE COMPLETED CONFIG [key=value ...].
+"""``vlm-pg train``, of which a rank dies: python -m tests.integration.dying_rank RANK PHASE COMPLETED CONFIG ...
 
 That rank kills itself with SIGKILL as it begins PHASE after COMPLETED steps.
 """

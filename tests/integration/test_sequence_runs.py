@@ -20,7 +20,7 @@ from tests.support.processes import launch_ranks
 from tests.support.runs import ROOT, read_lines, run_cli, write_config
 
 TOLERANCE = 1e-5
-FROZEN = ["model.train_vision=false"]
+FROZEN = ["model.train=[language]"]
 FEATURES: dict[str, list[str]] = {
     "plain": [],
     "chunks": ["training.micro_batch_tokens=121"],
@@ -54,7 +54,7 @@ ABOUT_THE_WORK = ("seconds", "step_seconds", "tokens_per_second", "generation/",
 def sections(folder: Path, model: Path) -> dict[str, Any]:
     return {
         "run": {"resume": "auto"},
-        "model": {"path": str(model), "train_vision": True},
+        "model": {"path": str(model), "train": ["tower", "merger", "language"]},
         "data": {"train": str(folder / "clips" / "train.jsonl")},
         "media": {"workers": 0},
         "prompt": {

@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare_embedded(["--out", str(path / "clips"), "--train", "24", "--eval", "8"])
     values = sections(path, ROOT / "assets/tiny-qwen2_5-vl")
     values["training"] |= {"steps": STEPS, "prompts_per_step": 4, "checkpoint_every": 0}
-    values["model"]["train_vision"] = False
+    values["model"]["train"] = ["language"]
     write_config(path / "run.yaml", values)
     return path
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlm_pg.models.memory_choice import smallest
+from vlm_pg.models.settings import VISION_PARTS, Part
 from vlm_pg.models.stream_memory import MemoryChoice
 from vlm_pg.plan.shape import ModelShape, TowerShape
 
@@ -21,6 +22,8 @@ class Setup:
 
     Attributes:
         element: bytes of a weight and of an activation.
+        train: parts of the model that train; of the language model an adapter alone with ``lora``,
+            beside which with ``quantize`` its linear layers are in 4 bits.
         stage: ZeRO stage; 0 for one process without DeepSpeed.
         ranks: processes, among which states are scattered; ``sequence_parallel`` of them work on one stream.
         prefix: tokens of the largest prompt; ``patches``: of its media.
@@ -36,8 +39,9 @@ class Setup:
 
     element: int = 2
     checkpointing: bool = True
-    train_vision: bool = False
+    train: tuple[Part, ...] = ("language",)
     lora: bool = False
+    quantize: bool = False
     stage: int = 0
     ranks: int = 1
     sequence_parallel: int = 1
@@ -58,6 +62,11 @@ class Setup:
     may_divide_prompts: bool = False
     measures: MemoryChoice = AS_IT_IS
     allowed: MemoryChoice = AS_IT_IS
+
+    @property
+    def trains_vision(self) -> bool:
+        """Visual features change with the weights."""
+        return any(part in self.train for part in VISION_PARTS)
 
     @property
     def stream(self) -> int:
@@ -104,8 +113,9 @@ def setup_of(config: Any, shape: ModelShape, ranks: int, sequence_parallel: int 
     return Setup(
         element=BYTES[model.dtype],
         checkpointing=model.gradient_checkpointing,
-        train_vision=model.train_vision,
+        train=model.train,
         lora=model.lora is not None,
+        quantize=model.lora is not None and model.lora.quantize is not None,
         stage=int(zero.get("stage", 0)),
         ranks=ranks,
         sequence_parallel=sequence_parallel,

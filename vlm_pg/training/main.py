@@ -31,6 +31,7 @@ from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.threads import use_threads
+from vlm_pg.training.agreement import refuse_differences
 from vlm_pg.training.checkpoints import read_state
 from vlm_pg.training.data_digest import changed_data, data_digests
 from vlm_pg.training.opening import OpenFolder
@@ -79,6 +80,7 @@ def _train(config: RunConfig, ranks: RankLayout, watch: RankWatch) -> int:
             stop = stack.enter_context(StopRequest(ranks).listening())
             console = Console(enabled=ranks.is_first)
             with phases.timed("setup"):
+                refuse_differences(config, ranks)
                 refuse_at_once(config)
                 run = _Run(config, console, stop, phases, timeline, stack)
             watch.completed_step = lambda: run.progress.step

@@ -35,6 +35,8 @@ PROMPT_TOKENS = Metric("prompt_tokens_mean", "tokens")
 GENERATIONS = Metric("generations_mean", "rollouts per group")
 GRAD_NORM = Metric("grad_norm", "L2, before clipping", "same", NORM_CHART)
 LEARNING_RATE = Metric("lr", how="same", chart=Chart("Learning rate", 11, smooth=False))
+PART_GRAD_NORM = Metric("grad_norm/", "L2, before clipping", "same", NORM_CHART)
+PART_LEARNING_RATE = Metric("lr/", how="same", chart=Chart("Learning rate by part", 12, smooth=False))
 MICRO_BATCHES = Metric("micro_batches", how="same", over_updates="sum")
 BACKWARD_CALLS = Metric("backward_calls", how="same", over_updates="sum")
 
@@ -119,12 +121,20 @@ def update_policy(
     _check_finite(metrics[LOSS])
     no_way_back()  # to the weights of the step before
     grad_norm = engine.step(update.learning_rate)
-    return metrics | {
+    said: dict[str, float] = {
         GRAD_NORM: grad_norm,
         LEARNING_RATE: update.learning_rate,
         MICRO_BATCHES: float(len(order)),
         BACKWARD_CALLS: float(sum(place.backward_calls for place in order)),
     }
+    said |= {PART_GRAD_NORM.of(part): norm for part, norm in engine.part_norms().items()}
+    return metrics | said | _part_rates(engine, update.learning_rate)
+
+
+def _part_rates(engine: Engine, learning_rate: float) -> dict[str, float]:
+    """Where parts have rates of their own."""
+    found = engine.rates.of_parts(learning_rate)
+    return {PART_LEARNING_RATE.of(part): rate for part, rate in found.items()} if len(set(found.values())) > 1 else {}
 
 
 def _passes(

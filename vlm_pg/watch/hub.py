@@ -17,6 +17,8 @@ from vlm_pg.watch.standing import Failure, Loss, Standing, worst
 SETTLE_SECONDS = 0.5
 # In which a connection must say whose it is.
 HELLO_SECONDS = 10.0
+# Beside as many as there are ranks; whoever else knocks is turned away.
+MAX_STRANGERS = 16
 LEAVE_SECONDS = 5.0
 
 
@@ -115,8 +117,6 @@ class Hub:
         ready = [ends[descriptor] for descriptor, _ in poll.poll(SETTLE_SECONDS * 1000 / 2)]
         if self._woken in ready:
             self._woken.recv(4096)
-        if self._server in ready:
-            self._accept()
         for line, until_seconds in list(self._strangers.items()):
             if line in ready:
                 self._meet(line)
@@ -125,11 +125,16 @@ class Hub:
         for rank, line in list(self._lines.items()):
             if line in ready:
                 self._take(rank, line)
+        if self._server in ready:
+            self._accept()
 
     def _accept(self) -> None:
         try:
             connection, _ = self._server.accept()
         except OSError:  # whoever it was has gone again
+            return
+        if len(self._strangers) >= self._world_size + MAX_STRANGERS:
+            connection.close()
             return
         self._strangers[Line(connection)] = time.monotonic() + HELLO_SECONDS
 
@@ -177,11 +182,11 @@ class Hub:
         if "leaving" in message:
             self._left.add(rank)
         if "failed" in message:
-            # Its end follows, and says nothing more.
-            self._left.add(rank)
-            self._standings[rank] = self._standings[rank].at(message["failed"]["at"])
+            said = message["failed"]
+            self._standings[rank] = self._standings[rank].at(said["at"])
             with self._changed:
-                self._lose(Loss(self._standings[rank], Failure(**message["failed"]["with"])))
+                self._lose(Loss(self._standings[rank], Failure(**said["with"])))
+            self._left.add(rank)  # its end follows, and says nothing more
 
     def _lose(self, loss: Loss) -> None:
         if not self._losses:

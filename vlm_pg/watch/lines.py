@@ -67,7 +67,7 @@ class Line:
         Raises:
             EOFError: the other end has gone, or says what is no JSON object.
         """
-        while not self._over:
+        while not self._over and len(self._unread) <= MAX_LINE_BYTES:
             try:
                 data = self._connection.recv(MAX_LINE_BYTES)
             except BlockingIOError:
@@ -79,7 +79,11 @@ class Line:
         *lines, self._unread = self._unread.split(b"\n")
         if (self._over and not lines) or len(self._unread) > MAX_LINE_BYTES:
             raise EOFError
-        return [_object(line) for line in lines]
+        try:
+            return [_object(line) for line in lines]
+        except EOFError:
+            self._over, self._unread = True, b""
+            raise
 
     def wait(self, seconds: float | None = None) -> list[dict[str, Any]]:
         """The objects that come next, at least one.
@@ -119,11 +123,12 @@ def _object(line: bytes) -> dict[str, Any]:
     return value
 
 
-def listen(everywhere: bool, backlog: int) -> socket.socket:
+def listen(everywhere: bool, backlog: int = 128) -> socket.socket:
     """A listening socket on a free port.
 
     Args:
         everywhere: for other hosts; else for processes of this one alone.
+        backlog: how many may knock at once.
     """
     if not everywhere:
         return socket.create_server(("127.0.0.1", 0), backlog=backlog)

@@ -158,7 +158,7 @@ class RankWatch:
             return
         others = {SharedNote(f"{name}/network/{rank}").read() for rank in range(1, self._ranks.world_size)}
         is_near = others == {ours}
-        server = listen(everywhere=not is_near, backlog=self._ranks.world_size)
+        server = listen(everywhere=not is_near, backlog=max(128, self._ranks.world_size))
         token = secrets.token_hex(16)
         self._ending = Ending(f"{name}/{token}")
         self._hub = Hub(server, token, self._own, self._ranks.world_size, self._learn)
