@@ -80,7 +80,7 @@ def load_policy(
     _check_tokenizer(str(path), model, processor, family)
     if settings.lora is not None and settings.lora.quantize:
         # One layer after the other: the device never holds the model as it was read.
-        quantize_linears(model, family.adaptable_layers(model), _device(device))
+        quantize_linears(model, family.quantizable_layers(model), _device(device))
     model = model.to(_device(device))
     if adapter != str(path):
         load_adapter(model, adapter, settings.lora)
@@ -126,7 +126,7 @@ def make_policy(model: Any, processor: Any, settings: ModelSettings | None = Non
     if settings.gradient_checkpointing:
         enable_checkpointing(model)
     if settings.lora is not None and settings.lora.quantize:
-        quantize_linears(model, family.adaptable_layers(model), next(model.parameters()).device)
+        quantize_linears(model, family.quantizable_layers(model), next(model.parameters()).device)
     if settings.lora is not None and not has_adapter(model):
         add_lora(model, settings.lora)
     if has_adapter(model):
