@@ -67,9 +67,11 @@ def plan_memory(shape: ModelShape, setup: Setup) -> Plan:
 
 
 def plan_to_fit(shape: ModelShape, setup: Setup, gpu_gib: float) -> Plan:
-    """As ``plan_memory``; where that does not fit, with all that a run may put away, tile and cut by itself."""
+    """As ``plan_memory``; where that does not fit, with all that a run may put away, tile, cut and divide by itself."""
     plan = plan_memory(shape, setup)
-    return plan if plan.fits(gpu_gib) else plan_memory(shape, replace(setup, measures=setup.allowed))
+    if plan.fits(gpu_gib):
+        return plan
+    return plan_memory(shape, replace(setup, measures=setup.allowed, divides_prompts=setup.may_divide_prompts))
 
 
 def trained_weights(shape: ModelShape, setup: Setup) -> int:
@@ -125,12 +127,13 @@ def optimizer_bytes(shape: ModelShape, setup: Setup) -> float:
 def generation_bytes(shape: ModelShape, setup: Setup) -> dict[str, float]:
     """At least: keys and values of one group, every response at its longest; one pass of its prompt.
 
-    With sequence parallelism every rank holds the prefix and its part of the rollouts.
+    With sequence parallelism every rank holds the prefix, or its part of it, and its part of the rollouts.
     """
     text, e = shape.language, setup.element
     width, narrow = text.heads * text.head_dim, text.kv_heads * text.head_dim
     rollouts = -(-setup.generations // setup.sequence_parallel)
-    tokens = setup.prefix + rollouts * setup.response
+    divided = setup.divides_prompts and setup.generations >= setup.sequence_parallel
+    tokens = -(-setup.prefix // (setup.sequence_parallel if divided else 1)) + rollouts * setup.response
     if not setup.share_prefix:
         tokens = rollouts * (setup.prefix + setup.response)
     rows = min(PREFILL_TOKENS, setup.prefix) / setup.sequence_parallel

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from vlm_pg.algorithms.own import load_estimator, load_loss
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.config import RunConfig
 from vlm_pg.distributed import RankLayout, join_ranks, launched_world_size
@@ -18,6 +19,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.models.quantize import is_quantized
 from vlm_pg.models.scattered import num_elements
 from vlm_pg.models.settings import LoraSettings, Part
+from vlm_pg.observe.trackers.kinds import refuse_missing
 from vlm_pg.training.engines import Engine, TorchEngine
 from vlm_pg.training.rates import trained_weights
 
@@ -106,14 +108,24 @@ def describe_algorithm(algorithm: AlgorithmSettings) -> str:
 def connect(config: RunConfig) -> RankLayout:
     """Join the other processes, if the launcher started any; where this one stands among them."""
     if config.training.engine == "deepspeed":
-        from vlm_pg.training.deepspeed_config import read_deepspeed_config
         from vlm_pg.training.deepspeed_engine import connect as connect_ranks
 
-        read_deepspeed_config(config.training)
         connect_ranks()
     else:
         join_ranks()
     return layout_of(config)
+
+
+def refuse_at_once(config: RunConfig) -> None:
+    """What needs no model to be refused. Ranks have met before, so that one of them alone can say it to all."""
+    if config.data.train is None:
+        raise ConfigError("data.train is not set. Training needs a file of prepared records. Set data.train=PATH.")
+    refuse_missing(config.observe.trackers)
+    load_loss(config.algorithm), load_estimator(config.algorithm)
+    if config.training.engine == "deepspeed":
+        from vlm_pg.training.deepspeed_config import read_deepspeed_config
+
+        read_deepspeed_config(config.training)
 
 
 def layout_of(config: RunConfig) -> RankLayout:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -75,6 +76,7 @@ class Update:
         prompts: by sample id, those of the groups of the other sequence ranks.
         costs: what work over data ranks is balanced by; None: every rank trains on the groups it has.
         may_stop: it may be given up between two backward calls, for the step has made no other update yet.
+        waiting: made anew around the place where ranks whose passes are over wait for the others.
     """
 
     groups: Sequence[RolloutGroup]
@@ -84,6 +86,7 @@ class Update:
     prompts: Mapping[str, Prompt] = field(default_factory=dict)
     costs: CostModel | None = None
     may_stop: bool = False
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def update_policy(
@@ -112,7 +115,8 @@ def update_policy(
         if update.may_stop and not last:
             agree_to_go_on()
     _count_sharing(passes.tally, trained, plan.in_one_tree)
-    metrics = passes.tally.reduced(engine.ranks)
+    with update.waiting():
+        metrics = passes.tally.reduced(engine.ranks)
     # Of the sum over ranks, so that all of them stop here or none.
     _check_finite(metrics[LOSS])
     no_way_back()  # to the weights of the step before

@@ -153,6 +153,12 @@ def test_generation_holds_one_group_at_least() -> None:
     assert found["keys and values of one group"] == (100 + 2 * 9) * 4 * 2 * 4 * 4
     divided = generation_bytes(TINY, replace(FP32, ranks=2, sequence_parallel=2))
     assert divided["keys and values of one group"] == (100 + 9) * 4 * 2 * 4 * 4
+    parts = generation_bytes(TINY, replace(FP32, ranks=2, sequence_parallel=2, divides_prompts=True))
+    saved = divided["keys and values of one group"] - parts["keys and values of one group"]
+    assert saved / divided["keys and values of one group"] == pytest.approx(50 / 109)
+    # A rank without rollouts would have no part in it.
+    few = replace(FP32, ranks=4, sequence_parallel=4)
+    assert generation_bytes(TINY, replace(few, divides_prompts=True)) == generation_bytes(TINY, few)
     alone = generation_bytes(TINY, replace(FP32, share_prefix=False))
     assert alone["keys and values of one group"] == 2 * (100 + 9) * 4 * 2 * 4 * 4
 
@@ -259,3 +265,13 @@ def test_the_table_of_public_models() -> None:
     assert [line.split(" | ")[1] for line in lines[4:]] == ["64", "256", "1,024", "3,600"]
     # 20 bytes a weight on one GPU are too many for 7B.
     assert "(1" in lines[4].split(" | ")[3]
+
+
+def test_prompts_are_divided_where_a_plan_would_not_fit() -> None:
+    shape, setup = SEVEN, Setup(prefix=1_000_000, response=1, generations=4, ranks=4, sequence_parallel=4, stage=3)
+    setup = replace(setup, budget=1_000_001, offload_optimizer=True, offload_parameters=True, may_divide_prompts=True)
+    whole, parts = (plan_to_fit(shape, setup, gib).phases["generation"] for gib in (1e6, 20.0))
+    name = "keys and values of one group"
+    assert parts[name] / whole[name] == pytest.approx(1 / 4, rel=1e-3)
+    never = plan_to_fit(shape, replace(setup, may_divide_prompts=False), 20.0)
+    assert never.phases["generation"][name] == whole[name]
