@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -57,6 +57,7 @@ class Layout:
     lora: bool = False
     family: str = "qwen2_5_vl"
     train: tuple[Part, ...] = PARTS
+    quantize: bool = False  # beside an adapter
     settings: dict[str, Any] = field(default_factory=dict)  # of section ``training``
 
     @property
@@ -90,6 +91,10 @@ LAYOUTS = {
         Layout("lora-torch-2", 2, lora=True),
         Layout("lora-zero2-2", 2, shipped("zero2"), lora=True),
         Layout("lora-zero3-2", 2, shipped("zero3"), lora=True),
+        Layout("qlora-torch-2", 2, lora=True, quantize=True),
+        Layout("qlora-zero2-2", 2, shipped("zero2"), lora=True, quantize=True),
+        Layout("qlora-zero3-2", 2, shipped("zero3"), lora=True, quantize=True),
+        Layout("qlora-sequence2", 2, sequence=2, lora=True, quantize=True),
         Layout("sequence2", 2, sequence=2),
         Layout("sequence4", 4, sequence=4),
         Layout("sequence2-data2", 4, sequence=2),
@@ -117,7 +122,8 @@ LAYOUTS = {
 
 
 def layout_policy(layout: Layout) -> Policy:
-    lora = LoraSettings(rank=4, alpha=8) if layout.lora else None
+    quantize: Literal["nf4"] | None = "nf4" if layout.quantize else None
+    lora = LoraSettings(rank=4, alpha=8, quantize=quantize) if layout.lora else None
     return tiny_policy(train=layout.trained, family=layout.family, lora=lora)
 
 
@@ -195,12 +201,12 @@ class Trained:
 
 def trained_by_one_process(layout: Layout) -> Trained:
     """What the layout is compared with."""
-    return _trained_by_one_process(layout.family, layout.train, layout.lora)
+    return _trained_by_one_process(layout.family, layout.train, layout.lora, layout.quantize)
 
 
 @cache
-def _trained_by_one_process(family: str, train: tuple[Part, ...], lora: bool) -> Trained:
-    layout = Layout("one", 1, family=family, train=train, lora=lora)
+def _trained_by_one_process(family: str, train: tuple[Part, ...], lora: bool, quantize: bool) -> Trained:
+    layout = Layout("one", 1, family=family, train=train, lora=lora, quantize=quantize)
     engine = TorchEngine(layout_policy(layout), training_settings(layout))
     before = weights(engine)
     metrics = train_steps(engine, whole=True)
