@@ -13,3 +13,8 @@ def is_scattered(module: torch.nn.Module) -> bool:
 def num_elements(parameter: torch.nn.Parameter) -> int:
     """Of the whole weight, wherever its parts lie."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def whole_shape(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Of the whole weight, wherever its parts lie."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))

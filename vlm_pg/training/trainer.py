@@ -36,13 +36,14 @@ from vlm_pg.training import checkpoints
 from vlm_pg.training.behaviour import mismatch_due, mismatch_warning
 from vlm_pg.training.collect import Collector, Stages, StepBatch
 from vlm_pg.training.engines import Engine
+from vlm_pg.training.fit import checkpoint_settings
 from vlm_pg.training.group_advantages import trains
 from vlm_pg.training.group_metrics import group_metrics
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream
 from vlm_pg.training.reward_errors import RewardErrors
 from vlm_pg.training.samplers import make_control_sampler, make_sampler
-from vlm_pg.training.saving import checkpoint_settings, save_checkpoint
+from vlm_pg.training.saving import save_checkpoint
 from vlm_pg.training.schedule import learning_rate
 from vlm_pg.training.step import Update
 from vlm_pg.training.stop import StopRequest
