@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,9 +66,7 @@ def _plan(model: Any, shard_bytes: int) -> _Plan | None:
     """Names, shapes and files without any data; None where a tensor of the files is made of several weights."""
     from huggingface_hub import split_torch_state_dict_into_shards
 
-    empty = {
-        name: torch.empty(whole_shape(tensor), dtype=tensor.dtype, device="meta") for name, tensor in _saved(model)
-    }
+    empty = _saved(model)
     made_of = {name: _contiguous(_as_stored(model, {name: tensor})) for name, tensor in empty.items()}
     everything = _contiguous(_as_stored(model, empty))
     apart = {made: tensor.shape for tensors in made_of.values() for made, tensor in tensors.items()}
@@ -83,13 +81,16 @@ def _plan(model: Any, shard_bytes: int) -> _Plan | None:
     return _Plan(order, split.tensor_to_filename, sizes, index)
 
 
-def _saved(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Of weights that are tied the one that transformers keeps, and buffers."""
+def _saved(model: Any) -> dict[str, torch.Tensor]:
+    """Weights and buffers without data; of weights that are tied the one that transformers keeps."""
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-    tensors = model.state_dict(keep_vars=True)
-    kept = remove_tied_weights_from_state_dict({name: tensors[name].to("meta") for name in tensors}, model)
-    yield from ((name, tensors[name]) for name in kept if name not in (model._keys_to_ignore_on_save or ()))
+    empty = {
+        name: torch.empty(whole_shape(tensor), dtype=tensor.dtype, device="meta")
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if name not in (model._keys_to_ignore_on_save or ())
+    }
+    return remove_tied_weights_from_state_dict(empty, model)
 
 
 def _as_stored(model: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
