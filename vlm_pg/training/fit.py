@@ -53,7 +53,8 @@ def _other_model(settings: ModelSettings, path: Path) -> str | None:
         of_run = _dimensions(settings.path, settings)
     except ModelError:  # said when it is loaded
         return None
-    names = sorted(name for name in of_run if of_run[name] != of_checkpoint.get(name))
+    names = [name for name in of_run if of_run[name] != of_checkpoint.get(name)]
+    names.sort(key=lambda name: (not name.endswith("model_type"), name))
     if not names:
         return None
     listed = ", ".join(f"{name} {of_checkpoint.get(name)} instead of {of_run[name]}" for name in names[:_LISTED])
