@@ -129,9 +129,8 @@ def of_renewed_files() -> Iterator[Damage]:
     for name in ("config.json", "processor_config.json", "tokenizer.json", "tokenizer_config.json"):
         for what, data in {"a list": b"[]", "no JSON": b"{", "nested deeply": DEEP, "empty": b""}.items():
             yield Damage(f"renewed {name} {what}", renewed(name, write(data)), "passed over")
-    yield Damage(
-        "renewed: another kind of model", renewed("config.json", set_entry("model_type", "llama")), "passed over"
-    )
+    another = renewed("config.json", set_entry("model_type", "llama"))
+    yield Damage("renewed: another kind of model", another, "refused", "model_type llama instead of qwen2_5_vl")
     one = torch.zeros(1)
     weights: dict[str, Change] = {
         "a tensor missing": tensors_change(without_first),

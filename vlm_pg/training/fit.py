@@ -5,6 +5,7 @@ Processes, engine, ZeRO stage, offloading and sequence ranks do not matter: opti
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from vlm_pg.training import checkpoints
 # What a checkpoint was written under that does not say: there was no choice then.
 UNSAID = {"model.positions": "transformers"}
 _LISTED = 4
+# Ids of tokens, limits that are none of the weights'.
+_NO_SIZE = re.compile(r"_id$|^max_|^chunk_size")
 
 
 def checkpoint_settings(config: RunConfig) -> dict[str, Any]:
@@ -73,8 +76,7 @@ def _dimensions(path: str | Path, settings: ModelSettings) -> dict[str, Any]:
 
 def _whole_numbers(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and key != "label2id":
             yield from _whole_numbers(value, f"{prefix}{key}.")
-        # Ids of tokens may be set after a model was made.
-        elif key in ("model_type", "tie_word_embeddings") or (type(value) is int and not key.endswith("_id")):
+        elif key in ("model_type", "tie_word_embeddings") or (type(value) is int and not _NO_SIZE.search(key)):
             yield f"{prefix}{key}", value

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -43,8 +43,9 @@ def save_scattered(model: Any, folder: Path, gathered: Gathered, is_writer: bool
         model.save_pretrained(folder, state_dict={})  # configuration and code
     tensors: dict[str, torch.Tensor] = {}
     for name in plan.order:
-        for made, tensor in _made_of(model, name, gathered, is_writer).items():
-            tensors[made] = tensor
+        whole = _whole(model, name, gathered, is_writer)
+        for made, tensor in plan.stored.made_of(whole).items() if is_writer else ():
+            tensors[made] = tensor.contiguous()
             file = plan.files[made]
             if len(of_file := [made for made in tensors if plan.files[made] == file]) == plan.sizes[file]:
                 save_file({made: tensors.pop(made) for made in of_file}, folder / file, metadata={"format": "pt"})
@@ -56,6 +57,7 @@ def save_scattered(model: Any, folder: Path, gathered: Gathered, is_writer: bool
 class _Plan:
     """``order``: of weights, as their tensors follow in the files. ``sizes``: how many tensors a file has."""
 
+    stored: _AsStored
     order: list[str]
     files: dict[str, str]
     sizes: dict[str, int]
@@ -66,9 +68,10 @@ def _plan(model: Any, shard_bytes: int) -> _Plan | None:
     """Names, shapes and files without any data; None where a tensor of the files is made of several weights."""
     from huggingface_hub import split_torch_state_dict_into_shards
 
-    empty = _saved(model)
-    made_of = {name: _contiguous(_as_stored(model, {name: tensor})) for name, tensor in empty.items()}
-    everything = _contiguous(_as_stored(model, empty))
+    empty = _without_data(model)
+    stored = _AsStored(model, empty)
+    made_of = {name: _contiguous(stored.made_of({name: tensor})) for name, tensor in empty.items()}
+    everything = _contiguous(stored.made_of(empty))
     apart = {made: tensor.shape for tensors in made_of.values() for made, tensor in tensors.items()}
     if apart != {made: tensor.shape for made, tensor in everything.items()}:
         return None
@@ -78,10 +81,10 @@ def _plan(model: Any, shard_bytes: int) -> _Plan | None:
     place = {made: number for number, made in enumerate(everything)}
     order = sorted(made_of, key=lambda name: min(place[made] for made in made_of[name]))
     sizes = {file: len(names) for file, names in split.filename_to_tensors.items()}
-    return _Plan(order, split.tensor_to_filename, sizes, index)
+    return _Plan(stored, order, split.tensor_to_filename, sizes, index)
 
 
-def _saved(model: Any) -> dict[str, torch.Tensor]:
+def _without_data(model: Any) -> dict[str, torch.Tensor]:
     """Weights and buffers without data; of weights that are tied the one that transformers keeps."""
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
@@ -93,11 +96,25 @@ def _saved(model: Any) -> dict[str, torch.Tensor]:
     return remove_tied_weights_from_state_dict(empty, model)
 
 
-def _as_stored(model: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Under the names, and cut as in the files that the model was read from."""
-    from transformers.core_model_loading import revert_weight_conversion
+class _AsStored:
+    """Weights under the names, and cut as in the files that the model was read from.
 
-    return revert_weight_conversion(model, dict(tensors))
+    Conversions ask the model for shapes of weights, and gathered one by one most of them have none: they ask this.
+    """
+
+    def __init__(self, model: Any, whole: Mapping[str, torch.Tensor]):
+        self._model, self._whole = model, whole
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def get_parameter(self, name: str) -> torch.Tensor:
+        return self._whole[name]
+
+    def made_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        from transformers.core_model_loading import revert_weight_conversion
+
+        return revert_weight_conversion(cast(Any, self), dict(tensors))
 
 
 def _contiguous(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -105,11 +122,8 @@ def _contiguous(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
 
 
-def _made_of(model: Any, name: str, gathered: Gathered, is_writer: bool) -> dict[str, torch.Tensor]:
-    """What the files hold of one weight; nothing where it is not written."""
+def _whole(model: Any, name: str, gathered: Gathered, is_writer: bool) -> dict[str, torch.Tensor]:
+    """The writer's copy of one weight."""
     tensor = model.get_parameter_or_buffer(name)
     with gathered([tensor] if hasattr(tensor, "ds_id") else []):
-        if not is_writer:
-            return {}
-        here = tensor.detach().to("cpu", copy=True)
-    return {made: part.contiguous() for made, part in _as_stored(model, {name: here}).items()}
+        return {name: tensor.detach().to("cpu", copy=True)} if is_writer else {}
