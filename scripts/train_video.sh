@@ -6,21 +6,13 @@
 #   bash scripts/train_video.sh CONFIG [key=value ...]            any other config
 #
 # Configs of the embedded task (configs/embedded*.yaml, configs/algorithms/) have its data set rendered first.
-# With a CONFIG and more than one GPU, DeepSpeed is started over all of them (CUDA_VISIBLE_DEVICES chooses).
+# With a CONFIG all GPUs of this machine are used (CUDA_VISIBLE_DEVICES chooses), or all of several nodes: started by
+# srun or sbatch, with a DeepSpeed hostfile (VLM_PG_HOSTFILE=FILE), or on each node with NNODES, NODE_RANK and MASTER_ADDR.
+# scripts/launch.sh says what is looked at; scripts/nodes/ has files to begin with.
 set -euo pipefail
 
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
-
-num_gpus() {
-    if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
-        # As CUDA reads it: a comma-separated list, of which nothing counts from -1 on.
-        printf '%s' "${CUDA_VISIBLE_DEVICES%%-1*}" | tr ',' '\n' | grep -c '[^[:space:]]' || true
-    elif command -v nvidia-smi >/dev/null; then
-        nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true
-    else
-        echo 0
-    fi
-}
+. "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
 
 # The engine that a config with its overrides asks for; a faulty config ends here with its message.
 configured_engine() {
@@ -54,34 +46,37 @@ if [ $# -gt 0 ] && { [ -f "$1" ] || [ "${1#*=}" = "$1" ]; }; then
     fi
 fi
 
+find_nodes
 set_up_environment
 cd "$REPO_ROOT"
 export PATH="$VENV/bin:$PATH"
 
 case "$config" in
 "" | "$REPO_ROOT"/configs/embedded*.yaml | "$REPO_ROOT"/configs/algorithms/*.yaml)
-    vlm-pg prepare embedded --out data/embedded
+    # Once: the others wait for the first one before they read.
+    if [ "$NODE" = 0 ] && [ "$HOW" != srun ]; then
+        vlm-pg prepare embedded --out data/embedded
+    fi
     ;;
 esac
-if [ -z "$config" ]; then
+if [ -z "$config" ] && [ "$HOW" = here ] && [ -z "${NPROC_PER_NODE:-}" ]; then
     exec vlm-pg train configs/embedded.yaml "$@"
 fi
+config="${config:-$REPO_ROOT/configs/embedded.yaml}"
 
-gpus="$(num_gpus)"
-if [ "$gpus" -le 1 ] || [ -n "${WORLD_SIZE:-}" ]; then
-    exec vlm-pg train "$config" "$@"
-fi
-engine="$(configured_engine "$config" "$@")" || exit 2
-if [ "$engine" != deepspeed ]; then
-    case " $* " in
-    *" training.engine="*)
-        echo "training.engine=$engine was asked for: training on one of the $gpus GPUs"
-        exec vlm-pg train "$config" "$@"
+# Several processes without an engine of the user's own get one that divides what each would hold.
+engine=torch
+if [ "$HOW" != rank ] && { [ $((NODES * PROCESSES_HERE)) -gt 1 ] || [ "$HOW" = task ]; }; then
+    engine="$(configured_engine "$config" "$@")" || exit 2
+    case "$engine, $* " in
+    torch,*" training.engine="*) ;; # asked for
+    torch,*)
+        if [ "$NODE" = 0 ]; then
+            echo "Several processes: adding training.engine=deepspeed training.deepspeed_config=configs/deepspeed/zero2.json"
+        fi
+        engine=deepspeed
+        set -- "$@" training.engine=deepspeed training.deepspeed_config=configs/deepspeed/zero2.json
         ;;
     esac
-    echo "$gpus GPUs: adding training.engine=deepspeed training.deepspeed_config=configs/deepspeed/zero2.json"
-    set -- "$@" training.engine=deepspeed training.deepspeed_config=configs/deepspeed/zero2.json
 fi
-echo "Starting DeepSpeed on $gpus GPUs"
-# Without --num_gpus the launcher takes all GPUs, or those that CUDA_VISIBLE_DEVICES names.
-exec deepspeed --no_local_rank --module vlm_pg.cli train "$config" "$@"
+launch "$engine" "$config" "$@"

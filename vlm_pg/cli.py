@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import vlm_pg
-from vlm_pg.errors import ConfigError, VlmPgError
+from vlm_pg.errors import EXIT_RANK_LOST, ConfigError, RankLost, VlmPgError
 
 EXIT_OK, EXIT_NOT_READY, EXIT_NOT_EXACT, EXIT_TOO_LARGE, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 1, 1, 1, 2, 130
+EXIT_BUG = 1
 DEFAULT_RUN = "runs/embedded"
 
 _EPILOG = """\
@@ -23,6 +25,7 @@ exit codes:
   1    a bug (with its traceback); or `doctor` found that a required part is missing; or `verify` that sharing
        is not exact; or `plan` that the run does not fit into memory
   2    something you can put right: a setting, a file, a model (one message, no traceback)
+  75   another process of the run has gone or failed; one message says which
   130  stopped by Ctrl-C; `train` has written a checkpoint, from which run.resume=auto goes on (after SIGTERM and
        SIGUSR1 it has, too, and ends with 0)
 """
@@ -41,10 +44,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except VlmPgError as error:
         # Names and answers in it are those of files and servers.
         print(visible(f"{_rank_prefix()}vlm-pg: error: {error}"), file=sys.stderr)
-        return EXIT_USER_ERROR
+        code = EXIT_USER_ERROR
     except KeyboardInterrupt:
         print(f"{_rank_prefix()}vlm-pg: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        code = EXIT_INTERRUPTED
+    except RankLost:
+        code = EXIT_RANK_LOST
+    except Exception:
+        if not _is_connected():
+            raise
+        traceback.print_exc()
+        code = EXIT_BUG
+    if _is_connected():
+        from vlm_pg.distributed import end_rank
+
+        end_rank(code)
+    return code
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -249,6 +264,15 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def _rank_prefix() -> str:
     """ "[rank 3] " in a run of several processes, so that one rank's error can be told from the others'."""
     return f"[rank {os.environ.get('RANK', '?')}] " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+
+
+def _is_connected() -> bool:
+    """Whether this process has met others: its interpreter may not come to its end by itself then."""
+    if not _rank_prefix():
+        return False
+    from vlm_pg.distributed import is_distributed
+
+    return is_distributed()
 
 
 if __name__ == "__main__":

@@ -92,11 +92,29 @@ def impossible_combinations(config: RunConfig) -> list[str]:
     """As ``Settings.impossible``, for settings of several sections."""
     longest = config.prompt.max_prompt_tokens + config.rollout.max_new_tokens
     ranks, rollout = config.training.sequence_parallel, config.rollout
+    divides = rollout.divide_prefix == "always"
     checks = (
         (
             rollout.split == "prompts" and (ranks == 1 or rollout.engine == "server" or not config.model.share_prefix),
             "rollout.split is prompts, which is for training.sequence_parallel above 1 with rollout.engine=in_process "
             "and model.share_prefix=true. Set rollout.split=auto.",
+        ),
+        (
+            divides and (ranks == 1 or rollout.engine == "server" or not config.model.share_prefix),
+            "rollout.divide_prefix is always, which is for training.sequence_parallel above 1 with "
+            "rollout.engine=in_process and model.share_prefix=true. Set rollout.divide_prefix=auto.",
+        ),
+        (
+            divides and (rollout.split == "questions" or rollout.gather == "layers"),
+            "rollout.divide_prefix is always, so that processes sample every question together, but rollout.split is "
+            f"{rollout.split} and rollout.gather is {rollout.gather}. Set rollout.split=auto and rollout.gather=all, "
+            "or rollout.divide_prefix=auto.",
+        ),
+        (
+            divides and rollout.num_generations < ranks,
+            f"rollout.divide_prefix is always with training.sequence_parallel={ranks}, but there are only "
+            f"{rollout.num_generations} rollouts of a question to share. Set rollout.num_generations={ranks} or more, "
+            "or rollout.divide_prefix=auto.",
         ),
         (
             rollout.split == "prompts" and rollout.num_generations < ranks,
@@ -115,6 +133,14 @@ def impossible_combinations(config: RunConfig) -> list[str]:
             f"(prompt.max_prompt_tokens={config.prompt.max_prompt_tokens}) with one response "
             f"(rollout.max_new_tokens={config.rollout.max_new_tokens}) may need {longest}. "
             f"Set training.micro_batch_tokens={longest} or more, or lower the other two.",
+        ),
+        *(
+            (
+                part not in config.model.train,
+                f"training.learning_rates.{part} is {rate}, but model.train is [{', '.join(config.model.train)}], so "
+                f"that part is frozen and has no rate. Add {part} to model.train, or leave its rate out.",
+            )
+            for part, rate in config.training.learning_rates.items()
         ),
         (
             config.eval.sets == () and bool(config.data.eval),

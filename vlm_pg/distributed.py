@@ -6,6 +6,7 @@ import atexit
 import math
 import os
 import pickle
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ import torch.distributed as dist
 from vlm_pg.errors import ConfigError
 
 T = TypeVar("T")
+
+_OF_COLLECTIVES = re.compile(r"gloo|nccl|Connection closed by peer|Connection reset by peer|Broken pipe", re.IGNORECASE)
 
 # What a launcher tells each process.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -289,19 +292,48 @@ def _host_group() -> Any:
     return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
 
-class SharedFlag:
-    """Something that any rank may say and all ranks hear without a collective, from any thread."""
+class SharedNote:
+    """A text that one rank leaves and all ranks read without a collective, from any thread."""
 
     def __init__(self, name: str):
         self._key = f"vlm_pg/{name}"
         # What the ranks met at; torch has no public name for it.
         self._store = dist.distributed_c10d._get_default_store()
 
+    def leave(self, text: str) -> None:
+        self._store.set(self._key, text)
+
+    def is_there(self) -> bool:
+        return bool(self._store.check([self._key]))
+
+    def read(self) -> str:
+        """Waits until it has been left."""
+        return self._store.get(self._key).decode()
+
+
+class SharedFlag(SharedNote):
+    """Something that any rank may say and all ranks hear."""
+
     def set(self) -> None:
-        self._store.set(self._key, "1")
+        self.leave("1")
 
     def is_set(self) -> bool:
-        return bool(self._store.check([self._key]))
+        return self.is_there()
+
+
+def is_about_other_ranks(error: BaseException) -> bool:
+    """Whether ``error``, or what led to it, is what a collective says when another rank is gone.
+
+    It may be: the same libraries say it of faults of their own.
+    """
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, dist.DistError) or (
+            isinstance(chain, RuntimeError) and _OF_COLLECTIVES.search(str(chain))
+        ):
+            return True
+        chain = chain.__cause__ or chain.__context__
+    return False
 
 
 def barrier() -> None:

@@ -59,3 +59,11 @@ class SampleError(VlmPgError):
 
 class TooManyBadSamples(VlmPgError):
     """The stated share of bad samples was exceeded; the run stops rather than train on what is left."""
+
+
+class RankLost(Exception):
+    """Another rank has gone or failed, so this one cannot go on; it has been said which."""
+
+
+# Exit code of a process that ends because another rank is lost (EX_TEMPFAIL: the same command may succeed later).
+EXIT_RANK_LOST = 75

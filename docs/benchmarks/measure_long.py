@@ -135,7 +135,7 @@ def make_policy(settings: dict[str, Any]) -> Any:
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     from vlm_pg.models.loading import make_policy as around
-    from vlm_pg.models.settings import ModelSettings
+    from vlm_pg.models.settings import PARTS, ModelSettings
 
     text = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
     text |= {"intermediate_size": 704, "vocab_size": 4096, "max_position_embeddings": 131072, "bos_token_id": None}
@@ -148,7 +148,7 @@ def make_policy(settings: dict[str, Any]) -> Any:
     config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **special)
     torch.manual_seed(0)
     model = Qwen2_5_VLForConditionalGeneration(config)
-    return around(model, None, ModelSettings(path="random", train_vision=True, **settings))
+    return around(model, None, ModelSettings(path="random", train=PARTS, **settings))
 
 
 def make_group(policy: Any, visual_tokens: int) -> Any:

@@ -16,7 +16,7 @@ from vlm_pg.attention.oracle import oracle_attention
 from vlm_pg.attention.selfcheck import check_kernel
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.registry import FAMILIES
-from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.settings import PARTS, ModelSettings
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import ResponseGroup
@@ -103,7 +103,7 @@ def test_grouped_bf16_is_no_worse_than_repeated_bf16() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generation_and_training_agree_on_the_device(family: str) -> None:
     model = tiny_model(family).to(CUDA)
-    policy = make_policy(model, tiny_processor(family), ModelSettings(path="tiny", train_vision=True))
+    policy = make_policy(model, tiny_processor(family), ModelSettings(path="tiny", train=PARTS))
     prompts = [make_case(policy, kind, seed=i).prompt for i, kind in enumerate(KINDS)]
     engine = RolloutEngine(policy, RolloutSettings(num_generations=4, max_new_tokens=24), seed=0)
     sampled = engine.generate(prompts, step=1)

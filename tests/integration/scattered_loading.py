@@ -56,7 +56,7 @@ def run(model: str, out: Path, place: int, dtype: str) -> None:
     file = out / f"deepspeed-{ranks.rank}.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}))
     settings = TrainingSettings(steps=1, engine="deepspeed", deepspeed_config=str(file), checked_updates=0)
-    of_model = ModelSettings(path=model, dtype=dtype, train_vision=False)
+    of_model = ModelSettings(path=model, dtype=dtype)
     with PeakMemory() as reading:
         around = scattered_reading(settings, torch.bfloat16 if dtype == "bf16" else torch.float32)
         policy = load_policy(model, device="cpu", settings=of_model, reading=around)

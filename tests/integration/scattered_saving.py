@@ -29,7 +29,7 @@ def run(model: str, out: Path, place: int) -> None:
     file.write_text(json.dumps({"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}))
     settings = TrainingSettings(steps=1, engine="deepspeed", deepspeed_config=str(file), checked_updates=0)
     lora = LoraSettings(rank=4, alpha=8) if (Path(model) / "lora").exists() else None
-    of_model = ModelSettings(path=model, train_vision=False, lora=lora)
+    of_model = ModelSettings(path=model, train=("language",), lora=lora)
     around = scattered_reading(settings, torch.float32)
     policy = load_policy(model, device="cpu", settings=of_model, reading=around)
     engine = DeepSpeedEngine(policy, settings, ranks, "layers")

@@ -48,7 +48,11 @@ def test_a_run_on_two_processes_saves_and_resumes(
     (tmp_path / "records.json").write_text(json.dumps(records))
     sections = {
         "run": {"dir": str(tmp_path / "run"), "resume": "auto"},
-        "model": {"path": str(save_tiny_model(tmp_path / "model")), "train_vision": train_vision, "dtype": dtype},
+        "model": {
+            "path": str(save_tiny_model(tmp_path / "model")),
+            "train": ["tower", "merger", "language"] if train_vision else ["language"],
+            "dtype": dtype,
+        },
         "data": {"train": str(tmp_path / "records.json"), "media_root": str(media_dir), "shuffle": False},
         "media": {"max_frames": 4, "max_pixels": 3136 * 4, "workers": int(stage == 3)},
         "rollout": {"num_generations": 2, "max_new_tokens": 4},

@@ -14,8 +14,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.support.layouts import LAYOUTS, MAX_GRAD_NORM, distance, trained_by_one_process
+from tests.support.layouts import LAYOUTS, Layout, distance, trained_by_one_process
 from tests.support.processes import launch_ranks
+from vlm_pg.models.registry import FAMILIES
 
 TOLERANCE = 1e-5
 # In bf16 rounding differs by order.
@@ -23,6 +24,7 @@ ALL = tuple(name for name, layout in LAYOUTS.items() if layout.dtype == "fp32")
 SOME = (
     *("zero1-2", "zero3-offload-2", "lora-zero3-2", "sequence2-qwen3_vl_moe", "sequence2-zero3-qwen3_5"),
     *("torch-4", "sequence4", "sequence2-zero2-data2"),
+    *("merger+language-zero2-2", "merger-sequence2-zero3"),
 )
 
 
@@ -36,19 +38,18 @@ def test_every_layout_trains_what_one_process_trains(ranks: int, names: tuple[st
     launch_ranks("tests.integration.layout_run", str(tmp_path), *chosen, ranks=ranks, timeout_seconds=500)
     far: dict[str, dict[str, float]] = {}
     for layout in layouts:
-        one = trained_by_one_process(layout.family, layout.lora)
+        one = trained_by_one_process(layout)
         file = tmp_path / f"{layout.name}.safetensors"
         with safe_open(file, "pt") as opened:
             said = json.loads(opened.metadata()["metrics"])
         norms = [step["grad_norm"] for step in said]
         assert norms == pytest.approx([step["grad_norm"] for step in one.metrics], rel=1e-5), layout.name
-        assert max(norms) > MAX_GRAD_NORM, "some gradient should be clipped"
+        assert max(norms) > layout.max_grad_norm, "some gradient should be clipped"
         assert all(step["micro_batches"] > 1 for step in said)
         found, moved = load_file(file), distance(one.before, one.after)
-        if layout.lora:
-            base = [name for name in found if ".lora_" not in name]
-            assert all(torch.equal(found[name], one.before[name]) for name in base), "an adapter is all that trains"
-            found, moved = ({name: of[name] for name in of if name not in base} for of in (found, moved))
+        frozen = [name for name in found if not _trains(layout, name)]
+        assert all(torch.equal(found[name], one.before[name]) for name in frozen), "frozen weights stay as they are"
+        found, moved = ({name: of[name] for name in of if name not in frozen} for of in (found, moved))
         assert min(moved.values()) > 10 * TOLERANCE, "a weight that hardly moves would agree anyway"
         apart = distance(found, {name: one.after[name] for name in found})
         print(layout.name, f"largest relative difference of a weight {max(apart.values()):.1e}")
@@ -56,3 +57,7 @@ def test_every_layout_trains_what_one_process_trains(ranks: int, names: tuple[st
         allowed = {name: TOLERANCE * (10 if ".lora_B" in name else 1) for name in apart}
         far[layout.name] = {name: value for name, value in apart.items() if not value <= allowed[name]}
     assert not any(far.values()), far
+
+
+def _trains(layout: Layout, name: str) -> bool:
+    return ".lora_" in name if layout.lora else FAMILIES[layout.family].part_of(name) in layout.train

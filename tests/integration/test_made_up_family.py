@@ -27,7 +27,7 @@ from vlm_pg.config import load_config
 from vlm_pg.errors import ModelError
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import FAMILIES, register_family
-from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.settings import PARTS, ModelSettings
 from vlm_pg.rollout.engine import RolloutEngine, stop_token_ids
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.training.main import train
@@ -49,7 +49,7 @@ def entry() -> Iterator[None]:
 
 
 def load(folder: Path) -> Policy:
-    settings = ModelSettings(path=str(folder), train_vision=True)
+    settings = ModelSettings(path=str(folder), train=PARTS)
     return vlm_pg.load_policy(folder, device="cpu", settings=settings)
 
 

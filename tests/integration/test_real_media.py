@@ -23,7 +23,7 @@ REASONS = {
 def settings(tmp_path: Path, model: Path, records: Path, media_root: Path, workers: int = 1) -> dict:
     return {
         "run": {"dir": str(tmp_path / "run")},
-        "model": {"path": str(model), "train_vision": True},
+        "model": {"path": str(model), "train": ["tower", "merger", "language"]},
         "data": {"train": str(records), "media_root": str(media_root), "max_bad_share": 0.9},
         "media": {"max_frames": 6, "max_pixels": 20 * 28 * 28, "workers": workers},
         "rollout": {"num_generations": 2, "max_new_tokens": 6},

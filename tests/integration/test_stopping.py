@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from safetensors.torch import load_file
 from data_pipelines.embedded import main as prepare_embedded
 from tests.integration.test_deepspeed import deepspeed_config
 from tests.integration.test_sequence_runs import sections
-from tests.support.processes import ModuleProcess, launch_ranks
+from tests.support.processes import ModuleProcess, launch_ranks, start_ranks
 from tests.support.runs import ROOT, read_lines, write_config
 from vlm_pg.training.checkpoints import find_checkpoints
 
@@ -32,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare_embedded(["--out", str(path / "clips"), "--train", "24", "--eval", "8"])
     values = sections(path, ROOT / "assets/tiny-qwen2_5-vl")
     values["training"] |= {"steps": STEPS, "prompts_per_step": 4, "checkpoint_every": 0}
-    values["model"]["train_vision"] = False
+    values["model"]["train"] = ["language"]
     write_config(path / "run.yaml", values)
     return path
 
@@ -47,21 +46,7 @@ def options(folder: Path, engine: str) -> list[str]:
 
 
 def start(folder: Path, run: Path, engine: str) -> list[ModuleProcess]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared: dict[str, Any] = {
-        "WORLD_SIZE": 2,
-        "LOCAL_WORLD_SIZE": 2,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
-    arguments = ["train", str(folder / "run.yaml"), f"run.dir={run}", *options(folder, engine)]
-    places = [{"RANK": rank, "LOCAL_RANK": rank} | shared for rank in range(2)]
-    return [
-        ModuleProcess("vlm_pg.cli", *arguments, environment={name: str(value) for name, value in place.items()})
-        for place in places
-    ]
+    return start_ranks("vlm_pg.cli", "train", str(folder / "run.yaml"), f"run.dir={run}", *options(folder, engine))
 
 
 def stopped_somewhere(folder: Path, engine: str, seed: int, expected: dict[str, Any]) -> None:

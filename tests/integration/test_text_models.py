@@ -67,7 +67,8 @@ def test_the_published_run_on_two_processes(home: Path, tmp_path: Path) -> None:
     # Responses so long beside their prompts that what pruning saves is worth a further question.
     more = ("eval.after=false", "rollout.max_new_tokens=24")
     printed = launch_ranks("vlm_pg.cli", "train", str(CONFIG), *changes(home, tmp_path / "run", *more))
-    assert "trained (no vision tower), fp32 on cpu, 2 process(es), engine deepspeed (ZeRO-" in printed
+    assert " trained, fp32 on cpu, 2 process(es), engine deepspeed (ZeRO-" in printed
+    assert "parts: language trained (" in printed
     lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert len(lines) == 2
     for line in lines:

@@ -24,7 +24,11 @@ def test_two_processes_train_what_one_trains_and_each_goes_on_from_the_other(dty
             tmp_path / "run.yaml",
             {
                 "run": {"resume": "auto"},
-                "model": {"path": str(ROOT / "assets/tiny-qwen2_5-vl"), "train_vision": True, "dtype": dtype},
+                "model": {
+                    "path": str(ROOT / "assets/tiny-qwen2_5-vl"),
+                    "train": ["tower", "merger", "language"],
+                    "dtype": dtype,
+                },
                 "data": {"train": str(tmp_path / "clips" / "train.jsonl")},
                 "media": {"workers": 0},
                 "prompt": {

@@ -50,7 +50,7 @@ def test_videos_in_bf16_beside_the_error_that_bf16_has(clips: Path, capsys: pyte
 def test_a_text_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_tiny_model(tmp_path / "model", "qwen3")
     (tmp_path / "records.json").write_text(f"[{repr(SUM).replace(chr(39), chr(34))}]")
-    one = ("--questions", "1", f"model.path={tmp_path}/model", "model.train_vision=false")
+    one = ("--questions", "1", f"model.path={tmp_path}/model", "model.train=[language]")
     assert verify(tmp_path / "records.json", *one) == 0
     printed = capsys.readouterr().out
     assert f"model: {tmp_path}/model (qwen3) on cpu" in printed and "1 question(s)" in printed

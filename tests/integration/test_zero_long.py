@@ -21,7 +21,7 @@ ALL = [
     *("model.gradient_checkpointing=true", "model.offload_layer_inputs=true", "model.offload_prefix_states=true"),
     *("model.mlp_tile_rows=16", "model.vision_piece_tokens=4"),
 ]
-LORA = ["model.lora.rank=4", "model.train_vision=false"]
+LORA = ["model.lora.rank=4", "model.train=[language]"]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_two_ranks_train_as_without(stage: int, adapter: bool, tmp_path: Path) -
     write_config(
         tmp_path / "run.yaml",
         {
-            "model": {"path": str(ROOT / "assets/tiny-qwen2_5-vl"), "train_vision": True},
+            "model": {"path": str(ROOT / "assets/tiny-qwen2_5-vl"), "train": ["tower", "merger", "language"]},
             "data": {"train": str(tmp_path / "clips" / "train.jsonl")},
             "media": {"workers": 0},
             "prompt": {

@@ -23,7 +23,7 @@ FEATURES = {
     "kl_in_reward": ["algorithm.kl_coef=0.1", "algorithm.kl_in=token_reward"],
     "pruning": ["algorithm.prune_rate=0.5"],
     "several_updates": ["algorithm.num_iterations=2"],
-    "lora": ["model.lora.rank=4", "model.train_vision=false"],
+    "lora": ["model.lora.rank=4", "model.train=[language]"],
     "importance_cap": ["algorithm.importance_cap=2.0", "rollout.logprobs=recompute"],
 }
 PAIRS = [pair for pair in itertools.combinations(FEATURES, 2) if set(pair) != {"kl_in_loss", "kl_in_reward"}]
@@ -42,7 +42,7 @@ def test_features_train_on_ranks_with_unequal_passes(features: list[tuple[str, .
     write_config(
         tmp_path / "run.yaml",
         {
-            "model": {"path": str(ROOT / "assets/tiny-qwen2_5-vl"), "train_vision": True},
+            "model": {"path": str(ROOT / "assets/tiny-qwen2_5-vl"), "train": ["tower", "merger", "language"]},
             "data": {"train": str(tmp_path / "clips" / "train.jsonl")},
             "media": {"workers": 0},
             # What the model was trained with: at other words all its answers earn the same, and no gradient is left.

@@ -24,6 +24,7 @@ from tests.support.zero_cases import (
     bf16_cases,
     case_policy,
     pairwise_cases,
+    part_cases,
     train,
     training_settings,
 )
@@ -41,6 +42,14 @@ def test_zero_trains_what_one_process_trains(ranks: int, tmp_path: Path) -> None
 def test_in_bf16_every_weight_takes_the_gradient_that_was_computed(tmp_path: Path) -> None:
     """The guard that every run has (``training.checked_updates``) watches all updates; resuming is bit for bit."""
     _check(bf16_cases(), 2, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "places", [pytest.param((9, 16, 26, 52), id="some"), pytest.param(None, marks=pytest.mark.matrix, id="all")]
+)
+def test_parts_of_the_model_at_rates_of_their_own(places: tuple[int, ...] | None, tmp_path: Path) -> None:
+    cases = part_cases()
+    _check(cases if places is None else [cases[place] for place in places], 2, tmp_path)
 
 
 @pytest.mark.matrix
@@ -95,7 +104,7 @@ def _check(cases: list[ZeroCase], ranks: int, folder: Path, own_cpu_adam: bool =
             print(case.name, f"resumed {said['resumed_equal']}")
             assert said["resumed_equal"] == "True", case.name
             continue
-        before, expected, metrics = _one_process(*case.data)
+        before, expected, metrics = _one_process(case.in_one_process)
         found = load_file(file)
         for name in COMPARED:
             assert float(said[name]) == pytest.approx(metrics[name], rel=1e-4, abs=1e-6), (case.name, name)
@@ -113,12 +122,9 @@ def _check(cases: list[ZeroCase], ranks: int, folder: Path, own_cpu_adam: bool =
 
 
 @cache
-def _one_process(
-    train_vision: bool, tied: bool, text_steps: bool, steps: int
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float]]:
+def _one_process(case: ZeroCase) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float]]:
     """Weights before and after training under the torch engine, all groups of an update in one pass; the metrics."""
-    case = ZeroCase(1, 1, False, "none", train_vision, tied, False, text_steps, steps=steps)
     policy = case_policy(case)
     before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
-    metrics = train(TorchEngine(policy, training_settings()), case, range(steps), whole=True)
+    metrics = train(TorchEngine(policy, training_settings(case)), case, range(case.steps), whole=True)
     return before, {name: p.detach().clone() for name, p in policy.model.named_parameters()}, metrics

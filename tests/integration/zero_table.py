@@ -27,7 +27,7 @@ def run(case: ZeroCase, out: Path, own_cpu_adam: bool) -> None:
         folder.mkdir(parents=True)
         file.write_text(json.dumps(case.deepspeed(own_cpu_adam)))
     barrier()
-    settings = training_settings(engine="deepspeed", deepspeed_config=str(file))
+    settings = training_settings(case, engine="deepspeed", deepspeed_config=str(file))
     engine = DeepSpeedEngine(case_policy(case), settings, ranks)
     done = train(engine, case, range(case.stop_after), ranks.rank, ranks.world_size)
     engine.save_optimizer(folder)
@@ -58,6 +58,10 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     connect()
     for place, values in enumerate(json.loads(Path(cases).read_text())):
-        run(ZeroCase(**values), Path(out) / f"{place}.safetensors", "cpu-adam" in options)
+        run(
+            ZeroCase(**values | {"train": tuple(values["train"])}),
+            Path(out) / f"{place}.safetensors",
+            "cpu-adam" in options,
+        )
     disconnect()
     end_rank(0)

@@ -13,17 +13,38 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import vlm_pg.rollout.engine as generation
 from tests.support.groups import make_case, tiny_policy
 from vlm_pg.distributed import BY_ITSELF, RankLayout, SequenceGroup, end_rank, gather_objects
+from vlm_pg.rollout.decoders import decoder_for
 from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.rollout.ragged import RaggedDecoder
 from vlm_pg.rollout.settings import RolloutSettings
-from vlm_pg.types import Rollout
+from vlm_pg.types import Prompt, Rollout
 
 GENERATIONS = 6
 
 
 def described(rollouts: list[tuple[Rollout, ...]]) -> list[list[Any]]:
     return [[(r.token_ids.tolist(), r.rollout_logprobs.tolist()) for r in of_prompt] for of_prompt in rollouts]
+
+
+def stopped_on_one(sampler: RolloutEngine, after: int, prompts: list[Prompt], sequence: SequenceGroup) -> None:
+    """The last rank is asked at its token number ``after``: all of them leave there."""
+    met = 0
+
+    def asked() -> bool:
+        nonlocal met
+        met += 1
+        return sequence.rank == sequence.size - 1 and met == after
+
+    sampler.stop_together = asked
+    try:
+        sampler.generate(prompts, 3, sequence)
+    except InterruptedError:
+        assert met == after
+    else:
+        raise AssertionError("nobody stopped")
 
 
 def run(case: dict[str, Any], ranks: RankLayout, sequence: SequenceGroup) -> None:
@@ -34,17 +55,24 @@ def run(case: dict[str, Any], ranks: RankLayout, sequence: SequenceGroup) -> Non
     # Below what settings allow: passes of a few tokens.
     settings = RolloutSettings(num_generations=GENERATIONS, max_new_tokens=8).model_copy(update=case["settings"])
 
+    generation.decoder_for = RaggedDecoder if case.get("ragged") else decoder_for  # type: ignore[assignment]
+
     def engine() -> RolloutEngine:
         return RolloutEngine(policy, settings, seed=5)
 
     expected = described(engine().generate(prompts, 3, BY_ITSELF))
     sampler = engine()
+    if "stop" in case:
+        stopped_on_one(sampler, case["stop"], prompts, sequence)
+        sampler = engine()
     parts = gather_objects(described(sampler.generate(prompts, 3, sequence)))
     together = [[rollout for part in parts for rollout in part[place]] for place in range(len(prompts))]
     counted = sum(gather_objects(sampler.stats.prompt_tokens))
     if ranks.is_first:
         found = {"case": case, "expected": expected, "found": together, "prompt_tokens": counted}
-        print(json.dumps(found | {"cohorts": sampler.stats.cohorts}), flush=True)
+        stats = sampler.stats
+        found |= {"cohorts": stats.cohorts, "divided": stats.prompts_divided, "graphs": stats.graphs.off_because}
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

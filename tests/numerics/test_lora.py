@@ -15,7 +15,7 @@ from vlm_pg.errors import ModelError
 from vlm_pg.models.loading import load_policy, make_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.reference import AdapterFreeReference
-from vlm_pg.models.settings import LoraSettings, ModelSettings
+from vlm_pg.models.settings import PARTS, LoraSettings, ModelSettings
 
 peft = pytest.importorskip("peft")
 
@@ -184,9 +184,9 @@ def test_what_cannot_be_done_is_refused() -> None:
     with pytest.raises(ModelError, match=r"lora_dropout=0.1; it must be 0"):
         make_policy(peft.get_peft_model(tiny_model(), config), tiny_processor())
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "qkv"])  # qkv is the vision tower's
-    with pytest.raises(ModelError, match=r"vision tower is trained, but model.train_vision is false"):
+    with pytest.raises(ModelError, match=r"the tower is trained, but model\.train is \[language\]"):
         make_policy(peft.get_peft_model(tiny_model(), config), tiny_processor())
     with pytest.raises(ValueError, match="dropout cannot differ between them"):
         LoraSettings(dropout=0.1)
-    with pytest.raises(ValueError, match=r"model.train_vision is true"):
-        ModelSettings(path="x", lora=LORA, train_vision=True)
+    with pytest.raises(ValueError, match=r"model\.train is \[tower, merger, language\]"):
+        ModelSettings(path="x", lora=LORA, train=PARTS)

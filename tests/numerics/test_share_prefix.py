@@ -108,7 +108,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-FROZEN = {"model.train_vision": "false", "rollout.logprobs": "recompute"}
+FROZEN = {"model.train": "[language]", "rollout.logprobs": "recompute"}
 # Nothing is pruned here: a KL that is zero but for rounding would decide between rollouts of equal reward.
 KL_IN_REWARD = {"preset": "null", "kl_in": "reward", "prune_rate": 0.0, "num_iterations": 2}
 FROZEN |= {f"algorithm.{name}": str(value) for name, value in KL_IN_REWARD.items()}

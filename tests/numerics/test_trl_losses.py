@@ -36,7 +36,7 @@ from vlm_pg.integrations.padded import GroupedRows, group_rows  # noqa: E402
 from vlm_pg.integrations.trl import GroupedGRPOTrainer  # noqa: E402
 from vlm_pg.models.loading import make_policy  # noqa: E402
 from vlm_pg.models.policy import Policy  # noqa: E402
-from vlm_pg.models.settings import ModelSettings  # noqa: E402
+from vlm_pg.models.settings import PARTS, ModelSettings  # noqa: E402
 from vlm_pg.training.engines import TorchEngine  # noqa: E402
 from vlm_pg.training.group_advantages import advantage_groups, without_truncated  # noqa: E402
 from vlm_pg.training.settings import TrainingSettings  # noqa: E402
@@ -67,7 +67,7 @@ class RecordingEngine(TorchEngine):
 
 
 def starting_policy() -> Policy:
-    return make_policy(starting_model(), tiny_processor(), ModelSettings(path="tiny", train_vision=True))
+    return make_policy(starting_model(), tiny_processor(), ModelSettings(path="tiny", train=PARTS))
 
 
 def off_policy(inputs: Inputs) -> Inputs:

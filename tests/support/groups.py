@@ -12,7 +12,7 @@ import torch
 from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.settings import PARTS, ModelSettings, Part
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.types import Prompt, ResponseGroup
 
@@ -49,10 +49,16 @@ class Case:
 
 
 def tiny_policy(
-    train_vision: bool = False, dtype: torch.dtype = torch.float32, family: str = "qwen2_5_vl", **settings: Any
+    train_vision: bool = False,
+    dtype: torch.dtype = torch.float32,
+    family: str = "qwen2_5_vl",
+    train: Sequence[Part] = (),
+    **settings: Any,
 ) -> Policy:
+    """``train``: its parts that do; none named: the language model, and with ``train_vision`` all."""
     model = tiny_model(family).to(dtype)
-    return make_policy(model, tiny_processor(family), ModelSettings(path="tiny", train_vision=train_vision, **settings))
+    parts = train or (PARTS if train_vision else ("language",))
+    return make_policy(model, tiny_processor(family), ModelSettings(path="tiny", train=tuple(parts), **settings))
 
 
 def plain_model(policy: Policy) -> Any:
@@ -60,8 +66,8 @@ def plain_model(policy: Policy) -> Any:
     model = tiny_model(policy.family.model_type).to(policy.dtype)
     model.load_state_dict(policy.model.state_dict())
     model.set_attn_implementation("sdpa")
-    if policy.family.reads_media:
-        model.model.visual.requires_grad_(policy.settings.train_vision)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(policy.family.part_of(name) in policy.settings.train)
     return model
 
 

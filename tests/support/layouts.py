@@ -20,15 +20,15 @@ from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.distributed import ALONE, RankLayout
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.settings import LoraSettings
+from vlm_pg.models.settings import PARTS, LoraSettings, Part
 from vlm_pg.training.engines import Engine, TorchEngine
 from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.step import Update, UpdateSettings, update_policy
 from vlm_pg.types import Prompt, Rollout, RolloutGroup
 
 STEPS, LEARNING_RATE = 5, 1e-3
-# Below gradient norms of all or some steps, so that clipping is compared too.
-MAX_GRAD_NORM = 1.0
+RATES: dict[Part, float] = {"tower": 5e-4, "merger": 2e-3}
+MERGER_AND_LANGUAGE: tuple[Part, ...] = ("merger", "language")
 # Divides nothing: seven questions, five responses to each, over two or four ranks.
 KINDS = ("video", "image", "text", "images", "image+video", "video", "text")
 LENGTHS = (
@@ -46,7 +46,8 @@ LENGTHS = (
 class Layout:
     """``zero``: section ``zero_optimization`` of DeepSpeed's file; None for the torch engine.
 
-    ``sequence``: processes that share the tokens of each data rank. ``lora``: an adapter trains, else all weights.
+    ``sequence``: processes that share the tokens of each data rank. ``lora``: an adapter trains, else the parts of the
+    model that ``train`` names, tower and merger at learning rates of their own where it names not all.
     """
 
     name: str
@@ -55,8 +56,19 @@ class Layout:
     sequence: int = 1
     lora: bool = False
     family: str = "qwen2_5_vl"
+    train: tuple[Part, ...] = PARTS
     settings: dict[str, Any] = field(default_factory=dict)  # of section ``training``
     dtype: str = "fp32"
+
+    @property
+    def trained(self) -> tuple[Part, ...]:
+        """The parts that train; of the language model perhaps an adapter."""
+        return ("language",) if self.lora else self.train
+
+    @property
+    def max_grad_norm(self) -> float:
+        """Below gradient norms of all or some steps, so that clipping is compared too."""
+        return 0.3 if self.trained == ("merger",) else 1.0
 
 
 def shipped(name: str) -> dict[str, Any]:
@@ -92,18 +104,31 @@ LAYOUTS = {
             for family in ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
         ),
         Layout("sequence2-zero3-qwen3_5", 2, shipped("zero3"), sequence=2, family="qwen3_5"),
+        Layout("merger+language-torch-1", 1, train=MERGER_AND_LANGUAGE),
         Layout("bf16-torch-1", 1, dtype="bf16"),
         Layout("bf16-torch-2", 2, dtype="bf16"),
         *(Layout(f"bf16-{name}-2", 2, shipped(name), dtype="bf16") for name in ("zero1", "zero2", "zero3")),
         Layout("bf16-lora-torch-1", 1, lora=True, dtype="bf16"),
         Layout("bf16-lora-zero2-2", 2, shipped("zero2"), lora=True, dtype="bf16"),
         Layout("bf16-lora-zero3-2", 2, shipped("zero3"), lora=True, dtype="bf16"),
+        *(
+            Layout(f"{'+'.join(train)}-{name}", 2, zero, sequence=sequence, family=family, train=train)
+            for family, train in (("qwen2_5_vl", MERGER_AND_LANGUAGE), ("qwen3_vl", ("merger",)))
+            for name, zero, sequence in (
+                ("torch-2", None, 1),
+                ("zero2-2", shipped("zero2"), 1),
+                ("zero3-2", shipped("zero3"), 1),
+                ("sequence2", None, 2),
+                ("sequence2-zero3", shipped("zero3"), 2),
+            )
+        ),
     )
 }
 
 
-def layout_policy(family: str, lora: bool) -> Policy:
-    return tiny_policy(train_vision=not lora, family=family, lora=LoraSettings(rank=4, alpha=8) if lora else None)
+def layout_policy(layout: Layout) -> Policy:
+    lora = LoraSettings(rank=4, alpha=8) if layout.lora else None
+    return tiny_policy(train=layout.trained, family=layout.family, lora=lora)
 
 
 def training_settings(layout: Layout, deepspeed_file: Path | None = None) -> TrainingSettings:
@@ -112,15 +137,17 @@ def training_settings(layout: Layout, deepspeed_file: Path | None = None) -> Tra
     Linear attention rounds more: with the same epsilon one process that cuts its batch otherwise is 1.4e-5 away.
     """
     epsilon = 1e-3 if layout.family == "qwen3_5" else 1e-4
-    values: dict[str, Any] = {"adam_epsilon": epsilon, "weight_decay": 0.05, "max_grad_norm": MAX_GRAD_NORM}
+    values: dict[str, Any] = {"adam_epsilon": epsilon, "weight_decay": 0.05, "max_grad_norm": layout.max_grad_norm}
     if deepspeed_file is not None:
         values |= {"engine": "deepspeed", "deepspeed_config": str(deepspeed_file)}
+    if layout.train != PARTS:
+        values["learning_rates"] = {part: rate for part, rate in RATES.items() if part in layout.train}
     return TrainingSettings(steps=STEPS, learning_rate=LEARNING_RATE, checked_updates=99, **(values | layout.settings))
 
 
 def layout_engine(layout: Layout, folder: Path, ranks: RankLayout) -> Engine:
     """The layout's engine on this rank, around the policy all layouts begin with. Collective."""
-    return engine_around(layout, folder, ranks, layout_policy(layout.family, layout.lora))
+    return engine_around(layout, folder, ranks, layout_policy(layout))
 
 
 def engine_around(layout: Layout, folder: Path, ranks: RankLayout, policy: Policy) -> Engine:
@@ -138,12 +165,6 @@ def deepspeed_settings(layout: Layout, folder: Path, ranks: RankLayout) -> Train
     # torch's AdamW in every layout: DeepSpeed's for CPUs is compiled first, and has a table of its own.
     file.write_text(json.dumps({"zero_optimization": layout.zero, "zero_force_ds_cpu_optimizer": False}))
     return training_settings(layout, file)
-
-
-def one_process(family: str, lora: bool) -> Engine:
-    """What every layout is compared with."""
-    layout = Layout("one", 1, lora=lora, family=family)
-    return TorchEngine(layout_policy(family, lora), training_settings(layout))
 
 
 def step_groups(policy: Policy, step: int, questions: int = len(KINDS)) -> list[RolloutGroup]:
@@ -196,9 +217,15 @@ class Trained:
     metrics: list[dict[str, float]]
 
 
+def trained_by_one_process(layout: Layout) -> Trained:
+    """What the layout is compared with."""
+    return _trained_by_one_process(layout.family, layout.train, layout.lora)
+
+
 @cache
-def trained_by_one_process(family: str, lora: bool = False) -> Trained:
-    engine = one_process(family, lora)
+def _trained_by_one_process(family: str, train: tuple[Part, ...], lora: bool) -> Trained:
+    layout = Layout("one", 1, family=family, train=train, lora=lora)
+    engine = TorchEngine(layout_policy(layout), training_settings(layout))
     before = weights(engine)
     metrics = train_steps(engine, whole=True)
     return Trained(before, weights(engine), metrics)

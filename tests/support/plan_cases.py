@@ -20,7 +20,7 @@ from vlm_pg.bench.memory import give_freed_memory_back, peak_above_baseline
 from vlm_pg.distributed import ALONE, RankLayout, gather_objects
 from vlm_pg.models.loading import DTYPES, make_policy
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.settings import PARTS, ModelSettings
 from vlm_pg.plan.memory import Plan, plan_memory, trained_weights
 from vlm_pg.plan.setup import BYTES, Setup
 from vlm_pg.plan.shape import shape_of
@@ -68,9 +68,15 @@ CASES = {
         prefix=8192, responses=(512,) * 8, budget=8192 + 1024, model={"gradient_checkpointing": True}
     ),
     "frozen-tower": Case(frames=64),
-    "trained-tower": Case(frames=64, model={"train_vision": True}),
+    "trained-tower": Case(frames=64, model={"train": PARTS}),
     "trained-tower-bf16-checkpointing": Case(
-        frames=64, model={"train_vision": True, "dtype": "bf16", "gradient_checkpointing": True}
+        frames=64, model={"train": PARTS, "dtype": "bf16", "gradient_checkpointing": True}
+    ),
+    "merger": Case(frames=64, model={"train": ("merger", "language")}),
+    "merger-alone": Case(frames=64, model={"train": ("merger",)}),
+    "frozen-language": Case(frames=64, model={"train": ("tower", "merger"), "dtype": "bf16"}),
+    "frozen-language-checkpointing": Case(
+        frames=64, model={"train": ("tower", "merger"), "gradient_checkpointing": True}
     ),
     "lora": Case(model={"lora": {"rank": 8}}),
     "lora-bf16-checkpointing": Case(
@@ -172,7 +178,7 @@ def planned(case: Case) -> Plan:
     setup = Setup(
         element=BYTES[case.settings.dtype],
         checkpointing=case.settings.gradient_checkpointing,
-        train_vision=case.settings.train_vision,
+        train=case.settings.train,
         lora=case.settings.lora is not None,
         stage=stage,
         ranks=2 if stage else 1,

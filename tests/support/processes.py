@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
@@ -114,18 +114,27 @@ def _run(command: list[str], environment: dict[str, str], printed: str) -> None:
     runpy.run_module(command[0], run_name="__main__", alter_sys=True)
 
 
-def launch_ranks(module: str, *arguments: str, ranks: int = 2, timeout_seconds: float = 600) -> str:
-    """A module on several ranks with the environment that torchrun gives them; what rank 0 printed.
-
-    Once a rank fails the others, which would wait for it, are killed.
-    """
+def start_ranks(
+    module: str, *arguments: str, ranks: int = 2, own: Mapping[int, Sequence[str]] | None = None
+) -> list[ModuleProcess]:
+    """A module on several ranks with the environment that torchrun gives them. ``own``: further arguments of some."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    places = [{"RANK": rank, "LOCAL_RANK": rank} | shared for rank in range(ranks)]
-    environments = [{name: str(value) for name, value in place.items()} for place in places]
-    running = [ModuleProcess(module, *arguments, environment=environment) for environment in environments]
+    started = []
+    for rank in range(ranks):
+        place = {name: str(value) for name, value in (shared | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        started.append(ModuleProcess(module, *arguments, *(own or {}).get(rank, ()), environment=place))
+    return started
+
+
+def launch_ranks(module: str, *arguments: str, ranks: int = 2, timeout_seconds: float = 600) -> str:
+    """As ``start_ranks``, to their end; what rank 0 printed.
+
+    Once a rank fails the others, which would wait for it, are killed.
+    """
+    running = start_ranks(module, *arguments, ranks=ranks)
     deadline = time.monotonic() + timeout_seconds
     while any(process.returncode is None for process in running):
         if any(process.returncode for process in running) or time.monotonic() > deadline:

@@ -44,7 +44,7 @@ class Stage:
 def run_stages(stages: Sequence[Stage], folder: Path) -> None:
     """One after the other, each with as many processes as its layout has; neighbours share a launch."""
     if not (folder / "base").exists():
-        policy = layout_policy("qwen2_5_vl", lora=False)
+        policy = layout_policy(LAYOUTS["torch-1"])
         policy.model.save_pretrained(folder / "base")
         policy.processor.save_pretrained(folder / "base")
     waiting = list(stages)
@@ -67,7 +67,7 @@ def run_stage(stage: Stage, folder: Path, ranks: RankLayout) -> None:
     layout = LAYOUTS[stage.layout]
     start = folder / (stage.start or "base")
     lora = LoraSettings(rank=4, alpha=8) if layout.lora else None
-    settings = ModelSettings(path=str(folder / "base"), dtype=layout.dtype, train_vision=not layout.lora, lora=lora)
+    settings = ModelSettings(path=str(folder / "base"), dtype=layout.dtype, train=layout.trained, lora=lora)
     reading = nullcontext()
     if layout.zero is not None:
         from vlm_pg.training.deepspeed_engine import scattered_reading

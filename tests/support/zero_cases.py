@@ -15,7 +15,7 @@ from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.settings import PARTS, ModelSettings, Part
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.step import Update, UpdateSettings, update_policy
@@ -23,6 +23,7 @@ from vlm_pg.types import Rollout, RolloutGroup
 
 STEPS, MATRIX_STEPS = 3, 5
 LEARNING_RATE = 1e-3
+RATES: dict[Part, float] = {"tower": 5e-4, "merger": 2e-3}
 # Two updates a step; each of two ranks has two groups in an update.
 MEDIA = (("video", "image", "images", "video"), ("text", "video", "image+video", "image"))
 TEXT = (("text",) * 4, ("text",) * 4)
@@ -40,13 +41,15 @@ class ZeroCase:
     ranks: int
     overlap: bool
     offload: str  # none, optimizer, parameters (and optimizer)
-    train_vision: bool
+    train: tuple[Part, ...]
     tied: bool
     chunked: bool
     text_steps: bool
     # Weights in bf16 beside fp32 masters: rounding differs by order, so only what an update took can be compared.
     bf16: bool = False
     steps: int = STEPS
+    # Tower and merger at learning rates of their own.
+    rates: bool = False
 
     @property
     def stop_after(self) -> int:
@@ -58,9 +61,11 @@ class ZeroCase:
         return "-".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
 
     @property
-    def data(self) -> tuple[bool, bool, bool, int]:
-        """What one process needs to know of it."""
-        return self.train_vision, self.tied, self.text_steps, self.steps
+    def in_one_process(self) -> ZeroCase:
+        """What one torch process needs to know of it."""
+        return ZeroCase(
+            1, 1, False, "none", self.train, self.tied, False, self.text_steps, False, self.steps, self.rates
+        )
 
     def deepspeed(self, own_cpu_adam: bool = False) -> dict[str, Any]:
         """DeepSpeed's file. ``own_cpu_adam``: DeepSpeed's optimizer for CPUs, which is compiled first."""
@@ -80,7 +85,7 @@ LEVELS: dict[str, tuple[Any, ...]] = {
     "ranks": (1, 2),
     "overlap": (False, True),
     "offload": ("none", "optimizer", "parameters"),
-    "train_vision": (False, True),
+    "train": (("language",), PARTS),
     "tied": (True, False),
     "chunked": (False, True),
     "text_steps": (False, True),
@@ -106,7 +111,18 @@ def pairwise_cases() -> list[ZeroCase]:
 
 def bf16_cases() -> list[ZeroCase]:
     """Each stage with everything that backward calls differ by."""
-    return [ZeroCase(stage, 2, True, "none", True, False, True, True, bf16=True) for stage in (1, 2, 3)]
+    return [ZeroCase(stage, 2, True, "none", PARTS, False, True, True, bf16=True) for stage in (1, 2, 3)]
+
+
+def part_cases() -> list[ZeroCase]:
+    """Each subset of the parts, at several learning rates, in every stage; on two ranks, some updates without media."""
+    subsets = [parts for n in (1, 2, 3) for parts in itertools.combinations(PARTS, n) if parts != ("language",)]
+    return [
+        ZeroCase(stage, 2, not chunked, offload, train, chunked, chunked, True, rates=True)
+        for stage, offload, train, chunked in itertools.product(
+            (1, 2, 3), ("none", "optimizer"), subsets, (True, False)
+        )
+    ]
 
 
 def _pairs(case: ZeroCase) -> set[tuple[tuple[str, Any], ...]]:
@@ -119,7 +135,7 @@ def case_policy(case: ZeroCase, state: dict[str, torch.Tensor] | None = None) ->
         model.load_state_dict(state, strict=False)
     if case.bf16:
         model = model.to(torch.bfloat16)
-    settings = ModelSettings(path="tiny", train_vision=case.train_vision, gradient_checkpointing=case.chunked)
+    settings = ModelSettings(path="tiny", train=case.train, gradient_checkpointing=case.chunked)
     policy = make_policy(model, tiny_processor(), settings)
     if case.chunked:
         # Ranks with unequally many response tokens would call the output head unequally often.
@@ -127,11 +143,13 @@ def case_policy(case: ZeroCase, state: dict[str, torch.Tensor] | None = None) ->
     return policy
 
 
-def training_settings(**values: Any) -> TrainingSettings:
+def training_settings(case: ZeroCase, **values: Any) -> TrainingSettings:
+    rates = {part: rate for part, rate in RATES.items() if case.rates and part in case.train}
     # Gradients of key biases are rounding and nothing else; the epsilon keeps Adam from making full steps of them.
     return TrainingSettings(
         steps=MATRIX_STEPS,
         learning_rate=LEARNING_RATE,
+        learning_rates=rates,
         adam_epsilon=1e-4,
         weight_decay=0.05,
         checked_updates=99,

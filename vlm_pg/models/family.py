@@ -13,7 +13,7 @@ import torch
 from vlm_pg.errors import ModelError
 from vlm_pg.models.pixels import PixelGeometry
 from vlm_pg.models.position_rules import PromptGrids, VideoTime, by_qwen, by_transformers
-from vlm_pg.models.settings import PositionRule
+from vlm_pg.models.settings import PARTS, VISION_PARTS, Part, PositionRule
 from vlm_pg.models.stream_share import possible_sizes
 from vlm_pg.types import MediaKind
 
@@ -53,7 +53,8 @@ class Family:
 
     ``model_class``: the class with the output head, or its name in transformers.
     ``tower``, ``decoder``: where the vision tower (None: text alone, and the processor is a tokenizer) and the language
-    model are in it. Low-rank adapters reach the linear layers of the latter.
+    model are in it. Low-rank adapters reach the linear layers of the latter. ``mergers``: where in the tower visual
+    tokens are made of patches; the rest of it is the part "tower" (``part_of``).
     ``rotary_axes``: how many of the three positions of a token (time, height, width) the language model takes; where it
     takes one, the three are equal.
     ``deepstack``: the tower has features for the first decoder layers, too (https://arxiv.org/abs/2406.04334).
@@ -70,6 +71,7 @@ class Family:
     model_class: str | type[Any]
     tower: str | None = "model.visual"
     decoder: str = "model.language_model"
+    mergers: tuple[str, ...] = ("merger",)
     rotary_axes: Literal[1, 3] = 3
     deepstack: bool = False
     video_time: VideoTime = "text"
@@ -95,6 +97,23 @@ class Family:
         assert self.tower is not None
         parent, _, name = self.tower.rpartition(".")
         setattr(attrgetter(parent)(model), name, tower)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts such a model has."""
+        return PARTS if self.reads_media else tuple(part for part in PARTS if part not in VISION_PARTS)
+
+    def part_of(self, name: str) -> Part:
+        """The part that a weight belongs to, by its full name in the model."""
+        if self.tower is None or not name.startswith(f"{self.tower}."):
+            return "language"
+        inside = name.removeprefix(f"{self.tower}.")
+        return "merger" if inside.startswith(tuple(f"{merger}." for merger in self.mergers)) else "tower"
+
+    def trained_parts(self, model: torch.nn.Module) -> tuple[Part, ...]:
+        """The parts with a weight that trains."""
+        found = {self.part_of(name) for name, parameter in model.named_parameters() if parameter.requires_grad}
+        return tuple(part for part in PARTS if part in found)
 
     def language_model(self, model: Any) -> Any:
         return attrgetter(self.decoder)(model)

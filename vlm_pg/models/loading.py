@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from vlm_pg.models.family import Family
 from vlm_pg.models.liger import apply_liger
 from vlm_pg.models.lora import adapter_base, add_lora, base_model, check_adapter, has_adapter, load_adapter
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.quantize import quantize_linears
 from vlm_pg.models.registry import family_of
-from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.settings import ModelSettings, Part
 
 _LISTED = 4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -53,7 +54,8 @@ def load_policy(
     named, of_tower = family.model_class, _vision_attention(_device(device), torch_dtype)
     try:
         model_class = getattr(transformers, named) if isinstance(named, str) else named
-        with nullcontext() if reading is None or family.read_whole else reading:
+        quantizes = settings.lora is not None and settings.lora.quantize
+        with nullcontext() if reading is None or family.read_whole or quantizes else reading:
             model, found = model_class.from_pretrained(
                 str(path),
                 dtype=torch_dtype,
@@ -76,6 +78,9 @@ def load_policy(
         ) from error
     _check_whole(str(path), found)
     _check_tokenizer(str(path), model, processor, family)
+    if settings.lora is not None and settings.lora.quantize:
+        # One layer after the other: the device never holds the model as it was read.
+        quantize_linears(model, family.adaptable_layers(model), _device(device))
     model = model.to(_device(device))
     if adapter != str(path):
         load_adapter(model, adapter, settings.lora)
@@ -107,10 +112,10 @@ def make_policy(model: Any, processor: Any, settings: ModelSettings | None = Non
     settings = settings or ModelSettings(path=getattr(model, "name_or_path", "") or "in memory")
     model = base_model(model)
     family = family_of(model.config)
-    if settings.train_vision and not family.reads_media:
+    if not set(settings.train) <= set(family.parts):
         raise ModelError(
-            f"model.train_vision is true, but {settings.path} ({family.model_type}) has no vision tower. Set "
-            "model.train_vision=false, or use a Qwen-VL checkpoint."
+            f"model.train is [{', '.join(settings.train)}], but {settings.path} ({family.model_type}) has no vision "
+            f"tower. Set model.train=[{', '.join(family.parts)}], or use a Qwen-VL checkpoint."
         )
     if family.moe:
         # Only the balancing loss reads the router's logits, and it depends on how often a prefix is repeated.
@@ -120,17 +125,26 @@ def make_policy(model: Any, processor: Any, settings: ModelSettings | None = Non
         apply_liger(model)
     if settings.gradient_checkpointing:
         enable_checkpointing(model)
+    if settings.lora is not None and settings.lora.quantize:
+        quantize_linears(model, family.adaptable_layers(model), next(model.parameters()).device)
     if settings.lora is not None and not has_adapter(model):
         add_lora(model, settings.lora)
-    tower = family.vision_tower(model)
     if has_adapter(model):
         # Which weights train has been decided by whoever made the adapter.
-        check_adapter(model, tower, settings.train_vision)
-    elif tower is not None:
-        tower.requires_grad_(settings.train_vision)
+        check_adapter(model, settings.train)
+    else:
+        _freeze(model, family, settings.train)
     # No module of these families behaves differently in training mode once dropout is 0, except checkpointing.
     model.train()
     return Policy(model, processor, family, settings, weights_version)
+
+
+def _freeze(model: Any, family: Family, train: Collection[Part]) -> None:
+    """Single weights of the language model that somebody froze stay so."""
+    for name, parameter in model.named_parameters():
+        part = family.part_of(name)
+        if part != "language" or part not in train:
+            parameter.requires_grad_(part in train)
 
 
 def _dtype(dtype: str | torch.dtype) -> torch.dtype:

@@ -7,7 +7,7 @@ adapter alone) and everything of ours that reaches into it stay what they are.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from vlm_pg.errors import ModelError
 from vlm_pg.models.registry import family_of
-from vlm_pg.models.settings import LoraSettings
+from vlm_pg.models.settings import PARTS, VISION_PARTS, LoraSettings, Part
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
@@ -54,6 +54,8 @@ def add_lora(model: Any, settings: LoraSettings, seed: int = 0) -> None:
         model.add_adapter(config)
     model.requires_grad_(False)
     for parameter in adapter_parameters(model):
+        # Beside weights in 4 bits peft leaves it in fp32.
+        parameter.data = parameter.data.to(model.dtype)
         parameter.requires_grad_(True)
 
 
@@ -84,14 +86,14 @@ def has_adapter(model: torch.nn.Module) -> bool:
     return bool(adapter_parameters(model))
 
 
-def check_adapter(
-    model: torch.nn.Module, tower: torch.nn.Module | None = None, train_vision: bool | None = None
-) -> None:
+def check_adapter(model: Any, train: Collection[Part] | None = None) -> None:
     """Refuse what cannot be shared exactly, or would be left without gradient, in an adapter that somebody else made.
 
+    Args:
+        train: the parts that are to train; None: whichever do.
+
     Raises:
-        ModelError: an adapter layer has dropout, or the vision ``tower`` trains and ``train_vision`` says it does not
-            (or the other way round).
+        ModelError: an adapter layer has dropout, or what trains of the vision tower is not what ``train`` says.
     """
     rates = {m.p for name, m in model.named_modules() if ".lora_dropout" in name and isinstance(m, torch.nn.Dropout)}
     if any(rates):
@@ -99,12 +101,16 @@ def check_adapter(
             f"The adapter has lora_dropout={max(rates)}; it must be 0. A shared prefix is computed once for all "
             "responses, so dropout cannot differ between them. Make the adapter with lora_dropout=0."
         )
-    if tower is not None and any(p.requires_grad for p in tower.parameters()) != train_vision:
-        state, wanted = ("frozen", "false") if train_vision else ("trained", "true")
-        raise ModelError(
-            f"With this adapter the vision tower is {state}, but model.train_vision is {str(train_vision).lower()}. "
-            f"Set model.train_vision={wanted}, or make the adapter for other layers."
-        )
+    if train is None:
+        return
+    found = family_of(model.config).trained_parts(model)
+    for part in VISION_PARTS:
+        if (part in found) != (part in train):
+            wanted = [p for p in PARTS if p in (found if p in VISION_PARTS else train)]
+            raise ModelError(
+                f"With this adapter the {part} is {'trained' if part in found else 'frozen'}, but model.train is "
+                f"[{', '.join(train)}]. Set model.train=[{', '.join(wanted)}], or make the adapter for other layers."
+            )
 
 
 @contextmanager

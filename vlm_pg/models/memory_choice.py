@@ -109,7 +109,7 @@ def _piece_tokens(settings: ModelSettings, need: Need) -> int:
 
 def _media(choice: MemoryChoice, settings: ModelSettings, need: Need) -> int:
     assert need.tower is not None
-    return need.tower.media(need.media_tokens, choice, settings.train_vision, settings.gradient_checkpointing)
+    return need.tower.media(need.media_tokens, choice, settings.train, settings.gradient_checkpointing)
 
 
 def _line(choice: MemoryChoice, as_set: MemoryChoice, settings: ModelSettings, need: Need, fits: bool) -> str:

@@ -7,10 +7,12 @@ it, 50 % with everything put away on a CPU (where no layer is on its way while a
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from vlm_pg.models.family import Family
+from vlm_pg.models.settings import Part
 from vlm_pg.models.stream_memory import MemoryChoice
 
 # Layers whose tensors are on the device at a time where they are put away: one at work, one on its way.
@@ -129,7 +131,7 @@ class TowerSizes:
         return cls(vision.depth, hidden, width, geometry.patches_per_token, pixels, out, element)
 
     def at_work(self, tokens: int, trains: bool, checkpointing: bool) -> int:
-        """What one call for so many visual tokens has alive, its input and output apart."""
+        """What one call for so many visual tokens has alive, its input and output apart; ``trains``: its blocks do."""
         per_block = 10 * self.hidden + 3 * self.intermediate
         kept = per_block
         if trains:
@@ -137,14 +139,21 @@ class TowerSizes:
         return tokens * self.patches_per_token * kept * self.element
 
     def around(self, tokens: int, trains: bool) -> int:
-        """Pixels in fp32 and the output; with a tower that trains its gradient and the sum of the leaves, too."""
+        """Pixels in fp32 and the output; where tower or merger train its gradient and the sum of the leaves, too."""
         copies = 3 if trains else 1
         return tokens * (self.patches_per_token * self.pixels * 4 + copies * self.out * self.element)
 
-    def media(self, tokens: int, choice: MemoryChoice, trains: bool, checkpointing: bool) -> int:
-        """Everything on the device for media of so many visual tokens, weights apart."""
+    def mergers_graph(self, tokens: int) -> int:
+        """What a trained merger behind frozen blocks keeps: a norm in fp32, and two linear layers' inputs."""
+        return tokens * self.patches_per_token * self.hidden * (4 + 4 * self.element)
+
+    def media(self, tokens: int, choice: MemoryChoice, train: Collection[Part], checkpointing: bool) -> int:
+        """Everything on the device for media of so many visual tokens, weights apart, where these parts train."""
         piece = min(tokens, choice.vision_piece_tokens or tokens)
-        return self.around(tokens, trains) + self.at_work(piece, trains, checkpointing)
+        whole, graph = "tower" in train, 0
+        if "merger" in train and not whole:
+            graph = self.mergers_graph(tokens)
+        return self.around(tokens, whole or graph > 0) + graph + self.at_work(piece, whole, checkpointing)
 
 
 def _mlp_width(text: Any) -> int:

@@ -102,7 +102,15 @@ class Network(torch.nn.Module):
         count = max(len(found), *(len(pieces(other.grids, most)) for other in others), 1)
         if not self._own_pace and is_scattered(self.family.vision_tower(self.model)):
             count = self._most_over_ranks(count)
-        return run_pieces(one_piece, found, pixel_values, self.pixels.empty_token(self.device), count)
+        return run_pieces(
+            one_piece,
+            found,
+            pixel_values,
+            self.pixels.empty_token(self.device),
+            count,
+            # Of frozen blocks nothing is kept anyway, and a merger's own is little beside running them again.
+            recompute="tower" in self.family.trained_parts(self.model),
+        )
 
     def _most_over_ranks(self, count: int) -> int:
         return int(max_over_ranks({"count": count}, self.device)["count"])
@@ -149,6 +157,8 @@ class Network(torch.nn.Module):
                 features, *rest = features.unbind(1)
                 early = tuple(rest)
             embeddings = embeddings.index_copy(0, media_rows, features.to(embeddings.dtype))
+        if torch.is_grad_enabled() and not embeddings.requires_grad and self._gradients_pass_through():
+            embeddings.requires_grad_()
         # Ranks that take turns run whole layers only: which rows are read must not decide what weights are gathered.
         trim = self.turns is None and not whole_layers
         positions = positions_3T[: self.family.rotary_axes]
@@ -156,6 +166,14 @@ class Network(torch.nn.Module):
             if isinstance(context, StreamContext):
                 context.lane = lane
             return run_decoder(self.language_model, embeddings, positions, context, media_rows, early, trim)
+
+    def _gradients_pass_through(self) -> bool:
+        """The language model is frozen, and what makes its visual features trains.
+
+        Then a stream without media goes backward like any other: there would be no graph, and where weights are
+        scattered other ranks gather them in backward.
+        """
+        return self.settings.trains_vision and "language" not in self.family.trained_parts(self.model)
 
     def _agreed_tiles(self, rows: int) -> int | None:
         """Tiles of a pass, where all ranks must make equally many: in a turn, too, those that run it on nothing."""

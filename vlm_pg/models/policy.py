@@ -36,7 +36,7 @@ class Policy(Network):
         self.vision = VisionEncoder(
             self.run_tower,
             pixels=self.pixels,
-            trains=settings.train_vision,
+            trains=settings.trains_vision,
             cache_bytes=settings.vision_cache_mb * 2**20,
             share=settings.share_prefix,
             device=self.device,

@@ -82,7 +82,7 @@ def load_reference(settings: ModelSettings, policy: Policy) -> ScoringPolicy:
     if settings.lora is not None:
         return AdapterFreeReference(policy)
     nothing_kept = {"gradient_checkpointing": False, "offload_layer_inputs": False, "offload_prefix_states": False}
-    settings = settings.model_copy(update={"train_vision": False, **nothing_kept})
+    settings = settings.model_copy(update={"train": ("language",), **nothing_kept})
     reference = load_policy(settings.path, device=policy.device, settings=settings)
     reference.requires_grad_(False)
     if policy.family.reads_media and not policy.vision.trains:

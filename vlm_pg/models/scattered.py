@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from vlm_pg.models.quantize import is_quantized, num_weights
+
 
 def is_scattered(module: torch.nn.Module) -> bool:
     """Whether weights of ``module`` lie with several ranks (ZeRO-3), so that every call of it is a collective."""
@@ -11,7 +13,9 @@ def is_scattered(module: torch.nn.Module) -> bool:
 
 
 def num_elements(parameter: torch.nn.Parameter) -> int:
-    """Of the whole weight, wherever its parts lie."""
+    """Of the whole weight, wherever its parts lie and however few bits it is kept in."""
+    if is_quantized(parameter):
+        return num_weights(parameter)
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from vlm_pg.settings import Settings
 
 PositionRule = Literal["qwen", "transformers"]
+Part = Literal["tower", "merger", "language"]
+PARTS: tuple[Part, ...] = get_args(Part)
+# Those that make features of pixels.
+VISION_PARTS: tuple[Part, ...] = ("tower", "merger")
 Switch = bool | Literal["auto"]
 Count = Annotated[int, Field(ge=0)] | Literal["auto"]
 
@@ -21,6 +25,11 @@ class LoraSettings(Settings):
     dropout: float = Field(0.0, description="Must be 0; see the error for why.")
     target_modules: tuple[str, ...] = Field(
         (), description="Linear layers of the language model to adapt, such as q_proj; empty for all of them."
+    )
+    quantize: Literal["nf4"] | None = Field(
+        None,
+        description="nf4: all linear layers of the frozen language model are kept in 4 bits (QLoRA, bitsandbytes), "
+        "whether adapted or not; embeddings, norms, output head, experts and vision tower stay as they are.",
     )
 
     @field_validator("dropout")
@@ -40,10 +49,12 @@ class ModelSettings(Settings):
 
     path: str = Field(description="Local folder or hub name of a checkpoint of Qwen-VL, or of a Qwen language model.")
     dtype: Literal["fp32", "bf16"] = Field("fp32", description="Precision of weights and activations.")
-    train_vision: bool = Field(
-        False,
-        description="Train the vision tower. False: it is frozen and its output is kept for scoring, training and "
-        "later epochs. True: it runs once per group and optimizer step, with gradient.",
+    train: tuple[Part, ...] = Field(
+        ("language",),
+        description="The parts that train; others are frozen. tower: the vision tower's patch embedding and blocks. "
+        "merger: what makes visual tokens of its patches, DeepStack's mergers too. language: the language model with "
+        "embeddings and output head. Without tower and merger visual features are kept for scoring, training and later "
+        "epochs; with one of them they are made once per group and optimizer step, with gradient.",
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations layer by layer in backward.")
     share_prefix: bool = Field(
@@ -107,6 +118,21 @@ class ModelSettings(Settings):
         "the model's family; its fused loss is never used. Needs a GPU.",
     )
 
+    @field_validator("train")
+    @classmethod
+    def _parts_in_order(cls, value: tuple[Part, ...]) -> tuple[Part, ...]:
+        if not value or len(set(value)) < len(value):
+            raise ValueError(
+                f"train is [{', '.join(value)}]; it must name one part or more, each once. Parts are "
+                f"{', '.join(PARTS)}; set it to [{', '.join(PARTS)}] for all weights."
+            )
+        return tuple(part for part in PARTS if part in value)
+
+    @property
+    def trains_vision(self) -> bool:
+        """Visual features change with the weights: tower or merger train."""
+        return any(part in self.train for part in VISION_PARTS)
+
     @model_validator(mode="after")
     def _only_what_is_recomputed_is_put_away(self) -> Self:
         for name in ("offload_layer_inputs", "offload_prefix_states"):
@@ -119,9 +145,9 @@ class ModelSettings(Settings):
 
     @model_validator(mode="after")
     def _an_adapter_is_alone(self) -> Self:
-        if self.lora is not None and self.train_vision:
+        if self.lora is not None and self.train != ("language",):
             raise ValueError(
-                "model.lora is set and model.train_vision is true, but an adapter is all that is trained and saved "
-                "with it. Set model.train_vision=false, or leave model.lora out."
+                f"model.lora is set and model.train is [{', '.join(self.train)}], but an adapter of the language model "
+                "is all that is trained and saved with it. Set model.train=[language], or leave model.lora out."
             )
         return self

@@ -90,7 +90,9 @@ class VisionEncoder:
         and all get all features; what one of them has not kept is encoded by all.
         """
         if with_graph and not self.trains:
-            raise ValueError("Features with a graph were asked of a frozen vision tower; set model.train_vision=true.")
+            raise ValueError(
+                "Features with a graph were asked of a frozen vision tower; name tower or merger in model.train."
+            )
         results: dict[str, VisualFeatures] = {}
         missing: dict[str, Prompt] = {}
         keys = self._keys(prompts)

@@ -92,11 +92,12 @@ def run_pieces(
     pixel_values: torch.Tensor,
     nothing: tuple[torch.Tensor, torch.Tensor],
     calls: int,
+    recompute: bool = True,
 ) -> torch.Tensor:
     """The tower on one piece after the other.
 
-    With gradients each piece is a checkpoint of its own: what it computes on its way is thrown away and computed again
-    in backward, so that one piece's activations are alive at a time.
+    With gradients and ``recompute`` each piece is a checkpoint of its own: what it computes on its way is thrown away
+    and computed again in backward, so that one piece's activations are alive at a time.
 
     Args:
         tower: (pixel_values [patches, dim], grid_thw [media, 3]) -> [M, ...].
@@ -113,7 +114,7 @@ def run_pieces(
     inputs += [nothing] * (calls - len(inputs))
     if len(inputs) == 1:
         return tower(*inputs[0])
-    if torch.is_grad_enabled():
+    if recompute and torch.is_grad_enabled():
         outputs = [checkpoint(tower, *each, use_reentrant=False, preserve_rng_state=False) for each in inputs]
     else:
         outputs = [tower(*each) for each in inputs]

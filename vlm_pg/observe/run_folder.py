@@ -14,7 +14,7 @@ from vlm_pg.files import write_bytes_atomic, write_json_atomic
 from vlm_pg.observe.run_lock import LOCK
 
 _LINES = ("bad_samples.jsonl", "metrics.jsonl", "rollouts.jsonl")
-_OWN_FILES = (*_LINES, "config.yaml", "curves.json", "report.html", "summary.json")
+_OWN_FILES = (*_LINES, "config.yaml", "curves.json", "report.html", "summary.json", "trace.json", "trace.before.json")
 _OWN_FOLDERS = ("checkpoints", "served", "tensorboard", "thumbnails", "trackers")
 _OWN_NAMES = frozenset((*_OWN_FILES, *_OWN_FOLDERS, LOCK))
 
@@ -45,6 +45,8 @@ class RunFolder:
     bad_samples = _Inside("bad_samples.jsonl")  # a line per sample that could not be used
     summary = _Inside("summary.json")  # accuracy before and after, seconds per phase, versions
     report = _Inside("report.html")  # one self-contained file
+    trace = _Inside("trace.json")  # when each rank was in which phase, for Perfetto
+    trace_before = _Inside("trace.before.json")  # the time before that, where it became too long
     checkpoints = _Inside("checkpoints")
     tensorboard = _Inside("tensorboard")  # event files
     thumbnails = _Inside("thumbnails")  # picture strips, one per logged question

@@ -42,6 +42,13 @@ class ObserveSettings(Settings):
         description="How many groups of each step go into rollouts.jsonl; the same questions are preferred every "
         "epoch, so that early and late answers can be compared. 0 writes none.",
     )
+    trace_mb: int = Field(
+        64,
+        ge=0,
+        le=4096,
+        description="Size in MiB of the time line of all ranks' phases, trace.json and trace.before.json together; the "
+        "oldest steps make room for new ones. 0 writes none.",
+    )
     report: bool = Field(True, description="Write report.html at the end of the run.")
     thumbnails: int = Field(
         8, ge=0, le=32, description="Frames in the picture strip saved for a logged question; 0 saves no pictures."

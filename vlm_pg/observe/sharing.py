@@ -52,10 +52,14 @@ def generation_line(values: Mapping[str, float | None], share: bool = True) -> s
     line = f"generation: {prompt:,.0f} prompt tokens prefilled {how}"
     if prefill < prompt:
         line += f", {prefill:,.0f} after what prompts share"
-    return (
-        f"{line}; {number['generation/tokens_per_second']:,.0f} new tokens/s; keys and values booked up to "
+    line += (
+        f"; {number['generation/tokens_per_second']:,.0f} new tokens/s; keys and values booked up to "
         f"{number['generation/peak_gib']:.2g} GiB"
     )
+    divided = number.get("generation/prompts_divided", 0.0)
+    if divided:
+        line += f"; those of {divided:,.0f} prompts lay in parts on the sequence ranks (without CUDA graphs)"
+    return line
 
 
 def _why_little(number: Mapping[str, float]) -> str:

@@ -2,7 +2,8 @@
 
 Letters: D hidden size, N query heads, W width of all query heads, K width of all key-value heads, I width of an MLP,
 e bytes of an element. A norm computes in fp32: of its input it keeps 4 D, of the normalised one e D where its weight
-trains, and its output, which the next linear layer keeps, e D (in fp32 the input is the residual stream itself).
+trains, and its output, which the next linear layer keeps, e D (in fp32 the input is the residual stream itself). A
+linear layer that is frozen keeps no input.
 Tests compare with measured peaks; ``bench/flops.py`` has a coarser rule for comparing ways to compute.
 """
 
@@ -44,14 +45,15 @@ def token_bytes(shape: ModelShape, setup: Setup) -> TokenBytes:
     text, e = shape.language, setup.element
     hidden, inner = text.hidden, text.intermediate
     width, narrow = text.heads * text.head_dim, text.kv_heads * text.head_dim
-    norm = hidden * (FP32 + (0 if setup.lora else e) + e)
+    frozen = "language" not in setup.train
+    norm = hidden * (FP32 + (0 if setup.lora or frozen else e) + (0 if frozen else e))
     # Rotated queries and keys, values, output, log-sum-exp.
     attention = e * (2 * width + 2 * narrow) + FP32 * text.heads
     of_heads = (width + narrow) * (FP32 + e) if shape.query_key_norms else 0
     if text.gated_query:
         attention += 2 * e * width
     # Gate, its activation, the other half, their product.
-    mlp = 4 * inner * e
+    mlp = (3 if frozen else 4) * inner * e
     # An adapter's path runs beside the frozen one.
     beside = 2 * inner * e if setup.lora else 0
     return TokenBytes(
@@ -129,8 +131,9 @@ def _logits(shape: ModelShape, setup: Setup) -> float:
 
 
 def tower_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
-    """Of a trained tower its graph of all prompts of a step; and what a frozen one takes while it runs over one of them
-    (``TOWER_RUNNING``), or a trained one in its own backward, when the language model's is done (``TOWER_BACKWARD``).
+    """Of a trained tower its graph of all prompts of a step, of a trained merger behind frozen blocks its own; and what
+    frozen blocks take while they run (``TOWER_RUNNING``): over one prompt, or over all where the merger trains; or a
+    trained tower in its own backward, when the language model's is done (``TOWER_BACKWARD``).
     """
     tower, e = shape.tower, setup.element
     if tower is None or not setup.patches:
@@ -142,7 +145,7 @@ def tower_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
     running = tower.hidden * (8 * e + 4 * FP32) + 3 * tower.intermediate * e
     out = shape.language.hidden * e / tower.merge
     pixels = tower.patch_pixels * FP32
-    if not setup.train_vision:
+    if not setup.trains_vision:
         # A frozen one also runs for one sequence rank alone.
         return {
             "pixels": setup.patches * pixels,
@@ -150,6 +153,13 @@ def tower_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
             TOWER_RUNNING: _of_piece(setup.patches, 1, tower, setup) * running,
         }
     patches = setup.prompts * setup.patches
+    if "tower" not in setup.train:
+        return {
+            "pixels": patches * pixels / parts,
+            "visual features": 2 * patches * out,
+            "merger's graph": patches / parts * _merger(tower, e),
+            TOWER_RUNNING: _of_piece(patches, parts, tower, setup) * running,
+        }
     kept = tower.layers * (tower.hidden * e if setup.checkpointing else block) + _merger(tower, e)
     backward: float = 3 * tower.intermediate * e + 2 * tower.hidden * e + (block if setup.checkpointing else 0)
     at_once: float = patches / parts

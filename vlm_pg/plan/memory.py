@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from vlm_pg.memory import GIB
+from vlm_pg.models.quantize import BYTES_PER_WEIGHT
 from vlm_pg.models.stream_share import possible_sizes
 from vlm_pg.plan.activations import (
     FP32,
@@ -53,8 +54,8 @@ def plan_memory(shape: ModelShape, setup: Setup) -> Plan:
     states, gradients = model_states(shape, setup), gradient_bytes(shape, setup)
     tower = tower_activations(shape, setup)
     running, backward = tower.pop(TOWER_RUNNING, 0.0), tower.pop(TOWER_BACKWARD, 0.0)
-    # Pixels of a frozen tower's prompts come to the device one prompt at a time.
-    pixels = 0.0 if setup.train_vision else tower.pop("pixels", 0.0)
+    # Frozen blocks keep no pixels.
+    pixels = 0.0 if "tower" in setup.train else tower.pop("pixels", 0.0)
     phases = {
         "vision": states | tower | {TOWER_RUNNING: running + pixels},
         "generation": states | tower | generation_bytes(shape, setup),
@@ -66,16 +67,19 @@ def plan_memory(shape: ModelShape, setup: Setup) -> Plan:
 
 
 def plan_to_fit(shape: ModelShape, setup: Setup, gpu_gib: float) -> Plan:
-    """As ``plan_memory``; where that does not fit, with all that a run may put away, tile and cut by itself."""
+    """As ``plan_memory``; where that does not fit, with all that a run may put away, tile, cut and divide by itself."""
     plan = plan_memory(shape, setup)
-    return plan if plan.fits(gpu_gib) else plan_memory(shape, replace(setup, measures=setup.allowed))
+    if plan.fits(gpu_gib):
+        return plan
+    return plan_memory(shape, replace(setup, measures=setup.allowed, divides_prompts=setup.may_divide_prompts))
 
 
 def trained_weights(shape: ModelShape, setup: Setup) -> int:
     weights = shape.weights
     if setup.lora:
         return weights.adapter
-    return weights.language + (weights.tower if setup.train_vision else 0)
+    of_part = {"tower": weights.tower - weights.merger, "merger": weights.merger, "language": weights.language}
+    return sum(of_part[part] for part in setup.train)
 
 
 def model_states(shape: ModelShape, setup: Setup) -> dict[str, float]:
@@ -83,14 +87,17 @@ def model_states(shape: ModelShape, setup: Setup) -> dict[str, float]:
     weights, trained = shape.weights, trained_weights(shape, setup)
     total = weights.language + weights.tower + weights.adapter
     scattered = setup.ranks if setup.stage == 3 else 1
-    found = {"weights": setup.element * total / scattered}
+    quantized = weights.linear if setup.quantize else 0
+    found = {"weights": (setup.element * (total - quantized) + BYTES_PER_WEIGHT * quantized) / scattered}
+    if setup.quantize:
+        found["a layer's weights written out"] = float(setup.element * weights.largest)
     if setup.stage == 3:
         if setup.offload_parameters:
             found["weights"] = 0.0
         live = min(total, setup.live_parameters) * (1 - 1 / setup.ranks if not setup.offload_parameters else 1)
         found["weights gathered from other ranks"] = setup.element * live
     if setup.reference:
-        copied = weights.language + (weights.tower if setup.train_vision else 0)
+        copied = weights.language + (weights.tower if setup.trains_vision else 0)
         found["reference policy"] = float(setup.element * copied)
     if not setup.offload_optimizer:
         # DeepSpeed keeps a copy of its own of fp32 weights, too.
@@ -108,7 +115,7 @@ def gradient_bytes(shape: ModelShape, setup: Setup) -> dict[str, float]:
         return {"gradients": float(FP32 * trained + own)}
     held = 0.0 if setup.offload_optimizer else FP32 * trained / (_owners(setup) if setup.stage > 1 else 1)
     # A layer's gradients in the weights' own dtype, before they are reduced.
-    layer = 0 if setup.lora else shape.weights.layer
+    layer = 0 if setup.lora or "language" not in setup.train else shape.weights.layer
     return {"gradients": held + setup.element * layer, "buckets": float(setup.element * setup.bucket)}
 
 
@@ -120,12 +127,13 @@ def optimizer_bytes(shape: ModelShape, setup: Setup) -> float:
 def generation_bytes(shape: ModelShape, setup: Setup) -> dict[str, float]:
     """At least: keys and values of one group, every response at its longest; one pass of its prompt.
 
-    With sequence parallelism every rank holds the prefix and its part of the rollouts.
+    With sequence parallelism every rank holds the prefix, or its part of it, and its part of the rollouts.
     """
     text, e = shape.language, setup.element
     width, narrow = text.heads * text.head_dim, text.kv_heads * text.head_dim
     rollouts = -(-setup.generations // setup.sequence_parallel)
-    tokens = setup.prefix + rollouts * setup.response
+    divided = setup.divides_prompts and setup.generations >= setup.sequence_parallel
+    tokens = -(-setup.prefix // (setup.sequence_parallel if divided else 1)) + rollouts * setup.response
     if not setup.share_prefix:
         tokens = rollouts * (setup.prefix + setup.response)
     rows = min(PREFILL_TOKENS, setup.prefix) / setup.sequence_parallel
@@ -179,7 +187,7 @@ def largest_budget(shape: ModelShape, setup: Setup, gpu_gib: float) -> int:
 def _tower(shape: ModelShape, setup: Setup) -> float:
     """What the tower adds to the update."""
     parts = tower_activations(shape, setup)
-    beside = (TOWER_RUNNING, TOWER_BACKWARD) if setup.train_vision else (TOWER_RUNNING, TOWER_BACKWARD, "pixels")
+    beside = (TOWER_RUNNING, TOWER_BACKWARD) if "tower" in setup.train else (TOWER_RUNNING, TOWER_BACKWARD, "pixels")
     return sum(size for part, size in parts.items() if part not in beside)
 
 
@@ -219,9 +227,12 @@ def remedies(setup: Setup, least_budget: int) -> Iterator[Remedy]:
         parallel = replace(setup, sequence_parallel=size)
         yield Remedy(f"training.sequence_parallel={size}", parallel, f"SP {size}")
         size *= 2
-    if setup.train_vision:
-        yield Remedy("model.train_vision=false", replace(setup, train_vision=False))
-    if not setup.lora and not setup.train_vision:
+    if "tower" in setup.train and "merger" in setup.train:
+        without_tower = tuple(part for part in setup.train if part != "tower")
+        yield Remedy(f"model.train=[{', '.join(without_tower)}]", replace(setup, train=without_tower))
+    if setup.trains_vision and "language" in setup.train:
+        yield Remedy("model.train=[language]", replace(setup, train=("language",)))
+    if not setup.lora and setup.train == ("language",):
         yield Remedy("model.lora={}", replace(setup, lora=True), "LoRA")
 
 

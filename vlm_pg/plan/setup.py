@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlm_pg.models.memory_choice import smallest
+from vlm_pg.models.settings import VISION_PARTS, Part
 from vlm_pg.models.stream_memory import MemoryChoice
 from vlm_pg.plan.shape import ModelShape, TowerShape
 
@@ -21,6 +22,8 @@ class Setup:
 
     Attributes:
         element: bytes of a weight and of an activation.
+        train: parts of the model that train; of the language model an adapter alone with ``lora``,
+            beside which with ``quantize`` its linear layers are in 4 bits.
         stage: ZeRO stage; 0 for one process without DeepSpeed.
         ranks: processes, among which states are scattered; ``sequence_parallel`` of them work on one stream.
         prefix: tokens of the largest prompt; ``patches``: of its media.
@@ -29,13 +32,16 @@ class Setup:
         prompts: prompts that a rank holds in a step, whose tower graphs a trained tower keeps.
         reference: another copy of the weights, for a KL term.
         bucket: elements of DeepSpeed's buffers for reducing gradients; 0 without.
+        divides_prompts: each sequence rank keeps its part of a prompt's keys and values; ``may_divide_prompts``: where
+            they do not fit whole.
         measures: what is put away, tiled or cut; ``allowed``: all that the run itself may choose at its start.
     """
 
     element: int = 2
     checkpointing: bool = True
-    train_vision: bool = False
+    train: tuple[Part, ...] = ("language",)
     lora: bool = False
+    quantize: bool = False
     stage: int = 0
     ranks: int = 1
     sequence_parallel: int = 1
@@ -52,8 +58,15 @@ class Setup:
     logits_bytes: int = 256 * 2**20
     reference: bool = False
     share_prefix: bool = True
+    divides_prompts: bool = False
+    may_divide_prompts: bool = False
     measures: MemoryChoice = AS_IT_IS
     allowed: MemoryChoice = AS_IT_IS
+
+    @property
+    def trains_vision(self) -> bool:
+        """Visual features change with the weights."""
+        return any(part in self.train for part in VISION_PARTS)
 
     @property
     def stream(self) -> int:
@@ -93,14 +106,16 @@ def setup_of(config: Any, shape: ModelShape, ranks: int, sequence_parallel: int 
         file = read_deepspeed_config(config.training)
         zero, offloads = file["zero_optimization"], offloads_optimizer(file)
     data_ranks = max(1, ranks // sequence_parallel)
-    model = config.model
+    model, rollout = config.model, config.rollout
+    together = rollout.split != "questions" and rollout.gather != "layers"
     prefix, patches = largest_prompt(config, shape.tower)
     buckets = 2 if zero.get("overlap_comm") else 1
     return Setup(
         element=BYTES[model.dtype],
         checkpointing=model.gradient_checkpointing,
-        train_vision=model.train_vision,
+        train=model.train,
         lora=model.lora is not None,
+        quantize=model.lora is not None and model.lora.quantize is not None,
         stage=int(zero.get("stage", 0)),
         ranks=ranks,
         sequence_parallel=sequence_parallel,
@@ -110,13 +125,15 @@ def setup_of(config: Any, shape: ModelShape, ranks: int, sequence_parallel: int 
         bucket=buckets * int(float(zero.get("reduce_bucket_size", 5e8))) if zero else 0,
         prefix=prefix,
         patches=patches,
-        response=max(1, config.rollout.max_new_tokens - 1),
-        generations=config.rollout.num_generations,
+        response=max(1, rollout.max_new_tokens - 1),
+        generations=rollout.num_generations,
         budget=config.training.micro_batch_tokens,
         prompts=-(-config.training.prompts_per_step // data_ranks),
         logits_bytes=model.logits_chunk_mb * 2**20,
         reference=bool(config.algorithm.kl_coef) and model.lora is None,
         share_prefix=model.share_prefix,
+        divides_prompts=rollout.divide_prefix == "always",
+        may_divide_prompts=rollout.divide_prefix != "never" and together,
         measures=MemoryChoice.of(model),
         allowed=smallest(model),
     )

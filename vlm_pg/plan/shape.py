@@ -27,7 +27,9 @@ class TowerShape:
 class Weights:
     """How many there are: of the tower, the language model with its embeddings and head, and low-rank adapters.
 
-    ``layer``: of one decoder layer. ``head``: of the output head, also where it is the embedding.
+    ``layer``: of one decoder layer. ``head``: of the output head, also where it is the embedding. ``merger``: of the
+    tower's, those of the part "merger". ``linear``: of the language model's linear layers, the largest of which has
+    ``largest``.
     """
 
     tower: int
@@ -35,6 +37,9 @@ class Weights:
     adapter: int
     layer: int
     head: int
+    merger: int = 0
+    linear: int = 0
+    largest: int = 0
 
 
 @dataclass(frozen=True)
@@ -153,12 +158,15 @@ def _counted(config: Any, family: Any, lora: LoraSettings | None) -> Weights:
         name: _number(part) for name, part in (("tower", tower), ("layer", language.layers[0])) if part is not None
     }
     total = _number(model)
+    merger = sum(p.numel() for name, p in model.named_parameters() if family.part_of(name) == "merger")
+    linear = [model.get_submodule(name).weight.numel() for name in family.adaptable_layers(model)]
     if lora is not None:
         with torch.device("meta"):
             add_lora(model, lora)
     adapter = sum(parameter.numel() for parameter in adapter_parameters(model)) if lora is not None else 0
     in_tower = counts.get("tower", 0)
-    return Weights(in_tower, total - in_tower, adapter, counts["layer"], model.lm_head.weight.numel())
+    head, largest = model.lm_head.weight.numel(), max(linear, default=0)
+    return Weights(in_tower, total - in_tower, adapter, counts["layer"], head, merger, sum(linear), largest)
 
 
 def _number(module: Any) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -70,6 +70,16 @@ class _Level:
     rows: torch.Tensor | None
 
 
+class Prompts(Protocol):
+    """What new tokens attend to of their prompts."""
+
+    def merge_into(
+        self, layer_index: int, q: torch.Tensor, merged: torch.Tensor, lse: torch.Tensor, scale: float
+    ) -> None:
+        """q [rows, N, H] over the prompts, merged in place into [rows, N, H] and [N, rows] over the rows' own keys."""
+        ...
+
+
 class PromptPart:
     """What new tokens attend to of their prompts: one variable-length call for each level of the tree.
 
@@ -112,13 +122,17 @@ class PromptPart:
     def _levels_for(self, repeats: int, device: torch.device) -> list[_Level]:
         """Made once for these rows, not once per layer."""
         if repeats not in self._levels:
-            depth = max(len(path) for path in self._paths)
-            self._levels[repeats] = [self._level(at, repeats, device) for at in range(depth)]
+            depth = max((len(path) for path in self._paths), default=0)
+            levels = [self._level(at, repeats, device) for at in range(depth)]
+            self._levels[repeats] = [level for level in levels if level is not None]
         return self._levels[repeats]
 
-    def _level(self, at: int, repeats: int, device: torch.device) -> _Level:
+    def _level(self, at: int, repeats: int, device: torch.device) -> _Level | None:
+        """None if nobody reads anything there; where prompts are divided, some of their nodes lie elsewhere alone."""
         place = {node: index for index, node in enumerate(self._store.order)}
-        reading = [row for row, path in enumerate(self._paths) if len(path) > at]
+        reading = [row for row, path in enumerate(self._paths) if len(path) > at and self._store.lengths[path[at]]]
+        if not reading:
+            return None
         rows = sorted(reading, key=lambda row: place[self._paths[row][at]])
         counts: dict[int, int] = {}
         for row in rows:
@@ -132,14 +146,15 @@ class DecodeContext:
 
     Args:
         owns: the rollouts, in the order of the stream.
+        prompts: what attends to the prompts; None: they all lie in ``store``.
     """
 
-    def __init__(self, store: PrefixStore, owns: Sequence[OwnTokens], kernel: Kernel):
+    def __init__(self, store: PrefixStore, owns: Sequence[OwnTokens], kernel: Kernel, prompts: Prompts | None = None):
         self._store = store
         self._owns = list(owns)
         self._sizes = [len(own.paths) for own in owns]
         self._kernel = kernel
-        self._prompts = PromptPart(store, [path for own in owns for path in own.paths], kernel)
+        self._prompts = prompts or PromptPart(store, [path for own in owns for path in own.paths], kernel)
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         """q [rollouts, N, H], k, v [rollouts, K, H] of the new tokens -> [rollouts, N, H]."""

@@ -9,7 +9,7 @@ import torch
 
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.cohort import Cohort
-from vlm_pg.rollout.cohort_attention import DecodeContext, OwnTokens
+from vlm_pg.rollout.cohort_attention import DecodeContext, OwnTokens, Prompts
 from vlm_pg.rollout.graphs import GraphUse
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.ragged import RaggedDecoder
@@ -33,28 +33,37 @@ class Decoder(Protocol):
         """Of its rows, as they were, only these go on; none: the cohort has ended. ``cohort`` has let go already."""
         ...
 
+    def rows(self) -> list[tuple[int, ...]]:
+        """Rows of the next step: the stored nodes of each one's prompt, none for an idle row. ``step`` must follow."""
+        ...
+
     def step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Hidden states [rollouts, D] of the tokens sampled last, int64 [rollouts], at these rotary positions."""
         ...
 
 
-def decoder_for(policy: Policy, store: PrefixStore, settings: RolloutSettings) -> Decoder:
+def decoder_for(
+    policy: Policy, store: PrefixStore, settings: RolloutSettings, prompts: Prompts | None = None
+) -> Decoder:
     """On CUDA few large calls win, and the ragged batch makes them; on a CPU dense blocks do.
 
     Linear-attention layers step cohort by cohort on every device.
+
+    Args:
+        prompts: what attends to the prompts; None: they all lie in ``store``.
     """
     if policy.device.type == "cuda" and not policy.family.linear_attention:
-        return RaggedDecoder(policy, store, settings)
-    return CohortDecoder(policy, store, settings)
+        return RaggedDecoder(policy, store, settings, prompts)
+    return CohortDecoder(policy, store, settings, prompts)
 
 
 class CohortDecoder:
     """Each cohort's own keys and values are one dense block, attended to in one call a cohort."""
 
-    def __init__(self, policy: Policy, store: PrefixStore, settings: RolloutSettings):
-        self.graphs = GraphUse.of(policy, settings)
+    def __init__(self, policy: Policy, store: PrefixStore, settings: RolloutSettings, prompts: Prompts | None = None):
+        self.graphs = GraphUse.of(policy, settings, prompts is not None)
         self._policy = policy
-        self._store = store
+        self._store, self._prompts = store, prompts
         self._owns: list[OwnTokens] = []
         self._context: DecodeContext | None = None
 
@@ -70,9 +79,12 @@ class CohortDecoder:
             self._owns.remove(cohort.own)
         self._context = None
 
+    def rows(self) -> list[tuple[int, ...]]:
+        return [path for own in self._owns for path in own.paths]
+
     def step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         if self._context is None:
-            self._context = DecodeContext(self._store, self._owns, self._policy.kernel)
+            self._context = DecodeContext(self._store, self._owns, self._policy.kernel, self._prompts)
         hidden = self._policy.hidden_states(tokens, positions.expand(3, -1), self._context)
         for own in self._owns:
             own.length += 1

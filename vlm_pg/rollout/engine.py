@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -14,11 +14,13 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.memory import GIB
 from vlm_pg.metrics import Metric
 from vlm_pg.models.policy import Policy
+from vlm_pg.rollout.booking import Booking, rounds
 from vlm_pg.rollout.cohort import Cohort, FinishedRollout
 from vlm_pg.rollout.decoders import decoder_for
+from vlm_pg.rollout.divided import DividedPrompts
 from vlm_pg.rollout.graphs import GraphUse
 from vlm_pg.rollout.kv import PrefixStore
-from vlm_pg.rollout.memory import TokenCosts, budget_bytes, check_fits
+from vlm_pg.rollout.memory import budget_bytes, check_fits
 from vlm_pg.rollout.prefill import Prefill
 from vlm_pg.rollout.sampling import TokenSampler, rollout_key, uniforms
 from vlm_pg.rollout.settings import RolloutSettings
@@ -35,6 +37,7 @@ ENTER_TOGETHER = 0.25
 
 PROMPT_TOKENS = Metric("generation/prompt_tokens", "tokens", "sum")
 PREFILL_TOKENS = Metric("generation/prefill_tokens", "tokens", "sum")
+PROMPTS_DIVIDED = Metric("generation/prompts_divided", "prompts", "sum")
 NEW_TOKENS = Metric("generation/new_tokens", "tokens", "sum")
 PEAK = Metric("generation/peak_gib", "GiB of keys and values", "largest")
 
@@ -45,6 +48,7 @@ class RolloutStats:
 
     ``prompt_tokens`` counts every prompt once (with ``model.share_prefix`` off once per rollout), ``prefill_tokens``
     what of them was computed: less where prompts share.
+    ``prompts_divided``: of how many the keys and values lay in parts on several processes.
     ``peak_bytes``: the most that keys, values and states were booked for at a time. ``cohorts``: admissions.
     ``graphs``: whether steps were replayed from CUDA graphs, how many, and if not, why.
     """
@@ -55,6 +59,7 @@ class RolloutStats:
     decode_steps: int = 0
     cohorts: int = 0
     peak_bytes: int = 0
+    prompts_divided: int = 0
     graphs: GraphUse = field(default_factory=GraphUse)
 
     def then(self, later: RolloutStats) -> RolloutStats:
@@ -64,6 +69,7 @@ class RolloutStats:
             self.prefill_tokens + later.prefill_tokens,
             self.new_tokens + later.new_tokens,
             peak_bytes=max(self.peak_bytes, later.peak_bytes),
+            prompts_divided=self.prompts_divided + later.prompts_divided,
         )
 
 
@@ -78,6 +84,7 @@ class RolloutEngine:
         settings: how.
         seed: the run's seed; a rollout's random numbers depend on (seed, step, sample id, rollout index, token index).
         should_stop: asked at every layer of a prefill and at every token; True raises InterruptedError.
+        stop_together: as ``should_stop``, where processes that need each other for every token meet: all of them raise.
 
     Raises:
         ValueError: settings the model or its tokenizer cannot follow.
@@ -86,7 +93,12 @@ class RolloutEngine:
     scores_itself = True
 
     def __init__(
-        self, policy: Policy, settings: RolloutSettings, seed: int, should_stop: Callable[[], bool] = lambda: False
+        self,
+        policy: Policy,
+        settings: RolloutSettings,
+        seed: int,
+        should_stop: Callable[[], bool] = lambda: False,
+        stop_together: Callable[[], bool] = lambda: False,
     ):
         self.policy = policy
         self.settings = settings
@@ -94,7 +106,7 @@ class RolloutEngine:
         self.stop_token_ids = tuple(sorted({*stop_token_ids(policy), *settings.stop_token_ids}))
         self.stop_strings = _stop_strings(policy, settings)
         self.stats = self._done = RolloutStats()
-        self._should_stop = should_stop
+        self._should_stop, self.stop_together = should_stop, stop_together
 
     @torch.no_grad()
     def generate(
@@ -106,7 +118,8 @@ class RolloutEngine:
             prompts: each with its own sample id.
             step: the optimizer step, or a name such as "eval/seen", that keys the random numbers.
             sequence: processes that were given the same prompts. They prefill them together, and each samples its part
-                of every prompt's rollouts (``share_of_rollouts``), which is what it returns.
+                of every prompt's rollouts (``share_of_rollouts``), which is what it returns. Keys and values of a
+                prompt lie on all of them whole, or in parts (``rollout.divide_prefix``).
 
         Raises:
             SampleError: prompt and longest response exceed the model's positions.
@@ -121,11 +134,12 @@ class RolloutEngine:
         if sequence.size == 1:
             return self._run(_ContinuousBatch(self, prompts, step))
         rollouts: dict[int, tuple[Rollout, ...]] = {}
-        budget = int(min(sequence.gather(budget_bytes(self.settings, self.policy.device))))
+        budget = self._common_budget(sequence)
         # A prefill is for all of them, so nobody starts one while others still sample.
-        for places in rounds(self, prompts, budget, sequence):
-            batch = _ContinuousBatch(self, [prompts[place] for place in places], step, sequence, budget)
-            rollouts |= zip(places, self._run(batch), strict=True)
+        for one in rounds(self.policy, self.settings, prompts, budget, sequence):
+            together = Together(sequence, budget, one.divided)
+            batch = _ContinuousBatch(self, [prompts[place] for place in one.places], step, together)
+            rollouts |= zip(one.places, self._run(batch), strict=True)
         return [rollouts[place] for place in range(len(prompts))]
 
     def _run(self, batch: _ContinuousBatch) -> list[tuple[Rollout, ...]]:
@@ -134,6 +148,21 @@ class RolloutEngine:
         finally:
             self.stats = batch.stats
             self._done = self._done.then(batch.stats)
+
+    def too_long_for_one(self, prompts: Sequence[Prompt], sequence: SequenceGroup) -> bool:
+        """Whether a process alone could not sample some question's group, and ``sequence`` may divide its prompt.
+
+        Args:
+            prompts: the same on all processes of ``sequence``.
+        """
+        if self.settings.divide_prefix == "never" or not prompts:
+            return False
+        budget, booking = self._common_budget(sequence), Booking.of(self.policy, self.settings, prompts)
+        rows = self.settings.num_generations
+        return any(booking.bytes_of(path, rows) > budget for path in booking.waiting.paths)
+
+    def _common_budget(self, sequence: SequenceGroup) -> int:
+        return int(min(sequence.gather(budget_bytes(self.settings, self.policy.device))))
 
     def share_of_rollouts(self, sequence: SequenceGroup) -> range:
         """Which of a question's rollouts this process samples, where ``sequence`` samples them together."""
@@ -145,6 +174,7 @@ class RolloutEngine:
         done, self._done = self._done, RolloutStats()
         tally.add_all({PROMPT_TOKENS: done.prompt_tokens, PREFILL_TOKENS: done.prefill_tokens})
         tally.add_all({NEW_TOKENS: done.new_tokens, PEAK: done.peak_bytes / GIB})
+        tally.add(PROMPTS_DIVIDED, done.prompts_divided)
 
     def take_faults(self) -> None:
         """None: every question has rollouts."""
@@ -182,6 +212,20 @@ class RolloutEngine:
         return self.stop_strings.ends(token_ids)
 
 
+@dataclass(frozen=True)
+class Together:
+    """Processes that sample the rollouts of a round's prompts, the same on all of them.
+
+    Attributes:
+        budget: bytes of keys, values and states that each may hold.
+        divided: each keeps keys and values of its part of the prompts.
+    """
+
+    sequence: SequenceGroup
+    budget: int
+    divided: bool = False
+
+
 class _ContinuousBatch:
     """The rollouts of one ``generate`` call, which enter and leave at any time."""
 
@@ -190,16 +234,17 @@ class _ContinuousBatch:
         engine: RolloutEngine,
         prompts: Sequence[Prompt],
         step: int | str,
-        sequence: SequenceGroup = BY_ITSELF,
-        budget: int | None = None,
+        together: Together | None = None,
     ):
         self.engine, self.policy, self.settings = engine, engine.policy, engine.settings
         share = self.policy.settings.share_prefix
+        sequence = BY_ITSELF if together is None else together.sequence
         own = engine.share_of_rollouts(sequence)
         # Where nothing is shared every rollout has a prompt of its own.
         self.copies = 1 if share else self.settings.num_generations
         self.rollouts_each, self.first_rollout = len(own) // self.copies, own.start
         self.prompts, self.step = [prompt for prompt in prompts for _ in range(self.copies)], step
+        divided = together is not None and together.divided
         self.waiting = WaitingPrompts(self.prompts, share)
         self.store = PrefixStore()
         self.prefill = Prefill(
@@ -210,6 +255,7 @@ class _ContinuousBatch:
             self.settings.prefill_tokens,
             engine.check_stop,
             sequence,
+            divided,
         )
         self.sampler = TokenSampler(
             self.settings,
@@ -218,17 +264,26 @@ class _ContinuousBatch:
             engine.stop_token_ids,
             self.policy.device,
         )
-        self.decoder = decoder_for(self.policy, self.store, self.settings)
+        self.divided: DividedPrompts | None = None
+        if divided:
+            query_heads, _, _ = self.policy.family.head_shape(self.policy.model.config)
+            self.divided = DividedPrompts(self.store, self.policy.kernel, sequence, query_heads)
+        self.decoder = decoder_for(self.policy, self.store, self.settings, self.divided)
+        self.booking = Booking(
+            self.policy, self.settings, self.waiting, self.decoder.rows_for, sequence.size if divided else 1
+        )
         self.counts_prompts = sequence.rank == 0  # once, whoever prefills them
-        tokens = sum(prompt.num_tokens for prompt in self.prompts) if self.counts_prompts else 0
-        self.stats = RolloutStats(prompt_tokens=tokens, graphs=self.decoder.graphs)
-        self.costs = TokenCosts.of(self.policy)
-        self.budget = budget_bytes(self.settings, self.policy.device) if budget is None else budget
-        self.rollout_bytes = self.costs.rollout(self.settings)
+        counted = self.prompts if self.counts_prompts else []
+        self.stats = RolloutStats(
+            prompt_tokens=sum(prompt.num_tokens for prompt in counted),
+            prompts_divided=len(counted) if divided else 0,
+            graphs=self.decoder.graphs,
+        )
+        self.budget = budget_bytes(self.settings, self.policy.device) if together is None else together.budget
         # A round of several processes was chosen to fit, on all of them alike, and is admitted at once.
-        self.at_once = sequence.size > 1
+        self.at_once = together is not None
         for prompt, path in zip(self.prompts, self.waiting.paths, strict=True) if not self.at_once else ():
-            needed = self._booked(path, self.rollouts_each)
+            needed = self.booking.bytes_of(path, self.rollouts_each)
             check_fits(needed, self.budget, prompt.sample_id, self.settings)
         self.cohorts: list[Cohort] = []
         self.ends = {path[-1] for path in self.waiting.paths}
@@ -243,6 +298,8 @@ class _ContinuousBatch:
             self._let_go_of_finished(LET_GO_BELOW)
             if self.cohorts:
                 self._forward()
+        while self.divided is not None and self.divided.meet((), self.engine.stop_together()):
+            self.divided.answer()
         alone = [[self._rollout(one) for one in sorted(found, key=lambda one: one.index)] for found in self.finished]
         firsts = range(0, len(alone), self.copies)
         return [tuple(chain.from_iterable(alone[first : first + self.copies])) for first in firsts]
@@ -257,7 +314,7 @@ class _ContinuousBatch:
         for prompt in self.waiting:
             path = self.waiting.paths[prompt]
             after = rows + self.rollouts_each
-            booked = self._booked(stored.union(new, path), after)
+            booked = self.booking.bytes_of(stored.union(new, path), after)
             full = after > self.settings.max_batch_rollouts or booked > self.budget
             if rows and full and not self.at_once:
                 break
@@ -272,7 +329,7 @@ class _ContinuousBatch:
         self._start(chosen, stored, sorted(new))
 
     def _start(self, chosen: Sequence[int], stored: set[int], new: Sequence[int]) -> None:
-        self.store.rearrange(stored, {node: self.waiting.nodes[node].num_tokens for node in new})
+        self.store.rearrange(stored, self.prefill.room(new, self.ends))
         self.last_hidden = {node: hidden for node, hidden in self.last_hidden.items() if node in stored}
         self.last_hidden |= self.prefill.run(new, self.ends)
         self.cohorts.append(self._cohort(chosen))
@@ -353,19 +410,14 @@ class _ContinuousBatch:
     def _forward(self) -> None:
         """The tokens sampled last through the model."""
         cohorts = self.cohorts
+        if self.divided is not None:
+            self.divided.meet(self.decoder.rows(), self.engine.stop_together())
         tokens = torch.cat([cohort.last_tokens for cohort in cohorts])
         positions = torch.cat([cohort.positions for cohort in cohorts])
         hidden = self.decoder.step(tokens, positions)
         for cohort, part in zip(cohorts, hidden.split([cohort.num_rows for cohort in cohorts]), strict=True):
             cohort.hidden = part
         self.stats.decode_steps += 1
-
-    def _booked(self, nodes: Iterable[int], rollouts: int) -> int:
-        """Bytes of these nodes and of so many rollouts at their longest."""
-        stored = sum(
-            self.waiting.nodes[node].num_tokens * self.costs.per_token + self.costs.per_state for node in nodes
-        )
-        return stored + self.decoder.rows_for(rollouts) * self.rollout_bytes
 
     def _rollout(self, finished: FinishedRollout) -> Rollout:
         return Rollout(
@@ -376,34 +428,6 @@ class _ContinuousBatch:
             sampling_logprobs=finished.sampling_logprobs,
             entropies=finished.entropies,
         )
-
-
-def rounds(
-    engine: RolloutEngine, prompts: Sequence[Prompt], budget: int, sequence: SequenceGroup
-) -> Iterator[list[int]]:
-    """Places of prompts that are admitted together, on all processes of ``sequence`` alike; at least one at a time."""
-    policy, settings = engine.policy, engine.settings
-    waiting, costs = WaitingPrompts(prompts, policy.settings.share_prefix), TokenCosts.of(policy)
-    # Of the process that samples most of each.
-    each = -(-settings.num_generations // sequence.size)
-    rows_for = decoder_for(policy, PrefixStore(), settings).rows_for
-
-    def booked(nodes: Iterable[int], rows: int) -> int:
-        stored = sum(waiting.nodes[node].num_tokens * costs.per_token + costs.per_state for node in nodes)
-        return stored + rows_for(rows) * costs.rollout(settings)
-
-    for prompt, of_prompt in zip(prompts, waiting.paths, strict=True):
-        check_fits(booked(of_prompt, each), budget, prompt.sample_id, settings)
-    chosen: list[int] = []
-    nodes: set[int] = set()
-    for place in waiting:
-        rows, path = (len(chosen) + 1) * each, nodes.union(waiting.paths[place])
-        if chosen and (rows > settings.max_batch_rollouts or booked(path, rows) > budget):
-            yield chosen
-            chosen, path = [], set(waiting.paths[place])
-        chosen.append(place)
-        nodes = path
-    yield chosen
 
 
 def stop_token_ids(policy: Policy) -> tuple[int, ...]:

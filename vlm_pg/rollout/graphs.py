@@ -32,11 +32,13 @@ class GraphUse:
     replays: int = 0
 
     @classmethod
-    def of(cls, policy: Policy, settings: RolloutSettings) -> GraphUse:
-        return cls(_off_because(policy, settings))
+    def of(cls, policy: Policy, settings: RolloutSettings, divided: bool = False) -> GraphUse:
+        return cls(_off_because(policy, settings, divided))
 
 
-def _off_because(policy: Policy, settings: RolloutSettings) -> str | None:
+def _off_because(policy: Policy, settings: RolloutSettings, divided: bool) -> str | None:
+    if divided:
+        return "processes send each other queries in every layer, for each has a part of the prompts"
     if not settings.cuda_graphs:
         return "rollout.cuda_graphs is false"
     if policy.device.type != "cuda":

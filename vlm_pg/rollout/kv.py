@@ -19,6 +19,9 @@ class PrefixStore:
 
     ``keys``, ``values``: per full-attention layer [all tokens, K, H].
     ``states``: per linear-attention layer and node the state behind the node's last stored token (one row).
+    ``scales``: per full-attention layer what its logits are multiplied by.
+
+    Where processes divide the prompts, ``lengths``, keys and values are those of the tokens that lie here.
 
     They belong to the weights they were computed with and live for one ``generate`` call only.
     """
@@ -29,6 +32,7 @@ class PrefixStore:
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
         self.states: dict[int, dict[int, LinearStates]] = {}
+        self.scales: dict[int, float] = {}
         self._starts: dict[int, int] = {}
 
     @property

@@ -33,6 +33,14 @@ class TokenCosts:
         per_token = 2 * kv_heads * head_dim * size * (len(kinds) - linear)
         return cls(per_token, linear * _state_bytes(config.get_text_config(), size) if linear else 0)
 
+    def prompts(self, tokens: int, nodes: int, settings: RolloutSettings, divided_by: int = 1) -> int:
+        """Of so many tokens of prompts in so many nodes; what one of ``divided_by`` processes holds of them."""
+        here = tokens
+        if divided_by > 1:
+            # Each pass is divided by itself, those of its rows that are read apart from the others.
+            here = -(-tokens // divided_by) + 2 * -(-tokens // settings.prefill_tokens)
+        return min(here, tokens) * self.per_token + nodes * self.per_state
+
     def rollout(self, settings: RolloutSettings) -> int:
         """Of one rollout at its longest; room grows in blocks, so that is how it is booked."""
         blocks = -(-settings.max_new_tokens // BLOCK_TOKENS)
@@ -54,14 +62,14 @@ def budget_bytes(settings: RolloutSettings, device: torch.device) -> int:
     return int(SHARE_OF_FREE * free_bytes(device))
 
 
-def check_fits(needed: int, budget: int, sample_id: str, settings: RolloutSettings) -> None:
-    """Raise ConfigError if one group alone goes beyond the budget."""
+def check_fits(needed: int, budget: int, sample_id: str, settings: RolloutSettings, advice: str = "") -> None:
+    """Raise ConfigError if one group alone goes beyond the budget. ``advice``: what else would help."""
     if needed > budget:
         raise ConfigError(
             f"One group needs {needed / GIB:.3g} GiB for keys and values ({settings.num_generations} rollouts of up to "
             f"{settings.max_new_tokens} tokens behind the prompt of sample {sample_id}), but generation may take "
             f"{budget / GIB:.3g} GiB. Raise rollout.memory_gb to at least {_rounded_up(needed / GIB)}, or lower "
-            "rollout.num_generations, rollout.max_new_tokens or the media's size."
+            f"rollout.num_generations, rollout.max_new_tokens or the media's size{advice}."
         )
 
 

@@ -57,6 +57,7 @@ class Prefill:
         budget: tokens per pass.
         between_layers: called often; what it raises ends the prefill.
         sequence: processes that run the same nodes at the same time, each its rows of every pass; all store everything.
+        divided: of keys and values each stores those of its own rows only.
     """
 
     def __init__(
@@ -68,9 +69,10 @@ class Prefill:
         budget: int,
         between_layers: Callable[[], None],
         sequence: SequenceGroup = BY_ITSELF,
+        divided: bool = False,
     ):
         self.policy, self.store, self.nodes, self.prompts, self.sequence = policy, store, nodes, prompts, sequence
-        self._budget = budget
+        self._budget, self._divided = budget, divided
         self._between_layers = between_layers
         text = policy.model.config.get_text_config()
         self._linear_heads = LinearHeads.of_config(text) if policy.family.linear_attention else None
@@ -81,45 +83,68 @@ class Prefill:
         Returns:
             For each node of ``ends`` among them the last hidden state [D] of its last token.
         """
-        lengths = {node: self.nodes[node].num_tokens for node in new}
         owners = sorted({self.nodes[node].owner for node in new if self._has_media(node)})
         encoded = self.policy.vision.encode([self.prompts[owner] for owner in owners], sequence=self.sequence)
         features = dict(zip(owners, encoded, strict=True))
         last_hidden: dict[int, torch.Tensor] = {}
-        for pieces in cut_into_passes(lengths, self._budget):
-            last_hidden |= self._pass(pieces, lengths, features, set(ends))
+        for one in self._passes(new, ends):
+            last_hidden |= self._pass(one, features)
         return last_hidden
 
-    def _pass(
-        self,
-        pieces: Sequence[Piece],
-        lengths: Mapping[int, int],
-        features: Mapping[int, VisualFeatures],
-        ends: set[int],
-    ) -> dict[int, torch.Tensor]:
-        layout = _Layout(pieces, self.nodes)
+    def room(self, new: Sequence[int], ends: Collection[int]) -> dict[int, int]:
+        """Of how many tokens of each node ``run`` will store keys and values here."""
+        if not self._divided:
+            return {node: self.nodes[node].num_tokens for node in new}
+        room = dict.fromkeys(new, 0)
+        for one in self._passes(new, ends):
+            for part in one.stores:
+                room[part.node] += part.count
+        return room
+
+    def _passes(self, new: Sequence[int], ends: Collection[int]) -> Iterator[_Pass]:
+        lengths = {node: self.nodes[node].num_tokens for node in new}
+        # Of each node how many tokens each process has stored so far.
+        held = {node: [0] * self.sequence.size for node in new}
+        for pieces in cut_into_passes(lengths, self._budget):
+            layout = _Layout(pieces, self.nodes)
+            read = [
+                place
+                for place, piece in enumerate(layout.pieces)
+                if piece.stop == lengths[piece.node] and piece.node in ends
+            ]
+            plan = layout.plan(read or [0])
+            share = None
+            if self.sequence.size > 1:
+                # Behind what is stored every row of the stream is read.
+                asking = range(sum(layout.sizes)) if layout.stored else plan.rows or ()
+                share = StreamShare.of(sum(layout.sizes), asking, self.sequence)
+            if share is None or not self._divided:
+                stores = [_Rows(piece.node, piece.start, piece.stop - piece.start) for piece in layout.pieces]
+                yield _Pass(layout, read, plan, share, stores, layout.stored)
+                continue
+            rank, stores = self.sequence.rank, []
+            behind = [(node, list(held[node])) for node, _ in layout.stored]
+            for piece, owners in zip(layout.pieces, share.rows.owner.split(layout.sizes), strict=True):
+                counts = torch.bincount(owners, minlength=self.sequence.size).tolist()
+                before = held[piece.node]
+                stores.append(_Rows(piece.node, before[rank], counts[rank]))
+                held[piece.node] = [count + more for count, more in zip(before, counts, strict=True)]
+            parts = [(node, counts[rank]) for node, counts in behind]
+            yield _Pass(layout, read, plan, share, stores, parts, _owners([counts for _, counts in behind], share))
+
+    def _pass(self, one: _Pass, features: Mapping[int, VisualFeatures]) -> dict[int, torch.Tensor]:
+        layout, share, read = one.layout, one.share, one.read
         stream = [self._tokens(piece) for piece in layout.pieces]
         types = torch.cat([self.prompts[owner].mm_token_type_ids[span] for owner, span in stream])
         parts = [self._features(features[owner], owner, span) for owner, span in stream if owner in features]
-        read = [
-            place
-            for place, piece in enumerate(layout.pieces)
-            if piece.stop == lengths[piece.node] and piece.node in ends
-        ]
         ends_here = [sum(layout.sizes[: place + 1]) - 1 for place in read]
-        plan = layout.plan(read or [0])
-        share = None
-        if self.sequence.size > 1:
-            # Behind what is stored every row of the stream is read.
-            asking = range(sum(layout.sizes)) if layout.stored else plan.rows or ()
-            share = StreamShare.of(sum(layout.sizes), asking, self.sequence)
-        keeping = _Keeping(self.store, layout, self._between_layers, self._linear_heads)
+        keeping = _Keeping(self.store, one, self._between_layers, self._linear_heads, self._divided)
         kernel = self.policy.kernel_here
         context: TreeContext | ChunkContext
         if layout.stored:
-            context = _BehindStored(self.store, layout, plan, keeping, kernel, share)
+            context = _BehindStored(self.store, one, keeping, kernel)
         else:
-            context = _FromRoots(layout, plan, keeping, kernel, share)
+            context = _FromRoots(one, keeping, kernel)
         rows = Rows(
             torch.cat([self.prompts[owner].input_ids[span] for owner, span in stream]).to(self.policy.device),
             torch.cat([self.prompts[owner].positions_3P[:, span] for owner, span in stream], dim=1).to(
@@ -214,25 +239,64 @@ class _Layout:
         return self._nodes[node].num_tokens if piece is None else piece.start
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """Rows that a pass stores of a node: ``count``, behind the ``start`` that are stored here already."""
+
+    node: int
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One pass, and what it stores and reads here.
+
+    Attributes:
+        read: places of the pieces whose last token's hidden state is wanted.
+        stores: of each piece.
+        behind: (node, tokens stored here) of each stored node above.
+        owners: whose each row of ``behind`` is, node after node, where they are divided.
+    """
+
+    layout: _Layout
+    read: Sequence[int]
+    plan: AttentionPlan
+    share: StreamShare | None
+    stores: Sequence[_Rows]
+    behind: Sequence[tuple[int, int]]
+    owners: Division | None = None
+
+
+def _owners(of_nodes: Sequence[Sequence[int]], share: StreamShare) -> Division | None:
+    """Rows of stored nodes, of which each process has so many; within a node their order means nothing."""
+    if not of_nodes:
+        return None
+    counts = torch.tensor(of_nodes).flatten()
+    ranks = torch.arange(share.rows.sequence.size).repeat(len(of_nodes))
+    return Division(ranks.repeat_interleave(counts), share.rows.sequence)
+
+
 class _Keeping:
     """Stores what the pieces of a pass leave behind in each layer."""
 
     def __init__(
         self,
         store: PrefixStore,
-        layout: _Layout,
+        one: _Pass,
         between_layers: Callable[[], None],
         linear_heads: LinearHeads | None,
+        divided: bool,
     ):
-        self._store, self._layout, self._between_layers = store, layout, between_layers
-        self.linear_heads = linear_heads
+        self._store, self._pieces, self._stores = store, one.layout.pieces, one.stores
+        self._between_layers, self.linear_heads, self.divided = between_layers, linear_heads, divided
 
     def keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """k, v [rows of the pieces, K, H]."""
+        """k, v [rows that are stored, K, H]."""
         self._between_layers()
-        parts = zip(self._layout.pieces, k.split(self._layout.sizes), v.split(self._layout.sizes), strict=True)
-        for piece, keys, values in parts:
-            self._store.write(layer_index, piece.node, piece.start, keys, values)
+        sizes = [part.count for part in self._stores]
+        for part, keys, values in zip(self._stores, k.split(sizes), v.split(sizes), strict=True):
+            self._store.write(layer_index, part.node, part.start, keys, values)
 
     def own_heads(
         self,
@@ -242,12 +306,22 @@ class _Keeping:
         v: torch.Tensor,
         share: StreamShare | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As ``StreamContext._own_heads``; decoding needs the keys and values of all heads, so everybody gets them."""
+        """As ``StreamContext._own_heads``. Decoding needs the keys and values of all heads: everybody gets those of all
+        rows, or where they are divided keeps those of its own."""
         assert share is not None
-        k, v = share.rows.gather(k[: len(share.rows.mine)]), share.rows.gather(v[: len(share.rows.mine)])
+        own = k[: len(share.rows.mine)], v[: len(share.rows.mine)]
+        if self.divided:
+            self.keys_values(layer_index, *own)
+            q, k, v = rows_to_heads(asked, (own[0], share.rows), (own[1], share.rows))
+            return q, k, v
+        k, v = share.rows.gather(own[0]), share.rows.gather(own[1])
         self.keys_values(layer_index, k, v)
         (q,) = rows_to_heads(asked)
         return q, share.own_heads(k), share.own_heads(v)
+
+    def scale(self, layer_index: int, scale: float) -> None:
+        """Of the layer's attention, for a process that answers queries and has none of its own."""
+        self._store.scales[layer_index] = scale
 
     def states(self, layer_index: int, states: LinearStates, share: StreamShare | None) -> None:
         """States [pieces, ...]; of a sequence rank those of its heads."""
@@ -255,7 +329,7 @@ class _Keeping:
         if share is not None:
             assert self.linear_heads is not None
             states = self.linear_heads.gathered(states, share.rows.sequence)
-        for place, piece in enumerate(self._layout.pieces):
+        for place, piece in enumerate(self._pieces):
             # Copies: a view would keep the states of the whole pass alive.
             one = LinearStates(states.conv_tail[place, None].clone(), states.recurrent[place, None].clone())
             self._store.write_states(layer_index, piece.node, one)
@@ -264,11 +338,13 @@ class _Keeping:
 class _FromRoots(TreeContext):
     """Nothing is stored above: the last layer runs on the rows that are read only."""
 
-    def __init__(
-        self, layout: _Layout, plan: AttentionPlan, keeping: _Keeping, kernel: Kernel, share: StreamShare | None
-    ):
-        super().__init__(layout.tree, kernel, plan, share=share)
+    def __init__(self, one: _Pass, keeping: _Keeping, kernel: Kernel):
+        super().__init__(one.layout.tree, kernel, one.plan, share=one.share)
         self._keeping = keeping
+
+    def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        self._keeping.scale(layer_index, scale)
+        return super().attend(layer_index, q, k, v, scale)
 
     def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
         self._keeping.keys_values(layer_index, k, v)
@@ -285,18 +361,14 @@ class _FromRoots(TreeContext):
 class _BehindStored(ChunkContext):
     """Pieces behind tokens whose keys, values and states are in the store."""
 
-    def __init__(
-        self,
-        store: PrefixStore,
-        layout: _Layout,
-        plan: AttentionPlan,
-        keeping: _Keeping,
-        kernel: Kernel,
-        share: StreamShare | None,
-    ):
-        stored = _Stored(store, layout.stored, share, keeping.linear_heads)
-        super().__init__(layout.tree, plan, layout.stored_places, stored, kernel, share=share)
+    def __init__(self, store: PrefixStore, one: _Pass, keeping: _Keeping, kernel: Kernel):
+        stored = _Stored(store, one, keeping.linear_heads)
+        super().__init__(one.layout.tree, one.plan, one.layout.stored_places, stored, kernel, share=one.share)
         self._keeping = keeping
+
+    def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        self._keeping.scale(layer_index, scale)
+        return super().attend(layer_index, q, k, v, scale)
 
     def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
         self._keeping.keys_values(layer_index, k, v)
@@ -313,21 +385,21 @@ class _BehindStored(ChunkContext):
 class _Stored:
     """Per layer, when it is asked for: keys and values of the stored nodes above a pass, or their states."""
 
-    def __init__(
-        self,
-        store: PrefixStore,
-        parts: Sequence[tuple[int, int]],
-        share: StreamShare | None,
-        linear_heads: LinearHeads | None,
-    ):
-        self._store, self._parts, self._share, self._linear_heads = store, parts, share, linear_heads
+    def __init__(self, store: PrefixStore, one: _Pass, linear_heads: LinearHeads | None):
+        self._store, self._pass, self._linear_heads = store, one, linear_heads
 
     def __getitem__(self, layer_index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        share, owners = self._pass.share, self._pass.owners
         if layer_index in self._store.keys:
-            k, v = self._store.read(layer_index, self._parts)
-            return (k, v) if self._share is None else (self._share.own_heads(k), self._share.own_heads(v))
-        states = self._store.read_states(layer_index, [node for node, _ in self._parts])
-        if self._share is not None:
+            k, v = self._store.read(layer_index, self._pass.behind)
+            if share is None:
+                return k, v
+            if owners is not None:
+                k, v = rows_to_heads((k, owners), (v, owners))
+                return k, v
+            return share.own_heads(k), share.own_heads(v)
+        states = self._store.read_states(layer_index, [node for node, _ in self._pass.behind])
+        if share is not None:
             assert self._linear_heads is not None
-            states = self._linear_heads.own(states, self._share.rows.sequence)
+            states = self._linear_heads.own(states, share.rows.sequence)
         return states.conv_tail, states.recurrent

@@ -13,7 +13,7 @@ import torch
 from vlm_pg.attention.kernels import Kernel
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.cohort import Cohort
-from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS, PromptPart
+from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS, PromptPart, Prompts
 from vlm_pg.rollout.graphs import DecodeGraph, GraphMemory, GraphUse
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.settings import RolloutSettings
@@ -91,7 +91,7 @@ class OwnRows:
 class RaggedContext:
     """One new token a row: one call over the rows' own tokens, and one for each level of the prompts."""
 
-    def __init__(self, own: OwnRows, prompts: PromptPart, kernel: Kernel):
+    def __init__(self, own: OwnRows, prompts: Prompts, kernel: Kernel):
         self._own = own
         self._prompts = prompts
         self._kernel = kernel
@@ -115,8 +115,9 @@ class RaggedDecoder:
     admitted; they move to larger tensors when the longest rollout has filled its room. Each of these makes a new step.
     """
 
-    def __init__(self, policy: Policy, store: PrefixStore, settings: RolloutSettings):
-        self.graphs = GraphUse.of(policy, settings)
+    def __init__(self, policy: Policy, store: PrefixStore, settings: RolloutSettings, prompts: Prompts | None = None):
+        self.graphs = GraphUse.of(policy, settings, prompts is not None)
+        self._prompts = prompts
         self._memory = None if self.graphs.off_because else GraphMemory(policy.device)
         self._policy = policy
         self._store = store
@@ -142,6 +143,15 @@ class RaggedDecoder:
         self._running = None
         if row_bucket(self._num_rollouts) != self._own.num_rows:
             self._lay_out(self._num_rollouts)
+
+    def rows(self) -> list[tuple[int, ...]]:
+        if self._longest > self._own.capacity:
+            self._lay_out(self._num_rollouts)
+        paths: list[tuple[int, ...]] = [()] * self._own.num_rows
+        for cohort, rows in self._rows.items():
+            for row, path in zip(rows, cohort.own.paths, strict=True):
+                paths[row] = path
+        return paths
 
     def step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         if self._longest > self._own.capacity:
@@ -179,10 +189,6 @@ class RaggedDecoder:
         return torch.tensor(list(lengths), device=self._policy.device)
 
     def _new_step(self) -> DecodeGraph:
-        paths: list[tuple[int, ...]] = [()] * self._own.num_rows
-        for cohort, rows in self._rows.items():
-            for row, path in zip(rows, cohort.own.paths, strict=True):
-                paths[row] = path
-        prompts = PromptPart(self._store, paths, self._policy.kernel)
+        prompts = self._prompts or PromptPart(self._store, self.rows(), self._policy.kernel)
         context = RaggedContext(self._own, prompts, self._policy.kernel)
         return DecodeGraph(self._policy, context, self._own.num_rows, self._memory, self.graphs)

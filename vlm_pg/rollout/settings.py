@@ -106,6 +106,12 @@ class RolloutSettings(Settings):
         "questions: each samples whole groups of its own questions. prompts: all prefill every prompt together, and "
         "each samples its part of every group. auto: questions where there are as many as processes.",
     )
+    divide_prefix: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="With training.sequence_parallel: whether each process keeps its part of a prompt's keys and "
+        "values while the rollouts are decoded, and answers the others' queries. auto: where a prompt does not fit "
+        "into the memory of one process whole.",
+    )
     gather: Literal["auto", "all", "layers"] = Field(
         "auto",
         description="Under ZeRO-3: all weights gathered once for generation, or layer by layer with the ranks in step; "

@@ -19,7 +19,7 @@ from vlm_pg.algorithms.allocation import fits, questions_needed
 from vlm_pg.algorithms.kl import KL, kl_penalty
 from vlm_pg.algorithms.pruning import num_kept
 from vlm_pg.config import RunConfig
-from vlm_pg.distributed import gather_objects, sum_over_ranks
+from vlm_pg.distributed import agree_to_go_on, gather_objects, sum_over_ranks
 from vlm_pg.media.controls import shuffle_frames
 from vlm_pg.metrics import Chart, Metric
 from vlm_pg.rewards.rewarder import Rewarder
@@ -213,6 +213,8 @@ class Collector:
                 shape_rewards(group, by_id.get(group.sample.sample_id), self.algorithm, longest) for group in groups
             ]
             self._controls |= by_id
+        with self.phases.waiting():
+            agree_to_go_on()
         return groups, features if to_train else None
 
     def _features(self, prompts: SharedPrompts) -> StepFeatures:

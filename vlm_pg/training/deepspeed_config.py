@@ -56,9 +56,9 @@ def offloads_optimizer(config: dict[str, Any]) -> bool:
 
 
 def make_optimizer(
-    parameters: Sequence[torch.nn.Parameter], settings: TrainingSettings, config: dict[str, Any], device: torch.device
+    groups: Sequence[dict[str, Any]], settings: TrainingSettings, config: dict[str, Any], device: torch.device
 ) -> torch.optim.Optimizer:
-    """AdamW over ``parameters``: torch's, or DeepSpeed's for CPUs where optimizer states are offloaded.
+    """AdamW over groups of weights: torch's, or DeepSpeed's for CPUs where optimizer states are offloaded.
 
     DeepSpeed's compiles a C++ extension at its first use on a machine. Where that fails, or where the file has
     ``zero_force_ds_cpu_optimizer: false``, offloaded states are updated by torch's AdamW: the same update, slower.
@@ -74,11 +74,11 @@ def make_optimizer(
         if _cpu_adam_builds(device):
             from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-            optimizer = DeepSpeedCPUAdam(parameters, adamw_mode=True, **values)
+            optimizer = DeepSpeedCPUAdam(list(groups), adamw_mode=True, **values)
             optimizer.register_step_pre_hook(_forget_products)
             return optimizer
         config["zero_force_ds_cpu_optimizer"] = False
-    return torch.optim.AdamW(parameters, **values)
+    return torch.optim.AdamW(list(groups), **values)
 
 
 def _forget_products(optimizer: Any, *_: Any) -> None:

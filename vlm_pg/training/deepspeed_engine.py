@@ -15,10 +15,11 @@ from vlm_pg.distributed import RankLayout, SequenceGroup, max_over_ranks
 from vlm_pg.memory import free_bytes
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.deepspeed_config import make_optimizer, offloads_optimizer, read_deepspeed_config
-from vlm_pg.training.deepspeed_states import DividedEach, DividedTogether
+from vlm_pg.training.deepspeed_states import DividedEach, DividedTogether, link_states
 from vlm_pg.training.engines import SHARD_BYTES, Engine, check_finite, keeps_masters
 from vlm_pg.training.gradient_guard import GradientGuard
 from vlm_pg.training.optimizer_states import OptimizerStates
+from vlm_pg.training.rates import PartRates, trained_weights
 from vlm_pg.training.scattered_weights import save_scattered
 from vlm_pg.training.settings import TrainingSettings
 
@@ -95,9 +96,10 @@ class DeepSpeedEngine(Engine):
         import deepspeed
 
         self.policy, self.ranks, self.sequence = policy, ranks, SequenceGroup.of(ranks)
-        parameters = [p for p in policy.parameters() if p.requires_grad]
+        names, parameters = zip(*trained_weights(policy), strict=True)
+        self.rates = PartRates(policy, settings)
         config = _engine_config(settings, policy.dtype)
-        optimizer = make_optimizer(parameters, settings, config, policy.device)
+        optimizer = make_optimizer(self.rates.groups(parameters, names), settings, config, policy.device)
         self._engine, *_ = deepspeed.initialize(
             model=policy, optimizer=optimizer, model_parameters=parameters, config=config
         )
@@ -105,10 +107,11 @@ class DeepSpeedEngine(Engine):
         # others: each has the gradient of its rows alone.
         self.loss_scale = float(ranks.world_size)
         self._stage = config.get("zero_optimization", {}).get("stage", 0)
+        self._states_linked = False
         self._max_grad_norm = settings.max_grad_norm
         place = "offloaded" if offloads_optimizer(config) else "on the device"
         self.description = f"deepspeed (ZeRO-{self._stage}, {type(optimizer).__name__}, optimizer states {place})"
-        self._trained = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
+        self._trained = dict(trained_weights(policy))
         self._guard = GradientGuard(
             self._trained,
             _first_moment,
@@ -126,15 +129,22 @@ class DeepSpeedEngine(Engine):
         self._engine.backward(loss * self.loss_scale)
 
     def step(self, learning_rate: float) -> float:
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = learning_rate
+        self.rates.set(self._engine.optimizer.param_groups, learning_rate)
         self._engine.step()
+        self._link_states()
         # DeepSpeed leaves the weights alone when the norm is not finite, and reports it all the same.
         norm = float(self._engine.get_global_grad_norm())
         check_finite(norm)
         self.policy.weights_changed()
         self._guard.after_step(norm, self._max_grad_norm)
         return norm
+
+    def _link_states(self) -> None:
+        """After the first update of ZeRO-1 and 2: DeepSpeed tells weights where their states lie once the first of its
+        parameter groups has some, and does so for all groups."""
+        if not self._states_linked and self._stage in (1, 2):
+            link_states(self._engine.optimizer)
+        self._states_linked = True
 
     @property
     def states(self) -> OptimizerStates:

@@ -65,9 +65,7 @@ class DividedTogether(_DeepSpeedStates):
             for flat in self._flats():
                 self._begin(flat, updates)
             if updates:
-                # As DeepSpeed does after its first step.
-                self._zero._hp_optimizer_states_linked = False
-                self._zero._lazy_init_hp_params_optimizer_state()
+                link_states(self._zero)
         for name, weight in self._trained.items():
             mapping = weight._hp_mapping  # type: ignore[attr-defined]
             if mapping is None:
@@ -75,6 +73,13 @@ class DividedTogether(_DeepSpeedStates):
             for kind in self.kinds(updates):
                 part = mapping.get_hp_fragment(None if kind == "master" else kind)
                 yield StateSlice(name, kind, mapping.lp_fragment_address.start, part.detach())
+
+
+def link_states(zero: Any) -> None:
+    """Stages 1 and 2: DeepSpeed tells weights where their states lie, as it does after its first step."""
+    if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
+        zero._hp_optimizer_states_linked = False
+        zero._lazy_init_hp_params_optimizer_state()
 
 
 class DividedEach(_DeepSpeedStates):

@@ -13,7 +13,9 @@ import torch
 from vlm_pg.distributed import ALONE, BY_ITSELF, RankLayout, SequenceGroup, sum_tensors_over_ranks
 from vlm_pg.errors import CheckpointError
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.settings import Part
 from vlm_pg.training.optimizer_states import OptimizerStates, TorchStates
+from vlm_pg.training.rates import PartRates, trained_weights
 from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.state_files import read_states, write_states
 
@@ -39,6 +41,7 @@ class Engine(ABC):
     # Whether the first and the last backward of an update must reach every trained weight, with zeros where it has no
     # part in the loss.
     needs_every_weight: bool = False
+    rates: PartRates
 
     @abstractmethod
     def forward(self, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,9 +55,16 @@ class Engine(ABC):
     def step(self, learning_rate: float) -> float:
         """Clip, update the weights, clear the gradients; the gradient's global norm before clipping.
 
+        Args:
+            learning_rate: of all parts without a peak of their own; theirs is scaled alike.
+
         Raises:
             FloatingPointError: the norm is not finite; weights and optimizer state are untouched.
         """
+
+    def part_norms(self) -> dict[Part, float]:
+        """Each trained part's share of the last step's norm, where the engine has whole gradients to tell it by."""
+        return {}
 
     @property
     @abstractmethod
@@ -104,7 +114,7 @@ class Engine(ABC):
         yield
 
 
-def keeps_masters(policy: Policy, trained: Iterable[torch.nn.Parameter]) -> bool:
+def keeps_masters(policy: Policy, trained: Iterable[torch.Tensor]) -> bool:
     """Whether a checkpoint holds fp32 copies of the trained weights; else the weights are fp32 themselves.
 
     The same for every engine: of a bf16 model the adapter's weights are fp32 under one and bf16 under another.
@@ -131,12 +141,14 @@ class TorchEngine(Engine):
         self.policy, self.ranks, self.sequence = policy, ranks, SequenceGroup.of(ranks)
         self.description = "torch" if ranks.world_size == 1 else "torch (all weights on every rank)"
         self._max_grad_norm = settings.max_grad_norm
-        self._named = [(name, p) for name, p in policy.model.named_parameters() if p.requires_grad]
-        self._weights = [p for _, p in self._named]
+        self._named = trained_weights(policy)
+        self._weights: list[torch.Tensor] = [p for _, p in self._named]
         self._has_masters = any(p.dtype != torch.float32 for p in self._weights)
         self._masters = [p.detach().float().clone() for p in self._weights] if self._has_masters else self._weights
+        self.rates = PartRates(policy, settings)
+        self._part_norms: dict[Part, float] = {}
         self._optimizer = torch.optim.AdamW(
-            self._masters,
+            self.rates.groups(self._masters, [name for name, _ in self._named]),
             lr=settings.learning_rate,
             betas=settings.betas,
             eps=settings.adam_epsilon,
@@ -164,10 +176,10 @@ class TorchEngine(Engine):
                 master.grad = torch.zeros_like(master)
         if self.ranks.world_size > 1:
             sum_tensors_over_ranks([master.grad for master in self._masters if master.grad is not None])
+        self._part_norms = self._norms_of_parts()
         norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self._max_grad_norm))
         check_finite(norm)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+        self.rates.set(self._optimizer.param_groups, learning_rate)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         if self._has_masters:
@@ -175,6 +187,19 @@ class TorchEngine(Engine):
                 torch._foreach_copy_(self._weights, self._masters)
         self.policy.weights_changed()
         return norm
+
+    def part_norms(self) -> dict[Part, float]:
+        return self._part_norms
+
+    def _norms_of_parts(self) -> dict[Part, float]:
+        """Nothing where one part is all that trains."""
+        if len(self.rates.parts) == 1:
+            return {}
+        gradients: dict[Part, list[torch.Tensor]] = {part: [] for part in self.rates.parts}
+        for (name, _), master in zip(self._named, self._masters, strict=True):
+            assert master.grad is not None
+            gradients[self.policy.family.part_of(name)].append(master.grad)
+        return {part: float(torch.nn.utils.get_total_norm(found)) for part, found in gradients.items()}
 
     @property
     def states(self) -> OptimizerStates:

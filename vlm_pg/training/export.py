@@ -49,7 +49,7 @@ def export(source: Path, out: Path, dtype: str | None = None) -> str:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     count = sum(parameter.numel() for parameter in model.parameters())
-    kind = f"{base} with the adapter in {source} merged into it" if base else str(source)
+    kind = f"{base} with the adapter in {source} merged into it{_of_training(source)}" if base else str(source)
     return f"{kind}: {count:,} parameters in {str(model.dtype).removeprefix('torch.')}, written to {out}"
 
 
@@ -65,6 +65,18 @@ def _check(source: Path, out: Path) -> None:
     problem = checkpoints.problem_with(source, check_hashes=True) if (source / checkpoints.MANIFEST).exists() else None
     if problem is not None:
         raise CheckpointError(f"{source} is not a usable checkpoint: {problem}. Export another one of its run.")
+
+
+def _of_training(source: Path) -> str:
+    """Of a checkpoint whose adapter trained beside weights in 4 bits: what was merged is not quite what trained."""
+    if not (source / checkpoints.MANIFEST).exists():
+        return ""
+    lora = checkpoints.read_state(source).get("settings", {}).get("model.lora") or {}
+    return (
+        f" as it was read (the adapter trained beside its weights in {lora['quantize']})"
+        if lora.get("quantize")
+        else ""
+    )
 
 
 def _stored_dtype(path: str) -> torch.dtype:

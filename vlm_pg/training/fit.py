@@ -31,7 +31,7 @@ def checkpoint_settings(config: RunConfig) -> dict[str, Any]:
     """
     return {
         "model.dtype": config.model.dtype,
-        "model.train_vision": config.model.train_vision,
+        "model.train": f"[{', '.join(config.model.train)}]",
         "model.positions": config.model.positions,
         "model.lora": None if config.model.lora is None else config.model.lora.model_dump(mode="json"),
         "run.seed": config.run.seed,

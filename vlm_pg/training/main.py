@@ -7,11 +7,10 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from vlm_pg.algorithms.own import load_estimator, load_loss
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.records import read_records
-from vlm_pg.distributed import disconnect, local_device
+from vlm_pg.distributed import RankLayout, disconnect, local_device
 from vlm_pg.errors import CheckpointError, ConfigError, ModelError
 from vlm_pg.eval.runner import Evaluator, Examinee, table
 from vlm_pg.media.loader import decoding_pool
@@ -25,13 +24,14 @@ from vlm_pg.observe.quiet import quiet_libraries
 from vlm_pg.observe.report import write_report
 from vlm_pg.observe.rollouts import RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
-from vlm_pg.observe.trackers.kinds import refuse_missing
+from vlm_pg.observe.trace import Timeline
 from vlm_pg.observe.trackers.trackers import Trackers
 from vlm_pg.plan.check import check_fits
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.threads import use_threads
+from vlm_pg.training.agreement import refuse_differences
 from vlm_pg.training.best import find_best, point_to_best
 from vlm_pg.training.checkpoints import read_state
 from vlm_pg.training.data_digest import changed_data, data_digests
@@ -43,6 +43,7 @@ from vlm_pg.training.setup import (
     introduction,
     make_engine,
     reading,
+    refuse_at_once,
     refuse_fewer_steps,
     refuse_inputs_inside,
     refuse_nothing_to_train,
@@ -53,6 +54,7 @@ from vlm_pg.training.stream_memory import choose_memory
 from vlm_pg.training.summary import RunSummary
 from vlm_pg.training.trainer import Progress, Surroundings, Trainer, TrainingData
 from vlm_pg.types import BadSample, Sample
+from vlm_pg.watch.watch import RankWatch
 
 # As a shell says of a program that Ctrl-C has ended.
 INTERRUPTED = 130
@@ -62,28 +64,47 @@ def train(config: RunConfig) -> int:
     """Run the whole job; the process's exit code: 0, also where SIGTERM or SIGUSR1 asked it to stop and a checkpoint is
     written; 130 after Ctrl-C."""
     use_threads(config.training.torch_threads)
-    if config.data.train is None:
-        raise ConfigError("data.train is not set. Training needs a file of prepared records. Set data.train=PATH.")
-    refuse_missing(config.observe.trackers)
     quiet_libraries()
-    load_loss(config.algorithm), load_estimator(config.algorithm)  # what cannot be called is refused here
     ranks = connect(config)
-    phases = Phases()
-    with ExitStack() as stack:
-        stop = stack.enter_context(StopRequest(ranks).listening())
-        console = Console(enabled=ranks.is_first)
-        with phases.timed("setup"):
-            run = _Run(config, console, stop, phases, stack)
-        code = run.go()
-    disconnect()
+    with RankWatch(ranks) as watch:
+        code = _train(config, ranks, watch)
+        disconnect()
     return code
+
+
+def _train(config: RunConfig, ranks: RankLayout, watch: RankWatch) -> int:
+    phases, timeline = Phases(ranks), Timeline(ranks, config.observe.trace_mb)
+    phases.observers += [watch, timeline]
+    with ExitStack() as stack:
+        stack.callback(timeline.close)
+        try:
+            stop = stack.enter_context(StopRequest(ranks).listening())
+            console = Console(enabled=ranks.is_first)
+            with phases.timed("setup"):
+                refuse_differences(config, ranks)
+                refuse_at_once(config)
+                run = _Run(config, console, stop, phases, timeline, stack)
+            watch.completed_step = lambda: run.progress.step
+            return run.go()
+        except BaseException as error:
+            watch.fail(error)  # before anything is closed, which may take its time
+            raise
 
 
 class _Run:
     """Everything one run holds, put together in the order it is needed."""
 
-    def __init__(self, config: RunConfig, console: Console, stop: StopRequest, phases: Phases, stack: ExitStack):
-        self.config, self.console, self.stop, self.phases, self.stack = config, console, stop, phases, stack
+    def __init__(
+        self,
+        config: RunConfig,
+        console: Console,
+        stop: StopRequest,
+        phases: Phases,
+        timeline: Timeline,
+        stack: ExitStack,
+    ):
+        self.config, self.console, self.stop, self.stack = config, console, stop, stack
+        self.phases, self.timeline = phases, timeline
         self.ranks = stop.ranks
         path = Path(config.run.dir)
         refuse_inputs_inside(path, config)
@@ -234,6 +255,7 @@ class _Run:
 
     def _open_logs(self, resume_step: int | None) -> tuple[MetricsLog | None, RolloutsLog | None, Trackers | None]:
         """What is written after every step, by rank 0."""
+        self.timeline.open(self.folder)
         if not self.ranks.is_first:
             return None, None, None
         observe, enter = self.config.observe, self.stack.enter_context
@@ -246,7 +268,9 @@ class _Run:
         config = self.config
         source = self.sources.for_records(config.data.train, config.data.prompt_cache_mb * 2**20)  # type: ignore[arg-type]
         data = TrainingData(self.samples, source, self.digests)
-        around = Surroundings(self.folder, self.console, self.stop, self.phases, self.bad_log, self.presence)
+        around = Surroundings(
+            self.folder, self.console, self.stop, self.phases, self.timeline, self.bad_log, self.presence
+        )
         return Trainer(config, self.engine, self.reference, data, self.rewarder, around, self.progress)
 
     def _make_evaluator(self) -> Evaluator | None:
@@ -287,6 +311,7 @@ class _Run:
             bad_samples=dict(self.bad_log.counts) if self.bad_log else {},
             **self._best_checkpoint(),
         )
+        self.timeline.hand_in()
         if self.ranks.is_first:
             if self.config.observe.report:
                 self.console.info(f"report: {write_report(self.folder.path)}")

@@ -19,6 +19,7 @@ from vlm_pg.models.chunked import Streams, micro_batch_losses, pack_chunks, pack
 from vlm_pg.models.packing import PackedBatch, PrefixBatch
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.reference import ScoringPolicy
+from vlm_pg.models.settings import VISION_PARTS
 from vlm_pg.tally import Tally
 from vlm_pg.training.behaviour import mismatch_sums
 from vlm_pg.training.calls import PassSlot
@@ -72,13 +73,16 @@ class Passes:
         """One loss per backward call, and whether it is the last one.
 
         Each must have been backpropagated before the next one is asked for. A trained tower's own backward is part of
-        the last one. Where the engine needs it, the first and the last backward reach every trained weight.
+        the last one. Where the engine needs it, the first and the last backward reach every trained weight; with a
+        frozen language model all do, for ZeRO-1 and 2 are not made for a backward that reaches none.
         """
         calls = sum(place.backward_calls for place in places)
-        tower_trains = self.policy.vision.trains
+        parts = self.engine.rates.parts
+        vision_trains = any(part in parts for part in VISION_PARTS)
         for call, (loss, tower) in enumerate(self._losses(places), start=1):
             if call < calls:
-                if call == 1 and tower_trains and self.engine.needs_every_weight:
+                reaching = call == 1 or "language" not in parts
+                if reaching and vision_trains and self.engine.needs_every_weight:
                     loss = loss + self.policy.idle_vision_loss()
                 yield loss, False
             else:

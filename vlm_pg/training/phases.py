@@ -4,15 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
+
+import torch
+
+from vlm_pg.distributed import ALONE, RankLayout
+
+# Waiting for other ranks, where a rank can know that it does.
+IDLE = "idle"
+
+
+class PhaseObserver(Protocol):
+    """Told of every phase, in this process, as it begins and ends; phases may lie within others."""
+
+    def begun(self, name: str) -> None: ...
+
+    def ended(self, name: str) -> None: ...
 
 
 class Phases:
-    """Adds up seconds by phase: over the run in ``seconds``, since the last ``begin_step`` in ``of_step``."""
+    """Adds up seconds by phase: over the run in ``seconds``, since the last ``begin_step`` in ``of_step``.
 
-    def __init__(self) -> None:
+    A phase within another one takes its seconds from it, so that all together are the time that went by.
+    """
+
+    def __init__(self, ranks: RankLayout = ALONE) -> None:
         self.seconds: dict[str, float] = {}
         self.of_step: dict[str, float] = {}
+        self.observers: list[PhaseObserver] = []
+        self._several = ranks.world_size > 1
+        self._seconds_within = 0.0
 
     def begin_step(self) -> None:
         """Forget the step before."""
@@ -21,9 +43,29 @@ class Phases:
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         start_seconds = time.perf_counter()
+        around, self._seconds_within = self._seconds_within, 0.0
+        for observer in self.observers:
+            observer.begun(name)
         try:
             yield
+            _finish_on_device()
         finally:
             seconds = time.perf_counter() - start_seconds
             for sums in (self.seconds, self.of_step):
-                sums[name] = sums.get(name, 0.0) + seconds
+                sums[name] = sums.get(name, 0.0) + seconds - self._seconds_within
+            self._seconds_within = around + seconds
+            for observer in reversed(self.observers):
+                observer.ended(name)
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around a collective of nothing but small values: of several ranks all but the last one wait in it."""
+        if not self._several:
+            return nullcontext()
+        _finish_on_device()  # else this rank's own work would look like waiting
+        return self.timed(IDLE)
+
+
+def _finish_on_device() -> None:
+    """What was queued belongs to the phase that queued it."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()

@@ -11,6 +11,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.rollout.contracts import Sampler
 from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.training.stop import StopRequest
 from vlm_pg.types import Sample
 
 
@@ -19,7 +20,7 @@ def make_sampler(
     policy: Policy,
     samples: Sequence[Sample],
     run_folder: Path,
-    should_stop: Callable[[], bool],
+    stop: StopRequest,
     warn: Callable[[str], None],
 ) -> Sampler:
     """What ``rollout.engine`` names; a server is asked what it is at once.
@@ -28,7 +29,7 @@ def make_sampler(
         ConfigError: the packages of the server engine are not installed.
     """
     if config.rollout.engine == "in_process":
-        return RolloutEngine(policy, config.rollout, config.run.seed, should_stop)
+        return RolloutEngine(policy, config.rollout, config.run.seed, stop.between_tokens, lambda: stop.asked)
     try:
         from vlm_pg.rollout.server.engine import ServerEngine
         from vlm_pg.rollout.server.messages import ChatMessages
@@ -40,7 +41,9 @@ def make_sampler(
     builder = PromptBuilder(policy.processor, config.prompt, policy.positions)
     by_id = {sample.sample_id: sample for sample in samples}
     messages = ChatMessages(policy, by_id, builder.question_text, config.prompt.system)
-    return ServerEngine(policy, config.rollout, config.run.seed, should_stop, messages, run_folder / "served", warn)
+    return ServerEngine(
+        policy, config.rollout, config.run.seed, stop.between_tokens, messages, run_folder / "served", warn
+    )
 
 
 def make_control_sampler(config: RunConfig, policy: Policy, should_stop: Callable[[], bool]) -> Sampler | None:

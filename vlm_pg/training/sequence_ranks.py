@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vlm_pg.distributed import SequenceGroup
+from vlm_pg.errors import ConfigError
 from vlm_pg.rollout.contracts import Sampler
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.types import Prompt, Rollout
@@ -34,14 +35,27 @@ def shared_prompts(sequence: SequenceGroup, own: Sequence[Prompt]) -> SharedProm
 def sampler_of_all(
     sequence: SequenceGroup, sampler: Sampler, prompts: SharedPrompts, split: Literal["auto", "questions", "prompts"]
 ) -> RolloutEngine | None:
-    """The sampler, if all sequence ranks are to sample every prompt together; the same answer on all of them."""
+    """The sampler, if all sequence ranks are to sample every prompt together; the same answer on all of them.
+
+    Raises:
+        ConfigError: prompts are to be divided, and cannot be.
+    """
     if sequence.size == 1 or split == "questions" or not isinstance(sampler, RolloutEngine):
         return None
-    policy = sampler.policy
+    policy, settings = sampler.policy, sampler.settings
     # Where weights are gathered in turns, a rank that waited for another one's prompt would hold up its weights.
     possible = policy.turns is None and policy.settings.share_prefix
-    possible &= sampler.settings.num_generations >= sequence.size
-    return sampler if possible and (split == "prompts" or len(prompts.everybody) < sequence.size) else None
+    possible &= settings.num_generations >= sequence.size
+    if settings.divide_prefix == "always" and not possible:
+        raise ConfigError(
+            "rollout.divide_prefix is always, but under ZeRO-3 all weights do not fit (rollout.gather), so they are "
+            "gathered layer by layer, and processes that take turns cannot sample one prompt together. Set "
+            "rollout.divide_prefix=never, or make room for rollout.gather=all."
+        )
+    if not possible:
+        return None
+    together = split == "prompts" or settings.divide_prefix == "always" or len(prompts.everybody) < sequence.size
+    return sampler if together or sampler.too_long_for_one(prompts.everybody, sequence) else None
 
 
 def rollouts_together(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from vlm_pg.models.settings import Part
 from vlm_pg.settings import Settings
+
+PeakRate = Annotated[float, Field(gt=0.0)]
 
 
 class TrainingSettings(Settings):
@@ -41,6 +44,11 @@ class TrainingSettings(Settings):
         "is compared for each weight with the one that was computed; a difference ends the run.",
     )
     learning_rate: float = Field(1e-6, gt=0.0, description="Peak learning rate.")
+    learning_rates: dict[Part, PeakRate] = Field(
+        {},
+        description="Peak learning rates of parts of the model (tower, merger, language) that have another one than "
+        "learning_rate, such as {tower: 2.0e-7}. Warm-up and schedule scale all alike.",
+    )
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's betas.")
     adam_epsilon: float = Field(1e-8, gt=0.0, description="AdamW's epsilon.")
     weight_decay: float = Field(0.0, ge=0.0, description="AdamW's decoupled weight decay.")

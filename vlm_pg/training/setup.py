@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from vlm_pg.algorithms.own import load_estimator, load_loss
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.config import RunConfig
 from vlm_pg.distributed import RankLayout, join_ranks, launched_world_size
@@ -15,8 +16,12 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.models.liger import liger_line
 from vlm_pg.models.loading import DTYPES
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.quantize import is_quantized
 from vlm_pg.models.scattered import num_elements
+from vlm_pg.models.settings import LoraSettings, Part
+from vlm_pg.observe.trackers.kinds import refuse_missing
 from vlm_pg.training.engines import Engine, TorchEngine
+from vlm_pg.training.rates import trained_weights
 
 PACKAGES = ("vlm-pg", "torch", "transformers", "deepspeed", "qwen-vl-utils", "decord", "av", "accelerate", "peft")
 
@@ -25,13 +30,10 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
     """The lines a run begins with: what is trained, how it is computed, by what rules, on what."""
     total = sum(map(num_elements, policy.model.parameters()))
     trained = sum(num_elements(p) for p in policy.model.parameters() if p.requires_grad)
-    tower = f"vision tower {'trained' if policy.vision.trains else 'frozen'}"
-    tower = tower if policy.family.reads_media else "no vision tower"
-    lora = config.model.lora
-    adapter = "" if lora is None else f", LoRA adapter of rank {lora.rank}"
     return [
-        f"model: {config.model.path}, {total:,} parameters, {trained:,} trained ({tower}{adapter}), "
+        f"model: {config.model.path}, {total:,} parameters, {trained:,} trained, "
         f"{config.model.dtype} on {policy.device}, {engine.ranks.world_size} process(es), engine {engine.description}",
+        f"parts: {', '.join(_of_part(part, config, policy, engine) for part in policy.family.parts)}",
         f"attention kernel: {policy.kernel.name}, grouped over shared prefixes "
         f"(checked against plain softmax: largest relative difference {policy.kernel_error:.0e})",
         f"positions: {policy.family.describe_positions(config.model.positions)}",
@@ -41,6 +43,27 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
         *([liger_line(policy.model)] if config.model.liger else []),
         f"data: {questions:,} training questions from {config.data.train}",
     ]
+
+
+def _of_part(part: Part, config: RunConfig, policy: Policy, engine: Engine) -> str:
+    rates = engine.rates.of_parts(config.training.learning_rate)
+    if part not in rates:
+        return f"{part} frozen"
+    weights = sum(num_elements(p) for name, p in trained_weights(policy) if policy.family.part_of(name) == part)
+    lora = config.model.lora
+    what = f"{weights:,} weights" if lora is None else _adapter(lora, policy)
+    return f"{part} trained ({what}, peak learning rate {rates[part]:g})"
+
+
+def _adapter(lora: LoraSettings, policy: Policy) -> str:
+    if lora.quantize is None:
+        return f"LoRA adapter of rank {lora.rank}"
+    of_part = [(n, p) for n, p in policy.model.named_parameters() if policy.family.part_of(n) == "language"]
+    small, total = (
+        sum(num_elements(p) for n, p in of_part if is_quantized(p)),
+        sum(num_elements(p) for _, p in of_part),
+    )
+    return f"LoRA adapter of rank {lora.rank}, {small:,} of {total:,} weights in {lora.quantize}"
 
 
 def _of_ranks(config: RunConfig, policy: Policy, ranks: RankLayout) -> list[str]:
@@ -54,7 +77,7 @@ def _of_ranks(config: RunConfig, policy: Policy, ranks: RankLayout) -> list[str]
     if ranks.data_size > 1:
         reasons = {
             "training.balance=false": not config.training.balance,
-            "its vision tower trains": policy.vision.trains,
+            "its visual features train": policy.vision.trains,
             "model.share_prefix=false": not policy.settings.share_prefix,
         }
         why = [reason for reason, holds in reasons.items() if holds]
@@ -73,14 +96,24 @@ def describe_algorithm(algorithm: AlgorithmSettings) -> str:
 def connect(config: RunConfig) -> RankLayout:
     """Join the other processes, if the launcher started any; where this one stands among them."""
     if config.training.engine == "deepspeed":
-        from vlm_pg.training.deepspeed_config import read_deepspeed_config
         from vlm_pg.training.deepspeed_engine import connect as connect_ranks
 
-        read_deepspeed_config(config.training)
         connect_ranks()
     else:
         join_ranks()
     return layout_of(config)
+
+
+def refuse_at_once(config: RunConfig) -> None:
+    """What needs no model to be refused. Ranks have met before, so that one of them alone can say it to all."""
+    if config.data.train is None:
+        raise ConfigError("data.train is not set. Training needs a file of prepared records. Set data.train=PATH.")
+    refuse_missing(config.observe.trackers)
+    load_loss(config.algorithm), load_estimator(config.algorithm)
+    if config.training.engine == "deepspeed":
+        from vlm_pg.training.deepspeed_config import read_deepspeed_config
+
+        read_deepspeed_config(config.training)
 
 
 def layout_of(config: RunConfig) -> RankLayout:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -34,6 +35,8 @@ PROMPT_TOKENS = Metric("prompt_tokens_mean", "tokens")
 GENERATIONS = Metric("generations_mean", "rollouts per group")
 GRAD_NORM = Metric("grad_norm", "L2, before clipping", "same", NORM_CHART)
 LEARNING_RATE = Metric("lr", how="same", chart=Chart("Learning rate", 11, smooth=False))
+PART_GRAD_NORM = Metric("grad_norm/", "L2, before clipping", "same", NORM_CHART)
+PART_LEARNING_RATE = Metric("lr/", how="same", chart=Chart("Learning rate by part", 12, smooth=False))
 MICRO_BATCHES = Metric("micro_batches", how="same", over_updates="sum")
 BACKWARD_CALLS = Metric("backward_calls", how="same", over_updates="sum")
 
@@ -73,6 +76,7 @@ class Update:
         prompts: by sample id, those of the groups of the other sequence ranks.
         costs: what work over data ranks is balanced by; None: every rank trains on the groups it has.
         may_stop: it may be given up between two backward calls, for the step has made no other update yet.
+        waiting: made anew around the place where ranks whose passes are over wait for the others.
     """
 
     groups: Sequence[RolloutGroup]
@@ -82,6 +86,7 @@ class Update:
     prompts: Mapping[str, Prompt] = field(default_factory=dict)
     costs: CostModel | None = None
     may_stop: bool = False
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def update_policy(
@@ -110,17 +115,26 @@ def update_policy(
         if update.may_stop and not last:
             agree_to_go_on()
     _count_sharing(passes.tally, trained, plan.in_one_tree)
-    metrics = passes.tally.reduced(engine.ranks)
+    with update.waiting():
+        metrics = passes.tally.reduced(engine.ranks)
     # Of the sum over ranks, so that all of them stop here or none.
     _check_finite(metrics[LOSS])
     no_way_back()  # to the weights of the step before
     grad_norm = engine.step(update.learning_rate)
-    return metrics | {
+    said: dict[str, float] = {
         GRAD_NORM: grad_norm,
         LEARNING_RATE: update.learning_rate,
         MICRO_BATCHES: float(len(order)),
         BACKWARD_CALLS: float(sum(place.backward_calls for place in order)),
     }
+    said |= {PART_GRAD_NORM.of(part): norm for part, norm in engine.part_norms().items()}
+    return metrics | said | _part_rates(engine, update.learning_rate)
+
+
+def _part_rates(engine: Engine, learning_rate: float) -> dict[str, float]:
+    """Where parts have rates of their own."""
+    found = engine.rates.of_parts(learning_rate)
+    return {PART_LEARNING_RATE.of(part): rate for part, rate in found.items()} if len(set(found.values())) > 1 else {}
 
 
 def _passes(

@@ -23,6 +23,7 @@ from vlm_pg.observe.presence import FolderGone, Presence
 from vlm_pg.observe.rollouts import RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.sharing import generation_line, sharing_line
+from vlm_pg.observe.trace import Timeline
 from vlm_pg.observe.trackers.trackers import Trackers
 from vlm_pg.plan.costs import cost_model
 from vlm_pg.plan.shape import shape_of
@@ -102,6 +103,7 @@ class Surroundings:
     console: Console
     stop: StopRequest
     phases: Phases
+    timeline: Timeline
     bad_log: BadSampleLog | None = None
     presence: Presence | None = None
 
@@ -124,12 +126,13 @@ class Trainer:
     ):
         self.config, self.engine, self.policy, self.progress = config, engine, engine.policy, progress
         self.folder, self.console, self.stop, self.phases = around.folder, around.console, around.stop, around.phases
+        self.timeline = around.timeline
         self._bad_log, self._presence, self._digests = around.bad_log, around.presence, dict(data.digests)
         should_stop = around.stop.between_tokens
         self.stream = QuestionStream(
             config, data.samples, data.source, progress.questions, self._record_bad, engine.ranks, should_stop
         )
-        self.sampler = make_sampler(config, self.policy, data.samples, self.folder.path, should_stop, self.console.warn)
+        self.sampler = make_sampler(config, self.policy, data.samples, self.folder.path, around.stop, self.console.warn)
         control = make_control_sampler(config, self.policy, should_stop)
         in_loss = config.algorithm.kl_in == "loss"
         scorer = None
@@ -158,20 +161,8 @@ class Trainer:
                 while self.progress.step < steps:
                     if self.stop.agreed(self.policy.device):
                         raise InterruptedError("training was asked to stop")
-                    with self.stop.together():
-                        values, groups = self._step(self.progress.step + 1)
-                    values[CORE_WAIT] = self._core_wait_share(self.progress.step + 1)
-                    self.progress.step += 1
-                    self.progress.questions = self.stream.place
-                    self._doing = "showing"
-                    self._score.add(values)
-                    if self._presence is not None:
-                        self._presence.check()
-                    self._show(values, groups, metrics, rollouts_log)
-                    if trackers is not None:
-                        trackers.step_done(self.progress.step)
-                    self._checkpoint_if_due()
-                    self._doing = "sampling"
+                    with self.timeline.step(self.progress.step + 1):
+                        self._next_step(metrics, rollouts_log, trackers)
                     bar.advance()
                     self._refuse_nothing_usable(first)
         except InterruptedError:
@@ -181,6 +172,27 @@ class Trainer:
                 self._keep_finished_steps()
             raise
         return True
+
+    def _next_step(
+        self, metrics: MetricsLog | None, rollouts_log: RolloutsLog | None, trackers: Trackers | None
+    ) -> None:
+        with self.stop.together():
+            values, groups = self._step(self.progress.step + 1)
+        values[CORE_WAIT] = self._core_wait_share(self.progress.step + 1)
+        self.progress.step += 1
+        self.progress.questions = self.stream.place
+        self._doing = "showing"
+        self._score.add(values)
+        if self._presence is not None:
+            self._presence.check()
+        with self.phases.timed("logs"):
+            self._show(values, groups, metrics, rollouts_log)
+            if trackers is not None:
+                trackers.step_done(self.progress.step)
+        self._checkpoint_if_due()
+        with self.phases.waiting():
+            self.timeline.hand_in()
+        self._doing = "sampling"
 
     def _core_wait_share(self, step: int) -> float | None:
         """How much of the step this process waited for a processor core; said once if that slows a CPU's threads."""
@@ -252,15 +264,13 @@ class Trainer:
             if "generation/prefill_tokens" in values:
                 self.console.info(generation_line(values, share))
         seconds = time.perf_counter() - start_seconds
-        values |= {
-            PHASE_SECONDS.of(name): seconds for name, seconds in self.phases.of_step.items() if name != "checkpoint"
-        }
+        values |= {PHASE_SECONDS.of(name): seconds for name, seconds in self.phases.of_step.items()}
         values |= {STEP_SECONDS: seconds, TOKENS_PER_SECOND: (values["tokens_computed"] or 0.0) / seconds}
         return values, batch.sampled
 
     def _costs_of_work(self) -> CostModel:
         policy = self.policy
-        return cost_model(shape_of(policy.model.config, policy.settings), policy.vision.trains, policy.checkpointing)
+        return cost_model(shape_of(policy.model.config, policy.settings), policy.settings.train, policy.checkpointing)
 
     def _sampling_metrics(self, batch: StepBatch) -> dict[str, float | None]:
         """What the samplers did, or what a server owed. A collective."""
@@ -272,7 +282,9 @@ class Trainer:
     def _update(self, batch: StepBatch, step: int) -> dict[str, float]:
         compared = self.sampler.scores_itself and mismatch_due(self.config.rollout, step)
         rate = learning_rate(self.config.training, step)
-        update = Update(batch.groups, rate, batch.vision, compared, batch.prompts, self._costs)
+        update = Update(
+            batch.groups, rate, batch.vision, compared, batch.prompts, self._costs, waiting=self.phases.waiting
+        )
         values = run_updates(self.engine, self._reference_in_loss, update, self.config)
         if self._reference_in_loss is None:
             values.pop("kl")  # of the reward, if anywhere

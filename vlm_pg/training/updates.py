@@ -58,7 +58,14 @@ def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, c
             # Behind the first update the weights are others, and a trained tower's features too.
             vision = None if values and engine.policy.vision.trains else share.vision
             first = not values
-            update = Update(share.groups, step.learning_rate, vision, step.measure_mismatch and first, may_stop=first)
+            update = Update(
+                share.groups,
+                step.learning_rate,
+                vision,
+                step.measure_mismatch and first,
+                may_stop=first,
+                waiting=step.waiting,
+            )
             values.append(update_policy(engine, reference, update, settings) | share.metrics)
     found = over_updates(values) | {UPDATES: float(len(values))}
     # A group that was split is one group all the same.

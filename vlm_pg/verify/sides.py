@@ -74,7 +74,10 @@ def repeated_backward(policy: Policy, groups: Sequence[ResponseGroup]) -> list[t
         for group in groups:
             for index, response in enumerate(group.responses):
                 logprobs = _alone(policy, group.prompt, response)
-                (logprobs * token_weights(index, len(response), policy.device)).sum().backward()
+                loss = (logprobs * token_weights(index, len(response), policy.device)).sum()
+                # Of a question without media there is none where the language model is frozen.
+                if loss.requires_grad:
+                    loss.backward()
                 found.append(logprobs.detach())
     return found
 

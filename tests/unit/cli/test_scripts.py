@@ -12,6 +12,11 @@ import pytest
 REPO_ROOT = Path(__file__).parents[3]
 # Commands that print what they were called with, in place of the real ones.
 STUB = '#!/bin/bash\necho "$(basename "$0") $*"\n'
+ZERO_2 = "training.engine=deepspeed training.deepspeed_config=configs/deepspeed/zero2.json"
+# Of the nodes, what the scripts hand on by the environment.
+RANK_STUB = (
+    '#!/bin/bash\necho "$(basename "$0") $* rank=$RANK/$WORLD_SIZE local=$LOCAL_RANK at=$MASTER_ADDR:$MASTER_PORT"\n'
+)
 PYTHON_STUB = '#!/bin/bash\ncat >/dev/null\necho "${FAKE_ENGINE:-torch}"\n'
 
 
@@ -25,7 +30,7 @@ def checkout(tmp_path: Path) -> Path:
     (root / "configs/mine.yaml").write_text("")
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(REPO_ROOT / name, root)
-    for name in ("vlm-pg", "deepspeed", "python"):
+    for name in ("vlm-pg", "deepspeed", "torchrun", "python"):
         stub = root / ".venv/bin" / name
         stub.write_text(PYTHON_STUB if name == "python" else STUB)
         stub.chmod(0o755)
@@ -33,11 +38,29 @@ def checkout(tmp_path: Path) -> Path:
     return root
 
 
-def run(root: Path, *arguments: str, cwd: Path | None = None, **environment: str) -> str:
-    kept = {name: value for name, value in os.environ.items() if name not in ("CUDA_VISIBLE_DEVICES", "WORLD_SIZE")}
-    done = subprocess.run(
+def start(root: Path, *arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Without what may say around the tests how processes are started."""
+    launchers = (
+        "CUDA_VISIBLE_DEVICES",
+        "MASTER_",
+        "NODE_RANK",
+        "NNODES",
+        "NPROC",
+        "PET_",
+        "RANK",
+        "LOCAL_RANK",
+        "SLURM_",
+    )
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith((*launchers, "WORLD_SIZE", "VLM_PG_"))
+    }
+    return subprocess.run(
         ["bash", *arguments], cwd=cwd or root, env=kept | environment, capture_output=True, text=True, check=False
     )
+
+
+def run(root: Path, *arguments: str, cwd: Path | None = None, **environment: str) -> str:
+    done = start(root, *arguments, cwd=cwd, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -85,22 +108,145 @@ def test_a_config_on_several_gpus_starts_deepspeed(checkout: Path) -> None:
 
 
 def test_a_torch_config_on_several_gpus_gets_zero_2_and_says_so(checkout: Path) -> None:
-    added = "training.engine=deepspeed training.deepspeed_config=configs/deepspeed/zero2.json"
     assert train(checkout, "configs/mine.yaml", gpus="0,1,2") == [
-        f"3 GPUs: adding {added}",
+        f"Several processes: adding {ZERO_2}",
         "Starting DeepSpeed on 3 GPUs",
-        f"deepspeed --no_local_rank --module vlm_pg.cli train {checkout / 'configs/mine.yaml'} {added}",
+        f"deepspeed --no_local_rank --module vlm_pg.cli train {checkout / 'configs/mine.yaml'} {ZERO_2}",
     ]
     assert (REPO_ROOT / "configs/deepspeed/zero2.json").is_file()
 
 
 def test_an_engine_that_was_asked_for_is_kept(checkout: Path) -> None:
-    lines = train(checkout, "configs/mine.yaml", "training.engine=torch", gpus="0,1")
-    assert lines[-1] == f"vlm-pg train {checkout / 'configs/mine.yaml'} training.engine=torch"
+    assert train(checkout, "configs/mine.yaml", "training.engine=torch", gpus="0,1") == [
+        "Starting torchrun: 2 processes",
+        "torchrun --standalone --nproc-per-node=2 --module vlm_pg.cli train "
+        f"{checkout / 'configs/mine.yaml'} training.engine=torch",
+    ]
+
+
+def test_as_many_processes_as_asked_for(checkout: Path) -> None:
+    lines = train(checkout, "configs/mine.yaml", FAKE_ENGINE="deepspeed", NPROC_PER_NODE="4")
+    assert lines[-1].startswith("torchrun --standalone --nproc-per-node=4 ")
+    assert train(checkout, NPROC_PER_NODE="2")[-1].startswith("torchrun --standalone --nproc-per-node=2 ")
 
 
 def test_inside_a_launcher_no_second_one_is_started(checkout: Path) -> None:
-    assert train(checkout, "configs/mine.yaml", gpus="0,1", WORLD_SIZE="16")[0].startswith("vlm-pg train ")
+    ours = {"WORLD_SIZE": "16", "RANK": "3", "LOCAL_RANK": "1"}
+    assert train(checkout, "configs/mine.yaml", gpus="0,1", **ours)[0].startswith("vlm-pg train ")
+    assert train(checkout, "configs/embedded.yaml", gpus="0,1", **ours)[0].startswith("vlm-pg train ")
+
+
+NODES = {
+    "NNODES": {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "node-0", "MASTER_PORT": "29500"},
+    "operator": {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "node-0", "PET_NPROC_PER_NODE": "auto"},
+    "pods": {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "node-0"},
+}
+
+
+@pytest.mark.parametrize("how", NODES)
+def test_described_nodes_start_torchrun(how: str, checkout: Path) -> None:
+    assert train(checkout, "configs/mine.yaml", gpus="0,1,2,3", FAKE_ENGINE="deepspeed", **NODES[how]) == [
+        "Starting torchrun: node 1 of 2, 4 processes on each, the first is node-0",
+        "torchrun --nnodes=2 --node-rank=1 --nproc-per-node=4 --master-addr=node-0 --master-port=29500 "
+        f"--module vlm_pg.cli train {checkout / 'configs/mine.yaml'}",
+    ]
+
+
+def test_the_file_for_torchrun(checkout: Path) -> None:
+    lines = run(checkout, "scripts/nodes/torchrun.sh", "node-0", "2", "0", "configs/mine.yaml", "a.b=5").splitlines()
+    assert lines[0] == f"Several processes: adding {ZERO_2}"
+    assert lines[-1] == (
+        "torchrun --nnodes=2 --node-rank=0 --nproc-per-node=1 --master-addr=node-0 --master-port=29500 "
+        f"--module vlm_pg.cli train {checkout / 'configs/mine.yaml'} a.b=5 {ZERO_2}"
+    )
+    assert "FIRST_NODE NODES NODE_RANK CONFIG" in run(checkout, "scripts/nodes/torchrun.sh", "--help")
+    assert start(checkout, "scripts/nodes/torchrun.sh", "node-0").returncode == 2
+
+
+def test_only_the_first_node_renders_the_embedded_task(checkout: Path) -> None:
+    (checkout / "configs/embedded.yaml").write_text("")
+    for node, rendered in (("0", True), ("1", False)):
+        lines = train(checkout, "configs/embedded.yaml", NNODES="2", NODE_RANK=node, MASTER_ADDR="node-0")
+        assert ("vlm-pg prepare embedded --out data/embedded" in lines) == rendered
+        # Nobody trains by himself what all were started for.
+        lines = train(checkout, NNODES="2", NODE_RANK=node, MASTER_ADDR="node-0")
+        assert lines[-1].startswith("torchrun --nnodes=2 ") and "configs/embedded.yaml" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"NNODES": "2", "MASTER_ADDR": "a"}, '2 nodes were asked for, but NODE_RANK is ""'),
+        (
+            {"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"},
+            "NODE_RANK is 2, and there are 2 nodes. Allowed is 0 to 1",
+        ),
+        ({"NNODES": "2", "NODE_RANK": "0"}, "MASTER_ADDR is not set. Set it to the name or address of the first node"),
+        ({"PET_NNODES": "1:4", "NODE_RANK": "0"}, 'the number of nodes is "1:4". It must be one number'),
+        ({"WORLD_SIZE": "2"}, '2 nodes were asked for, but RANK is ""'),
+        ({"NPROC_PER_NODE": "two"}, 'NPROC_PER_NODE is "two". Set it to the number of processes on each node'),
+        ({"VLM_PG_HOSTFILE": "/no/such"}, "VLM_PG_HOSTFILE is /no/such, which is no file"),
+        ({"VLM_PG_HOSTFILE": "configs/mine.yaml"}, "mine.yaml names no host. It must have a line"),
+        ({"VLM_PG_HOSTFILE": "scripts/nodes/hostfile", "PATH": "/usr/bin:/bin"}, "2 nodes, and pdsh, by which"),
+    ],
+)
+def test_what_cannot_be_started_is_said(environment: dict[str, str], said: str, checkout: Path) -> None:
+    done = start(checkout, "scripts/train_video.sh", "configs/mine.yaml", CUDA_VISIBLE_DEVICES="", **environment)
+    assert done.returncode == 2 and said in done.stderr
+
+
+def test_a_hostfile_starts_deepspeed_on_its_nodes(checkout: Path) -> None:
+    config, hosts = checkout / "configs/mine.yaml", checkout / "scripts/nodes/hostfile"
+    (checkout / ".venv/bin/pdsh").write_text("")
+    (checkout / ".venv/bin/pdsh").chmod(0o755)
+    named = {"VLM_PG_HOSTFILE": "scripts/nodes/hostfile", "FAKE_ENGINE": "deepspeed"}
+    assert train(checkout, "configs/mine.yaml", **named) == [
+        f"Starting DeepSpeed on 2 nodes ({hosts})",
+        f"deepspeed --hostfile {hosts} --no_local_rank --force_multi --module vlm_pg.cli train {config}",
+    ]
+    assert train(checkout, "configs/mine.yaml", NODE_RANK="1", **named) == [
+        f"Starting DeepSpeed: node 1 of 2 ({hosts})",
+        f"deepspeed --hostfile {hosts} --no_local_rank --no_ssh --node_rank 1 --master_addr node-0 --master_port 29500 "
+        f"--module vlm_pg.cli train {config}",
+    ]
+    hosts.write_text("here slots=2\n")
+    assert "--no_ssh --node_rank 0 --master_addr 127.0.0.1" in train(checkout, "configs/mine.yaml", **named)[-1]
+
+
+def test_an_allocation_of_several_nodes_starts_a_task_for_each_gpu(checkout: Path) -> None:
+    (checkout / ".venv/bin/srun").write_text(STUB)
+    (checkout / ".venv/bin/srun").chmod(0o755)
+    job = {
+        "SLURM_JOB_ID": "70123",
+        "SLURM_JOB_NUM_NODES": "2",
+        "FAKE_ENGINE": "deepspeed",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+    }
+    assert run(checkout, "scripts/nodes/train.sbatch", "configs/mine.yaml", "a.b=5", **job).splitlines() == [
+        "Starting srun: 2 nodes, 2 tasks on each",
+        f"srun --nodes=2 --ntasks-per-node=2 --kill-on-bad-exit=1 bash {checkout}/scripts/train_video.sh "
+        f"{checkout / 'configs/mine.yaml'} a.b=5 run.resume=auto",
+    ]
+
+
+@pytest.mark.parametrize(("gpus", "local"), [("0,1", "1"), ("0", "0")], ids=["all GPUs seen", "one GPU a task"])
+def test_a_task_of_slurm_is_a_rank(gpus: str, local: str, checkout: Path) -> None:
+    for name, text in (("vlm-pg", RANK_STUB), ("scontrol", "#!/bin/bash\nprintf 'node-7\nnode-8\n'\n")):
+        (checkout / ".venv/bin" / name).write_text(text)
+        (checkout / ".venv/bin" / name).chmod(0o755)
+    task = {
+        "SLURM_JOB_ID": "70123",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_NODELIST": "node-[7-8]",
+        "SLURM_PROCID": "3",
+        "SLURM_LOCALID": "1",
+        "PATH": f"{checkout}/.venv/bin:{os.environ['PATH']}",
+    }
+    assert train(checkout, "configs/mine.yaml", gpus=gpus, **task) == [
+        f"vlm-pg train {checkout / 'configs/mine.yaml'} {ZERO_2} rank=3/4 local={local} at=node-7:20123"
+    ]
 
 
 def test_paths_are_relative_to_where_the_user_stands(checkout: Path) -> None:

@@ -41,5 +41,5 @@ def test_refused_with_a_reason(override: str, message: str, tmp_path: Path) -> N
 
 
 def test_an_adapter_beside_a_trained_tower_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Set model.train_vision=false, or leave model.lora out"):
-        load(tmp_path, "model.lora={}", "model.train_vision=true")
+    with pytest.raises(ConfigError, match=r"Set model.train=\[language\], or leave model.lora out"):
+        load(tmp_path, "model.lora={}", "model.train=[tower, merger, language]")

@@ -192,6 +192,15 @@ def test_missing_values_are_all_named_at_once(tmp_path: Path) -> None:
             ["eval.control_sets=[a]", "eval.controls=[frame_repeated]"],
             "Sets in data.eval: none. Add data.eval.a=PATH or",
         ),
+        (["rollout.divide_prefix=always"], "always, which is for training.sequence_parallel above 1 with"),
+        (
+            ["rollout.divide_prefix=always", "training.sequence_parallel=2", "rollout.split=questions"],
+            "but rollout.split is questions and rollout.gather is auto. Set rollout.split=auto and rollout.gather=all",
+        ),
+        (
+            ["rollout.divide_prefix=always", "training.sequence_parallel=4", "rollout.num_generations=3"],
+            "but there are only 3 rollouts of a question to share. Set rollout.num_generations=4 or more",
+        ),
     ],
 )
 def test_impossible_combinations(minimal: Path, overrides: list[str], said: str) -> None:

@@ -12,7 +12,7 @@ from vlm_pg.memory import GIB
 from vlm_pg.models.memory_choice import Need, decide, smallest
 from vlm_pg.models.memory_sizes import LanguageSizes, TowerSizes
 from vlm_pg.models.registry import family_of
-from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.settings import PARTS, ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice
 
 # Qwen2.5-VL-7B in bf16.
@@ -91,7 +91,7 @@ def test_what_does_not_fit_says_what_to_change() -> None:
 
 
 def test_pieces_get_smaller_with_memory() -> None:
-    sizes = [decide(settings(train_vision=True), need(free)).choice.vision_piece_tokens for free in (3000, 62, 30, 20)]
+    sizes = [decide(settings(train=PARTS), need(free)).choice.vision_piece_tokens for free in (3000, 62, 30, 20)]
     assert sizes[0] == 0 and sizes[1:] == sorted(sizes[1:], reverse=True) and sizes[-1] >= 1024
 
 

@@ -162,7 +162,9 @@ def test_a_text_model_has_no_tower_and_no_media_tokens(name: str) -> None:
     assert "reads text alone" in policy.family.describe_positions("qwen")
     prompt = make_case(policy, "text", seed=0).prompt
     assert torch.equal(prompt.positions_3P, torch.arange(prompt.num_tokens).expand(3, -1))
-    with pytest.raises(ModelError, match=rf"model\.train_vision is true, but tiny \({name}\) has no vision tower"):
+    with pytest.raises(
+        ModelError, match=rf"model\.train is \[tower, merger, language\], but tiny \({name}\) has no vision tower"
+    ):
         tiny_policy(family=name, train_vision=True)
 
 

@@ -15,7 +15,7 @@ from vlm_pg.models.chunked import backward_in_chunks
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.row_tiles import RowTiles
-from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.settings import PARTS, ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.types import Prompt, ResponseGroup
@@ -26,7 +26,9 @@ ROWS = 256
 
 def policy_of(choice: MemoryChoice, family: str = "qwen2", train_vision: bool = False, **text: int) -> Policy:
     # Blocks of a trained tower are not recomputed by themselves: a piece has to be.
-    settings = ModelSettings(path="tiny", train_vision=train_vision, gradient_checkpointing=not train_vision)
+    settings = ModelSettings(
+        path="tiny", train=PARTS if train_vision else ("language",), gradient_checkpointing=not train_vision
+    )
     policy = make_policy(tiny_model(family, text=text), tiny_processor(family), settings)
     policy.use_memory(choice)
     policy.stream_memory.least_bytes = 2**12

@@ -96,7 +96,7 @@ def test_text_only_prompts_have_no_features() -> None:
 
 
 def test_a_graph_cannot_be_asked_of_a_frozen_tower() -> None:
-    with pytest.raises(ValueError, match=r"frozen vision tower; set model\.train_vision=true"):
+    with pytest.raises(ValueError, match=r"frozen vision tower; name tower or merger in model\.train"):
         encoder(trains=False)[0].encode([prompt("a")], with_graph=True)
 
 

@@ -65,3 +65,6 @@ def test_generation_says_what_it_prefilled() -> None:
         "412 new tokens/s; keys and values booked up to 0.013 GiB"
     )
     assert "share" not in generation_line(named | {"generation/prefill_tokens": 2288.0})
+    divided = "; those of 3 prompts lay in parts on the sequence ranks (without CUDA graphs)"
+    assert generation_line(named | {"generation/prompts_divided": 3.0}).endswith(f"GiB{divided}")
+    assert generation_line(named | {"generation/prompts_divided": 0.0}) == generation_line(named)

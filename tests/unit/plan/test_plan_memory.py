@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from vlm_pg.bench.shapes import LanguageShape
-from vlm_pg.models.settings import LoraSettings, ModelSettings
+from vlm_pg.models.settings import PARTS, LoraSettings, ModelSettings
 from vlm_pg.plan.activations import token_bytes, tower_activations, update_activations
 from vlm_pg.plan.command import TABLE, published_shape
 from vlm_pg.plan.communication import sequence_parallel_bytes
@@ -20,6 +20,7 @@ from vlm_pg.plan.memory import (
     model_states,
     plan_memory,
     plan_to_fit,
+    remedies,
 )
 from vlm_pg.plan.report import published_lines, published_setup, verdict
 from vlm_pg.plan.setup import Setup, video_tokens
@@ -28,7 +29,7 @@ from vlm_pg.plan.shape import ModelShape, TowerShape, Weights, published_config,
 # D 8, two query heads and one key-value head of 4 (W 8, K 4), I 16.
 TEXT = LanguageShape(hidden=8, layers=4, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=10)
 TOWER = TowerShape(hidden=6, layers=2, intermediate=12, patch_pixels=24, merge=4)
-TINY = ModelShape("tiny", TEXT, TOWER, Weights(tower=1000, language=5000, adapter=100, layer=1100, head=80))
+TINY = ModelShape("tiny", TEXT, TOWER, Weights(tower=1000, language=5000, adapter=100, layer=1100, head=80, merger=300))
 SEVEN = published_shape("Qwen2.5-VL-7B")
 FP32 = Setup(element=4, checkpointing=False, prefix=100, response=9, generations=2, budget=1000)
 
@@ -92,7 +93,48 @@ def test_states_of_each_engine_counted_by_hand() -> None:
     assert "optimizer" not in model_states(TINY, replace(two, offload_optimizer=True))
     assert model_states(TINY, replace(two, lora=True))["optimizer"] == 800 / 4
     assert model_states(TINY, replace(two, reference=True))["reference policy"] == 10_000
-    assert model_states(TINY, replace(two, train_vision=True, reference=True))["reference policy"] == 12_000
+    assert model_states(TINY, replace(two, train=PARTS, reference=True))["reference policy"] == 12_000
+
+
+def test_frozen_parts_have_no_gradient_and_no_optimizer_state() -> None:
+    """Of 1,000 weights of the tower 300 are the merger's; the language model has 5,000, a layer of it 1,100."""
+    for train, weights, layer in (
+        (("tower",), 700, 0),
+        (("merger",), 300, 0),
+        (("tower", "merger"), 1000, 0),
+        (("merger", "language"), 5300, 1100),
+        (PARTS, 6000, 1100),
+    ):
+        two = Setup(element=2, stage=2, ranks=2, train=train)
+        states = model_states(TINY, two)
+        assert states == {"weights": 12_200, "fp32 weights": 2 * weights, "optimizer": 4 * weights}
+        assert gradient_bytes(TINY, two) == {"gradients": 2 * weights + 2 * layer, "buckets": 0}
+        assert gradient_bytes(TINY, Setup(element=4, train=train)) == {"gradients": 4 * weights}
+
+
+def test_a_frozen_language_model_keeps_no_inputs_of_its_linear_layers() -> None:
+    """fp32: norms keep their input alone, MLPs the gate, its activation and the other half."""
+    each, frozen = token_bytes(TINY, FP32), token_bytes(TINY, replace(FP32, train=("merger",)))
+    assert frozen.kept == each.kept - 2 * 2 * 4 * 8 - 4 * 16
+    assert frozen.keys_values == each.keys_values and frozen.input == each.input
+
+
+def test_behind_frozen_blocks_the_graph_is_the_mergers() -> None:
+    setup = replace(FP32, patches=40, prompts=3, train=("merger", "language"))
+    found = tower_activations(TINY, setup)
+    assert found["merger's graph"] == 120 * 6 * (4 + 2 * 4 + 2 * 4)
+    assert found["visual features"] == 2 * 120 * 8 * 4 / 4 and "tower's graph" not in found
+    phases = plan_memory(TINY, setup).phases
+    assert "tower's backward" not in phases and "pixels" not in phases["update"]
+
+
+def test_what_trains_less_saves_memory() -> None:
+    setup = Setup(train=PARTS, prefix=16_000, patches=60_000, budget=17_000, response=700, stage=3, ranks=8, prompts=4)
+    words = [remedy.words for remedy in remedies(setup, 16_700)]
+    assert "model.train=[merger, language]" in words and "model.train=[language]" in words
+    assert "model.lora={}" not in words
+    less = next(remedy for remedy in remedies(setup, 16_700) if remedy.words == "model.train=[merger, language]")
+    assert plan_memory(SEVEN, less.setup).peak < plan_memory(SEVEN, setup).peak
 
 
 def test_generation_holds_one_group_at_least() -> None:
@@ -100,6 +142,12 @@ def test_generation_holds_one_group_at_least() -> None:
     assert found["keys and values of one group"] == (100 + 2 * 9) * 4 * 2 * 4 * 4
     divided = generation_bytes(TINY, replace(FP32, ranks=2, sequence_parallel=2))
     assert divided["keys and values of one group"] == (100 + 9) * 4 * 2 * 4 * 4
+    parts = generation_bytes(TINY, replace(FP32, ranks=2, sequence_parallel=2, divides_prompts=True))
+    saved = divided["keys and values of one group"] - parts["keys and values of one group"]
+    assert saved / divided["keys and values of one group"] == pytest.approx(50 / 109)
+    # A rank without rollouts would have no part in it.
+    few = replace(FP32, ranks=4, sequence_parallel=4)
+    assert generation_bytes(TINY, replace(few, divides_prompts=True)) == generation_bytes(TINY, few)
     alone = generation_bytes(TINY, replace(FP32, share_prefix=False))
     assert alone["keys and values of one group"] == 2 * (100 + 9) * 4 * 2 * 4 * 4
 
@@ -107,9 +155,7 @@ def test_generation_holds_one_group_at_least() -> None:
 def test_a_trained_tower_keeps_its_graph_of_all_prompts() -> None:
     setup = replace(FP32, patches=40, prompts=3)
     assert "tower's graph" not in tower_activations(TINY, setup)
-    one, three = (
-        tower_activations(TINY, replace(setup, train_vision=True, prompts=n))["tower's graph"] for n in (1, 3)
-    )
+    one, three = (tower_activations(TINY, replace(setup, train=PARTS, prompts=n))["tower's graph"] for n in (1, 3))
     assert three == 3 * one
 
 
@@ -208,3 +254,13 @@ def test_the_table_of_public_models() -> None:
     assert [line.split(" | ")[1] for line in lines[4:]] == ["64", "256", "1,024", "3,600"]
     # 20 bytes a weight on one GPU are too many for 7B.
     assert "(1" in lines[4].split(" | ")[3]
+
+
+def test_prompts_are_divided_where_a_plan_would_not_fit() -> None:
+    shape, setup = SEVEN, Setup(prefix=1_000_000, response=1, generations=4, ranks=4, sequence_parallel=4, stage=3)
+    setup = replace(setup, budget=1_000_001, offload_optimizer=True, offload_parameters=True, may_divide_prompts=True)
+    whole, parts = (plan_to_fit(shape, setup, gib).phases["generation"] for gib in (1e6, 20.0))
+    name = "keys and values of one group"
+    assert parts[name] / whole[name] == pytest.approx(1 / 4, rel=1e-3)
+    never = plan_to_fit(shape, replace(setup, may_divide_prompts=False), 20.0)
+    assert never.phases["generation"][name] == whole[name]

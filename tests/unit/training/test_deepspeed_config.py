@@ -21,7 +21,7 @@ OFFLOAD = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
 
 
 def optimizer_for(config: dict[str, Any]) -> torch.optim.Optimizer:
-    return make_optimizer([torch.nn.Parameter(torch.ones(2))], SETTINGS, config, torch.device("cpu"))
+    return make_optimizer([{"params": [torch.nn.Parameter(torch.ones(2))]}], SETTINGS, config, torch.device("cpu"))
 
 
 @pytest.fixture

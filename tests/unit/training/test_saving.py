@@ -60,8 +60,8 @@ def test_a_named_checkpoint_must_be_whole(tmp_path: Path) -> None:
 
 def test_settings_that_decide_its_content_must_fit(tmp_path: Path) -> None:
     make(tmp_path, 3)
-    with pytest.raises(CheckpointError, match=r"model\.train_vision=True \(it has False\)"):
-        checkpoint_to_resume(config("auto", train_vision=True), tmp_path, print)
+    with pytest.raises(CheckpointError, match=r"model\.train=\[merger, language\] \(it has \[language\]\)"):
+        checkpoint_to_resume(config("auto", train=("merger", "language")), tmp_path, print)
     with pytest.raises(CheckpointError, match=r"model\.dtype=bf16 \(it has fp32\)"):
         checkpoint_to_resume(config("auto", dtype="bf16"), tmp_path, print)
 

@@ -19,6 +19,7 @@ from vlm_pg.observe.report.metric_charts import curves_view
 from vlm_pg.observe.report.panels import bad_samples_view, settings_view, sharing_totals, sharing_view, time_view
 from vlm_pg.observe.report.read import RunData, is_step, read_run
 from vlm_pg.observe.report.rollouts import rollouts_view
+from vlm_pg.observe.report.timeline import timeline_view
 
 
 def write_report(run_dir: Path) -> Path:
@@ -52,6 +53,7 @@ def page_of(run: RunData) -> Markup:
         rollouts=rollouts_view(run),
         sharing=sharing_view(run),
         time=time_view(run),
+        timeline=timeline_view(run),
         bad=bad_samples_view(run),
         settings=settings_view(run),
         version=__version__,

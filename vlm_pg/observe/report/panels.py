@@ -5,40 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 from vlm_pg.observe.report.markup import dict_at, first, first_entries, number_or_none, shown
+from vlm_pg.observe.report.phases import PHASES, color_of, name_of
 from vlm_pg.observe.report.read import RunData
 
-_PHASE_ORDER = ("setup", "eval_before", "prompts", "vision", "rollout", "rewards", "train", "checkpoint", "eval_after")
 _MAX_PHASES, _MAX_REASONS, _MAX_VERSIONS, _MAX_FILES = 60, 100, 100, 100
 _MAX_CONFIG_CHARACTERS = 200_000
-_PHASE_NAMES = {
-    "setup": "set-up",
-    "eval_before": "evaluation before",
-    "prompts": "media and prompts",
-    "vision": "vision tower",
-    "rollout": "generating rollouts",
-    "rewards": "rewards",
-    "train": "policy update",
-    "checkpoint": "checkpoints",
-    "eval_after": "evaluation after",
-}
 
 
 def time_view(run: RunData) -> dict[str, Any]:
-    """Parts as (name, seconds, share of the total); without any, ``missing`` says why."""
+    """Parts as (name, colour, seconds, share of the total); without any, ``missing`` says why."""
     stated = {key: number_or_none(value) for key, value in first_entries(dict_at(run.summary, "seconds"), _MAX_PHASES)}
     seconds = {key: value for key, value in stated.items() if value is not None and key != "total" and value >= 0}
     if not seconds:
         reason = run.missing.get("summary.json", "summary.json holds no seconds per phase yet.")
         return {"parts": [], "missing": reason, "total": None}
-    names: list[str] = [name for name in _PHASE_ORDER if name in seconds]
-    names += sorted(set(seconds) - set(_PHASE_ORDER))
+    names: list[str] = [name for name in PHASES if name in seconds]
+    names += sorted(set(seconds) - set(PHASES))
     total = max(stated.get("total") or 0.0, sum(seconds.values()))
-    parts = [(_PHASE_NAMES.get(name, name.replace("_", " ")), seconds[name]) for name in names]
+    parts = [(name_of(name), color_of(name), seconds[name]) for name in names]
     unaccounted = total - sum(seconds.values())
     if unaccounted > 0.005 * total:
-        parts.append(("everything else", unaccounted))
+        parts.append(("everything else", color_of(""), unaccounted))
     total = total or 1.0
-    return {"parts": [(name, value, value / total) for name, value in parts], "total": total}
+    return {"parts": [(name, color, value, value / total) for name, color, value in parts], "total": total}
 
 
 def sharing_totals(run: RunData) -> tuple[int, int] | None:

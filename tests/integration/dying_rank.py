@@ -1,0 +1,31 @@
+"""``vlm-pg train``, of which a rank dies: python -m tests.integration.dying_rank RANK PHASE COMPLETED CONFIG ...
+
+That rank kills itself with SIGKILL as it begins PHASE after COMPLETED steps.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from vlm_pg import cli
+from vlm_pg.watch.watch import RankWatch
+
+
+def die_in(phase: str, completed: int) -> None:
+    begun = RankWatch.begun
+
+    def begun_and_gone(self: RankWatch, name: str) -> None:
+        begun(self, name)
+        if name == phase and (self.completed_step() or 0) == completed:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    RankWatch.begun = begun_and_gone  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    rank, phase, completed, *arguments = sys.argv[1:]
+    if os.environ["RANK"] == rank:
+        die_in(phase, int(completed))
+    sys.exit(cli.main(["train", *arguments]))

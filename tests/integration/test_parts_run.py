@@ -1,0 +1,87 @@
+"""Whole runs in which parts of the model train: what they say, what stays frozen, and resuming bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from data_pipelines.embedded import main as prepare_embedded
+from tests.support.runs import ROOT, read_lines, write_config
+from tests.support.short_run import train_here
+from vlm_pg.cli import main
+from vlm_pg.models.loading import load_policy
+from vlm_pg.models.registry import FAMILIES
+
+BASE = ROOT / "assets/tiny-qwen2_5-vl"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded task, shortened, with a merger that learns faster than the language model."""
+    path = tmp_path_factory.mktemp("parts")
+    prepare_embedded(["--out", str(path / "data"), "--train", "8", "--eval", "8"])
+    sections = {
+        "include": [str(ROOT / "configs" / "embedded.yaml")],
+        "run": {"resume": "auto"},
+        "model": {"path": str(BASE), "train": ["merger", "language"]},
+        "data": {
+            "train": str(path / "data/train.jsonl"),
+            "eval": {name: str(path / "data/eval_seen.jsonl") for name in ("seen_orders", "unseen_orders")},
+        },
+        "media": {"workers": 0},
+        "training": {
+            "prompts_per_step": 2,
+            "checkpoint_every": 1,
+            "schedule": "constant",
+            "warmup_steps": 2,
+            "learning_rate": 1e-3,
+            "learning_rates": {"merger": 4e-3},
+        },
+        "rollout": {"num_generations": 4},
+        "eval": {"before": False, "after": False},
+        "observe": {"report": False, "trackers": []},
+    }
+    return write_config(path / "run.yaml", sections)
+
+
+def test_a_run_says_which_parts_train_and_goes_on_bit_for_bit(config: Path, tmp_path: Path) -> None:
+    whole = train_here(config, f"run.dir={tmp_path}/whole", "training.steps=3")
+    assert whole.code == 0, whole.printed
+    assert "parts: tower frozen, merger trained (" in whole.printed
+    assert " weights, peak learning rate 0.004), language trained (" in whole.printed
+    for steps in (1, 3):
+        assert train_here(config, f"run.dir={tmp_path}/cut", f"training.steps={steps}").code == 0
+    lines = read_lines(tmp_path / "cut" / "metrics.jsonl")
+    assert [line["lr/merger"] for line in lines] == pytest.approx([2e-3, 4e-3, 4e-3])
+    assert [line["lr/language"] for line in lines] == [line["lr"] for line in lines]
+    for line in lines:
+        norms = [line[f"grad_norm/{part}"] for part in ("merger", "language")]
+        assert sum(norm**2 for norm in norms) ** 0.5 == pytest.approx(line["grad_norm"], rel=1e-5)
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        ours, theirs = (load_file(tmp_path / run / "checkpoints/step-000003" / file) for run in ("cut", "whole"))
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    before, after = (
+        dict(load_policy(folder, dtype="fp32", device="cpu").model.named_parameters())
+        for folder in (BASE, tmp_path / "whole/checkpoints/step-000003")
+    )
+    moved = {FAMILIES["qwen2_5_vl"].part_of(name) for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {"merger", "language"}
+
+
+def test_other_parts_than_a_checkpoints_are_refused(config: Path, tmp_path: Path) -> None:
+    assert train_here(config, f"run.dir={tmp_path}/run", "training.steps=1").code == 0
+    other = train_here(
+        config, f"run.dir={tmp_path}/run", "training.steps=2", "model.train=[merger]", "training.learning_rate=1e-3"
+    )
+    assert other.code != 0 and "model.train=[merger] (it has [merger, language])" in other.printed
+
+
+@pytest.mark.parametrize("train", ["[merger]", "[tower]", "[tower, language]"])
+def test_verify_compares_what_trains(config: Path, train: str, capsys: pytest.CaptureFixture[str]) -> None:
+    short = ("--response-tokens", "8", "media.workers=0", "rollout.num_generations=2")
+    assert main(["verify", str(config), f"model.train={train}", "training.learning_rates={}", *short]) == 0
+    printed = capsys.readouterr().out
+    assert "verify: passed, sharing is exact here" in printed and "worst of " in printed

@@ -1,0 +1,87 @@
+"""The time line of real runs: two ranks that wait for each other, a run that is killed and goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.processes import ModuleProcess, launch_ranks
+from tests.support.short_run import short_run, train_here
+from vlm_pg.observe.report import write_report
+
+SLOW_ON_RANK_1 = """import os, time
+def spread(response, question):
+    if os.environ.get("RANK") == "1":
+        time.sleep(0.1)
+    return sum(map(ord, response)) % 7 / 7
+"""
+EVERY_STEP = {"prompts", "vision", "rollout", "rewards", "train", "logs", "checkpoint", "step"}
+
+
+def slices_of(run: Path) -> list[dict[str, Any]]:
+    return [event for event in json.loads((run / "trace.json").read_bytes()) if event["ph"] == "X"]
+
+
+def steps_of(slices: Sequence[dict[str, Any]], rank: int = 0) -> list[int]:
+    return [event["args"]["step"] for event in slices if event["name"] == "step" and event["pid"] == rank]
+
+
+def test_a_rank_that_is_done_is_seen_to_wait_for_the_other(tmp_path: Path) -> None:
+    """Rank 1 is slow in checking: rank 0's wait lasts until it is done. Both ranks' slices lie in one file."""
+    config = short_run(tmp_path)
+    (tmp_path / "spread.py").write_text(SLOW_ON_RANK_1)
+    launch_ranks("vlm_pg.cli", "train", str(config), "observe.report=true")
+    slices = slices_of(tmp_path / "run")
+    for rank in (0, 1):
+        assert steps_of(slices, rank) == [1, 2, 3]
+        for step in (1, 2, 3):
+            of_step = [event for event in slices if event["pid"] == rank and event["args"].get("step") == step]
+            assert EVERY_STEP | {"idle"} == {event["name"] for event in of_step}
+            whole = next(event for event in of_step if event["name"] == "step")
+            assert all(
+                whole["ts"] <= event["ts"] and event["ts"] + event["dur"] <= whole["ts"] + whole["dur"]
+                for event in of_step
+            )
+        for step in (1, 2, 3):
+            (checked,) = (
+                event["ts"] + event["dur"]
+                for event in slices
+                if event["pid"] == 1 and event["args"].get("step") == step and event["name"] == "rewards"
+            )
+            waits = [
+                event
+                for event in slices
+                if event["pid"] == 0 and event["args"].get("step") == step and event["name"] == "idle"
+            ]
+            # Between sampling and the update, at the update's end, at the step's end. A clock's tick is allowed.
+            assert len(waits) == 3 and waits[0]["dur"] > 0
+            assert waits[0]["ts"] < checked <= waits[0]["ts"] + waits[0]["dur"] + 20_000
+    html = (tmp_path / "run" / "report.html").read_text()
+    assert "rank 1 (" in html and "waiting for other ranks" in html
+
+
+@pytest.mark.parametrize("moment", ["early", "late"])
+def test_a_killed_run_leaves_a_time_line_that_is_gone_on_with(moment: str, tmp_path: Path) -> None:
+    config = short_run(tmp_path)
+    run, trace = tmp_path / "run", tmp_path / "run" / "trace.json"
+    process = ModuleProcess("vlm_pg.cli", "train", str(config), "training.steps=500", "training.checkpoint_every=2")
+    least = 1 if moment == "early" else 6
+    while not trace.exists() or len(steps_of(slices_of(run))) < least:
+        assert process.returncode is None, process.printed
+        time.sleep(0.005)
+    process.signal(signal.SIGKILL)
+    process.finish()
+    before = slices_of(run)
+    assert write_report(run).exists()
+    done = train_here(config, f"training.steps={max(steps_of(before)) + 2}")
+    assert done.code == 0
+    after = slices_of(run)
+    assert after[: len(before)] == before
+    further = steps_of(after[len(before) :])
+    assert further == list(range(further[0], max(steps_of(before)) + 3))

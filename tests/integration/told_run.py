@@ -1,0 +1,57 @@
+"""``vlm-pg train`` of which one can see from outside where it is: python -m tests.integration.told_run FILE CONFIG ...
+
+FILE holds the phase the run is in, of a checkpoint also the part of the save.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from vlm_pg import cli
+from vlm_pg.training import checkpoints
+from vlm_pg.watch.watch import RankWatch
+
+WIDTH = 40
+
+
+def main(file: str, *arguments: str) -> int:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT)
+    within: list[str] = ["before setup"]
+
+    def tell() -> None:
+        os.pwrite(descriptor, within[-1].ljust(WIDTH).encode(), 0)
+
+    def around(owner: Any, name: str, before: Callable[[Any], Any], after: Callable[[], Any]) -> None:
+        original = getattr(owner, name)
+
+        def told(*given: Any) -> Any:
+            before(given)
+            tell()
+            try:
+                return original(*given)
+            finally:
+                after()
+                tell()
+
+        setattr(owner, name, told)
+
+    def between() -> None:
+        within.pop()
+        within[-1] = "between phases"
+
+    def inside(name: str) -> None:
+        around(checkpoints, name, lambda given: within.append(f"checkpoint, {name}"), within.pop)
+
+    tell()
+    around(RankWatch, "begun", lambda given: within.append(given[1]), lambda: None)
+    around(RankWatch, "ended", lambda given: None, between)
+    inside("commit")
+    inside("prune")
+    return cli.main(["train", *arguments])
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,175 @@
+"""Rank 0 lets in who knows the token, finds the rank behind a loss, and tells all."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from vlm_pg.watch import hub as module
+from vlm_pg.watch.hub import Hub
+from vlm_pg.watch.lines import Line, listen
+from vlm_pg.watch.standing import Failure, Loss, Standing, worst
+
+TOKEN, RANKS = "secret", 4
+
+
+class Meeting:
+    """A hub of four ranks and what it learns."""
+
+    def __init__(self) -> None:
+        self.lost: list[Loss] = []
+        self.is_lost = threading.Event()
+        server = listen(everywhere=False)
+        self.address = server.getsockname()
+        self.hub = Hub(server, TOKEN, Standing(0, "first", 10), RANKS, self._learn)
+
+    def _learn(self, loss: Loss) -> None:
+        self.lost.append(loss)
+        self.is_lost.set()
+
+    def call(self, **hello: Any) -> Line:
+        line = Line(socket.create_connection(self.address))
+        line.say(hello)
+        return line
+
+    def rank(self, number: int) -> Line:
+        line = self.call(token=TOKEN, rank=number, host=f"host-{number}", process=10 + number)
+        assert line.wait(30) == [{"welcome": {"host": "first", "process": 10}}]
+        return line
+
+    def all(self) -> list[Line]:
+        lines = [self.rank(number) for number in range(1, RANKS)]
+        assert self.hub.wait_for_all(30) == []
+        return lines
+
+
+@pytest.fixture
+def meeting() -> Iterator[Meeting]:
+    meeting = Meeting()
+    yield meeting
+    meeting.hub.leave()
+    assert not meeting.hub._thread.is_alive()
+
+
+def is_turned_away(line: Line) -> bool:
+    try:
+        line.wait(30)
+    except EOFError:
+        return True
+    return False
+
+
+def test_strangers_are_turned_away_and_those_who_do_not_come_are_named(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HELLO_SECONDS", 0.2)
+    one = meeting.rank(1)
+    silent = Line(socket.create_connection(meeting.address))
+    right = {"token": TOKEN, "rank": 2, "host": "h", "process": 1}
+    for hello in (
+        right | {"token": "guess"},
+        right | {"token": None},
+        right | {"rank": 1},  # it is here already
+        right | {"rank": 0},
+        right | {"rank": RANKS},
+        right | {"process": "x"},
+        {"rank": 2},
+    ):
+        assert is_turned_away(meeting.call(**hello)), hello
+    assert is_turned_away(silent)
+    assert meeting.hub.wait_for_all(0.01) == [2, 3] and not meeting.lost
+    one.say({"leaving": True})
+    one.close()
+
+
+def test_no_crowd_of_strangers_is_kept(meeting: Meeting) -> None:
+    crowd = [Line(socket.create_connection(meeting.address)) for _ in range(RANKS + module.MAX_STRANGERS)]
+    assert is_turned_away(Line(socket.create_connection(meeting.address)))
+    for line in crowd:
+        line.close()
+    for line in meeting.all():  # as soon as there is room
+        line.say({"leaving": True})
+        line.close()
+
+
+def test_who_goes_without_a_word_is_named_where_it_was_and_all_are_told(meeting: Meeting) -> None:
+    one, two, three = meeting.all()
+    two.say({"at": {"phase": "rollout", "last_phase": "vision", "step": 7}})
+    two.close()
+    assert meeting.is_lost.wait(30)
+    loss = Loss(Standing(2, "host-2", 12, "rollout", "vision", 7))
+    assert meeting.lost == [loss]
+    for line in (one, three):
+        assert [Loss.heard(message["lost"]) for message in line.wait(30)] == [loss]
+        line.close()
+
+
+def test_who_leaves_is_not_missed(meeting: Meeting) -> None:
+    lines = meeting.all()
+    for line in lines[1:]:
+        line.say({"leaving": True})
+        line.close()
+    lines[0].say({"at": {"step": 3}})
+    lines[0].say({"leaving": True})
+    lines[0].close()
+    meeting.hub.leave()
+    assert not meeting.lost
+
+
+def test_the_failure_behind_others_is_told(meeting: Meeting) -> None:
+    """Rank 3's collective broke first, because rank 1 ended: what rank 1 says comes later."""
+    one, _, three = meeting.all()
+    place = {"phase": "train", "last_phase": "rewards", "step": 1}
+    own = Failure("ValueError", "no")
+    three.say({"failed": {"at": place, "with": asdict(Failure("RuntimeError", "gloo", about_others=True))}})
+    one.say({"failed": {"at": place, "with": asdict(own)}})
+    assert meeting.is_lost.wait(30)
+    assert meeting.lost == [Loss(Standing(1, "host-1", 11, "train", "rewards", 1), own)]
+
+
+def test_rank_0s_own_failure_is_told_at_once(meeting: Meeting) -> None:
+    lines = meeting.all()
+    loss = Loss(Standing(0, "first", 10, "setup"), Failure("ConfigError", "wrong"))
+    meeting.hub.failed(loss)
+    for line in lines:
+        assert [Loss.heard(message["lost"]) for message in line.wait(30)] == [loss]
+    lines[0].close()  # a consequence
+    assert meeting.lost == [loss]
+
+
+@pytest.mark.parametrize("message", [{"at": 3}, {"failed": {}}, {"failed": {"at": {}, "with": {"a": 1}}}, []])
+def test_a_rank_that_speaks_another_language_is_lost(meeting: Meeting, message: Any) -> None:
+    lines = meeting.all()  # held, or they would end
+    lines[0].say(message)
+    assert meeting.is_lost.wait(30) and meeting.lost[0].who.rank == 1
+
+
+def test_the_first_that_is_no_consequence_is_the_worst() -> None:
+    def standing(rank: int) -> Standing:
+        return Standing(rank, "h", rank)
+
+    echo = Loss(standing(1), Failure("RuntimeError", "gloo", about_others=True))
+    gone, gone_too = Loss(standing(2)), Loss(standing(3))
+    failed = Loss(standing(4), Failure("ValueError", "no"))
+    assert worst([echo, gone, failed]) == gone and worst([echo, failed, gone]) == failed and worst([echo]) == echo
+    assert worst([echo, gone_too, gone]) == Loss(standing(3), None, (2,))
+
+
+def test_the_sentence_says_who_where_why_and_what_to_do() -> None:
+    standing = Standing(3, "node-07", 4711)
+    assert Loss(standing).sentence == (
+        "rank 3 (host node-07, process 4711) has gone before its first phase: it was killed, or its host or the "
+        "connection to it is lost. Every rank ends; go on with run.resume=auto."
+    )
+    there = standing.at({"phase": "rollout", "last_phase": "vision", "step": 120})
+    assert 'has gone in phase "rollout", after step 120, with it rank(s) 4, 5: it' in Loss(there, None, (4, 5)).sentence
+    error = Failure.of(MemoryError("CUDA out of memory.\nmore"), about_others=False)
+    assert 'failed in phase "rollout", after step 120: MemoryError: CUDA out of memory.' in Loss(there, error).sentence
+    between = there.at({"phase": "", "step": 0})
+    assert 'after phase "vision", before the first step was completed' in Loss(between).sentence
+    assert Loss.heard(Loss(there, error, (1,)).said()) == Loss(there, error, (1,))

@@ -1,0 +1,120 @@
+"""A connection ends when the process at its other end does, whoever holds copies of it, and not before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from vlm_pg.watch.lines import MAX_LINE_BYTES, VANISHED, Line, listen
+
+
+def pair() -> tuple[Line, Line]:
+    with listen(everywhere=False) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+    return Line(ours), Line(theirs)
+
+
+def heard_to_the_end(line: Line) -> list[dict[str, Any]]:
+    heard: list[dict[str, Any]] = []
+    try:
+        while True:
+            heard += line.wait(30)
+    except EOFError:
+        return heard
+
+
+def test_what_is_said_is_heard_in_order_and_then_the_end() -> None:
+    ours, theirs = pair()
+    assert theirs.hear() == []
+    for number in range(3):
+        ours.say({"number": number, "text": "a\nb"})
+    ours.close()
+    heard = heard_to_the_end(theirs)
+    assert [one["number"] for one in heard] == [0, 1, 2] and heard[0]["text"] == "a\nb"
+    theirs.say({"to": "nobody"}, within_seconds=1)  # learnt of by hearing
+    theirs.close()
+
+
+def test_more_than_there_is_room_for_goes_with_what_is_said_next() -> None:
+    ours, theirs = pair()
+    long = {"text": "x" * (MAX_LINE_BYTES // 2)}
+    for _ in range(400):
+        ours.say(long)
+    assert ours._unsent
+    heard: list[object] = []
+    reader = threading.Thread(target=lambda: [heard.extend(theirs.wait(10)) for _ in range(401) if len(heard) < 401])
+    reader.start()
+    ours.say({"text": "last"}, within_seconds=30)
+    reader.join(60)
+    assert len(heard) == 401 and heard[-1] == {"text": "last"} and heard[:400] == [long] * 400
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize(
+    "data", [b"{}\nno json\n", b"[1]\n", b"\xff\n", b"x" * (MAX_LINE_BYTES + 1), b"[" * 60000 + b"\n"]
+)
+def test_what_is_no_object_on_a_line_is_the_end(data: bytes) -> None:
+    ours, theirs = pair()
+    ours._connection.setblocking(True)
+    ours._connection.sendall(data)
+    assert heard_to_the_end(theirs) in ([], [{}])
+    with pytest.raises(EOFError):
+        theirs.hear()
+    ours.close()
+    theirs.close()
+
+
+def test_nothing_in_time_is_the_end_and_hanging_up_wakes_who_waits() -> None:
+    ours, theirs = pair()
+    with pytest.raises(EOFError):
+        ours.wait(0.01)
+    ended = threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(EOFError):
+            theirs.wait()
+        ended.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    theirs.hang_up()
+    assert ended.wait(30)
+    theirs.hang_up()
+    ours.close()
+    theirs.close()
+
+
+def test_a_forked_child_does_not_keep_its_parents_connection() -> None:
+    """Of a user's own process pool, for example."""
+    ours, theirs = pair()
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    ours.close()
+    try:
+        with pytest.raises(EOFError):
+            theirs.wait(30)
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    theirs.close()
+
+
+def test_a_host_that_vanished_is_noticed_by_the_kernel() -> None:
+    """Only the options: what they do needs two hosts (``tests/integration/test_vanished_host.py``)."""
+    for line in pair():
+        connection = line._connection
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        options = {name: connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in VANISHED}
+        assert options == VANISHED
+        line.close()
+    silence = VANISHED["TCP_KEEPIDLE"] + VANISHED["TCP_KEEPINTVL"] * VANISHED["TCP_KEEPCNT"]
+    assert silence <= 30 and VANISHED["TCP_USER_TIMEOUT"] <= 30_000
