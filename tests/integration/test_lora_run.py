@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare_embedded(["--out", str(path / "data"), "--train", "16", "--eval", "8"])
     sections = {
         "include": [str(ROOT / "configs" / "embedded.yaml")],
-        "model": {"path": str(BASE), "lora": {"rank": 4, "alpha": 8}},
+        "model": {"path": str(BASE), "train": ["language"], "lora": {"rank": 4, "alpha": 8}},
         "data": {
             "train": str(path / "data/train.jsonl"),
             "eval": {name: str(path / "data/eval_seen.jsonl") for name in ("seen_orders", "unseen_orders")},
