@@ -97,4 +97,7 @@ class TorchStates(OptimizerStates):
         for name, weight in self._trained.items():
             for kind in kinds:
                 state = weight.detach() if kind == "master" else self._optimizer.state[weight][kind]
-                yield StateSlice(name, kind, 0, state.view(-1))
+                flat = state.reshape(-1)
+                yield StateSlice(name, kind, 0, flat)
+                if not state.is_contiguous():  # a copy was filled
+                    state.copy_(flat.view(state.shape))

@@ -9,9 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.groups import tiny_policy
+from vlm_pg.distributed import RankLayout
 from vlm_pg.errors import CheckpointError
 from vlm_pg.training.engines import TorchEngine
+from vlm_pg.training.optimizer_states import TorchStates
 from vlm_pg.training.settings import TrainingSettings
+from vlm_pg.training.state_files import read_states, write_states
 
 SETTINGS = TrainingSettings(steps=2, learning_rate=1e-2, weight_decay=0.1)
 
@@ -65,6 +68,25 @@ def test_optimizer_states_that_are_not_whole_are_refused(tmp_path: Path) -> None
     file.write_bytes(b"no tensors")
     with pytest.raises(CheckpointError, match=r"rank-00000-00000\.safetensors cannot be read"):
         engine.load_optimizer(tmp_path)
+
+
+def test_states_of_weights_that_do_not_lie_in_order_come_back(tmp_path: Path) -> None:
+    """As of a linear layer whose weight is another one's, transposed."""
+    torch.manual_seed(0)
+    held = []
+    for _ in range(2):
+        weight = torch.nn.Parameter(torch.randn(3, 4).t())
+        optimizer = torch.optim.AdamW([weight])
+        held.append((weight, optimizer, TorchStates({"w": weight}, optimizer, masters=True, ranks=RankLayout())))
+    weight, optimizer, states = held[0]
+    weight.grad = torch.randn(4, 3)
+    optimizer.step()
+    write_states(tmp_path, states, RankLayout())
+    again, its_optimizer, its_states = held[1]
+    assert read_states(tmp_path, its_states) == 1 and not again.is_contiguous()
+    assert torch.equal(again, weight)
+    for kind in ("step", "exp_avg", "exp_avg_sq"):
+        assert torch.equal(its_optimizer.state[again][kind], optimizer.state[weight][kind]), kind
 
 
 def test_states_of_no_update_are_refused_behind_one(tmp_path: Path) -> None:
