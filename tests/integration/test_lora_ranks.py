@@ -45,7 +45,7 @@ ALL = [(engine, reference) for engine in ENGINES for reference in REFERENCES]
     "cases", [pytest.param(ALL, marks=pytest.mark.matrix, id="all"), pytest.param(SAMPLE, id="some")]
 )
 def test_two_ranks_train_the_adapter_of_one_process(cases: list[tuple[str, str]], tmp_path: Path) -> None:
-    config = _write_run(tmp_path)
+    config = write_lora_run(tmp_path)
     files = {name: _write_deepspeed(tmp_path / name, stage) for name, stage in (("zero2", 2), ("zero3", 3))}
     runs = [
         REFERENCES[reference] + [value.format_map(files) for value in ENGINES[engine]] for engine, reference in cases
@@ -68,7 +68,7 @@ def test_two_ranks_train_the_adapter_of_one_process(cases: list[tuple[str, str]]
     _same_in_plain_peft(tmp_path / "run-0" / f"checkpoints/step-{STEPS:06d}")
 
 
-def _write_run(folder: Path) -> Path:
+def write_lora_run(folder: Path) -> Path:
     prepare_embedded(["--out", str(folder / "clips"), "--train", "24", "--eval", "8"])
     sections = {
         "model": {"path": str(BASE), "lora": {"rank": 4, "alpha": 8}},

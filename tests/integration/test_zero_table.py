@@ -28,6 +28,7 @@ from tests.support.zero_cases import (
     train,
     training_settings,
 )
+from vlm_pg.models.settings import PARTS
 from vlm_pg.training.engines import TorchEngine
 
 # Of a weight's whole update, by L2 norm, and of the weight: fp32's rounding, where there was hardly any update.
@@ -50,6 +51,18 @@ def test_in_bf16_every_weight_takes_the_gradient_that_was_computed(tmp_path: Pat
 def test_parts_of_the_model_at_rates_of_their_own(places: tuple[int, ...] | None, tmp_path: Path) -> None:
     cases = part_cases()
     _check(cases if places is None else [cases[place] for place in places], 2, tmp_path)
+
+
+@pytest.mark.matrix
+def test_parts_in_bf16(tmp_path: Path) -> None:
+    chosen = [case for case in part_cases() if case.train in (("merger",), ("merger", "language"))]
+    _check([replace(case, bf16=True) for case in chosen], 2, tmp_path)
+
+
+@pytest.mark.matrix
+def test_parts_under_deepspeeds_own_adam_for_cpus(tmp_path: Path) -> None:
+    chosen = [case for case in part_cases() if case.train in (("merger",), PARTS) and case.offload != "none"]
+    _check(chosen, 2, tmp_path, own_cpu_adam=True)
 
 
 @pytest.mark.matrix
@@ -111,8 +124,10 @@ def _check(cases: list[ZeroCase], ranks: int, folder: Path, own_cpu_adam: bool =
         if case.offload != "none":
             assert ("DeepSpeedCPUAdam" if own_cpu_adam else "AdamW, optimizer states offloaded") in said["description"]
         apart = {}
+        # DeepSpeed's Adam rounds the decayed weight, too, which at a smaller rate is more of what it moves.
+        tolerance = TOLERANCE * (2 if own_cpu_adam and case.rates else 1)
         for name, weight in expected.items():
-            allowed = TOLERANCE * (weight - before[name]).norm() + ROUNDING * weight.norm()
+            allowed = tolerance * (weight - before[name]).norm() + ROUNDING * weight.norm()
             apart[name] = float((found[name] - weight).norm() / allowed)
         far = sorted(name for name, share in apart.items() if not share < 1.0)
         print(case.name, f"largest share of what is allowed {max(apart.values()):.2f}, resumed {said['resumed_equal']}")

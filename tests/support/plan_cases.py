@@ -82,6 +82,7 @@ CASES = {
     "lora-bf16-checkpointing": Case(
         prefix=8192, model={"lora": {"rank": 8}, "dtype": "bf16", "gradient_checkpointing": True}
     ),
+    "qlora": Case(text=WIDE, model={"lora": {"rank": 8, "quantize": "nf4"}}),
     "zero2": Case(zero="configs/deepspeed/zero2.json"),
     "zero3-checkpointing": Case(zero="configs/deepspeed/zero3.json", model={"gradient_checkpointing": True}),
     "qwen3": Case(family="qwen3_vl"),
@@ -180,6 +181,7 @@ def planned(case: Case) -> Plan:
         checkpointing=case.settings.gradient_checkpointing,
         train=case.settings.train,
         lora=case.settings.lora is not None,
+        quantize=case.settings.lora is not None and case.settings.lora.quantize is not None,
         stage=stage,
         ranks=2 if stage else 1,
         prefix=group.prompt.num_tokens,

@@ -123,6 +123,10 @@ class Family:
         modules = self.language_model(model).named_modules()
         return [f"{self.decoder}.{name}" for name, module in modules if isinstance(module, torch.nn.Linear)]
 
+    def quantizable_layers(self, model: Any) -> list[str]:
+        """Of the adaptable layers those that may be kept in few bits: all but gates, which give one number."""
+        return [name for name in self.adaptable_layers(model) if model.get_submodule(name).out_features > 1]
+
     def attention_setting(self, decoder: str, tower: str | None = None) -> dict[str, str] | str:
         """As ``set_attn_implementation`` takes it: one for the language model, one for the tower (None: its own)."""
         if not self.reads_media:

@@ -15,7 +15,7 @@ from vlm_pg.models.family import Family
 from vlm_pg.models.liger import apply_liger
 from vlm_pg.models.lora import adapter_base, add_lora, base_model, check_adapter, has_adapter, load_adapter
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.quantize import quantize_linears
+from vlm_pg.models.quantize import is_quantized, quantize_linears
 from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import ModelSettings, Part
 
@@ -80,7 +80,7 @@ def load_policy(
     _check_tokenizer(str(path), model, processor, family)
     if settings.lora is not None and settings.lora.quantize:
         # One layer after the other: the device never holds the model as it was read.
-        quantize_linears(model, family.adaptable_layers(model), _device(device))
+        quantize_linears(model, family.quantizable_layers(model), _device(device))
     model = model.to(_device(device))
     if adapter != str(path):
         load_adapter(model, adapter, settings.lora)
@@ -126,7 +126,7 @@ def make_policy(model: Any, processor: Any, settings: ModelSettings | None = Non
     if settings.gradient_checkpointing:
         enable_checkpointing(model)
     if settings.lora is not None and settings.lora.quantize:
-        quantize_linears(model, family.adaptable_layers(model), next(model.parameters()).device)
+        _quantize_here(model, family)
     if settings.lora is not None and not has_adapter(model):
         add_lora(model, settings.lora)
     if has_adapter(model):
@@ -137,6 +137,16 @@ def make_policy(model: Any, processor: Any, settings: ModelSettings | None = Non
     # No module of these families behaves differently in training mode once dropout is 0, except checkpointing.
     model.train()
     return Policy(model, processor, family, settings, weights_version)
+
+
+def _quantize_here(model: Any, family: Family) -> None:
+    if not has_adapter(model):
+        quantize_linears(model, family.quantizable_layers(model), next(model.parameters()).device)
+    elif not any(map(is_quantized, model.parameters())):
+        raise ModelError(
+            "model.lora.quantize is set, but the model has an adapter already, around whole weights. Pass the model "
+            "without its adapter, or leave quantize out."
+        )
 
 
 def _freeze(model: Any, family: Family, train: Collection[Part]) -> None:

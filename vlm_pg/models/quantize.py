@@ -21,19 +21,16 @@ BYTES_PER_WEIGHT = 0.5 + 1 / 64 + 4 / (64 * 256)
 def quantize_linears(model: Any, names: Iterable[str], device: torch.device) -> None:
     """Put the linear layers of these full names into 4 bits, on ``device``, one after the other; the rest stays.
 
+    Layers that are in 4 bits already are left alone.
+
     Raises:
-        ModelError: bitsandbytes is missing, or a layer has an adapter already.
+        ModelError: bitsandbytes is missing.
     """
     bnb = _import_bitsandbytes()
     for name in list(names):
         layer = model.get_submodule(name)
         if isinstance(layer, bnb.nn.Linear4bit):
             continue
-        if name.endswith(".base_layer"):
-            raise ModelError(
-                f"model.lora.quantize is set, but {name} has an adapter already, which was made for its whole weights. "
-                "Pass the model without its adapter, or leave quantize out."
-            )
         model.set_submodule(name, _quantized(bnb, layer, device))
     # By this peft knows how to put an adapter around such a layer.
     model.is_loaded_in_4bit = True

@@ -159,7 +159,7 @@ def _counted(config: Any, family: Any, lora: LoraSettings | None) -> Weights:
     }
     total = _number(model)
     merger = sum(p.numel() for name, p in model.named_parameters() if family.part_of(name) == "merger")
-    linear = [model.get_submodule(name).weight.numel() for name in family.adaptable_layers(model)]
+    linear = [model.get_submodule(name).weight.numel() for name in family.quantizable_layers(model)]
     if lora is not None:
         with torch.device("meta"):
             add_lora(model, lora)

@@ -23,7 +23,18 @@ from vlm_pg.observe.trackers.kinds import refuse_missing
 from vlm_pg.training.engines import Engine, TorchEngine
 from vlm_pg.training.rates import trained_weights
 
-PACKAGES = ("vlm-pg", "torch", "transformers", "deepspeed", "qwen-vl-utils", "decord", "av", "accelerate", "peft")
+PACKAGES = (
+    "vlm-pg",
+    "torch",
+    "transformers",
+    "deepspeed",
+    "qwen-vl-utils",
+    "decord",
+    "av",
+    "accelerate",
+    "peft",
+    "bitsandbytes",
+)
 
 
 def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: int) -> list[str]:
@@ -58,7 +69,8 @@ def _of_part(part: Part, config: RunConfig, policy: Policy, engine: Engine) -> s
 def _adapter(lora: LoraSettings, policy: Policy) -> str:
     if lora.quantize is None:
         return f"LoRA adapter of rank {lora.rank}"
-    of_part = [(n, p) for n, p in policy.model.named_parameters() if policy.family.part_of(n) == "language"]
+    named = policy.model.named_parameters()
+    of_part = [(n, p) for n, p in named if policy.family.part_of(n) == "language" and ".lora_" not in n]
     small, total = (
         sum(num_elements(p) for n, p in of_part if is_quantized(p)),
         sum(num_elements(p) for _, p in of_part),

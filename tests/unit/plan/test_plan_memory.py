@@ -112,6 +112,17 @@ def test_frozen_parts_have_no_gradient_and_no_optimizer_state() -> None:
         assert gradient_bytes(TINY, Setup(element=4, train=train)) == {"gradients": 4 * weights}
 
 
+def test_weights_in_4_bits() -> None:
+    """4,096 of 6,100 weights: half a byte, a byte for 64 and four for 64 x 256; the largest layer is written out."""
+    small = replace(TINY, weights=replace(TINY.weights, linear=4096, largest=600))
+    states = model_states(small, Setup(element=2, lora=True, quantize=True))
+    assert states["weights"] == 2 * (6100 - 4096) + 2048 + 64 + 1
+    assert states["a layer's weights written out"] == 1200
+    assert model_states(small, Setup(element=2, lora=True))["weights"] == 12_200
+    seven = published_shape("Qwen2.5-VL-7B").weights
+    assert seven.linear / 1e9 == pytest.approx(6.5, rel=0.01) and seven.largest == 3584 * 18944
+
+
 def test_a_frozen_language_model_keeps_no_inputs_of_its_linear_layers() -> None:
     """fp32: norms keep their input alone, MLPs the gate, its activation and the other half."""
     each, frozen = token_bytes(TINY, FP32), token_bytes(TINY, replace(FP32, train=("merger",)))
