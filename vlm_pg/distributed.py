@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from typing import Any, NoReturn, TypeVar
 
@@ -306,9 +307,17 @@ class SharedNote:
     def is_there(self) -> bool:
         return bool(self._store.check([self._key]))
 
-    def read(self) -> str:
-        """Waits until it has been left."""
-        return self._store.get(self._key).decode()
+    def read(self, within_seconds: float) -> str:
+        """Waits until it has been left.
+
+        Raises:
+            TimeoutError: it was not, or the process that holds the store is gone.
+        """
+        try:
+            self._store.wait([self._key], timedelta(seconds=within_seconds))
+            return self._store.get(self._key).decode()
+        except dist.DistError as error:
+            raise TimeoutError(f"{self._key} was not left in {within_seconds:.0f} s") from error
 
 
 class SharedFlag(SharedNote):

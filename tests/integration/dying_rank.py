@@ -1,6 +1,7 @@
 """``vlm-pg train``, of which a rank dies: python -m tests.integration.dying_rank RANK PHASE COMPLETED CONFIG ...
 
-That rank kills itself with SIGKILL as it begins PHASE after COMPLETED steps.
+That rank kills itself with SIGKILL as it begins PHASE after COMPLETED steps; in phase "meeting", when it has met the
+others and is not connected yet.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import signal
 import sys
 
 from vlm_pg import cli
+from vlm_pg.watch import watch
 from vlm_pg.watch.watch import RankWatch
 
 
 def die_in(phase: str, completed: int) -> None:
+    if phase == "meeting":
+        watch.network = lambda: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment, return-value]
     begun = RankWatch.begun
 
     def begun_and_gone(self: RankWatch, name: str) -> None:
@@ -26,6 +30,8 @@ def die_in(phase: str, completed: int) -> None:
 
 if __name__ == "__main__":
     rank, phase, completed, *arguments = sys.argv[1:]
+    if phase == "meeting":
+        watch.CONNECT_SECONDS = 3.0
     if os.environ["RANK"] == rank:
         die_in(phase, int(completed))
     sys.exit(cli.main(["train", *arguments]))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.damages import CHECKPOINT_FILES, NEWEST, Damage, all_damages
+from tests.support.damages import CHECKPOINT_FILES, NEWEST, STATES, Damage, all_damages
 from tests.support.runs import read_lines
 from tests.support.short_run import STEPS, contents, short_run, train_here
 from vlm_pg.files import parse_json_line
@@ -25,7 +25,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("damages")
     config = short_run(folder)
     assert train_here(config).code == 0
-    assert sorted(path.name for path in (folder / "run" / NEWEST).iterdir()) == sorted(CHECKPOINT_FILES)
+    newest = folder / "run" / NEWEST
+    found = [str(path.relative_to(newest)) for path in newest.rglob("*") if path.is_file()]
+    assert sorted(found) == sorted(CHECKPOINT_FILES)
     shutil.copytree(folder / "run", folder / "longer")
     assert train_here(config, f"run.dir={folder}/longer", f"training.steps={STEPS + 1}").code == 0
     return folder
@@ -72,7 +74,7 @@ def resume(home: Path, tmp_path: Path, damage: Damage) -> None:
 
 def as_uninterrupted(run: Path, longer: Path, damage: Damage) -> None:
     """Bit for bit the weights, optimizer states and rewards of the run that was never damaged."""
-    for file in ("model.safetensors", "optimizer.safetensors"):
+    for file in ("model.safetensors", STATES):
         place = f"checkpoints/step-00000{STEPS + 1}/{file}"
         assert (run / place).read_bytes() == (longer / place).read_bytes(), file
     expected = {line["step"]: line["reward"] for line in read_lines(longer / "metrics.jsonl")}

@@ -10,6 +10,8 @@ import shutil
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,32 +23,46 @@ from tests.support.small_run import STEPS, small_run
 
 KILLS = 300
 # How often a resumed run is killed again.
-AGAIN = 0.5
+AGAIN = 2 / 3
 STATES = ("model.safetensors", "optimizer.safetensors")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """So many seconds after a run has told so many times where it is: also on a busier machine the same place."""
+
+    told: int
+    seconds: float
 
 
 class Killed:
     """One run, by the folder it works in, with what is random about it."""
 
-    def __init__(self, folder: Path, name: str, chance: random.Random):
-        self.run, self._told, self._chance = folder / name, folder / f"{name}.phase", chance
+    def __init__(self, folder: Path, name: str):
+        self.run, self._told = folder / name, folder / f"{name}.told"
         self._arguments = [str(self._told), str(folder / "run.yaml"), f"run.dir={self.run}", "run.resume=auto"]
 
     def start(self) -> ModuleProcess:
+        self._told.unlink(missing_ok=True)
         return ModuleProcess("tests.integration.told_run", *self._arguments)
 
-    def kill_within(self, seconds: float) -> str | None:
-        """Start, and kill at a random moment of so many seconds; the phase that was hit, None if it was done before."""
-        moment_seconds = time.monotonic() + self._chance.uniform(0, seconds)
+    def told(self) -> list[tuple[float, str]]:
+        """When it came where, since it was started."""
+        lines = self._told.read_text().splitlines() if self._told.exists() else []
+        return [(float(line.split(" ", 1)[0]), line.split(" ", 1)[1]) for line in lines]
+
+    def kill_at(self, moment: Moment) -> str | None:
+        """Start, and kill then; the phase that was hit, None if it was done before."""
         process = self.start()
-        while process.returncode is None and time.monotonic() < moment_seconds:
+        while process.returncode is None and len(self.told()) < moment.told:
             time.sleep(0.002)
+        time.sleep(moment.seconds)
         process.signal(signal.SIGKILL)
         done = process.finish()
         if done.returncode != -signal.SIGKILL:
             assert done.returncode == 0, done.stdout + done.stderr
             return None
-        return self._told.read_text().strip() if self._told.exists() else "before setup"
+        return self.told()[-1][1] if self.told() else "before setup"
 
     def finish(self) -> None:
         done = self.start().finish()
@@ -61,22 +77,31 @@ class Killed:
         return [line["step"] for line in read_lines(self.run / "metrics.jsonl")] == list(range(1, STEPS + 1))
 
 
+def moments(whole: Killed, chance: random.Random) -> Iterator[Moment]:
+    """Drawn evenly over the duration of a whole run, which is made here."""
+    begun = time.time()
+    whole.finish()
+    times = [begun, *(when for when, _ in whole.told())]
+    while True:
+        when = chance.uniform(begun, times[-1])
+        told = sum(one <= when for one in times) - 1
+        yield Moment(told, when - times[told])
+
+
 @pytest.mark.parametrize("kills", [pytest.param(KILLS, marks=pytest.mark.matrix), 5])
 def test_killed_at_any_moment_and_resumed(kills: int, tmp_path: Path) -> None:
     small_run(tmp_path)
     chance = random.Random(kills)
-    whole = Killed(tmp_path, f"whole-{kills}", chance)
-    whole.finish()  # the first start brings up what all are forked from
-    shutil.rmtree(whole.run)
-    start_seconds = time.monotonic()
-    whole.finish()
-    seconds = time.monotonic() - start_seconds
+    # The first start brings up what all are forked from.
+    Killed(tmp_path, "first").finish()
+    whole = Killed(tmp_path, "whole")
+    drawn = moments(whole, chance)
     hits: Counter[str] = Counter()
     runs = 0
     while hits.total() < kills:
         runs += 1
-        killed = Killed(tmp_path, f"killed-{runs}", chance)
-        while (phase := killed.kill_within(seconds)) is not None:
+        killed = Killed(tmp_path, f"killed-{runs}")
+        while (phase := killed.kill_at(next(drawn))) is not None:
             hits[phase] += 1
             if hits.total() == kills or chance.random() > AGAIN:
                 break
@@ -86,4 +111,4 @@ def test_killed_at_any_moment_and_resumed(kills: int, tmp_path: Path) -> None:
         if runs % 10 == 0:
             print(f"{hits.total()} kills of {runs} runs", flush=True)
     shares = ", ".join(f"{name} {100 * count / kills:.1f} %" for name, count in hits.most_common())
-    print(f"{kills} kills of {runs} runs of {seconds:.1f} s, all ended bit for bit; hit: {shares}")
+    print(f"{kills} kills of {runs} runs, all ended bit for bit; hit: {shares}")

@@ -21,7 +21,7 @@ from vlm_pg.training.checkpoints import find_checkpoints
 
 STEPS = 12
 # And for how many seconds of a run a moment is drawn: about as long as its steps take.
-ENGINES = {"torch": 2.5, "zero3 in turns": 12.0, "sequence": 3.0}
+ENGINES = {"torch": 2.5, "zero3 in turns": 12.0, "sequence": 3.0, "parts": 4.0}
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -41,6 +41,8 @@ def options(folder: Path, engine: str) -> list[str]:
         return ["algorithm.num_iterations=2"]
     if engine == "sequence":
         return ["training.sequence_parallel=2"]
+    if engine == "parts":
+        return ["training.sequence_parallel=2", "rollout.divide_prefix=always"]
     file = deepspeed_config(folder, 3)
     return ["training.engine=deepspeed", f"training.deepspeed_config={file}", "rollout.gather=layers"]
 
@@ -49,9 +51,8 @@ def start(folder: Path, run: Path, engine: str) -> list[ModuleProcess]:
     return start_ranks("vlm_pg.cli", "train", str(folder / "run.yaml"), f"run.dir={run}", *options(folder, engine))
 
 
-def stopped_somewhere(folder: Path, engine: str, seed: int, expected: dict[str, Any]) -> None:
+def stopped_somewhere(folder: Path, run: Path, engine: str, seed: int, expected: dict[str, Any]) -> None:
     chance = random.Random(f"{engine}/{seed}")
-    run = folder / f"{engine}-{seed}"
     ranks = start(folder, run, engine)
     deadline = time.monotonic() + 120
     while not (run / "config.yaml").exists():
@@ -79,10 +80,12 @@ def stopped_somewhere(folder: Path, engine: str, seed: int, expected: dict[str, 
 
 
 @pytest.mark.parametrize("moments", [pytest.param(10, marks=pytest.mark.matrix), 1])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "engine", [pytest.param(name, marks=pytest.mark.matrix if name == "parts" else ()) for name in ENGINES]
+)
 def test_ranks_stop_together_at_any_moment(engine: str, moments: int, folder: Path) -> None:
     whole = folder / f"{engine}-whole-{moments}"
     launch_ranks("vlm_pg.cli", "train", str(folder / "run.yaml"), f"run.dir={whole}", *options(folder, engine))
     expected = load_file(whole / f"checkpoints/step-{STEPS:06d}/model.safetensors")
     for seed in range(moments):
-        stopped_somewhere(folder, engine, seed, expected)
+        stopped_somewhere(folder, folder / f"{engine}-{moments}-{seed}", engine, seed, expected)

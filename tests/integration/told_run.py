@@ -1,12 +1,13 @@
 """``vlm-pg train`` of which one can see from outside where it is: python -m tests.integration.told_run FILE CONFIG ...
 
-FILE holds the phase the run is in, of a checkpoint also the part of the save.
+FILE gets a line whenever that changes: the time, and the phase, of a checkpoint also the part of the save.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,15 +15,13 @@ from vlm_pg import cli
 from vlm_pg.training import checkpoints
 from vlm_pg.watch.watch import RankWatch
 
-WIDTH = 40
-
 
 def main(file: str, *arguments: str) -> int:
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     within: list[str] = ["before setup"]
 
     def tell() -> None:
-        os.pwrite(descriptor, within[-1].ljust(WIDTH).encode(), 0)
+        os.write(descriptor, f"{time.time():.6f} {within[-1]}\n".encode())
 
     def around(owner: Any, name: str, before: Callable[[Any], Any], after: Callable[[], Any]) -> None:
         original = getattr(owner, name)
@@ -40,7 +39,7 @@ def main(file: str, *arguments: str) -> int:
 
     def between() -> None:
         within.pop()
-        within[-1] = "between phases"
+        within[-1] = within[-1] if len(within) > 1 else "between phases"
 
     def inside(name: str) -> None:
         around(checkpoints, name, lambda given: within.append(f"checkpoint, {name}"), within.pop)

@@ -124,22 +124,28 @@ DIVIDED_CASES = [
     {"family": "qwen3_vl", "kinds": ["images", "text"], "settings": IN_PARTS | {"prefill_tokens": 11}, "ragged": True},
     {"family": "qwen3_5", "kinds": ["video", "text"], "settings": IN_PARTS | {"prefill_tokens": 9}, "stop": 3},
 ]
-DIVIDED_MATRIX = [
-    {"family": family, "kinds": kinds, "settings": IN_PARTS | more, "ragged": ragged}
-    for family in FAMILY_NAMES
-    for kinds, more in (
-        (["video", "video", "image"], {}),
-        (["video", "text", "text"], {"prefill_tokens": 7, "max_new_tokens": 20}),
-        # Each by itself; a rank whose rollouts have ended goes on answering.
-        (["image", "text"], {"max_batch_rollouts": 3, "max_new_tokens": 70}),
-        (["text"], GREEDY),
-    )
-    for ragged in ((False, True) if "qwen3_5" not in family else (False,))
-]
+
+
+def divided_cases(family: str) -> list[dict[str, Any]]:
+    return [
+        {"family": family, "kinds": kinds, "settings": IN_PARTS | more, "ragged": ragged}
+        for kinds, more in (
+            (["video", "video", "image"], {}),
+            (["video", "text", "text"], {"prefill_tokens": 7, "max_new_tokens": 20}),
+            # Each by itself; a rank whose rollouts have ended goes on answering.
+            (["image", "text"], {"max_batch_rollouts": 3, "max_new_tokens": 70}),
+            (["text"], GREEDY),
+        )
+        for ragged in ((False, True) if "qwen3_5" not in family else (False,))
+    ]
 
 
 @pytest.mark.parametrize(
-    "cases", [pytest.param(DIVIDED_MATRIX, marks=pytest.mark.matrix, id="all"), pytest.param(DIVIDED_CASES, id="some")]
+    "cases",
+    [
+        pytest.param(DIVIDED_CASES, id="some"),
+        *(pytest.param(divided_cases(family), marks=pytest.mark.matrix, id=family) for family in FAMILY_NAMES),
+    ],
 )
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_prompts_in_parts_have_the_rollouts_of_one_process(ranks: int, cases: list[dict[str, Any]]) -> None:
@@ -151,3 +157,29 @@ def test_prompts_in_parts_have_the_rollouts_of_one_process(ranks: int, cases: li
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.matrix)])
 def test_prompts_prefilled_together_have_the_rollouts_of_one_process(ranks: int) -> None:
     rollouts_of(ROLLOUT_CASES, ranks)
+
+
+SCORING_CASES = [
+    {"family": "qwen2_5_vl", "budget": 10_000},
+    # Several passes, which cut groups between their responses.
+    {"family": "qwen3_5", "budget": 120},
+    {"family": "qwen3_vl", "budget": 200, "settings": {"share_prefix": False}},
+    {"family": "qwen3", "budget": 150, "settings": {"lora": {"rank": 4}}, "adapter": True},
+    {"long": 1024, "budget": 4096},
+]
+SCORING_MATRIX = [{"family": family, "budget": budget} for family in FAMILY_NAMES for budget in (90, 10_000)]
+
+
+@pytest.mark.parametrize(
+    "cases", [pytest.param(SCORING_MATRIX, marks=pytest.mark.matrix, id="all"), pytest.param(SCORING_CASES, id="some")]
+)
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.matrix)])
+def test_groups_scored_together_have_the_values_of_each_alone(ranks: int, cases: list[dict[str, Any]]) -> None:
+    """Whoever has groups of its own, many, one or none; and a long prompt takes a part of the memory on each."""
+    printed = launch_ranks("tests.numerics.sequence_scoring", json.dumps(cases), ranks=ranks)
+    lines = [json.loads(line) for line in printed.splitlines() if line.startswith('{"case"')]
+    assert [line["case"] for line in lines] == cases
+    for line in lines:
+        print(line)
+        assert line["error"] < TOLERANCE and line["responses"][0] > 1 and min(line["sent"]) > 0
+        assert "long" not in line["case"] or line["together"] < line["alone"] * 1.3 / ranks

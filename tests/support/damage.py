@@ -13,13 +13,15 @@ from vlm_pg.training.checkpoints import MANIFEST, STATE
 Ends = Literal["continued", "passed over", "refused"]
 Change = Callable[[Path], None]
 NEWEST, STEPS = "checkpoints/step-000003", ("step-000001", "step-000002", "step-000003")
+STATES = "optimizer/rank-00000-00000.safetensors"
 CHECKPOINT_FILES = (
     "chat_template.jinja",
     "config.json",
     "generation_config.json",
     MANIFEST,
     "model.safetensors",
-    "optimizer.safetensors",
+    STATES,
+    "optimizer/states.json",
     "processor_config.json",
     "tokenizer.json",
     "tokenizer_config.json",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.damage import (
@@ -18,6 +19,7 @@ from tests.support.damage import (
     DEEP,
     FILE_CHANGES,
     NEWEST,
+    STATES,
     STEPS,
     Change,
     Damage,
@@ -69,7 +71,7 @@ def without_first(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def first_cut(tensors: dict[str, Any]) -> dict[str, Any]:
-    first = sorted(name for name in tensors if tensors[name].dim() > 1)[0]
+    first = sorted(name for name in tensors if tensors[name].numel() > 1)[0]
     return tensors | {first: tensors[first][:-1].clone()}
 
 
@@ -127,9 +129,9 @@ def of_renewed_files() -> Iterator[Damage]:
     for name in ("config.json", "processor_config.json", "tokenizer.json", "tokenizer_config.json"):
         for what, data in {"a list": b"[]", "no JSON": b"{", "nested deeply": DEEP, "empty": b""}.items():
             yield Damage(f"renewed {name} {what}", renewed(name, write(data)), "passed over")
-    yield Damage(
-        "renewed: another kind of model", renewed("config.json", set_entry("model_type", "llama")), "passed over"
-    )
+    another = renewed("config.json", set_entry("model_type", "llama"))
+    yield Damage("renewed: another kind of model", another, "refused", "model_type llama instead of qwen2_5_vl")
+    one = torch.zeros(1)
     weights: dict[str, Change] = {
         "a tensor missing": tensors_change(without_first),
         "a tensor cut": tensors_change(first_cut),
@@ -139,9 +141,35 @@ def of_renewed_files() -> Iterator[Damage]:
         "empty": write(b""),
         "gone": lambda path: path.unlink(),
     }
-    for name in ("model.safetensors", "optimizer.safetensors"):
+    odd_states: dict[str, Change] = {
+        "a name without an element": tensors_change(lambda tensors: tensors | {"odd": one}),
+        "an element that is none": tensors_change(lambda tensors: tensors | {"x/exp_avg/first": one}),
+        "another dtype": tensors_change(lambda tensors: {name: t.double() for name, t in tensors.items()}),
+        "elements moved": tensors_change(lambda tensors: {f"{n[:-1]}1": t for n, t in tensors.items()}),
+    }
+    for what, change in odd_states.items():
+        yield Damage(f"renewed {STATES}: {what}", renewed(STATES, change), "passed over")
+    for name in ("model.safetensors", STATES):
         for what, change in weights.items():
             yield Damage(f"renewed {name}: {what}", renewed(name, change), "passed over")
+    contents: dict[str, Change] = {
+        "a list": write(b"[]"),
+        "no JSON": write(b"{"),
+        "nested deeply": write(DEEP),
+        "empty": write(b""),
+        "gone": lambda path: path.unlink(),
+        "updates negative": set_entry("updates", -1),
+        "updates a text": set_entry("updates", "3"),
+        "no updates": set_entry("updates", 0),
+        "masters a number": set_entry("masters", 1),
+        "masters of fp32 weights": set_entry("masters", True),
+        "weights a list": set_entry("weights", []),
+        "weights empty": set_entry("weights", {}),
+        "a shape a number": set_entry("weights", {"x": 3}),
+        "another weight": set_entry("weights", {"x": [3]}),
+    }
+    for what, change in contents.items():
+        yield Damage(f"renewed states.json: {what}", renewed("optimizer/states.json", change), "passed over")
     states: dict[str, tuple[str, Any]] = {
         "step negative": ("step", -1),
         "step true": ("step", True),

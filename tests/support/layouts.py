@@ -59,6 +59,7 @@ class Layout:
     train: tuple[Part, ...] = PARTS
     quantize: bool = False  # beside an adapter
     settings: dict[str, Any] = field(default_factory=dict)  # of section ``training``
+    dtype: str = "fp32"
 
     @property
     def trained(self) -> tuple[Part, ...]:
@@ -80,6 +81,7 @@ def shipped(name: str) -> dict[str, Any]:
 LAYOUTS = {
     layout.name: layout
     for layout in (
+        Layout("torch-1", 1),
         Layout("torch-2", 2),
         Layout("torch-4", 4),
         Layout("zero1-2", 2, shipped("zero1")),
@@ -88,6 +90,7 @@ LAYOUTS = {
         Layout("zero2-4", 4, shipped("zero2")),
         Layout("zero3-2", 2, shipped("zero3")),
         Layout("zero3-offload-2", 2, shipped("zero3_offload")),
+        Layout("lora-torch-1", 1, lora=True),
         Layout("lora-torch-2", 2, lora=True),
         Layout("lora-zero2-2", 2, shipped("zero2"), lora=True),
         Layout("lora-zero3-2", 2, shipped("zero3"), lora=True),
@@ -106,6 +109,13 @@ LAYOUTS = {
             for family in ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
         ),
         Layout("sequence2-zero3-qwen3_5", 2, shipped("zero3"), sequence=2, family="qwen3_5"),
+        Layout("merger+language-torch-1", 1, train=MERGER_AND_LANGUAGE),
+        Layout("bf16-torch-1", 1, dtype="bf16"),
+        Layout("bf16-torch-2", 2, dtype="bf16"),
+        *(Layout(f"bf16-{name}-2", 2, shipped(name), dtype="bf16") for name in ("zero1", "zero2", "zero3")),
+        Layout("bf16-lora-torch-1", 1, lora=True, dtype="bf16"),
+        Layout("bf16-lora-zero2-2", 2, shipped("zero2"), lora=True, dtype="bf16"),
+        Layout("bf16-lora-zero3-2", 2, shipped("zero3"), lora=True, dtype="bf16"),
         *(
             Layout(f"{'+'.join(train)}-{name}", 2, zero, sequence=sequence, family=family, train=train)
             for family, train in (("qwen2_5_vl", MERGER_AND_LANGUAGE), ("qwen3_vl", ("merger",)))
@@ -143,23 +153,31 @@ def training_settings(layout: Layout, deepspeed_file: Path | None = None) -> Tra
 
 def layout_engine(layout: Layout, folder: Path, ranks: RankLayout) -> Engine:
     """The layout's engine on this rank, around the policy all layouts begin with. Collective."""
-    policy = layout_policy(layout)
+    return engine_around(layout, folder, ranks, layout_policy(layout))
+
+
+def engine_around(layout: Layout, folder: Path, ranks: RankLayout, policy: Policy) -> Engine:
+    """The layout's engine on this rank. Collective."""
     if layout.zero is None:
         return TorchEngine(policy, training_settings(layout), ranks)
     from vlm_pg.training.deepspeed_engine import DeepSpeedEngine
 
+    return DeepSpeedEngine(policy, deepspeed_settings(layout, folder, ranks), ranks)
+
+
+def deepspeed_settings(layout: Layout, folder: Path, ranks: RankLayout) -> TrainingSettings:
+    """With a file of this rank's own in ``folder``."""
     file = folder / f"{layout.name}-{ranks.rank}.json"
     # torch's AdamW in every layout: DeepSpeed's for CPUs is compiled first, and has a table of its own.
     file.write_text(json.dumps({"zero_optimization": layout.zero, "zero_force_ds_cpu_optimizer": False}))
-    return DeepSpeedEngine(policy, training_settings(layout, file), ranks)
+    return training_settings(layout, file)
 
 
-def step_groups(policy: Policy, step: int) -> list[RolloutGroup]:
+def step_groups(policy: Policy, step: int, questions: int = len(KINDS)) -> list[RolloutGroup]:
     """All complete groups of a step, of all ranks; they do not depend on weights."""
-    sampled = [
-        _sampled(policy, kind, LENGTHS[place], 1000 * step + 10 * place)
-        for place, kind in enumerate(KINDS[step:] + KINDS[:step])
-    ]
+    turn = step % len(KINDS)
+    kinds = (KINDS[turn:] + KINDS[:turn])[:questions]
+    sampled = [_sampled(policy, kind, LENGTHS[place], 1000 * step + 10 * place) for place, kind in enumerate(kinds)]
     return make_groups(policy, sampled)
 
 
@@ -172,12 +190,18 @@ def _sampled(policy: Policy, kind: str, lengths: Sequence[int], seed: int) -> tu
     return case.prompt, [Rollout(tokens, level.expand(len(tokens)).clone(), "stop") for tokens in group.responses]
 
 
-def train_steps(engine: Engine, ranks: RankLayout = ALONE, whole: bool = False) -> list[dict[str, float]]:
-    """Metrics of each of ``STEPS`` updates on this data rank's share. ``whole``: each in a single pass."""
+def train_steps(
+    engine: Engine,
+    ranks: RankLayout = ALONE,
+    whole: bool = False,
+    steps: Sequence[int] = range(STEPS),
+    questions: int = len(KINDS),
+) -> list[dict[str, float]]:
+    """Metrics of each of the updates on this data rank's share. ``whole``: each in a single pass."""
     settings = AlgorithmSettings(clip_low=0.9, clip_high=5.0)
     said = []
-    for step in range(STEPS):
-        groups = step_groups(engine.policy, step)
+    for step in steps:
+        groups = step_groups(engine.policy, step, questions)
         # The largest group alone fills a micro-batch.
         budget = max(g.prompt.num_tokens + sum(len(r.token_ids) for r in g.rollouts) for g in groups)
         update = Update(groups[ranks.data_rank :: ranks.data_size], LEARNING_RATE)

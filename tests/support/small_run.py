@@ -17,7 +17,7 @@ def small_run(folder: Path) -> Path:
     return write_config(
         folder / "run.yaml",
         {
-            "model": {"path": str(ROOT / "assets/tiny-qwen2_5-vl"), "train_vision": False},
+            "model": {"path": str(ROOT / "assets/tiny-qwen2_5-vl"), "train": ["language"]},
             "data": {
                 "train": str(folder / "clips" / "train.jsonl"),
                 "eval": {"seen": str(folder / "clips" / "eval_seen.jsonl")},

@@ -8,10 +8,9 @@ from typing import Any, cast
 
 import torch
 
-from vlm_pg.attention.plan import reading_plan
 from vlm_pg.batching.plan import MicroBatch, Piece, chunk_responses
 from vlm_pg.distributed import SequenceGroup
-from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, pack_chunk, pack_prefixes
+from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, pack_chunk, pack_prefixes, stream_share
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.stream_share import StreamShare
 from vlm_pg.types import ResponseGroup, VisualFeatures
@@ -62,19 +61,13 @@ def shared_out(streams: Streams, sequence: SequenceGroup) -> Streams:
         return streams
     if streams.prefixes is None:
         whole = cast("tuple[PackedBatch, ...]", streams.passes)
-        return Streams(tuple(replace(batch, share=_share(batch, sequence)) for batch in whole))
-    share = _share(streams.prefixes, sequence)
+        return Streams(tuple(replace(batch, share=stream_share(batch, sequence)) for batch in whole))
+    share = stream_share(streams.prefixes, sequence)
     chunks = cast("tuple[ChunkBatch, ...]", streams.passes)
     return Streams(
         tuple(replace(chunk, share=StreamShare.behind(share, chunk.num_tokens)) for chunk in chunks),
         replace(streams.prefixes, share=share),
     )
-
-
-def _share(batch: PackedBatch | PrefixBatch, sequence: SequenceGroup) -> StreamShare:
-    rows = reading_plan(batch.tree, batch.reads).rows
-    assert rows is not None
-    return StreamShare.of(batch.num_tokens, rows, sequence)
 
 
 def micro_batch_losses(

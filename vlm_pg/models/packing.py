@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from vlm_pg.attention.plan import Reads
+from vlm_pg.attention.plan import Reads, reading_plan
 from vlm_pg.attention.tree import PrefixTree
+from vlm_pg.distributed import SequenceGroup
 from vlm_pg.models.checks import checked_responses, chosen_responses
 from vlm_pg.models.prompt_tree import PromptTree, prompt_tree
 from vlm_pg.models.stream_layout import (
@@ -149,6 +150,13 @@ def repeated_tokens(prefix_length: int, response_lengths: Sequence[int]) -> int:
 def one_by_one(groups: Sequence[ResponseGroup]) -> list[ResponseGroup]:
     """Every response as a group of its own, behind a prompt of its own."""
     return [ResponseGroup(group.prompt, (response,)) for group in groups for response in checked_responses(group)]
+
+
+def stream_share(batch: PackedBatch | PrefixBatch, sequence: SequenceGroup) -> StreamShare:
+    """What this process computes of a stream that those of ``sequence`` share."""
+    rows = reading_plan(batch.tree, batch.reads).rows
+    assert rows is not None
+    return StreamShare.of(batch.num_tokens, rows, sequence)
 
 
 def pack_repeated(groups: Sequence[ResponseGroup], device: torch.device) -> PackedBatch:

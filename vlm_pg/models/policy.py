@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from vlm_pg.attention.plan import reading_plan
+from vlm_pg.distributed import BY_ITSELF, SequenceGroup
 from vlm_pg.models import checks
 from vlm_pg.models.contexts import TreeContext
 from vlm_pg.models.family import Family, refuse_media
 from vlm_pg.models.idle import idle_parts
 from vlm_pg.models.network import Network
-from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, one_by_one, pack, pack_repeated
+from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, one_by_one, pack, pack_repeated, stream_share
 from vlm_pg.models.prefix_run import PrefixStates, run_back, run_chunk, run_prefixes
 from vlm_pg.models.settings import ModelSettings, PositionRule
 from vlm_pg.models.stream_rows import read_hidden, target_logprobs
@@ -86,6 +88,7 @@ class Policy(Network):
         groups: Sequence[ResponseGroup],
         features: Sequence[VisualFeatures] | None = None,
         temperature: float = 1.0,
+        sequence: SequenceGroup = BY_ITSELF,
     ) -> list[list[torch.Tensor]]:
         """Log-probability of every response token; differentiable.
 
@@ -94,6 +97,7 @@ class Policy(Network):
             features: vision outputs per group; default: taken from the encoder (with graph if the tower trains and
                 gradients are on).
             temperature: divides the logits.
+            sequence: processes that ask for the same groups at the same time: each computes its share of the stream.
 
         Returns:
             Per group, per response: fp32 [R].
@@ -102,10 +106,13 @@ class Policy(Network):
             ValueError: empty input, media tokens in a response, features of other weights.
         """
         batch = self.pack(groups)  # checks the groups, before the tower runs
+        if sequence.size > 1:
+            batch = replace(batch, share=stream_share(batch, sequence))
         if features is None:
             groups = groups if self.settings.share_prefix else one_by_one(groups)
             with_graph = self.vision.trains and torch.is_grad_enabled()
-            features = self.vision.encode([group.prompt for group in groups], with_graph=with_graph)
+            prompts = [group.prompt for group in groups]
+            features = self.vision.encode(prompts, with_graph=with_graph, sequence=sequence)
         # At one's own pace past the hooks on the policy: DeepSpeed's begin with a collective.
         run = self.forward if self._own_pace else self
         logprobs, _ = run(batch, self.join_features(groups, features), temperature)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from vlm_pg.distributed import BY_ITSELF, SequenceGroup
 from vlm_pg.errors import ModelError
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.lora import adapter_disabled
@@ -26,7 +27,9 @@ class ScoringPolicy(Protocol):
     def __call__(self, *args: Any) -> Any:
         """As ``Policy.forward``."""
 
-    def logprobs(self, groups: Sequence[ResponseGroup], *, temperature: float) -> list[list[torch.Tensor]]:
+    def logprobs(
+        self, groups: Sequence[ResponseGroup], *, temperature: float, sequence: SequenceGroup = BY_ITSELF
+    ) -> list[list[torch.Tensor]]:
         """As ``Policy.logprobs``."""
         ...
 
@@ -60,10 +63,12 @@ class AdapterFreeReference:
             return self._policy(*args)
 
     @torch.no_grad()
-    def logprobs(self, groups: Sequence[ResponseGroup], *, temperature: float = 1.0) -> list[list[torch.Tensor]]:
+    def logprobs(
+        self, groups: Sequence[ResponseGroup], *, temperature: float = 1.0, sequence: SequenceGroup = BY_ITSELF
+    ) -> list[list[torch.Tensor]]:
         """As ``Policy.logprobs``."""
         with adapter_disabled(self._policy.model):
-            return self._policy.logprobs(groups, temperature=temperature)
+            return self._policy.logprobs(groups, temperature=temperature, sequence=sequence)
 
 
 def answering(reference: ScoringPolicy | None) -> AbstractContextManager[None]:

@@ -17,3 +17,8 @@ def num_elements(parameter: torch.nn.Parameter) -> int:
     if is_quantized(parameter):
         return num_weights(parameter)
     return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def whole_shape(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Of the whole weight, wherever its parts lie."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))

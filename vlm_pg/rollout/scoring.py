@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from vlm_pg.distributed import BY_ITSELF, SequenceGroup
 from vlm_pg.models.packing import one_by_one
 from vlm_pg.models.reference import ScoringPolicy
 from vlm_pg.types import ResponseGroup
@@ -21,23 +22,30 @@ class PolicyScorer:
     should_stop: Callable[[], bool] = lambda: False
 
     @torch.no_grad()
-    def score(self, groups: Sequence[ResponseGroup], temperature: float) -> list[list[torch.Tensor]]:
+    def score(
+        self, groups: Sequence[ResponseGroup], temperature: float, sequence: SequenceGroup = BY_ITSELF
+    ) -> list[list[torch.Tensor]]:
         """Per group, per response: fp32 [R] on the CPU, under the policy at ``temperature``.
+
+        Args:
+            sequence: processes that were given the same groups; each computes its share of every pass.
 
         Raises:
             InterruptedError: ``should_stop`` said so before a pass.
         """
         if not self.policy.settings.share_prefix:
-            alone = iter(self._score_once(one_by_one(groups), temperature))
+            alone = iter(self._score_once(one_by_one(groups), temperature, sequence))
             return [[next(alone)[0] for _ in group.responses] for group in groups]
-        return self._score_once(groups, temperature)
+        return self._score_once(groups, temperature, sequence)
 
-    def _score_once(self, groups: Sequence[ResponseGroup], temperature: float) -> list[list[torch.Tensor]]:
+    def _score_once(
+        self, groups: Sequence[ResponseGroup], temperature: float, sequence: SequenceGroup
+    ) -> list[list[torch.Tensor]]:
         results: list[list[torch.Tensor]] = [[] for _ in groups]
         for part in passes(groups, self.token_budget):
             if self.should_stop():
                 raise InterruptedError("scoring was asked to stop")
-            scored = self.policy.logprobs([group for _, group in part], temperature=temperature)
+            scored = self.policy.logprobs([group for _, group in part], temperature=temperature, sequence=sequence)
             for (index, _), logprobs in zip(part, scored, strict=True):
                 results[index].extend(values.cpu() for values in logprobs)
         return results

@@ -154,9 +154,11 @@ def read_state(path: Path) -> dict[str, Any]:
     return json.loads((path / STATE).read_text())
 
 
-def prune(folder: Path, keep: int, log: Callable[[str], None] = lambda line: None) -> None:
-    """Remove all but the ``keep`` newest complete checkpoints."""
+def prune(folder: Path, keep: int, spare: Path | None, log: Callable[[str], None] = lambda line: None) -> None:
+    """Remove all but the ``keep`` newest complete checkpoints and ``spare``."""
     for step, path in find_checkpoints(folder)[:-keep]:
+        if path == spare:
+            continue
         # Under that name it is no checkpoint any more, whatever a kill or a busy file leaves of it.
         leaving = path.with_name(f".tmp-removed-{path.name}")
         try:

@@ -39,7 +39,13 @@ from vlm_pg.training.group_metrics import KEPT_TOKENS
 from vlm_pg.training.group_rewards import add_parts, has_spread, responses_of, reward_groups, shape_rewards
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream
-from vlm_pg.training.sequence_ranks import SharedPrompts, rollouts_together, sampler_of_all, shared_prompts
+from vlm_pg.training.sequence_ranks import (
+    SharedPrompts,
+    rollouts_together,
+    sampler_of_all,
+    scores_together,
+    shared_prompts,
+)
 from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.types import Prompt, ResponseGroup, RolloutGroup, Sample
 
@@ -315,7 +321,9 @@ class Collector:
             self.stages.around_reference(),
             self.engine.weights_at_hand(),
         ):
-            scored = self.stages.reference.score(asked, self.config.rollout.temperature)
+            scored = scores_together(
+                self.engine, self.stages.reference, asked, self._prompts, self.config.rollout.temperature
+            )
         found = [
             [
                 kl_penalty(rollout.rollout_logprobs, ref, algorithm.kl_estimator, algorithm.log_ratio_clamp)

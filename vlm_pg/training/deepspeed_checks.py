@@ -23,6 +23,8 @@ OWN_KEYS = (
     "data_types",
     "communication_data_type",
 )
+# About checkpoints of DeepSpeed's own, of which none is written.
+_CHECKPOINT_KEYS = ("checkpoint", "datastates_ckpt", "nebula")
 _OFFLOADS = ("offload_optimizer", "offload_param")
 
 
@@ -41,8 +43,12 @@ def check_deepspeed_config(path: Path, config: dict[str, Any]) -> None:
             f"{path} sets {', '.join(clashes)}, which the training and model sections decide. Remove them from the "
             "file and use training.micro_batch_tokens, training.learning_rate, training.max_grad_norm and model.dtype."
         )
-    _refuse_other_readers(path, config)
-    _refuse_offloads(path, config, zero)
+    if unused := sorted(set(config) & set(_CHECKPOINT_KEYS)):
+        raise ConfigError(
+            f"{path} sets {', '.join(unused)}, which is about checkpoints of DeepSpeed's own, and none is written. "
+            "Remove it; see training.checkpoint_every and training.keep_checkpoints."
+        )
+    _refuse_offloads(path, zero)
     _ask_deepspeed(path, zero)
 
 
@@ -71,18 +77,7 @@ def _refuse_stages(path: Path, zero: dict[str, Any]) -> None:
         )
 
 
-def _refuse_other_readers(path: Path, config: dict[str, Any]) -> None:
-    """Checkpoint formats that DeepSpeed reads past ``safe_load``: their files could run programs."""
-    section = config.get("checkpoint")
-    universal = isinstance(section, dict) and section.get("load_universal")
-    for key in [*(["checkpoint.load_universal"] if universal else []), *({"datastates_ckpt"} & set(config))]:
-        raise ConfigError(
-            f"{path} sets {key}, whose files DeepSpeed reads as pickles that may run programs. Remove it; checkpoints "
-            "are written and read in DeepSpeed's usual format."
-        )
-
-
-def _refuse_offloads(path: Path, config: dict[str, Any], zero: dict[str, Any]) -> None:
+def _refuse_offloads(path: Path, zero: dict[str, Any]) -> None:
     stage = zero["stage"]
     devices = {name: (zero.get(name) or {}).get("device", "none") for name in _OFFLOADS}
     if stage < 3 and devices["offload_param"] != "none":
@@ -102,15 +97,24 @@ def _refuse_offloads(path: Path, config: dict[str, Any], zero: dict[str, Any]) -
                 f"{path} sets zero_optimization.{name} to device nvme without nvme_path. Set nvme_path to a folder on "
                 "the NVMe disk of each host."
             )
-    partial = (zero.get("offload_optimizer") or {}).get("ratio", 1.0) < 1.0
-    if partial and (stage < 3 or config.get("zero_force_ds_cpu_optimizer", True) is False):
-        raise ConfigError(
-            f"{path} offloads a part of the optimizer's states (zero_optimization.offload_optimizer.ratio), which "
-            "DeepSpeed does in stage 3 with its own Adam for CPUs. Set stage to 3 and remove "
-            "zero_force_ds_cpu_optimizer, or remove ratio."
-        )
+    _refuse_states_elsewhere(path, zero)
     if on_nvme:
         _refuse_without_async_io(path, on_nvme)
+
+
+def _refuse_states_elsewhere(path: Path, zero: dict[str, Any]) -> None:
+    """Optimizer states that a checkpoint does not reach, or that do not follow the run's learning rate."""
+    offload = zero.get("offload_optimizer") or {}
+    if offload.get("ratio", 1.0) < 1.0:
+        raise ConfigError(
+            f"{path} offloads a part of the optimizer's states (zero_optimization.offload_optimizer.ratio). DeepSpeed "
+            "updates the rest at the learning rate the run began with. Remove ratio."
+        )
+    if name := "offload_optimizer.super_offload" if offload.get("super_offload") else "zenflow" * ("zenflow" in zero):
+        raise ConfigError(
+            f"{path} sets zero_optimization.{name}, which keeps optimizer states where a checkpoint does not reach "
+            "them. Remove it; offload_optimizer alone keeps them in the host's memory."
+        )
 
 
 def _refuse_without_async_io(path: Path, names: list[str]) -> None:

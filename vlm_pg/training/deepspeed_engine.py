@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -12,14 +12,15 @@ from typing import Any, Literal, cast
 import torch
 
 from vlm_pg.distributed import RankLayout, SequenceGroup, max_over_ranks
-from vlm_pg.errors import CheckpointError, VlmPgError
 from vlm_pg.memory import free_bytes
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.deepspeed_config import make_optimizer, offloads_optimizer, read_deepspeed_config
-from vlm_pg.training.engines import Engine, check_finite
+from vlm_pg.training.deepspeed_states import DividedEach, DividedTogether, link_states
+from vlm_pg.training.engines import SHARD_BYTES, Engine, check_finite, keeps_masters
 from vlm_pg.training.gradient_guard import GradientGuard
+from vlm_pg.training.optimizer_states import OptimizerStates
 from vlm_pg.training.rates import PartRates, trained_weights
-from vlm_pg.training.safe_load import load_data_only
+from vlm_pg.training.scattered_weights import save_scattered
 from vlm_pg.training.settings import TrainingSettings
 
 # Of free memory, when all weights are gathered for generation: keys and values need room too.
@@ -102,8 +103,6 @@ class DeepSpeedEngine(Engine):
         self._engine, *_ = deepspeed.initialize(
             model=policy, optimizer=optimizer, model_parameters=parameters, config=config
         )
-        # All of DeepSpeed's reading goes through this one method.
-        self._engine.checkpoint_engine.load = load_data_only
         # DeepSpeed averages gradients over ranks; the loss weights already make them a sum. Sequence ranks count as any
         # others: each has the gradient of its rows alone.
         self.loss_scale = float(ranks.world_size)
@@ -112,8 +111,9 @@ class DeepSpeedEngine(Engine):
         self._max_grad_norm = settings.max_grad_norm
         place = "offloaded" if offloads_optimizer(config) else "on the device"
         self.description = f"deepspeed (ZeRO-{self._stage}, {type(optimizer).__name__}, optimizer states {place})"
+        self._trained = dict(trained_weights(policy))
         self._guard = GradientGuard(
-            dict(trained_weights(policy)),
+            self._trained,
             _first_moment,
             settings.betas[0],
             self.loss_scale,
@@ -143,44 +143,30 @@ class DeepSpeedEngine(Engine):
         """After the first update of ZeRO-1 and 2: DeepSpeed tells weights where their states lie once the first of its
         parameter groups has some, and does so for all groups."""
         if not self._states_linked and self._stage in (1, 2):
-            optimizer = self._engine.optimizer
-            if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
-                optimizer._hp_optimizer_states_linked = False
-                optimizer._lazy_init_hp_params_optimizer_state()
+            link_states(self._engine.optimizer)
         self._states_linked = True
 
-    def save_optimizer(self, folder: Path) -> None:
-        self._engine.save_checkpoint(str(folder), tag="deepspeed", exclude_frozen_parameters=True, save_latest=False)
+    @property
+    def states(self) -> OptimizerStates:
+        divided = DividedEach if self._stage == 3 else DividedTogether
+        return divided(self._engine, self._trained, keeps_masters(self.policy, self._trained.values()))
 
-    def load_optimizer(self, folder: Path) -> None:
-        loaded = None
-        if (folder / "deepspeed").is_dir():
-            loaded = self._load(folder)
-        if loaded is None:
-            raise CheckpointError(
-                f"{folder} holds no DeepSpeed state that could be loaded. Resume with the engine that wrote it, or "
-                "start a new run with model.path set to it."
-            )
-        self._guard.resumed()
+    def _states_loaded(self, updates: int) -> None:
+        if updates:
+            self._guard.resumed()
 
-    def _load(self, folder: Path) -> str | None:
-        try:
-            return self._engine.load_checkpoint(str(folder), tag="deepspeed", load_module_strict=False)[0]
-        except VlmPgError:
-            raise
-        except Exception as error:  # DeepSpeed checks little of what it reads, and then stumbles anywhere
-            raise CheckpointError(
-                f"{folder / 'deepspeed'} could not be loaded by DeepSpeed: {type(error).__name__}: {error}. Resume "
-                "with the DeepSpeed file and the number of processes it was written under, from another checkpoint "
-                "(run.resume=FOLDER), or start a new run with model.path set to it."
-            ) from error
+    def save_weights(self, folder: Path) -> None:
+        if self._stage < 3:
+            super().save_weights(folder)
+        else:
+            save_scattered(self.policy.model, folder, _gathered, self.ranks.is_first, SHARD_BYTES)
 
     @contextmanager
     def weights_at_hand(self) -> Iterator[None]:
         if self._stage < 3:
             yield
         elif self.gathers_all:
-            with self._gathered(), self._without_hooks(), self.policy.at_own_pace(scattered=False):
+            with _gathered(self.policy.parameters()), self._without_hooks(), self.policy.at_own_pace(scattered=False):
                 yield
         else:
             with self.policy.at_own_pace(scattered=True):
@@ -197,15 +183,7 @@ class DeepSpeedEngine(Engine):
         if self._stage < 3:
             yield
             return
-        with self._gathered():
-            yield
-
-    @contextmanager
-    def _gathered(self) -> Iterator[None]:
-        """ZeRO-3: every rank holds all weights inside, so that ranks may generate at their own pace."""
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters(list(self.policy.parameters())):
+        with _gathered(self.policy.parameters()):
             yield
 
     @contextmanager
@@ -219,6 +197,15 @@ class DeepSpeedEngine(Engine):
             yield
         finally:
             offload.setup_zero_stage3_hooks()
+
+
+@contextmanager
+def _gathered(weights: Iterable[torch.nn.Parameter]) -> Iterator[None]:
+    """ZeRO-3: every rank holds these weights whole inside. A collective."""
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(list(weights)):
+        yield
 
 
 def _first_moment(parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from vlm_pg.distributed import ALONE, BY_ITSELF, RankLayout, SequenceGroup, sum_tensors_over_ranks
 from vlm_pg.errors import CheckpointError
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import Part
+from vlm_pg.training.optimizer_states import OptimizerStates, TorchStates
 from vlm_pg.training.rates import PartRates, trained_weights
 from vlm_pg.training.settings import TrainingSettings
+from vlm_pg.training.state_files import read_states, write_states
+
+# Of one file of weights: what rank 0 holds beside its share while weights that are divided are saved.
+SHARD_BYTES = 5 * 10**9
 
 
 class Engine(ABC):
@@ -63,13 +66,39 @@ class Engine(ABC):
         """Each trained part's share of the last step's norm, where the engine has whole gradients to tell it by."""
         return {}
 
+    @property
     @abstractmethod
+    def states(self) -> OptimizerStates:
+        """What the optimizer keeps of each weight, and this rank of it."""
+
     def save_optimizer(self, folder: Path) -> None:
         """Write what a bitwise resume needs beside the weights; called on every rank."""
+        states = self.states
+        if self.policy.weights_version and not states.updates:
+            raise RuntimeError("The optimizer has no states after an update, or keeps them where they are not found.")
+        write_states(folder, states, self.ranks)
 
-    @abstractmethod
     def load_optimizer(self, folder: Path) -> None:
-        """The inverse, on a policy that already holds the checkpoint's weights."""
+        """The inverse, on a policy that already holds the checkpoint's weights; whatever layout has written them.
+
+        Raises:
+            CheckpointError: they are of other weights, not whole, or cannot be read.
+        """
+        updates = read_states(folder, self.states)
+        if self.policy.weights_version and not updates:
+            raise CheckpointError(
+                f"{folder} holds no optimizer states, and its weights have had {self.policy.weights_version} updates. "
+                "Resume from another checkpoint."
+            )
+        self._states_loaded(updates)
+
+    def _states_loaded(self, updates: int) -> None:  # noqa: B027  # most have nothing to do
+        """After so many updates the run goes on."""
+
+    def save_weights(self, folder: Path) -> None:
+        """Write the model, or its adapter alone, as ``save_pretrained`` does; called on every rank."""
+        if self.ranks.is_first:
+            self.policy.model.save_pretrained(folder, max_shard_size=SHARD_BYTES)
 
     @contextmanager
     def weights_at_hand(self) -> Iterator[None]:
@@ -81,8 +110,16 @@ class Engine(ABC):
 
     @contextmanager
     def full_weights(self) -> Iterator[None]:
-        """Around saving: ``policy.model.state_dict()`` is whole inside, at least on rank 0."""
+        """``policy.model.state_dict()`` is whole inside, at least on rank 0."""
         yield
+
+
+def keeps_masters(policy: Policy, trained: Iterable[torch.Tensor]) -> bool:
+    """Whether a checkpoint holds fp32 copies of the trained weights; else the weights are fp32 themselves.
+
+    The same for every engine: of a bf16 model the adapter's weights are fp32 under one and bf16 under another.
+    """
+    return policy.dtype != torch.float32 or any(weight.dtype != torch.float32 for weight in trained)
 
 
 def check_finite(norm: float) -> None:
@@ -164,61 +201,12 @@ class TorchEngine(Engine):
             gradients[self.policy.family.part_of(name)].append(master.grad)
         return {part: float(torch.nn.utils.get_total_norm(found)) for part, found in gradients.items()}
 
-    def save_optimizer(self, folder: Path) -> None:
-        if not self.ranks.is_first:  # all have the same
-            return
-        tensors: dict[str, torch.Tensor] = {}
-        for (name, _), master in zip(self._named, self._masters, strict=True):
-            state = self._optimizer.state.get(master, {})
-            tensors |= {f"{name}/{key}": value.contiguous() for key, value in state.items()}
-            if self._has_masters:
-                tensors[f"{name}/master"] = master.contiguous()
-        save_file(tensors, folder / "optimizer.safetensors")
+    @property
+    def states(self) -> OptimizerStates:
+        trained = dict(zip((name for name, _ in self._named), self._masters, strict=True))
+        return TorchStates(trained, self._optimizer, keeps_masters(self.policy, self._weights), self.ranks)
 
-    def load_optimizer(self, folder: Path) -> None:
-        path = folder / "optimizer.safetensors"
-        if not path.is_file():
-            raise CheckpointError(
-                f"{folder} holds no optimizer.safetensors: it was written by another engine. Resume with the engine "
-                "that wrote it (training.engine), or start a new run with model.path set to it."
-            )
-        try:
-            tensors = load_file(path, device=str(self.policy.device))
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}. Resume from another checkpoint.") from error
-        self._check_states(path, tensors)
-        for (name, _), master in zip(self._named, self._masters, strict=True):
-            prefix = f"{name}/"
-            state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-            if self._has_masters:
-                with torch.no_grad():
-                    master.copy_(state.pop("master"))
-            if "step" in state:
-                state["step"] = state["step"].cpu()
-            if state:
-                self._optimizer.state[master] = state
-        # Only before the first update there is none.
-        updated = self.policy.weights_version > 0
-        if len(self._optimizer.state) != len(self._named) and (self._optimizer.state or updated):
-            raise CheckpointError(
-                f"{path} has optimizer state for {len(self._optimizer.state)} of {len(self._named)} trained weights. "
-                "Resume with the model settings it was written under, or start a new run with model.path set to it."
-            )
-
-    def _check_states(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Every weight has all of its state, of its own shape, or none: AdamW would stumble over the rest later."""
-        of_weight: dict[str, set[str]] = {}
-        for key in tensors:
-            name, _, kind = key.rpartition("/")
-            of_weight.setdefault(name, set()).add(kind)
-        for name, weight in self._named:
-            found = of_weight.get(name, set())
-            expected = {"master"} if self._has_masters else set()
-            whole = found in (expected, expected | {"step", "exp_avg", "exp_avg_sq"})
-            shapes = {tuple(tensors[f"{name}/{key}"].shape) for key in found - {"step"}}
-            if not whole or shapes - {tuple(weight.shape)}:
-                raise CheckpointError(
-                    f"{path} has {', '.join(sorted(found)) or 'nothing'} for {name}, or in another shape than "
-                    f"{tuple(weight.shape)}. Resume with the model settings and model.dtype it was written under, or "
-                    "from another checkpoint."
-                )
+    def _states_loaded(self, updates: int) -> None:
+        if self._has_masters:
+            with torch.no_grad():
+                torch._foreach_copy_(self._weights, self._masters)

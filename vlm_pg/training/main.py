@@ -32,6 +32,7 @@ from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.threads import use_threads
 from vlm_pg.training.agreement import refuse_differences
+from vlm_pg.training.best import find_best, point_to_best
 from vlm_pg.training.checkpoints import read_state
 from vlm_pg.training.data_digest import changed_data, data_digests
 from vlm_pg.training.opening import OpenFolder
@@ -40,6 +41,7 @@ from vlm_pg.training.saving import abandon_others, checkpoint_to_resume
 from vlm_pg.training.setup import (
     connect,
     introduction,
+    layout_of,
     make_engine,
     reading,
     refuse_at_once,
@@ -64,25 +66,26 @@ def train(config: RunConfig) -> int:
     written; 130 after Ctrl-C."""
     use_threads(config.training.torch_threads)
     quiet_libraries()
-    ranks = connect(config)
-    with RankWatch(ranks) as watch:
-        code = _train(config, ranks, watch)
+    connect(config)
+    with RankWatch(RankLayout.here()) as watch:
+        code = _train(config, watch)
         disconnect()
     return code
 
 
-def _train(config: RunConfig, ranks: RankLayout, watch: RankWatch) -> int:
-    phases, timeline = Phases(ranks), Timeline(ranks, config.observe.trace_mb)
+def _train(config: RunConfig, watch: RankWatch) -> int:
+    here = RankLayout.here()
+    phases, timeline = Phases(here), Timeline(here, config.observe.trace_mb)
     phases.observers += [watch, timeline]
     with ExitStack() as stack:
         stack.callback(timeline.close)
         try:
-            stop = stack.enter_context(StopRequest(ranks).listening())
-            console = Console(enabled=ranks.is_first)
             with phases.timed("setup"):
-                refuse_differences(config, ranks)
+                refuse_differences(config, here)
                 refuse_at_once(config)
-                run = _Run(config, console, stop, phases, timeline, stack)
+                ranks = layout_of(config)
+                stop = stack.enter_context(StopRequest(ranks).listening())
+                run = _Run(config, Console(enabled=ranks.is_first), stop, phases, timeline, stack)
             watch.completed_step = lambda: run.progress.step
             return run.go()
         except BaseException as error:
@@ -131,6 +134,7 @@ class _Run:
                 console.warn(line)
             if self.ranks.is_first:
                 abandon_others(self.folder.checkpoints, resume_from, self.progress.step, console.warn)
+                point_to_best(self.folder.checkpoints, config.training.keep_best, console.warn)
         self.bad_log = self._open_bad_log()
         self.samples = self._usable(samples, bad)
         self.summary = RunSummary.open(self.folder, self.ranks, resume_from is not None, console.warn)
@@ -287,6 +291,10 @@ class _Run:
             self.console.info(f"{tag} training, {line}")
         self.summary.set(f"eval_{tag}", results)
 
+    def _best_checkpoint(self) -> dict[str, str]:
+        best = find_best(self.folder.checkpoints, self.config.training.keep_best) if self.ranks.is_first else None
+        return {} if best is None else {"best_checkpoint": f"{best.parent.name}/{best.name}"}
+
     def _finish(self, finished: bool) -> int:
         progress = self.progress
         if self.presence is not None:
@@ -303,6 +311,7 @@ class _Run:
                 "ratio": progress.tokens_repeated / progress.tokens_computed if progress.tokens_computed else None,
             },
             bad_samples=dict(self.bad_log.counts) if self.bad_log else {},
+            **self._best_checkpoint(),
         )
         self.timeline.hand_in()
         if self.ranks.is_first:

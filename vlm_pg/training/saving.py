@@ -18,9 +18,9 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.observe.run_folder import free_name
 from vlm_pg.training import checkpoints, history
 from vlm_pg.training.engines import Engine
+from vlm_pg.training.fit import misfit
+from vlm_pg.training.state_files import Contents
 
-# What a checkpoint was written under that does not say: there was no choice then.
-UNSAID = {"model.positions": "transformers"}
 # torch writes its files in C++, which says of a full disk that a stream failed.
 _WRITE_FAILED = re.compile(r"PytorchStreamWriter|iostream|unexpected pos|write", re.IGNORECASE)
 
@@ -38,10 +38,9 @@ def save_checkpoint(folder: Path, step: int, policy: Policy, engine: Engine, sta
         if engine.ranks.is_first:
             checkpoints.begin(folder, step)
         barrier()
-        with engine.full_weights():
-            if engine.ranks.is_first:
-                policy.model.save_pretrained(temporary)
-                policy.processor.save_pretrained(temporary)
+        engine.save_weights(temporary)
+        if engine.ranks.is_first:
+            policy.processor.save_pretrained(temporary)
         engine.save_optimizer(temporary)
         barrier()
         if engine.ranks.is_first:
@@ -56,21 +55,6 @@ def save_checkpoint(folder: Path, step: int, policy: Policy, engine: Engine, sta
             f"The checkpoint of step {step} could not be written to {folder}: {error}. Make room or correct the "
             "permissions there, then go on from the newest one with run.resume=auto."
         ) from error
-
-
-def checkpoint_settings(config: RunConfig) -> dict[str, Any]:
-    """Settings that decide what a checkpoint holds, and at which positions its weights were trained.
-
-    Resuming under others would lose or invent optimizer state, or change the model's input in the middle of a run.
-    """
-    return {
-        "training.engine": config.training.engine,
-        "model.dtype": config.model.dtype,
-        "model.train": f"[{', '.join(config.model.train)}]",
-        "model.positions": config.model.positions,
-        "model.lora": None if config.model.lora is None else config.model.lora.model_dump(mode="json"),
-        "run.seed": config.run.seed,
-    }
 
 
 def checkpoint_to_resume(
@@ -117,7 +101,7 @@ def _choose(
             f"{path} is not a usable checkpoint: {problem}. Choose another one of its run, or run.resume=auto to go on "
             "from the newest complete one."
         )
-    return _misfit(config, path) or path
+    return misfit(config, path) or path
 
 
 def _newest(
@@ -131,7 +115,7 @@ def _newest(
     for _, path in reversed(found):
         problem = refused.get(path) or _problem_with(path)
         if problem is None:
-            return _misfit(config, path) or path
+            return misfit(config, path) or path
         problems.append(f"{path}: {problem}")
         if path not in refused:
             warn(f"{path} is passed over: {problem}")
@@ -142,7 +126,15 @@ def _newest(
 
 
 def _problem_with(path: Path) -> str | None:
-    return checkpoints.problem_with(path, check_hashes=True) or _state_problem(path)
+    return checkpoints.problem_with(path, check_hashes=True) or _state_problem(path) or _optimizer_problem(path)
+
+
+def _optimizer_problem(path: Path) -> str | None:
+    try:
+        Contents.read(path)
+    except CheckpointError as error:
+        return str(error)
+    return None
 
 
 def _state_problem(path: Path) -> str | None:
@@ -169,18 +161,6 @@ def _is_count(value: Any) -> bool:
 
 def _is_sum(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e30
-
-
-def _misfit(config: RunConfig, path: Path) -> str | None:
-    """Which settings of this run do not fit the checkpoint, in words."""
-    then, now = UNSAID | checkpoints.read_state(path)["settings"], checkpoint_settings(config)
-    changed = ", ".join(f"{key}={now[key]} (it has {then.get(key)})" for key in now if now[key] != then.get(key))
-    if not changed:
-        return None
-    return (
-        f"{path} cannot be continued with {changed}. Resume with the settings it was written under, or start a new run "
-        f"with model.path={path}."
-    )
 
 
 def abandon_others(folder: Path, resumed: Path, step: int, warn: Callable[[str], None]) -> None:

@@ -1,20 +1,24 @@
 """What the sequence ranks of one data rank tell each other before they share its token streams.
 
 Each of them loads, samples and rewards questions of its own, as if it were a data rank. Only the vision tower, whose
-frames they divide, and the update, whose streams they divide, need the same questions on all of them.
+frames they divide, scoring and the update, whose streams they divide, need the same questions on all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from vlm_pg.distributed import SequenceGroup
 from vlm_pg.errors import ConfigError
-from vlm_pg.rollout.contracts import Sampler
+from vlm_pg.rollout.contracts import Sampler, Scorer
 from vlm_pg.rollout.engine import RolloutEngine
-from vlm_pg.types import Prompt, Rollout
+from vlm_pg.rollout.scoring import PolicyScorer
+from vlm_pg.training.engines import Engine
+from vlm_pg.types import Prompt, ResponseGroup, Rollout
 
 
 @dataclass(frozen=True)
@@ -64,3 +68,28 @@ def rollouts_together(
     """Rollouts of this process's prompts, which all sequence ranks have sampled together."""
     everywhere = sequence.gather(sampler.generate(prompts.everybody, step, sequence))
     return [tuple(rollout for of_rank in everywhere for rollout in of_rank[place]) for place in prompts.own]
+
+
+def scores_together(
+    engine: Engine,
+    scorer: Scorer,
+    groups: Sequence[ResponseGroup],
+    prompts: Mapping[str, Prompt],
+    temperature: float,
+) -> list[list[torch.Tensor]]:
+    """Log-probabilities of this process's groups, as ``Scorer.score``, from streams that all sequence ranks share.
+
+    Args:
+        groups: equally many of each sequence rank or not; none of a rank that has none.
+        prompts: by sample id, those of all sequence ranks.
+    """
+    sequence = engine.sequence
+    # Where weights are gathered in turns, no rank may wait for another one.
+    if sequence.size == 1 or engine.policy.turns is not None or not isinstance(scorer, PolicyScorer):
+        return scorer.score(groups, temperature)
+    here = {group.prompt.sample_id: group.prompt for group in groups} | dict(prompts)
+    of_ranks = sequence.gather([(group.prompt.sample_id, group.responses) for group in groups])
+    everybody = [ResponseGroup(here[name], responses) for of_rank in of_ranks for name, responses in of_rank]
+    scored = scorer.score(everybody, temperature, sequence)
+    first = sum(map(len, of_ranks[: sequence.rank]))
+    return scored[first : first + len(groups)]

@@ -105,15 +105,14 @@ def describe_algorithm(algorithm: AlgorithmSettings) -> str:
     return ", ".join([algorithm.preset or "GRPO, token mean", *changed])
 
 
-def connect(config: RunConfig) -> RankLayout:
-    """Join the other processes, if the launcher started any; where this one stands among them."""
+def connect(config: RunConfig) -> None:
+    """Join the other processes, if the launcher started any."""
     if config.training.engine == "deepspeed":
         from vlm_pg.training.deepspeed_engine import connect as connect_ranks
 
         connect_ranks()
     else:
         join_ranks()
-    return layout_of(config)
 
 
 def refuse_at_once(config: RunConfig) -> None:

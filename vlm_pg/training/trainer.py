@@ -35,15 +35,17 @@ from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.threads import CoreWatch, waiting_warning
 from vlm_pg.training import checkpoints
 from vlm_pg.training.behaviour import mismatch_due, mismatch_warning
+from vlm_pg.training.best import RunningScore, point_to_best
 from vlm_pg.training.collect import Collector, Stages, StepBatch
 from vlm_pg.training.engines import Engine
+from vlm_pg.training.fit import checkpoint_settings
 from vlm_pg.training.group_advantages import trains
 from vlm_pg.training.group_metrics import group_metrics
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream
 from vlm_pg.training.reward_errors import RewardErrors
 from vlm_pg.training.samplers import make_control_sampler, make_sampler
-from vlm_pg.training.saving import checkpoint_settings, save_checkpoint
+from vlm_pg.training.saving import save_checkpoint
 from vlm_pg.training.schedule import learning_rate
 from vlm_pg.training.step import Update
 from vlm_pg.training.stop import StopRequest
@@ -144,6 +146,7 @@ class Trainer:
         self._costs = self._costs_of_work() if config.training.balance and engine.ranks.data_size > 1 else None
         self._reward_errors = RewardErrors(rewarder, self.console.warn)
         self._cores, self._told_waiting = CoreWatch(), False
+        self._score = RunningScore(config.training.keep_best)
 
     def run(
         self, metrics: MetricsLog | None, rollouts_log: RolloutsLog | None, trackers: Trackers | None = None
@@ -179,6 +182,7 @@ class Trainer:
         self.progress.step += 1
         self.progress.questions = self.stream.place
         self._doing = "showing"
+        self._score.add(values)
         if self._presence is not None:
             self._presence.check()
         with self.phases.timed("logs"):
@@ -341,8 +345,11 @@ class Trainer:
                 "seconds": self.phases.seconds,
                 "settings": checkpoint_settings(self.config),
                 "data": self._digests,
+                **self._score.entry(),
             }
             save_checkpoint(self.folder.checkpoints, self.progress.step, self.policy, self.engine, state)
+            self._score.begin_again()
             if self.engine.ranks.is_first:
-                checkpoints.prune(self.folder.checkpoints, self.config.training.keep_checkpoints)
+                best = point_to_best(self.folder.checkpoints, self.config.training.keep_best, self.console.warn)
+                checkpoints.prune(self.folder.checkpoints, self.config.training.keep_checkpoints, best)
         self.sampler.use_checkpoint(path)

@@ -16,6 +16,7 @@ from vlm_pg.tally import over_updates
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.exchange import Share, dealt
 from vlm_pg.training.group_advantages import trains
+from vlm_pg.training.sequence_ranks import scores_together
 from vlm_pg.training.step import Update, UpdateSettings, group_sizes, update_policy
 from vlm_pg.types import ResponseGroup, RolloutGroup
 
@@ -39,7 +40,7 @@ def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, c
     algorithm, settings = config.algorithm, UpdateSettings.of(config)
     groups = step.groups
     if settings.logprobs == "recompute" and algorithm.updates > 1:
-        groups = _scored(engine, groups, config)
+        groups = _scored(engine, step, config)
     values: list[dict[str, float]] = []
     counts = gather_objects(len(groups))
     parts = [part_of(place, engine.ranks.rank, counts, algorithm.minibatches) for place in range(len(groups))]
@@ -83,12 +84,12 @@ def part_of(place: int, on_rank: int, counts: Sequence[int], parts: int) -> int:
     return before * parts // sum(counts)
 
 
-def _scored(engine: Engine, groups: Sequence[RolloutGroup], config: RunConfig) -> list[RolloutGroup]:
+def _scored(engine: Engine, step: Update, config: RunConfig) -> list[RolloutGroup]:
     """The groups with the log-probabilities of the training forward, under the weights that sampled.
 
     Those of pruned rollouts, which nobody will ask for, are empty.
     """
-    rollout = config.rollout
+    rollout, groups = config.rollout, step.groups
     places = [[i for i, weight in enumerate(group.kept or (1.0,) * len(group.rollouts)) if weight] for group in groups]
     asked = [
         ResponseGroup(group.prompt, tuple(group.rollouts[i].token_ids for i in chosen))
@@ -96,7 +97,8 @@ def _scored(engine: Engine, groups: Sequence[RolloutGroup], config: RunConfig) -
         if chosen
     ]
     with engine.weights_at_hand():
-        found = iter(PolicyScorer(engine.policy, rollout.prefill_tokens).score(asked, rollout.temperature))
+        scorer = PolicyScorer(engine.policy, rollout.prefill_tokens)
+        found = iter(scores_together(engine, scorer, asked, step.prompts, rollout.temperature))
     scored = []
     for group, chosen in zip(groups, places, strict=True):
         by_place = dict(zip(chosen, next(found), strict=True)) if chosen else {}

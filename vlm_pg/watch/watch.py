@@ -16,6 +16,7 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -151,13 +152,22 @@ class RankWatch:
         ours = network()
         SharedNote(f"{name}/network/{self._ranks.rank}").leave(ours)
         meeting = SharedNote(f"{name}/meeting")
-        if not self._ranks.is_first:
-            port, token, where = meeting.read().split()
-            self._ending = Ending(f"{name}/{token}")
-            self._reach("127.0.0.1" if where == "near" else os.environ["MASTER_ADDR"], int(port), token)
+        if self._ranks.is_first:
+            self._invite(name, ours, meeting)
             return
-        others = {SharedNote(f"{name}/network/{rank}").read() for rank in range(1, self._ranks.world_size)}
-        is_near = others == {ours}
+        # Longer than rank 0 waits for the others, so that it is rank 0 that says who is missing.
+        port, token, where = self._read(meeting, 0, 2 * CONNECT_SECONDS).split()
+        self._ending = Ending(f"{name}/{token}")
+        self._reach("127.0.0.1" if where == "near" else os.environ["MASTER_ADDR"], int(port), token)
+
+    def _invite(self, name: str, ours: str, meeting: SharedNote) -> None:
+        """Listen, and wait for all others."""
+        end_seconds = time.monotonic() + CONNECT_SECONDS
+        networks = {
+            self._read(SharedNote(f"{name}/network/{rank}"), rank, max(1.0, end_seconds - time.monotonic()))
+            for rank in range(1, self._ranks.world_size)
+        }
+        is_near = networks == {ours}
         server = listen(everywhere=not is_near, backlog=max(128, self._ranks.world_size))
         token = secrets.token_hex(16)
         self._ending = Ending(f"{name}/{token}")
@@ -172,6 +182,15 @@ class RankWatch:
                 "system chooses. Let the hosts of this run do so."
             )
 
+    def _read(self, note: SharedNote, writer: int, within_seconds: float) -> str:
+        try:
+            return note.read(within_seconds)
+        except TimeoutError as error:
+            raise ConfigError(
+                f"rank {writer} has met the others and was heard of no more. Start all of them again; what it printed "
+                "itself says why."
+            ) from error
+
     def _reach(self, host: str, port: int, token: str) -> None:
         try:
             self._line = Line(socket.create_connection((host, port), CONNECT_SECONDS))
@@ -179,7 +198,7 @@ class RankWatch:
             self._line.say(hello, CONNECT_SECONDS)
             welcome, *further = self._line.wait(CONNECT_SECONDS)
             self._first = Standing(0, **welcome["welcome"])
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"rank {self._own.rank} (host {self._own.host}) cannot connect to rank 0 at {host}, TCP port {port} "
                 f"({error or 'no answer'}). Processes of a run connect to each other on ports that the system chooses, "

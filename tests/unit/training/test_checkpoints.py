@@ -60,7 +60,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
 def test_pruning_keeps_the_newest(tmp_path: Path) -> None:
     for step in (1, 2, 3, 10):
         make(tmp_path, step)
-    checkpoints.prune(tmp_path, keep=2)
+    checkpoints.prune(tmp_path, keep=2, spare=None)
     assert [step for step, _ in checkpoints.find_checkpoints(tmp_path)] == [3, 10]
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -85,7 +85,7 @@ def test_a_busy_checkpoint_is_removed_later(tmp_path: Path, monkeypatch: pytest.
     told: list[str] = []
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", busy)
-        checkpoints.prune(tmp_path, keep=1, log=told.append)
+        checkpoints.prune(tmp_path, keep=1, spare=None, log=told.append)
         make(tmp_path, 3)
     assert "step 1 could not be removed whole" in told[0] and "the next save tries again" in told[0]
     assert [step for step, _ in checkpoints.candidates(tmp_path)] == [2, 3]

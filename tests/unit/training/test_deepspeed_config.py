@@ -75,7 +75,9 @@ def test_the_file_can_choose_torchs_adam(no_compiler: None, caplog: pytest.LogCa
         ({"stage": 2, "offload_param": {"device": "cpu"}}, "in stage 2, in which every rank holds all"),
         ({"stage": 1, "offload_optimizer": {"device": "nvme"}}, "device nvme in stage 1. DeepSpeed reaches NVMe in"),
         ({"stage": 3, "offload_param": {"device": "nvme"}}, "device nvme without nvme_path. Set nvme_path to a folder"),
-        ({"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}, "does in stage 3 with its own Adam"),
+        ({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}, "the learning rate the run began with"),
+        ({"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}}, "checkpoint does not reach"),
+        ({"stage": 2, "zenflow": {"topk_ratio": 0.1}}, "zenflow, which keeps optimizer states where a checkpoint"),
         ({"stage": 2, "overlap_com": True}, "that DeepSpeed refuses: .*overlap_com"),
         ({"stage": 3, "offload_param": {"device": "disk"}}, "that DeepSpeed refuses: .*disk"),
     ],
@@ -94,6 +96,14 @@ def test_other_content_is_refused(content: str, words: str, tmp_path: Path) -> N
     file = tmp_path / "deepspeed.json"
     file.write_text(content)
     with pytest.raises(ConfigError, match=words):
+        read_deepspeed_config(SETTINGS.model_copy(update={"deepspeed_config": str(file)}))
+
+
+@pytest.mark.parametrize("section", ["checkpoint", "datastates_ckpt", "nebula"])
+def test_deepspeeds_own_checkpoints_are_refused(section: str, tmp_path: Path) -> None:
+    file = tmp_path / "deepspeed.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 2}, section: {}}))
+    with pytest.raises(ConfigError, match=f"sets {section}, which is about checkpoints of DeepSpeed's own"):
         read_deepspeed_config(SETTINGS.model_copy(update={"deepspeed_config": str(file)}))
 
 

@@ -9,9 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.groups import tiny_policy
+from vlm_pg.distributed import RankLayout
 from vlm_pg.errors import CheckpointError
 from vlm_pg.training.engines import TorchEngine
+from vlm_pg.training.optimizer_states import TorchStates
 from vlm_pg.training.settings import TrainingSettings
+from vlm_pg.training.state_files import read_states, write_states
 
 SETTINGS = TrainingSettings(steps=2, learning_rate=1e-2, weight_decay=0.1)
 
@@ -48,23 +51,52 @@ def test_optimizer_states_that_are_not_whole_are_refused(tmp_path: Path) -> None
     engine.backward(tower.sum() + language.sum(), last=True)
     engine.step(1e-2)
     engine.save_optimizer(tmp_path)
-    file = tmp_path / "optimizer.safetensors"
+    file = tmp_path / "optimizer" / "rank-00000-00000.safetensors"
     whole = load_file(file)
-    first = next(name for name in whole if name.endswith("/exp_avg"))
-    short = whole | {first: whole[first].flatten()[:-1].clone()}
+    first = next(name for name in whole if name.endswith("/exp_avg/0"))
+    size = whole[first].numel()
     for tensors, said in (
-        ({name: tensor for name, tensor in whole.items() if name != first}, "exp_avg_sq, step for"),
-        (short, "or in another shape than"),
-        ({}, "has optimizer state for 0 of"),
+        ({name: tensor for name, tensor in whole.items() if name != first}, f"lacks exp_avg of .* 0 to {size - 1}"),
+        (whole | {first: whole[first][:-1].clone()}, f"lacks exp_avg of .* from element {size - 1} to {size - 1}"),
+        ({}, "lacks exp_avg of"),
+        (whole | {first: whole[first].double()}, "is no run of fp32 numbers"),
     ):
         save_file(tensors, file)
         again, *_ = engine_and_parts()
-        again.policy.weights_changed()
         with pytest.raises(CheckpointError, match=said):
             again.load_optimizer(tmp_path)
     file.write_bytes(b"no tensors")
-    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors cannot be read"):
+    with pytest.raises(CheckpointError, match=r"rank-00000-00000\.safetensors cannot be read"):
         engine.load_optimizer(tmp_path)
+
+
+def test_states_of_weights_that_do_not_lie_in_order_come_back(tmp_path: Path) -> None:
+    """As of a linear layer whose weight is another one's, transposed."""
+    torch.manual_seed(0)
+    held = []
+    for _ in range(2):
+        weight = torch.nn.Parameter(torch.randn(3, 4).t())
+        optimizer = torch.optim.AdamW([weight])
+        held.append((weight, optimizer, TorchStates({"w": weight}, optimizer, masters=True, ranks=RankLayout())))
+    weight, optimizer, states = held[0]
+    weight.grad = torch.randn(4, 3)
+    optimizer.step()
+    write_states(tmp_path, states, RankLayout())
+    again, its_optimizer, its_states = held[1]
+    assert read_states(tmp_path, its_states) == 1 and not again.is_contiguous()
+    assert torch.equal(again, weight)
+    for kind in ("step", "exp_avg", "exp_avg_sq"):
+        assert torch.equal(its_optimizer.state[again][kind], optimizer.state[weight][kind]), kind
+
+
+def test_states_of_no_update_are_refused_behind_one(tmp_path: Path) -> None:
+    engine, *_ = engine_and_parts()
+    engine.save_optimizer(tmp_path)
+    again, *_ = engine_and_parts()
+    again.load_optimizer(tmp_path)
+    again.policy.weights_changed()
+    with pytest.raises(CheckpointError, match="its weights have had 1 updates"):
+        again.load_optimizer(tmp_path)
 
 
 def test_a_run_that_has_seen_text_only_can_be_resumed(tmp_path: Path) -> None:

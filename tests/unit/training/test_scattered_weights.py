@@ -1,0 +1,52 @@
+"""Weights written one by one are the files of ``save_pretrained``, also where a file's tensor is made of several."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers.core_model_loading import Chunk, WeightConverter
+
+from tests.support.tiny import tiny_model
+from vlm_pg.training.scattered_weights import save_scattered
+
+
+def gathered(weights: Any) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("joined", [False, True], ids=["one by one", "joined in files"])
+@pytest.mark.parametrize("shard_bytes", [30_000, 10**9])
+def test_the_files_are_those_of_save_pretrained(joined: bool, tied: bool, shard_bytes: int, tmp_path: Path) -> None:
+    model = tiny_model("qwen2", tie_word_embeddings=tied)
+    if joined:
+        parts = [f"mlp.{name}_proj.weight" for name in ("gate", "up")]
+        model._weight_conversions = [
+            WeightConverter(source_patterns="mlp.gate_up.weight", target_patterns=parts, operations=[Chunk(dim=0)])
+        ]
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    model.save_pretrained(theirs, max_shard_size=shard_bytes)
+    ours.mkdir()
+    save_scattered(model, ours, gathered, is_writer=True, shard_bytes=shard_bytes)
+    assert sorted(path.name for path in ours.iterdir()) == sorted(path.name for path in theirs.iterdir())
+    names: set[str] = set()
+    for file in theirs.iterdir():
+        if file.suffix == ".json":
+            assert (ours / file.name).read_bytes() == file.read_bytes(), file.name
+            continue
+        found, expected = load_file(ours / file.name), load_file(file)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        names |= expected.keys()
+    assert any("mlp.gate_up.weight" in name for name in names) == joined
+    assert ("lm_head.weight" in names) != tied
+
+
+def test_a_rank_that_does_not_write_leaves_nothing(tmp_path: Path) -> None:
+    save_scattered(tiny_model("qwen2"), tmp_path, gathered, is_writer=False, shard_bytes=30_000)
+    assert not list(tmp_path.iterdir())
