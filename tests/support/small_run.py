@@ -28,7 +28,7 @@ def small_run(folder: Path) -> Path:
                 "instructions": {"multiple_choice": "Name the colours in order, then answer with a letter."},
             },
             "rollout": {"num_generations": 2, "max_new_tokens": 8},
-            "algorithm": {"kl_coef": 0.1},
+            "algorithm": {"kl_coef": 0.1, "kl_in": "reward"},
             "training": {
                 "steps": STEPS,
                 "prompts_per_step": 3,
