@@ -24,7 +24,6 @@ from tests.support.small_run import STEPS, small_run
 KILLS = 300
 # How often a resumed run is killed again.
 AGAIN = 2 / 3
-STATES = ("model.safetensors", "optimizer.safetensors")
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,11 @@ class Killed:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def is_as(self, whole: Path) -> bool:
-        for file in STATES:
-            ours, theirs = (load_file(run / f"checkpoints/step-{STEPS:06d}" / file) for run in (self.run, whole))
+        folders = [run / f"checkpoints/step-{STEPS:06d}" for run in (self.run, whole)]
+        files = [sorted(path.relative_to(folder) for path in folder.rglob("*.safetensors")) for folder in folders]
+        assert files[0] == files[1] and len(files[0]) == 2, files  # weights, optimizer states
+        for file in files[0]:
+            ours, theirs = (load_file(folder / file) for folder in folders)
             assert ours.keys() == theirs.keys()
             if not all((ours[name] == tensor).all() for name, tensor in theirs.items()):
                 return False

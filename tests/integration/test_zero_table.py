@@ -124,10 +124,10 @@ def _check(cases: list[ZeroCase], ranks: int, folder: Path, own_cpu_adam: bool =
         if case.offload != "none":
             assert ("DeepSpeedCPUAdam" if own_cpu_adam else "AdamW, optimizer states offloaded") in said["description"]
         apart = {}
-        # DeepSpeed's Adam rounds the decayed weight, too, which at a smaller rate is more of what it moves.
-        tolerance = TOLERANCE * (2 if own_cpu_adam and case.rates else 1)
+        # torch rounds 1 - rate * decay to fp32, in each of six updates by up to 3e-8; DeepSpeed adds the product.
+        rounding = 2 * ROUNDING if own_cpu_adam and case.rates else ROUNDING
         for name, weight in expected.items():
-            allowed = tolerance * (weight - before[name]).norm() + ROUNDING * weight.norm()
+            allowed = TOLERANCE * (weight - before[name]).norm() + rounding * weight.norm()
             apart[name] = float((found[name] - weight).norm() / allowed)
         far = sorted(name for name, share in apart.items() if not share < 1.0)
         print(case.name, f"largest share of what is allowed {max(apart.values()):.2f}, resumed {said['resumed_equal']}")
