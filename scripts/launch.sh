@@ -125,7 +125,8 @@ _become_rank_of_slurm() {
         LOCAL_RANK=0
     fi
     if [ -z "${MASTER_ADDR:-}" ]; then
-        MASTER_ADDR="$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)"
+        # Not head, which may leave before scontrol has written all, and end it and this script.
+        MASTER_ADDR="$(scontrol show hostnames "$SLURM_STEP_NODELIST" | sed -n 1p)"
     fi
     # Jobs that share a node get different ports.
     export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-$((20000 + SLURM_JOB_ID % 10000))}"
@@ -158,7 +159,7 @@ _read_hostfile() {
         NODE_RANK=0 MASTER_ADDR=127.0.0.1
     fi
     if [ -n "${NODE_RANK:-}" ]; then
-        MASTER_ADDR="${MASTER_ADDR:-$(printf '%s\n' "$hosts" | head -n 1)}"
+        MASTER_ADDR="${MASTER_ADDR:-$(printf '%s\n' "$hosts" | sed -n 1p)}"
         _describe_nodes "$NODES" "$NODE_RANK" NODE_RANK
     fi
 }

@@ -231,7 +231,7 @@ def test_an_allocation_of_several_nodes_starts_a_task_for_each_gpu(checkout: Pat
 
 @pytest.mark.parametrize(("gpus", "local"), [("0,1", "1"), ("0", "0")], ids=["all GPUs seen", "one GPU a task"])
 def test_a_task_of_slurm_is_a_rank(gpus: str, local: str, checkout: Path) -> None:
-    for name, text in (("vlm-pg", RANK_STUB), ("scontrol", "#!/bin/bash\nprintf 'node-7\nnode-8\n'\n")):
+    for name, text in (("vlm-pg", RANK_STUB), ("scontrol", "#!/bin/bash\necho node-7\nsleep 0.2\nseq 100000\n")):
         (checkout / ".venv/bin" / name).write_text(text)
         (checkout / ".venv/bin" / name).chmod(0o755)
     task = {
