@@ -9,7 +9,12 @@ from vlm_pg.models.quantize import is_quantized, num_weights
 
 def is_scattered(module: torch.nn.Module) -> bool:
     """Whether weights of ``module`` lie with several ranks (ZeRO-3), so that every call of it is a collective."""
-    return any(hasattr(parameter, "ds_id") for parameter in module.parameters())
+    return any(is_part(parameter) for parameter in module.parameters())
+
+
+def is_part(weight: torch.Tensor) -> bool:
+    """Whether this rank has no more than its part of the weight, until the ranks gather it."""
+    return hasattr(weight, "ds_id")
 
 
 def num_elements(parameter: torch.nn.Parameter) -> int:

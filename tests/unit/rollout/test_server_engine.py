@@ -24,6 +24,7 @@ from vlm_pg.distributed import ALONE
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
+from vlm_pg.observe.trace import Timeline
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.sampling import rollout_key
@@ -528,7 +529,7 @@ def test_what_ends_a_run_in_its_rollouts_leaves_a_checkpoint(monkeypatch: pytest
     trainer.policy = SimpleNamespace(device=torch.device("cpu"))  # type: ignore[assignment]
     trainer.console, trainer.stop, trainer.progress = Console(enabled=False), StopRequest(ALONE), Progress(step=1)
     trainer.engine = SimpleNamespace(ranks=ALONE)  # type: ignore[assignment]
-    trainer._cores, trainer._presence = CoreWatch(), None
+    trainer._cores, trainer._presence, trainer.timeline = CoreWatch(), None, Timeline(ALONE, 0)
     saved: list[int] = []
 
     def fails(step: int) -> None:
