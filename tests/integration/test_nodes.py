@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +36,16 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(config: Path) -> dict[str, Any]:
+def undisturbed(config: Path) -> Callable[[str], dict[str, Any]]:
     """Weights at the end, by engine, as two processes give them that a test starts itself."""
-    found = {}
-    for name, options in ENGINES.items():
-        run = config.parent / name
-        launch_ranks("vlm_pg.cli", "train", str(config), f"run.dir={run}", *options)
-        found[name] = final_weights(run)
-    return found
+
+    @cache
+    def weights(engine: str) -> dict[str, Any]:
+        run = config.parent / engine
+        launch_ranks("vlm_pg.cli", "train", str(config), f"run.dir={run}", *ENGINES[engine])
+        return final_weights(run)
+
+    return weights
 
 
 def final_weights(run: Path) -> dict[str, Any]:
@@ -53,11 +57,9 @@ def steps_done(run: Path) -> int:
 
 
 @pytest.mark.parametrize("died", [1, pytest.param(0, marks=pytest.mark.matrix)])
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=[pytest.mark.matrix] * way.endswith("without ssh")) for way in WAYS]
-)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.matrix] * (way != "torchrun")) for way in WAYS])
 def test_a_node_that_dies_ends_the_other_and_the_run_goes_on(
-    way: str, died: int, config: Path, undisturbed: dict[str, Any], tmp_path: Path
+    way: str, died: int, config: Path, undisturbed: Callable[[str], dict[str, Any]], tmp_path: Path
 ) -> None:
     root, run = make_checkout(tmp_path), tmp_path / "run"
     arguments = [str(config), f"run.dir={run}", "run.resume=auto", *ENGINES[WAYS[way]]]
@@ -83,7 +85,19 @@ def test_a_node_that_dies_ends_the_other_and_the_run_goes_on(
     finally:
         again.end()
     weights = final_weights(run)
-    assert all(weights[name].equal(weight) for name, weight in undisturbed[WAYS[way]].items())
+    assert all(weights[name].equal(weight) for name, weight in undisturbed(WAYS[way]).items())
+
+
+@pytest.mark.parametrize("way", ["hostfile", "slurm"])
+def test_nodes_train_together(way: str, config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    nodes = Nodes(make_checkout(tmp_path), way, str(config), f"run.dir={run}", "training.steps=2", *ENGINES[WAYS[way]])
+    try:
+        nodes.wait_for(lambda: None not in nodes.returncodes)
+        assert nodes.returncodes == [0] and "2 process(es), engine" in nodes.printed, nodes.printed
+        assert steps_done(run) == 2
+    finally:
+        nodes.end()
 
 
 def test_a_node_that_is_asked_to_stop_stops_both(config: Path, tmp_path: Path) -> None:
