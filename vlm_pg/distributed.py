@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from vlm_pg.errors import ConfigError
 
@@ -225,7 +226,11 @@ def join_ranks() -> None:
             f"the others. Start it with torchrun or deepspeed, or set {', '.join(LAUNCHER_VARIABLES)}."
         )
     local_device()  # NCCL takes the current one
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    store, rank, world_size = next(rendezvous("env://"))
+    # torchrun that starts its ranks anew keeps the store: what those before left in it must not be found.
+    store = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
 
 
 def local_device() -> torch.device:

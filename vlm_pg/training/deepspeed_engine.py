@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-from vlm_pg.distributed import RankLayout, SequenceGroup, max_over_ranks
+from vlm_pg.distributed import RankLayout, SequenceGroup, join_ranks, max_over_ranks
 from vlm_pg.memory import free_bytes
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.deepspeed_config import make_optimizer, offloads_optimizer, read_deepspeed_config
@@ -38,6 +38,7 @@ def connect() -> None:
             port = probe.getsockname()[1]
         alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in alone.items()})
+    join_ranks()  # DeepSpeed goes on with ranks that are connected
     if torch.cuda.is_available():
         deepspeed.init_distributed(dist_backend="nccl", verbose=False)
         return

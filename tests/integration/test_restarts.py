@@ -1,0 +1,32 @@
+"""``torchrun --max-restarts``: ranks that are started anew meet by themselves, at a store that remembers the others."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ONE_THREAD_NO_GPU, ROOT
+
+
+@pytest.mark.parametrize("engine", ["torch", pytest.param("deepspeed", marks=pytest.mark.matrix)])
+def test_nothing_is_left_of_the_ranks_before(engine: str, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
+    command += [f"--master-port={port}", "--module", "tests.integration.restarted_rank", engine]
+    done = subprocess.run(
+        [*command, str(tmp_path / "found")],
+        cwd=ROOT,
+        env=os.environ | ONE_THREAD_NO_GPU | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "found").read_text() == "[(0, False, False), (1, False, False)]"
