@@ -92,7 +92,7 @@ class Loss:
             what = f"has gone {self.who.place}{with_it}: it was killed, or its host or the connection to it is lost"
             advice = "go on with run.resume=auto"
         else:
-            what = f"failed {self.who.place}: {self.failure}"
+            what = f"failed {self.who.place}: {self.failure}".removesuffix(".")
             advice = "once that is put right, go on with run.resume=auto"
         return f"{self.who.name} {what}. Every rank ends; {advice}."
 

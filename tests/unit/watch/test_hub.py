@@ -173,3 +173,8 @@ def test_the_sentence_says_who_where_why_and_what_to_do() -> None:
     between = there.at({"phase": "", "step": 0})
     assert 'after phase "vision", before the first step was completed' in Loss(between).sentence
     assert Loss.heard(Loss(there, error, (1,)).said()) == Loss(there, error, (1,))
+
+
+def test_a_failure_that_ends_in_a_full_stop_gets_no_second_one() -> None:
+    loss = Loss(Standing(1, "node-1", 7), Failure("CheckpointError", "no room. Make some."))
+    assert ": CheckpointError: no room. Make some. Every rank ends; once" in loss.sentence
