@@ -228,8 +228,8 @@ def join_ranks() -> None:
     local_device()  # NCCL takes the current one
     store, rank, world_size = next(rendezvous("env://"))
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
-        # torchrun that starts its ranks anew keeps the store: what those before left in it must not be found. Of several
-        # nodes the counts may differ, for one that restarts because another does counts nothing.
+        # torchrun that starts its ranks anew keeps the store: what those before left there must not be found.
+        # On several nodes the counts may differ, for one that restarts because another does counts nothing.
         store = dist.distributed_c10d.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
