@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -228,10 +228,8 @@ class _Run:
         self.summary.write(finished=False)
         config, resume_step = self.config, self.progress.step if self.config.run.resume != "never" else None
         evaluator = self._make_evaluator()
-        try:
-            trainer = self._make_trainer()
-            self._wait_for_decoding()
-        except InterruptedError:  # a server that is away is waited for here, too
+        trainer = self._ready_to_train()
+        if trainer is None:
             self.console.warn("stopped on request before the first step; run.resume=auto begins there again")
             return self._finish(finished=False)
         try:
@@ -248,6 +246,14 @@ class _Run:
             self.console.warn("stopped on request during evaluation; run.resume=auto goes on from the last checkpoint")
             return self._finish(finished=False)
         return self._finish(finished=True)
+
+    def _ready_to_train(self) -> Trainer | None:
+        """None on all ranks where one was asked to stop while it waited: the others may be past that."""
+        trainer = None
+        with suppress(InterruptedError):
+            trainer = self._make_trainer()  # waits for a server that is away
+            self._wait_for_decoding()
+        return None if self.stop.agreed(self.policy.device) else trainer
 
     def _wait_for_decoding(self) -> None:
         with self.phases.timed("setup"):  # not a part of the first step

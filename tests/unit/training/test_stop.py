@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from types import SimpleNamespace
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.distributed import ALONE, AgreedStop, agree_to_go_on, no_way_back
 from vlm_pg.training.engines import TorchEngine
+from vlm_pg.training.main import _Run
 from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.step import Update, UpdateSettings, update_policy
 from vlm_pg.training.stop import StopRequest
@@ -61,3 +64,18 @@ def test_an_update_is_given_up_between_passes_or_made_whole(may_stop: bool) -> N
         run()
     changed = [name for name, p in policy.model.named_parameters() if not torch.equal(p, before[name])]
     assert bool(changed) is not may_stop
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_stop_while_one_rank_waits_is_one_for_all(here: bool) -> None:
+    """Whoever has waited in vain and whoever is past that agree, and none of them trains."""
+    run = object.__new__(_Run)
+    run.policy = SimpleNamespace(device=torch.device("cpu"))  # type: ignore[assignment]
+    agreed = Mock(return_value=True)
+    run.stop = SimpleNamespace(agreed=agreed)  # type: ignore[assignment]
+    waits = Mock(side_effect=InterruptedError if here else None)
+    with patch.multiple(run, _make_trainer=Mock(), _wait_for_decoding=waits, create=True):
+        assert run._ready_to_train() is None
+        agreed.assert_called_once()
+        agreed.return_value = False
+        assert here or run._ready_to_train() is run._make_trainer.return_value  # type: ignore[attr-defined]
