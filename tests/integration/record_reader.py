@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.support import record_oracle
 from tests.support.record_files import good, healthy
-from tests.support.watch import descriptors
+from tests.support.watch import descriptors, settled_descriptors
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.records import parse_record, read_records, to_record
 from vlm_pg.errors import MESSAGE_LIMIT, VlmPgError
@@ -74,6 +74,7 @@ class Reader:
             ]
         )
         self.watch = Watch()
+        self.descriptors = len(descriptors())
 
     def read(self, path: Path) -> dict[str, Any]:
         self.log.unlink(missing_ok=True)
@@ -105,7 +106,7 @@ class Reader:
             "reasons": [fault.reason for fault in bad],
             "seconds": seconds,
             "noted": noted,
-            "descriptors": len(descriptors()),
+            "descriptors": settled_descriptors(self.descriptors),
         }
 
     def survive(self, sample: Sample) -> None:
@@ -137,7 +138,7 @@ class Reader:
 
 def main() -> None:
     reader = Reader(Path(sys.argv[1]))
-    print(json.dumps({"descriptors": len(descriptors())}), flush=True)
+    print(json.dumps({"descriptors": reader.descriptors}), flush=True)
     for line in sys.stdin:
         print(json.dumps(reader.read(Path(json.loads(line)))), flush=True)
     reader.rewarder.close()

@@ -20,7 +20,7 @@ from tests.support.clips import write
 from tests.support.hostile_files import base_files, bombs, cut_files, growing, late_stream, odd_metadata, renamed_files
 from tests.support.hostile_scripts import scripts
 from tests.support.mutations import mutation
-from tests.support.watch import Doorbell, OpenedFiles, cpu_seconds, descriptors, memory_bytes
+from tests.support.watch import Doorbell, OpenedFiles, cpu_seconds, descriptors, memory_bytes, own_descriptors
 from vlm_pg.errors import SampleError
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.settings import MediaSettings
@@ -47,7 +47,7 @@ class Guarded:
         (self.root / "link.mp4").symlink_to(self.outside / "canary.mp4")
         self.targets = ["canary.mp4", "link.mp4", str(self.outside / "canary.mp4"), "../outside/canary.mp4"]
         self.opened = [OpenedFiles(self.outside), OpenedFiles(self.root)]
-        self.before = descriptors()
+        self.before = own_descriptors()
         settings = MediaSettings(
             workers=1, deadline_seconds=600, worker_memory_bytes=MEMORY_BYTES, max_frames=8, max_pixels=32 * 28 * 28
         )
@@ -94,7 +94,7 @@ class Guarded:
         self.loader.close()
         assert not Path(f"/proc/{pid}").exists()
         assert list(self.temporary.iterdir()) == []
-        assert descriptors() == self.before
+        assert own_descriptors() == self.before
         # what libraries and the interpreter hold is not counted by the limit
         assert self.largest <= MEMORY_BYTES + (1 << 30)
         self.door.close()

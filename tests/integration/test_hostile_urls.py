@@ -20,7 +20,7 @@ import pytest
 
 from tests.support.odd_servers import Server, answers
 from tests.support.url_strings import ALLOWED, NAMES, SECRET, allowed_connections, look_up, url
-from tests.support.watch import Connections, descriptors
+from tests.support.watch import Connections, own_descriptors
 from vlm_pg.errors import SampleError
 from vlm_pg.media import connections
 from vlm_pg.media.loader import MediaLoader
@@ -47,7 +47,7 @@ class Guarded:
         self.connections = Connections()
         self.settings = MediaSettings(remote_timeout_seconds=1, remote_private_hosts=ALLOWED, max_remote_bytes=100_000)
         self.reasons: Counter[str] = Counter()
-        self.before = descriptors()
+        self.before = own_descriptors()
 
     @staticmethod
     def _look_up(host: str, port: Any, *_: Any, **__: Any) -> list[Any]:
@@ -78,7 +78,7 @@ class Guarded:
 
     def check_end(self) -> None:
         assert list(self.temporary.iterdir()) == []
-        assert descriptors() == self.before
+        assert own_descriptors() == self.before
         print(f"\n{dict(self.reasons)}")
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,6 +117,20 @@ def descriptors(pid: int | str = "self") -> list[str]:
         except FileNotFoundError:  # the one that lists the folder
             continue
     return sorted(names)
+
+
+def own_descriptors() -> list[str]:
+    """What this process holds open, without what waits for the garbage collector since other tests."""
+    gc.collect()
+    return descriptors()
+
+
+def settled_descriptors(most: int, seconds: float = 30) -> int:
+    """How many this process holds open, once that is no more than ``most``: libraries' threads close files late."""
+    deadline = time.monotonic() + seconds
+    while (count := len(descriptors())) > most and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return count
 
 
 def cpu_seconds(pid: int) -> float:
