@@ -26,12 +26,15 @@ class ArrayFile:
         if self._end is None:
             path.rename(path.with_name(f"{path.name}.damaged"))
             self._end = 0
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         if not self._end:
+            # Under its name it is whole from the beginning.
+            new = path.with_name(f".{path.name}.new")
+            new.write_bytes(_OPEN + _CLOSE)
+            new.replace(path)
             self._end = len(_OPEN)
-            self._write(_OPEN + _CLOSE, 0)
-        os.truncate(self._file, self._end)
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._write(_CLOSE, self._end)
+        os.truncate(self._file, self.num_bytes)
 
     @property
     def num_bytes(self) -> int:
