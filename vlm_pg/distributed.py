@@ -92,7 +92,7 @@ ALONE = RankLayout()
 
 
 class SequenceGroup:
-    """The processes of one data rank, and what they send each other while they share a token stream.
+    """The processes of one data rank, or all, and what they send each other while they share a token stream or media.
 
     ``sent_bytes``: of tensors that this process has sent to the others so far.
     """
@@ -115,6 +115,11 @@ class SequenceGroup:
         on_host = dist.get_backend() == "gloo"
         objects = tensors if on_host else [dist.new_group(list(members), backend="gloo") for members in everyone]
         return cls(size, ranks.sequence_rank, tensors[ranks.data_rank], objects[ranks.data_rank])
+
+    @classmethod
+    def of_everybody(cls, ranks: RankLayout) -> SequenceGroup:
+        """All processes, whatever they work on."""
+        return cls(ranks.world_size, ranks.rank, None, _host_group()) if ranks.world_size > 1 else cls()
 
     def gather(self, value: T) -> list[T]:
         """Every member's ``value``, in their order; it is pickled."""
@@ -147,15 +152,15 @@ class SequenceGroup:
 
     def send(self, values: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
         """``exchange`` without autograd."""
-        out = values.new_empty((sum(receive), *values.shape[1:]))
         self._count(values, sum(send) - send[self.rank])
-        dist.all_to_all_single(out, values.contiguous(), list(receive), list(send), group=self._tensors)
-        return out
+        return exchange_rows(values, send, receive, self._tensors)
 
     def collect(self, values: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         """``gather_rows`` without autograd."""
         # Parts of one size, for which there is a collective; they differ by little.
         most = max(sizes)
+        if not most:
+            return values
         own = torch.cat([values, values.new_zeros((most - values.shape[0], *values.shape[1:]))]).contiguous()
         everything = values.new_empty((self.size * most, *values.shape[1:]))
         self._count(values, (self.size - 1) * most)
@@ -434,6 +439,21 @@ def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         size += bytes_here
     if bucket:
         yield bucket
+
+
+def exchange_rows(values: torch.Tensor, send: Sequence[int], receive: Sequence[int], group: Any = None) -> torch.Tensor:
+    """A part of ``values`` to each rank (of ``group``), and what each of them has for this one.
+
+    Args:
+        values: [sum of send, ...], of one dtype and row shape everywhere.
+        send, receive: rows to and from each rank, in their order.
+
+    Returns:
+        [sum of receive, ...].
+    """
+    out = values.new_empty((sum(receive), *values.shape[1:]))
+    dist.all_to_all_single(out, values.contiguous(), list(receive), list(send), group=group)
+    return out
 
 
 def exchange_objects(for_ranks: Sequence[Any]) -> list[Any]:

@@ -25,6 +25,7 @@ from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.step import Update, UpdateSettings, update_policy
+from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.types import Rollout, RolloutGroup
 
 # The weights stay what they are, and Adam's first moment is the gradient of the last update, unclipped.
@@ -51,8 +52,13 @@ def pair_groups(policy: Policy, kinds: Sequence[str]) -> list[RolloutGroup]:
 
 
 def update(engine: Engine, groups: Sequence[RolloutGroup], micro_batch_tokens: int = 10**6) -> dict[str, float]:
-    algorithm = AlgorithmSettings(clip_low=0.9, clip_high=5.0)
-    return update_policy(engine, None, Update(groups, LEARNING_RATE), UpdateSettings(algorithm, micro_batch_tokens))
+    """Features made before, as in a run: of a tower that trains on equally many frames by each rank."""
+    algorithm, policy = AlgorithmSettings(clip_low=0.9, clip_high=5.0), engine.policy
+    vision = None
+    if policy.vision.trains:
+        vision = StepFeatures(policy, [group.prompt for group in groups], engine.sequence, engine.everyone)
+    settings = UpdateSettings(algorithm, micro_batch_tokens)
+    return update_policy(engine, None, Update(groups, LEARNING_RATE, vision), settings)
 
 
 def run(

@@ -22,7 +22,7 @@ def run(layout: Layout, out: Path) -> None:
     ranks = RankLayout(RankLayout.here().rank, RankLayout.here().world_size, layout.sequence)
     assert ranks.world_size == layout.ranks
     engine = layout_engine(layout, out, ranks)
-    said = train_steps(engine, ranks)
+    said = train_steps(engine, ranks, deal=layout.dealt)
     after = weights(engine)
     if ranks.is_first:
         metadata = {"description": engine.description, "metrics": json.dumps(said)}

@@ -25,6 +25,7 @@ SOME = (
     *("zero1-2", "zero3-offload-2", "lora-zero3-2", "sequence2-qwen3_vl_moe", "sequence2-zero3-qwen3_5"),
     *("torch-4", "sequence4", "sequence2-zero2-data2"),
     *("merger+language-zero2-2", "merger-sequence2-zero3"),
+    *("dealt-zero2-qwen3_vl", "dealt-zero3-2", "dealt-torch-4", "dealt-sequence2-data2"),
 )
 
 
@@ -46,6 +47,10 @@ def test_every_layout_trains_what_one_process_trains(ranks: int, names: tuple[st
         assert norms == pytest.approx([step["grad_norm"] for step in one.metrics], rel=1e-5), layout.name
         assert max(norms) > layout.max_grad_norm, "some gradient should be clipped"
         assert all(step["micro_batches"] > 1 for step in said)
+        if layout.dealt:
+            assert sum(step["moved"] for step in said), "some prompt should be trained on where it was not encoded"
+            least, most = (said[-1][f"patches/{name}"] for name in ("least", "most"))
+            assert most < 1.2 * least, "a tower has equally much to do on every rank, up to a frame a step"
         found, moved = load_file(file), distance(one.before, one.after)
         frozen = [name for name in found if not _trains(layout, name)]
         assert all(torch.equal(found[name], one.before[name]) for name in frozen), "frozen weights stay as they are"

@@ -10,9 +10,9 @@ from vlm_pg.batching.cost import CostModel, GroupCosts, GroupWork
 
 # About what training takes of Qwen2.5-VL-7B, -3B and a small model: operations of forward, backward, recomputation.
 MODELS = (
-    CostModel(token=4 * 13_000_000_000, pair=28 * 4 * 3584 * 4, patch=3 * 1_200_000_000, logit=3 * 1_090_000_000),
-    CostModel(token=4 * 5_500_000_000, pair=36 * 4 * 2048 * 4, patch=3 * 1_200_000_000, logit=3 * 622_000_000),
-    CostModel(token=3 * 5_000_000, pair=4 * 4 * 256 * 4, patch=0, logit=3 * 2_100_000),
+    CostModel(token=4 * 13_000_000_000, pair=28 * 4 * 3584 * 4, logit=3 * 1_090_000_000),
+    CostModel(token=4 * 5_500_000_000, pair=36 * 4 * 2048 * 4, logit=3 * 622_000_000),
+    CostModel(token=3 * 5_000_000, pair=4 * 4 * 256 * 4, logit=3 * 2_100_000),
 )
 
 
@@ -51,7 +51,7 @@ def random_batch(seed: int, sizes: int = 16) -> Batch:
     prompt_exponent, response_exponent = random.uniform(0.8, 1.2), random.uniform(0.8, 1.2)
     prompt_step, response_step = random.choice((64, 256, 1024)), random.choice((4, 16, 32))
     generations, ragged = random.randint(1, 32), random.random() < 0.25
-    model, trains = random.choice(MODELS), random.random() < 0.5
+    model = random.choice(MODELS)
     lengths = zipf(random, prompt_exponent, count, sizes)
     videos: list[int] = []
     while len(videos) < count:
@@ -63,8 +63,7 @@ def random_batch(seed: int, sizes: int = 16) -> Batch:
         own = random.randint(20, 120)
         size = random.randint(1, generations) if ragged else generations
         responses = tuple(response_step * k - 1 for k in zipf(random, response_exponent, size))
-        patches, key = (4 * video, str(first)) if trains else (0, "")
-        groups.append(GroupWork(video + own, responses, patches, key, rank=place * ranks // count))
+        groups.append(GroupWork(video + own, responses, str(first), rank=place * ranks // count))
         common.append(video)
     budget = max(work.prompt_tokens + max(work.responses) for work in groups) + random.choice((0, 4096, 20480))
     return Batch(groups, ranks, budget, model, tuple(videos[:count]), tuple(common))

@@ -18,12 +18,15 @@ from tests.support.groups import make_case, random_group, tiny_policy
 from tests.support.processes import ROOT
 from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
-from vlm_pg.distributed import ALONE, RankLayout
+from vlm_pg.batching.cost import CostModel
+from vlm_pg.distributed import ALONE, RankLayout, max_over_ranks
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import PARTS, LoraSettings, Part
 from vlm_pg.training.engines import Engine, TorchEngine
+from vlm_pg.training.exchange import dealt
 from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.step import Update, UpdateSettings, update_policy
+from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.types import Prompt, Rollout, RolloutGroup
 
 STEPS, LEARNING_RATE = 5, 1e-3
@@ -47,7 +50,8 @@ class Layout:
     """``zero``: section ``zero_optimization`` of DeepSpeed's file; None for the torch engine.
 
     ``sequence``: processes that share the tokens of each data rank. ``lora``: an adapter trains, else the parts of the
-    model that ``train`` names, tower and merger at learning rates of their own where it names not all.
+    model that ``train`` names, tower and merger at learning rates of their own where it names not all. ``dealt``:
+    rollouts change data ranks before an update.
     """
 
     name: str
@@ -60,6 +64,7 @@ class Layout:
     quantize: bool = False  # beside an adapter
     settings: dict[str, Any] = field(default_factory=dict)  # of section ``training``
     dtype: str = "fp32"
+    dealt: bool = False
 
     @property
     def trained(self) -> tuple[Part, ...]:
@@ -109,6 +114,17 @@ LAYOUTS = {
             for family in ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
         ),
         Layout("sequence2-zero3-qwen3_5", 2, shipped("zero3"), sequence=2, family="qwen3_5"),
+        Layout("dealt-torch-2", 2, dealt=True),
+        Layout("dealt-torch-4", 4, dealt=True),
+        *(
+            Layout(f"dealt-{name.replace('_', '-')}-2", 2, shipped(name), dealt=True)
+            for name in ("zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
+        ),
+        Layout("dealt-zero2-4", 4, shipped("zero2"), dealt=True),
+        Layout("dealt-sequence2-data2", 4, sequence=2, dealt=True),
+        Layout("dealt-sequence2-zero3-data2", 4, shipped("zero3"), sequence=2, dealt=True),
+        Layout("dealt-zero2-qwen3_vl", 2, shipped("zero2"), family="qwen3_vl", dealt=True),
+        Layout("dealt-merger+language-zero3", 2, shipped("zero3"), train=MERGER_AND_LANGUAGE, dealt=True),
         Layout("merger+language-torch-1", 1, train=MERGER_AND_LANGUAGE),
         Layout("bf16-torch-1", 1, dtype="bf16"),
         Layout("bf16-torch-2", 2, dtype="bf16"),
@@ -196,17 +212,46 @@ def train_steps(
     whole: bool = False,
     steps: Sequence[int] = range(STEPS),
     questions: int = len(KINDS),
+    deal: bool = False,
 ) -> list[dict[str, float]]:
-    """Metrics of each of the updates on this data rank's share. ``whole``: each in a single pass."""
+    """Metrics of each of the updates on this data rank's share. ``whole``: each in a single pass.
+
+    ``deal``: after the share was dealt anew; ``moved`` says how many prompts with media came to this process by that,
+    ``patches/`` what towers have had to do so far.
+    """
     settings = AlgorithmSettings(clip_low=0.9, clip_high=5.0)
     said = []
     for step in steps:
         groups = step_groups(engine.policy, step, questions)
         # The largest group alone fills a micro-batch.
-        budget = max(g.prompt.num_tokens + sum(len(r.token_ids) for r in g.rollouts) for g in groups)
-        update = Update(groups[ranks.data_rank :: ranks.data_size], LEARNING_RATE)
-        said.append(update_policy(engine, None, update, UpdateSettings(settings, 10**6 if whole else budget)))
+        budget = (
+            10**6 if whole else max(g.prompt.num_tokens + sum(len(r.token_ids) for r in g.rollouts) for g in groups)
+        )
+        of_data_rank = groups[ranks.data_rank :: ranks.data_size]
+        update = Update(of_data_rank, LEARNING_RATE)
+        if deal:
+            update = _dealt(engine, of_data_rank, step, budget)
+        metrics = update_policy(engine, None, update, UpdateSettings(settings, budget))
+        if deal:
+            patches = float(engine.policy.vision.patches_run)
+            run = {"most": patches, "least": -patches}
+            metrics |= {"patches/" + name: abs(n) for name, n in max_over_ranks(run, engine.policy.device).items()}
+        prompts = [group.prompt for group in update.groups]
+        said.append(
+            metrics | {"moved": float(sum(p.pixel_values is not None and p.pixel_values.is_meta for p in prompts))}
+        )
     return said
+
+
+def _dealt(engine: Engine, of_data_rank: Sequence[RolloutGroup], step: int, budget: int) -> Update:
+    """Features are made before the deal, within it, or anew after it, in turn."""
+    prompts = {group.prompt.sample_id: group.prompt for group in of_data_rank}
+    own = of_data_rank[engine.ranks.sequence_rank :: engine.ranks.sequence_size]
+    everybody = list(prompts.values())
+    made = StepFeatures(engine.policy, everybody, engine.sequence, engine.everyone) if step % 3 == 0 else None
+    costs = CostModel(token=1000, pair=1, logit=10)
+    share = dealt(engine, Update(own, LEARNING_RATE, made, prompts=prompts, costs=costs), budget)
+    return Update(share.groups, LEARNING_RATE, share.encoded_anew(engine) if step % 3 == 2 else share.vision)
 
 
 def weights(engine: Engine) -> dict[str, torch.Tensor]:

@@ -2,7 +2,8 @@
 
 A shared prefix of P tokens costs P tokens and P (P + 1) / 2 attention pairs, once; a response of r stream tokens behind
 it costs r tokens, r P + r (r + 1) / 2 pairs and r + 1 rows of logits. What an earlier prompt has in common with a later
-one costs the later one nothing, where both are computed in one micro-batch.
+one costs the later one nothing, where both are computed in one micro-batch. The vision tower is no part of it: a frozen
+one's features are there already, and the frames of one that trains are divided over all ranks, whoever trains on them.
 """
 
 from __future__ import annotations
@@ -20,13 +21,11 @@ class CostModel:
     Args:
         token: of a token in all linear layers.
         pair: of a (query, key) pair in all attention layers.
-        patch: of a patch in the vision tower; what is frozen or kept already costs nothing.
         logit: of a row through the output head.
     """
 
     token: int
     pair: int
-    patch: int = 0
     logit: int = 0
 
 
@@ -37,14 +36,12 @@ class GroupWork:
     Args:
         prompt_tokens: P.
         responses: stream tokens of each response that trains (one less than it has).
-        patches: of its media that the tower must encode for this update; 0 where it is frozen.
-        media_key: prompts with equal ones have equal media, which a rank encodes once; "" equals nothing.
+        media_key: prompts with equal ones have equal media; "" equals nothing.
         rank: who holds it now.
     """
 
     prompt_tokens: int
     responses: tuple[int, ...]
-    patches: int = 0
     media_key: str = ""
     rank: int = 0
 
@@ -101,13 +98,8 @@ class GroupCosts:
     def _prefix(self, group: int, earlier: Sequence[int]) -> int:
         work, model = self.groups[group], self.model
         known = max((self.shared(other, group) for other in earlier), default=0)
-        encoded = any(_same_media(self.groups[other], work) for other in earlier)
         tokens, pairs = work.prompt_tokens - known, causal_pairs(work.prompt_tokens) - causal_pairs(known)
-        return (
-            model.token * _with_calls(tokens, self.budget)
-            + model.pair * pairs
-            + model.patch * (0 if encoded else work.patches)
-        )
+        return model.token * _with_calls(tokens, self.budget) + model.pair * pairs
 
     def _response(self, prompt: int, tokens: int, share_of_call: int) -> int:
         model = self.model

@@ -211,8 +211,8 @@ def keep_at_home(held: Sequence[Held], costs: GroupCosts) -> list[Held]:
         kept = [0] * ranks
         for group in of_part:
             work = costs.groups[group]
-            # What is sent of a group is its prompt: ids, and pixels of its media.
-            kept[work.rank] += work.prompt_tokens + work.patches
+            # What is sent of a group is its prompt: ids, and features of its media.
+            kept[work.rank] += work.prompt_tokens
         at_home += [(-tokens, part, rank) for rank, tokens in enumerate(kept)]
     placed: dict[int, Held] = {}
     seen: set[int] = set()

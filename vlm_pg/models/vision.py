@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from weakref import WeakValueDictionary
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from vlm_pg.distributed import BY_ITSELF, SequenceGroup
 from vlm_pg.memory import tensor_bytes
 from vlm_pg.models.pixels import PixelGeometry
-from vlm_pg.models.vision_pieces import VisionPiece, shares
+from vlm_pg.models.vision_pieces import Grid, VisionPiece, shares
 from vlm_pg.types import Prompt, VisualFeatures
 
 
@@ -50,6 +51,7 @@ class VisionEncoder:
         self._trains = trains
         self.version = 0
         self.prompts_encoded = 0
+        self.patches_run = 0
 
     @property
     def trains(self) -> bool:
@@ -81,6 +83,8 @@ class VisionEncoder:
     ) -> list[VisualFeatures]:
         """Features of each prompt; only what is not kept already goes through the tower.
 
+        Where all processes enter a trained tower together, ``encode_together`` gives each of them as much to do.
+
         With ``with_graph`` (a trained tower) all new prompts go through in one call and stay attached to its graph.
         ``keep_graph``: until the weights change, later calls get these outputs and their graph again; without it a
         graph belongs to one caller and one backward. Without ``with_graph`` each prompt goes through alone, so that its
@@ -103,11 +107,6 @@ class VisionEncoder:
         for key, prompt in zip(keys, prompts, strict=True):
             if prompt.pixel_values is None:
                 continue
-            if not prompt.content_key:
-                raise ValueError(
-                    f"Prompt {prompt.sample_id!r} has pixels but no content_key, by which features are kept. Build it "
-                    "with prompt_from_processor, or set content_key(pixel_values, grid_thw)."
-                )
             kept = found[key]
             if kept is not None and key not in missing_somewhere:
                 if key in self._kept:
@@ -115,7 +114,39 @@ class VisionEncoder:
                 results[key] = kept
             else:
                 missing[key] = prompt
-        results.update(self._encode_missing(missing, with_graph, keep_graph, sequence))
+        names, new = list(missing), list(missing.values())
+        for of_batch, batch in [(names, new)] if with_graph else [([k], [p]) for k, p in missing.items()]:
+            if batch:
+                with torch.set_grad_enabled(with_graph):
+                    outputs = self._encoded(*_media(batch), sequence)
+                    results |= self._split(outputs, of_batch, batch, with_graph, keep_graph)
+        return self._in_order(prompts, keys, results)
+
+    def encode_together(
+        self, prompts: Sequence[Prompt], sequence: SequenceGroup, everyone: SequenceGroup
+    ) -> tuple[list[VisualFeatures], torch.Tensor]:
+        """As ``encode`` with a graph that is kept, called by all of ``everyone`` at the same time. A collective.
+
+        Each process runs the tower on an equal part of all frames, whoever asks for them: pixels go there, features
+        come back, and their gradients take the same way. What was kept before is made anew, so that all processes are
+        in this one graph.
+
+        Returns:
+            The features, and a zero whose backward enters the tower with no gradient of its own. All processes must
+            reach it in one backward, those without media too.
+        """
+        keys = self._keys(prompts)
+        new = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if prompt.pixel_values is not None}
+        batch = list(new.values())
+        pixels, grids = _media(batch) if batch else self._no_media()
+        with torch.enable_grad():
+            outputs = self._encoded(pixels, grids, sequence, everyone)
+            results = self._split(outputs, list(new), batch, with_graph=True, keep_graph=True)
+            return self._in_order(prompts, keys, results), outputs.sum() * 0.0
+
+    def _in_order(
+        self, prompts: Sequence[Prompt], keys: Sequence[str], results: Mapping[str, VisualFeatures]
+    ) -> list[VisualFeatures]:
         nothing = VisualFeatures(None, self.version, carries_graph=False)
         return [
             nothing if prompt.pixel_values is None else results[key] for key, prompt in zip(keys, prompts, strict=True)
@@ -123,45 +154,85 @@ class VisionEncoder:
 
     def _keys(self, prompts: Sequence[Prompt]) -> list[str]:
         """By which features are kept and shared."""
+        for prompt in prompts:
+            if prompt.pixel_values is not None and not prompt.content_key:
+                raise ValueError(
+                    f"Prompt {prompt.sample_id!r} has pixels but no content_key, by which features are kept. Build it "
+                    "with prompt_from_processor, or set content_key(pixel_values, grid_thw)."
+                )
         if self._share:
             return [prompt.content_key for prompt in prompts]
         return [f"{place}:{prompt.content_key}" for place, prompt in enumerate(prompts)]
 
-    def _encode_missing(
-        self, missing: Mapping[str, Prompt], with_graph: bool, keep_graph: bool, sequence: SequenceGroup
+    def _split(
+        self,
+        outputs: torch.Tensor,
+        keys: Sequence[str],
+        batch: Sequence[Prompt],
+        with_graph: bool,
+        keep_graph: bool,
     ) -> dict[str, VisualFeatures]:
+        """``outputs`` [M, ...] of a batch by the keys of its prompts."""
         results = {}
-        names, prompts = list(missing), list(missing.values())
-        for keys, batch in [(names, prompts)] if with_graph else [([k], [p]) for k, p in missing.items()]:
-            if not batch:
-                continue
-            with torch.set_grad_enabled(with_graph):
-                pixels = torch.cat([_pixels(prompt) for prompt in batch])
-                grids = torch.cat([_grids(prompt) for prompt in batch])
-                sizes = [int(_grids(prompt).prod(-1).sum()) // self._merged_patches for prompt in batch]
-                outputs = self._encoded(pixels, grids, sequence).split(sizes)
-            self.prompts_encoded += len(batch)
-            for key, features in zip(keys, outputs, strict=True):
-                results[key] = VisualFeatures(features, self.version, carries_graph=with_graph)
-                if self._share and (keep_graph or not with_graph):
-                    self._in_use[key] = results[key]
-                    self._keep(key, results[key])
+        sizes = [int(_grids(prompt).prod(-1).sum()) // self._merged_patches for prompt in batch]
+        self.prompts_encoded += len(batch)
+        for key, features in zip(keys, outputs.split(sizes) if sizes else (), strict=True):
+            results[key] = VisualFeatures(features, self.version, carries_graph=with_graph)
+            if self._share and (keep_graph or not with_graph):
+                self._in_use[key] = results[key]
+                self._keep(key, results[key])
         return results
 
-    def _encoded(self, pixels: torch.Tensor, grids: torch.Tensor, sequence: SequenceGroup) -> torch.Tensor:
-        """[M, ...] of all media; each process of ``sequence`` runs the tower on some of their frames."""
-        if sequence.size == 1:
+    def _encoded(
+        self,
+        pixels: torch.Tensor,
+        grids: torch.Tensor,
+        sequence: SequenceGroup,
+        everyone: SequenceGroup = BY_ITSELF,
+    ) -> torch.Tensor:
+        """[M, ...] of all media; each process of ``sequence``, or of ``everyone``, runs the tower on some frames."""
+        if sequence.size == everyone.size == 1:
             return self._run(pixels, grids)
         parts = shares(grids.tolist(), sequence.size)
         mine = parts[sequence.rank]
-        if mine.patches:
-            own = self._run(pixels[mine.start : mine.stop], torch.tensor(mine.grids), parts)
+        own = pixels[mine.start : mine.stop]
+        if everyone.size > 1:
+            features = self._run_evenly(own, mine.grids, everyone)
         else:
-            # The tower's weights may be gathered, and its gradients reduced, by all ranks together.
-            own = self._run(*self._pixels.empty_token(self._device), parts)[:0]
-        return sequence.gather_rows(own, [part.patches // self._merged_patches for part in parts], reduce=True)
+            features = self._run_part(own, mine, parts)
+        if sequence.size == 1:
+            return features
+        return sequence.gather_rows(features, [part.patches // self._merged_patches for part in parts], reduce=True)
+
+    def _run_evenly(self, pixels: torch.Tensor, grids: Sequence[Grid], everyone: SequenceGroup) -> torch.Tensor:
+        """[M, ...] of this process's media, after all have run the tower on equal parts of everybody's frames."""
+        of_ranks = everyone.gather(tuple(grids))
+        parts = shares([grid for of_rank in of_ranks for grid in of_rank], everyone.size)
+        ends = list(accumulate(sum(t * h * w for t, h, w in of_rank) for of_rank in of_ranks))
+        owned = list(pairwise([0, *ends]))
+        mine, here = parts[everyone.rank], owned[everyone.rank]
+        there = [_overlap(here, (part.start, part.stop)) for part in parts]
+        theirs = [_overlap(of_rank, (mine.start, mine.stop)) for of_rank in owned]
+        # Of one dtype on all processes, as prompts have them.
+        arrived = everyone.send(pixels.to(self._device, torch.float32, non_blocking=True), there, theirs)
+        features = self._run_part(arrived, mine, parts)
+        back, wanted = ([rows // self._merged_patches for rows in counts] for counts in (theirs, there))
+        return everyone.exchange(features, back, wanted)
+
+    def _run_part(self, pixels: torch.Tensor, part: VisionPiece, parts: Sequence[VisionPiece]) -> torch.Tensor:
+        """[M, ...] of one of several parts that processes run at the same time."""
+        if part.patches:
+            return self._run(pixels, torch.tensor(part.grids), parts)
+        # The tower's weights may be gathered, and its gradients reduced, by all ranks together.
+        return self._run(*self._pixels.empty_token(self._device), parts)[:0]
+
+    def _no_media(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pixels and grids of no media."""
+        pixels, grids = self._pixels.empty_token(torch.device("cpu"))
+        return pixels[:0], grids[:0]
 
     def _run(self, pixels: torch.Tensor, grids: torch.Tensor, parts: Sequence[VisionPiece] = ()) -> torch.Tensor:
+        self.patches_run += len(pixels)
         moved = (each.to(self._device, non_blocking=True) for each in (pixels, grids))
         return self._run_tower(*moved, *([parts] if parts else []))
 
@@ -180,11 +251,17 @@ class VisionEncoder:
             self._kept_bytes -= tensor_bytes(oldest.features)
 
 
-def _pixels(prompt: Prompt) -> torch.Tensor:
-    assert prompt.pixel_values is not None
-    return prompt.pixel_values
+def _media(batch: Sequence[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pixels [patches, dim] and grids [media, 3] of all prompts."""
+    pixels = [prompt.pixel_values for prompt in batch if prompt.pixel_values is not None]
+    return torch.cat(pixels), torch.cat([_grids(prompt) for prompt in batch])
 
 
 def _grids(prompt: Prompt) -> torch.Tensor:
     assert prompt.grid_thw is not None
     return prompt.grid_thw
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> int:
+    """Length of what two runs (from, to) have in common."""
+    return max(0, min(one[1], other[1]) - max(one[0], other[0]))

@@ -225,7 +225,7 @@ class Collector:
 
     def _features(self, prompts: SharedPrompts) -> StepFeatures:
         """Of this process's prompts; made together with those of the other sequence ranks."""
-        features = StepFeatures(self.policy, prompts.everybody, self.engine.sequence)
+        features = StepFeatures(self.policy, prompts.everybody, self.engine.sequence, self.engine.everyone)
         self._held.append(features)
         return features.of(prompts.own)
 

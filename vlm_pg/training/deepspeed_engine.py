@@ -16,7 +16,7 @@ from vlm_pg.memory import free_bytes
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.deepspeed_config import make_optimizer, offloads_optimizer, read_deepspeed_config
 from vlm_pg.training.deepspeed_states import DividedEach, DividedTogether, link_states
-from vlm_pg.training.engines import SHARD_BYTES, Engine, check_finite, keeps_masters
+from vlm_pg.training.engines import SHARD_BYTES, Engine, check_finite, everyone_who_encodes, keeps_masters
 from vlm_pg.training.gradient_guard import GradientGuard
 from vlm_pg.training.optimizer_states import OptimizerStates
 from vlm_pg.training.rates import PartRates, trained_weights
@@ -97,6 +97,7 @@ class DeepSpeedEngine(Engine):
         import deepspeed
 
         self.policy, self.ranks, self.sequence = policy, ranks, SequenceGroup.of(ranks)
+        self.everyone = everyone_who_encodes(policy, settings, ranks)
         names, parameters = zip(*trained_weights(policy), strict=True)
         self.rates = PartRates(policy, settings)
         config = _engine_config(settings, policy.dtype)

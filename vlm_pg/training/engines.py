@@ -34,6 +34,8 @@ class Engine(ABC):
     ranks: RankLayout = ALONE
     # The processes that share this one's token streams.
     sequence: SequenceGroup = BY_ITSELF
+    # All processes, where they divide the frames of a tower that trains among themselves.
+    everyone: SequenceGroup = BY_ITSELF
     # For the line a run begins with.
     description: str
     # What backward() multiplies losses by before they reach the graph.
@@ -114,6 +116,12 @@ class Engine(ABC):
         yield
 
 
+def everyone_who_encodes(policy: Policy, settings: TrainingSettings, ranks: RankLayout) -> SequenceGroup:
+    """``Engine.everyone``."""
+    evenly = settings.balance and ranks.data_size > 1 and policy.settings.share_prefix
+    return SequenceGroup.of_everybody(ranks) if evenly else BY_ITSELF
+
+
 def keeps_masters(policy: Policy, trained: Iterable[torch.Tensor]) -> bool:
     """Whether a checkpoint holds fp32 copies of the trained weights; else the weights are fp32 themselves.
 
@@ -133,12 +141,13 @@ def check_finite(norm: float) -> None:
 class TorchEngine(Engine):
     """AdamW, all weights on every rank. bf16 weights keep an fp32 copy that takes gradients and updates.
 
-    Gradients stay on their rank until the update's end and are then summed over ranks once, in fp32: backward calls may
-    differ in kind and number from rank to rank. Every rank then makes the same step.
+    Gradients stay on their rank until the update's end and are then summed over ranks once, in fp32. Every rank then
+    makes the same step.
     """
 
     def __init__(self, policy: Policy, settings: TrainingSettings, ranks: RankLayout = ALONE):
         self.policy, self.ranks, self.sequence = policy, ranks, SequenceGroup.of(ranks)
+        self.everyone = everyone_who_encodes(policy, settings, ranks)
         self.description = "torch" if ranks.world_size == 1 else "torch (all weights on every rank)"
         self._max_grad_norm = settings.max_grad_norm
         self._named = trained_weights(policy)

@@ -7,20 +7,22 @@ over all ranks: who computes what does not change the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import torch
 
 from vlm_pg.batching.balance import Deal, deal_groups
 from vlm_pg.batching.cost import CostModel, GroupWork
 from vlm_pg.distributed import exchange_objects, gather_objects
 from vlm_pg.metrics import Metric
+from vlm_pg.models.policy import Policy
+from vlm_pg.models.reference import ScoringPolicy
 from vlm_pg.training.engines import Engine
+from vlm_pg.training.feature_route import FeatureRoute, Passage
+from vlm_pg.training.group_advantages import trains
 from vlm_pg.training.step import Update
 from vlm_pg.training.step_features import StepFeatures
-from vlm_pg.types import Prompt, RolloutGroup, VisualFeatures
+from vlm_pg.types import Prompt, RolloutGroup
 
 # Number of a group over all ranks, and some of its rollouts.
 Place = tuple[int, tuple[int, ...]]
@@ -28,11 +30,28 @@ Place = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Share:
-    """What this data rank trains on in an update, ``vision`` as in ``Update``; ``metrics`` say how even the deal is."""
+    """What this data rank trains on in an update, ``vision`` as in ``Update``; ``metrics`` say how even the deal is.
+
+    ``made_here``: prompts whose media this data rank encodes for itself and for others, which get them by ``route``; it
+    is None where rollouts stay where they are. ``reference_vision``: of a reference with a tower of its own.
+    """
 
     groups: Sequence[RolloutGroup]
     vision: StepFeatures | None
+    reference_vision: StepFeatures | None = None
     metrics: dict[Metric, float] = field(default_factory=dict)
+    made_here: Sequence[Prompt] = ()
+    route: FeatureRoute | None = None
+
+    def encoded_anew(self, engine: Engine) -> StepFeatures | None:
+        """The visual features under weights that have changed since. A collective.
+
+        None: the update makes them, for it has the prompts with their pixels.
+        """
+        if self.route is None:
+            return None
+        made = StepFeatures(engine.policy, self.made_here, engine.sequence, engine.everyone)
+        return made.dealt(_that_train(self.groups), self.route)
 
 
 @dataclass(frozen=True)
@@ -42,6 +61,7 @@ class _Known:
     ``visual_tokens``: how long the part of the prompt is at least that prompts with equal media share.
     """
 
+    sample_id: str
     work: GroupWork
     trained: tuple[int, ...]
     untrained: tuple[int, ...]
@@ -50,26 +70,23 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Parcel:
-    """Some rollouts of group ``number`` (over all ranks) on their way.
-
-    ``group``: without its prompt where the receiver has it. ``features``: [M, ...] on the CPU, where it has not; None
-    of a prompt without media.
-    """
+    """Some rollouts of group ``number`` (over all ranks) on their way; without its prompt where the receiver has it."""
 
     number: int
     group: RolloutGroup
-    features: torch.Tensor | None
 
 
-def dealt(engine: Engine, own: Update, token_budget: int) -> Share:
+def dealt(engine: Engine, own: Update, token_budget: int, reference: ScoringPolicy | None = None) -> Share:
     """The groups of an update that this data rank trains on. A collective.
 
-    A trained tower's gradient goes back to where it ran, and where nothing is shared a prompt is encoded wherever it is
-    used: there rollouts stay with the data rank that sampled them.
+    Prompts leave without pixels: their features are made where they were sampled, and go from there; a trained tower's
+    get their gradients back. Where nothing is shared a prompt is encoded wherever it is used: there rollouts stay with
+    the data rank that sampled them.
 
     Args:
         own: this process's groups, and ``prompts`` of all its sequence ranks.
         token_budget: most tokens of a pass.
+        reference: what a KL term of the loss measures from.
     """
     ranks, policy = engine.ranks, engine.policy
     if ranks.world_size == 1:
@@ -78,21 +95,24 @@ def dealt(engine: Engine, own: Update, token_budget: int) -> Share:
     first = sum(map(len, known[: ranks.rank]))
     everything = [group for of_rank in known for group in of_rank]
     deal = None
-    if own.costs is not None and ranks.data_size > 1 and policy.settings.share_prefix and not policy.vision.trains:
+    if own.costs is not None and ranks.data_size > 1 and policy.settings.share_prefix:
         deal = _deal(everything, ranks.data_size, token_budget, own.costs)
-    known_features = {} if deal is None else _known_features(engine, own)
-    parcels = _parcels(engine, own, first, _places(everything, deal, ranks.data_size), known_features)
+    places = _places(everything, deal, ranks.data_size)
+    parcels = _parcels(engine, own, first, places)
     received = sorted((p for of_rank in exchange_objects(parcels) for p in of_rank), key=lambda p: p.number)
     here = {group.sample.sample_id: group.prompt for group in own.groups} | dict(own.prompts)
     groups = [replace(p.group, prompt=p.group.prompt or here[p.group.sample.sample_id]) for p in received]
-    prompts = [group.prompt for group in groups]
     if deal is None:
-        return Share(groups, None if own.vision is None else own.vision.of_everything(prompts))
-    features = [
-        known_features[prompt.sample_id] if parcel.group.prompt is None else _arrived(engine, parcel.features)
-        for prompt, parcel in zip(prompts, received, strict=True)
-    ]
-    return Share(groups, StepFeatures.known(policy, prompts, features), deal.metrics())
+        return Share(groups, None if own.vision is None else own.vision.of_everything([g.prompt for g in groups]))
+    trained_here = [known.sample_id for known in everything if known.trained and known.work.rank == ranks.data_rank]
+    made_here = [here[sample_id] for sample_id in trained_here]
+    route = FeatureRoute(ranks, _passages(everything, places))
+    trained = _that_train(groups)
+    vision = _made(engine, own, made_here).dealt(trained, route)
+    of_reference = None
+    if isinstance(reference, Policy) and policy.vision.trains:
+        of_reference = StepFeatures(reference, made_here, engine.sequence).dealt(trained, route)
+    return Share(groups, vision, of_reference, deal.metrics(), made_here, route)
 
 
 def _known(group: RolloutGroup, rank: int) -> _Known:
@@ -102,7 +122,7 @@ def _known(group: RolloutGroup, rank: int) -> _Known:
     prompt = group.prompt
     responses = tuple(len(group.rollouts[place].token_ids) - 1 for place in trained)
     work = GroupWork(prompt.num_tokens, responses, media_key=prompt.content_key, rank=rank)
-    return _Known(work, trained, untrained, prompt.num_visual_tokens)
+    return _Known(prompt.sample_id, work, trained, untrained, prompt.num_visual_tokens)
 
 
 def _deal(everything: Sequence[_Known], data_ranks: int, token_budget: int, costs: CostModel) -> Deal:
@@ -143,27 +163,39 @@ def _places(
     return [sorted(of_rank) for of_rank in found]
 
 
-def _known_features(engine: Engine, own: Update) -> dict[str, VisualFeatures]:
-    """By sample id, of a frozen tower: kept since the rollouts were sampled, by this process and its sequence group."""
+def _passages(everything: Sequence[_Known], places: Sequence[Sequence[Place]]) -> Iterator[Passage]:
+    """Of all media that a data rank trains on and has not encoded: from the first that has."""
+    makers: dict[str, list[int]] = {}
+    for known in everything:
+        if known.trained and known.visual_tokens:
+            makers.setdefault(known.work.media_key, []).append(known.work.rank)
+    for data_rank, of_rank in enumerate(places):
+        for known in (everything[number] for number, _ in of_rank):
+            if known.trained and data_rank not in makers.get(known.work.media_key, [data_rank]):
+                maker = min(makers[known.work.media_key])
+                yield Passage(known.work.media_key, known.visual_tokens, maker, data_rank)
+
+
+def _that_train(groups: Sequence[RolloutGroup]) -> list[Prompt]:
+    return [group.prompt for group in groups if trains(group)]
+
+
+def _made(engine: Engine, own: Update, made_here: Sequence[Prompt]) -> StepFeatures:
+    """Of the media that this data rank encodes."""
     if own.vision is not None:
-        return own.vision.by_sample()
-    prompts = {group.prompt.sample_id: group.prompt for group in own.groups} | dict(own.prompts)
+        return own.vision
+    if engine.policy.vision.trains:
+        return StepFeatures(engine.policy, made_here, engine.sequence, engine.everyone)
+    # Kept since the rollouts were sampled, by all processes of the data rank.
     with engine.weights_at_hand():
-        return dict(zip(prompts, engine.policy.vision.encode(list(prompts.values())), strict=True))
+        return StepFeatures(engine.policy, made_here)
 
 
-def _parcels(
-    engine: Engine,
-    own: Update,
-    first: int,
-    places: Sequence[Sequence[Place]],
-    features: Mapping[str, VisualFeatures],
-) -> list[list[_Parcel]]:
+def _parcels(engine: Engine, own: Update, first: int, places: Sequence[Sequence[Place]]) -> list[list[_Parcel]]:
     """This process's groups, packed for each process that trains on them.
 
     Args:
         first: number of this process's first group.
-        features: empty where nothing leaves its data rank.
     """
     parcels: list[list[_Parcel]] = []
     nothing: Any = None
@@ -174,16 +206,10 @@ def _parcels(
             if not first <= number < first + len(own.groups):
                 continue
             group = own.groups[number - first].only(chosen)
-            tensor = features[group.prompt.sample_id].features if away else None
             prompt = _without_pixels(group.prompt) if away else nothing
-            packed.append(_Parcel(number, replace(group, prompt=prompt), None if tensor is None else tensor.cpu()))
+            packed.append(_Parcel(number, replace(group, prompt=prompt)))
         parcels += [packed] * engine.ranks.sequence_size
     return parcels
-
-
-def _arrived(engine: Engine, features: torch.Tensor | None) -> VisualFeatures:
-    here = None if features is None else features.to(engine.policy.device)
-    return VisualFeatures(here, engine.policy.vision.version, carries_graph=False)
 
 
 def _without_pixels(prompt: Prompt) -> Prompt:

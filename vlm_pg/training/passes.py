@@ -52,6 +52,7 @@ class Passes:
         behaviour_logprobs: fp32 [R] of each rollout of each group, what the loss's ratio is taken to; None for those of
             the same forward, where the ratio is 1.
         measure_mismatch: sum up how the recorded log-probabilities differ from those of the forward.
+        reference_vision: features of a reference's own tower, where they are made already.
         tally: the step's metrics; filled on the way.
     """
 
@@ -64,6 +65,7 @@ class Passes:
     temperature: float
     behaviour_logprobs: Sequence[Sequence[torch.Tensor]] | None
     measure_mismatch: bool = False
+    reference_vision: StepFeatures | None = None
     tally: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
@@ -164,8 +166,11 @@ class Passes:
         assert self.reference is not None
         if not self.policy.vision.trains:
             return self._features(micro, members, self.vision.features)
-        prompts = [member.prompt for member in members]
-        features = self.reference.vision.encode(prompts, sequence=self.engine.sequence)
+        if self.reference_vision is not None:
+            features = [self.reference_vision.features[group] for group in micro.groups]
+        else:
+            prompts = [member.prompt for member in members]
+            features = self.reference.vision.encode(prompts, sequence=self.engine.sequence)
         return self.reference.join_features(members, features)
 
     def _loss(

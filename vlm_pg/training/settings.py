@@ -33,8 +33,9 @@ class TrainingSettings(Settings):
     )
     balance: bool = Field(
         True,
-        description="With several data ranks and a frozen vision tower: rollouts are dealt anew before an update, so "
-        "that all ranks have equal work by estimate. False: each rank trains on what it sampled.",
+        description="With several data ranks: rollouts are dealt anew before an update, so that all ranks have equal "
+        "work by estimate, and the frames of a tower that trains are divided over all processes. False: each rank "
+        "encodes and trains on what it sampled.",
     )
     deepspeed_config: str | None = Field(None, description="DeepSpeed JSON file; needed with engine=deepspeed.")
     checked_updates: int = Field(

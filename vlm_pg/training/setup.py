@@ -89,12 +89,13 @@ def _of_ranks(config: RunConfig, policy: Policy, ranks: RankLayout) -> list[str]
     if ranks.data_size > 1:
         reasons = {
             "training.balance=false": not config.training.balance,
-            "its visual features train": policy.vision.trains,
             "model.share_prefix=false": not policy.settings.share_prefix,
         }
         why = [reason for reason, holds in reasons.items() if holds]
         stays = f"rollouts stay with the rank that sampled them ({', '.join(why)})"
-        lines.append(f"balance: {stays if why else 'rollouts are dealt over data ranks by their estimated cost'}")
+        frames = ", frames of the tower in equal parts" if policy.vision.trains else ""
+        dealt = f"rollouts are dealt over data ranks by their estimated cost{frames}"
+        lines.append(f"balance: {stays if why else dealt}")
     return lines
 
 

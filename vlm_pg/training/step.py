@@ -70,13 +70,14 @@ class Update:
 
     Attributes:
         groups: this data rank's share of the complete groups; its sequence ranks have the same.
-        vision: visual features of the groups' prompts, in order, where they were made before generation.
+        vision: visual features of the prompts of all groups that train, where they have been made already.
         measure_mismatch: add ``mismatch/...``: how the recorded log-probabilities differ from the training forward's,
             over the rollouts that the weights as they are now sampled. The same on all ranks.
         prompts: by sample id, those of the groups of the other sequence ranks.
         costs: what work over data ranks is balanced by; None: every rank trains on the groups it has.
         may_stop: it may be given up between two backward calls, for the step has made no other update yet.
         waiting: made anew around the place where ranks whose passes are over wait for the others.
+        reference_vision: as ``vision``, of a reference with a tower of its own.
     """
 
     groups: Sequence[RolloutGroup]
@@ -87,6 +88,7 @@ class Update:
     costs: CostModel | None = None
     may_stop: bool = False
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    reference_vision: StepFeatures | None = None
 
 
 def update_policy(
@@ -146,7 +148,8 @@ def _passes(
     places = [place for place, group in enumerate(update.groups) if any(group.kept or (1.0,))]
     groups = trained = [_what_trains(update.groups[place]) for place in places]
     share = policy.settings.share_prefix
-    vision = update.vision.of(places) if update.vision is not None and share else None
+    prompts = [group.prompt for group in groups]
+    vision = update.vision.of_prompts(prompts) if update.vision is not None and share else None
     behaviour = behaviour_logprobs(groups, settings.logprobs, policy.weights_version)
     # Corrected for pruning, a batch counts as what was sampled, of which what is left is an estimate.
     counted = update.groups if algorithm.prune_correction else groups
@@ -155,8 +158,19 @@ def _passes(
         groups = [group.only([index]) for group in groups for index in range(len(group.rollouts))]
         weights, behaviour = _one_each(weights), None if behaviour is None else _one_each(behaviour)
     vision = vision or _vision(engine, [group.prompt for group in groups])
-    mismatch = update.measure_mismatch
-    passes = Passes(engine, reference, groups, vision, weights, algorithm, settings.temperature, behaviour, mismatch)
+    of_reference = update.reference_vision.of_prompts(prompts) if update.reference_vision is not None else None
+    passes = Passes(
+        engine,
+        reference,
+        groups,
+        vision,
+        weights,
+        algorithm,
+        settings.temperature,
+        behaviour,
+        update.measure_mismatch,
+        of_reference,
+    )
     return passes, trained
 
 

@@ -270,7 +270,7 @@ class Trainer:
 
     def _costs_of_work(self) -> CostModel:
         policy = self.policy
-        return cost_model(shape_of(policy.model.config, policy.settings), policy.settings.train, policy.checkpointing)
+        return cost_model(shape_of(policy.model.config, policy.settings), policy.checkpointing)
 
     def _sampling_metrics(self, batch: StepBatch) -> dict[str, float | None]:
         """What the samplers did, or what a server owed. A collective."""

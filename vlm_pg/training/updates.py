@@ -44,33 +44,70 @@ def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, c
     values: list[dict[str, float]] = []
     counts = gather_objects(len(groups))
     parts = [part_of(place, engine.ranks.rank, counts, algorithm.minibatches) for place in range(len(groups))]
-    shares: dict[int, Share] = {}
+    shares = _Shares(engine, reference, replace(step, groups=groups), settings, again=algorithm.num_iterations > 1)
     for _ in range(algorithm.num_iterations):
         for number in range(algorithm.minibatches):
             chosen = [place for place, part in enumerate(parts) if part == number]
             here = float(sum(trains(groups[place]) for place in chosen))
-            if not sum_over_ranks({"groups": here}, engine.policy.device)["groups"]:
-                continue
-            if number not in shares:
-                vision = None if step.vision is None else step.vision.of(chosen)
-                own = replace(step, groups=[groups[place] for place in chosen], vision=vision)
-                shares[number] = dealt(engine, own, settings.micro_batch_tokens)
-            share = shares[number]
-            # Behind the first update the weights are others, and a trained tower's features too.
-            vision = None if values and engine.policy.vision.trains else share.vision
-            first = not values
-            update = Update(
-                share.groups,
-                step.learning_rate,
-                vision,
-                step.measure_mismatch and first,
-                may_stop=first,
-                waiting=step.waiting,
-            )
-            values.append(update_policy(engine, reference, update, settings) | share.metrics)
+            if sum_over_ranks({"groups": here}, engine.policy.device)["groups"]:
+                values.append(shares.update(number, chosen, first=not values))
     found = over_updates(values) | {UPDATES: float(len(values))}
     # A group that was split is one group all the same.
-    return found | group_sizes(groups) if any(share.metrics for share in shares.values()) else found
+    return found | group_sizes(groups) if shares.are_dealt else found
+
+
+class _Shares:
+    """What this data rank trains on in each mini-batch: dealt when it is its turn, and the same ever after.
+
+    ``are_dealt``: groups may have changed ranks.
+
+    Args:
+        step: as in ``run_updates``, its groups as they train.
+        again: every mini-batch will be trained on more than once.
+    """
+
+    def __init__(
+        self, engine: Engine, reference: ScoringPolicy | None, step: Update, settings: UpdateSettings, again: bool
+    ):
+        self._engine, self._reference, self._step, self._settings = engine, reference, step, settings
+        self._again = again
+        self._shares: dict[int, Share] = {}
+        self.are_dealt = False
+
+    def update(self, number: int, chosen: Sequence[int], first: bool) -> dict[str, float]:
+        """One update on a mini-batch, of which ``chosen`` are the places of this process's groups; its metrics.
+
+        Args:
+            first: of the step.
+        """
+        share = self._share(number, chosen, first)
+        update = Update(
+            share.groups,
+            self._step.learning_rate,
+            share.vision,
+            self._step.measure_mismatch and first,
+            may_stop=first,
+            waiting=self._step.waiting,
+            reference_vision=share.reference_vision,
+        )
+        return update_policy(self._engine, self._reference, update, self._settings) | share.metrics
+
+    def _share(self, number: int, chosen: Sequence[int], first: bool) -> Share:
+        step, vision_trains = self._step, self._engine.policy.vision.trains
+        known = self._shares.get(number)
+        if known is not None:
+            return replace(known, vision=known.encoded_anew(self._engine)) if vision_trains else known
+        # Behind the first update the weights are others, and a trained tower's features too.
+        made = None if vision_trains and not first else step.vision
+        own = replace(
+            step, groups=[step.groups[place] for place in chosen], vision=None if made is None else made.of(chosen)
+        )
+        share = dealt(self._engine, own, self._settings.micro_batch_tokens, self._reference)
+        self.are_dealt |= bool(share.metrics)
+        if self._again:
+            # Of a trained tower's features none is kept over an update: its graph hangs on them.
+            self._shares[number] = replace(share, vision=None) if vision_trains else share
+        return share
 
 
 def part_of(place: int, on_rank: int, counts: Sequence[int], parts: int) -> int:

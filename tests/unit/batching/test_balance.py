@@ -40,7 +40,8 @@ def check_complete(batch: Batch, deal: Deal) -> None:
         groups = [piece.group for piece in pieces]
         assert groups == sorted(set(groups))
         assert all(piece.responses == tuple(sorted(piece.responses)) for piece in pieces)
-    assert deal.costs == tuple(batch.costs.rank({p.group: p.responses for p in pieces}) for pieces in deal.pieces)
+    costs = batch.costs
+    assert deal.costs == tuple(costs.rank({p.group: p.responses for p in pieces}) for pieces in deal.pieces)
 
 
 def least_slowest(batch: Batch) -> int:
@@ -89,7 +90,7 @@ def test_a_thousand_random_batches(sizes: int) -> None:
 
 def test_batches_with_many_groups_are_even() -> None:
     """The default suite's share of the thousand: of batches with at least 4 groups a rank 95 % are within 5 %."""
-    batches = [batch for batch in map(random_batch, range(1000, 1060)) if len(batch.groups) >= 4 * batch.ranks]
+    batches = [batch for batch in map(random_batch, range(100)) if len(batch.groups) >= 4 * batch.ranks]
     near = [deal_of(batch).spread <= 1.05 for batch in batches]
     assert len(near) > 30
     assert sum(near) >= 0.95 * len(near)
@@ -100,12 +101,11 @@ GROUPS = st.lists(
         GroupWork,
         st.integers(1, 300),
         st.lists(st.integers(0, 60), min_size=1, max_size=6).map(tuple),
-        st.integers(0, 200),
         st.sampled_from(["", "a", "b"]),
     ),
     max_size=12,
 )
-MODEL = st.builds(CostModel, st.integers(1, 50), st.integers(0, 5), st.integers(0, 20), st.integers(0, 20))
+MODEL = st.builds(CostModel, st.integers(1, 50), st.integers(0, 5), st.integers(0, 20))
 
 
 @settings(max_examples=150)
@@ -122,21 +122,21 @@ def test_any_batch(groups: list[GroupWork], ranks: int, model: CostModel, budget
 
 
 def test_cost_of_a_group_counted_by_hand() -> None:
-    """Prefix of 10 tokens, responses of 3 and 2, which are 4 and 3 rows of logits; 40 patches."""
-    costs = GroupCosts([GroupWork(10, (3, 2), patches=40)], CostModel(7, 5, 2, 11), ROOMY, lambda i, j: 0)
-    assert costs.prefixes((0,)) == 7 * 10 + 5 * 55 + 2 * 40
+    """Prefix of 10 tokens, responses of 3 and 2, which are 4 and 3 rows of logits."""
+    costs = GroupCosts([GroupWork(10, (3, 2))], CostModel(7, 5, 11), ROOMY, lambda i, j: 0)
+    assert costs.prefixes((0,)) == 7 * 10 + 5 * 55
     assert costs.responses[0] == (7 * 3 + 5 * (30 + 6) + 11 * 4, 7 * 2 + 5 * (20 + 3) + 11 * 3)
     assert costs.rank({0: (1,)}) == costs.prefixes((0,)) + costs.responses[0][1]
 
 
 def test_questions_on_one_video_pay_for_it_once_a_rank() -> None:
-    groups = [GroupWork(100, (5,), 40, "v"), GroupWork(110, (5,), 40, "v"), GroupWork(100, (5,), 40, "w")]
-    costs = GroupCosts(groups, CostModel(1, 1, 1), ROOMY, lambda i, j: 90 if j == 1 else 0)
+    groups = [GroupWork(100, (5,), "v"), GroupWork(110, (5,), "v"), GroupWork(100, (5,), "w")]
+    costs = GroupCosts(groups, CostModel(1, 1), ROOMY, lambda i, j: 90 if j == 1 else 0)
     assert costs.cluster == [(0, 1), (0, 1), (2,)]
     together = costs.prefixes((0,)) + 20 + causal_pairs(110) - causal_pairs(90)
     assert costs.prefixes((0, 1)) == together
     # Where no pass could hold both prompts, they are computed apart even on one rank.
-    apart = GroupCosts(groups, CostModel(1, 1, 1), 120, lambda i, j: 90 if j == 1 else 0)
+    apart = GroupCosts(groups, CostModel(1, 1), 120, lambda i, j: 90 if j == 1 else 0)
     assert apart.cluster == [(0,), (1,), (2,)]
 
 
