@@ -23,6 +23,7 @@ trl = pytest.importorskip("trl")
 pytest.importorskip("datasets")
 
 from tests.support.processes import ModuleProcess  # noqa: E402
+from tests.support.processor import HAS_AVX512  # noqa: E402
 from tests.support.runs import ROOT, save_tiny_model  # noqa: E402
 from tests.support.tiny import tiny_model  # noqa: E402
 from tests.support.trl import OPTIONS, Recorded  # noqa: E402
@@ -36,7 +37,7 @@ from vlm_pg.integrations.trl_checks import check_trainer  # noqa: E402
 FIELDS = {field.name: field for field in dataclasses.fields(trl.GRPOConfig)}
 LIBRARY = (ROOT / "docs/library.md").read_text()
 # Trains in a process in which nothing has run before: what users have on.
-FRESH = ("defaults", "defaults of a mixture")
+FRESH = ("defaults", "defaults of a mixture in fp32", *(("defaults of a mixture",) if HAS_AVX512 else ()))
 
 
 def test_every_option_is_tested_or_refused_or_without_effect() -> None:
@@ -72,6 +73,7 @@ def in_a_fresh_process(*arguments: str, cwd: Path = ROOT) -> str:
 
 
 def test_the_defaults_in_fresh_processes(tmp_path: Path) -> None:
+    """Without AVX-512 bf16 kernels round otherwise (a mixture's 2.3 times as TRL's own): that one is in the table."""
     for name in FRESH:
         done = ModuleProcess("tests.support.trl_compare", name, str(tmp_path / name)).finish()
         assert done.returncode == 0 and done.stdout.endswith("equal\n"), done.stdout[-2000:] + done.stderr[-4000:]

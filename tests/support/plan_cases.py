@@ -58,6 +58,7 @@ class Case:
 
 CASES = {
     "short": Case(prefix=2048),
+    "short-checkpointing": Case(prefix=2048, model={"gradient_checkpointing": True}),
     "short-bf16-checkpointing": Case(prefix=2048, model={"dtype": "bf16", "gradient_checkpointing": True}),
     "fp32": Case(),
     "fp32-checkpointing": Case(prefix=8192, model={"gradient_checkpointing": True}),

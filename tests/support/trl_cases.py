@@ -181,6 +181,7 @@ AT_DEFAULTS: dict[str, Any] = {
 CASES: dict[str, Case] = {
     "defaults": Case(AT_DEFAULTS, rounded=True),
     "defaults in fp32": Case(AT_DEFAULTS | {"bf16": False}),
+    "defaults of a mixture in fp32": Case(AT_DEFAULTS | {"bf16": False}, {"family": "qwen3_vl_moe"}),
     "defaults of a mixture": Case(AT_DEFAULTS, {"family": "qwen3_vl_moe"}, rounded=True),
     "mixture": Case(
         {"router_aux_loss_coef": 0.5, "activation_checkpointing": True}, {"family": "qwen3_vl_moe"}, default_suite=True
