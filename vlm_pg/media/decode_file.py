@@ -5,6 +5,8 @@ Shape letters: F frames.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -97,15 +99,7 @@ def decode_video(
     ``name``: what messages call it. ``cues``: all of its subtitles, of which those of the part are kept.
     """
     name = name or path.name
-    try:
-        header, index = _survey(path, name, settings)
-    except DecodeFailure as error:
-        raise _corrupt(name, error) from error
-    pts_seconds = index.pts_seconds
-    _check_length(name, pts_seconds[-1] - pts_seconds[0], settings)
-    _check_complete(name, header, index, settings)
-    timeline = Timeline.of(pts_seconds, index.time_base, header.stated_fps)
-    choice = choose(timeline, part, settings, name)
+    index, timeline, choice = survey_video(path, name, settings, part)
     frames, choice, decoder = _read_frames(path, name, index, choice, settings, factor)
     return DecodedMedia(
         kind="video",
@@ -116,6 +110,23 @@ def decode_video(
         decoder=decoder,
         subtitles=cues_within(cues, part, timeline.end),
     )
+
+
+def survey_video(path: Path, name: str, settings: MediaSettings, part: Part) -> tuple[VideoIndex, Timeline, Choice]:
+    """The frames of a video, when they are shown, and which are asked for: all of its packets read, none decoded.
+
+    Raises:
+        SampleError: as ``decode_file``, for all that shows without decoding.
+    """
+    try:
+        header, index = _survey(path, name, settings)
+    except DecodeFailure as error:
+        raise _corrupt(name, error) from error
+    pts_seconds = index.pts_seconds
+    _check_length(name, pts_seconds[-1] - pts_seconds[0], settings)
+    _check_complete(name, header, index, settings)
+    timeline = Timeline.of(pts_seconds, index.time_base, header.stated_fps)
+    return index, timeline, choose(timeline, part, settings, name)
 
 
 def _survey(path: Path, name: str, settings: MediaSettings) -> tuple[VideoHeader, VideoIndex]:
@@ -133,14 +144,33 @@ def _survey(path: Path, name: str, settings: MediaSettings) -> tuple[VideoHeader
             ) from error
 
 
+def frames_to_read(
+    path: Path, name: str, index: VideoIndex, choice: Choice, settings: MediaSettings, factor: int
+) -> tuple[int, int, int]:
+    """Number, height and width of the frames that ``decode_file`` would return; the first of them is decoded.
+
+    Raises:
+        SampleError: as ``decode_file``.
+    """
+    with _decoding(path, name, index, settings) as decoder:
+        return _within_budget(decoder.read(choice.indices[:1]), choice, settings, factor)
+
+
 def _read_frames(
     path: Path, name: str, index: VideoIndex, choice: Choice, settings: MediaSettings, factor: int
 ) -> tuple[np.ndarray, Choice, str]:
     """The frames, those that were chosen within the token budget, and the decoder that read them."""
+    with _decoding(path, name, index, settings) as decoder:
+        return *_read_resized(decoder, choice, settings, factor), decoder.name
+
+
+@contextmanager
+def _decoding(path: Path, name: str, index: VideoIndex, settings: MediaSettings) -> Iterator[Decoder]:
+    """The file's decoder; what it finds wrong is the file's fault."""
     try:
         decoder = _open_decoder(path, index, settings)
         try:
-            return *_read_resized(decoder, choice, settings, factor), decoder.name
+            yield decoder
         finally:
             decoder.close()
     except FrameTooLarge as error:
@@ -161,10 +191,7 @@ def _open_decoder(path: Path, index: VideoIndex, settings: MediaSettings) -> Dec
 def _read_resized(decoder: Decoder, choice: Choice, settings: MediaSettings, factor: int) -> tuple[np.ndarray, Choice]:
     """The frames of a choice at the tower's size, uint8 [F, 3, height, width]; fewer where the token budget says so."""
     first = decoder.read(choice.indices[:1])
-    count, stored = len(choice.indices), (first.shape[1], first.shape[2])
-    least = count if choice.span is None else min(count, settings.fewest_frames)
-    bounds = settings.min_pixels, settings.max_pixels
-    count, height, width = ask(frames_within, count, least, stored, bounds, factor, settings.video_tokens)
+    count, height, width = _within_budget(first, choice, settings, factor)
     choice = choice.with_count(count)  # which leaves the first one where it is
     places = sorted(set(choice.indices))
     run = max(1, RUN_BYTES // first.nbytes)
@@ -175,6 +202,15 @@ def _read_resized(decoder: Decoder, choice: Choice, settings: MediaSettings, fac
     if len(places) < count:  # several moments on one frame
         frames = frames[np.searchsorted(places, choice.indices)]
     return frames, choice
+
+
+def _within_budget(first: np.ndarray, choice: Choice, settings: MediaSettings, factor: int) -> tuple[int, int, int]:
+    """Number, height and width of the frames of a choice, by its first frame as it is stored."""
+    count, stored = len(choice.indices), (first.shape[1], first.shape[2])
+    least = count if choice.span is None else min(count, settings.fewest_frames)
+    bounds = settings.min_pixels, settings.max_pixels
+    found: tuple[int, int, int] = ask(frames_within, count, least, stored, bounds, factor, settings.video_tokens)
+    return found
 
 
 def _check_header(name: str, header: VideoHeader, settings: MediaSettings) -> None:

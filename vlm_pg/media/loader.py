@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.cache.store import open_folder
@@ -18,6 +18,9 @@ from vlm_pg.media.pool import WorkerPool
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.media.urls import shown_url
 from vlm_pg.types import DecodedMedia, MediaRef
+
+if TYPE_CHECKING:
+    from vlm_pg.media.probe import MediaFacts
 
 POLL_SECONDS = 0.2
 _DECODE_MODULE = "vlm_pg.media.decode_file"
@@ -130,7 +133,11 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
 
     def keep(self, ref: MediaRef) -> Future[None] | SampleError:
         """Have the frames of a medium in the cache, without bringing them here (with ``workers=0``: now)."""
-        return self._submitted(ref, "keep_file")
+        return self._submitted(ref, "vlm_pg.media.kept_frames", "keep_file", self._kept)
+
+    def probe(self, ref: MediaRef, decode: bool = False) -> Future[MediaFacts] | SampleError:
+        """What a medium is, by ``probe_file`` (with ``workers=0``: now)."""
+        return self._submitted(ref, "vlm_pg.media.probe", "probe_file", decode)
 
     @property
     def workers(self) -> int:
@@ -138,10 +145,10 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
         return max(1, self._settings.workers)
 
     def _submit_one(self, ref: MediaRef) -> Future[DecodedMedia] | SampleError:
-        return self._submitted(ref, "load_file")
+        return self._submitted(ref, "vlm_pg.media.kept_frames", "load_file", self._kept)
 
-    def _submitted(self, ref: MediaRef, function: str) -> Future[Any] | SampleError:
-        """A function of ``kept_frames`` called with the file that a reference names."""
+    def _submitted(self, ref: MediaRef, module: str, function: str, last: Any) -> Future[Any] | SampleError:
+        """A function called with the file that a reference names, how it is to be read, and ``last``."""
         try:
             path = resolve(ref, self._root, self._allow_remote)
             subtitles = ""
@@ -150,11 +157,10 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
         except SampleError as error:
             return error
         import_decoding()
-        from vlm_pg.media import kept_frames
         from vlm_pg.media.selection import Part
 
-        call = getattr(kept_frames, function)
-        args = (ref.kind, path, self._settings, self._factor, Part.of(ref), subtitles, self._kept)
+        call = getattr(import_module(module), function)
+        args = (ref.kind, path, self._settings, self._factor, Part.of(ref), subtitles, last)
         if self._pool is not None:
             name = shown_url(path) if "://" in path else ref.path
             return self._pool.submit(call, *args, label=f"{ref.kind} '{name}'")

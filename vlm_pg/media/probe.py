@@ -1,0 +1,78 @@
+"""What a medium is, without keeping its frames: for checks of records before anything is trained on them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlm_pg.media.budget import visual_tokens
+from vlm_pg.media.decode_file import decode_video, frames_to_read, survey_video
+from vlm_pg.media.images import decode_image
+from vlm_pg.media.remote import download
+from vlm_pg.media.selection import WHOLE, Part
+from vlm_pg.media.settings import MediaSettings
+from vlm_pg.media.subtitles import read_subtitles
+from vlm_pg.media.urls import shown_url
+from vlm_pg.types import MediaKind
+
+
+@dataclass(frozen=True)
+class MediaFacts:
+    """A medium under some settings.
+
+    ``content``: SHA-256 of the file. ``seconds``: of the whole video; 0 of an image. ``frames``, ``height``, ``width``:
+    what the tower would be shown. ``visual_tokens``: what that takes after the merger; of an image too.
+    """
+
+    content: str
+    seconds: float
+    frames: int
+    height: int
+    width: int
+    visual_tokens: int
+
+
+def probe_file(
+    kind: MediaKind,
+    path: str,
+    settings: MediaSettings,
+    factor: int,
+    part: Part = WHOLE,
+    subtitles: str = "",
+    decode: bool = False,
+) -> MediaFacts:
+    """Read through a file; of a video one frame is decoded, or with ``decode`` all that would be shown.
+
+    The other arguments are those of ``decode_file``. An image is decoded in any case.
+
+    Raises:
+        SampleError: as ``decode_file``, as far as it shows.
+    """
+    name = shown_url(path) if "://" in path else Path(path).name
+    if subtitles:
+        read_subtitles(subtitles, shown_url(subtitles) if "://" in subtitles else Path(subtitles).name, settings)
+    if "://" in path:
+        with download(path, settings) as file:
+            return _probe(kind, Path(f"/proc/self/fd/{file.fileno()}"), name, settings, factor, part, decode)
+    return _probe(kind, Path(path), name, settings, factor, part, decode)
+
+
+def _probe(
+    kind: MediaKind, path: Path, name: str, settings: MediaSettings, factor: int, part: Part, decode: bool
+) -> MediaFacts:
+    seconds = 0.0
+    if kind == "image":
+        frames, _, height, width = decode_image(path, settings, factor, name).frames.shape
+    else:
+        index, timeline, choice = survey_video(path, name, settings, part)
+        seconds = timeline.end
+        if decode:
+            frames, _, height, width = decode_video(path, settings, factor, name, part).frames.shape
+        else:
+            frames, height, width = frames_to_read(path, name, index, choice, settings, factor)
+    with path.open("rb") as file:
+        content = hashlib.file_digest(file, "sha256").hexdigest()
+    # An image is shown as two equal frames, as the tower's temporal patches ask for.
+    tokens = visual_tokens(max(2, frames), height, width, factor)
+    return MediaFacts(content, seconds, frames, height, width, tokens)
