@@ -72,6 +72,7 @@ class Sample:
     ``options`` are written with their letters ("A. red"). ``answer`` is the gold answer without tags ("B", "5.0");
     where several options may be right all of their letters ("A, C"), or "none". ``process``: the reasoning that leads
     to it, where the data set has one, for supervised training.
+    ``dataset``: its set's name, where a run trains on several.
     ``category`` is what evaluation reports by (falls back to ``source``). ``where``: its place in the file it was read
     from ("train.jsonl:3"), for messages; samples are equal wherever they stand.
 
@@ -88,6 +89,7 @@ class Sample:
     source: str
     category: str
     process: str = ""
+    dataset: str = ""
     where: str = field(default="", compare=False)
 
 

@@ -62,3 +62,21 @@ def test_weights_that_fit_no_source_are_refused_before_the_folder_is_made(folder
     )
     assert done.returncode == 2 and "data.mixture has no weight for rare" in done.stderr
     assert not (folder / "none").exists()
+
+
+def test_two_sets_train_by_weight_and_go_on_after_a_resume(folder: Path) -> None:
+    """The same clips twice: as a file beside them, and as a prepared set whose media lie elsewhere."""
+    sets = f"data.train={{files: {folder / 'clips/train.jsonl'}, shards: '{folder / 'set'}:train'}}"
+    options = [sets, f"data.media_root={{shards: {folder / 'clips'}}}", "data.mixture={files: 1, shards: 2}"]
+    options.append("observe.rollouts_per_step=6")
+    whole = train(folder, "sets", *options, "training.steps=4")
+    stopped = train(folder, "sets-stopped", *options, "training.steps=2")
+    train(folder, "sets-stopped", *options, "training.steps=4", "run.resume=auto")
+    name = "checkpoints/step-000004/model.safetensors"
+    resumed, expected = load_file(stopped / name), load_file(whole / name)
+    assert all(resumed[key].equal(value) for key, value in expected.items())
+    asked = [line["sample_id"] for line in read_lines(whole / "rollouts.jsonl")]
+    shards = [one for one in asked if one.startswith("shards/train-")]
+    assert len(asked) == 4 * 3 * 2 and abs(len(shards) / len(asked) - 2 / 3) < 0.2
+    assert all(one.startswith(("shards/train-", "files/train-")) for one in asked)
+    assert not (whole / "bad_samples.jsonl").exists()

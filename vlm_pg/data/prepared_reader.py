@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -36,19 +37,31 @@ def open_records(path: Path) -> tuple[Sequence[Sample], list[BadSample]]:
 
 def any_media(samples: Sequence[Sample]) -> bool:
     """Whether one of the samples has media."""
-    return samples.any_media() if isinstance(samples, PreparedRecords) else any(sample.media for sample in samples)
+    return samples.any_media() if isinstance(samples, StreamedSamples) else any(sample.media for sample in samples)
 
 
 def sources_of(samples: Sequence[Sample]) -> tuple[list[str], np.ndarray]:
     """The names of the samples' sources in alphabetical order, and of each sample the place of its own: int32 [N]."""
-    if isinstance(samples, PreparedRecords):
+    if isinstance(samples, StreamedSamples):
         return samples.sources()
     names = sorted({sample.source for sample in samples})
     places = {name: place for place, name in enumerate(names)}
     return names, np.array([places[sample.source] for sample in samples], dtype=np.int32)
 
 
-class PreparedRecords(Sequence[Sample]):
+class StreamedSamples(Sequence[Sample], ABC):
+    """Samples that are not in memory, and what can be said of all of them without reading each whole."""
+
+    @abstractmethod
+    def any_media(self) -> bool:
+        """See ``any_media``."""
+
+    @abstractmethod
+    def sources(self) -> tuple[list[str], np.ndarray]:
+        """See ``sources_of``."""
+
+
+class PreparedRecords(StreamedSamples):
     """The samples of a split's shards. Reading one reads its row group, of which the last few are kept.
 
     Args:

@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from vlm_pg.data.folders import root_of
 from vlm_pg.settings import Settings
+
+# It begins its samples' ids, and is part of dotted keys.
+_SET_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+def _one_or_named(value: Any) -> Any:
+    """Said here and once: a union's own faults name both of its types."""
+    if isinstance(value, Mapping):
+        wrong = [name for name, path in value.items() if not _is_name(name) or not isinstance(path, str | Path)]
+    else:
+        wrong = [] if value is None or isinstance(value, str | Path) else [value]
+    if wrong:
+        raise ValueError(
+            f"not right is {wrong[0]!r}: one path is expected, or several by name (letters, digits, _ and -), as in "
+            "{star: data/star:train, math: data/math:train}"
+        )
+    return value
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and _SET_NAME.fullmatch(name) is not None
+
+
+OneOrNamed = Annotated[Path | dict[str, Path] | None, BeforeValidator(_one_or_named)]
 
 
 class DataSettings(Settings):
     """Which records are used and how many of them may be unusable."""
 
-    train: Path | None = Field(
+    train: OneOrNamed = Field(
         None,
         description="Training records: a file (.json, .jsonl or .parquet), or a folder, saved by datasets or of "
-        "Parquet shards, as FOLDER or FOLDER:split.",
+        "Parquet shards, as FOLDER or FOLDER:split. Or several sets: name -> records.",
     )
     eval: dict[str, Path] = Field(default_factory=dict, description="Evaluation sets: name -> records, likewise.")
-    media_root: Path | None = Field(
+    media_root: OneOrNamed = Field(
         None,
-        description="Folder that media paths start from and must stay in; default: the folder that the records lie in.",
+        description="Folder that media paths start from and must stay in; default: the folder that the records lie in. "
+        "Or folders by name of a set of data.train or data.eval.",
     )
     max_bad_share: float = Field(
         0.5, ge=0, le=1, description="The run stops when more than this share of the samples seen so far was unusable."
@@ -33,9 +60,11 @@ class DataSettings(Settings):
     mixture: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
         default_factory=dict,
         description="How often each source of the training records (their data_source) is asked for, as weights; "
-        "empty: every record as often as any other. 0 leaves a source out.",
+        "empty: every record as often as any other. 0 leaves a source out. Of several sets, the sets are the sources.",
     )
-    limit: int | None = Field(None, ge=1, description="Use only the first so many usable training records.")
+    limit: int | None = Field(
+        None, ge=1, description="Use only the first so many usable training records (of each set)."
+    )
 
     prompt_cache_mb: int = Field(
         512,
@@ -43,6 +72,34 @@ class DataSettings(Settings):
         description="Memory for finished training prompts, pixels included, in MiB; later epochs need not decode them.",
     )
 
-    def root_for(self, records: Path) -> Path:
-        """The folder the media paths of records start from."""
+    @property
+    def train_sets(self) -> dict[str, Path]:
+        """The sets of training records by name, in alphabetical order; a single one has the name ""."""
+        if isinstance(self.train, dict):
+            return dict(sorted(self.train.items()))
+        return {} if self.train is None else {"": self.train}
+
+    @property
+    def train_shown(self) -> str:
+        """The sets of training records, for messages."""
+        return ", ".join(str(path) for path in self.train_sets.values())
+
+    def root_for(self, records: Path, name: str = "") -> Path:
+        """The folder the media paths of a set's records start from."""
+        if isinstance(self.media_root, dict):
+            return self.media_root.get(name, root_of(records))
         return self.media_root if self.media_root is not None else root_of(records)
+
+    def impossible(self) -> list[str]:
+        """See ``Settings.impossible``."""
+        known = {*self.train_sets, *self.eval} - {""}
+        found = []
+        if self.train == {}:
+            found.append("data.train is empty. A path, or the name of one set at least, is expected. Add one.")
+        if isinstance(self.media_root, dict) and (unknown := sorted(set(self.media_root) - known)):
+            found.append(
+                f"data.media_root names {', '.join(map(repr, unknown))}, which is no set of data.train or data.eval"
+                + (f"; those are {', '.join(map(repr, sorted(known)))}" if known else ", whose sets have no names")
+                + ". Correct the name, or give one folder for all."
+            )
+        return found

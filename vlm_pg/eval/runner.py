@@ -162,7 +162,7 @@ class Evaluator:
 
     def _answer(self, item: EvalSet) -> Iterator[tuple[list[RolloutGroup], list[BadSample], int]]:
         """Batch by batch: answered and scored questions, those that could not be used, how many were tried."""
-        source = self._sources.for_records(item.records)
+        source = self._sources.for_records(item.records, item.name)
         mine = item.samples[self._ranks.rank :: self._ranks.world_size]
         batches = [mine[i : i + self._per_batch] for i in range(0, len(mine), self._per_batch)]
         for index, batch in enumerate(batches):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from vlm_pg.errors import SampleError
 from vlm_pg.media.loader import MediaLoader, Ticket
@@ -16,10 +16,10 @@ Tamper = Callable[[DecodedMedia, str], DecodedMedia]
 
 
 class PromptSource:
-    """Prompts of samples from one data root.
+    """Prompts of samples.
 
     Args:
-        loader: decodes media, ahead of time where ``prefetch`` asks for it.
+        loaders: decode media, ahead of time where ``prefetch`` asks for it; by ``Sample.dataset``.
         builder: makes prompts of decoded media.
         where: how faults of samples name their place that do not say it themselves, e.g. the path of the records.
         check: raises SampleError for a prompt that the model cannot answer.
@@ -28,13 +28,13 @@ class PromptSource:
 
     def __init__(
         self,
-        loader: MediaLoader,
+        loaders: Mapping[str, MediaLoader],
         builder: PromptBuilder,
         where: str,
         check: Callable[[Prompt], None] = lambda prompt: None,
         cache_bytes: int = 0,
     ):
-        self._loader, self._builder, self._where, self._check = loader, builder, where, check
+        self._loaders, self._builder, self._where, self._check = loaders, builder, where, check
         self._tickets: dict[str, Ticket] = {}
         self._cache: OrderedDict[str, Prompt] = OrderedDict()
         self._cache_bytes = cache_bytes
@@ -44,7 +44,7 @@ class PromptSource:
         """Start decoding what ``load`` will ask for soon."""
         for sample in samples:
             if sample.sample_id not in self._cache and sample.sample_id not in self._tickets:
-                self._tickets[sample.sample_id] = self._loader.submit(sample.media)
+                self._tickets[sample.sample_id] = self._submit(sample)
 
     def expect(self, samples: Sequence[Sample]) -> None:
         """Start decoding what ``load`` will ask for soon, and let go of what was started for others."""
@@ -68,7 +68,7 @@ class PromptSource:
         else:  # media are decoded again, also of prompts that are kept
             for sample in samples:
                 if sample.sample_id not in self._tickets:
-                    self._tickets[sample.sample_id] = self._loader.submit(sample.media)
+                    self._tickets[sample.sample_id] = self._submit(sample)
         good: list[tuple[Sample, Prompt]] = []
         bad: list[BadSample] = []
         for sample in samples:
@@ -79,12 +79,15 @@ class PromptSource:
                 bad.append(BadSample(sample.sample_id, error.reason, str(error), place, error.trace))
         return good, bad
 
+    def _submit(self, sample: Sample) -> Ticket:
+        return self._loaders[sample.dataset].submit(sample.media)
+
     def _prompt(self, sample: Sample, tamper: Tamper | None, should_stop: Callable[[], bool]) -> Prompt:
         cached = self._cache.get(sample.sample_id) if tamper is None else None
         if cached is not None:
             self._cache.move_to_end(sample.sample_id)
             return cached
-        ticket = self._tickets.pop(sample.sample_id, None) or self._loader.submit(sample.media)
+        ticket = self._tickets.pop(sample.sample_id, None) or self._submit(sample)
         media: list[DecodedMedia] = []
         for item in ticket.result(should_stop):
             if isinstance(item, SampleError):

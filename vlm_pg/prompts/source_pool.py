@@ -45,9 +45,18 @@ class SourcePool(AbstractContextManager["SourcePool"]):
         self._pool = decoding_pool(media, kept) if pool is None else pool
         self._loaders: dict[Path, MediaLoader] = {}
 
-    def for_records(self, records: Path, cache_bytes: int = 0) -> PromptSource:
-        """The source of the samples in ``records``."""
-        root = self._data.root_for(records)
+    def for_training(self, cache_bytes: int = 0) -> PromptSource:
+        """The source of the samples of ``data.train``."""
+        loaders = {name: self._loader(path, name) for name, path in self._data.train_sets.items()}
+        return PromptSource(loaders, self._builder, self._data.train_shown, self._check, cache_bytes)
+
+    def for_records(self, records: Path, name: str = "", cache_bytes: int = 0) -> PromptSource:
+        """The source of the samples in ``records``; ``name``: of the set."""
+        loaders = {"": self._loader(records, name)}
+        return PromptSource(loaders, self._builder, str(records), self._check, cache_bytes)
+
+    def _loader(self, records: Path, name: str) -> MediaLoader:
+        root = self._data.root_for(records, name)
         if root not in self._loaders:
             self._loaders[root] = MediaLoader(
                 self._media,
@@ -58,7 +67,7 @@ class SourcePool(AbstractContextManager["SourcePool"]):
                 self._builder.reads_subtitles,
                 self._kept,
             )
-        return PromptSource(self._loaders[root], self._builder, str(records), self._check, cache_bytes)
+        return self._loaders[root]
 
     @property
     def is_starting(self) -> bool:

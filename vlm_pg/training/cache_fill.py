@@ -31,7 +31,7 @@ def fill(config: RunConfig) -> int:
     """
     if config.cache.folder is None or not config.cache.frames:
         raise ConfigError("cache.folder is not set, or cache.frames is false. A folder to fill is needed. Set them.")
-    sets = [path for path in (config.data.train, *config.data.eval.values()) if path is not None]
+    sets = [*config.data.train_sets.items(), *config.data.eval.items()]
     if not sets:
         raise ConfigError("Neither data.train nor data.eval is set. Records whose media are kept are needed. Set one.")
     model = load_config(config.model.path, config.model)
@@ -40,10 +40,10 @@ def fill(config: RunConfig) -> int:
     pool = decoding_pool(config.media, config.cache)
     faults = 0
     try:
-        for path in sets:
+        for name, path in sets:
             loader = MediaLoader(
                 config.media,
-                config.data.root_for(path),
+                config.data.root_for(path, name),
                 config.data.allow_remote,
                 factor,
                 pool,

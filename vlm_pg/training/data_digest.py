@@ -14,8 +14,9 @@ from vlm_pg.errors import ConfigError
 
 def data_digests(data: DataSettings) -> dict[str, dict[str, str]]:
     """Path and SHA-256 of all records that are there, by their setting; the media they name are not read."""
-    paths = {"data.train": data.train, **{f"data.eval.{name}": path for name, path in data.eval.items()}}
-    files = {key: _files(path) for key, path in paths.items() if path is not None}
+    paths = {"data.train" + (f".{name}" if name else ""): path for name, path in data.train_sets.items()}
+    paths |= {f"data.eval.{name}": path for name, path in data.eval.items()}
+    files = {key: _files(path) for key, path in paths.items()}
     return {key: {"path": str(paths[key]), "sha256": _sha256(found)} for key, found in files.items() if found}
 
 

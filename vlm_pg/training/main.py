@@ -11,9 +11,10 @@ from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.mixture import Mixture, order_of
 from vlm_pg.data.order import EachInTurn
-from vlm_pg.data.prepared_reader import any_media, open_records
+from vlm_pg.data.prepared_reader import any_media
+from vlm_pg.data.several import first_of_each, open_training, refuse_empty
 from vlm_pg.distributed import RankLayout, disconnect, local_device
-from vlm_pg.errors import CheckpointError, ConfigError, ModelError
+from vlm_pg.errors import CheckpointError, ModelError
 from vlm_pg.eval.runner import Evaluator, Examinee, table
 from vlm_pg.media.loader import decoding_pool
 from vlm_pg.media.pool import WorkerPool
@@ -116,12 +117,13 @@ class _Run:
         check_sequence_size(config.model, self.ranks.sequence_size)
         opening = OpenFolder(config, self.ranks, stack, console.info, console.warn)
         resume_from = self._choose_checkpoint(path, {})
-        samples, bad = open_records(config.data.train)  # type: ignore[arg-type]  # checked by train()
-        self.order = order_of(samples[: config.data.limit], config.data.mixture) if samples else EachInTurn(0)
+        found, bad = open_training(config.data)
+        samples = first_of_each(found, config.data.limit)
+        self.order = order_of(samples, config.data.mixture) if samples else EachInTurn(0)
         check_fits(config, self.ranks.world_size, gpu_bytes(local_device()), console.info)
         pool = self._start_decoding(samples)
         resume_from = self._load(path, resume_from)
-        self.policy.check_samples(samples[: config.data.limit], config.data.train)
+        self.policy.check_samples(samples, config.data.train_shown)
         # Refuses what cannot be computed; its processes start with the first response that needs them.
         self.rewarder = stack.enter_context(Rewarder(config.reward, warn=console.warn))
         fits_model = partial(self.policy.check_length, response_tokens=config.rollout.max_new_tokens)
@@ -140,7 +142,7 @@ class _Run:
                 abandon_others(self.folder.checkpoints, resume_from, self.progress.step, console.warn)
                 point_to_best(self.folder.checkpoints, config.training.keep_best, console.warn)
         self.bad_log = self._open_bad_log()
-        self.samples = self._usable(samples, bad)
+        self.samples = self._usable(samples, bad, len(found) + len(bad))
         self.summary = RunSummary.open(self.folder, self.ranks, resume_from is not None, console.warn)
 
     def _start_decoding(self, samples: Sequence[Sample]) -> WorkerPool | None:
@@ -203,15 +205,10 @@ class _Run:
         path, warn = self.folder.bad_samples, self.console.warn
         return BadSampleLog(path, data.max_bad_share, data.min_seen_for_bad_share, warn)
 
-    def _usable(self, samples: Sequence[Sample], bad: list[BadSample]) -> Sequence[Sample]:
+    def _usable(self, samples: Sequence[Sample], bad: list[BadSample], read: int) -> Sequence[Sample]:
         if self.bad_log is not None:
-            self.bad_log.record_file(bad, len(samples) + len(bad))
-        samples = samples[: self.config.data.limit]
-        if not samples:
-            raise ConfigError(
-                f"{self.config.data.train} has no usable record ({len(bad)} are bad, see {self.folder.bad_samples}). "
-                "Training needs at least one. Repair the records or set data.train to another file."
-            )
+            self.bad_log.record_file(bad, read)
+        refuse_empty(samples, self.config.data, f"{len(bad)} are bad, see {self.folder.bad_samples}")
         return samples
 
     def go(self) -> int:
@@ -279,7 +276,7 @@ class _Run:
 
     def _make_trainer(self) -> Trainer:
         config = self.config
-        source = self.sources.for_records(config.data.train, config.data.prompt_cache_mb * 2**20)  # type: ignore[arg-type]
+        source = self.sources.for_training(config.data.prompt_cache_mb * 2**20)
         data = TrainingData(self.samples, self.order, source, self.digests)
         around = Surroundings(
             self.folder, self.console, self.stop, self.phases, self.timeline, self.bad_log, self.presence

@@ -52,7 +52,7 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
         *_of_ranks(config, policy, engine.ranks),
         f"algorithm: {describe_algorithm(config.algorithm)}",
         *([liger_line(policy.model)] if config.model.liger else []),
-        f"data: {questions:,} training questions from {config.data.train}",
+        f"data: {questions:,} training questions from {config.data.train_shown}",
         *([f"mixture: {mixture}"] if mixture else []),
     ]
 
@@ -119,7 +119,7 @@ def connect(config: RunConfig) -> None:
 
 def refuse_at_once(config: RunConfig) -> None:
     """What needs no model to be refused. Ranks have met before, so that one of them alone can say it to all."""
-    if config.data.train is None:
+    if not config.data.train_sets:
         raise ConfigError("data.train is not set. Training needs a file of prepared records. Set data.train=PATH.")
     refuse_missing(config.observe.trackers)
     load_loss(config.algorithm), load_estimator(config.algorithm)
@@ -164,9 +164,10 @@ def refuse_inputs_inside(run_dir: Path, config: RunConfig) -> None:
     """A new run moves an earlier run's folder aside, which must not take the new run's own inputs with it."""
     if config.run.resume != "never" or not run_dir.exists():
         return
-    inputs = {"model.path": config.model.path, "data.train": config.data.train}
-    for key, value in inputs.items():
-        if value is not None and run_dir.resolve() in Path(value).resolve().parents:
+    inputs = [("model.path", Path(config.model.path))]
+    inputs += [("data.train", path) for path in config.data.train_sets.values()]
+    for key, value in inputs:
+        if run_dir.resolve() in value.resolve().parents:
             raise ConfigError(
                 f"{key} is {value}, inside run.dir={run_dir}, which a new run moves aside. Choose another run.dir or "
                 "run.name, or run.resume=auto to continue that run."

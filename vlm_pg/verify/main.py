@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
 
 from vlm_pg.bench.memory import give_freed_memory_back
 from vlm_pg.config import RunConfig
 from vlm_pg.data.mixture import order_of
-from vlm_pg.data.prepared_reader import open_records
+from vlm_pg.data.several import first_of_each, open_training, refuse_empty
 from vlm_pg.distributed import launched_world_size
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.loading import load_policy
@@ -80,7 +79,7 @@ def _show(console: Console, lines: Sequence[str]) -> None:
 
 
 def _refuse(config: RunConfig) -> None:
-    if config.data.train is None:
+    if not config.data.train_sets:
         raise ConfigError("data.train is not set. verify takes its questions from there. Set data.train=PATH.")
     if not config.model.share_prefix:
         raise ConfigError(
@@ -102,13 +101,12 @@ def _policy(config: RunConfig, dtype: str) -> Policy:
 
 def _prompts(config: RunConfig, policy: Policy, questions: int, response_tokens: int, console: Console) -> list[Prompt]:
     """Prompts of the questions that come first in the run's order and can be used."""
-    path = Path(config.data.train or "")
-    samples, bad = open_records(path)
-    samples = samples[: config.data.limit]
+    path = config.data.train_shown
+    found_samples, bad = open_training(config.data)
+    samples = first_of_each(found_samples, config.data.limit)
     for item in bad[:3]:
         console.warn(str(item))
-    if not samples:
-        raise ConfigError(f"{path} has no usable record ({len(bad)} are bad). Repair them, or set data.train.")
+    refuse_empty(samples, config.data, f"{len(bad)} are bad")
     policy.check_samples(samples, path)
     builder = PromptBuilder(policy.processor, config.prompt, policy.positions)
 
@@ -117,7 +115,7 @@ def _prompts(config: RunConfig, policy: Policy, questions: int, response_tokens:
 
     found: list[Prompt] = []
     with SourcePool(builder, config.data, config.media, policy.pixel_factor, check, kept=config.cache) as sources:
-        source = sources.for_records(path)
+        source = sources.for_training()
         for sample in _in_order(config, samples):
             good, faults = source.load([sample])
             found += [prompt for _, prompt in good]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def sources(tmp_path: Path, **check: object) -> SourcePool:
 
 
 def open_source(folder: SourcePool, tmp_path: Path, cache_bytes: int = 0) -> PromptSource:
-    return folder.for_records(tmp_path / "records.jsonl", cache_bytes)
+    return folder.for_records(tmp_path / "records.jsonl", cache_bytes=cache_bytes)
 
 
 def test_good_samples_in_order_and_the_reason_for_the_other(tmp_path: Path, samples: list[Sample]) -> None:
@@ -97,3 +98,22 @@ def test_what_was_asked_for_ahead_is_decoded_once(tmp_path: Path, samples: list[
             file.unlink()  # decoded already: the files are not needed any more
         good, bad = source.load(samples[:2])
     assert len(good) == 2 and not bad
+
+
+def test_equal_names_in_the_folders_of_two_sets_are_two_videos(tmp_path: Path) -> None:
+    clips = [draw(clip) for clip in make_clips(2, SEEN_ORDERS, POSITIONS, (7, 7))]
+    for name, clip in zip("ab", clips, strict=True):
+        (tmp_path / name).mkdir()
+        encode_mp4(clip, tmp_path / name / "0.mp4")
+    policy = tiny_policy()
+    builder = PromptBuilder(policy.processor, PromptSettings(), policy.positions)
+    media = MediaSettings(min_frames=8, max_frames=8, min_pixels=3136, max_pixels=3136, workers=0)
+    data = DataSettings(train={name: tmp_path / name / "records.jsonl" for name in "ab"})
+    samples = [replace(sample(f"{name}/0", "0.mp4"), dataset=name) for name in "ab"]
+    with SourcePool(builder, data, media, 28) as pool:
+        good, bad = pool.for_training().load(samples)
+        alone = [
+            pool.for_records(tmp_path / name / "records.jsonl").load([sample("0", "0.mp4")])[0][0] for name in "ab"
+        ]
+    assert not bad and [prompt.content_key for _, prompt in good] == [prompt.content_key for _, prompt in alone]
+    assert good[0][1].content_key != good[1][1].content_key
