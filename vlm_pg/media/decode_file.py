@@ -184,7 +184,7 @@ def _open_decoder(path: Path, index: VideoIndex, settings: MediaSettings) -> Dec
     if settings.decoder == "decord":
         return DecordDecoder(path, index)
     if settings.decoder == "torchcodec":
-        return TorchCodecDecoder(path, index)
+        return TorchCodecDecoder(path, index, settings.decoder_device)
     return PyAVDecoder(path, index, settings.max_video_frame_pixels)
 
 

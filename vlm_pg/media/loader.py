@@ -117,7 +117,7 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
                 "Install decord, or set media.decoder=auto."
             )
         if settings.decoder == "torchcodec":
-            import_module("vlm_pg.media.torchcodec_decoder").check_installed()
+            import_module("vlm_pg.media.torchcodec_decoder").check_installed(settings.decoder_device)
         self._reads_subtitles = subtitles
         self._settings, self._root, self._allow_remote, self._factor = settings, root, allow_remote, factor
         self._owns_pool = pool is None

@@ -78,6 +78,11 @@ class MediaSettings(Settings):
         description="auto: PyAV, whose frames are exact or refused. decord and torchcodec may return wrong ones of "
         "damaged files (docs/guide.md).",
     )
+    decoder_device: Literal["cpu", "cuda"] = Field(
+        "cpu",
+        description="cuda: torchcodec decodes on this process's GPU, in the workers, where the GPU's decoder knows the "
+        "codec. Its colours may differ from the CPU's by rounding.",
+    )
     max_subtitle_bytes: int = Field(4 << 20, ge=1, le=1 << 28, description="A larger file of subtitles is refused.")
     max_remote_bytes: int = Field(1 << 30, ge=1, description="Largest download, when remote media are allowed.")
     remote_timeout_seconds: float = Field(20.0, gt=0, description="Longest silence of a server during a download.")
@@ -96,6 +101,11 @@ class MediaSettings(Settings):
             raise ValueError(
                 f"frames is {self.frames} and num_frames is {self.num_frames}: num_frames says how many frames uniform "
                 "shows, and is for that alone. Give both, or neither."
+            )
+        if self.decoder_device == "cuda" and self.decoder != "torchcodec":
+            raise ValueError(
+                f"decoder_device is cuda and decoder is {self.decoder}, which decodes on the CPU alone. Set "
+                "decoder=torchcodec, or leave decoder_device out."
             )
         if self.video_tokens is not None and self.video_tokens < self.fewest_frames // 2:
             raise ValueError(

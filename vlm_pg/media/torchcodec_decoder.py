@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from vlm_pg.errors import ConfigError
 from vlm_pg.media.boundary import DecodeFailure, reading
@@ -19,18 +22,23 @@ _NOT_HERE = (
 )
 
 
-def check_installed() -> None:
-    """Raise ConfigError where torchcodec, or an FFmpeg that it can load, is missing."""
+def check_installed(device: str = "cpu") -> None:
+    """Raise ConfigError where torchcodec, an FFmpeg that it can load, or the device is missing."""
     try:
         import torchcodec.decoders  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConfigError(_NOT_HERE.format("is not installed")) from error
     except (ImportError, OSError, RuntimeError) as error:
         raise ConfigError(_NOT_HERE.format("finds no FFmpeg that it can load")) from error
+    # Counted without starting CUDA in this process, whose workers are to start it themselves.
+    if device == "cuda" and not torch.cuda.device_count():
+        raise ConfigError(
+            "media.decoder_device is cuda, and there is no GPU that torch can use. cpu is allowed too. Leave it out."
+        )
 
 
 class TorchCodecDecoder:
-    """torchcodec, on the CPU, in its exact mode: it reads all packets first and then knows frames by their times.
+    """torchcodec in its exact mode: it reads all packets first and then knows frames by their times.
 
     It believes flagged key frames and shows what a decoder has patched. So what it is known to get wrong is refused:
     flagged key frames that are none, another number of frames than our index has. Every frame that comes is compared
@@ -39,19 +47,22 @@ class TorchCodecDecoder:
     Args:
         path: the file.
         index: its frames.
+        device: cpu or cuda, which is the GPU of this process's rank; frames come from there to the CPU.
     """
 
     name = "torchcodec"
 
-    def __init__(self, path: Path, index: VideoIndex):
+    def __init__(self, path: Path, index: VideoIndex, device: str = "cpu"):
         from torchcodec.decoders import VideoDecoder
 
         judge(path)
         if not index.flags_are_entries:
             raise DecodeFailure("open", "it flags key frames that are none, behind which torchcodec shows garbage")
+        if device == "cuda":
+            device = f"cuda:{_gpu()}"
         with reading("open", (RuntimeError, ValueError), _sentence):
             self._decoder = VideoDecoder(
-                str(path), dimension_order="NHWC", num_ffmpeg_threads=1, device="cpu", seek_mode="exact"
+                str(path), dimension_order="NHWC", num_ffmpeg_threads=1, device=device, seek_mode="exact"
             )
         if len(self._decoder) != len(index.pts):
             raise DecodeFailure(
@@ -69,11 +80,20 @@ class TorchCodecDecoder:
                 raise DecodeFailure(
                     "decode", f"torchcodec has a frame of {second:.3f} s where {self._seconds[place]:.3f} s are wanted"
                 )
-        return batch.data.numpy()
+        frames: np.ndarray = batch.data.cpu().numpy()
+        return frames
 
     def close(self) -> None:
         """Free the decoder."""
         del self._decoder
+
+
+@cache
+def _gpu() -> int:
+    """The GPU of this process's rank. One that does not start here is no fault of the file: its error goes through."""
+    number = int(os.environ.get("LOCAL_RANK", 0))
+    torch.zeros(1, device=f"cuda:{number}")
+    return number
 
 
 def _sentence(error: BaseException) -> str:

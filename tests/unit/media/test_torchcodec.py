@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
+from pydantic import ValidationError
 
 from tests.support.torchcodec import require_torchcodec
 from vlm_pg.errors import ConfigError, SampleError
+from vlm_pg.media import torchcodec_decoder
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.index import read_index
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.selection import Part
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.torchcodec_decoder import TorchCodecDecoder
+from vlm_pg.media.torchcodec_decoder import TorchCodecDecoder, check_installed
 
 TORCHCODEC = MediaSettings(decoder="torchcodec", workers=0)
 # 10 bits are turned into RGB differently
@@ -76,3 +81,55 @@ def test_a_clear_error_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.M
     words = rf"media\.decoder is torchcodec, which {cause}\. .* pip install 'vlm-pg\[torchcodec\]', .*decoder=auto"
     with pytest.raises(ConfigError, match=words):
         MediaLoader(TORCHCODEC, tmp_path)
+
+
+class _Batch:
+    """Frames on another device, which numpy cannot read there."""
+
+    def __init__(self, places: list[int]):
+        self.pts_seconds = torch.tensor([place / 10 for place in places], dtype=torch.float64)
+        self.data = self
+
+    def cpu(self) -> torch.Tensor:
+        return torch.zeros(len(self.pts_seconds), 4, 6, 3, dtype=torch.uint8)
+
+
+class _Decoder:
+    def __init__(self, path: str, **options: object):
+        self.options = options
+
+    def __len__(self) -> int:
+        return 3
+
+    def get_frames_at(self, places: list[int]) -> _Batch:
+        return _Batch(places)
+
+
+def test_the_gpu_of_the_rank_is_asked_and_frames_come_to_the_cpu(
+    media_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+    monkeypatch.setitem(sys.modules, "torchcodec", ModuleType("torchcodec"))
+    fake = ModuleType("torchcodec.decoders")
+    fake.VideoDecoder = _Decoder  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", fake)
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device: started.append(device))
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    torchcodec_decoder._gpu.cache_clear()
+    path = media_dir / "bt709_full_range.mp4"
+    index = replace(read_index(path), pts=(0, 1, 2), time_base=Fraction(1, 10))
+    decoder = TorchCodecDecoder(path, index, "cuda")
+    monkeypatch.undo()
+    assert decoder.read([0, 2]).shape == (2, 4, 6, 3)
+    torchcodec_decoder._gpu.cache_clear()
+    assert started == ["cuda:3"] and decoder._decoder.options["device"] == "cuda:3"
+
+
+def test_a_gpu_is_asked_of_no_other_decoder_and_of_no_machine_without() -> None:
+    with pytest.raises(ValidationError, match="decoder_device is cuda and decoder is auto"):
+        MediaSettings(decoder_device="cuda")
+    if torch.cuda.device_count():
+        pytest.skip("there is a GPU")
+    require_torchcodec()
+    with pytest.raises(ConfigError, match="there is no GPU"):
+        check_installed("cuda")
