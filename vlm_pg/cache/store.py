@@ -91,7 +91,7 @@ class Store:
         except Damaged:
             self.uses.damaged += 1
             self.uses.misses += 1
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # the folder may be read-only
                 path.unlink()
             return None
         self.uses.hits += 1

@@ -13,6 +13,7 @@ from vlm_pg.data.mixture import order_of
 from vlm_pg.data.prepared_reader import open_records
 from vlm_pg.distributed import launched_world_size
 from vlm_pg.errors import ConfigError
+from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
@@ -97,6 +98,7 @@ def _policy(config: RunConfig, dtype: str) -> Policy:
             f"{config.model.path} is an adapter and model.lora is not set, so that there is no gradient to compare. "
             "Set model.lora to the settings the adapter was trained with."
         )
+    keep_features(policy, config.cache)
     return policy
 
 
