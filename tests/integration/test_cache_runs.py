@@ -95,14 +95,14 @@ def test_several_processes_fill_one_cache(folder: Path, filled: Path) -> None:
 def test_stats_verify_and_prune(folder: Path, filled: Path) -> None:
     cache = folder / "looked-at"
     cli("cache", "fill", str(folder / "run.yaml"), f"cache.folder={cache}")
-    assert "frames" in cli("cache", "stats", str(cache)) and " 16 entries" in cli("cache", "stats", str(cache))
+    assert cli("cache", "stats", str(cache)).count(" 16 entries") == 2
     bad = next(iter(places(cache))).path
     bad.write_bytes(bad.read_bytes()[:-1])
     said = cli("cache", "verify", str(cache))
-    assert f"damaged, removed: {bad}" in said and "15 entries are as they were written, 1 were damaged" in said
+    assert f"damaged, removed: {bad}" in said and "31 entries are as they were written, 1 were damaged" in said
     cli("cache", "fill", str(folder / "run.yaml"), f"cache.folder={cache}")
     assert entries(cache) == entries(filled)
-    assert "16 entries thrown out" in cli("cache", "prune", str(cache), "--max-gb", "0") and not entries(cache)
+    assert "32 entries thrown out" in cli("cache", "prune", str(cache), "--max-gb", "0") and not entries(cache)
     for arguments, message in (
         (("stats", str(folder)), "is no cache. The folder that cache.folder names"),
         (("prune", str(cache)), "prune needs --max-gb"),

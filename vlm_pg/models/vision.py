@@ -121,7 +121,9 @@ class VisionEncoder:
         for of_batch, batch in [(names, new)] if with_graph else [([k], [p]) for k, p in missing.items()]:
             if batch:
                 with torch.set_grad_enabled(with_graph):
-                    outputs = self._encoded(*_media(batch), sequence) if with_graph else self._of_one(*batch, sequence)
+                    outputs = (
+                        self._encoded(*_media(batch), sequence) if with_graph else self._of_one(batch[0], sequence)
+                    )
                     results |= self._split(outputs, of_batch, batch, with_graph, keep_graph)
         return self._in_order(prompts, keys, results)
 
