@@ -159,9 +159,7 @@ def test_a_full_disk_costs_no_features(tmp_path: Path, prompt: Prompt, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Store, "write", full)
-    with pytest.warns(
-        UserWarning, match=r"cannot be written \(No space left on device\): visual features are"
-    ):
+    with pytest.warns(UserWarning, match=r"cannot be written \(No space left on device\): visual features are"):
         found = encode(policy, [prompt])
     assert torch.equal(found[0], encode(tiny_policy(**SETTINGS), [prompt])[0]) and calls.count == 1
 
