@@ -29,6 +29,7 @@ LAYOUTS: dict[str, list[str]] = {
     "in parts": ["training.sequence_parallel=2", "rollout.divide_prefix=always"],
     "pieces": ["model.vision_piece_tokens=4"],
     "bf16": ["model.dtype=bf16"],
+    "bf16 in turns": [*ZERO_3, "rollout.gather=layers", "model.dtype=bf16"],
     "loss": ["algorithm.kl_in=loss", "algorithm.resample_rounds=1", "algorithm.minibatches=2"],
     "DeepStack": ["model.path={qwen3_vl}", "prompt.max_prompt_tokens=400", "training.micro_batch_tokens=450"],
 }
@@ -86,8 +87,10 @@ def test_runs_on_two_ranks_are_the_same_bit_for_bit(names: tuple[str, ...], tmp_
     "name",
     [
         "sequence",
-        *(pytest.param(name, marks=pytest.mark.matrix) for name in ("data", "in turns", "gathered", "pieces", "bf16")),
-        pytest.param("DeepStack", marks=pytest.mark.matrix),
+        *(
+            pytest.param(name, marks=pytest.mark.matrix)
+            for name in ("data", "in turns", "gathered", "pieces", "bf16 in turns", "DeepStack")
+        ),
     ],
 )
 def test_a_fill_leaves_nothing_to_the_tower(name: str, tmp_path: Path) -> None:

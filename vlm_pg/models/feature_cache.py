@@ -28,7 +28,16 @@ def keep_features(policy: Policy, settings: CacheSettings, gathered: Gathered = 
     store = Store(settings.folder, KIND, settings.max_bytes)
     tower = tower_digest(policy.model, policy.family, gathered)
     policy.vision.kept = KeptFeatures(store, tower, policy.tower_calls)
-    return f"visual features: kept in {settings.folder}, by the media and the frozen vision tower ({tower[:12]})"
+    return (
+        f"visual features: kept in {settings.folder}, {_token_bytes(policy) / 1024:.1f} KiB a visual token, by the "
+        f"media and the frozen vision tower ({tower[:12]})"
+    )
+
+
+def _token_bytes(policy: Policy) -> int:
+    config = policy.model.config
+    levels = 1 + policy.family.deepstack_layers(config)
+    return levels * config.get_text_config().hidden_size * policy.dtype.itemsize
 
 
 def why_not_kept(model: ModelSettings, family: Family, settings: CacheSettings) -> str | None:

@@ -22,7 +22,7 @@ class VisionEncoder:
 
     A frozen tower's outputs are kept in a least-recently-used cache of ``cache_bytes`` over the whole run; a trained
     tower's outputs are kept, graph included, until its weights change. Equal media (by content key) share one output.
-    With ``kept`` a frozen tower's outputs are on disk besides, and the tower runs only on what is not there.
+    With ``kept`` (``feature_cache``) a frozen tower's outputs are on disk besides, and it runs on what is not there.
 
     Args:
         run_tower: (pixel_values [patches, dim], grid_thw [media, 3]) -> [M, D], or [M, 1 + E, D] for a family with
@@ -192,15 +192,14 @@ class VisionEncoder:
 
         The bits are the same. All of ``sequence`` run the tower or none of them, and one of them writes.
         """
-        kept = self.kept if self._share and not self._trains else None
-        if kept is None:
+        if self.kept is None:
             return self._encoded(*_media([prompt]), sequence)
-        found = kept.read(prompt, sequence.size)
+        found = self.kept.read(prompt, sequence.size)
         if all(sequence.gather(found is not None)) and found is not None:
             return found.to(self._device, non_blocking=True)
         features = self._encoded(*_media([prompt]), sequence)
         if sequence.rank == 0:
-            kept.write(prompt, features, sequence.size)
+            self.kept.write(prompt, features, sequence.size)
         return features
 
     def _encoded(

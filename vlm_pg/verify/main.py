@@ -44,7 +44,7 @@ def verify(config: RunConfig, questions: int, response_tokens: int) -> bool:
     if not torch.cuda.is_available():
         give_freed_memory_back()
     console = Console(enabled=True)
-    policy = _policy(config, "fp32")
+    policy = _policy(config, "fp32", console)
     prompts = _prompts(config, policy, questions, response_tokens, console)
     groups = _answered(config, policy, prompts, response_tokens)
     console.info(f"model: {config.model.path} ({policy.family.model_type}) on {policy.device}")
@@ -66,7 +66,7 @@ def verify(config: RunConfig, questions: int, response_tokens: int) -> bool:
 
 
 def _in_bf16(config: RunConfig, groups: Sequence[ResponseGroup], reference: Side, console: Console) -> Iterator[str]:
-    policy = _policy(config, "bf16")
+    policy = _policy(config, "bf16", console)
     console.info("in bf16: computing")
     repeated = run_side(policy, groups, repeated_backward)
     shared = run_side(policy, groups, shared_backward(config.training.micro_batch_tokens))
@@ -91,14 +91,15 @@ def _refuse(config: RunConfig) -> None:
         raise ConfigError(f"verify runs in one process, {launched_world_size()} were started. Start it by itself.")
 
 
-def _policy(config: RunConfig, dtype: str) -> Policy:
+def _policy(config: RunConfig, dtype: str, console: Console) -> Policy:
     policy = load_policy(config.model.path, dtype=dtype, settings=config.model)
     if not any(parameter.requires_grad for parameter in policy.model.parameters()):
         raise ConfigError(
             f"{config.model.path} is an adapter and model.lora is not set, so that there is no gradient to compare. "
             "Set model.lora to the settings the adapter was trained with."
         )
-    keep_features(policy, config.cache)
+    if line := keep_features(policy, config.cache):
+        console.info(line)
     return policy
 
 

@@ -116,7 +116,9 @@ def test_the_tower_is_called_once_ever(tmp_path: Path, family: str, dtype: torch
     media = [prompt for prompt in prompts if prompt.pixel_values is not None]
     expected = encode(policy, media)
     first, calls, line = keeping(tmp_path / "cache", family=family, dtype=dtype)
-    assert line is not None and line.startswith(f"visual features: kept in {tmp_path / 'cache'}, by the media")
+    assert line is not None and line.startswith(f"visual features: kept in {tmp_path / 'cache'}, ")
+    per_token = len(expected[0].flatten()) / media[0].num_visual_tokens / 1024
+    assert f", {per_token:.1f} KiB a visual token, " in line
     for _ in range(3):
         found = encode(first, media)
         assert all(map(torch.equal, found, expected))
