@@ -89,6 +89,20 @@ def test_damaged_entries_are_found_and_made_anew(tmp_path: Path, damages: int) -
     assert found >= 0.95 * damages and store.uses.damaged == found
 
 
+def test_a_damaged_entry_that_cannot_be_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder may be shared and read-only."""
+    store = Store(tmp_path / "cache", "frames")
+    store.write(key_of({}), entry(0))
+    path = store._path(key_of({}))
+    path.write_bytes(path.read_bytes()[:-1])
+
+    def refused(_: Path) -> None:
+        raise PermissionError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert store.read(key_of({})) is None and store.uses.damaged == 1
+
+
 def test_verify_names_and_removes_the_damaged(tmp_path: Path) -> None:
     store = Store(tmp_path / "cache", "frames")
     for number in range(6):

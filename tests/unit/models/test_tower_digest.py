@@ -32,9 +32,13 @@ def other_bit(tensor: torch.Tensor) -> None:
         tensor.view(-1)[-1:].view(torch.uint8)[0] ^= 1
 
 
+def forward_of_elsewhere(policy: Policy) -> None:
+    """As liger-kernel puts its own functions there."""
+    tower(policy).merger.mlp[1].forward = contextlib.nullcontext
+
+
 def other_forward(policy: Policy) -> None:
-    norm = tower(policy).merger.mlp[0]
-    norm.forward = contextlib.nullcontext  # a function of another module, as liger-kernel puts its own there
+    tower(policy).merger.forward = tower(policy).patch_embed.forward
 
 
 CHANGES: dict[str, Callable[[Policy], Any]] = {
@@ -47,6 +51,7 @@ CHANGES: dict[str, Callable[[Policy], Any]] = {
     "a number in the configuration": lambda policy: setattr(tower(policy).config, "window_size", 28),
     "a weight's name": lambda policy: tower(policy).register_buffer("more", torch.zeros(0)),
     "a function that runs a layer": other_forward,
+    "one of another package": forward_of_elsewhere,
 }
 
 
@@ -56,6 +61,13 @@ def test_what_changes_the_output_changes_the_digest(change: str) -> None:
     before = digest(policy)
     CHANGES[change](policy)
     assert digest(policy) != before
+
+
+def test_where_a_configuration_comes_from_changes_nothing() -> None:
+    policy = tiny_policy()
+    before = digest(policy)
+    tower(policy).config._name_or_path, tower(policy).config.architectures = "elsewhere", ["Model"]
+    assert digest(policy) == before
 
 
 def test_where_it_is_computed_and_by_what_version_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
