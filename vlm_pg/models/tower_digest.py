@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -121,20 +122,23 @@ def _version(package: str) -> str:
 
 
 def _arithmetic(device: torch.device) -> dict[str, Any]:
+    backends = torch.backends
+    # torch's older names for these raise where somebody has used the newer ones.
+    of_fp32 = [attrgetter(name)(backends) for name in ("cuda.matmul", "cudnn.conv", "mkldnn.matmul", "mkldnn.conv")]
     of_torch = {
         "device": device.type,
-        "precision": torch.get_float32_matmul_precision(),
+        "precision": [backend.fp32_precision for backend in of_fp32],
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     if device.type != "cuda":
-        of_cpu = {"processor": _processor(), "instructions": torch.backends.cpu.get_cpu_capability()}
+        of_cpu = {"processor": _processor(), "instructions": backends.cpu.get_cpu_capability()}
         return {**of_torch, **of_cpu, "threads": torch.get_num_threads()}
-    kernels = torch.backends.cuda
+    kernels = backends.cuda
     return {
         **of_torch,
         "name": torch.cuda.get_device_name(device),
-        "libraries": [torch.version.cuda, torch.version.hip, torch.backends.cudnn.version()],
-        "convolutions": torch.backends.cudnn.allow_tf32,
+        "libraries": [torch.version.cuda, torch.version.hip, backends.cudnn.version()],
+        "sums": [kernels.matmul.allow_bf16_reduced_precision_reduction, str(kernels.preferred_blas_library())],
         "attention": [
             kernels.flash_sdp_enabled(),
             kernels.mem_efficient_sdp_enabled(),

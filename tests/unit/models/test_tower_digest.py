@@ -78,7 +78,6 @@ def test_where_it_is_computed_and_by_what_version_is_in_it(monkeypatch: pytest.M
         (module, "_processor", lambda: "another one"),
         (module, "_of_source", lambda name: "edited"),
         (torch, "get_num_threads", lambda: 7),
-        (torch, "get_float32_matmul_precision", lambda: "medium"),
         (torch, "are_deterministic_algorithms_enabled", lambda: True),
         (torch.backends.cpu, "get_cpu_capability", lambda: "AVX2"),
     ):
@@ -86,6 +85,29 @@ def test_where_it_is_computed_and_by_what_version_is_in_it(monkeypatch: pytest.M
             patched.setattr(target, name, value)
             found.append(digest(policy))
     assert len(set(found)) == len(found) and digest(policy) == found[0]
+
+
+def test_what_torch_was_told_of_precision_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, whose name stands in here; torch's settings are those of this machine."""
+    backends, gpu = torch.backends, torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "one GPU")
+    found = [module._arithmetic(gpu)]
+    for target, name, value in (
+        (backends.cuda.matmul, "fp32_precision", "tf32"),
+        (backends.cudnn.conv, "fp32_precision", "ieee"),
+        (backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
+    ):
+        before = getattr(target, name)
+        setattr(target, name, value)
+        found.append(module._arithmetic(gpu))
+        setattr(target, name, before)
+    backends.cuda.enable_flash_sdp(False)
+    found.append(module._arithmetic(gpu))
+    backends.cuda.enable_flash_sdp(True)
+    assert module._arithmetic(gpu) == found[0] != module._arithmetic(torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another")
+    found.append(module._arithmetic(gpu))
+    assert all(one != other for place, one in enumerate(found) for other in found[:place])
 
 
 def test_towers_of_two_families_differ_though_nothing_else_does() -> None:
