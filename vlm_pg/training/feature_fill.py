@@ -32,7 +32,6 @@ _GIB = 2**30
 class _Count:
     """``size``: bytes of all features, found or made."""
 
-    found: int = 0
     made: int = 0
     lost: int = 0
     faults: int = 0
@@ -65,6 +64,7 @@ class FeatureFill:
         self._sources = SourcePool(
             builder, config.data, config.media, self._policy.pixel_factor, self._check, pool, config.cache
         )
+        self._size = 0
         self._ahead = 4 * max(1, config.media.workers)
 
     def _check(self, prompt: Prompt) -> None:
@@ -100,9 +100,7 @@ class FeatureFill:
         kept = self._policy.vision.kept
         assert kept is not None
         features = kept.read(prompt, processes)
-        if features is not None:
-            count.found += 1
-        else:
+        if features is None:
             written = kept.store.uses.written
             features = _made_by(self._policy, prompt, processes)
             kept.write(prompt, features, processes)
@@ -117,12 +115,12 @@ class FeatureFill:
             f"{count.made - count.lost:,} of them made now, {count.faults:,} cannot be used",
             flush=True,
         )
-        limit = self._config.cache.max_bytes
+        self._size += count.size
         if count.lost:
             print(f"{count.lost:,} could not be written, or are larger than cache.max_gb: every run computes them")
-        elif count.size * self._world > limit:
+        elif self._size * self._world > self._config.cache.max_bytes:
             print(
-                f"that is more than cache.max_gb={self._config.cache.max_gb:g} allows, so what was not used for "
+                f"all features together are more than cache.max_gb={self._config.cache.max_gb:g} allows, so what was not used for "
                 "longest is thrown out again. Raise cache.max_gb, or set cache.features=false"
             )
 
