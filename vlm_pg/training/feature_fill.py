@@ -120,8 +120,8 @@ class FeatureFill:
             print(f"{count.lost:,} could not be written, or are larger than cache.max_gb: every run computes them")
         elif self._size * self._world > self._config.cache.max_bytes:
             print(
-                f"all features together are more than cache.max_gb={self._config.cache.max_gb:g} allows, so what was not used for "
-                "longest is thrown out again. Raise cache.max_gb, or set cache.features=false"
+                f"all features together are more than cache.max_gb={self._config.cache.max_gb:g} allows, so what was "
+                "not used for longest is thrown out again. Raise cache.max_gb, or set cache.features=false"
             )
 
 
