@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -146,6 +147,20 @@ def test_what_killed_writers_left_is_removed_in_time(tmp_path: Path) -> None:
     os.utime(old, (0, 0))
     prune(tmp_path / "cache", 1 << 30)
     assert not old.exists() and new.exists() and store.has(key_of({}))
+
+
+def test_a_cache_that_another_process_makes_at_this_moment_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, listed = tmp_path / "cache", Path.iterdir
+
+    def meanwhile(path: Path) -> Iterator[Path]:
+        (folder / MARK).write_text('{"version": 1}')
+        (folder / "frames").mkdir(exist_ok=True)
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", meanwhile)
+    assert Store(folder, "frames").read(key_of({})) is None
 
 
 def test_other_folders_and_versions_are_refused(tmp_path: Path) -> None:
