@@ -150,12 +150,12 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--gpu", type=_gib, default=80.0, metavar="GIB", help="memory of a GPU, in GiB (default: 80)")
     plan.add_argument("--gpus", type=_count, default=None, metavar="N", help="GPUs of the run (default: 8; torch: 1)")
 
-    cache = add("cache", _cache, "fill, look at, check or empty the folder that keeps frames")
+    cache = add("cache", _cache, "fill, look at, check or empty the folder that keeps frames and visual features")
     cache.add_argument(
         "action",
         metavar="ACTION",
         choices=["fill", "stats", "verify", "prune"],
-        help="fill: decode what a CONFIG's records ask for; stats: count; verify: read every entry and remove the "
+        help="fill: make what a CONFIG's records ask for; stats: count; verify: read every entry and remove the "
         "damaged; prune: throw out what was not used for longest",
     )
     cache.add_argument("target", metavar="CONFIG|FOLDER", type=Path, help="fill: a YAML file; else the cache's folder")

@@ -145,6 +145,17 @@ def impossible_combinations(config: RunConfig) -> list[str]:
             for part, rate in config.training.learning_rates.items()
         ),
         (
+            bool(config.cache.features) and config.model.trains_vision,
+            f"cache.features is true and model.train is [{', '.join(config.model.train)}], so that visual features "
+            "change with every update and none could be used again. Set cache.features=false or leave it out, or leave "
+            "tower and merger out of model.train.",
+        ),
+        (
+            bool(config.cache.features) and not config.model.share_prefix,
+            "cache.features is true and model.share_prefix is false, where everything is computed anew for comparison. "
+            "Set cache.features=false or leave it out, or model.share_prefix=true.",
+        ),
+        (
             config.eval.sets == () and bool(config.data.eval),
             "eval.sets is empty, so that nothing would be evaluated. Name sets of data.eval in it, or set it to null "
             "for all; without evaluation, eval.before=false and eval.after=false.",

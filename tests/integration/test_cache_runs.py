@@ -1,4 +1,4 @@
-"""Runs with kept frames: equal bit for bit to runs without, and nothing is decoded twice, by a fill or another run."""
+"""Runs with a cache: equal bit for bit to runs without, and nothing is made twice, by a fill or another run."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def filled(folder: Path) -> Path:
     """A cache that was filled before any run."""
     said = cli("cache", "fill", str(folder / "run.yaml"), f"cache.folder={folder / 'filled'}")
     assert "12 of 12 media are kept, 0 cannot be used" in said and "4 of 4 media are kept" in said
+    assert "train.jsonl: features of 12 of 12 media are kept (0.000 GiB), 12 of them made now, 0 cannot be us" in said
     return folder / "filled"
 
 
@@ -61,6 +62,9 @@ def test_kept_frames_change_nothing_and_are_made_once(folder: Path, filled: Path
         assert len({json.dumps(json.loads(path.read_text())["eval_after"]) for path in same}) == 1
         rewards = [[line["reward"] for line in read_lines(path.parent / "metrics.jsonl")] for path in same]
         assert rewards[0] == rewards[1]
+    if not workers:
+        said = cli("eval", str(folder / "second-0"))
+        assert f"visual features: kept in {cache}, 0.2 KiB a visual token" in said
     assert {place.key: place.path.stat().st_mtime_ns for place in places(cache)} == written, "nothing was made again"
     assert entries(cache).items() <= entries(filled).items(), "a fill makes what a run would"
 
@@ -68,11 +72,11 @@ def test_kept_frames_change_nothing_and_are_made_once(folder: Path, filled: Path
 def test_a_fill_that_was_killed_goes_on_to_the_same_bytes(folder: Path, filled: Path) -> None:
     expected = entries(filled)
     chance = random.Random(0)
-    for number in range(3):
-        cache = folder / f"killed-{number}"
+    for kind in ("frames", "features"):
+        cache = folder / f"killed-{kind}"
         options = ["cache", "fill", str(folder / "run.yaml"), f"cache.folder={cache}", "media.workers=2"]
         process = ModuleProcess("vlm_pg.cli", *options)
-        while not (cache / "frames").is_dir() and process.returncode is None:
+        while not (cache / kind).is_dir() and process.returncode is None:
             time.sleep(0.01)
         time.sleep(chance.uniform(0, 0.3))
         process.signal(signal.SIGKILL)
@@ -92,21 +96,35 @@ def test_several_processes_fill_one_cache(folder: Path, filled: Path) -> None:
     assert "6 of 6 media are kept" in said[1].stdout and entries(cache) == entries(filled)
 
 
+def test_a_tower_that_trains_is_told_of(folder: Path) -> None:
+    """By a run and by a fill, both of which keep frames all the same."""
+    trains, cache = "model.train=[merger,language]", folder / "trains"
+    told = "visual features: not kept in cache.folder (model.train=[merger, language], so they change with every update"
+    options = [str(folder / "run.yaml"), trains, f"cache.folder={cache}"]
+    assert told in cli("cache", "fill", *options)
+    assert told in cli("train", *options, f"run.dir={folder / 'trained'}", "algorithm.kl_coef=0", "training.steps=1")
+    assert {place.kind for place in places(cache)} == {"frames"}
+
+
 def test_stats_verify_and_prune(folder: Path, filled: Path) -> None:
     cache = folder / "looked-at"
     cli("cache", "fill", str(folder / "run.yaml"), f"cache.folder={cache}")
-    assert "frames" in cli("cache", "stats", str(cache)) and " 16 entries" in cli("cache", "stats", str(cache))
+    assert cli("cache", "stats", str(cache)).count(" 16 entries") == 2
     bad = next(iter(places(cache))).path
     bad.write_bytes(bad.read_bytes()[:-1])
     said = cli("cache", "verify", str(cache))
-    assert f"damaged, removed: {bad}" in said and "15 entries are as they were written, 1 were damaged" in said
+    assert f"damaged, removed: {bad}" in said and "31 entries are as they were written, 1 were damaged" in said
     cli("cache", "fill", str(folder / "run.yaml"), f"cache.folder={cache}")
     assert entries(cache) == entries(filled)
-    assert "16 entries thrown out" in cli("cache", "prune", str(cache), "--max-gb", "0") and not entries(cache)
+    assert "32 entries thrown out" in cli("cache", "prune", str(cache), "--max-gb", "0") and not entries(cache)
     for arguments, message in (
         (("stats", str(folder)), "is no cache. The folder that cache.folder names"),
         (("prune", str(cache)), "prune needs --max-gb"),
         (("fill", str(folder / "run.yaml")), "cache.folder is not set"),
+        (
+            ("fill", str(folder / "run.yaml"), f"cache.folder={cache}", "cache.frames=false", "cache.features=false"),
+            "cache.frames is false, and visual features are not kept (cache.features=false). Something to fill",
+        ),
     ):
         done = run_cli("cache", *arguments)
         assert done.returncode == 2 and message in done.stderr

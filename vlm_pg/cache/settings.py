@@ -10,15 +10,28 @@ from vlm_pg.settings import Settings
 
 
 class CacheSettings(Settings):
-    """Whether sampled frames are kept on disk, where, and how much of them."""
+    """Whether sampled frames and outputs of a frozen vision tower are kept on disk, where, and how much of them."""
 
     folder: Path | None = Field(
         None, description="Folder of the cache, which runs, ranks and evaluations share; none: nothing is kept on disk."
     )
     frames: bool = Field(True, description="Keep the frames of media, sampled and resized, so they are decoded once.")
+    features: bool | None = Field(
+        None,
+        description="Keep the outputs of the vision tower, so it runs once for the same media. It must be frozen: "
+        "model.train without tower and merger. null: where it is.",
+    )
     max_gb: float = Field(
         100.0, gt=0, description="What was not used for longest is thrown out when the cache has grown beyond, in GiB."
     )
+
+    def impossible(self) -> list[str]:
+        if self.features and self.folder is None:
+            return [
+                "cache.features is true and cache.folder is not set, so that there is nowhere to keep them. Set "
+                "cache.folder, or leave cache.features out."
+            ]
+        return []
 
     @property
     def max_bytes(self) -> int:

@@ -91,7 +91,7 @@ class Store:
         except Damaged:
             self.uses.damaged += 1
             self.uses.misses += 1
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # the folder may be read-only
                 path.unlink()
             return None
         self.uses.hits += 1
@@ -139,7 +139,9 @@ def open_folder(folder: Path) -> None:
     mark = folder / MARK
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        is_other = not mark.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir())
+        # Asked in this order: another process may make the cache at this moment, and the mark comes before all else.
+        holds_something = any(not entry.name.startswith(".") for entry in folder.iterdir())
+        is_other = holds_something and not mark.exists()
         if not is_other and not mark.exists():
             write_bytes_atomic(mark, json.dumps({"version": VERSION}).encode())
         written = b"{}" if is_other else mark.read_bytes()

@@ -11,6 +11,7 @@ from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.errors import ConfigError, TooManyBadSamples
 from vlm_pg.eval.runner import Evaluator, Examinee, table
 from vlm_pg.files import write_json_atomic
+from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.loading import load_policy
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.quiet import quiet_libraries
@@ -46,6 +47,8 @@ def evaluate(config: RunConfig, checkpoint: Path | None) -> dict[str, Any]:
     policy = load_policy(path, settings=config.model)
     console.info(f"model: {path}; attention kernel {policy.kernel.name} (checked: {policy.kernel_error:.0e})")
     console.info(f"positions: {policy.family.describe_positions(config.model.positions)}")
+    if line := keep_features(policy, config.cache):
+        console.info(line)
     builder = PromptBuilder(policy.processor, config.prompt, policy.positions)
     data = config.data
     log = BadSampleLog(folder / "bad_samples.jsonl", data.max_bad_share, data.min_seen_for_bad_share, console.warn)

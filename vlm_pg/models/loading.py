@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.models.quantize import is_quantized, quantize_linears
 from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import ModelSettings, Part
+from vlm_pg.models.vision_alone import lacking_in_tower, without_language, without_report
 
 _LISTED = 4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -30,6 +31,7 @@ def load_policy(
     settings: ModelSettings | None = None,
     weights_version: int = 0,
     reading: AbstractContextManager[None] | None = None,
+    vision_alone: bool = False,
 ) -> Policy:
     """Load a checkpoint of a registered family (Qwen-VL, or a Qwen language model) as a policy.
 
@@ -40,22 +42,28 @@ def load_policy(
         settings: everything else about the model; ``path`` and ``dtype`` given here win.
         weights_version: how many optimizer steps the weights have had.
         reading: around transformers' reading of the weights, for engines that divide them over ranks meanwhile.
+        vision_alone: without the language model, an adapter of which is left out too; the policy can make prompts and
+            visual features of them, and nothing else.
 
     Raises:
         ModelError: nothing there, unreadable, or of a kind that is not supported.
     """
     settings = settings or ModelSettings(path=str(path))
+    if vision_alone:
+        settings = settings.model_copy(update={"lora": None})
     torch_dtype = _dtype(dtype or settings.dtype)
     adapter, path = str(path), adapter_base(path) or path
     config = load_config(str(path), settings)
     family = family_of(config)
     import transformers
 
+    alone = {"config": without_language(config), "ignore_mismatched_sizes": True} if vision_alone else {}
     named, of_tower = family.model_class, _vision_attention(_device(device), torch_dtype)
     try:
         model_class = getattr(transformers, named) if isinstance(named, str) else named
         quantizes = settings.lora is not None and settings.lora.quantize
-        with nullcontext() if reading is None or family.read_whole or quantizes else reading:
+        around = nullcontext() if reading is None or family.read_whole or quantizes else reading
+        with without_report() if vision_alone else around:
             model, found = model_class.from_pretrained(
                 str(path),
                 dtype=torch_dtype,
@@ -63,6 +71,7 @@ def load_policy(
                 use_safetensors=True,
                 trust_remote_code=settings.trust_remote_code,
                 output_loading_info=True,
+                **alone,
             )
         # However it was read, it is saved under the names that it was read from: transformers keeps the conversions of
         # names that were of use, and in its reading under ZeRO-3 all that there are.
@@ -76,13 +85,13 @@ def load_policy(
             f"The model at {str(path)!r} has a config but could not be loaded: {error} A checkpoint needs its weights "
             "as safetensors and its processor files beside config.json."
         ) from error
-    _check_whole(str(path), found)
+    _check_whole(str(path), lacking_in_tower(family, found) if vision_alone else found.get("missing_keys") or ())
     _check_tokenizer(str(path), model, processor, family)
     if settings.lora is not None and settings.lora.quantize:
         # One layer after the other: the device never holds the model as it was read.
         quantize_linears(model, family.quantizable_layers(model), _device(device))
     model = model.to(_device(device))
-    if adapter != str(path):
+    if adapter != str(path) and not vision_alone:
         load_adapter(model, adapter, settings.lora)
     return make_policy(model, processor, settings, weights_version)
 
@@ -165,9 +174,9 @@ def _dtype(dtype: str | torch.dtype) -> torch.dtype:
     return DTYPES[dtype]
 
 
-def _check_whole(path: str, found: Mapping[str, Any]) -> None:
+def _check_whole(path: str, missing: Iterable[str]) -> None:
     """transformers fills what a checkpoint lacks with random numbers, and goes on."""
-    lacking = sorted(str(name) for name in found.get("missing_keys") or ())
+    lacking = sorted(map(str, missing))
     if lacking:
         named = ", ".join(lacking[:_LISTED]) + (", ..." if len(lacking) > _LISTED else "")
         raise ModelError(

@@ -21,7 +21,7 @@ from vlm_pg.models.scattered import is_scattered
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice, StreamMemory
 from vlm_pg.models.turns import Turns
-from vlm_pg.models.vision_pieces import VisionPiece, pieces, run_pieces
+from vlm_pg.models.vision_pieces import Grid, VisionPiece, pieces, run_pieces
 
 T = TypeVar("T")
 
@@ -83,6 +83,16 @@ class Network(torch.nn.Module):
         folder = self.settings.offload_folder
         self.stream_memory = StreamMemory(self.language_model, choice, self.device, folder)
 
+    @property
+    def _piece_patches(self) -> int:
+        """The most of one call of the tower; 0: all."""
+        return self.stream_memory.choice.vision_piece_tokens * self.pixels.patches_per_token
+
+    def tower_calls(self, grid_thw: Sequence[Grid]) -> list[tuple[Grid, ...]]:
+        """The grids (t, h, w) of each call that ``run_tower`` makes for these frames."""
+        most = self._piece_patches
+        return [piece.grids for piece in pieces(grid_thw, most)] if most else [tuple(grid_thw)]
+
     def run_tower(
         self, pixel_values: torch.Tensor, grid_thw: torch.Tensor, others: Sequence[VisionPiece] = ()
     ) -> torch.Tensor:
@@ -95,7 +105,7 @@ class Network(torch.nn.Module):
         def one_piece(pixels: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
             return self.in_turn("vision", lambda: self.family.encode_vision(self.model, pixels, grids))
 
-        most = self.stream_memory.choice.vision_piece_tokens * self.pixels.patches_per_token
+        most = self._piece_patches
         if not most:
             return one_piece(pixel_values, grid_thw)
         found = pieces(grid_thw.tolist(), most)

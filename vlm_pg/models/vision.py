@@ -11,6 +11,7 @@ import torch
 
 from vlm_pg.distributed import BY_ITSELF, SequenceGroup
 from vlm_pg.memory import tensor_bytes
+from vlm_pg.models.kept_features import KeptFeatures
 from vlm_pg.models.pixels import PixelGeometry
 from vlm_pg.models.vision_pieces import Grid, VisionPiece, shares
 from vlm_pg.types import Prompt, VisualFeatures
@@ -21,6 +22,7 @@ class VisionEncoder:
 
     A frozen tower's outputs are kept in a least-recently-used cache of ``cache_bytes`` over the whole run; a trained
     tower's outputs are kept, graph included, until its weights change. Equal media (by content key) share one output.
+    With ``kept`` (``feature_cache``) a frozen tower's outputs are on disk besides, and it runs on what is not there.
 
     Args:
         run_tower: (pixel_values [patches, dim], grid_thw [media, 3]) -> [M, D], or [M, 1 + E, D] for a family with
@@ -49,8 +51,8 @@ class VisionEncoder:
         # Outputs somebody still holds, whatever the cache has room for: a step's own videos are never encoded twice.
         self._in_use: WeakValueDictionary[str, VisualFeatures] = WeakValueDictionary()
         self._trains = trains
+        self.kept: KeptFeatures | None = None
         self.version = 0
-        self.prompts_encoded = 0
         self.patches_run = 0
 
     @property
@@ -66,6 +68,7 @@ class VisionEncoder:
         if self._trains or trains:
             self.version += 1
             self.forget()
+            self.kept = None  # what is on disk is the output of other weights
         self._trains = self._trains if trains is None else trains
 
     def forget(self) -> None:
@@ -118,7 +121,9 @@ class VisionEncoder:
         for of_batch, batch in [(names, new)] if with_graph else [([k], [p]) for k, p in missing.items()]:
             if batch:
                 with torch.set_grad_enabled(with_graph):
-                    outputs = self._encoded(*_media(batch), sequence)
+                    outputs = (
+                        self._encoded(*_media(batch), sequence) if with_graph else self._of_one(batch[0], sequence)
+                    )
                     results |= self._split(outputs, of_batch, batch, with_graph, keep_graph)
         return self._in_order(prompts, keys, results)
 
@@ -175,13 +180,27 @@ class VisionEncoder:
         """``outputs`` [M, ...] of a batch by the keys of its prompts."""
         results = {}
         sizes = [int(_grids(prompt).prod(-1).sum()) // self._merged_patches for prompt in batch]
-        self.prompts_encoded += len(batch)
         for key, features in zip(keys, outputs.split(sizes) if sizes else (), strict=True):
             results[key] = VisualFeatures(features, self.version, carries_graph=with_graph)
             if self._share and (keep_graph or not with_graph):
                 self._in_use[key] = results[key]
                 self._keep(key, results[key])
         return results
+
+    def _of_one(self, prompt: Prompt, sequence: SequenceGroup) -> torch.Tensor:
+        """[M, ...] of one prompt without a graph: from disk if all of ``sequence`` find it there, else by the tower.
+
+        The bits are the same. All of ``sequence`` run the tower or none of them, and one of them writes.
+        """
+        if self.kept is None:
+            return self._encoded(*_media([prompt]), sequence)
+        found = self.kept.read(prompt, sequence.size)
+        if all(sequence.gather(found is not None)) and found is not None:
+            return found.to(self._device, non_blocking=True)
+        features = self._encoded(*_media([prompt]), sequence)
+        if sequence.rank == 0:
+            self.kept.write(prompt, features, sequence.size)
+        return features
 
     def _encoded(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -179,6 +179,11 @@ class DeepSpeedEngine(Engine):
         size = sum(cast("Any", p).ds_numel * p.element_size() for p in self.policy.parameters())
         lacking = {"ranks": float(size > SHARE_FOR_WEIGHTS * free_bytes(self.policy.device))}
         return max_over_ranks(lacking, self.policy.device)["ranks"] == 0
+
+    @contextmanager
+    def gathered(self, weights: Iterable[torch.nn.Parameter]) -> Iterator[None]:
+        with _gathered(weights) if self._stage == 3 else nullcontext():
+            yield
 
     @contextmanager
     def full_weights(self) -> Iterator[None]:

@@ -111,6 +111,11 @@ class Engine(ABC):
         yield
 
     @contextmanager
+    def gathered(self, weights: Iterable[torch.nn.Parameter]) -> Iterator[None]:
+        """These weights are whole on every rank inside. A collective."""
+        yield
+
+    @contextmanager
     def full_weights(self) -> Iterator[None]:
         """``policy.model.state_dict()`` is whole inside, at least on rank 0."""
         yield

@@ -19,6 +19,7 @@ from vlm_pg.eval.runner import Evaluator, Examinee, table
 from vlm_pg.media.loader import decoding_pool
 from vlm_pg.media.pool import WorkerPool
 from vlm_pg.memory import gpu_bytes
+from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.loading import check_sequence_size, load_policy
 from vlm_pg.models.reference import load_reference
 from vlm_pg.observe.console import Console
@@ -195,6 +196,7 @@ class _Run:
         self.reference = load_reference(config.model, self.policy) if config.algorithm.kl_coef else None
         self.engine = make_engine(config, self.policy, self.ranks)
         self.memory = choose_memory(config, self.policy, self.reference, self.ranks)
+        self.features_line = keep_features(self.policy, config.cache, self.engine.gathered)
         if resume_from is not None:
             self.engine.load_optimizer(resume_from)
 
@@ -222,6 +224,8 @@ class _Run:
         for line in introduction(self.config, self.policy, self.engine, len(self.samples), mixture):
             self.console.info(line)
         (self.console.info if self.memory.fits else self.console.warn)(self.memory.line)
+        if self.features_line:
+            self.console.info(self.features_line)
         if not self.config.model.share_prefix:
             self.console.warn(
                 "model.share_prefix=false: nothing is shared; every rollout's prompt, its images and videos included, "

@@ -12,6 +12,7 @@ from vlm_pg.data.mixture import order_of
 from vlm_pg.data.several import first_of_each, open_training, refuse_empty
 from vlm_pg.distributed import launched_world_size
 from vlm_pg.errors import ConfigError
+from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
@@ -42,7 +43,7 @@ def verify(config: RunConfig, questions: int, response_tokens: int) -> bool:
     if not torch.cuda.is_available():
         give_freed_memory_back()
     console = Console(enabled=True)
-    policy = _policy(config, "fp32")
+    policy = _policy(config, "fp32", console)
     prompts = _prompts(config, policy, questions, response_tokens, console)
     groups = _answered(config, policy, prompts, response_tokens)
     console.info(f"model: {config.model.path} ({policy.family.model_type}) on {policy.device}")
@@ -64,7 +65,7 @@ def verify(config: RunConfig, questions: int, response_tokens: int) -> bool:
 
 
 def _in_bf16(config: RunConfig, groups: Sequence[ResponseGroup], reference: Side, console: Console) -> Iterator[str]:
-    policy = _policy(config, "bf16")
+    policy = _policy(config, "bf16", console)
     console.info("in bf16: computing")
     repeated = run_side(policy, groups, repeated_backward)
     shared = run_side(policy, groups, shared_backward(config.training.micro_batch_tokens))
@@ -89,13 +90,15 @@ def _refuse(config: RunConfig) -> None:
         raise ConfigError(f"verify runs in one process, {launched_world_size()} were started. Start it by itself.")
 
 
-def _policy(config: RunConfig, dtype: str) -> Policy:
+def _policy(config: RunConfig, dtype: str, console: Console) -> Policy:
     policy = load_policy(config.model.path, dtype=dtype, settings=config.model)
     if not any(parameter.requires_grad for parameter in policy.model.parameters()):
         raise ConfigError(
             f"{config.model.path} is an adapter and model.lora is not set, so that there is no gradient to compare. "
             "Set model.lora to the settings the adapter was trained with."
         )
+    if line := keep_features(policy, config.cache):
+        console.info(line)
     return policy
 
 

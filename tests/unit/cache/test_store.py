@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,20 @@ def test_damaged_entries_are_found_and_made_anew(tmp_path: Path, damages: int) -
     assert found >= 0.95 * damages and store.uses.damaged == found
 
 
+def test_a_damaged_entry_that_cannot_be_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder may be shared and read-only."""
+    store = Store(tmp_path / "cache", "frames")
+    store.write(key_of({}), entry(0))
+    path = store._path(key_of({}))
+    path.write_bytes(path.read_bytes()[:-1])
+
+    def refused(_: Path) -> None:
+        raise PermissionError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert store.read(key_of({})) is None and store.uses.damaged == 1
+
+
 def test_verify_names_and_removes_the_damaged(tmp_path: Path) -> None:
     store = Store(tmp_path / "cache", "frames")
     for number in range(6):
@@ -132,6 +147,20 @@ def test_what_killed_writers_left_is_removed_in_time(tmp_path: Path) -> None:
     os.utime(old, (0, 0))
     prune(tmp_path / "cache", 1 << 30)
     assert not old.exists() and new.exists() and store.has(key_of({}))
+
+
+def test_a_cache_that_another_process_makes_at_this_moment_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, listed = tmp_path / "cache", Path.iterdir
+
+    def meanwhile(path: Path) -> Iterator[Path]:
+        (folder / MARK).write_text('{"version": 1}')
+        (folder / "frames").mkdir(exist_ok=True)
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", meanwhile)
+    assert Store(folder, "frames").read(key_of({})) is None
 
 
 def test_other_folders_and_versions_are_refused(tmp_path: Path) -> None:

@@ -198,6 +198,18 @@ def test_missing_values_are_all_named_at_once(tmp_path: Path) -> None:
             "but rollout.split is questions and rollout.gather is auto. Set rollout.split=auto and rollout.gather=all",
         ),
         (
+            ["cache.features=true"],
+            "cache.folder is not set, so that there is nowhere to keep them. Set cache.",
+        ),
+        (
+            ["cache.features=true", "cache.folder=c", "model.train=[merger,language]"],
+            "cache.features is true and model.train is [merger, language], so that visual features change with every",
+        ),
+        (
+            ["cache.features=true", "cache.folder=c", "model.share_prefix=false"],
+            "cache.features is true and model.share_prefix is false, where everything is computed anew for comparison.",
+        ),
+        (
             ["rollout.divide_prefix=always", "training.sequence_parallel=4", "rollout.num_generations=3"],
             "but there are only 3 rollouts of a question to share. Set rollout.num_generations=4 or more",
         ),

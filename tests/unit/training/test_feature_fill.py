@@ -1,0 +1,67 @@
+"""What ``vlm-pg cache fill`` says of visual features, and which questions it asks for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.small_run import small_run
+from vlm_pg.cache.store import places
+from vlm_pg.config import load_config
+from vlm_pg.models.family import Family
+from vlm_pg.training.cache_fill import fill
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_run(tmp_path_factory.mktemp("run"))
+
+
+def filled(run: Path, folder: Path, *overrides: str) -> int:
+    always = ["data.limit=3", "eval.limit=1", "cache.frames=false", f"cache.folder={folder}"]
+    return fill(load_config(run, [*always, *overrides]))
+
+
+def features(folder: Path) -> list[int]:
+    return [place.size for place in places(folder) if place.kind == "features"]
+
+
+def test_what_does_not_fit_is_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert filled(run, tmp_path / "all") == 0
+    sizes = features(tmp_path / "all")
+    assert len(sizes) == 4, "the limits of both sets hold"
+    said = capsys.readouterr().out
+    assert "features of 3 of 3 media are kept" in said and "thrown out" not in said and "could not" not in said
+    for name, limit, expected in (
+        ("fewer", 2.5 * max(sizes), "all features together are more than cache.max_gb="),
+        ("none", 0.5 * min(sizes), "3 could not be written, or are larger than cache.max_gb: every run computes them"),
+    ):
+        filled(run, tmp_path / name, f"cache.max_gb={limit / 2**30}")
+        assert expected in capsys.readouterr().out and sum(features(tmp_path / name)) <= limit
+
+
+def test_media_are_asked_for_once_and_by_a_question_that_can_be_used(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clips = run.parent / "clips"
+    lines = [json.loads(line) for line in (clips / "train.jsonl").read_text().splitlines()]
+    same = [{**lines[0], "problem_id": f"same-{number}"} for number in range(3)]
+    same[0] |= {"problem": "word " * 500}
+    broken = clips / "broken.mp4"
+    broken.write_bytes(b"nothing")
+    gone = {**lines[1], "problem_id": "broken", "path": broken.name}
+    text = {**lines[2], "problem_id": "text", "path": "", "data_type": "text"}
+    records = clips / "odd.jsonl"
+    records.write_text("".join(json.dumps(line) + "\n" for line in (*same, gone, text)))
+    calls: list[int] = []
+    encode = Family.encode_vision
+    monkeypatch.setattr(Family, "encode_vision", lambda *given: calls.append(1) or encode(*given))
+    options = [f"data.train={records}", "data.limit=9"]
+    assert filled(run, tmp_path / "cache", *options) == 1
+    said = capsys.readouterr().out
+    assert "odd.jsonl: features of 1 of 2 media are kept (0.000 GiB), 1 of them made now, 1 cannot be used" in said
+    assert "\nbroken: " in said and len(calls) == len(features(tmp_path / "cache")) == 2
+    assert filled(run, tmp_path / "cache", *options) == 1 and len(calls) == 2, "the other is the evaluation's"
+    assert "0 of them made now" in capsys.readouterr().out

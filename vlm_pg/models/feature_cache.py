@@ -1,0 +1,51 @@
+"""Whether a policy's visual features are kept on disk, and if not, why."""
+
+from __future__ import annotations
+
+from vlm_pg.cache.settings import CacheSettings
+from vlm_pg.cache.store import Store
+from vlm_pg.models.family import Family
+from vlm_pg.models.kept_features import KIND, KeptFeatures
+from vlm_pg.models.policy import Policy
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.tower_digest import Gathered, at_hand, tower_digest
+
+
+def keep_features(policy: Policy, settings: CacheSettings, gathered: Gathered = at_hand) -> str | None:
+    """From now on the policy's tower is asked for nothing that the cache holds. A collective, as ``tower_digest``.
+
+    Returns:
+        What is kept or why nothing is, for the user; None where there is no cache.
+
+    Raises:
+        ConfigError: the cache cannot be used.
+    """
+    if settings.folder is None:
+        return None
+    why = why_not_kept(policy.settings, policy.family, settings)
+    if why is not None:
+        return f"visual features: not kept in cache.folder ({why})"
+    store = Store(settings.folder, KIND, settings.max_bytes)
+    tower = tower_digest(policy.model, policy.family, gathered)
+    policy.vision.kept = KeptFeatures(store, tower, policy.tower_calls)
+    return (
+        f"visual features: kept in {settings.folder}, {_token_bytes(policy) / 1024:.1f} KiB a visual token, by the "
+        f"media and the frozen vision tower ({tower[:12]})"
+    )
+
+
+def _token_bytes(policy: Policy) -> int:
+    config = policy.model.config
+    levels = 1 + policy.family.deepstack_layers(config)
+    return levels * config.get_text_config().hidden_size * policy.dtype.itemsize
+
+
+def why_not_kept(model: ModelSettings, family: Family, settings: CacheSettings) -> str | None:
+    """The reason for which a cache holds no visual features of a model; None where it does."""
+    if settings.features is False:
+        return "cache.features=false"
+    if not family.reads_media:
+        return f"{family.model_type} reads text alone"
+    if model.trains_vision:
+        return f"model.train=[{', '.join(model.train)}], so they change with every update"
+    return None if model.share_prefix else "model.share_prefix=false, so all is computed anew"
