@@ -5,8 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import signal
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,6 +124,47 @@ def test_an_entry_beyond_the_limit_is_not_kept(tmp_path: Path) -> None:
     store = Store(tmp_path / "cache", "frames", max_bytes=500)
     store.write(key_of({}), entry(0))
     assert not store.has(key_of({})) and store.uses.written == 0
+
+
+def _write_and_be_killed(folder: Path, step: int, halved: bool) -> None:
+    """Write an entry; killed before the operation on files of that number. ``halved``: with half a file written."""
+    seen = 0
+
+    def count(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.scandir") and str(folder) in str(arguments[0]):
+            seen += 1
+            if seen == step:
+                if halved and event == "os.rename":
+                    os.truncate(arguments[0], os.stat(arguments[0]).st_size // 2)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    Store(folder, "frames", max_bytes=1 << 20).write(key_of({"n": 0}), entry(0))
+    os._exit(0)
+
+
+def test_a_writer_killed_at_any_step_leaves_a_whole_entry_or_none(tmp_path: Path) -> None:
+    context, whole = multiprocessing.get_context("fork"), tmp_path / "whole"
+    Store(whole, "frames").write(key_of({"n": 0}), entry(0))
+    [written] = places(whole)
+    there = set()
+    for step in range(1, 30):
+        folder = tmp_path / f"killed-{step}"
+        writer = context.Process(target=_write_and_be_killed, args=(folder, step, step % 2 == 0))
+        writer.start()
+        writer.join()
+        store = Store(folder, "frames", max_bytes=1 << 20)
+        read = store.read(key_of({"n": 0}))
+        assert read is None or same(read, entry(0))
+        there.add(read is not None)
+        store.write(key_of({"n": 0}), entry(0))
+        [again] = places(folder)
+        assert again.key == written.key and again.path.read_bytes() == written.path.read_bytes()
+        if writer.exitcode == 0:
+            break
+        assert writer.exitcode == -signal.SIGKILL
+    assert writer.exitcode == 0 and step > 6 and there == {True, False}
 
 
 def test_what_killed_writers_left_is_removed_in_time(tmp_path: Path) -> None:
