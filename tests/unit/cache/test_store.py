@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from vlm_pg.cache import store as module
+from vlm_pg.cache.entry_file import serialized
 from vlm_pg.cache.store import MARK, Entry, Store, key_of, places, prune, verify
 from vlm_pg.errors import ConfigError
 
@@ -27,6 +28,12 @@ def entry(seed: int, size: int = 1000) -> Entry:
         "none": np.zeros((0, 4), dtype=np.int64),
     }
     return Entry(tensors, {"seconds": [0.0, 1.5, seed], "decoder": "pyav"})
+
+
+def _size_of(one: Entry) -> int:
+    content = serialized("frames", key_of({}), one)
+    assert content is not None
+    return len(content)
 
 
 def same(left: Entry | None, right: Entry) -> bool:
@@ -105,7 +112,7 @@ def test_verify_names_and_removes_the_damaged(tmp_path: Path) -> None:
 
 def test_the_limit_holds_and_what_was_used_last_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_USE_SECONDS", 0.0)
-    size = len(module._serialized("frames", key_of({}), entry(0)))
+    size = _size_of(entry(0))
     store = Store(tmp_path / "cache", "frames", max_bytes=10 * size)
     now = time.time()
     for number in range(10):
@@ -208,7 +215,7 @@ def _work(folder: Path, seed: int, rounds: int, limit: int) -> None:
 
 
 def test_several_processes_write_and_throw_out_at_once(tmp_path: Path) -> None:
-    size = len(module._serialized("frames", key_of({}), entry(0)))
+    size = _size_of(entry(0))
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=_work, args=(tmp_path / "cache", seed, 150, 20 * size)) for seed in range(4)]
     for worker in workers:
