@@ -165,8 +165,8 @@ def forgeries(entry: Entry, place: Place) -> Iterator[tuple[str, bytes]]:
                   [count, 1, 28, 28], frames[:3], [count, 3, frames[2] + 1, frames[3]], [10**30] * 4,
                   [count, 3, 56, 28 * 100_000]):  # fmt: skip
         yield f"shape {shape}", forged(entry, place, shape=shape)
-    yield "a bomb", forged(entry, place, zstd(2 << 30))
-    yield "a bomb that says so", forged(entry, place, zstd(2 << 30), shape=[count, 3, 28, (2 << 30) // 84 // count])
+    yield "a bomb", forged(entry, place, zstd(512 << 20))
+    yield "a bomb that says so", forged(entry, place, zstd(512 << 20), shape=[count, 3, 28, (512 << 20) // 84 // count])
     yield "too little", forged(entry, place, zstd(10))
     yield "no zstd", forged(entry, place, {"packed": np.arange(50, dtype=np.uint8)})
     yield "no tensor", forged(entry, place, {"other": np.arange(50, dtype=np.uint8)})
