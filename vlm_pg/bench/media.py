@@ -48,14 +48,16 @@ def main(argv: Sequence[str]) -> int:
     config = load_config(arguments.config, arguments.overrides)
     if config.data.train is None:
         raise ConfigError("data.train is not set. Records whose media are measured are needed. Set it.")
+    if arguments.repeats < 1:
+        raise ConfigError(f"--repeats is {arguments.repeats}; at least 1 timed run is needed.")
     if arguments.out is not None and arguments.out.exists():
         raise ConfigError(f"{arguments.out} exists. Measurements are not thrown away. Give another file to --out.")
     import torch
 
-    torch.set_num_threads(1)
     from vlm_pg.models.loading import load_config as load_model_config
     from vlm_pg.models.registry import family_of
 
+    torch.set_num_threads(1)
     model = load_model_config(config.model.path, config.model)
     measured, left_out = _measure_all(config, family_of(model).pixels(model).token_side, arguments)
     if not measured:
@@ -146,7 +148,7 @@ def _measure(config: RunConfig, factor: int, ref: MediaRef, folder: Path, repeat
             if repeat >= 0:
                 cpu[way].append(core_seconds)
                 wall[way].append(clock_seconds)
-    entries = list((folder / "1").rglob("*.safetensors")) if repeats else []
+    entries = list((folder / "1").rglob("*.safetensors"))
     return {
         **{name: value for name, value in asdict(ref).items() if value},
         "frames": len(expected.frames),
