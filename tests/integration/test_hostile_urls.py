@@ -25,7 +25,7 @@ from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.cache.store import places
 from vlm_pg.errors import SampleError
 from vlm_pg.media import connections
-from vlm_pg.media.loader import MediaLoader
+from vlm_pg.media.loader import MediaLoader, import_decoding
 from vlm_pg.media.paths import resolve
 from vlm_pg.media.remote import download
 from vlm_pg.media.settings import MediaSettings
@@ -40,6 +40,7 @@ def without_secrets(text: str) -> str:
 
 class Guarded:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        import_decoding()  # torch makes a folder for temporary files
         self.folder, self.temporary = folder, folder / "temporary"
         self.temporary.mkdir()
         monkeypatch.setenv("TMPDIR", str(self.temporary))
