@@ -87,7 +87,7 @@ def kill(process: ModuleProcess, with_workers: bool) -> bool:
     return process.finish().returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("moments", [pytest.param(50, marks=pytest.mark.matrix), 3])
+@pytest.mark.parametrize("moments", [pytest.param(50, marks=pytest.mark.matrix), 2])
 def test_killed_and_resumed_it_keeps_the_same_bytes(folder: Path, whole: dict[str, bytes], moments: int) -> None:
     chance, ended, left = random.Random(moments), 0, []
     for number in range(moments):
