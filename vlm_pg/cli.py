@@ -122,13 +122,13 @@ def _parser() -> argparse.ArgumentParser:
     report = add("report", _report, "write report.html of a run, finished or not")
     report.add_argument("run_dir", metavar="RUN_DIR", type=Path, help=f"run folder, for example {DEFAULT_RUN}")
 
-    bench = add("bench", _bench, "measure what sharing the prefix saves")
+    bench = add("bench", _bench, "measure what sharing the prefix and keeping frames save")
     bench.add_argument(
         "measurement",
         metavar="NAME",
-        choices=["step", "rollout", "figure", "model"],
-        help="step: measure one group's forward and backward; rollout: measure generation; figure: draw a file of "
-        "the two; model: what arithmetic alone says for public models",
+        choices=["step", "rollout", "media", "figure", "model"],
+        help="step: measure one group's forward and backward; rollout: measure generation; media: measure decoding and "
+        "kept frames; figure: draw a file of the first two; model: what arithmetic alone says for public models",
     )
     bench.add_argument(
         "rest", metavar="...", nargs=argparse.REMAINDER, help="its own arguments; NAME --help lists them"

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -67,22 +64,6 @@ def test_kept_frames_change_nothing_and_are_made_once(folder: Path, filled: Path
         assert f"visual features: kept in {cache}, 0.2 KiB a visual token" in said
     assert {place.key: place.path.stat().st_mtime_ns for place in places(cache)} == written, "nothing was made again"
     assert entries(cache).items() <= entries(filled).items(), "a fill makes what a run would"
-
-
-def test_a_fill_that_was_killed_goes_on_to_the_same_bytes(folder: Path, filled: Path) -> None:
-    expected = entries(filled)
-    chance = random.Random(0)
-    for kind in ("frames", "features"):
-        cache = folder / f"killed-{kind}"
-        options = ["cache", "fill", str(folder / "run.yaml"), f"cache.folder={cache}", "media.workers=2"]
-        process = ModuleProcess("vlm_pg.cli", *options)
-        while not (cache / kind).is_dir() and process.returncode is None:
-            time.sleep(0.01)
-        time.sleep(chance.uniform(0, 0.3))
-        process.signal(signal.SIGKILL)
-        process.finish()
-        cli(*options)
-        assert entries(cache) == expected
 
 
 def test_several_processes_fill_one_cache(folder: Path, filled: Path) -> None:

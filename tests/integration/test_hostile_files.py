@@ -7,6 +7,7 @@ time (not the clock's, which other programs take part in) is bounded as well.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ from tests.support.hostile_files import base_files, bombs, cut_files, growing, l
 from tests.support.hostile_scripts import scripts
 from tests.support.mutations import mutation
 from tests.support.watch import Doorbell, OpenedFiles, cpu_seconds, descriptors, memory_bytes, own_descriptors
+from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.errors import SampleError
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.settings import MediaSettings
@@ -34,7 +36,7 @@ MEMORY_BYTES = 2 << 30
 class Guarded:
     """A loader under watch. ``load`` asserts what holds of every file, ``check_end`` what holds of all."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, is_kept: bool = False):
         self.root, self.outside, temporary = folder / "root", folder / "outside", folder / "temporary"
         for path in (self.root, self.outside, temporary):
             path.mkdir()
@@ -51,7 +53,8 @@ class Guarded:
         settings = MediaSettings(
             workers=1, deadline_seconds=600, worker_memory_bytes=MEMORY_BYTES, max_frames=8, max_pixels=32 * 28 * 28
         )
-        self.loader = MediaLoader(settings, self.root)
+        self.loads = 2 if is_kept else 1
+        self.loader = MediaLoader(settings, self.root, kept=CacheSettings(folder=folder / "cache") if is_kept else None)
         self.reasons: Counter[str] = Counter()
         self.slowest, self.largest = 0.0, 0
         self.started_descriptors: int | None = None
@@ -61,6 +64,11 @@ class Guarded:
         path.write_bytes(data)
         for opened in self.opened:
             opened.names()
+        said = {self._load_once(name) for _ in range(self.loads)}
+        assert len(said) == 1, f"{name}: another answer from the cache: {said}"
+        path.unlink()
+
+    def _load_once(self, name: str) -> str:
         pid = self._worker()
         began = cpu_seconds(pid) if self.started_descriptors is not None else None
         (result,) = self.loader.load([MediaRef("image" if name.lower().endswith(IMAGES) else "video", name)])
@@ -76,7 +84,7 @@ class Guarded:
         assert self.opened[0].names() == set(), f"{name}: a file outside of the root was opened"
         assert self.opened[1].names() <= {name}, f"{name}: another file was opened"
         assert self.door.rings == 0, f"{name}: a connection was made"
-        path.unlink()
+        return str(result) if isinstance(result, SampleError) else hashlib.sha256(result.frames).hexdigest()
 
     def _worker(self) -> int:
         """The process that decodes next."""
@@ -107,6 +115,12 @@ class Guarded:
 @pytest.fixture
 def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Guarded:
     return Guarded(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def keeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Guarded:
+    """With a cache, where each file is asked for twice."""
+    return Guarded(tmp_path, monkeypatch, is_kept=True)
 
 
 def corpus(guarded: Guarded, folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -144,6 +158,12 @@ def test_a_tenth_of_the_corpus(guarded: Guarded, tmp_path: Path):
     files = list(corpus(guarded, tmp_path / "made"))
     assert run(guarded, files[3::10]) >= 50
     guarded.check_end()
+
+
+@pytest.mark.matrix
+def test_the_corpus_with_frames_kept(keeping: Guarded, tmp_path: Path):
+    assert run(keeping, corpus(keeping, tmp_path / "made")) >= 500
+    keeping.check_end()
 
 
 @pytest.mark.matrix

@@ -21,9 +21,11 @@ import pytest
 from tests.support.odd_servers import Server, answers
 from tests.support.url_strings import ALLOWED, NAMES, SECRET, allowed_connections, look_up, url
 from tests.support.watch import Connections, own_descriptors
+from vlm_pg.cache.settings import CacheSettings
+from vlm_pg.cache.store import places
 from vlm_pg.errors import SampleError
 from vlm_pg.media import connections
-from vlm_pg.media.loader import MediaLoader
+from vlm_pg.media.loader import MediaLoader, import_decoding
 from vlm_pg.media.paths import resolve
 from vlm_pg.media.remote import download
 from vlm_pg.media.settings import MediaSettings
@@ -38,6 +40,7 @@ def without_secrets(text: str) -> str:
 
 class Guarded:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        import_decoding()  # torch makes a folder for temporary files
         self.folder, self.temporary = folder, folder / "temporary"
         self.temporary.mkdir()
         monkeypatch.setenv("TMPDIR", str(self.temporary))
@@ -47,6 +50,7 @@ class Guarded:
         self.connections = Connections()
         self.settings = MediaSettings(remote_timeout_seconds=1, remote_private_hosts=ALLOWED, max_remote_bytes=100_000)
         self.reasons: Counter[str] = Counter()
+        self.loader: MediaLoader | None = None
         self.before = own_descriptors()
 
     @staticmethod
@@ -64,17 +68,25 @@ class Guarded:
     def fetch(self, text: str) -> int | SampleError:
         """Bytes that came, or the refusal."""
         answer: int | SampleError
-        try:
-            with download(resolve(MediaRef("video", text), self.folder, allow_remote=True), self.settings) as file:
-                answer = file.seek(0, os.SEEK_END)
-        except SampleError as error:
-            answer = error
+        if self.loader is not None:
+            (loaded,) = self.loader.load([MediaRef("video", text)])
+            assert isinstance(loaded, SampleError), text
+            answer = loaded
+        else:
+            answer = self._download(text)
         if isinstance(answer, SampleError):
             said = str(answer)
             assert said.isprintable() and len(said) <= 2_010
             assert SECRET not in said + answer.trace or SECRET in without_secrets(text)
         self.reasons[answer.reason if isinstance(answer, SampleError) else "downloaded"] += 1
         return answer
+
+    def _download(self, text: str) -> int | SampleError:
+        try:
+            with download(resolve(MediaRef("video", text), self.folder, allow_remote=True), self.settings) as file:
+                return file.seek(0, os.SEEK_END)
+        except SampleError as error:
+            return error
 
     def check_end(self) -> None:
         assert list(self.temporary.iterdir()) == []
@@ -106,6 +118,16 @@ def ask_all(guarded: Guarded, seeds: Iterable[int]) -> int:
 
 def test_a_tenth_of_the_urls(guarded: Guarded):
     assert ask_all(guarded, range(400)) >= 15
+
+
+@pytest.mark.parametrize("seeds", [pytest.param(range(4_000), marks=pytest.mark.matrix), range(0, 400, 10)])
+def test_urls_with_frames_kept(guarded: Guarded, tmp_path: Path, seeds: range):
+    """Through the door that training takes; nothing is kept of them."""
+    here = guarded.settings.model_copy(update={"workers": 0})
+    kept = CacheSettings(folder=tmp_path / "cache")
+    guarded.loader = MediaLoader(here, tmp_path, allow_remote=True, kept=kept)
+    ask_all(guarded, seeds)
+    assert not list(places(tmp_path / "cache"))
 
 
 @pytest.mark.matrix

@@ -9,6 +9,7 @@ that write the same entry write the same, and nothing is ever changed: an entry 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -20,15 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from vlm_pg.cache.entry_file import MOST_BYTES, Damaged, Entry, read_entry, read_regular, serialized
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.files import replacing, write_bytes_atomic
 
 VERSION = 1
 MARK = "vlm_pg_cache.json"
-_SUFFIX, _ENTRY = ".safetensors", "entry"
+_SUFFIX = ".safetensors"
 _TEMPORARY = ".tmp"
+_MOST_MARK_BYTES = 1 << 16
 # A read entry's time of use is written so often at most: disks need not write for every read.
 _USE_SECONDS = 600.0
 # What was added since the folder was last looked through, as a share of the limit, before it is again.
@@ -36,14 +37,6 @@ _LOOK_AGAIN = 0.02
 _DOWN_TO = 0.9
 # A temporary file of this age is nobody's any more.
 _ABANDONED_SECONDS = 3600.0
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An entry's tensors by name, and what describes them, as JSON."""
-
-    tensors: Mapping[str, np.ndarray]
-    about: Mapping[str, Any]
 
 
 @dataclass
@@ -80,25 +73,34 @@ class Store:
         self._looked = False
         open_folder(folder)
 
-    def read(self, key: str) -> Entry | None:
-        """The entry of a key; None where there is none. A damaged one is removed and counted."""
+    def read(self, key: str, most_bytes: int = MOST_BYTES) -> Entry | None:
+        """The entry of a key; None where there is none. A damaged one is removed and counted.
+
+        ``most_bytes``: a larger file is damaged.
+        """
         path = self._path(key)
         try:
-            entry = read_entry(path, self.kind, key)
+            if _leads_away(path):
+                raise FileNotFoundError
+            entry = read_entry(path, self.kind, key, most_bytes)
         except FileNotFoundError:
             self.uses.misses += 1
             return None
         except Damaged:
-            self.uses.damaged += 1
             self.uses.misses += 1
-            with suppress(OSError):  # the folder may be read-only
-                path.unlink()
+            self.remove_damaged(key)
             return None
         self.uses.hits += 1
         with suppress(OSError):  # it may be thrown out at this moment, or the folder be read-only
             if time.time() - path.stat().st_mtime > _USE_SECONDS:
                 os.utime(path)
         return entry
+
+    def remove_damaged(self, key: str) -> None:
+        """Remove an entry that is not what it should be, and count it."""
+        self.uses.damaged += 1
+        with suppress(OSError):  # somebody else has; or it is a folder, and stays
+            self._path(key).unlink()
 
     def has(self, key: str) -> bool:
         """Whether there is an entry, damaged or not."""
@@ -107,12 +109,17 @@ class Store:
     def write(self, key: str, entry: Entry) -> None:
         """Keep an entry, and throw out those that were not used for longest where there is no room.
 
-        One that is larger than the limit by itself is not kept.
+        One that is larger than the limit by itself, or than entries may be, is not kept.
+
+        Raises:
+            OSError: it cannot be written.
         """
-        content = _serialized(self.kind, key, entry)
-        if self._max_bytes is not None and len(content) > self._max_bytes:
+        content = serialized(self.kind, key, entry)
+        if content is None or (self._max_bytes is not None and len(content) > self._max_bytes):
             return
         path = self._path(key)
+        if _leads_away(path):
+            raise OSError(errno.ELOOP, "a folder in it is a link that leads elsewhere", str(path.parent))
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, durable=False) as file:
             file.write(content)
@@ -126,8 +133,9 @@ class Store:
         return self.folder / self.kind / key[:2] / f"{key}{_SUFFIX}"
 
 
-class Damaged(Exception):
-    """An entry is not as it was written."""
+def _leads_away(path: Path) -> bool:
+    """Whether a folder inside the cache is a link: what lies behind it is not of the cache."""
+    return path.parent.is_symlink() or path.parent.parent.is_symlink()
 
 
 def open_folder(folder: Path) -> None:
@@ -144,11 +152,11 @@ def open_folder(folder: Path) -> None:
         is_other = holds_something and not mark.exists()
         if not is_other and not mark.exists():
             write_bytes_atomic(mark, json.dumps({"version": VERSION}).encode())
-        written = b"{}" if is_other else mark.read_bytes()
+        written = b"{}" if is_other else read_regular(mark, _MOST_MARK_BYTES)
     except OSError as error:
         raise ConfigError(
-            f"cache.folder '{folder}' cannot be used: {error.strerror}. A folder that can be made and written is "
-            "expected. Choose another."
+            f"cache.folder '{folder}' cannot be used: {error.strerror or error}. A folder that can be made and "
+            "written is expected. Choose another."
         ) from error
     if is_other:
         raise ConfigError(
@@ -191,7 +199,7 @@ def places(folder: Path) -> Iterator[Place]:
             except FileNotFoundError:
                 continue
             for file in files:
-                if not file.name.endswith(_SUFFIX):
+                if not file.name.endswith(_SUFFIX) or file.is_dir(follow_symlinks=False):
                     continue
                 with suppress(FileNotFoundError):
                     state = file.stat(follow_symlinks=False)
@@ -232,67 +240,17 @@ def verify(folder: Path) -> Iterator[tuple[Place, bool]]:
         except FileNotFoundError:
             continue
         except Damaged:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 place.path.unlink()
             yield place, False
-
-
-def read_entry(path: Path, kind: str, key: str) -> Entry:
-    """The entry in a file.
-
-    Raises:
-        FileNotFoundError: there is none.
-        Damaged: it is not as it was written, or another's.
-    """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            content = file.read()
-    except FileNotFoundError:
-        raise
-    except OSError as error:  # a folder, a link, a disk that fails
-        raise Damaged(str(error)) from error
-    try:
-        length = int.from_bytes(content[:8], "little")
-        about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"][_ENTRY])
-        tensors = load(content)
-        right = (about["kind"], about["key"], about["checksum"]) == (kind, key, _checksum(tensors, about))
-        if right:
-            return Entry(tensors, json.loads(about["about"]))
-    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise Damaged(str(error)) from error
-    raise Damaged("its checksum is another")
-
-
-def _serialized(kind: str, key: str, entry: Entry) -> bytes:
-    from safetensors.numpy import save
-
-    about = {"kind": kind, "key": key, "about": json.dumps(entry.about, sort_keys=True)}
-    tensors = {name: np.ascontiguousarray(value) for name, value in entry.tensors.items()}
-    # One value: safetensors would write several in any order, and equal entries should be equal bytes.
-    return save(tensors, {_ENTRY: json.dumps({**about, "checksum": _checksum(tensors, about)}, sort_keys=True)})
-
-
-def _checksum(tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> str:
-    """Of everything that is read from the file; against damage, not against people who may write there."""
-    import xxhash
-
-    digest = xxhash.xxh3_128()
-    for name in ("kind", "key", "about"):
-        digest.update(f"{name}\0{about[name]}\0".encode())
-    for name, value in sorted(tensors.items()):
-        digest.update(f"{name}\0{value.dtype.str}\0{value.shape}\0".encode())
-        digest.update(np.ascontiguousarray(value).view(np.uint8).data if value.size else b"")
-    return digest.hexdigest()
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[bool]:
     """Whether no other process is in here."""
-    with (folder / ".prune.lock").open("w") as file:
+    # neither a link to a file of the user's, nor a pipe that waits
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with os.fdopen(os.open(folder / ".prune.lock", flags, 0o666), "rb+", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -44,6 +44,7 @@ def serve(
         run: one task; its answer, and whether the process is used up.
     """
     outlive_signals()
+    leave_no_image()
     os.set_inheritable(descriptor, False)  # a program that a task starts must not hold the parent's line open
     connection = Connection(descriptor)
     # The thread holds the connection open until this process ends: the parent asks how it ended at the hang-up.
@@ -66,6 +67,12 @@ def serve(
         return  # the other end hung up
 
 
+def leave_no_image() -> None:
+    """A crash of this process writes no image of its memory: gigabytes, for each broken file."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+
+
 def limit_memory(what: Literal["private", "address space"], extra_bytes: int) -> None:
     """From now on this process gets ``extra_bytes`` more memory than it holds now.
 
@@ -79,10 +86,16 @@ def limit_memory(what: Literal["private", "address space"], extra_bytes: int) ->
     Raises:
         OSError, ValueError: this system cannot; only Linux can.
     """
-    limit, held = _LIMITS[what]
-    status = Path("/proc/self/status").read_text().splitlines()
-    wanted = next(int(line.split()[1]) for line in status if line.startswith(held)) * 1024 + extra_bytes
+    limit, _ = _LIMITS[what]
+    wanted = held_bytes(what) + extra_bytes
     _, hard = resource.getrlimit(limit)
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
     resource.setrlimit(limit, (wanted, wanted))
+
+
+def held_bytes(what: Literal["private", "address space"]) -> int:
+    """What of such a limit this process holds now. Raises OSError where the system does not say."""
+    _, name = _LIMITS[what]
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith(name)) * 1024

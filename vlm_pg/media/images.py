@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import warnings
 import zlib
@@ -24,6 +25,8 @@ FORMATS = ("JPEG", "PNG", "WEBP")
 # what Pillow raises for damaged files of these formats (a broken PNG chunk is a SyntaxError)
 DAMAGED = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error)
 _ORIENTATION = 0x0112
+# Four channels of 16 bits, not compressed; and what else may be in a file.
+_BYTES_PER_PIXEL, _FURTHER_BYTES = 8, 64 << 20
 # how a picture stored with each orientation (EXIF 2.32, 4.6.4) is put upright
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -51,6 +54,7 @@ def decode_image(path: Path, settings: MediaSettings, factor: int, name: str = "
     name = name or path.name
     try:
         with open_regular(path) as file, reading("decode", DAMAGED):
+            check_file_size(os.fstat(file.fileno()).st_size, name, settings)
             upright = _read_upright(file, name, settings, factor)
     except DecodeFailure as error:
         raise _damaged(name, error) from error
@@ -58,6 +62,17 @@ def decode_image(path: Path, settings: MediaSettings, factor: int, name: str = "
     resized = upright.resize((width, height), Image.Resampling.BICUBIC)
     frames = np.ascontiguousarray(np.asarray(resized, dtype=np.uint8).transpose(2, 0, 1))[None]
     return DecodedMedia("image", frames, (0.0,), 0.0, "pillow")
+
+
+def check_file_size(size: int, name: str, settings: MediaSettings) -> None:
+    """Refuse a file of more bytes than any image within the limits. Raises SampleError ``image_too_large``."""
+    most = _BYTES_PER_PIXEL * settings.max_header_pixels + _FURTHER_BYTES
+    if size > most:
+        raise SampleError(
+            "image_too_large",
+            f"image '{name}' is a file of {size} bytes. No image of up to {settings.max_header_pixels} pixels needs "
+            f"more than {most}. Convert the file, or raise media.max_header_pixels.",
+        )
 
 
 def _read_upright(file: BinaryIO, name: str, settings: MediaSettings, factor: int) -> Image.Image:

@@ -10,21 +10,26 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from vlm_pg.cache.entry_file import Damaged
 from vlm_pg.cache.settings import CacheSettings
-from vlm_pg.cache.store import Entry, Store, key_of
+from vlm_pg.cache.store import Store, key_of
+from vlm_pg.errors import SampleError
+from vlm_pg.media.boundary import DecodeFailure
+from vlm_pg.media.container import judge
+from vlm_pg.media.content import open_regular
 from vlm_pg.media.decode_file import decode_file
+from vlm_pg.media.frame_entry import entry_of, media_of, most_entry_bytes, most_frame_bytes
+from vlm_pg.media.images import check_file_size
 from vlm_pg.media.selection import WHOLE, Part
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.types import Cue, DecodedMedia, MediaKind
+from vlm_pg.types import DecodedMedia, MediaKind
 
 KIND = "frames"
 # How frames are laid out in an entry; and what else than settings and versions decides about them.
@@ -57,14 +62,14 @@ def load_file(
         return decode_file(kind, path, settings, factor, part, subtitles)
     store = _store(kept.folder, kept.max_bytes)
     before = [_state(one) for one in (path, subtitles) if one]
-    if None in before:  # it is gone, or no file: whoever decodes it says so
+    contents = _contents(kind, before, settings)
+    if contents is None:  # whoever decodes it says why
         return decode_file(kind, path, settings, factor, part, subtitles)
-    contents = [content_of(state) for state in before if state is not None]
     parts = {"layout": _LAYOUT, "kind": kind, "content": contents, "part": asdict(part), "factor": factor}
     key = key_of({**parts, "settings": _of_frames(settings), "versions": _versions()})
-    entry = store.read(key)
-    if entry is not None:
-        return _media(entry)
+    kept_media = _read(store, key, kind, factor, most_frame_bytes(kind, settings, factor, part))
+    if kept_media is not None:
+        return kept_media
     media = decode_file(kind, path, settings, factor, part, subtitles)
     if [_state(one) for one in (path, subtitles) if one] == before:  # else these are frames of nobody knows what
         _write(store, key, media)
@@ -76,13 +81,46 @@ def keep_file(*arguments: Any) -> None:
     load_file(*arguments)
 
 
+def _contents(kind: MediaKind, states: Sequence[State | None], settings: MediaSettings) -> list[str] | None:
+    """What the file and its subtitles hold; None if they are refused by their first bytes or size: some have no end."""
+    media, *others = states
+    if media is None or None in others:
+        return None
+    try:
+        if kind == "image":
+            check_file_size(media[1], media[0], settings)
+        else:
+            judge(Path(media[0]))
+        found = [content_of(media)]
+        for state in others:
+            assert state is not None
+            if state[1] > settings.max_subtitle_bytes:
+                return None
+            found += [Path(state[0]).suffix.lower(), content_of(state)]  # their name says how they are written
+        return found
+    except (DecodeFailure, SampleError, OSError):
+        return None
+
+
+def _read(store: Store, key: str, kind: MediaKind, factor: int, most_bytes: int) -> DecodedMedia | None:
+    """The medium that is kept, if one is that can be what was asked for."""
+    entry = store.read(key, most_entry_bytes(most_bytes))
+    if entry is None:
+        return None
+    try:
+        return media_of(entry, kind, factor, most_bytes)
+    except Damaged:
+        store.remove_damaged(key)
+        return None
+
+
 def _write(store: Store, key: str, media: DecodedMedia) -> None:
     try:
-        store.write(key, _entry(media))
+        store.write(key, entry_of(media))
     except OSError as error:  # frames are there all the same
         warnings.warn(
-            f"cache.folder '{store.folder}' cannot be written ({error.strerror}): frames are decoded again. Make room, "
-            "or lower cache.max_gb.",
+            f"cache.folder '{store.folder}' cannot be written ({error.strerror or error}): frames are decoded again. "
+            "Make room, or lower cache.max_gb.",
             stacklevel=2,
         )
 
@@ -93,8 +131,8 @@ State = tuple[str, int, int, int, int]
 @lru_cache(maxsize=65_536)
 def content_of(state: State) -> str:
     """SHA-256 of a file's content; of one that has not changed since, by its state, it is remembered."""
-    with Path(state[0]).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    with open_regular(Path(state[0])) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def _state(path: str) -> State | None:
@@ -124,53 +162,3 @@ def _versions() -> Mapping[str, str]:
         except PackageNotFoundError:
             found[package] = ""
     return found
-
-
-def _entry(media: DecodedMedia) -> Entry:
-    about = {
-        "kind": media.kind,
-        "shape": list(media.frames.shape),
-        "frame_seconds": list(media.frame_seconds),
-        "sampled_fps": media.sampled_fps,
-        "decoder": media.decoder,
-        "subtitles": [asdict(cue) for cue in media.subtitles],
-    }
-    return Entry({"packed": packed(media.frames)}, about)
-
-
-def _media(entry: Entry) -> DecodedMedia:
-    about = entry.about
-    return DecodedMedia(
-        kind=about["kind"],
-        frames=unpacked(entry.tensors["packed"], about["shape"]),
-        frame_seconds=tuple(about["frame_seconds"]),
-        sampled_fps=about["sampled_fps"],
-        decoder=about["decoder"],
-        subtitles=tuple(Cue(**cue) for cue in about["subtitles"]),
-    )
-
-
-def packed(frames: np.ndarray) -> np.ndarray:
-    """Frames [F, 3, height, width] without loss in about half of their bytes: uint8 [N].
-
-    Colours are alike and so are neighbouring rows, so green and blue are stored as differences from red, then each
-    row as one from the row above, and what is left is packed by Zstandard.
-    """
-    import pyarrow
-
-    left = frames.copy()
-    left[:, 1:] -= frames[:, :1]
-    left[:, :, 1:] -= left[:, :, :-1].copy()
-    return np.frombuffer(pyarrow.compress(left.tobytes(), codec="zstd", asbytes=True), dtype=np.uint8)
-
-
-def unpacked(content: np.ndarray, shape: list[int]) -> np.ndarray:
-    """The frames of ``packed``."""
-    import pyarrow
-
-    size = int(np.prod(shape))
-    whole = pyarrow.decompress(content.tobytes(), decompressed_size=size, codec="zstd", asbytes=True)
-    frames = np.frombuffer(whole, dtype=np.uint8).reshape(shape)
-    frames = np.add.accumulate(frames, axis=2, dtype=np.uint8)
-    frames[:, 1:] += frames[:, :1]
-    return frames

@@ -5,13 +5,16 @@ from __future__ import annotations
 import pickle
 from multiprocessing.connection import Connection
 
-from vlm_pg.killable.worker import limit_memory, serve
+from vlm_pg.killable.worker import held_bytes, limit_memory, serve
 from vlm_pg.media import parent
 
 _TOO_MUCH = (
     "the frames do not fit into a decoding process's memory. What media.worker_memory_bytes allows is expected to do. "
     "Raise it, or lower media.max_frames or media.max_pixels."
 )
+# A process that holds more than this share of its allowance after a file is replaced: what one file left, a decoder's
+# leak for example, must not make the next one too large.
+_MOST_LEFT = 0.25
 
 
 def main(descriptor: int, parent_pid: int, deadline_seconds: float, memory_bytes: int) -> None:
@@ -21,18 +24,27 @@ def main(descriptor: int, parent_pid: int, deadline_seconds: float, memory_bytes
         descriptor, parent_pid, deadline_seconds: as in ``serve``.
         memory_bytes: how much more memory the calls may take; 0 for no limit.
     """
+    at_start = 0
 
     def prepare(connection: Connection) -> bool:
+        nonlocal at_start
         if memory_bytes:
+            at_start = held_bytes("private")
             limit_memory("private", memory_bytes)
         parent.connect(connection)
         return True
 
-    serve(descriptor, parent_pid, deadline_seconds, prepare, _run)
+    def run(call: bytes) -> tuple[bytes, bool]:
+        answer = _run(call)
+        if not memory_bytes:
+            return answer, False
+        return answer, held_bytes("private") - at_start - len(answer) > _MOST_LEFT * memory_bytes
+
+    serve(descriptor, parent_pid, deadline_seconds, prepare, run)
 
 
-def _run(call: bytes) -> tuple[bytes, bool]:
+def _run(call: bytes) -> bytes:
     try:
-        return parent.answered(call), False
+        return parent.answered(call)
     except MemoryError:
-        return pickle.dumps(("bad_sample", ("out_of_memory", _TOO_MUCH, ""))), False
+        return pickle.dumps(("bad_sample", ("out_of_memory", _TOO_MUCH, "")))

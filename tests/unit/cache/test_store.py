@@ -5,14 +5,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from vlm_pg.cache import store as module
+from vlm_pg.cache.entry_file import serialized
 from vlm_pg.cache.store import MARK, Entry, Store, key_of, places, prune, verify
 from vlm_pg.errors import ConfigError
 
@@ -25,6 +29,12 @@ def entry(seed: int, size: int = 1000) -> Entry:
         "none": np.zeros((0, 4), dtype=np.int64),
     }
     return Entry(tensors, {"seconds": [0.0, 1.5, seed], "decoder": "pyav"})
+
+
+def _size_of(one: Entry) -> int:
+    content = serialized("frames", key_of({}), one)
+    assert content is not None
+    return len(content)
 
 
 def same(left: Entry | None, right: Entry) -> bool:
@@ -117,7 +127,7 @@ def test_verify_names_and_removes_the_damaged(tmp_path: Path) -> None:
 
 def test_the_limit_holds_and_what_was_used_last_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_USE_SECONDS", 0.0)
-    size = len(module._serialized("frames", key_of({}), entry(0)))
+    size = _size_of(entry(0))
     store = Store(tmp_path / "cache", "frames", max_bytes=10 * size)
     now = time.time()
     for number in range(10):
@@ -136,6 +146,47 @@ def test_an_entry_beyond_the_limit_is_not_kept(tmp_path: Path) -> None:
     store = Store(tmp_path / "cache", "frames", max_bytes=500)
     store.write(key_of({}), entry(0))
     assert not store.has(key_of({})) and store.uses.written == 0
+
+
+def _write_and_be_killed(folder: Path, step: int, halved: bool) -> None:
+    """Write an entry; killed before the operation on files of that number. ``halved``: with half a file written."""
+    seen = 0
+
+    def count(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.scandir") and str(folder) in str(arguments[0]):
+            seen += 1
+            if seen == step:
+                if halved and event == "os.rename":
+                    os.truncate(arguments[0], os.stat(arguments[0]).st_size // 2)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    Store(folder, "frames", max_bytes=1 << 20).write(key_of({"n": 0}), entry(0))
+    os._exit(0)
+
+
+def test_a_writer_killed_at_any_step_leaves_a_whole_entry_or_none(tmp_path: Path) -> None:
+    context, whole = multiprocessing.get_context("fork"), tmp_path / "whole"
+    Store(whole, "frames").write(key_of({"n": 0}), entry(0))
+    [written] = places(whole)
+    there = set()
+    for step in range(1, 30):
+        folder = tmp_path / f"killed-{step}"
+        writer = context.Process(target=_write_and_be_killed, args=(folder, step, step % 2 == 0))
+        writer.start()
+        writer.join()
+        store = Store(folder, "frames", max_bytes=1 << 20)
+        read = store.read(key_of({"n": 0}))
+        assert read is None or same(read, entry(0))
+        there.add(read is not None)
+        store.write(key_of({"n": 0}), entry(0))
+        [again] = places(folder)
+        assert again.key == written.key and again.path.read_bytes() == written.path.read_bytes()
+        if writer.exitcode == 0:
+            break
+        assert writer.exitcode == -signal.SIGKILL
+    assert writer.exitcode == 0 and step > 6 and there == {True, False}
 
 
 def test_what_killed_writers_left_is_removed_in_time(tmp_path: Path) -> None:
@@ -193,7 +244,7 @@ def _work(folder: Path, seed: int, rounds: int, limit: int) -> None:
 
 
 def test_several_processes_write_and_throw_out_at_once(tmp_path: Path) -> None:
-    size = len(module._serialized("frames", key_of({}), entry(0)))
+    size = _size_of(entry(0))
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=_work, args=(tmp_path / "cache", seed, 150, 20 * size)) for seed in range(4)]
     for worker in workers:

@@ -14,7 +14,8 @@ from vlm_pg.cache.store import places
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.media import kept_frames
 from vlm_pg.media.decode_file import decode_file
-from vlm_pg.media.kept_frames import content_of, load_file, packed, unpacked
+from vlm_pg.media.frame_entry import packed, unpacked
+from vlm_pg.media.kept_frames import content_of, load_file
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.selection import WHOLE, Part
 from vlm_pg.media.settings import MediaSettings

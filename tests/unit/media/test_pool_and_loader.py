@@ -131,6 +131,18 @@ def test_frames_beyond_a_workers_memory_are_refused_by_name(tmp_path: Path):
     assert isinstance(small, DecodedMedia) and isinstance(again, DecodedMedia)
 
 
+def test_what_a_file_leaves_in_memory_costs_no_other():
+    """A library that leaks: without an end the memory of a worker would be full of it, and good files refused."""
+    with WorkerPool(1, deadline_seconds=600, memory_bytes=256 << 20) as pool:
+        leak = "__import__('sys').__dict__.setdefault('left', []).append(bytearray(b'x') * (1 << 20) * {})"
+        pids = []
+        for _ in range(2):
+            pids += [pool.submit(os.getpid).result() for _ in range(2)]
+            pool.submit(eval, leak.format(100)).result()
+            assert pool.submit(eval, "len(bytes(200 << 20))").result() == 200 << 20
+        assert pids[0] == pids[1] != pids[2] == pids[3], "replaced by need alone"
+
+
 def private_mib(pid: int) -> float:
     fields = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     return sum(int(field[1]) for field in fields if field[0].startswith("Private")) / 1024

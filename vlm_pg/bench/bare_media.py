@@ -1,0 +1,43 @@
+"""The least that a medium's frames cost: decoded and resized, where they lie in the file known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from vlm_pg.media.container import header_of, open_video
+from vlm_pg.media.index import index_of
+from vlm_pg.media.resizing import resize_frames
+from vlm_pg.media.selection import Timeline
+from vlm_pg.media.settings import MediaSettings
+from vlm_pg.media.video_decoders import PyAVDecoder
+from vlm_pg.types import DecodedMedia, MediaKind
+
+
+def bare_decoding(kind: MediaKind, path: str, settings: MediaSettings, media: DecodedMedia) -> Callable[[], None]:
+    """What decodes and resizes the frames of ``media`` once more, by PyAV or Pillow, without any other look at it."""
+    height, width = media.frames.shape[2:]
+    if kind == "image":
+        return lambda: _image(path, height, width)
+    with open_video(Path(path)) as (container, stream):
+        header, index = header_of(container, stream), index_of(container, stream, settings.max_video_frames)
+    seconds = np.asarray(Timeline.of(index.pts_seconds, index.time_base, header.stated_fps).seconds)
+    places = sorted({int(np.abs(seconds - second).argmin()) for second in media.frame_seconds})
+
+    def video() -> None:
+        decoder = PyAVDecoder(Path(path), index, settings.max_video_frame_pixels)
+        try:
+            resize_frames(decoder.read(places), height, width)
+        finally:
+            decoder.close()
+
+    return video
+
+
+def _image(path: str, height: int, width: int) -> None:
+    from PIL import Image
+
+    with Image.open(path) as image:
+        image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
