@@ -6,7 +6,7 @@
 Published: csbobby/STAR_Benchmark ``STAR_{train,val,test}.json``, each an array of ``question_id`` (of which the first
 part is the type of question), ``question``, ``video_id``, ``start`` and ``end`` of the clip in seconds, ``choices``
 (a ``choice`` each), and ``answer``, the text of one of them. ``question_program`` and ``situations`` are not used. The
-test file has no answers: they are kept for the project's leaderboard. The videos are those of Charades,
+test file has no answers (they are kept for the project's leaderboard): its rows are refused. The videos are those of Charades,
 ``Charades_v1_480/<video_id>.mp4`` (or ``Charades_v1``). Evaluation reports by type: Interaction, Sequence, Prediction,
 Feasibility.
 
@@ -72,9 +72,9 @@ STAR = DataSet(
     "star",
     (
         Form(
-            "STAR_{train,val}.json",
+            "STAR_{train,val,test}.json",
             {"train": ("STAR_train.json", "*/STAR_train.json"), "eval": ("STAR_val.json", "*/STAR_val.json")},
-            ("question_id", "question", "video_id", "start", "end", "answer", "choices"),
+            ("question_id", "question", "video_id", "start", "end", "choices"),
             to_record,
             questions=named("question_id"),
             suffixes=(".json",),

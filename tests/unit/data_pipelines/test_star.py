@@ -11,7 +11,6 @@ import pytest
 from data_pipelines import star
 from data_pipelines.star import STAR
 from tests.support.pipeline_rows import example, kept, odd_outcomes, verdicts
-from vlm_pg.errors import ConfigError
 from vlm_pg.types import BadSample, MediaRef, Sample
 
 PUBLISHED: dict[str, Any] = {
@@ -91,10 +90,10 @@ def test_rows_are_kept_or_refused_one_by_one(tmp_path: Path) -> None:
     ]
 
 
-def test_the_file_without_answers_is_refused_as_a_whole(tmp_path: Path) -> None:
+def test_rows_of_the_file_without_answers_are_refused(tmp_path: Path) -> None:
     without = {name: value for name, value in PUBLISHED.items() if name != "answer"}
-    with pytest.raises(ConfigError, match=r"STAR_test\.json:1: the row has no answer"):
-        verdicts(STAR, file_of(tmp_path, without, name="STAR_test.json"))
+    path = file_of(tmp_path, without, name="STAR_test.json")
+    assert verdicts(STAR, path) == [("Interaction_T1_13", "refused: missing_field")]
 
 
 def test_odd_rows_are_refused_and_never_a_surprise(tmp_path: Path) -> None:
