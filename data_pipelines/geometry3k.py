@@ -23,14 +23,14 @@ Record: {"problem_id": "2401", "problem": "Find $x$.", "data_type": "image", "pr
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.engine.fields import answer_text, id_or, lettered, text_of, unusable, without_sentences
+from data_pipelines.engine.fields import answer_text, lettered, named, text_of, unusable, without_sentences
 from data_pipelines.engine.reading import one_object
 
 _DIAGRAM = "img_diagram.png"
@@ -39,6 +39,11 @@ _DIAGRAM = "img_diagram.png"
 def main(argv: Sequence[str] | None = None) -> int:
     """Prepare the set, or do nothing if it is there already. Returns the exit code."""
     return prepare(GEOMETRY3K, __doc__ or "", argv)
+
+
+def by_id_or_folder(row: Row, name: str) -> Iterable[tuple[str, Row]]:
+    """A row of InterGPS under its id, which its folder is called by, too."""
+    return named("id")(row, Path(row["file"]).absolute().parent.name)
 
 
 def of_intergps(row: Row, name: str) -> dict[str, Any]:
@@ -54,7 +59,7 @@ def of_intergps(row: Row, name: str) -> dict[str, Any]:
     goals = [goals] if isinstance(goals, str) else goals
     is_told = isinstance(goals, list) and all(isinstance(goal, str) for goal in goals)
     return {
-        "problem_id": id_or(row, folder, "id"),
+        "problem_id": name,
         "problem": text_of(row, "problem_text"),
         "data_type": "image",
         "problem_type": "multiple choice",
@@ -82,7 +87,7 @@ def of_parquet(row: Row, name: str) -> dict[str, Any]:
             )
     images = row["images"] if isinstance(row["images"], list) else [row["images"]]
     return {
-        "problem_id": id_or(row, name, "id"),
+        "problem_id": name,
         "problem": without_sentences(text_of(row, "problem"), ("<image>",)),
         "data_type": "image",
         "problem_type": "mathematics",
@@ -119,6 +124,7 @@ GEOMETRY3K = DataSet(
             ("problem_text", "choices", "answer", "file"),
             of_intergps,
             rows=one_object,
+            questions=by_id_or_folder,
             suffixes=(".json",),
         ),
         Form(
@@ -126,10 +132,12 @@ GEOMETRY3K = DataSet(
             {"train": (".:train",), "eval": (".:test",)},
             ("images", "problem", "answer"),
             of_parquet,
+            questions=named("id"),
             suffixes=(".parquet",),
         ),
     ),
     media=("data/geometry3k", "geometry3k"),
+    by_name=False,
 )
 
 if __name__ == "__main__":

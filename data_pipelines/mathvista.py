@@ -29,7 +29,7 @@ from typing import Any
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.engine.fields import answer_text, first_of, id_or, letter_of_text, lettered, text_of, unusable
+from data_pipelines.engine.fields import answer_text, first_of, letter_of_text, lettered, named, text_of, unusable
 from data_pipelines.engine.reading import keyed_rows
 from vlm_pg.data.embedded import Embedded
 
@@ -55,7 +55,7 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
     form, fields = _checked(row)
     picture, metadata = row.get("decoded_image"), row.get("metadata")
     return {
-        "problem_id": id_or(row, name, "pid"),
+        "problem_id": name,
         "problem": f"{question}\n{form}".strip(),
         "data_type": "image",
         **fields,
@@ -137,6 +137,7 @@ MATHVISTA = DataSet(
             _COLUMNS,
             to_record,
             rows=keyed_rows("pid"),
+            questions=named("pid"),
             suffixes=(".json",),
         ),
         Form(
@@ -144,10 +145,12 @@ MATHVISTA = DataSet(
             {"eval": (".:testmini",)},
             _COLUMNS,
             to_record,
+            questions=named("pid"),
             suffixes=(".parquet", ".jsonl"),
         ),
     ),
     media=("data",),
+    by_name=False,
 )
 
 if __name__ == "__main__":

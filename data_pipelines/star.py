@@ -6,9 +6,9 @@
 Published: csbobby/STAR_Benchmark ``STAR_{train,val,test}.json``, each an array of ``question_id`` (of which the first
 part is the type of question), ``question``, ``video_id``, ``start`` and ``end`` of the clip in seconds, ``choices``
 (a ``choice`` each), and ``answer``, the text of one of them. ``question_program`` and ``situations`` are not used. The
-test file has no answers (they are kept for the project's leaderboard): its rows are refused. The videos are those of Charades,
-``Charades_v1_480/<video_id>.mp4`` (or ``Charades_v1``). Evaluation reports by type: Interaction, Sequence, Prediction,
-Feasibility.
+test file has no answers, which are kept for the project's leaderboard: its rows are refused. The videos are those of
+Charades, ``Charades_v1_480/<video_id>.mp4`` (or ``Charades_v1``). Evaluation reports by type: Interaction, Sequence,
+Prediction, Feasibility.
 
 Licence: of the annotations see the project; of the videos see Charades (prior.allenai.org/projects/charades).
 

@@ -33,7 +33,7 @@ from typing import Any
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.engine.fields import answer_text, id_or, text_of, unusable, without_sentences
+from data_pipelines.engine.fields import answer_text, named, text_of, unusable, without_sentences
 from data_pipelines.engine.option_lines import split_options
 
 _INSTRUCTIONS = (
@@ -109,7 +109,7 @@ def of_bench(row: Row, name: str) -> dict[str, Any]:
     category = text_of(row, "question_type")
     scene = answer_text(row, "scene_name")  # of ARKitScenes they are numbers
     return {
-        "problem_id": id_or(row, name, "id"),
+        "problem_id": name,
         "problem": text_of(row, "question"),
         "data_type": "video",
         **_answer(
@@ -162,10 +162,12 @@ VSI = DataSet(
             {"eval": ("test.jsonl", ".:test", "VSI-Bench/test.jsonl", "VSI-Bench:test")},
             ("dataset", "scene_name", "question_type", "question", "ground_truth"),
             of_bench,
+            questions=named("id"),
             suffixes=(".json", ".jsonl", ".parquet"),
         ),
     ),
     media=("VSI-590K", "VSI-Bench"),
+    by_name=False,
 )
 
 if __name__ == "__main__":

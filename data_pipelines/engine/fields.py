@@ -23,12 +23,6 @@ def first_of(row: Mapping[str, Any], *names: str) -> Any:
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
 
 
-def id_or(row: Mapping[str, Any], name: str, field: str) -> Any:
-    """The row's published id, 0 included, or the name it has without one."""
-    published = first_of(row, field)
-    return name if published is None else published
-
-
 def plain_number(value: Any) -> str:
     """A value as text; a whole number that a table holds as a fraction (142.0) without its point."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

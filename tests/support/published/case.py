@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import io
 import json
@@ -65,6 +66,12 @@ def picture(shade: int, name: str = "png") -> bytes:
     content = io.BytesIO()
     Image.new("RGB", (32, 28), (shade, 40, 90)).save(content, name)
     return content.getvalue()
+
+
+def stored(content: bytes, suffix: str = ".png") -> str:
+    """Where a medium that stood inside a row is written: by a hash of its content."""
+    name = hashlib.sha256(content).hexdigest()[:40]
+    return f"unpacked/{name[:2]}/{name}{suffix}"
 
 
 def dataset_of(name: str) -> DataSet:

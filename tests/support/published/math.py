@@ -58,7 +58,10 @@ TRAIN = [
     sample("train/geometry/1.json", SPACED, "7"),
 ]
 TEST = [sample("test/algebra/1.json", DRAWN, "1"), sample("test/number_theory/3.json", WORDS, r"\text{even}")]
-REFUSED = [("2.json:1", "2-1", "no_gold_answer"), ("4.json:1", "4-1", "no_gold_answer")]
+REFUSED = [
+    ("2.json:1", "train/algebra/2.json", "no_gold_answer"),
+    ("4.json:1", "test/number_theory/4.json", "no_gold_answer"),
+]
 SHARD = "00000-of-00001.parquet"
 OF_500 = [sample("test/number_theory/7.json", TWO, "2"), sample("test/precalculus/807.json", POINT, POINT["answer"])]
 
