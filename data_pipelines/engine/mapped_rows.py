@@ -6,10 +6,11 @@ import string
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from data_pipelines.engine.dataset import Row
+from data_pipelines.engine.dataset import Row, one_question
 from data_pipelines.engine.field_map import Answer, FieldMap, Fields, Options, Source, Value, name_of
 from data_pipelines.engine.fields import (
     answer_text,
+    called,
     letter_at,
     letter_of_text,
     plain_number,
@@ -20,6 +21,7 @@ from data_pipelines.engine.fields import (
 from data_pipelines.engine.option_lines import split_options
 from vlm_pg.data.gold import answer_kind_of, options_of
 from vlm_pg.data.unreadable import Unreadable
+from vlm_pg.errors import SampleError
 
 _SECONDS = ("start", "end")
 
@@ -42,6 +44,16 @@ def mapped_record(field_map: FieldMap, row: Row, name: str) -> dict[str, Any]:
     return record
 
 
+def mapped_questions(field_map: FieldMap, row: Row, name: str) -> Iterable[tuple[str, Row]]:
+    """The questions of a row, each under the id that the map finds in it; without one under its row's name.
+
+    Raises:
+        SampleError: as ``nested_questions``.
+    """
+    listed = nested_questions(field_map.questions, row, name) if field_map.questions else one_question(row, name)
+    return [(_own_id(field_map.fields, question) or given, question) for given, question in listed]
+
+
 def nested_questions(field: str, row: Row, name: str) -> Iterable[tuple[str, Row]]:
     """The questions in a list of the row, each with the row's other fields; the question's own come first.
 
@@ -56,6 +68,15 @@ def nested_questions(field: str, row: Row, name: str) -> Iterable[tuple[str, Row
         (f"{name}-{number}", {**rest, **question} if isinstance(question, Mapping) else question)
         for number, question in enumerate(questions, start=1)
     ]
+
+
+def _own_id(fields: Fields, question: Any) -> str:
+    if fields.problem_id is None or not isinstance(question, Mapping):
+        return ""
+    try:
+        return called({"id": _converted(fields.problem_id, question, "problem_id")}, "id")
+    except SampleError:  # the question is refused for it later
+        return ""
 
 
 def _found(row: Row, field: str) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 from PIL import Image
 
+from data_pipelines.engine.command import SUMMARY
 from data_pipelines.engine.dataset import DataSet
 from vlm_pg.cli import main
 from vlm_pg.data.prepared_reader import open_records
@@ -93,10 +94,10 @@ def lay_out(folder: Path, files: Mapping[str, Any]) -> None:
 
 
 def check(name: str, case: Published, folder: Path, out: Path) -> None:
-    """The command writes the expected records and refusals, and no others."""
+    """The command writes the expected records and refusals, and no others; once more it writes nothing."""
     lay_out(folder, case.files)
-    arguments = [one.replace("{}", str(folder)) for one in case.arguments]
-    assert main(["prepare", name, *arguments, "--out", str(out)]) == 0
+    arguments = ["prepare", name, *(one.replace("{}", str(folder)) for one in case.arguments), "--out", str(out)]
+    assert main(arguments) == 0
     assert refusals(out) == list(case.refused)
     for split, expected in (("train", case.train), ("eval", case.evaluation)):
         assert records(out, split) == list(expected)
@@ -111,6 +112,9 @@ def check(name: str, case: Published, folder: Path, out: Path) -> None:
     forms = {source["form"] for source in json.loads((out / "manifest.json").read_text())["sources"]}
     if name != "generic":
         assert forms == {dataset_of(name).forms[number].name for number in case.forms}
+    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert SUMMARY in before and main(arguments) == 0
+    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before
 
 
 def records(out: Path, split: str) -> list[Sample]:

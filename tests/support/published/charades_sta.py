@@ -92,14 +92,21 @@ BAD_ROWS = [(f"{SHARD}:4", "data-test-4", "bad_time_span"), (f"{SHARD}:5", "data
 CASES = {
     "lines and tables": Published({**LINES, **TABLES, **VIDEOS}, *of_lines("30.96", "11.17"), REFUSED),
     "lines in a folder, tables beside it": Published(
-        {**{f"sta/{name}": text for name, text in LINES.items()},
-         **{f"Charades/{name}": text for name, text in TABLES.items()}, **VIDEOS},
+        {
+            **{f"sta/{name}": text for name, text in LINES.items()},
+            **{f"Charades/{name}": text for name, text in TABLES.items()},
+            **VIDEOS,
+        },
         *of_lines("30.96", "11.17"),
         REFUSED,
     ),
     "lines without tables": Published({**LINES, **VIDEOS}, [*UNCUT_TRAIN, LATE], UNCUT_TEST, REFUSED[1:]),
     "Parquet": Published(
-        {f"data/{SHARD}": PARQUET, **VIDEOS}, (), [ON, laughs(2, "[0.1, 33.3]"), laughs(3, "[33.3, 35.1]")], BAD_ROWS, forms=(1,)
+        {f"data/{SHARD}": PARQUET, **VIDEOS},
+        (),
+        [ON, laughs(2, "[0.1, 33.3]"), laughs(3, "[33.3, 35.1]")],
+        BAD_ROWS,
+        forms=(1,),
     ),
     "Parquet and tables": Published(
         {f"data/{SHARD}": PARQUET, **TABLES, **VIDEOS},
@@ -108,4 +115,4 @@ CASES = {
         [(f"{SHARD}:3", "data-test-3", "bad_time_span"), *BAD_ROWS],
         forms=(1,),
     ),
-}  # fmt: skip
+}

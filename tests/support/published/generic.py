@@ -111,23 +111,28 @@ CASES = {
     "an object of rows, several questions each, by number": Published(
         {"map.yaml": KEYED, "all.json": {"f": FILM, "g": {"clip": {"from": 0, "to": 1}}}, **media("films/f.mp4")},
         [
-            sample("a", CLIP, "A. red|B. blue", "B", source="keyed", category="multiple choice", process="I saw."),
+            sample("a", CLIP, "A. red|B. blue", "B", source="keyed", category="one", process="I saw."),
             sample("b", CLIP, "A. x|B. y|C. z", "A, C", "multiple_select", "keyed", "several"),
         ],
         refused=[
-            ("all.json:1", "all-1-3", "answer_not_in_options"),
-            ("all.json:1", "all-1-4", "unknown_value"),
+            ("all.json:1", "c", "answer_not_in_options"),
+            ("all.json:1", "d", "unknown_value"),
             ("all.json:1, record 2", "all-1.2", "missing_field"),
         ],
         arguments=(*MAP, "--eval-share", "0"),
     ),
     "columns of a table, by letter, subtitles": Published(
-        {"map.yaml": COLUMNS, "rows.csv": ROWS, **media("clip.mkv"), "clip.srt": b"1\n00:00:00,500 --> 00:00:01,000\nHi\n"},
+        {
+            "map.yaml": COLUMNS,
+            "rows.csv": ROWS,
+            **media("clip.mkv"),
+            "clip.srt": b"1\n00:00:00,500 --> 00:00:01,000\nHi\n",
+        },
         [
             sample("1", SUBTITLED, "A. red|B. blue|C. green", "B"),
             sample("2", SUBTITLED, "A. red|B. blue", "A"),
         ],
-        refused=[("rows.csv:4", "rows-4", "answer_not_in_options"), ("rows.csv:5", "4", "missing_media")],
+        refused=[("rows.csv:4", "3", "answer_not_in_options"), ("rows.csv:5", "4", "missing_media")],
         arguments=(*MAP, "--eval-share", "0"),
     ),
     "one object a file, by text, moments": Published(
@@ -140,7 +145,7 @@ CASES = {
         },
         [sample("1", video("clip.mkv", times=(0.5, 2.0)), "A. a dog|B. a cat", "B", source="objects")],
         refused=[
-            ("row.json:1", "2-row-1", "answer_not_in_options"),
+            ("row.json:1", "2", "answer_not_in_options"),
             ("row.json:1", "3", "bad_clip"),
         ],
         arguments=(*MAP, "--eval-share", "0"),

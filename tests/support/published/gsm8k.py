@@ -15,7 +15,10 @@ TRAIN = [
     {"question": " ", "answer": "It is 4.\n#### 4"},
     {"question": "How far?", "answer": "6 miles.\n#### 6"},
 ]
-TEST = [{"question": "How far?", "answer": "Six miles.\n#### 6"}, {"question": "How long?", "answer": "8 hours.\n#### 8"}]
+TEST = [
+    {"question": "How far?", "answer": "Six miles.\n#### 6"},
+    {"question": "How long?", "answer": "8 hours.\n#### 8"},
+]
 
 
 def sample(name: str, question: str, answer: str, process: str) -> Sample:

@@ -16,7 +16,10 @@ ACADEMIC, NEXTQA, PERCEPTION = "0_30_s_academic_v0_1", "30_60_s_nextqa", "0_30_s
 MC, OE = "0_30_s_academic_mc_v0_1_qa_processed", "0_30_s_academic_oe_v0_1_qa_processed"
 CAP, NEXT_MC, NEXT_OE = f"{ACADEMIC}_cap_processed", f"{NEXTQA}_mc_qa_processed", f"{NEXTQA}_oe_qa_processed"
 PERCEPTION_MC = f"{PERCEPTION}_mc_qa_processed"
-COOKING, OTHER = "academic_source/youcook2/101/zukEQgbWdsY/split_2.mp4", "academic_source/youcook2/207/f_2_z/split_2.mp4"
+COOKING, OTHER = (
+    "academic_source/youcook2/101/zukEQgbWdsY/split_2.mp4",
+    "academic_source/youcook2/207/f_2_z/split_2.mp4",
+)
 BOY = "NextQA/NExTVideo/1006/8968804598.mp4"
 CUPS = "perception_test/video_1.mp4"
 SKILLET = "What is the color of the skillet?\nA. Black\nB. Silver\nC. Red\nD. Blue"
@@ -76,9 +79,7 @@ def sample(
 ) -> Sample:
     """``options``: with a "|" between them."""
     lettered = tuple(options.split("|")) if options else ()
-    return Sample(
-        name, asked, video(path), lettered, answer, "multiple_choice" if options else kind, subset, subset
-    )
+    return Sample(name, asked, video(path), lettered, answer, "multiple_choice" if options else kind, subset, subset)
 
 
 def academic(folder: str) -> list[Sample]:

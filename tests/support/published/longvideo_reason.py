@@ -97,9 +97,7 @@ RICE = f"{OWN}/rice.mp4"
 SHARD = "-00000-of-00001.parquet"
 
 CASES = {
-    "folder": Published(
-        {**FILES, **VIDEOS}, trained("train"), tested("test"), refused(".jsonl", "train", "test")
-    ),
+    "folder": Published({**FILES, **VIDEOS}, trained("train"), tested("test"), refused(".jsonl", "train", "test")),
     "val and openended by name": Published(
         {**FILES, **VIDEOS},
         [

@@ -84,7 +84,11 @@ CASES = {
     ),
     "MATH-500": Published({"test.jsonl": [TWO, POINT]}, (), OF_500, forms=(1,)),
     "trained on all of MATH but what MATH-500 asks": Published(
-        {"MATH/train/algebra/1.json": HALF, "MATH/test/x/7.json": row(TWO["problem"], r"$\boxed{2}$"), "500.jsonl": [TWO]},
+        {
+            "MATH/train/algebra/1.json": HALF,
+            "MATH/test/x/7.json": row(TWO["problem"], r"$\boxed{2}$"),
+            "500.jsonl": [TWO],
+        },
         TRAIN[:1],
         OF_500[:1],
         arguments=("--train", "{}/MATH/train/algebra/1.json", "{}/MATH/test/x/7.json", "--eval", "{}/500.jsonl"),

@@ -1,4 +1,4 @@
-"""MathVista: an object of questions by pid with images beside it, and AI4Math/MathVista's Parquet with images inside."""
+"""MathVista: an object of questions by pid, images beside it; AI4Math/MathVista's Parquet, images inside."""
 
 from __future__ import annotations
 

@@ -41,16 +41,42 @@ def parquet_row(number: int, qid: int, **changes: Any) -> dict[str, Any]:
 
 KEPT = (
     [
-        sample("2909445186_0", "why did the boy clap", VIDEOS[0],
-               ("A. to cheer", "B. to dance", "C. tired, and sad", "D. run", "E. for fun"), "E", "CW"),
-        sample("2909445186_1", "how many people are there", VIDEOS[0],
-               ("A. two", "B. one", "C. five", "D. nine", "E. ten"), "A", "DC"),
-        sample("3238737531_0", "what does he do at the end", VIDEOS[1],
-               ("A. wave", "B. sit", "C. stand up", "D. jump", 'E. say "bye" twice'), "C", "TN"),
+        sample(
+            "2909445186_0",
+            "why did the boy clap",
+            VIDEOS[0],
+            ("A. to cheer", "B. to dance", "C. tired, and sad", "D. run", "E. for fun"),
+            "E",
+            "CW",
+        ),
+        sample(
+            "2909445186_1",
+            "how many people are there",
+            VIDEOS[0],
+            ("A. two", "B. one", "C. five", "D. nine", "E. ten"),
+            "A",
+            "DC",
+        ),
+        sample(
+            "3238737531_0",
+            "what does he do at the end",
+            VIDEOS[1],
+            ("A. wave", "B. sit", "C. stand up", "D. jump", 'E. say "bye" twice'),
+            "C",
+            "TN",
+        ),
     ],
-    [sample("4010069381_6", "how do the two man play", VIDEOS[2],
-            ("A. hit", "B. strum", "C. hit", "D. blow", "E. pat"), "B", "CH")],
-)  # fmt: skip
+    [
+        sample(
+            "4010069381_6",
+            "how do the two man play",
+            VIDEOS[2],
+            ("A. hit", "B. strum", "C. hit", "D. blow", "E. pat"),
+            "B",
+            "CH",
+        )
+    ],
+)
 REFUSED = [
     ("train.csv:5", "3238737531_1", "answer_not_in_options"),
     ("train.csv:6", "4444444444_0", "missing_media"),
@@ -67,16 +93,26 @@ CASES = {
         REFUSED,
     ),
     "CSV without map, videos elsewhere": Published(
-        {"dataset/nextqa/train.csv": TRAIN, "dataset/nextqa/val.csv": VAL, **media(*(f"raw/{name}" for name in VIDEOS))},
-        [sample(one.sample_id, one.question, f"raw/{one.media[0].path}", one.options, one.answer, one.category)
-         for one in KEPT[0]],
+        {
+            "dataset/nextqa/train.csv": TRAIN,
+            "dataset/nextqa/val.csv": VAL,
+            **media(*(f"raw/{name}" for name in VIDEOS)),
+        },
+        [
+            sample(one.sample_id, one.question, f"raw/{one.media[0].path}", one.options, one.answer, one.category)
+            for one in KEPT[0]
+        ],
         [sample("4010069381_6", "how do the two man play", f"raw/{VIDEOS[2]}", KEPT[1][0].options, "B", "CH")],
         REFUSED,
     ),
     "test.csv by name": Published(
         {"test.csv": TEST, "map_vid_vidorID.json": MAP, **media(*VIDEOS)},
         (),
-        [sample("3842638015_5", "is it day", VIDEOS[3], ("A. no", "B. yes", "C. no", "D. perhaps", "E. both"), "B", "DB")],
+        [
+            sample(
+                "3842638015_5", "is it day", VIDEOS[3], ("A. no", "B. yes", "C. no", "D. perhaps", "E. both"), "B", "DB"
+            )
+        ],
         [("test.csv:2", "3842638015_4", "bad_options")],
         ("--eval", "{}/test.csv", "--media-root", "{}"),
     ),
@@ -96,4 +132,4 @@ CASES = {
             ("test-00000-of-00001.parquet:4", "19_0", "missing_media"),
         ],
     ),
-}  # fmt: skip
+}

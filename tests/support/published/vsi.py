@@ -7,7 +7,10 @@ from typing import Any
 from tests.support.published.case import Published, image, media, video
 from vlm_pg.types import AnswerKind, MediaRef, Sample
 
-FRAMES, LETTER = "<image>\nThese are frames of a video.\n", "\nAnswer with the option's letter from the given choices directly."
+FRAMES, LETTER = (
+    "<image>\nThese are frames of a video.\n",
+    "\nAnswer with the option's letter from the given choices directly.",
+)
 PHRASE = "\nPlease answer the question using a single word or phrase."
 CLOSEST = "Which is closest to the bed?\nOptions:\nA. lamp\nB. desk\nC. door\nD. chair"
 
@@ -26,7 +29,12 @@ ROWS = [
     row("absolute_direction_object", f"<image>\nHow far do I turn, in degrees?{PHRASE}", "35", **ROOM),
     row("relative_distance_object", f"{FRAMES}{CLOSEST}{LETTER}", "B", **SCENE),
     row("relative_size_object", f"<image>\nWhich is larger?\nOptions:\nA. bed\nB. lamp{LETTER}", "A", **ROOM, id=3),
-    row("appearance_order", f"{FRAMES}What comes first?\nOptions:\nA. bed, lamp\nB. lamp, bed{LETTER}", "lamp, bed", **SCENE),
+    row(
+        "appearance_order",
+        f"{FRAMES}What comes first?\nOptions:\nA. bed, lamp\nB. lamp, bed{LETTER}",
+        "lamp, bed",
+        **SCENE,
+    ),
     row("relative_direction_camera", f"{FRAMES}Is it left?\nOptions:\nA. left\nB. right{LETTER}", "B", **SCENE),
     row("relative_direction_object", f"{FRAMES}Is it left?\nOptions:\nA. left\nB. right{LETTER}", "A", **SCENE),
     row("relative_distance_camera", f"{FRAMES}Is it near?\nOptions:\nA. near\nB. far{LETTER}", "A", **SCENE),
@@ -43,9 +51,7 @@ ROWS = [
 ]
 
 
-def sample(
-    number: int, asked: str, ref: tuple[MediaRef, ...], answer: str, category: str, options: str = ""
-) -> Sample:
+def sample(number: int, asked: str, ref: tuple[MediaRef, ...], answer: str, category: str, options: str = "") -> Sample:
     """``options``: with a "|" between them; without, a number."""
     kind: AnswerKind = "multiple_choice" if options else "mean_relative_accuracy"
     lettered = tuple(options.split("|")) if options else ()
@@ -60,14 +66,21 @@ def kept(folder: str) -> list[Sample]:
         sample(3, "What is the size of this room, in square feet?", scene, "240.0", "absolute_size_room"),
         sample(4, "How far is the lamp from the desk, in meters?", scene, "1.5", "absolute_distance_object"),
         sample(5, "How far do I turn, in degrees?", room, "35", "absolute_direction_object"),
-        sample(6, "Which is closest to the bed?", scene, "B", "relative_distance_object", "A. lamp|B. desk|C. door|D. chair"),
+        sample(
+            6,
+            "Which is closest to the bed?",
+            scene,
+            "B",
+            "relative_distance_object",
+            "A. lamp|B. desk|C. door|D. chair",
+        ),
         sample(7, "Which is larger?", room, "A", "relative_size_object", "A. bed|B. lamp"),
         sample(8, "What comes first?", scene, "B", "appearance_order", "A. bed, lamp|B. lamp, bed"),
         sample(9, "Is it left?", scene, "B", "relative_direction_camera", "A. left|B. right"),
         sample(10, "Is it left?", scene, "A", "relative_direction_object", "A. left|B. right"),
         sample(11, "Is it near?", scene, "A", "relative_distance_camera", "A. near|B. far"),
         sample(12, "More of which?", scene, "B", "relative_count", "A. chairs|B. lamps"),
-    ]  # fmt: skip
+    ]
 
 
 REFUSED = [
@@ -85,9 +98,14 @@ REFUSED = [
     ]
 ]
 BENCH: dict[str, Any] = {
-    "id": 0, "dataset": "arkitscenes", "scene_name": "41069025", "question_type": "object_counting",
-    "question": "How many table(s) are in this room?", "ground_truth": "4", "options": None,
-}  # fmt: skip
+    "id": 0,
+    "dataset": "arkitscenes",
+    "scene_name": "41069025",
+    "question_type": "object_counting",
+    "question": "How many table(s) are in this room?",
+    "ground_truth": "4",
+    "options": None,
+}
 LEFT = BENCH | {"dataset": "scannet", "scene_name": "scene0011_00", "options": ["A. left", "B. right"]}
 LEFT |= {"question_type": "object_rel_direction_easy", "question": "Is it to my left?", "ground_truth": "B"}
 BENCH_ROWS = [
@@ -102,12 +120,28 @@ TABLES, STOVE = video("arkitscenes/41069025.mp4"), video("scannet/scene0011_00.m
 ASKED = "How many table(s) are in this room?"
 BENCH_KEPT = [
     Sample("0", ASKED, TABLES, (), "4", "mean_relative_accuracy", "vsi_bench", "object_counting"),
-    Sample("7", "Is it to my left?", STOVE, ("A. left", "B. right"), "B", "multiple_choice", "vsi_bench",
-           "object_rel_direction_easy"),
-    Sample("8", "Is it to my left?", STOVE, ("A. left", "B. right"), "A", "multiple_choice", "vsi_bench",
-           "obj_appearance_order"),
+    Sample(
+        "7",
+        "Is it to my left?",
+        STOVE,
+        ("A. left", "B. right"),
+        "B",
+        "multiple_choice",
+        "vsi_bench",
+        "object_rel_direction_easy",
+    ),
+    Sample(
+        "8",
+        "Is it to my left?",
+        STOVE,
+        ("A. left", "B. right"),
+        "A",
+        "multiple_choice",
+        "vsi_bench",
+        "obj_appearance_order",
+    ),
     Sample("9", ASKED, TABLES, (), "23.4", "mean_relative_accuracy", "vsi_bench", "room_size_estimation"),
-]  # fmt: skip
+]
 OF_590K = media("scannet/scene0191_00.mp4", "s3dis/room_1.jpg")
 OF_BENCH = media("arkitscenes/41069025.mp4", "scannet/scene0011_00.mp4")
 SHARD = "test-00000-of-00001.parquet"
@@ -139,13 +173,26 @@ CASES = {
         forms=(1,),
     ),
     "both": Published(
-        {"VSI-590K/vsi_590k.jsonl": ROWS, "VSI-Bench/test.jsonl": BENCH_ROWS[:1],
-         **media(*(f"VSI-590K/{name}" for name in OF_590K), "VSI-Bench/arkitscenes/41069025.mp4")},
+        {
+            "VSI-590K/vsi_590k.jsonl": ROWS,
+            "VSI-Bench/test.jsonl": BENCH_ROWS[:1],
+            **media(*(f"VSI-590K/{name}" for name in OF_590K), "VSI-Bench/arkitscenes/41069025.mp4"),
+        },
         kept("VSI-590K/"),
-        [Sample("0", ASKED, video("VSI-Bench/arkitscenes/41069025.mp4"), (), "4", "mean_relative_accuracy", "vsi_bench",
-                "object_counting")],
+        [
+            Sample(
+                "0",
+                ASKED,
+                video("VSI-Bench/arkitscenes/41069025.mp4"),
+                (),
+                "4",
+                "mean_relative_accuracy",
+                "vsi_bench",
+                "object_counting",
+            )
+        ],
         REFUSED,
         ("--train", "{}/VSI-590K/vsi_590k.jsonl", "--eval", "{}/VSI-Bench/test.jsonl", "--media-root", "{}"),
         forms=(0, 1),
     ),
-}  # fmt: skip
+}

@@ -38,7 +38,7 @@ def test_one_object_a_file(tmp_path: Path) -> None:
         file.write_text(json.dumps(row))
     samples, refused = read_all(MATH, *files)
     assert [replace(sample, where="") for sample in samples] == [math_sample("train/algebra/1.json")]
-    assert [(one.sample_id, one.reason) for one in refused] == [("2-1", "no_gold_answer")]
+    assert [(one.sample_id, one.reason) for one in refused] == [("train/algebra/2.json", "no_gold_answer")]
     (tmp_path / "1.json").write_text(json.dumps(HALF))
     (elsewhere,), _ = read_all(MATH, tmp_path / "1.json")
     assert elsewhere.sample_id == "1-1"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from data_pipelines.engine.fields import answer_text, id_or, without_sentences
+from data_pipelines.engine.fields import answer_text, named, without_sentences
 from data_pipelines.engine.option_lines import split_options
 from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import SampleError
@@ -83,4 +83,6 @@ def test_what_is_no_answer_is_refused(value: Any, reason: str) -> None:
 
 
 def test_an_id_of_0_is_one() -> None:
-    assert [id_or({"id": value}, "name", "id") for value in (0, "x", None, "")] == [0, "x", "name", "name"]
+    rows: list[dict[str, Any]] = [{"id": value} for value in (0, " x ", 7.0, None, "", True, [3])]
+    found = [named("id")(row, "name") for row in rows]
+    assert found == [[(name, row)] for name, row in zip(("0", "x", "7", *["name"] * 4), rows, strict=True)]
