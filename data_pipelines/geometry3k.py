@@ -30,7 +30,9 @@ from typing import Any
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.engine.fields import answer_text, lettered, named, text_of, unusable, without_sentences
+from data_pipelines.engine.fields import answer_text, list_of, named, text_of, texts_of, unusable
+from data_pipelines.engine.options import lettered
+from data_pipelines.engine.questions import answered, without_sentences
 from data_pipelines.engine.reading import one_object
 
 _DIAGRAM = "img_diagram.png"
@@ -53,7 +55,6 @@ def of_intergps(row: Row, name: str) -> dict[str, Any]:
         SampleError: ``wrong_type`` or ``answer_not_in_options``.
     """
     choices = _choices(row)
-    gold = _letter(row, "answer", choices)
     split, folder = Path(row["file"]).absolute().parts[-3:-1]
     goals = row.get("problem_type_goal")
     goals = [goals] if isinstance(goals, str) else goals
@@ -62,9 +63,7 @@ def of_intergps(row: Row, name: str) -> dict[str, Any]:
         "problem_id": name,
         "problem": text_of(row, "problem_text"),
         "data_type": "image",
-        "problem_type": "multiple choice",
-        "options": lettered(choices),
-        "solution": f"<answer>{gold}</answer>",
+        **answered("multiple choice", _letter(row, "answer", choices), lettered(choices)),
         "path": f"{split}/{folder}/{_DIAGRAM}",
         "data_source": "geometry3k",
         "category": ", ".join(goals) if is_told and goals else None,
@@ -90,18 +89,14 @@ def of_parquet(row: Row, name: str) -> dict[str, Any]:
         "problem_id": name,
         "problem": without_sentences(text_of(row, "problem"), ("<image>",)),
         "data_type": "image",
-        "problem_type": "mathematics",
-        "solution": f"<answer>{gold}</answer>",
+        **answered("mathematics", gold),
         "path": images[0] if len(images) == 1 else images,
         "data_source": "geometry3k",
     }
 
 
 def _choices(row: Row) -> list[str]:
-    choices = row["choices"]
-    if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
-        raise unusable("wrong_type", f"'choices' is {str(choices)[:80]}", "A list of texts")
-    return choices
+    return texts_of(list_of(row, "choices"), "'choices'")
 
 
 def _letter(row: Row, field: str, choices: Sequence[str]) -> str:

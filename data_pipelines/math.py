@@ -28,6 +28,7 @@ from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import answer_text, first_of, named, unusable
+from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import one_object
 
 _PROBLEM = ("problem", "Problem", "question")
@@ -66,9 +67,8 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
         "problem_id": name,
         "problem": first_of(row, *_PROBLEM),
         "data_type": "text",
-        "problem_type": "mathematics",
+        **answered("mathematics", gold),
         "process": solution if isinstance(solution, str) else "",
-        "solution": f"<answer>{gold}</answer>",
         "data_source": "math",
         "category": row.get("subject") or row.get("type"),
     }

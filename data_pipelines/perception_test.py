@@ -36,8 +36,6 @@ from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import (
     called,
-    letter_at,
-    lettered,
     list_of,
     listed_questions,
     named,
@@ -47,6 +45,8 @@ from data_pipelines.engine.fields import (
     unusable,
     video_file,
 )
+from data_pipelines.engine.options import letter_at, lettered
+from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import Reader, files_beside, keyed_rows, read_rows
 from vlm_pg.data.files import RecordPlace, read_json_object
 
@@ -89,9 +89,7 @@ def _record(name: str, row: Row, asked: Mapping[str, Any], metadata: Mapping[str
         "problem_id": name,
         "problem": text_of(asked, "question"),
         "data_type": "video",
-        "problem_type": "multiple choice",
-        "options": lettered(texts),
-        "solution": f"<answer>{letter_at(called(asked, 'answer_id'), len(texts))}</answer>",
+        **answered("multiple choice", letter_at(called(asked, "answer_id"), len(texts)), lettered(texts)),
         "path": video_file(video),
         "end": _end(video, row.get("cut"), metadata),
         "data_source": "perception_test",

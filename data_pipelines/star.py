@@ -28,8 +28,6 @@ from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import (
     called,
-    letter_of_text,
-    lettered,
     list_of,
     named,
     number_of,
@@ -38,6 +36,8 @@ from data_pipelines.engine.fields import (
     texts_of,
     video_file,
 )
+from data_pipelines.engine.options import letter_of_text, lettered
+from data_pipelines.engine.questions import answered
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,9 +57,7 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
         "problem_id": name,
         "problem": text_of(row, "question"),
         "data_type": "video",
-        "problem_type": "multiple choice",
-        "options": lettered(texts),
-        "solution": f"<answer>{letter_of_text(text_of(row, 'answer'), texts)}</answer>",
+        **answered("multiple choice", letter_of_text(text_of(row, "answer"), texts), lettered(texts)),
         "path": video_file(called(row, "video_id")),
         "start": number_of(row, "start"),
         "end": number_of(row, "end"),

@@ -11,14 +11,11 @@ from data_pipelines.engine.field_map import Answer, FieldMap, Fields, Options, S
 from data_pipelines.engine.fields import (
     answer_text,
     called,
-    letter_at,
-    letter_of_text,
     plain_number,
-    untagged,
     unusable,
-    without_sentences,
 )
-from data_pipelines.engine.option_lines import split_options
+from data_pipelines.engine.options import letter_at, letter_of_text, split_options
+from data_pipelines.engine.questions import untagged, without_sentences
 from vlm_pg.data.gold import answer_kind_of, options_of
 from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import SampleError

@@ -18,7 +18,7 @@ from vlm_pg.rewards.settings import CheckerSettings
 
 @pytest.fixture(scope="module", autouse=True)
 def processes_once() -> Iterator[None]:
-    """One decodes for all summaries, one checks mathematics: to start them takes longer than all that a command does."""
+    """One decodes for all summaries, one checks mathematics: to start them takes longer than a whole command."""
     decoder, checker = decoding_pool(MediaSettings(workers=1)), CheckerPool(CheckerSettings(workers=1), [PREPARE])
     assert decoder is not None
     with pytest.MonkeyPatch.context() as patch:
