@@ -34,7 +34,7 @@ def answer_text(row: Mapping[str, Any], *names: str) -> str:
     wanted = " or ".join(f"'{name}'" for name in names)
     if value is None:
         raise unusable("no_gold_answer", f"the row has no {wanted}", "The right answer under that name")
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and math.isfinite(value)):
         return plain_number(value)
     text = text_of(row, *names).strip()
     if not text:

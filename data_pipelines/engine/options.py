@@ -22,9 +22,7 @@ def lettered(texts: Sequence[str]) -> list[str]:
     Raises:
         SampleError: ``bad_options``: more than there are letters.
     """
-    if len(texts) > len(string.ascii_uppercase):
-        raise unusable("bad_options", f"the question has {len(texts)} options", "26 at most, one for each letter,")
-    return [f"{letter}. {text}" for letter, text in zip(string.ascii_uppercase, texts, strict=False)]
+    return [f"{letter}. {text}" for letter, text in zip(_letters(len(texts)), texts, strict=True)]
 
 
 def split_options(text: str) -> tuple[str, list[str]]:
@@ -57,28 +55,28 @@ def letter_at(index: Any, count: int) -> str:
     """The letter of the option that a number from 0 on names, given as a number or as text.
 
     Raises:
-        SampleError: ``answer_not_in_options``.
+        SampleError: ``answer_not_in_options`` or ``bad_options``.
     """
     written = plain_number(index).strip()
     if written not in map(str, range(count)):
         raise unusable(
             "answer_not_in_options", f"the answer is '{written[:80]}'", f"The number of an option, 0 to {count - 1},"
         )
-    return string.ascii_uppercase[int(written)]
+    return _letters(count)[int(written)]
 
 
 def letter_of_text(text: str, texts: Sequence[str]) -> str:
     """The letter of the one option that reads so, but for spaces.
 
     Raises:
-        SampleError: ``answer_not_in_options``, or ``ambiguous_answer`` where several read so.
+        SampleError: ``answer_not_in_options``, ``ambiguous_answer`` where several read so, or ``bad_options``.
     """
     same = [place for place, option in enumerate(texts) if " ".join(option.split()) == " ".join(text.split())]
     if len(same) > 1:
         raise unusable("ambiguous_answer", f"{len(same)} options read '{text[:80]}'", "One right option")
     if not same:
         raise unusable("answer_not_in_options", f"the answer is '{text[:80]}'", f"One of {list(texts)}")
-    return string.ascii_uppercase[same[0]]
+    return _letters(len(texts))[same[0]]
 
 
 def letter_of(gold: str, options: Sequence[str]) -> str:
@@ -112,3 +110,9 @@ def letter_and_text(gold: str) -> tuple[str, str]:
     """Letter and text of an answer that begins with a letter, ("", "") for others: "A. Black." -> ("A", "Black.")."""
     labelled = _GOLD.fullmatch(gold.strip())
     return (labelled[1], labelled[2].strip()) if labelled else ("", "")
+
+
+def _letters(count: int) -> str:
+    if count > len(string.ascii_uppercase):
+        raise unusable("bad_options", f"the question has {count} options", "26 at most, one for each letter,")
+    return string.ascii_uppercase[:count]

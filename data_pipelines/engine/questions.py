@@ -83,8 +83,8 @@ def answered(kind: str, gold: str, options: Sequence[str] = ()) -> dict[str, Any
 def open_or_choice(text: str, gold: str) -> dict[str, Any]:
     """The fields of a record that a question, its options as lines below it, and a gold answer in any spelling make.
 
-    open_or_choice("Which?\\nA. red\\nB. blue", "B. Blue.")["solution"] == "<answer>B</answer>". Without options a question
-    is open, and of the kind that checks its answer best.
+    open_or_choice("Which?\\nA. red\\nB. blue", "B. Blue.")["solution"] == "<answer>B</answer>". Without options a
+    question is open, and of the kind that checks its answer best.
 
     Raises:
         SampleError: as ``split_options``, ``letter_of`` and ``answered``; ``too_few_options``: the answer is a letter,

@@ -9,7 +9,7 @@ import pytest
 
 from data_pipelines import gsm8k
 from data_pipelines.gsm8k import GSM8K
-from tests.support.pipeline_samples import check_odd_rows, example_of, one_row
+from tests.support.pipeline_rows import check_odd_rows, example, one_row
 from vlm_pg.types import BadSample, Sample
 
 ROWS = [
@@ -23,7 +23,7 @@ def test_the_example_is_what_becomes_of_the_published_row() -> None:
     row = {"question": "Natalia sold ...", "answer": "Natalia sold 48/2 = <<48/2=24>>24 ...\n#### 72"}
     (sample,) = one_row(GSM8K, row)
     assert isinstance(sample, Sample)
-    assert replace(sample, where="", sample_id="train-17") == example_of(gsm8k)
+    assert replace(sample, where="", sample_id="train-17") == example(gsm8k)
 
 
 def test_odd_rows_are_refused() -> None:
