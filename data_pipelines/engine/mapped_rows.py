@@ -109,7 +109,7 @@ def _converted(source: Value, row: Row, name: str) -> Any:
         value = without_sentences(value, source.remove)
     if source.prefix or source.suffix:
         value = _around(source, value)
-    return _seconds(value, name) if name in _SECONDS and isinstance(value, str) and value.strip() else value
+    return _seconds(value, name) if name in _SECONDS else value
 
 
 def _around(source: Value, value: Any) -> Any:
@@ -122,11 +122,15 @@ def _around(source: Value, value: Any) -> Any:
     return f"{source.prefix}{value}{source.suffix}"
 
 
-def _seconds(text: str, name: str) -> float:
+def _seconds(value: Any, name: str) -> Any:
+    """A number, or one as text, as seconds; what is neither is judged with the record."""
+    is_written = isinstance(value, str) and bool(value.strip())
+    if not is_written and (isinstance(value, bool) or not isinstance(value, int)):
+        return value
     try:
-        return float(text)
-    except ValueError:
-        raise unusable("bad_clip", f"'{name}' is '{text[:80]}'", "A number of seconds") from None
+        return float(value)
+    except (ValueError, OverflowError):  # whole numbers have no largest one
+        raise unusable("bad_clip", f"'{name}' is '{str(value)[:80]}'", "A number of seconds") from None
 
 
 def _options(fields: Fields, row: Row, record: dict[str, Any]) -> list[str]:

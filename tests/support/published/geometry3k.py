@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import datasets
@@ -48,11 +49,9 @@ def folders(below: str) -> dict[str, Any]:
 
 
 def kept(below: str) -> tuple[list[Sample], list[Sample]]:
-    twelfth = sample(12, f"{below}train/", "A")
     options = ("A. 5", "B. 6", "C. 6", "D. 7")
-    twelfth = Sample("12", "Find $x$.", twelfth.media, options, "A", "multiple_choice", "geometry3k", "Length")
     return [
-        twelfth,
+        replace(sample(12, f"{below}train/", "A"), options=options),
         sample(7, f"{below}train/", "B"),
         sample(8, f"{below}train/", "A", "Area, Length"),
         sample(9, f"{below}train/", "D", "geometry3k"),
