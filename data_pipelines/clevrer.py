@@ -26,7 +26,7 @@ from typing import Any
 
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
 from data_pipelines.engine.fields import (
     called,
     list_of,
@@ -115,7 +115,7 @@ CLEVRER = DataSet(
     (
         Form(
             "{train,validation}.json",
-            {"train": ("train.json", "*/train.json"), "eval": ("validation.json", "*/validation.json")},
+            in_folders(("", "*/"), "train.json", "validation.json"),
             ("video_filename", "questions"),
             to_record,
             questions=questions,

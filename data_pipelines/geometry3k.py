@@ -29,7 +29,7 @@ from typing import Any
 
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
 from data_pipelines.engine.fields import answer_text, list_of, named, text_of, texts_of, unusable
 from data_pipelines.engine.options import lettered
 from data_pipelines.engine.questions import answered, without_sentences
@@ -112,10 +112,7 @@ GEOMETRY3K = DataSet(
     (
         Form(
             "InterGPS' <split>/<id>/data.json, one object a file",
-            {
-                "train": ("train/*/data.json", "data/geometry3k/train/*/data.json"),
-                "eval": ("test/*/data.json", "data/geometry3k/test/*/data.json"),
-            },
+            in_folders(("", "data/geometry3k/"), "train/*/data.json", "test/*/data.json"),
             ("problem_text", "choices", "answer", "file"),
             of_intergps,
             rows=one_object,

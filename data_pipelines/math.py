@@ -26,7 +26,7 @@ from typing import Any
 
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
 from data_pipelines.engine.fields import answer_text, first_of, named, unusable
 from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import one_object
@@ -100,10 +100,7 @@ MATH = DataSet(
     (
         Form(
             "MATH/{train,test}/<subject>/<n>.json, one object a file",
-            {
-                "train": ("train/*/*.json", "MATH/train/*/*.json"),
-                "eval": ("test/*/*.json", "MATH/test/*/*.json"),
-            },
+            in_folders(("", "MATH/"), "train/*/*.json", "test/*/*.json"),
             ("problem", "solution", "type", "file"),
             to_record,
             rows=one_object,

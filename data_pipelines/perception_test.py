@@ -33,7 +33,7 @@ from typing import Any
 
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
 from data_pipelines.engine.fields import (
     called,
     list_of,
@@ -150,10 +150,7 @@ PERCEPTION_TEST = DataSet(
     (
         Form(
             "mc_question_{train,valid}.json",
-            {
-                "train": ("mc_question_train.json", "*/mc_question_train.json"),
-                "eval": ("mc_question_valid.json", "*/mc_question_valid.json"),
-            },
+            in_folders(("", "*/"), "mc_question_train.json", "mc_question_valid.json"),
             ("metadata", "mc_question"),
             of_question,
             rows=_with_cuts(keyed_rows("video_name")),

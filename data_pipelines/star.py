@@ -25,7 +25,7 @@ from typing import Any
 
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
 from data_pipelines.engine.fields import (
     called,
     list_of,
@@ -71,7 +71,7 @@ STAR = DataSet(
     (
         Form(
             "STAR_{train,val,test}.json",
-            {"train": ("STAR_train.json", "*/STAR_train.json"), "eval": ("STAR_val.json", "*/STAR_val.json")},
+            in_folders(("", "*/"), "STAR_train.json", "STAR_val.json"),
             ("question_id", "question", "video_id", "start", "end", "choices"),
             to_record,
             questions=named("question_id"),

@@ -90,7 +90,10 @@ CASES = {
     "CSV and map": Published(
         # By its name alone the first video might be either of two.
         {
-            **{"train.csv": TRAIN, "val.csv": VAL, "test.csv": TEST, "map_vid_vidorID.json": MAP},
+            "train.csv": TRAIN,
+            "val.csv": VAL,
+            "test.csv": TEST,
+            "map_vid_vidorID.json": MAP,
             **media(*VIDEOS, "cut/2909445186.mp4"),
         },
         *KEPT,
