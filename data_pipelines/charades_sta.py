@@ -30,8 +30,9 @@ from typing import Any
 
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
 from data_pipelines.engine.fields import called, list_of, number_of, plain_number, text_of, unusable, video_file
+from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import files_beside, read_rows, text_lines
 from vlm_pg.data.files import RecordPlace
 from vlm_pg.errors import ConfigError, SampleError, printable
@@ -82,8 +83,7 @@ def _record(name: str, video: str, caption: str, start: float, end: float, lengt
         "problem_id": name,
         "problem": f"When does this happen in the video: {caption}",
         "data_type": "video",
-        "problem_type": "time span",
-        "solution": f"<answer>{_span(start, end, length)}</answer>",
+        **answered("time span", _span(start, end, length)),
         "path": video_file(video),
         "data_source": "charades_sta",
     }
@@ -149,10 +149,7 @@ CHARADES_STA = DataSet(
     (
         Form(
             "charades_sta_{train,test}.txt",
-            {
-                "train": ("charades_sta_train.txt", "*/charades_sta_train.txt"),
-                "eval": ("charades_sta_test.txt", "*/charades_sta_test.txt"),
-            },
+            in_folders(("", "*/"), "charades_sta_train.txt", "charades_sta_test.txt"),
             ("line",),
             of_line,
             rows=_lines,

@@ -20,17 +20,15 @@ Record: {"problem_id": "video_10000_11", "problem": "Which of the following is r
 
 from __future__ import annotations
 
-import string
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
 from data_pipelines.engine.fields import (
     called,
-    lettered,
     list_of,
     listed_questions,
     object_of,
@@ -39,6 +37,8 @@ from data_pipelines.engine.fields import (
     unusable,
     video_file,
 )
+from data_pipelines.engine.options import lettered
+from data_pipelines.engine.questions import answered
 from vlm_pg.types import NONE_RIGHT
 
 _WORDS = (
@@ -96,7 +96,7 @@ def _word(answer: str) -> dict[str, Any]:
         kind = "exact"
     else:
         raise unusable("unknown_answer", f"'answer' is '{answer[:80]}'", f"yes, no, a number, {', '.join(_WORDS)}")
-    return {"problem_type": kind, "solution": f"<answer>{answer}</answer>"}
+    return answered(kind, answer)
 
 
 def _selected(choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -106,12 +106,8 @@ def _selected(choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if unknown is not None:
         raise unusable("unknown_answer", f"a choice is '{unknown[:80]}'", "correct or wrong")
     options = lettered(texts)
-    letters = [letter for letter, judgement in zip(string.ascii_uppercase, judged) if judgement == "correct"]
-    return {
-        "problem_type": "multiple select",
-        "options": options,
-        "solution": f"<answer>{', '.join(letters) or NONE_RIGHT}</answer>",
-    }
+    letters = [option[0] for option, judgement in zip(options, judged, strict=True) if judgement == "correct"]
+    return answered("multiple select", ", ".join(letters) or NONE_RIGHT, options)
 
 
 CLEVRER = DataSet(
@@ -119,7 +115,7 @@ CLEVRER = DataSet(
     (
         Form(
             "{train,validation}.json",
-            {"train": ("train.json", "*/train.json"), "eval": ("validation.json", "*/validation.json")},
+            in_folders(("", "*/"), "train.json", "validation.json"),
             ("video_filename", "questions"),
             to_record,
             questions=questions,

@@ -51,9 +51,9 @@ from pathlib import Path
 
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import TABLES, DataSet, Form, one_question
+from data_pipelines.engine.dataset import TABLES, DataSet, Form
 from data_pipelines.engine.field_map import FieldMap, read_map
-from data_pipelines.engine.mapped_rows import mapped_record, nested_questions
+from data_pipelines.engine.mapped_rows import mapped_questions, mapped_record
 from data_pipelines.engine.reading import keyed_rows, one_object, read_rows
 from vlm_pg.errors import ConfigError
 
@@ -101,7 +101,7 @@ def dataset_of(map_file: Path) -> DataSet:
         (field_map.questions,) if field_map.questions else _columns(field_map),
         partial(mapped_record, field_map),
         rows=rows,
-        questions=partial(nested_questions, field_map.questions) if field_map.questions else one_question,
+        questions=partial(mapped_questions, field_map),
         suffixes=(*TABLES, ".ndjson"),
     )
     has_media = field_map.fields.path is not None

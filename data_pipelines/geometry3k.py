@@ -23,14 +23,16 @@ Record: {"problem_id": "2401", "problem": "Find $x$.", "data_type": "image", "pr
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.engine.fields import answer_text, id_or, lettered, text_of, unusable, without_sentences
+from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
+from data_pipelines.engine.fields import answer_text, list_of, named, text_of, texts_of, unusable
+from data_pipelines.engine.options import lettered
+from data_pipelines.engine.questions import answered, without_sentences
 from data_pipelines.engine.reading import one_object
 
 _DIAGRAM = "img_diagram.png"
@@ -41,6 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return prepare(GEOMETRY3K, __doc__ or "", argv)
 
 
+def by_id_or_folder(row: Row, name: str) -> Iterable[tuple[str, Row]]:
+    """A row of InterGPS under its id, which its folder is called by, too."""
+    return named("id")(row, Path(row["file"]).absolute().parent.name)
+
+
 def of_intergps(row: Row, name: str) -> dict[str, Any]:
     """The record of a folder of InterGPS.
 
@@ -48,18 +55,15 @@ def of_intergps(row: Row, name: str) -> dict[str, Any]:
         SampleError: ``wrong_type`` or ``answer_not_in_options``.
     """
     choices = _choices(row)
-    gold = _letter(row, "answer", choices)
     split, folder = Path(row["file"]).absolute().parts[-3:-1]
     goals = row.get("problem_type_goal")
     goals = [goals] if isinstance(goals, str) else goals
     is_told = isinstance(goals, list) and all(isinstance(goal, str) for goal in goals)
     return {
-        "problem_id": id_or(row, folder, "id"),
+        "problem_id": name,
         "problem": text_of(row, "problem_text"),
         "data_type": "image",
-        "problem_type": "multiple choice",
-        "options": lettered(choices),
-        "solution": f"<answer>{gold}</answer>",
+        **answered("multiple choice", _letter(row, "answer", choices), lettered(choices)),
         "path": f"{split}/{folder}/{_DIAGRAM}",
         "data_source": "geometry3k",
         "category": ", ".join(goals) if is_told and goals else None,
@@ -82,21 +86,17 @@ def of_parquet(row: Row, name: str) -> dict[str, Any]:
             )
     images = row["images"] if isinstance(row["images"], list) else [row["images"]]
     return {
-        "problem_id": id_or(row, name, "id"),
+        "problem_id": name,
         "problem": without_sentences(text_of(row, "problem"), ("<image>",)),
         "data_type": "image",
-        "problem_type": "mathematics",
-        "solution": f"<answer>{gold}</answer>",
+        **answered("mathematics", gold),
         "path": images[0] if len(images) == 1 else images,
         "data_source": "geometry3k",
     }
 
 
 def _choices(row: Row) -> list[str]:
-    choices = row["choices"]
-    if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
-        raise unusable("wrong_type", f"'choices' is {str(choices)[:80]}", "A list of texts")
-    return choices
+    return texts_of(list_of(row, "choices"), "'choices'")
 
 
 def _letter(row: Row, field: str, choices: Sequence[str]) -> str:
@@ -112,13 +112,11 @@ GEOMETRY3K = DataSet(
     (
         Form(
             "InterGPS' <split>/<id>/data.json, one object a file",
-            {
-                "train": ("train/*/data.json", "data/geometry3k/train/*/data.json"),
-                "eval": ("test/*/data.json", "data/geometry3k/test/*/data.json"),
-            },
+            in_folders(("", "data/geometry3k/"), "train/*/data.json", "test/*/data.json"),
             ("problem_text", "choices", "answer", "file"),
             of_intergps,
             rows=one_object,
+            questions=by_id_or_folder,
             suffixes=(".json",),
         ),
         Form(
@@ -126,10 +124,12 @@ GEOMETRY3K = DataSet(
             {"train": (".:train",), "eval": (".:test",)},
             ("images", "problem", "answer"),
             of_parquet,
+            questions=named("id"),
             suffixes=(".parquet",),
         ),
     ),
     media=("data/geometry3k", "geometry3k"),
+    by_name=False,
 )
 
 if __name__ == "__main__":

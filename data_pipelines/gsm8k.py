@@ -24,6 +24,7 @@ from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import first_of, plain_number
+from data_pipelines.engine.questions import answered
 from vlm_pg.errors import SampleError
 
 _BEFORE_GOLD = "####"
@@ -55,9 +56,8 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
         "problem_id": name,
         "problem": first_of(row, "question", "problem"),
         "data_type": "text",
-        "problem_type": "numerical",
+        **answered("numerical", gold),
         "process": _CALCULATION.sub("", process).strip(),
-        "solution": f"<answer>{gold}</answer>",
         "data_source": "gsm8k",
     }
 

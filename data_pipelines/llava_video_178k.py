@@ -40,7 +40,7 @@ from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import text_of, unusable
-from data_pipelines.engine.questions import letter_of, open_kind, split_options, tagged, without_mark, without_sentence
+from data_pipelines.engine.questions import open_or_choice, without_mark, without_sentences
 
 _ASKS_FOR_LETTER = (
     "Please respond with only the letter of the correct answer.",
@@ -76,20 +76,13 @@ def to_record(question: Row, name: str) -> dict[str, Any]:
     """
     asked, gold = _said(question["turns"])
     asked = without_mark(asked)
-    text, options = split_options(without_sentence(asked, _INSTRUCTIONS))
-    if options:
-        kind, answer = "multiple choice", letter_of(gold, options)
-    elif asked.endswith(_ASKS_FOR_LETTER):
+    fields = open_or_choice(without_sentences(asked, _INSTRUCTIONS), gold)
+    if asked.endswith(_ASKS_FOR_LETTER) and not fields["options"]:
         raise unusable("too_few_options", "the question asks for a letter and has no options", "Options as lines")
-    else:
-        kind, answer = open_kind(gold)
     return {
         "problem_id": name,
-        "problem": text,
         "data_type": "video",
-        "problem_type": kind,
-        "options": options,
-        "solution": tagged(answer),
+        **fields,
         "path": text_of(question, "video"),
         "data_source": question["data_source"] or LLAVA_VIDEO_178K.name,
     }

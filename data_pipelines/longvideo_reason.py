@@ -40,7 +40,7 @@ from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import text_of, unusable
-from data_pipelines.engine.questions import letter_of, open_kind, split_options, tagged, untagged_once, without_mark
+from data_pipelines.engine.questions import open_or_choice, untagged_once, without_mark
 
 _OPTIONS = 4
 
@@ -56,19 +56,15 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
     Raises:
         SampleError: ``bad_options``: there are options, and not four; and what the readers of its fields say.
     """
-    gold = untagged_once(text_of(row, "answer"))
-    text, options = split_options(without_mark(text_of(row, "problem")))
-    if options and len(options) != _OPTIONS:
-        raise unusable("bad_options", f"the question has {len(options)} options", f"{_OPTIONS} options, or none,")
-    kind, answer = ("multiple choice", letter_of(gold, options)) if options else open_kind(gold)
+    fields = open_or_choice(without_mark(text_of(row, "problem")), untagged_once(text_of(row, "answer")))
+    if len(fields["options"]) not in (0, _OPTIONS):
+        came = f"the question has {len(fields['options'])} options"
+        raise unusable("bad_options", came, f"{_OPTIONS} options, or none,")
     return {
         "problem_id": name,
-        "problem": text,
         "data_type": "video",
-        "problem_type": kind,
-        "options": options,
+        **fields,
         "process": row.get("reasoning"),
-        "solution": tagged(answer),
         "path": _video(row),
         "data_source": LONGVIDEO_REASON.name,
         "category": row.get("problem_type"),

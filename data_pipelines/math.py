@@ -20,14 +20,15 @@ Record: {"problem_id": "train/algebra/1.json", "problem": "Half of one?", "data_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.engine.fields import answer_text, first_of, id_or, unusable
+from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
+from data_pipelines.engine.fields import answer_text, first_of, named, unusable
+from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import one_object
 
 _PROBLEM = ("problem", "Problem", "question")
@@ -39,6 +40,12 @@ _BOXES = ("\\boxed", "\\fbox")
 def main(argv: Sequence[str] | None = None) -> int:
     """Prepare the set, or do nothing if it is there already. Returns the exit code."""
     return prepare(MATH, __doc__ or "", argv)
+
+
+def by_place(row: Row, name: str) -> Iterable[tuple[str, Row]]:
+    """The row of a file of MATH, called as MATH-500 calls it: "train/algebra/1.json"."""
+    place = Path(row["file"]).absolute().parts[-3:]
+    return [("/".join(place) if place[0] in _SPLITS else name, row)]
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
@@ -57,25 +64,14 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
             "no_gold_answer", f"the row has no 'answer' and no \\boxed{{...}} in '{str(solution)[-80:]}'", "One of them"
         )
     return {
-        "problem_id": id_or(row, name, "unique_id"),
+        "problem_id": name,
         "problem": first_of(row, *_PROBLEM),
         "data_type": "text",
-        "problem_type": "mathematics",
+        **answered("mathematics", gold),
         "process": solution if isinstance(solution, str) else "",
-        "solution": f"<answer>{gold}</answer>",
         "data_source": "math",
         "category": row.get("subject") or row.get("type"),
     }
-
-
-def of_one_file(row: Row, name: str) -> dict[str, Any]:
-    """The record of a file of MATH, called as MATH-500 calls it: "train/algebra/1.json".
-
-    Raises:
-        SampleError: see ``to_record``.
-    """
-    place = Path(row["file"]).absolute().parts[-3:]
-    return to_record(row, "/".join(place) if place[0] in _SPLITS else name)
 
 
 def last_boxed(solution: str) -> str | None:
@@ -104,13 +100,11 @@ MATH = DataSet(
     (
         Form(
             "MATH/{train,test}/<subject>/<n>.json, one object a file",
-            {
-                "train": ("train/*/*.json", "MATH/train/*/*.json"),
-                "eval": ("test/*/*.json", "MATH/test/*/*.json"),
-            },
+            in_folders(("", "MATH/"), "train/*/*.json", "test/*/*.json"),
             ("problem", "solution", "type", "file"),
-            of_one_file,
+            to_record,
             rows=one_object,
+            questions=by_place,
             suffixes=(".json",),
         ),
         Form(
@@ -121,6 +115,7 @@ MATH = DataSet(
             },
             (_PROBLEM, _SOLUTION + _ANSWER),
             to_record,
+            questions=named("unique_id"),
         ),
     ),
 )

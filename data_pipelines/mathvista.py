@@ -29,7 +29,9 @@ from typing import Any
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.engine.fields import answer_text, first_of, id_or, letter_of_text, lettered, text_of, unusable
+from data_pipelines.engine.fields import answer_text, first_of, list_of, named, text_of, texts_of, unusable
+from data_pipelines.engine.options import letter_of_text, lettered
+from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import keyed_rows
 from vlm_pg.data.embedded import Embedded
 
@@ -55,7 +57,7 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
     form, fields = _checked(row)
     picture, metadata = row.get("decoded_image"), row.get("metadata")
     return {
-        "problem_id": id_or(row, name, "pid"),
+        "problem_id": name,
         "problem": f"{question}\n{form}".strip(),
         "data_type": "image",
         **fields,
@@ -76,15 +78,13 @@ def _checked(row: Row) -> tuple[str, dict[str, Any]]:
 
 
 def _choice(row: Row) -> tuple[str, dict[str, Any]]:
-    choices = row["choices"]
-    if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
-        raise unusable("wrong_type", f"'choices' is {str(choices)[:80]}", "A list of texts")
+    choices = texts_of(list_of(row, "choices"), "'choices'")
     letter = letter_of_text(answer_text(row, "answer"), choices)
-    return "", _fields("multiple choice", letter) | {"options": lettered(choices)}
+    return "", answered("multiple choice", letter, lettered(choices))
 
 
 def _integer(row: Row) -> tuple[str, dict[str, Any]]:
-    return "", _fields("numerical", _matching(_INTEGER, row, "A whole number"))
+    return "", answered("numerical", _matching(_INTEGER, row, "A whole number"))
 
 
 def _float(row: Row) -> tuple[str, dict[str, Any]]:
@@ -95,18 +95,18 @@ def _float(row: Row) -> tuple[str, dict[str, Any]]:
     if len(gold.partition(".")[2]) > int(precision):
         raise unusable("unknown_precision", f"'answer' is {gold[:80]}", f"At most {precision} decimals, its precision,")
     places = f"{precision} decimal place{'s' if precision != '1' else ''}"
-    return f"Round the answer to {places}.", _fields("numerical", gold)
+    return f"Round the answer to {places}.", answered("numerical", gold)
 
 
 def _list(row: Row) -> tuple[str, dict[str, Any]]:
     gold = answer_text(row, "answer")
     if not (gold.startswith("[") and gold.endswith("]")):
         raise unusable("no_gold_answer", f"'answer' is '{gold[:80]}'", "A list in square brackets")
-    return "Answer with a list in square brackets, for example [1, 2, 3].", _fields("exact", gold)
+    return "Answer with a list in square brackets, for example [1, 2, 3].", answered("exact", gold)
 
 
 def _text(row: Row) -> tuple[str, dict[str, Any]]:
-    return "", _fields("exact", answer_text(row, "answer"))
+    return "", answered("exact", answer_text(row, "answer"))
 
 
 def _matching(pattern: re.Pattern[str], row: Row, allowed: str) -> str:
@@ -114,10 +114,6 @@ def _matching(pattern: re.Pattern[str], row: Row, allowed: str) -> str:
     if not pattern.fullmatch(gold):
         raise unusable("no_gold_answer", f"'answer' is '{gold[:80]}'", allowed)
     return gold
-
-
-def _fields(problem_type: str, gold: str) -> dict[str, Any]:
-    return {"problem_type": problem_type, "solution": f"<answer>{gold}</answer>"}
 
 
 _KINDS: dict[str, Callable[[Row], tuple[str, dict[str, Any]]]] = {
@@ -137,6 +133,7 @@ MATHVISTA = DataSet(
             _COLUMNS,
             to_record,
             rows=keyed_rows("pid"),
+            questions=named("pid"),
             suffixes=(".json",),
         ),
         Form(
@@ -144,10 +141,12 @@ MATHVISTA = DataSet(
             {"eval": (".:testmini",)},
             _COLUMNS,
             to_record,
+            questions=named("pid"),
             suffixes=(".parquet", ".jsonl"),
         ),
     ),
     media=("data",),
+    by_name=False,
 )
 
 if __name__ == "__main__":

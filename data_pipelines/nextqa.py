@@ -28,7 +28,9 @@ from typing import Any
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.engine.fields import called, letter_at, lettered, named, text_of, video_file
+from data_pipelines.engine.fields import called, named, text_of, video_file
+from data_pipelines.engine.options import letter_at, lettered
+from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import files_beside, read_rows
 from vlm_pg.data.files import RecordPlace, read_json_object
 from vlm_pg.errors import ConfigError, SampleError, printable
@@ -54,9 +56,7 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
         "problem_id": name,
         "problem": text_of(row, "question"),
         "data_type": "video",
-        "problem_type": "multiple choice",
-        "options": lettered(texts),
-        "solution": f"<answer>{letter_at(called(row, 'answer'), len(texts))}</answer>",
+        **answered("multiple choice", letter_at(called(row, "answer"), len(texts)), lettered(texts)),
         "path": video_file(row.get("mapped") or video),
         "data_source": "nextqa",
         "category": text_of(row, "type"),

@@ -33,11 +33,9 @@ from typing import Any
 
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
 from data_pipelines.engine.fields import (
     called,
-    letter_at,
-    lettered,
     list_of,
     listed_questions,
     named,
@@ -47,6 +45,8 @@ from data_pipelines.engine.fields import (
     unusable,
     video_file,
 )
+from data_pipelines.engine.options import letter_at, lettered
+from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import Reader, files_beside, keyed_rows, read_rows
 from vlm_pg.data.files import RecordPlace, read_json_object
 
@@ -89,9 +89,7 @@ def _record(name: str, row: Row, asked: Mapping[str, Any], metadata: Mapping[str
         "problem_id": name,
         "problem": text_of(asked, "question"),
         "data_type": "video",
-        "problem_type": "multiple choice",
-        "options": lettered(texts),
-        "solution": f"<answer>{letter_at(called(asked, 'answer_id'), len(texts))}</answer>",
+        **answered("multiple choice", letter_at(called(asked, "answer_id"), len(texts)), lettered(texts)),
         "path": video_file(video),
         "end": _end(video, row.get("cut"), metadata),
         "data_source": "perception_test",
@@ -152,10 +150,7 @@ PERCEPTION_TEST = DataSet(
     (
         Form(
             "mc_question_{train,valid}.json",
-            {
-                "train": ("mc_question_train.json", "*/mc_question_train.json"),
-                "eval": ("mc_question_valid.json", "*/mc_question_valid.json"),
-            },
+            in_folders(("", "*/"), "mc_question_train.json", "mc_question_valid.json"),
             ("metadata", "mc_question"),
             of_question,
             rows=_with_cuts(keyed_rows("video_name")),

@@ -6,9 +6,9 @@
 Published: csbobby/STAR_Benchmark ``STAR_{train,val,test}.json``, each an array of ``question_id`` (of which the first
 part is the type of question), ``question``, ``video_id``, ``start`` and ``end`` of the clip in seconds, ``choices``
 (a ``choice`` each), and ``answer``, the text of one of them. ``question_program`` and ``situations`` are not used. The
-test file has no answers: they are kept for the project's leaderboard. The videos are those of Charades,
-``Charades_v1_480/<video_id>.mp4`` (or ``Charades_v1``). Evaluation reports by type: Interaction, Sequence, Prediction,
-Feasibility.
+test file has no answers, which are kept for the project's leaderboard: its rows are refused. The videos are those of
+Charades, ``Charades_v1_480/<video_id>.mp4`` (or ``Charades_v1``). Evaluation reports by type: Interaction, Sequence,
+Prediction, Feasibility.
 
 Licence: of the annotations see the project; of the videos see Charades (prior.allenai.org/projects/charades).
 
@@ -25,11 +25,9 @@ from typing import Any
 
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
 from data_pipelines.engine.fields import (
     called,
-    letter_of_text,
-    lettered,
     list_of,
     named,
     number_of,
@@ -38,6 +36,8 @@ from data_pipelines.engine.fields import (
     texts_of,
     video_file,
 )
+from data_pipelines.engine.options import letter_of_text, lettered
+from data_pipelines.engine.questions import answered
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,9 +57,7 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
         "problem_id": name,
         "problem": text_of(row, "question"),
         "data_type": "video",
-        "problem_type": "multiple choice",
-        "options": lettered(texts),
-        "solution": f"<answer>{letter_of_text(text_of(row, 'answer'), texts)}</answer>",
+        **answered("multiple choice", letter_of_text(text_of(row, "answer"), texts), lettered(texts)),
         "path": video_file(called(row, "video_id")),
         "start": number_of(row, "start"),
         "end": number_of(row, "end"),
@@ -72,9 +70,9 @@ STAR = DataSet(
     "star",
     (
         Form(
-            "STAR_{train,val}.json",
-            {"train": ("STAR_train.json", "*/STAR_train.json"), "eval": ("STAR_val.json", "*/STAR_val.json")},
-            ("question_id", "question", "video_id", "start", "end", "answer", "choices"),
+            "STAR_{train,val,test}.json",
+            in_folders(("", "*/"), "STAR_train.json", "STAR_val.json"),
+            ("question_id", "question", "video_id", "start", "end", "choices"),
             to_record,
             questions=named("question_id"),
             suffixes=(".json",),

@@ -34,17 +34,12 @@ from typing import Any
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.fields import named
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prepare the set, or do nothing if it is there already. Returns the exit code."""
     return prepare(VIDEO_R1, __doc__ or "", argv)
-
-
-def questions(row: Row, name: str) -> list[tuple[str, Row]]:
-    """The row under its own id, where it has one."""
-    own = row["problem_id"]
-    return [(str(own) if isinstance(own, int | str) and str(own).strip() else name, row)]
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
@@ -60,7 +55,7 @@ VIDEO_R1 = DataSet(
             {"train": ("Video-R1-260k.json",), "eval": ()},
             ("problem_id", "problem", "data_type", "problem_type", "solution"),
             to_record,
-            questions=questions,
+            questions=named("problem_id"),
         ),
     ),
     media=(),

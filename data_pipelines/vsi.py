@@ -33,8 +33,9 @@ from typing import Any
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.engine.fields import answer_text, id_or, text_of, unusable, without_sentences
-from data_pipelines.engine.option_lines import split_options
+from data_pipelines.engine.fields import answer_text, named, text_of, unusable
+from data_pipelines.engine.options import split_options
+from data_pipelines.engine.questions import answered, without_sentences
 
 _INSTRUCTIONS = (
     "<image>",
@@ -109,7 +110,7 @@ def of_bench(row: Row, name: str) -> dict[str, Any]:
     category = text_of(row, "question_type")
     scene = answer_text(row, "scene_name")  # of ARKitScenes they are numbers
     return {
-        "problem_id": id_or(row, name, "id"),
+        "problem_id": name,
         "problem": text_of(row, "question"),
         "data_type": "video",
         **_answer(
@@ -135,7 +136,7 @@ def _answer(
 ) -> dict[str, Any]:
     """The fields of a record that say how its answer is checked."""
     if category in of_choice:
-        return {"problem_type": "multiple choice", "options": options, "solution": f"<answer>{gold}</answer>"}
+        return answered("multiple choice", gold) | {"options": options}
     if category not in of_number:
         raise unusable(
             "unknown_question_type", f"'question_type' is '{category}'", f"One of {[*of_choice, *of_number]}"
@@ -144,7 +145,7 @@ def _answer(
         raise unusable("bad_options", f"a question of a number has the options {str(options)[:80]}", "None")
     if not _NUMBER.fullmatch(gold):
         raise unusable("no_gold_answer", f"the answer to a question of a number is '{gold[:80]}'", "A number in digits")
-    return {"problem_type": "mean relative accuracy", "options": [], "solution": f"<answer>{gold}</answer>"}
+    return answered("mean relative accuracy", gold)
 
 
 VSI = DataSet(
@@ -162,10 +163,12 @@ VSI = DataSet(
             {"eval": ("test.jsonl", ".:test", "VSI-Bench/test.jsonl", "VSI-Bench:test")},
             ("dataset", "scene_name", "question_type", "question", "ground_truth"),
             of_bench,
+            questions=named("id"),
             suffixes=(".json", ".jsonl", ".parquet"),
         ),
     ),
     media=("VSI-590K", "VSI-Bench"),
+    by_name=False,
 )
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,17 @@ TABLES = (".json", ".jsonl", ".parquet", ".csv")
 def one_question(row: Row, name: str) -> Iterable[tuple[str, Row]]:
     """A row that is one question."""
     return [(name, row)]
+
+
+def in_folders(folders: Sequence[str], train: str, evaluation: str) -> dict[Split, tuple[str, ...]]:
+    """``Form.files`` of a file, or pattern, for each split, which lies in one of these folders.
+
+    in_folders(["", "*/"], "train.json", "val.json")["train"] == ("train.json", "*/train.json")
+    """
+    return {
+        "train": tuple(f"{folder}{train}" for folder in folders),
+        "eval": tuple(f"{folder}{evaluation}" for folder in folders),
+    }
 
 
 @dataclass(frozen=True)

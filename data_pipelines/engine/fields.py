@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import re
-import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePosixPath
@@ -15,18 +13,10 @@ from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import SampleError, printable
 from vlm_pg.media.paths import EXTENSIONS
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-
 
 def first_of(row: Mapping[str, Any], *names: str) -> Any:
     """The value of the first of these fields that the row has, and that is not empty; None without one."""
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
-
-
-def id_or(row: Mapping[str, Any], name: str, field: str) -> Any:
-    """The row's published id, 0 included, or the name it has without one."""
-    published = first_of(row, field)
-    return name if published is None else published
 
 
 def plain_number(value: Any) -> str:
@@ -44,24 +34,11 @@ def answer_text(row: Mapping[str, Any], *names: str) -> str:
     wanted = " or ".join(f"'{name}'" for name in names)
     if value is None:
         raise unusable("no_gold_answer", f"the row has no {wanted}", "The right answer under that name")
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and math.isfinite(value)):
         return plain_number(value)
     text = text_of(row, *names).strip()
     if not text:
         raise unusable("no_gold_answer", f"{wanted} is empty", "The right answer")
-    return text
-
-
-def without_sentences(text: str, sentences: Sequence[str]) -> str:
-    """The text without these sentences at its start and end, in any order, and without space around it.
-
-    without_sentences("<image>\\nHow many?\\nAnswer briefly.", ["<image>", "Answer briefly."]) == "How many?"
-    """
-    text, before = text.strip(), None
-    while text != before:
-        before = text
-        for sentence in sentences:
-            text = text.removeprefix(sentence).removesuffix(sentence).strip()
     return text
 
 
@@ -197,48 +174,3 @@ def video_file(name: str) -> str:
 def unusable(reason: str, came: str, allowed: str) -> SampleError:
     """The refusal of a row: "CAME. ALLOWED is expected. Correct the row, or remove it."."""
     return SampleError(reason, f"{printable(came, 400)}. {allowed} is expected. Correct the row, or remove it.")
-
-
-def lettered(texts: Sequence[str]) -> list[str]:
-    """Options with their letters: lettered(["red", "blue"]) == ["A. red", "B. blue"].
-
-    Raises:
-        SampleError: ``bad_options``: more than there are letters.
-    """
-    if len(texts) > len(string.ascii_uppercase):
-        raise unusable("bad_options", f"the question has {len(texts)} options", "26 at most, one for each letter,")
-    return [f"{letter}. {text}" for letter, text in zip(string.ascii_uppercase, texts, strict=False)]
-
-
-def letter_at(index: Any, count: int) -> str:
-    """The letter of the option that a number from 0 on names, given as a number or as text.
-
-    Raises:
-        SampleError: ``answer_not_in_options``.
-    """
-    written = plain_number(index).strip()
-    if written not in map(str, range(count)):
-        raise unusable(
-            "answer_not_in_options", f"the answer is '{written[:80]}'", f"The number of an option, 0 to {count - 1},"
-        )
-    return string.ascii_uppercase[int(written)]
-
-
-def letter_of_text(text: str, texts: Sequence[str]) -> str:
-    """The letter of the one option that reads so, but for spaces.
-
-    Raises:
-        SampleError: ``answer_not_in_options``, or ``ambiguous_answer`` where several read so.
-    """
-    same = [place for place, option in enumerate(texts) if " ".join(option.split()) == " ".join(text.split())]
-    if len(same) > 1:
-        raise unusable("ambiguous_answer", f"{len(same)} options read '{text[:80]}'", "One right option")
-    if not same:
-        raise unusable("answer_not_in_options", f"the answer is '{text[:80]}'", f"One of {list(texts)}")
-    return string.ascii_uppercase[same[0]]
-
-
-def untagged(solution: str) -> str:
-    """What stands between answer tags, or all of a text without any: untagged("<answer>B</answer>") == "B"."""
-    found = _ANSWER.search(solution)
-    return (found[1] if found else solution).strip()

@@ -6,20 +6,19 @@ import string
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from data_pipelines.engine.dataset import Row
+from data_pipelines.engine.dataset import Row, one_question
 from data_pipelines.engine.field_map import Answer, FieldMap, Fields, Options, Source, Value, name_of
 from data_pipelines.engine.fields import (
     answer_text,
-    letter_at,
-    letter_of_text,
+    called,
     plain_number,
-    untagged,
     unusable,
-    without_sentences,
 )
-from data_pipelines.engine.option_lines import split_options
+from data_pipelines.engine.options import letter_at, letter_of_text, split_options
+from data_pipelines.engine.questions import untagged, without_sentences
 from vlm_pg.data.gold import answer_kind_of, options_of
 from vlm_pg.data.unreadable import Unreadable
+from vlm_pg.errors import SampleError
 
 _SECONDS = ("start", "end")
 
@@ -42,6 +41,16 @@ def mapped_record(field_map: FieldMap, row: Row, name: str) -> dict[str, Any]:
     return record
 
 
+def mapped_questions(field_map: FieldMap, row: Row, name: str) -> Iterable[tuple[str, Row]]:
+    """The questions of a row, each under the id that the map finds in it; without one under its row's name.
+
+    Raises:
+        SampleError: as ``nested_questions``.
+    """
+    listed = nested_questions(field_map.questions, row, name) if field_map.questions else one_question(row, name)
+    return [(_own_id(field_map.fields, question) or given, question) for given, question in listed]
+
+
 def nested_questions(field: str, row: Row, name: str) -> Iterable[tuple[str, Row]]:
     """The questions in a list of the row, each with the row's other fields; the question's own come first.
 
@@ -56,6 +65,15 @@ def nested_questions(field: str, row: Row, name: str) -> Iterable[tuple[str, Row
         (f"{name}-{number}", {**rest, **question} if isinstance(question, Mapping) else question)
         for number, question in enumerate(questions, start=1)
     ]
+
+
+def _own_id(fields: Fields, question: Any) -> str:
+    if fields.problem_id is None or not isinstance(question, Mapping):
+        return ""
+    try:
+        return called({"id": _converted(fields.problem_id, question, "problem_id")}, "id")
+    except SampleError:  # the question is refused for it later
+        return ""
 
 
 def _found(row: Row, field: str) -> Any:
@@ -91,7 +109,7 @@ def _converted(source: Value, row: Row, name: str) -> Any:
         value = without_sentences(value, source.remove)
     if source.prefix or source.suffix:
         value = _around(source, value)
-    return _seconds(value, name) if name in _SECONDS and isinstance(value, str) and value.strip() else value
+    return _seconds(value, name) if name in _SECONDS else value
 
 
 def _around(source: Value, value: Any) -> Any:
@@ -104,11 +122,15 @@ def _around(source: Value, value: Any) -> Any:
     return f"{source.prefix}{value}{source.suffix}"
 
 
-def _seconds(text: str, name: str) -> float:
+def _seconds(value: Any, name: str) -> Any:
+    """A number, or one as text, as seconds; what is neither is judged with the record."""
+    is_written = isinstance(value, str) and bool(value.strip())
+    if not is_written and (isinstance(value, bool) or not isinstance(value, int)):
+        return value
     try:
-        return float(text)
-    except ValueError:
-        raise unusable("bad_clip", f"'{name}' is '{text[:80]}'", "A number of seconds") from None
+        return float(value)
+    except (ValueError, OverflowError):  # whole numbers have no largest one
+        raise unusable("bad_clip", f"'{name}' is '{str(value)[:80]}'", "A number of seconds") from None
 
 
 def _options(fields: Fields, row: Row, record: dict[str, Any]) -> list[str]:

@@ -1,104 +1,56 @@
-"""Questions that hold more than a question: options as lines, marks for media, sentences on how to answer."""
+"""What is asked and what is right, as records have it: texts without marks and instructions, answers by their kind."""
 
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Sequence
+from typing import Any
 
 from data_pipelines.engine.fields import unusable
-from vlm_pg.rewards.options import same_text
+from data_pipelines.engine.options import letter_and_text, letter_of, split_options
 
-MARKS = ("<image>", "<video>")
-_HEADINGS = ("options", "options:", "choices:", "choices")
-# "A. red", "A) red", "(A) red"; not "D.C. is shown".
-_OPTION = re.compile(r"\s*(?:\(([A-J])\)|([A-J])[.)])(?![A-Za-z][.)])\s*(.*?)\s*")
-_GOLD = re.compile(r"\(?([A-J])(?:[.):](?![A-Za-z][.)])|$)+\s*(.*)", re.DOTALL)
+_MARKS = ("<image>", "<video>")
 _OPENS, _CLOSES = "<answer>", "</answer>"
+_ANSWER = re.compile(f"{_OPENS}(.*?){_CLOSES}", re.DOTALL)
 _TAG = re.compile(r"</?answer>")
 _COUNT = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
-def without_mark(text: str, marks: Sequence[str] = MARKS) -> str:
-    """The text without the mark that says, at its start or end, where the medium goes.
+def without_sentences(text: str, sentences: Sequence[str]) -> str:
+    """The text without these sentences at its start and end, in any order, and without space around it.
+
+    without_sentences("<image>\\nHow many?\\nAnswer briefly.", ["<image>", "Answer briefly."]) == "How many?"
+    """
+    text, before = text.strip(), None
+    while text != before:
+        before = text
+        for sentence in sentences:
+            text = text.removeprefix(sentence).removesuffix(sentence).strip()
+    return text
+
+
+def without_mark(text: str) -> str:
+    """The text without the mark, "<image>" or "<video>", that says at its start or end where the medium goes.
 
     Raises:
         SampleError: ``media_token_in_text``: another stands in it.
     """
     text = text.strip()
-    for mark in marks:
+    for mark in _MARKS:
         if text.startswith(mark) or text.endswith(mark):
             text = text.removeprefix(mark) if text.startswith(mark) else text.removesuffix(mark)
             break
-    left = next((mark for mark in marks if mark in text), None)
+    left = next((mark for mark in _MARKS if mark in text), None)
     if left is not None:
         came = f"the question holds '{left}' amid its text, or again"
         raise unusable("media_token_in_text", came, "One such mark, before or after the question,")
     return text.strip()
 
 
-def without_sentence(text: str, sentences: Sequence[str]) -> str:
-    """The text without the one of these sentences that it begins or ends with."""
-    text = text.strip()
-    for sentence in sentences:
-        if text.endswith(sentence):
-            return text.removesuffix(sentence).strip()
-        if text.startswith(sentence):
-            return text.removeprefix(sentence).strip()
-    return text
-
-
-def split_options(text: str) -> tuple[str, list[str]]:
-    r"""The question, and the options that stand below it as lines, in their order; none where no line begins as one.
-
-    split_options("Which?\nOptions:\nA. red\n(B) blue") == ("Which?", ["A. red", "B. blue"])
-
-    Raises:
-        SampleError: ``bad_options``: such lines are not the letters from A on, each once, or other text follows.
-    """
-    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    found = [_OPTION.fullmatch(line) for line in lines]
-    first = next((place for place, option in enumerate(found) if option), None)
-    if first is None:
-        return text.strip(), []
-    options = [(option[1] or option[2], option[3]) for option in found[first:] if option]
-    letters = [letter for letter, _ in options]
-    whole = len(options) == len(lines) - first
-    if not whole or len(options) < 2 or sorted(letters) != list(string.ascii_uppercase[: len(options)]):
-        came = f"the lines of the question begin with {', '.join(letters)}{'' if whole else ', and with no letter'}"
-        raise unusable("bad_options", came, "Its options as last lines, each letter from A on once,")
-    question = lines[:first]
-    if question and question[-1].lower() in _HEADINGS:
-        question.pop()
-    return "\n".join(question), [f"{letter}. {option}" for letter, option in options]
-
-
-def letter_of(gold: str, options: Sequence[str]) -> str:
-    """The letter of the option that a gold answer names by letter ("A", "A.", "(A)"), text, or both ("A. Black.").
-
-    Args:
-        gold: without tags.
-        options: with their letters.
-
-    Raises:
-        SampleError: ``answer_not_in_options``, or ``ambiguous_answer``: letter and text, or several texts, disagree.
-    """
-    texts = dict(option.split(". ", 1) for option in options)
-    by_text = {letter for letter, text in texts.items() if same_text(gold, text)}
-    labelled = _GOLD.fullmatch(gold.strip())
-    if labelled and labelled[1] in texts:
-        said = labelled[2].strip()
-        by_letter = {labelled[1]} if not said or same_text(said, texts[labelled[1]]) else set()
-        found = by_letter | by_text
-        if said and not found:
-            raise unusable("ambiguous_answer", f"the answer is '{gold[:80]}'", "A letter with the text of its option")
-    else:
-        found = by_text
-    if len(found) > 1:
-        raise unusable("ambiguous_answer", f"'{gold[:80]}' may be each of {', '.join(sorted(found))}", "One option")
-    if not found:
-        raise unusable("answer_not_in_options", f"the answer is '{gold[:80]}'", f"One of {list(options)}")
-    return found.pop()
+def untagged(solution: str) -> str:
+    """What stands between answer tags, or all of a text without any: untagged("So <answer>B</answer>") == "B"."""
+    found = _ANSWER.search(solution)
+    return (found[1] if found else solution).strip()
 
 
 def untagged_once(text: str) -> str:
@@ -115,31 +67,42 @@ def untagged_once(text: str) -> str:
     return inner.strip()
 
 
-def tagged(gold: str) -> str:
-    """A gold answer between answer tags.
+def answered(kind: str, gold: str, options: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields of a record that say which answer is right and how it is checked.
+
+    answered("numerical", "3") == {"problem_type": "numerical", "options": [], "solution": "<answer>3</answer>"}
 
     Raises:
-        SampleError: ``no_answer_tag``: it holds such tags itself.
+        SampleError: ``no_answer_tag``: the answer holds such tags itself.
     """
     if _TAG.search(gold):
         raise unusable("no_answer_tag", f"the answer '{gold[:80]}' holds tags", "An answer without")
-    return f"{_OPENS}{gold.strip()}{_CLOSES}"
+    return {"problem_type": kind, "options": list(options), "solution": f"{_OPENS}{gold.strip()}{_CLOSES}"}
 
 
-def open_kind(gold: str) -> tuple[str, str]:
-    """How the answer to an open question is checked, and the answer in that form.
+def open_or_choice(text: str, gold: str) -> dict[str, Any]:
+    """The fields of a record that a question, its options as lines below it, and a gold answer in any spelling make.
 
-    open_kind("Yes.") == ("yes/no", "yes"), open_kind("3.") == ("numerical", "3"); all else is free-form. By overlap of
-    words, "not 3" would earn a part of 3.
+    open_or_choice("Which?\\nA. red\\nB. blue", "B. Blue.")["solution"] == "<answer>B</answer>". Without options a
+    question is open, and of the kind that checks its answer best.
 
     Raises:
-        SampleError: ``too_few_options``: it is the letter of an option, and the question has none.
+        SampleError: as ``split_options``, ``letter_of`` and ``answered``; ``too_few_options``: the answer is a letter,
+            and there are none.
     """
+    question, options = split_options(text)
+    if options:
+        return {"problem": question, **answered("multiple choice", letter_of(gold, options), options)}
+    return {"problem": question, **_open(gold)}
+
+
+def _open(gold: str) -> dict[str, Any]:
+    """Yes/no or numerical where the answer is just that, else free-form: by overlap "not 3" would earn a part of 3."""
     bare = gold.strip().removesuffix(".").strip()
     if bare.lower() in ("yes", "no"):
-        return "yes/no", bare.lower()
+        return answered("yes/no", bare.lower())
     if _COUNT.fullmatch(bare):
-        return "numerical", bare
-    if _GOLD.fullmatch(gold.strip()):
+        return answered("numerical", bare)
+    if letter_and_text(gold)[0]:
         raise unusable("too_few_options", f"the answer is '{gold[:80]}', and the question has no options", "Options")
-    return "free-form", gold.strip()
+    return answered("free-form", gold)

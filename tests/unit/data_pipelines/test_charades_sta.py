@@ -13,7 +13,7 @@ import pytest
 from data_pipelines import charades_sta
 from data_pipelines.charades_sta import CHARADES_STA
 from data_pipelines.common import gold_faults
-from tests.support.pipeline_rows import example, kept, odd_outcomes, outcomes, verdicts
+from tests.support.pipeline_rows import check_odd_rows, example, kept, outcomes, rows_of, verdicts
 from vlm_pg.errors import ConfigError
 from vlm_pg.types import BadSample, MediaRef, Sample
 
@@ -157,7 +157,7 @@ def test_videos_are_found_where_the_archives_of_charades_put_them(tmp_path: Path
     video.touch()
     rows = [("3MSZA.mp4", "person turn a light on", [24.3, 30.4])]
     path = parquet_of(tmp_path / "data", rows) if parquet else file_of(tmp_path, PUBLISHED)
-    (sample,) = kept(CHARADES_STA, path, tmp_path / "media")
+    (sample,) = kept(CHARADES_STA, path, root=tmp_path / "media")
     assert tmp_path / "media" / sample.media[0].path == video
 
 
@@ -166,7 +166,6 @@ def test_odd_rows_are_refused_and_never_a_surprise(tmp_path: Path) -> None:
         file_of(tmp_path, PUBLISHED),
         parquet_of(tmp_path / "data", [("3MSZA.mp4", "person turn a light on", [24.3, 30.4])]),
     ]
-    found = [
-        one for path in paths for one in odd_outcomes(CHARADES_STA, path, ["length"]) if isinstance(one, BadSample)
-    ]
-    assert len(found) > 60 and not [one for one in found if one.reason == "unexpected_row"]
+    rows = [row for path in paths for row in rows_of(CHARADES_STA, path)]
+    found = [check_odd_rows(CHARADES_STA, row, form, ["length"]) for form, row in enumerate(rows)]
+    assert len(rows) == 2 and sum(map(len, found)) > 60

@@ -21,7 +21,7 @@ from data_pipelines import generic
 from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.hub import fetch
 from data_pipelines.generic import dataset_of
-from tests.support.pipeline_samples import check_odd_rows, example_of, one_row, read_all, write_jsonl
+from tests.support.pipeline_rows import check_odd_rows, example, one_row, parted, write_lines
 from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import ConfigError
 from vlm_pg.types import BadSample, MediaRef, Sample
@@ -65,7 +65,7 @@ def test_the_map_of_the_docstring_and_its_example(tmp_path: Path) -> None:
     expected = Sample("rows-1", "What moves?", (video,), OPTIONS, "B", "multiple_choice", "my_set", "motion")
     assert isinstance(sample, Sample) and replace(sample, where="") == expected
     (plain,) = one_row(mapped(tmp_path, FIELDS), ROW)
-    assert isinstance(plain, Sample) and replace(plain, where="") == example_of(generic)
+    assert isinstance(plain, Sample) and replace(plain, where="") == example(generic)
 
 
 def forms_of(folder: Path, rows: list[dict[str, Any]]) -> list[Path]:
@@ -73,7 +73,7 @@ def forms_of(folder: Path, rows: list[dict[str, Any]]) -> list[Path]:
     flat = [{name: value for name, value in row.items() if not isinstance(value, dict)} for row in rows]
     paths = [
         folder / "rows.json",
-        write_jsonl(folder / "rows.jsonl", flat),
+        write_lines(folder / "rows.jsonl", flat),
         folder / "rows.csv",
         folder / "rows.parquet",
     ]
@@ -94,7 +94,7 @@ def test_every_form_gives_the_same_records(tmp_path: Path) -> None:
     (tmp_path / "media" / "videos").mkdir(parents=True)
     (tmp_path / "media" / "videos" / "7.mp4").write_bytes(b"")
     for path in forms_of(tmp_path, rows):
-        samples, refused = read_all(dataset, path, media_root=tmp_path / "media")
+        samples, refused = parted(dataset, path, root=tmp_path / "media")
         found = [(one.question, one.options, one.answer, one.answer_kind, one.media) for one in samples]
         media = (MediaRef("video", "videos/7.mp4"),)
         assert found == [
@@ -109,17 +109,17 @@ def test_an_object_of_rows_one_file_a_row_and_lists_of_questions(tmp_path: Path)
     row = {"q": "Which?", "options": ["x", "y"], "answer": "y"}
     keyed = tmp_path / "keyed.json"
     keyed.write_text(json.dumps({"v1": row, "v2": {**row, "answer": "x"}, "v3": 3}))
-    samples, refused = read_all(mapped(tmp_path, fields, keyed_by="video"), keyed)
+    samples, refused = parted(mapped(tmp_path, fields, keyed_by="video"), keyed)
     assert [(one.sample_id, one.answer) for one in samples] == [("v1", "B"), ("v2", "A")]
     assert [one.reason for one in refused] == ["not_a_record"]
     one_file = tmp_path / "one.json"
     one_file.write_text(json.dumps(row))
-    (sample,), _ = read_all(mapped(tmp_path, QUESTION, file_is_row=True), one_file)
+    (sample,), _ = parted(mapped(tmp_path, QUESTION, file_is_row=True), one_file)
     assert (sample.sample_id, sample.answer) == ("one-1", "B")
-    nested = write_jsonl(
+    nested = write_lines(
         tmp_path / "nested.jsonl", [{"q": "not this", "items": [row, {**row, "answer": "x"}, 3]}, {"items": {}}]
     )
-    samples, refused = read_all(mapped(tmp_path, QUESTION, questions="items"), nested)
+    samples, refused = parted(mapped(tmp_path, QUESTION, questions="items"), nested)
     assert [(one.sample_id, one.question, one.answer) for one in samples] == [
         ("nested-1-1", "Which?", "B"),
         ("nested-1-2", "Which?", "A"),
@@ -295,9 +295,9 @@ def test_a_map_is_read_by_the_safe_loader(tmp_path: Path) -> None:
 
 
 def test_a_file_without_the_fields_of_the_map_is_a_clear_error(tmp_path: Path) -> None:
-    rows = write_jsonl(tmp_path / "rows.jsonl", [{"question": "q"}])
+    rows = write_lines(tmp_path / "rows.jsonl", [{"question": "q"}])
     with pytest.raises(ConfigError, match=r"rows\.jsonl:1: the row has no q, answer, options"):
-        read_all(mapped(tmp_path, QUESTION), rows)
+        parted(mapped(tmp_path, QUESTION), rows)
 
 
 def test_the_description_can_go_to_other_processes_and_names_its_map(tmp_path: Path) -> None:
@@ -322,14 +322,14 @@ def test_a_data_set_that_the_package_loads_is_copied_and_read(tmp_path: Path) ->
     rows = [{"file_name": f"{name}.png", "q": f"Which {name}?", "answer": "red"} for name in ("one", "two")]
     for row in rows:
         (source / row["file_name"]).write_bytes(png())
-    write_jsonl(source / "metadata.jsonl", rows)
+    write_lines(source / "metadata.jsonl", rows)
     split = fetch(str(tmp_path / "source"), None, "train", tmp_path / "raw")
     assert split == tmp_path / "raw:train"
     fields = {
         "problem": "q", "data_type": {"constant": "image"}, "problem_type": {"constant": "exact"}, "answer": "answer",
         "path": "image",
     }  # fmt: skip
-    samples, refused = read_all(mapped(tmp_path, fields), split, media_root=tmp_path / "media")
+    samples, refused = parted(mapped(tmp_path, fields), split, root=tmp_path / "media")
     assert [one.question for one in samples] == ["Which one?", "Which two?"] and not refused
     (path,) = {one.media[0].path for one in samples}
     assert path.startswith("unpacked/") and (tmp_path / "media" / path).read_bytes() == png()
@@ -343,10 +343,10 @@ def test_a_data_set_that_the_package_loads_is_copied_and_read(tmp_path: Path) ->
 
 
 def test_rows_without_media_are_copied_as_they_are(tmp_path: Path) -> None:
-    write_jsonl(
+    write_lines(
         tmp_path / "source" / "train.jsonl", [{"q": "Which?", "options": ["x", "y"], "answer": "y", "n": {"a": [1]}}]
     )
-    samples, _ = read_all(mapped(tmp_path, QUESTION), fetch(str(tmp_path / "source"), None, "train", tmp_path / "raw"))
+    samples, _ = parted(mapped(tmp_path, QUESTION), fetch(str(tmp_path / "source"), None, "train", tmp_path / "raw"))
     assert [(one.options, one.answer) for one in samples] == [(("A. x", "B. y"), "B")]
 
 
@@ -362,7 +362,7 @@ def test_arguments_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     mapped(tmp_path, QUESTION)
     map_file = str(tmp_path / "map.yaml")
     assert generic.main(["--map", map_file, "--train", "a.csv", "--out", "o"]) == 0
-    write_jsonl(tmp_path / "source" / "train.jsonl", [{"q": "Which?"}])
+    write_lines(tmp_path / "source" / "train.jsonl", [{"q": "Which?"}])
     hub = ["--hub", str(tmp_path / "source"), "--hub-folder", str(tmp_path / "raw")]
     with pytest.raises(ConfigError, match=r"downloads a data set\. --allow-hub"):
         generic.main(["--map", map_file, *hub, "--out", "o"])

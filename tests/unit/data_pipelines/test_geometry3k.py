@@ -14,7 +14,7 @@ from PIL import Image
 
 from data_pipelines import geometry3k
 from data_pipelines.geometry3k import GEOMETRY3K
-from tests.support.pipeline_samples import check_odd_rows, example_of, one_row, read_all
+from tests.support.pipeline_rows import check_odd_rows, example, one_row, parted
 from vlm_pg.rewards.mathematics import compare
 from vlm_pg.types import MediaRef, Sample
 
@@ -50,7 +50,7 @@ def test_folders_of_intergps(tmp_path: Path) -> None:
     files = [folder(tmp_path, 2401 + number, row) for number, row in enumerate(rows)]
     (tmp_path / "old" / "test" / "2401").mkdir(parents=True)
     (tmp_path / "old" / "test" / "2401" / "img_diagram.png").write_bytes(png())  # of whatever else lies there
-    samples, refused = read_all(GEOMETRY3K, *files, media_root=tmp_path)
+    samples, refused = parted(GEOMETRY3K, *files, root=tmp_path)
     options = ("A. 5", r"B. 5 \sqrt { 2 }", r"C. 5 \sqrt { 3 }", "D. 10")
     assert [replace(sample, where="") for sample in samples] == [
         Sample(name, "Find $x$.", (MediaRef("image", f"data/geometry3k/test/{name}/img_diagram.png"),), options, "B",
@@ -58,9 +58,9 @@ def test_folders_of_intergps(tmp_path: Path) -> None:
         for name, category in (("2401", "Length"), ("2402", "geometry3k"))
     ]  # fmt: skip
     assert [one.reason for one in refused] == list(REFUSED)
-    (unpacked,), _ = read_all(GEOMETRY3K, files[0], media_root=tmp_path / "data" / "geometry3k")
+    (unpacked,), _ = parted(GEOMETRY3K, files[0], root=tmp_path / "data" / "geometry3k")
     assert unpacked.media[0].path == "test/2401/img_diagram.png"
-    assert replace(unpacked, where="") == example_of(geometry3k)
+    assert replace(unpacked, where="") == example(geometry3k)
 
 
 ROW = {"id": 7, "images": [], "problem": "<image>Find $x$.", "answer": CHOICES[1], "choices": CHOICES}
@@ -92,14 +92,14 @@ def test_parquet_of_hiyouga(tmp_path: Path) -> None:
         tmp_path / "data" / "test-00000-of-00001.parquet"
     )
     media = tmp_path / "media"
-    samples, refused = read_all(GEOMETRY3K, Path(f"{tmp_path}:train"), media_root=media)
+    samples, refused = parted(GEOMETRY3K, Path(f"{tmp_path}:train"), root=media)
     assert [(one.sample_id, one.question, one.options, one.answer, one.answer_kind) for one in samples] == [
         (name, "Find $x$.", (), CHOICES[1], "mathematics") for name in ("7", "8")
     ]
     assert [(media / ref.path).read_bytes() for one in samples for ref in one.media] == [png(), png(), png(9)]
     reasons = ["ambiguous_answer", "missing_field", "unreadable_media"]
     assert [one.reason for one in refused] == reasons
-    older, _ = read_all(GEOMETRY3K, Path(f"{tmp_path}:test"), media_root=media)
+    older, _ = parted(GEOMETRY3K, Path(f"{tmp_path}:test"), root=media)
     assert [one.sample_id for one in older] == [f"{tmp_path.name}-test-{row}" for row in (1, 2, 3)]
 
 

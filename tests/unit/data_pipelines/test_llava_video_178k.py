@@ -13,8 +13,7 @@ from data_pipelines import llava_video_178k
 from data_pipelines.common import gold_faults
 from data_pipelines.engine.rows import form_of
 from data_pipelines.llava_video_178k import LLAVA_VIDEO_178K
-from tests.support.prepared_rows import empty_files, example, found, kept, prepared, refused, write_json
-from vlm_pg.data.records import parse_record
+from tests.support.pipeline_rows import annotations, empty_files, example, outcomes, reasons_of, samples_of, write_json
 from vlm_pg.errors import ConfigError
 from vlm_pg.types import MediaRef, Sample
 
@@ -44,7 +43,7 @@ PUBLISHED = row(
 
 
 def outcome(tmp_path: Path, *rows: Any) -> list[Any]:
-    return prepared(LLAVA_VIDEO_178K, write_json(tmp_path / f"{MC}.json", rows))
+    return outcomes(LLAVA_VIDEO_178K, write_json(tmp_path / f"{MC}.json", rows))
 
 
 def only(tmp_path: Path, *said: str) -> Any:
@@ -53,12 +52,12 @@ def only(tmp_path: Path, *said: str) -> Any:
 
 
 def test_each_turn_of_the_published_row_is_a_question(tmp_path: Path) -> None:
-    first, second = prepared(LLAVA_VIDEO_178K, write_json(tmp_path / f"{MC}.json", [PUBLISHED]))
+    first, second = outcomes(LLAVA_VIDEO_178K, write_json(tmp_path / f"{MC}.json", [PUBLISHED]))
     media = (MediaRef("video", VIDEO),)
     options = ("A. A tattoo", "B. A watch", "C. A bracelet", "D. A scar")
     asked = "What is visible on the person's arm in the video?"
     assert first == Sample(f"{MC}-1-1", asked, media, options, "A", "multiple_choice", source=SUBSET, category=SUBSET)
-    assert second == parse_record(example(llava_video_178k.__doc__))
+    assert second == example(llava_video_178k)
     assert list(gold_faults([first, second])) == [None, None]
 
 
@@ -71,7 +70,7 @@ def test_open_questions_and_captions_are_free_form_or_what_checks_them_better(tm
         row("<image>\nWhich number is on his shirt?", "07"),
         row("<image>\nA.D. or B.C. on the sign?\nD.C. in the title?", "B.C. and D.C."),
     ]
-    samples = kept(prepared(LLAVA_VIDEO_178K, write_json(tmp_path / f"{OE}.json", rows)))
+    samples = samples_of(outcomes(LLAVA_VIDEO_178K, write_json(tmp_path / f"{OE}.json", rows)))
     assert [(one.question, one.answer, one.answer_kind, one.source) for one in samples.values()] == [
         ("What does she do?", "She stirs the soup.", "free_form", SUBSET),
         ("And then?", "She tastes it.", "free_form", SUBSET),
@@ -84,7 +83,7 @@ def test_open_questions_and_captions_are_free_form_or_what_checks_them_better(tm
     by_rule = [one for one in samples.values() if one.answer_kind != "free_form"]
     assert list(gold_faults(by_rule)) == [None, None]
     told = row("<image>\nPlease describe the video.", "A person cooks.\n\nThen the dish is served: 1. soup, 2. bread.")
-    (caption,) = prepared(LLAVA_VIDEO_178K, write_json(tmp_path / f"{CAP}.json", [told]))
+    (caption,) = outcomes(LLAVA_VIDEO_178K, write_json(tmp_path / f"{CAP}.json", [told]))
     assert isinstance(caption, Sample) and caption.answer_kind == "free_form"
     assert caption.answer == told["conversations"][1]["value"] and caption.question == "Please describe the video."
 
@@ -155,8 +154,8 @@ def test_a_turn_in_the_wrong_place_costs_no_other(tmp_path: Path) -> None:
     twice = row("<image>\nFirst?", "a dog")
     twice["conversations"] += [{"from": "gpt", "value": "or a cat"}, *turns("Second?", "a bird")]
     result = outcome(tmp_path, late, twice)
-    assert [one.answer for one in kept(result).values()] == ["a dog", "a dog"]
-    assert list(refused(result).values()) == ["bad_dialogue"] * 3
+    assert [one.answer for one in samples_of(result).values()] == ["a dog", "a dog"]
+    assert list(reasons_of(result).values()) == ["bad_dialogue"] * 3
 
 
 def test_odd_rows_are_refused(tmp_path: Path) -> None:
@@ -178,8 +177,8 @@ def test_odd_rows_are_refused(tmp_path: Path) -> None:
     ]
     for reason, rows in odd.items():
         result = outcome(tmp_path, row("<image>\nWhat?", "a dog"), *rows)
-        assert list(refused(result).values()) == [reason] * len(rows), reason
-        assert len(kept(result)) == 1
+        assert list(reasons_of(result).values()) == [reason] * len(rows), reason
+        assert len(samples_of(result)) == 1
 
 
 def test_videos_lie_in_the_folders_of_subsets_or_below_the_root(tmp_path: Path) -> None:
@@ -187,7 +186,7 @@ def test_videos_lie_in_the_folders_of_subsets_or_below_the_root(tmp_path: Path) 
     empty_files(tmp_path, f"{SUBSET}/{VIDEO}", "30_60_s_academic_v0_1/academic_source/youcook2/other/split_2.mp4")
 
     def path(root: Path) -> str:
-        (sample,) = kept(prepared(LLAVA_VIDEO_178K, annotations, root)).values()
+        (sample,) = samples_of(outcomes(LLAVA_VIDEO_178K, annotations, root=root)).values()
         return sample.media[0].path
 
     assert path(tmp_path) == f"{SUBSET}/{VIDEO}"
@@ -197,7 +196,7 @@ def test_videos_lie_in_the_folders_of_subsets_or_below_the_root(tmp_path: Path) 
 def test_a_video_of_the_same_name_is_not_taken_for_a_missing_one(tmp_path: Path) -> None:
     annotations = write_json(tmp_path / f"{MC}.json", [row("<image>\nWhat?", "a dog")])
     empty_files(tmp_path, f"{SUBSET}/academic_source/youcook2/101/another/split_2.mp4")
-    (sample,) = kept(prepared(LLAVA_VIDEO_178K, annotations, tmp_path)).values()
+    (sample,) = samples_of(outcomes(LLAVA_VIDEO_178K, annotations, root=tmp_path)).values()
     assert sample.media == (MediaRef("video", VIDEO),)
 
 
@@ -209,8 +208,8 @@ def test_annotation_files_are_found_in_the_repository_and_in_a_subset(tmp_path: 
         f"{SUBSET}/a_videos_1.tar.gz",
     )
     empty_files(tmp_path, *names, *others)
-    assert found(LLAVA_VIDEO_178K, tmp_path) == {"train": sorted(names), "eval": []}
-    assert len(found(LLAVA_VIDEO_178K, tmp_path / SUBSET)["train"]) == 3
+    assert annotations(LLAVA_VIDEO_178K, tmp_path) == {"train": sorted(names), "eval": []}
+    assert len(annotations(LLAVA_VIDEO_178K, tmp_path / SUBSET)["train"]) == 3
 
 
 def test_rows_as_parquet(tmp_path: Path) -> None:
@@ -218,7 +217,7 @@ def test_rows_as_parquet(tmp_path: Path) -> None:
     shard.parent.mkdir()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([PUBLISHED]), shard)
     for path in (shard, Path(f"{shard.parent}:train")):
-        samples = kept(prepared(LLAVA_VIDEO_178K, path)).values()
+        samples = samples_of(outcomes(LLAVA_VIDEO_178K, path)).values()
         assert [one.answer for one in samples] == ["A", "A"]
 
 

@@ -15,8 +15,7 @@ from data_pipelines.common import gold_faults
 from data_pipelines.engine.rows import form_of
 from data_pipelines.flashes import encode_mp4
 from data_pipelines.longvideo_reason import LONGVIDEO_REASON
-from tests.support.prepared_rows import empty_files, example, found, kept, prepared, refused, write_lines
-from vlm_pg.data.records import parse_record
+from tests.support.pipeline_rows import annotations, empty_files, example, outcomes, reasons_of, samples_of, write_lines
 from vlm_pg.errors import ConfigError
 from vlm_pg.media.paths import resolve
 from vlm_pg.types import Sample
@@ -34,7 +33,7 @@ def row(problem: Any = ASKED, answer: Any = "<answer>A</answer>", **changes: Any
 
 
 def outcome(tmp_path: Path, *rows: Any, name: str = "train") -> list[Any]:
-    return prepared(LONGVIDEO_REASON, write_lines(tmp_path / f"{name}.jsonl", rows))
+    return outcomes(LONGVIDEO_REASON, write_lines(tmp_path / f"{name}.jsonl", rows))
 
 
 def only(tmp_path: Path, *fields: Any, **changes: Any) -> Any:
@@ -44,14 +43,14 @@ def only(tmp_path: Path, *fields: Any, **changes: Any) -> Any:
 
 def test_the_published_row(tmp_path: Path) -> None:
     sample = only(tmp_path)
-    assert sample == parse_record(example(longvideo_reason.__doc__))
+    assert sample == example(longvideo_reason)
     assert list(gold_faults([sample])) == [None]
     assert sample.category == "goal" and sample.process == "Checking the video ..." and len(sample.options) == 4
 
 
 def test_ids_are_unique_though_each_file_counts_anew(tmp_path: Path) -> None:
     result = outcome(tmp_path, row(), row(), name="train") + outcome(tmp_path, row(), name="test")
-    assert list(kept(result)) == ["train-1", "train-2", "test-1"]
+    assert list(samples_of(result)) == ["train-1", "train-2", "test-1"]
 
 
 def test_options_may_stand_out_of_order(tmp_path: Path) -> None:
@@ -126,8 +125,8 @@ def test_odd_rows_are_refused(tmp_path: Path) -> None:
     }
     for reason, rows in odd.items():
         result = outcome(tmp_path, row(), *rows)
-        assert list(refused(result).values()) == [reason] * len(rows), reason
-        assert list(kept(result)) == ["train-1"]
+        assert list(reasons_of(result).values()) == [reason] * len(rows), reason
+        assert list(samples_of(result)) == ["train-1"]
     assert only(tmp_path, reasoning=None).process == ""
 
 
@@ -139,7 +138,7 @@ def test_videos_lie_where_readme_or_archives_put_them(tmp_path: Path) -> None:
     names = ["5nKz1hzvSqs.mp4", "I_Q3ajyOrcI.webm", "-a_b.mkv", "gone.mp4"]
     rows = [row(videos=f"longvila_videos/{name}") for name in names] + [row(videos=["longvila_videos/5nKz1hzvSqs.mp4"])]
     annotations = write_lines(tmp_path / "test.jsonl", rows)
-    paths = [one.media[0].path for one in kept(prepared(LONGVIDEO_REASON, annotations, tmp_path)).values()]
+    paths = [one.media[0].path for one in samples_of(outcomes(LONGVIDEO_REASON, annotations, root=tmp_path)).values()]
     assert paths == [
         "longvideo_eval_subset7/5nKz1hzvSqs.mp4",
         "longvila_videos/I_Q3ajyOrcI.webm",
@@ -147,13 +146,13 @@ def test_videos_lie_where_readme_or_archives_put_them(tmp_path: Path) -> None:
         "longvila_videos/gone.mp4",
         "longvideo_eval_subset7/5nKz1hzvSqs.mp4",
     ]
-    (first, *_) = kept(prepared(LONGVIDEO_REASON, annotations, tmp_path)).values()
+    (first, *_) = samples_of(outcomes(LONGVIDEO_REASON, annotations, root=tmp_path)).values()
     assert Path(resolve(first.media[0], tmp_path)).stat().st_size > 0
 
 
 def test_annotation_files_are_found(tmp_path: Path) -> None:
     empty_files(tmp_path, *(f"{name}.jsonl" for name in ("train", "val", "test", "openended")), "data/train-0.parquet")
-    assert found(LONGVIDEO_REASON, tmp_path) == {"train": ["train.jsonl"], "eval": ["test.jsonl"]}
+    assert annotations(LONGVIDEO_REASON, tmp_path) == {"train": ["train.jsonl"], "eval": ["test.jsonl"]}
 
 
 def test_rows_as_parquet(tmp_path: Path) -> None:
@@ -162,7 +161,7 @@ def test_rows_as_parquet(tmp_path: Path) -> None:
     for split in ("train", "test"):
         rows = pyarrow.Table.from_pylist([row(), row("Why?", "<answer>to eat</answer>", problem_type=None)])
         pyarrow.parquet.write_table(rows, folder / f"{split}-00000-of-00001.parquet")
-    first, second = kept(prepared(LONGVIDEO_REASON, Path(f"{folder}:test"))).values()
+    first, second = samples_of(outcomes(LONGVIDEO_REASON, Path(f"{folder}:test"))).values()
     assert (first.answer, second.answer, second.category) == ("A", "to eat", "longvideo_reason")
     assert first.sample_id == "data-test-1"
 

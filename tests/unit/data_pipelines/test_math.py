@@ -14,7 +14,7 @@ import pytest
 from data_pipelines import math
 from data_pipelines.common import gold_faults
 from data_pipelines.math import MATH, last_boxed
-from tests.support.pipeline_samples import check_odd_rows, example_of, one_row, read_all, write_jsonl
+from tests.support.pipeline_rows import check_odd_rows, example, one_row, parted, write_lines
 from vlm_pg.types import BadSample, Sample
 
 HALF = {"problem": "Half of one?", "level": "Level 1", "type": "Algebra", "solution": r"So $\boxed{\frac{1}{2}}$."}
@@ -36,13 +36,13 @@ def test_one_object_a_file(tmp_path: Path) -> None:
     files[0].parent.mkdir(parents=True)
     for file, row in zip(files, (HALF, UNBOXED), strict=True):
         file.write_text(json.dumps(row))
-    samples, refused = read_all(MATH, *files)
+    samples, refused = parted(MATH, *files)
     assert [replace(sample, where="") for sample in samples] == [math_sample("train/algebra/1.json")]
-    assert [(one.sample_id, one.reason) for one in refused] == [("2-1", "no_gold_answer")]
+    assert [(one.sample_id, one.reason) for one in refused] == [("train/algebra/2.json", "no_gold_answer")]
     (tmp_path / "1.json").write_text(json.dumps(HALF))
-    (elsewhere,), _ = read_all(MATH, tmp_path / "1.json")
+    (elsewhere,), _ = parted(MATH, tmp_path / "1.json")
     assert elsewhere.sample_id == "1-1"
-    assert replace(samples[0], where="") == example_of(math)
+    assert replace(samples[0], where="") == example(math)
 
 
 def test_parquet_of_subjects(tmp_path: Path) -> None:
@@ -52,14 +52,14 @@ def test_parquet_of_subjects(tmp_path: Path) -> None:
         table = pyarrow.Table.from_pylist([HALF, UNBOXED])
         pyarrow.parquet.write_table(table, tmp_path / subject / "train-00000-of-00001.parquet")
         paths.append(Path(f"{tmp_path / subject}:train"))
-    samples, refused = read_all(MATH, *paths)
+    samples, refused = parted(MATH, *paths)
     expected = [math_sample("algebra-train-1"), math_sample("geometry-train-1")]
     assert [replace(sample, where="") for sample in samples] == expected
     assert [one.sample_id for one in refused] == ["algebra-train-2", "geometry-train-2"]
 
 
 def test_rows_of_math_500_keep_their_name_and_their_answer(tmp_path: Path) -> None:
-    (sample,), refused = read_all(MATH, write_jsonl(tmp_path / "test.jsonl", [OF_500]))
+    (sample,), refused = parted(MATH, write_lines(tmp_path / "test.jsonl", [OF_500]))
     assert not refused and replace(sample, where="") == Sample(
         "test/number_theory/7.json", "One and one?", (), (), "2", "mathematics", "math", "Number Theory",
         process=r"$\boxed{2.0}$",
@@ -113,7 +113,7 @@ def test_the_last_box_of_a_solution(solution: str, boxed: str | None) -> None:
 
 
 def test_the_real_rows_and_the_last_boxes_of_their_solutions(data_dir: Path) -> None:
-    samples, refused = read_all(MATH, data_dir / "math500_test.jsonl")
+    samples, refused = parted(MATH, data_dir / "math500_test.jsonl")
     assert len(samples) == 500 and not refused
     assert len({sample.category for sample in samples}) == 7
     different = [one.answer for one in samples if (last_boxed(one.process) or "").strip() != one.answer]
@@ -122,7 +122,7 @@ def test_the_real_rows_and_the_last_boxes_of_their_solutions(data_dir: Path) -> 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.matrix) for part in range(1, 10))])
 def test_the_real_golds_earn_the_full_reward(data_dir: Path, part: int) -> None:
-    samples, _ = read_all(MATH, data_dir / "math500_test.jsonl")
+    samples, _ = parted(MATH, data_dir / "math500_test.jsonl")
     chosen = samples[part::10]
     faults = [(one.answer, fault) for one, fault in zip(chosen, gold_faults(chosen), strict=True) if fault]
     assert not faults

@@ -14,7 +14,7 @@ from PIL import Image
 
 from data_pipelines import mathvista
 from data_pipelines.mathvista import MATHVISTA
-from tests.support.pipeline_samples import check_odd_rows, example_of, one_row, read_all
+from tests.support.pipeline_rows import check_odd_rows, example, one_row, parted
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.types import BadSample, MediaRef, Sample
 
@@ -46,7 +46,7 @@ REFUSED = {
     "ambiguous_answer": question("multi_choice", "2", choices=["2", "2", "3"]),
     "unknown_precision": question("float", "0.123", precision=3.0),
     "unknown_question_type": question("boolean", "true"),
-    "wrong_type": question("multi_choice", "yes"),
+    "missing_field": question("multi_choice", "yes"),
 }
 EXPECTED = {
     "1": ("What is the mean?", ("A. no", "B. yes"), "B", "multiple_choice"),
@@ -83,12 +83,12 @@ def test_testmini_json_and_its_images(tmp_path: Path) -> None:
     rows = {**KEPT, **{f"refused{number}": row for number, row in enumerate(REFUSED.values())}}
     # What stands in the object's names is the pid, too.
     (data / "testmini.json").write_text(json.dumps({pid: {**row, "pid": pid} for pid, row in rows.items()}))
-    samples, refused = read_all(MATHVISTA, data / "testmini.json", media_root=tmp_path)
+    samples, refused = parted(MATHVISTA, data / "testmini.json", root=tmp_path)
     assert described(samples) == EXPECTED
     assert {one.media for one in samples} == {(MediaRef("image", "data/images/7.jpg"),)}
     assert {one.category for one in samples} == {"figure question answering"}
     assert [one.reason for one in refused] == list(REFUSED)
-    (in_place, *_), _ = read_all(MATHVISTA, data / "testmini.json", media_root=data)
+    (in_place, *_), _ = parted(MATHVISTA, data / "testmini.json", root=data)
     assert in_place.media == (MediaRef("image", "images/7.jpg"),)
 
 
@@ -107,7 +107,7 @@ def test_parquet_with_pictures_inside(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     table = datasets.Dataset.from_list(rows, features=features)
     table.to_parquet(tmp_path / "data" / "testmini-00000-of-00001-725687bf7a18d64b.parquet")
-    samples, refused = read_all(MATHVISTA, Path(f"{tmp_path}:testmini"), media_root=tmp_path)
+    samples, refused = parted(MATHVISTA, Path(f"{tmp_path}:testmini"), root=tmp_path)
     assert described(samples) == EXPECTED and not refused
     assert {(tmp_path / one.media[0].path).read_bytes() for one in samples} == {jpeg()}
 
@@ -149,7 +149,7 @@ def test_it_is_for_evaluation_only() -> None:
 
 def test_the_example_is_what_becomes_of_the_published_row() -> None:
     (sample,) = one_row(MATHVISTA, FLOAT)
-    assert isinstance(sample, Sample) and replace(sample, where="") == example_of(mathvista)
+    assert isinstance(sample, Sample) and replace(sample, where="") == example(mathvista)
 
 
 @pytest.mark.parametrize("pid", KEPT)

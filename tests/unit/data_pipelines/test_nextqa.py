@@ -14,9 +14,9 @@ import pytest
 
 from data_pipelines import nextqa
 from data_pipelines.nextqa import NEXTQA
-from tests.support.pipeline_rows import example, kept, odd_outcomes, verdicts
+from tests.support.pipeline_rows import check_odd_rows, example, kept, rows_of, verdicts
 from vlm_pg.errors import ConfigError
-from vlm_pg.types import BadSample, MediaRef, Sample
+from vlm_pg.types import MediaRef, Sample
 
 COLUMNS = ["video", "frame_count", "width", "height", "question", "answer", "qid", "type", "a0", "a1", "a2", "a3", "a4"]
 
@@ -113,7 +113,7 @@ def test_videos_are_found_where_their_archives_put_them(tmp_path: Path, folder: 
     video.touch()
     if mapped:
         (tmp_path / "map_vid_vidorID.json").write_text('{"17": "0101/17", "18": "1101/18"}')
-    found, missing = kept(NEXTQA, csv_of(tmp_path, row(17), row(18)), tmp_path / "media")
+    found, missing = kept(NEXTQA, csv_of(tmp_path, row(17), row(18)), root=tmp_path / "media")
     assert found.media == (MediaRef("video", f"{folder}{place}"),)
     assert missing.media == (MediaRef("video", "1101/18.mp4" if mapped else "18.mp4"),)
 
@@ -135,7 +135,5 @@ def test_open_ended_rows_are_no_form_of_it(tmp_path: Path) -> None:
 
 
 def test_odd_rows_are_refused_and_never_a_surprise(tmp_path: Path) -> None:
-    found = [
-        one for one in odd_outcomes(NEXTQA, parquet_of(tmp_path, [row()]), ["mapped"]) if isinstance(one, BadSample)
-    ]
-    assert len(found) > 100 and not [one for one in found if one.reason == "unexpected_row"]
+    (published,) = rows_of(NEXTQA, parquet_of(tmp_path, [row()]))
+    assert len(check_odd_rows(NEXTQA, published, added=["mapped"])) > 100

@@ -13,7 +13,7 @@ import pytest
 
 from data_pipelines import perception_test
 from data_pipelines.perception_test import PERCEPTION_TEST
-from tests.support.pipeline_rows import example, kept, odd_outcomes, outcomes, verdicts
+from tests.support.pipeline_rows import check_odd_rows, example, kept, outcomes, rows_of, verdicts
 from vlm_pg.errors import ConfigError
 from vlm_pg.types import BadSample, MediaRef, Sample
 
@@ -218,16 +218,13 @@ def test_videos_are_found_where_the_archives_put_them(tmp_path: Path, name: str)
     video.parent.mkdir(parents=True)
     video.touch()
     path = file_of(tmp_path, video_of("video_10309", question()), {"video_10309": -1})
-    (sample,) = kept(PERCEPTION_TEST, path, tmp_path / "media")
+    (sample,) = kept(PERCEPTION_TEST, path, root=tmp_path / "media")
     assert tmp_path / "media" / sample.media[0].path == video
 
 
 def test_odd_rows_are_refused_and_never_a_surprise(tmp_path: Path) -> None:
     videos = video_of("video_1", question())
-    paths = {
-        file_of(tmp_path, videos, {"video_1": 60}): ["video_name", "cut"],
-        parquet_of(tmp_path, "video_1"): ["cut"],
-    }
-    made = [one for path, added in paths.items() for one in odd_outcomes(PERCEPTION_TEST, path, added)]
-    found = [one for one in made if isinstance(one, BadSample)]
-    assert len(found) > 200 and not [one for one in found if one.reason == "unexpected_row"]
+    (published,) = rows_of(PERCEPTION_TEST, file_of(tmp_path, videos, {"video_1": 60}))
+    (row,) = rows_of(PERCEPTION_TEST, parquet_of(tmp_path, "video_1"))
+    found = check_odd_rows(PERCEPTION_TEST, published, added=["video_name", "cut"])
+    assert len(found + check_odd_rows(PERCEPTION_TEST, row, 1, ["cut"])) > 200

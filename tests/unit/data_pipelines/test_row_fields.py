@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from data_pipelines.engine.fields import answer_text, id_or, without_sentences
-from data_pipelines.engine.option_lines import split_options
+from data_pipelines.engine.fields import answer_text, named
+from data_pipelines.engine.options import split_options
+from data_pipelines.engine.questions import without_sentences
 from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import SampleError
 
@@ -30,7 +31,10 @@ def test_known_sentences_leave_both_ends_in_any_order() -> None:
         ("Which?\n\nOptions:\n(A) red \n  (B) light blue\n", "Which?", ["A. red", "B. light blue"]),
         ("Which?\nChoices:\nA) 1\nB) 2\nC) A. M.", "Which?", ["A. 1", "B. 2", "C. A. M."]),
         ("Take option A. Why?\nA. so\nB. not", "Take option A. Why?", ["A. so", "B. not"]),
-        ("A. a lone line", "", ["A. a lone line"]),
+        ("Which?\nB: red\nA: blue", "Which?", ["B. red", "A. blue"]),
+        ("Options:\nA. red\n\nB. blue", "", ["A. red", "B. blue"]),
+        ("Who?\n  (she asks)\nA.red\nB.blue", "Who?\n  (she asks)", ["A. red", "B. blue"]),
+        ("Which?\nA.D. or B.C.?", "Which?\nA.D. or B.C.?", []),
         ("Which of A. and B.?", "Which of A. and B.?", []),
     ],
 )
@@ -48,7 +52,8 @@ def test_options_in_lines(text: str, question: str, options: list[str]) -> None:
         "Which?\nOptions:\nred\nblue",
         "Which?\nOptions:",
         "Which?\nOptions:\nA. red\nOptions:\nA. blue",
-        "Options:\nA. red\n\nB. blue",
+        "A. a lone line",
+        "Which?\nA. red\nB. blue\nor both",
     ],
 )
 def test_damaged_lines_of_options_are_refused(text: str) -> None:
@@ -83,4 +88,6 @@ def test_what_is_no_answer_is_refused(value: Any, reason: str) -> None:
 
 
 def test_an_id_of_0_is_one() -> None:
-    assert [id_or({"id": value}, "name", "id") for value in (0, "x", None, "")] == [0, "x", "name", "name"]
+    rows: list[dict[str, Any]] = [{"id": value} for value in (0, " x ", 7.0, None, "", True, [3])]
+    found = [named("id")(row, "name") for row in rows]
+    assert found == [[(name, row)] for name, row in zip(("0", "x", "7", *["name"] * 4), rows, strict=True)]

@@ -12,8 +12,17 @@ from data_pipelines import video_r1
 from data_pipelines.engine.rows import form_of
 from data_pipelines.video_r1 import VIDEO_R1
 from tests.support.data_sets import png, records, save, shard
-from tests.support.prepared_rows import empty_files, example, found, kept, prepared, refused, write_json, write_lines
-from vlm_pg.data.records import parse_record, read_records
+from tests.support.pipeline_rows import (
+    annotations,
+    empty_files,
+    example,
+    outcomes,
+    reasons_of,
+    samples_of,
+    write_json,
+    write_lines,
+)
+from vlm_pg.data.records import read_records
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.media.paths import resolve
 from vlm_pg.types import MediaRef, Sample
@@ -41,12 +50,12 @@ def row(**changes: Any) -> dict[str, Any]:
 
 
 def outcome(tmp_path: Path, *rows: Any) -> list[Any]:
-    return prepared(VIDEO_R1, write_json(tmp_path / "Video-R1-260k.json", rows))
+    return outcomes(VIDEO_R1, write_json(tmp_path / "Video-R1-260k.json", rows))
 
 
 def test_the_published_row_with_and_without_reasoning(tmp_path: Path) -> None:
     (plain,) = outcome(tmp_path, RUSSIAN)
-    (thought,) = prepared(VIDEO_R1, write_json(tmp_path / "Video-R1-COT-165k.json", [RUSSIAN | THOUGHT]))
+    (thought,) = outcomes(VIDEO_R1, write_json(tmp_path / "Video-R1-COT-165k.json", [RUSSIAN | THOUGHT]))
     assert plain == Sample(
         "2",
         RUSSIAN["problem"],
@@ -57,7 +66,7 @@ def test_the_published_row_with_and_without_reasoning(tmp_path: Path) -> None:
         source=RUSSIAN["data_source"],
         category=RUSSIAN["data_source"],
     )
-    assert thought == parse_record(example(video_r1.__doc__)) and thought.process == THOUGHT["process"]
+    assert thought == example(video_r1) and thought.process == THOUGHT["process"]
 
 
 def test_all_kinds_of_answers(tmp_path: Path) -> None:
@@ -68,7 +77,7 @@ def test_all_kinds_of_answers(tmp_path: Path) -> None:
             [("numerical", "4"), ("OCR", "STOP"), ("free-form", "A person cracks an egg."), ("regression", "2.7")]
         )
     ]
-    samples = kept(outcome(tmp_path, *rows)).values()
+    samples = samples_of(outcome(tmp_path, *rows)).values()
     assert [(one.answer_kind, one.answer) for one in samples] == [
         ("numerical", "4"),
         ("ocr", "STOP"),
@@ -80,16 +89,16 @@ def test_all_kinds_of_answers(tmp_path: Path) -> None:
 
 def test_real_records_pass_unchanged(media_dir: Path) -> None:
     path = media_dir / "questions.json"
-    assert prepared(VIDEO_R1, path) == read_records(path)[0]
-    for sample in kept(prepared(VIDEO_R1, path, media_dir)).values():
+    assert outcomes(VIDEO_R1, path) == read_records(path)[0]
+    for sample in samples_of(outcomes(VIDEO_R1, path, root=media_dir)).values():
         assert Path(resolve(sample.media[0], media_dir)).is_file()
 
 
 def test_bad_records_are_refused_each_for_its_reason(media_dir: Path) -> None:
-    result = prepared(VIDEO_R1, media_dir / "questions_bad.json", media_dir)
-    assert refused(result) == {"105": "empty_question", "106": "media_token_in_text"}
+    result = outcomes(VIDEO_R1, media_dir / "questions_bad.json", root=media_dir)
+    assert reasons_of(result) == {"105": "empty_question", "106": "media_token_in_text"}
     reasons = {}
-    for name, sample in kept(result).items():
+    for name, sample in samples_of(result).items():
         try:
             resolve(sample.media[0], media_dir)
         except SampleError as error:
@@ -117,7 +126,7 @@ def test_odd_rows_are_refused(tmp_path: Path) -> None:
 
 
 def test_refused_records_are_called_by_their_own_ids(tmp_path: Path) -> None:
-    assert refused(outcome(tmp_path, row(problem=""), row(problem_id=""), row(problem_id=9, problem=" "))) == {
+    assert reasons_of(outcome(tmp_path, row(problem=""), row(problem_id=""), row(problem_id=9, problem=" "))) == {
         "2": "empty_question",
         "Video-R1-260k-1.2": "missing_field",
         "9": "empty_question",
@@ -131,14 +140,14 @@ def test_media_are_taken_from_their_paths_and_no_others(tmp_path: Path) -> None:
         [RUSSIAN, row(problem_id=3, data_type="image", path="./Chart/1.png")],
     )
     empty_files(tmp_path, RUSSIAN["path"], "Math/1.png")
-    first, second = (one.media[0].path for one in kept(prepared(VIDEO_R1, annotations, tmp_path)).values())
+    first, second = (one.media[0].path for one in samples_of(outcomes(VIDEO_R1, annotations, root=tmp_path)).values())
     assert first == RUSSIAN["path"].removeprefix("./") and second == "./Chart/1.png"
 
 
 def test_the_file_with_reasoning_is_read_when_it_is_named(tmp_path: Path) -> None:
     """Both number the same questions."""
     empty_files(tmp_path, "Video-R1-260k.json", "Video-R1-COT-165k.json", "Chart/Chart_part1.zip")
-    assert found(VIDEO_R1, tmp_path) == {"train": ["Video-R1-260k.json"], "eval": []}
+    assert annotations(VIDEO_R1, tmp_path) == {"train": ["Video-R1-260k.json"], "eval": []}
 
 
 def test_records_in_other_files(tmp_path: Path) -> None:
@@ -149,7 +158,7 @@ def test_records_in_other_files(tmp_path: Path) -> None:
         Path(f"{shard(tmp_path / 'sums', 'train', sums, 2)}:train"),
     ]
     for path in paths:
-        assert [one.answer for one in kept(prepared(VIDEO_R1, path)).values()] == ["0", "2", "4", "6"]
+        assert [one.answer for one in samples_of(outcomes(VIDEO_R1, path)).values()] == ["0", "2", "4", "6"]
 
 
 def test_media_inside_rows_become_files(tmp_path: Path) -> None:
@@ -165,7 +174,7 @@ def test_media_inside_rows_become_files(tmp_path: Path) -> None:
     folder = save(tmp_path / "saved", rows, features=features)
     root = tmp_path / "root"
     root.mkdir()
-    samples = kept(prepared(VIDEO_R1, folder, root)).values()
+    samples = samples_of(outcomes(VIDEO_R1, folder, root=root)).values()
     assert [Path(resolve(one.media[0], root)).read_bytes() for one in samples] == [png(place) for place in range(3)]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,31 +63,6 @@ class Prepared:
 @pytest.fixture
 def prepared(tmp_path: Path) -> Prepared:
     return Prepared(tmp_path)
-
-
-def test_real_records_pass_and_are_written_unchanged(media_dir: Path, tmp_path: Path) -> None:
-    """But for "./" before a path."""
-    arguments = ["--train", str(media_dir / "questions.json"), "--media-root", str(media_dir)]
-    assert video_r1.main([*arguments, "--out", str(tmp_path), "--eval-share", "0"]) == 0
-    given = read_records(media_dir / "questions.json")[0]
-    plain = [
-        replace(one, media=tuple(replace(ref, path=ref.path.removeprefix("./")) for ref in one.media)) for one in given
-    ]
-    assert kept(tmp_path, "train") == plain
-
-
-def test_bad_records_are_refused_each_for_its_reason(media_dir: Path, tmp_path: Path) -> None:
-    arguments = ["--train", str(media_dir / "questions_bad.json"), "--media-root", str(media_dir)]
-    assert video_r1.main([*arguments, "--out", str(tmp_path), "--eval-share", "0"]) == 0
-    refused = [json.loads(line) for line in (tmp_path / "refused.jsonl").read_text().splitlines()]
-    assert {bad["sample_id"]: bad["reason"] for bad in refused} == {
-        "102": "missing_media",
-        "103": "outside_root",
-        "104": "remote_media",
-        "105": "empty_question",
-        "106": "media_token_in_text",
-    }
-    assert json.loads((tmp_path / "report.json").read_text())["refused"]["outside_root"] == 1
 
 
 def test_filters_leave_out_by_name_and_before_any_check(prepared: Prepared) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from data_pipelines import vsi
 from data_pipelines.vsi import VSI
-from tests.support.pipeline_samples import check_odd_rows, example_of, one_row, read_all, write_jsonl
+from tests.support.pipeline_rows import check_odd_rows, example, one_row, parted, write_lines
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.types import BadSample, MediaRef, Sample
 
@@ -65,7 +65,7 @@ def test_rows_of_vsi_590k(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"")
     rows = [COUNT, CLOSEST, ORDER, ANGLE, *REFUSED.values()]
-    samples, refused = read_all(VSI, write_jsonl(tmp_path / "vsi_590k.jsonl", rows), media_root=tmp_path)
+    samples, refused = parted(VSI, write_lines(tmp_path / "vsi_590k.jsonl", rows), root=tmp_path)
     video = (MediaRef("video", "VSI-590K/scannet/scene0191_00.mp4"),)
     image = (MediaRef("image", "VSI-590K/s3dis/1.jpg"),)
     mra, choice = "mean_relative_accuracy", "multiple_choice"
@@ -98,15 +98,15 @@ def test_rows_of_vsi_bench(tmp_path: Path) -> None:
         OF_NUMBER, OF_CHOICE, {**OF_NUMBER, "options": ["A. 1"]}, {**OF_NUMBER, "question_type": "shape"},
         {**OF_CHOICE, "ground_truth": "C"}, {**OF_CHOICE, "options": None},
     ]  # fmt: skip
-    samples, refused = read_all(VSI, write_jsonl(tmp_path / "test.jsonl", rows), media_root=tmp_path)
+    samples, refused = parted(VSI, write_lines(tmp_path / "test.jsonl", rows), root=tmp_path)
     check_bench(samples)
     reasons = ["bad_options", "unknown_question_type", "answer_not_in_options", "too_few_options"]
     assert [one.reason for one in refused] == reasons
     table = pyarrow.Table.from_pylist([{**row, "pruned": False} for row in rows[:2]])
     for name in ("test-00000-of-00001.parquet", "test_debiased.parquet"):
         pyarrow.parquet.write_table(table, tmp_path / name)
-    check_bench(read_all(VSI, Path(f"{tmp_path}:test"), media_root=tmp_path)[0])
-    check_bench(read_all(VSI, tmp_path / "test_debiased.parquet", media_root=tmp_path)[0])
+    check_bench(parted(VSI, Path(f"{tmp_path}:test"), root=tmp_path)[0])
+    check_bench(parted(VSI, tmp_path / "test_debiased.parquet", root=tmp_path)[0])
 
 
 @pytest.mark.parametrize(("answer", "accuracy"), [("4", 1.0), ("3", 0.5), ("9", 0.0), ("four chairs", 0.0)])
@@ -121,7 +121,7 @@ def test_counts_earn_what_vsi_bench_gives(answer: str, accuracy: float) -> None:
 def test_the_example_is_what_becomes_of_the_published_row() -> None:
     (sample,) = one_row(VSI, COUNT)
     assert isinstance(sample, Sample)
-    assert replace(sample, where="", sample_id="vsi_590k-1") == example_of(vsi)
+    assert replace(sample, where="", sample_id="vsi_590k-1") == example(vsi)
 
 
 def test_unknown_sentences_stay_in_the_question() -> None:

@@ -1,4 +1,4 @@
-"""GSM8K, MATH and NExT-QA as published become checked records; every row is kept, left out by name, or refused."""
+"""``vlm-pg prepare`` as a command: splits, names of rows, a second start, overwriting, wrong arguments."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from data_pipelines import gsm8k, math, nextqa
-from data_pipelines.math import last_boxed
-from vlm_pg.cli_prepare import find_pipelines
+from data_pipelines import gsm8k, nextqa
 from vlm_pg.data.records import read_records
 from vlm_pg.errors import ConfigError
-from vlm_pg.types import MediaRef, Sample
+from vlm_pg.types import Sample
 
 NEXTQA_COLUMNS = ["video", "frame_count", "width", "height", "question", "answer", "qid", "type"]
 NEXTQA_COLUMNS += ["a0", "a1", "a2", "a3", "a4"]
@@ -64,39 +62,6 @@ def ids(folder: Path, name: str) -> list[str]:
 def report(folder: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((folder / "report.json").read_text())
     return content
-
-
-def test_the_command_finds_them() -> None:
-    assert {"gsm8k", "math", "nextqa"} <= set(find_pipelines()) and "published" not in find_pipelines()
-
-
-def test_a_gsm8k_row_becomes_a_sample(tmp_path: Path) -> None:
-    train = jsonl(tmp_path / "train.jsonl", [gsm8k_row(1), gsm8k_row(2, "so 2 * 617 =\n#### 1,234")])
-    assert gsm8k.main(["--train", str(train), "--eval-share", "0", "--out", str(tmp_path / "out")]) == 0
-    assert samples(tmp_path / "out", "train")[1] == Sample(
-        "train-2", "How much is 2?", (), (), "1234", "numerical", "gsm8k", "gsm8k", "so 2 * 617 ="
-    )
-    assert report(tmp_path / "out")["kept_by_data_type"] == {"text": 2}
-
-
-def test_the_real_gsm8k_files(data_dir: Path, tmp_path: Path) -> None:
-    arguments = ["--train", str(data_dir / "gsm8k_train.jsonl"), "--eval", str(data_dir / "gsm8k_test.jsonl")]
-    assert gsm8k.main([*arguments, "--out", str(tmp_path)]) == 0
-    assert report(tmp_path)["train"] == 7473 and report(tmp_path)["eval"] == 1319
-    assert report(tmp_path)["refused"] == {} and report(tmp_path)["left_out"] == {}
-
-
-def test_a_gsm8k_row_without_a_gold_answer_is_refused(tmp_path: Path) -> None:
-    rows = [gsm8k_row(1), gsm8k_row(2, "It is 2."), gsm8k_row(3, "#### three"), {"question": " ", "answer": "#### 4"}]
-    train = jsonl(tmp_path / "train.jsonl", rows)
-    assert gsm8k.main(["--train", str(train), "--eval-share", "0", "--out", str(tmp_path / "out")]) == 0
-    refused = [json.loads(line) for line in (tmp_path / "out" / "refused.jsonl").read_text().splitlines()]
-    assert [(bad["sample_id"], bad["reason"]) for bad in refused] == [
-        ("train-2", "no_gold_answer"),
-        ("train-3", "no_gold_answer"),
-        ("train-4", "empty_question"),
-    ]
-    assert ids(tmp_path / "out", "train") == ["train-1"]
 
 
 def test_questions_to_evaluate_on_are_left_out_of_training(tmp_path: Path) -> None:
@@ -191,132 +156,6 @@ def test_overwriting_leaves_nothing_of_the_old_set(tmp_path: Path) -> None:
     assert gsm8k.main(["--eval", str(test), "--out", str(out), "--overwrite"]) == 0
 
 
-def test_math_rows_of_both_layouts(tmp_path: Path) -> None:
-    of_math = {
-        "problem": "Half of one?",
-        "level": "Level 1",
-        "type": "Algebra",
-        "solution": r"So $\boxed{\frac{1}{2}}$.",
-    }
-    of_math500 = {
-        "unique_id": "test/algebra/7.json", "problem": "One and one?", "level": 1, "subject": "Number Theory",
-        "solution": r"$\boxed{2}$", "answer": "2",
-    }  # fmt: skip
-    without = {"problem": "What?", "solution": "Nobody knows.", "type": "Algebra"}
-    train = jsonl(tmp_path / "train.jsonl", [of_math, without])
-    test = jsonl(tmp_path / "test.jsonl", [of_math500])
-    assert math.main(["--train", str(train), "--eval", str(test), "--out", str(tmp_path / "out")]) == 0
-    assert samples(tmp_path / "out", "train") == [
-        Sample("train-1", "Half of one?", (), (), r"\frac{1}{2}", "mathematics", "math", "Algebra", of_math["solution"])
-    ]
-    assert samples(tmp_path / "out", "eval") == [
-        Sample(
-            "test/algebra/7.json", "One and one?", (), (), "2", "mathematics", "math", "Number Theory", r"$\boxed{2}$"
-        )
-    ]
-    assert report(tmp_path / "out")["refused"] == {"no_gold_answer": 1}
-
-
-@pytest.mark.parametrize(
-    ("solution", "boxed"),
-    [
-        (r"first \boxed{1}, then \boxed{\frac{1}{\sqrt{2}}}.", r"\frac{1}{\sqrt{2}}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed {3}", "3"),
-        (r"$\boxed 3$", "3"),
-        (r"\fbox{4}", "4"),
-        (r"\boxed{5", None),
-        (r"\boxed{}", None),
-        (r"\boxed", None),
-        ("5", None),
-    ],
-)
-def test_the_last_box_of_a_solution(solution: str, boxed: str | None) -> None:
-    assert last_boxed(solution) == boxed
-
-
-def test_the_last_box_of_the_real_solutions_is_their_answer(data_dir: Path) -> None:
-    rows = [json.loads(line) for line in (data_dir / "math500_test.jsonl").read_text(encoding="utf-8").splitlines()]
-    different = [row["answer"] for row in rows if (last_boxed(row["solution"]) or "").strip() != row["answer"].strip()]
-    # A few answers are written more simply than in the solution.
-    assert len(rows) == 500 and len(different) < 5, different
-
-
-def test_a_nextqa_row_becomes_a_sample(tmp_path: Path) -> None:
-    (tmp_path / "17.mp4").write_bytes(b"")
-    validation = nextqa_csv(tmp_path / "val.csv", [nextqa_row(17, qid=3)])
-    arguments = ["--eval", str(validation), "--media-root", str(tmp_path), "--out", str(tmp_path / "out")]
-    assert nextqa.main(arguments) == 0
-    assert samples(tmp_path / "out", "eval") == [
-        Sample(
-            "17_3", "what moves", (MediaRef("video", "17.mp4"),),
-            ("A. a car", "B. a dog", "C. a bird", "D. a boat", "E. a ball"), "C", "multiple_choice", "nextqa", "DC",
-        )
-    ]  # fmt: skip
-
-
-def test_nextqa_rows_are_refused_for_missing_videos_and_wrong_answers(tmp_path: Path) -> None:
-    for video in (1, 2):
-        (tmp_path / f"{video}.mp4").write_bytes(b"")
-    train = nextqa_csv(tmp_path / "train.csv", [nextqa_row(1), nextqa_row(2, answer=5), nextqa_row(3)])
-    arguments = [
-        "--train",
-        str(train),
-        "--media-root",
-        str(tmp_path),
-        "--eval-share",
-        "0",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert nextqa.main(arguments) == 0
-    assert ids(tmp_path / "out", "train") == ["1_0"]
-    assert report(tmp_path / "out")["refused"] == {"answer_not_in_options": 1, "missing_media": 1}
-    assert nextqa.main([*arguments, "--skip-media-check", "--overwrite"]) == 0
-    assert ids(tmp_path / "out", "train") == ["1_0", "3_0"]
-
-
-@pytest.mark.parametrize(
-    ("pipeline", "row", "answer"),
-    [
-        (gsm8k, {"problem": "1 + 1?", "answer": "1,002"}, "1002"),
-        (gsm8k, {"question": "1 + 1?", "answer": 142.0}, "142"),
-        (gsm8k, {"question": "1 + 1?", "answer": -7}, "-7"),
-        (math, {"id": 3, "problem": "1 + 1?", "answer": 142.0, "url": "u"}, "142"),
-        (math, {"id": 3, "question": "1 + 1?", "answer": "27", "url": "u"}, "27"),
-        (math, {"ID": "2024-I-1", "Problem": "1 + 1?", "Solution": "So \\boxed{204}.", "Answer": 204}, "204"),
-        (math, {"problem": "1 + 1?", "solution": "So \\boxed{204}.", "answer": None}, "204"),
-        (math, {"problem": "1 + 1?", "answer": "0"}, "0"),
-    ],
-)
-def test_rows_of_problems_and_plain_answers(tmp_path: Path, pipeline: Any, row: dict[str, Any], answer: str) -> None:
-    rows = jsonl(tmp_path / "test.jsonl", [row])
-    assert pipeline.main(["--eval", str(rows), "--out", str(tmp_path / "out")]) == 0
-    (sample,) = samples(tmp_path / "out", "eval")
-    assert (sample.question, sample.answer) == ("1 + 1?", answer)
-
-
-@pytest.mark.parametrize("answer", ["about seven", "", "7 apples", "1e400"])
-def test_an_answer_that_is_no_number_is_refused(tmp_path: Path, answer: str) -> None:
-    rows = jsonl(tmp_path / "test.jsonl", [gsm8k_row(1), {"question": "How much?", "answer": answer}])
-    assert gsm8k.main(["--eval", str(rows), "--out", str(tmp_path / "out")]) == 0
-    assert report(tmp_path / "out")["refused"] == {"no_gold_answer": 1}
-
-
-def test_a_damaged_map_of_videos_is_a_clear_error(tmp_path: Path) -> None:
-    rows = nextqa_csv(tmp_path / "val.csv", [nextqa_row(17)])
-    (tmp_path / "map_vid_vidorID.json").write_text('{"17": 3}')
-    with pytest.raises(ConfigError, match=r"map_vid_vidorID\.json' is no map of videos.*0101/2909445186.*remove it"):
-        nextqa.main(["--eval", str(rows), "--media-root", str(tmp_path), "--out", str(tmp_path / "out")])
-
-
-def test_nextqa_gold_under_two_letters_is_refused_and_other_equal_options_are_kept(tmp_path: Path) -> None:
-    rows = nextqa_csv(tmp_path / "val.csv", [nextqa_row(1, a0="a bird"), nextqa_row(2, a0="a dog")])
-    arguments = ["--eval", str(rows), "--media-root", str(tmp_path), "--skip-media-check"]
-    assert nextqa.main([*arguments, "--out", str(tmp_path / "out")]) == 0
-    assert ids(tmp_path / "out", "eval") == ["2_0"] and report(tmp_path / "out")["refused"] == {"bad_options": 1}
-
-
 def test_no_nextqa_video_is_in_both_files(tmp_path: Path) -> None:
     train = nextqa_csv(tmp_path / "train.csv", [nextqa_row(video, qid) for video in (1, 2) for qid in (0, 1)])
     validation = nextqa_csv(tmp_path / "val.csv", [nextqa_row(2, qid=9)])
@@ -324,12 +163,6 @@ def test_no_nextqa_video_is_in_both_files(tmp_path: Path) -> None:
     assert nextqa.main([*arguments, "--out", str(tmp_path / "out")]) == 0
     assert ids(tmp_path / "out", "train") == ["1_0", "1_1"] and ids(tmp_path / "out", "eval") == ["2_9"]
     assert report(tmp_path / "out")["left_out"] == {"also in the evaluation file": 2}
-
-
-def test_the_real_nextqa_file(data_dir: Path, tmp_path: Path) -> None:
-    arguments = ["--eval", str(data_dir / "nextqa_val.csv"), "--media-root", str(tmp_path), "--skip-media-check"]
-    assert nextqa.main([*arguments, "--out", str(tmp_path / "out")]) == 0
-    assert report(tmp_path / "out")["eval"] == 4996 and report(tmp_path / "out")["refused"] == {}
 
 
 def test_wrong_arguments_and_files_are_clear_errors(tmp_path: Path) -> None:
