@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     """
     arguments = _parser().parse_args(argv)
     config = load_config(arguments.config, arguments.overrides)
-    if config.data.train is None:
+    if not config.data.train_sets:
         raise ConfigError("data.train is not set. Records whose media are measured are needed. Set it.")
     if arguments.repeats < 1:
         raise ConfigError(f"--repeats is {arguments.repeats}; at least 1 timed run is needed.")
@@ -61,7 +61,9 @@ def main(argv: Sequence[str]) -> int:
     model = load_model_config(config.model.path, config.model)
     measured, left_out = _measure_all(config, family_of(model).pixels(model).token_side, arguments)
     if not measured:
-        raise ConfigError(f"None of the {len(left_out)} media of {config.data.train} can be used: {left_out[:1]}.")
+        raise ConfigError(
+            f"None of the {len(left_out)} media of {config.data.train_shown} can be used: {left_out[:1]}."
+        )
     epoch = _epoch(measured)
     print("\n".join(_lines(epoch, len(measured), left_out)))
     if arguments.out is not None:
@@ -89,14 +91,15 @@ def _measure_all(
     config: RunConfig, factor: int, arguments: argparse.Namespace
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """What each medium costs in each way, and what was left out and why."""
-    assert config.data.train is not None
-    samples, _ = open_records(config.data.train)
-    refs = list(dict.fromkeys(ref for sample in samples for ref in sample.media))[: arguments.limit]
+    data = config.data
+    opened = [(data.root_for(path, name), open_records(path)[0]) for name, path in data.train_sets.items()]
+    named = dict.fromkeys((root, ref) for root, samples in opened for one in samples for ref in one.media)
+    refs = list(named)[: arguments.limit]
     measured, left_out = [], []
     with tempfile.TemporaryDirectory(prefix="vlm_pg_bench_") as folder:
-        for place, ref in enumerate(refs):
+        for place, (root, ref) in enumerate(refs):
             try:
-                found = _measure(config, factor, ref, Path(folder, str(place)), arguments.repeats)
+                found = _measure(config, factor, root, ref, Path(folder, str(place)), arguments.repeats)
             except SampleError as fault:
                 left_out.append(f"{printable(ref.path, 200)}: {fault.reason}")
                 continue
@@ -106,16 +109,14 @@ def _measure_all(
     return measured, left_out
 
 
-def _measure(config: RunConfig, factor: int, ref: MediaRef, folder: Path, repeats: int) -> dict[str, Any]:
-    """One medium. Raises SampleError if it cannot be used."""
+def _measure(config: RunConfig, factor: int, root: Path, ref: MediaRef, folder: Path, repeats: int) -> dict[str, Any]:
+    """One medium below ``root``. Raises SampleError if it cannot be used."""
     from vlm_pg.bench.bare_media import bare_decoding
     from vlm_pg.cache.settings import CacheSettings
     from vlm_pg.media.kept_frames import content_of, load_file
     from vlm_pg.media.paths import SubtitlesRef, resolve
     from vlm_pg.media.selection import Part
 
-    assert config.data.train is not None
-    root = config.data.root_for(config.data.train)
     path = resolve(ref, root)
     subtitles = resolve(SubtitlesRef(ref.subtitles), root) if ref.subtitles and config.prompt.subtitles else ""
 

@@ -96,9 +96,13 @@ def _seconds(name: str, value: Any) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise fault("wrong_type", f"'{name}' holds {_shown(value)}", "A number of seconds", "it")
-    if not math.isfinite(value) or value < 0:
-        raise fault("bad_clip", f"'{name}' holds {value}", "Seconds from 0 on", "it")
-    return float(value)
+    try:
+        seconds = float(value)
+    except OverflowError:  # JSON has whole numbers of any length
+        seconds = math.inf
+    if not math.isfinite(seconds) or seconds < 0:
+        raise fault("bad_clip", f"'{name}' holds {seconds}", "Seconds from 0 on", "it")
+    return seconds
 
 
 def _shown(value: Any) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from vlm_pg.cache.store import Entry, Store, key_of
+from vlm_pg.cache.entry_file import Entry
+from vlm_pg.cache.store import Store, key_of
 from vlm_pg.models.vision_pieces import Grid, shares
 from vlm_pg.types import Prompt
 

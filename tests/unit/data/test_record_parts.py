@@ -46,7 +46,9 @@ def test_parts_of_media_are_read_and_written(parts: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("parts", "reason", "message"),
     [
-        ({"start": -1}, "bad_clip", r"'start' holds -1\. Seconds from 0 on"),
+        ({"start": -1}, "bad_clip", r"'start' holds -1\.0\. Seconds from 0 on"),
+        ({"start": 10**400}, "bad_clip", "'start' holds inf"),
+        ({"times": [1, 10**5000]}, "bad_clip", "'times' holds inf"),
         ({"start": float("nan")}, "bad_clip", "'start' holds nan"),
         ({"start": True}, "wrong_type", "'start' holds True"),
         ({"start": "3"}, "wrong_type", "'start' holds '3'"),
