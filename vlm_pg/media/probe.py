@@ -73,7 +73,8 @@ def _probe(
     decode: bool,
     cues: tuple[Cue, ...],
 ) -> MediaFacts:
-    seconds, sampled_fps, frame_seconds = 0.0, 0.0, (0.0,)
+    seconds = sampled_fps = 0.0
+    frame_seconds: tuple[float, ...] = (0.0,)
     if kind == "image":
         frames, _, height, width = decode_image(path, settings, factor, name).frames.shape
     else:
