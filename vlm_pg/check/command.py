@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vlm_pg.check.finding import Finding
 from vlm_pg.check.judge import Judge
 from vlm_pg.check.ledger import Ledger
+from vlm_pg.check.lengths import LengthRules, Lengths
 from vlm_pg.check.probing import Place, Prober
 from vlm_pg.check.report import REFUSED, WARNED, lines, write_reports
 from vlm_pg.check.running import CheckedSet, SetCheck
@@ -24,7 +24,6 @@ from vlm_pg.media.loader import MediaLoader, decoding_pool
 from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.quiet import quiet_libraries
-from vlm_pg.prompts.measure import PromptMeasure
 from vlm_pg.threads import use_threads
 
 
@@ -47,7 +46,7 @@ def check(config: RunConfig, data: Path | None = None, decode: bool = False, out
     quiet_libraries()
     console = Console(enabled=True)
     model = WithoutWeights(config.model)
-    measure = PromptMeasure(model.processor, config.prompt, model.positions)
+    rules = LengthRules(config.model, config.prompt, config.rollout.max_new_tokens)
     keep = decode and config.cache.folder is not None and config.cache.frames
     for line in _introduction(config, data, decode, keep):
         console.info(line)
@@ -55,9 +54,8 @@ def check(config: RunConfig, data: Path | None = None, decode: bool = False, out
     with ExitStack() as stack:
         sets = _sets(config, data, model.pixel_factor, keep, stack)
         ledger = stack.enter_context(Ledger())
-        fits_model = partial(model.check_length, response_tokens=config.rollout.max_new_tokens)
-        judge = Judge(config.reward, measure, fits_model, _token_counter(model.processor), console.warn)
-        stack.enter_context(judge)
+        lengths = stack.enter_context(Lengths(rules, config.media.workers, model))
+        judge = stack.enter_context(Judge(config.reward, lengths, _token_counter(model.processor), console.warn))
         on_finding = stack.enter_context(_written(out))
         checks = SetCheck(ledger, Prober(ledger, decode, keep), judge, on_finding, names_sets=len(sets) > 1)
         for one in sets:

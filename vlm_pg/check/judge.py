@@ -1,4 +1,4 @@
-"""What is wrong with some samples, each by itself: its words, its gold answer, the length of its prompt."""
+"""What is wrong with some samples, each by itself: its media, its words, its gold answer, the length of its prompt."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from vlm_pg.check.finding import Finding, error
+from vlm_pg.check.lengths import Length, Lengths
 from vlm_pg.check.probing import Facts
 from vlm_pg.check.words import word_findings
 from vlm_pg.errors import SampleError
 from vlm_pg.media.probe import MediaFacts
-from vlm_pg.prompts.measure import PromptMeasure
 from vlm_pg.rewards import Rewarder, RewardSettings
 from vlm_pg.rewards.gold import gold_faults, gold_settings
-from vlm_pg.types import Prompt, Sample
+from vlm_pg.types import Sample
 
 
 class Judge(AbstractContextManager["Judge"]):
@@ -22,8 +22,7 @@ class Judge(AbstractContextManager["Judge"]):
 
     Args:
         reward: settings of the reward, by which gold answers are scored.
-        measure: makes prompts without pixels.
-        fits_model: raises SampleError for a prompt that the model cannot answer.
+        lengths: measures prompts; its owner closes it.
         num_tokens: counts the tokens of a text, for reward functions that ask for that.
         warn: shown the first error of each reward function.
 
@@ -34,13 +33,12 @@ class Judge(AbstractContextManager["Judge"]):
     def __init__(
         self,
         reward: RewardSettings,
-        measure: PromptMeasure,
-        fits_model: Callable[[Prompt], None],
+        lengths: Lengths,
         num_tokens: Callable[[str], int],
         warn: Callable[[str], None] = print,
     ):
         self._rewarder = Rewarder(gold_settings(reward), warn)
-        self._measure, self._fits_model = measure, fits_model
+        self._lengths = lengths
         self._num_tokens = num_tokens if reward.functions else None
 
     def __exit__(self, *_: Any) -> None:
@@ -55,30 +53,29 @@ class Judge(AbstractContextManager["Judge"]):
         """The findings about each sample, in order.
 
         Args:
-            samples: the questions; several at a time, whose answers are checked side by side.
+            samples: the questions; several at a time, which are looked at side by side.
             facts: of each sample's media, or why there are none.
             on_length: told how many tokens each prompt has.
 
         Raises:
             ModelError: a sample has media and the model reads text alone.
         """
-        faults = gold_faults(samples, self._rewarder, self._num_tokens)
-        for sample, of_media, gold_fault in zip(samples, facts, faults, strict=True):
+        known = [tuple(one for one in of_media if isinstance(one, MediaFacts)) for of_media in facts]
+        whole = [len(found) == len(sample.media) for sample, found in zip(samples, known, strict=True)]
+        started = self._lengths.start(
+            [(sample, found) for sample, found, all_there in zip(samples, known, whole, strict=True) if all_there]
+        )
+        faults = list(gold_faults(samples, self._rewarder, self._num_tokens))
+        lengths = iter(started())
+        for sample, of_media, fault, all_there in zip(samples, facts, faults, whole, strict=True):
             found = [error(sample, one) for one in of_media if isinstance(one, SampleError)]
             found += word_findings(sample)
-            found += [error(sample, gold_fault)] if gold_fault is not None else []
-            found += self._lengths(sample, [one for one in of_media if isinstance(one, MediaFacts)], on_length)
+            found += [] if fault is None else [error(sample, fault)]
+            found += _of_length(sample, next(lengths), on_length) if all_there else []
             yield found
 
-    def _lengths(
-        self, sample: Sample, facts: Sequence[MediaFacts], on_length: Callable[[int], None]
-    ) -> Iterator[Finding]:
-        if len(facts) < len(sample.media):
-            return
-        try:
-            prompt = self._measure.measure(sample, facts)
-            on_length(prompt.num_tokens)
-            self._measure.check(sample, prompt)
-            self._fits_model(prompt)
-        except SampleError as fault:
-            yield error(sample, fault)
+
+def _of_length(sample: Sample, length: Length, on_length: Callable[[int], None]) -> list[Finding]:
+    if length.tokens is not None:
+        on_length(length.tokens)
+    return [] if length.fault is None else [error(sample, SampleError(*length.fault))]

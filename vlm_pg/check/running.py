@@ -21,10 +21,10 @@ from vlm_pg.media.probe import MediaFacts
 from vlm_pg.progress import Bar
 from vlm_pg.types import BadSample, Sample
 
-# Judged together, so that checking processes have something to share.
-BATCH = 64
+# Judged together, so that processes have something to share.
+BATCH = 128
 # Records that are read while the media of earlier ones are looked at.
-WINDOW = 256
+WINDOW = 512
 
 
 @dataclass(frozen=True)

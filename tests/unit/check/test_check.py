@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,12 +13,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.groups import tiny_policy
 from tests.support.processes import ROOT
 from tests.support.runs import write_config
 from vlm_pg import cli
+from vlm_pg.check.lengths import LengthRules, Lengths, measured
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.prepared import write_shards
-from vlm_pg.data.records import read_records
+from vlm_pg.data.records import parse_record, read_records
+from vlm_pg.media.probe import MediaFacts
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.prompts.settings import PromptSettings
 
 Record = Mapping[str, Any]
 OWN = """
@@ -84,8 +90,8 @@ class Folder:
             "data": data | dict(sections.pop("data", {})),
             "media": {"workers": 0, "max_frames": 4, "max_pixels": 16 * 784} | dict(sections.pop("media", {})),
             "training": {"steps": 1, "micro_batch_tokens": 40_000},
-            **sections,
         }
+        values |= sections
         config = write_config(self.path / "run.yaml", values)
         code = cli.main(["check", str(config), "--out", str(self.path / "out"), *words])
         return code, self.found()
@@ -112,7 +118,7 @@ CLEAN = [record(1), about(2, "video_90.mov"), about(3, "av1_video.mkv", start=1.
 # name -> (records behind the clean ones, what is found of them, a piece of the message)
 ROWS: dict[str, tuple[Sequence[Record], dict[str, list[str]], str]] = {
     "nothing": ([], {}, ""),
-    "a record that cannot be read": ([{"problem_id": 9}], {"missing_field": ["train.jsonl:5 9"]}, "'problem' is missing"),
+    "a record that cannot be read": ([{"problem_id": 9}], {"missing_field": ["train.jsonl:5 9"]}, "is missing"),
     "an id used twice": ([record(1, problem="Else?")], {"duplicate_id": ["train.jsonl:5 1"]}, "at train.jsonl:1"),
     "a medium that is not there": ([about(9, "no.mov")], {"missing_media": ["train.jsonl:5 9"]}, "no.mov"),
     "a clip beyond its video": (
@@ -154,7 +160,9 @@ ROWS: dict[str, tuple[Sequence[Record], dict[str, list[str]], str]] = {
         [about(9, "av1_video.mkv", start=1.0, end=3.0, problem="Which colour has lamp 3?")], {}, ""
     ),
     "the same question about another image": ([about(9, "c.png", problem="Which colour has lamp 4?")], {}, ""),
-    "the same question with other options": ([record(9, problem="Which colour has lamp 1?", options=["X", "Y"])], {}, ""),
+    "the same question with other options": (
+        [record(9, problem="Which colour has lamp 1?", options=["X", "Y"])], {}, ""
+    ),
 }  # fmt: skip
 
 
@@ -209,7 +217,8 @@ def test_what_is_trained_on_is_found_in_evaluation_by_content(folder: Folder) ->
         ({"functions": [{"function": "half", "weight": 1.0}], "accuracy_weight": 0.0}, "half 0.5"),
         ({"functions": [{"function": "half", "weight": 1.0, "isolated": True}], "accuracy_weight": 0.0}, "half 0.5"),
         ({"functions": [{"function": "half", "weight": -1.0}], "accuracy_weight": 0.0}, None),
-        ({"length": {"weight": 1.0}, "repetition": {"weight": 1.0}, "judge": {"weight": 1.0, "url": "http://x/v1"}}, None),
+        # a gold answer has no shape, and nobody is there to judge it
+        ({"length": {"weight": 1.0}, "judge": {"weight": 1.0, "url": "http://127.0.0.1:9/v1"}}, None),
     ],
 )  # fmt: skip
 def test_gold_answers_are_scored_by_the_run_s_own_reward(
@@ -224,13 +233,11 @@ def test_gold_answers_are_scored_by_the_run_s_own_reward(
 
 
 def test_a_response_beyond_the_model_s_positions(folder: Folder) -> None:
-    prompts = {"prompt": {"max_prompt_tokens": 700}}
-    assert folder.check([record(1)], rollout={"max_new_tokens": 400}, **prompts)[0] == 0
+    assert folder.check([record(1)], rollout={"max_new_tokens": 400})[0] == 0
     limit = json.loads((ROOT / "assets/tiny-qwen2_5-vl/config.json").read_text())
     most = limit.get("text_config", limit)["max_position_embeddings"]
-    code, found = folder.check(
-        [record(1)], rollout={"max_new_tokens": most}, **{**prompts, "training": {"steps": 1, "micro_batch_tokens": 10**6}}
-    )  # fmt: skip
+    training = {"steps": 1, "micro_batch_tokens": 10**6}
+    code, found = folder.check([record(1)], rollout={"max_new_tokens": most}, training=training)
     assert (code, found) == (1, {"too_long_for_model": ["train.jsonl:1 1"]})
 
 
@@ -274,15 +281,13 @@ def test_reports(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_order_of_findings_is_that_of_the_records(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the number of processes, and however few records are under way."""
-    records = [
-        [
-            about(n, "no.mov"),
-            about(n, "video_90.mov", start=float(n), end=n + 1.0),
-            about(n, "av1_video.mkv"),
-            record(n),
-        ][n % 4]
-        for n in range(40)
-    ] + [record(3, problem="Else?")]
+    kinds = (
+        lambda n: about(n, "no.mov"),
+        lambda n: about(n, "video_90.mov", start=float(n), end=n + 1.0),
+        lambda n: about(n, "av1_video.mkv"),
+        record,
+    )
+    records = [kinds[n % 4](n) for n in range(40)] + [record(3, problem="Else?")]
     found = []
     for workers, window, batch in ((1, 256, 64), (2, 3, 2), (0, 1, 1)):
         monkeypatch.setattr("vlm_pg.check.running.WINDOW", window)
@@ -314,3 +319,36 @@ def test_a_file_that_breaks_off_ends_with_a_message(folder: Folder, capsys: pyte
         (folder.path / "train.jsonl").write_text(content)
         assert cli.main(["check", str(folder.path / "run.yaml")]) == code
         assert code == 1 or "train.jsonl" in capsys.readouterr().err
+
+
+def test_prompts_are_measured_alike_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are many; and a model that reads text alone says so from there too."""
+    model = ModelSettings(path=str(ROOT / "assets/tiny-qwen2_5-vl"))
+    rules = LengthRules(model, PromptSettings(max_prompt_tokens=120), 8)
+    facts = MediaFacts("x", 2.0, 4, 56, 84, 12, (0.0, 0.5, 1.0, 1.5), 2.0)
+    asked = [parse_record(about(n, "a.mp4", problem="Which? " * n)) for n in range(1, 51)]
+    questions = [(one, (facts,)) for one in asked]
+    found = []
+    for alone in (10**6, 0):
+        monkeypatch.setattr("vlm_pg.check.lengths.ALONE", alone)
+        with Lengths(rules, workers=2) as lengths:
+            halves = lengths.start(questions[:7]), lengths.start(questions[7:])
+            found.append([length for half in halves for length in half()])
+            assert (lengths._pool is not None) == (alone == 0)
+    assert found[0] == found[1] and [one.fault is None for one in found[0]].count(False) in range(5, 45)
+    assert measured(pickle.dumps(rules), questions) == found[0]
+
+
+def test_media_for_a_model_of_text_end_the_check(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = tiny_policy(family="qwen3")
+    for part in (policy.model.config, policy.processor):
+        part.save_pretrained(folder.path / "text")
+    folder.check([record(1)])
+    words = [str(folder.path / "run.yaml"), f"model.path={folder.path / 'text'}", "model.train=[language]"]
+    assert cli.main(["check", *words]) == 0
+    (folder.path / "train.jsonl").write_text(json.dumps(about(1, "a.png")))
+    assert cli.main(["check", *words]) == 2
+    assert "reads text alone" in capsys.readouterr().err
+    rules = LengthRules(ModelSettings(path=str(folder.path / "text")), PromptSettings(), 8)
+    facts = MediaFacts("x", 0.0, 1, 28, 28, 1, (0.0,))
+    assert "reads text alone" in str(measured(pickle.dumps(rules), [(parse_record(about(1, "a.png")), (facts,))]))
