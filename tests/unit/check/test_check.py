@@ -307,8 +307,10 @@ def test_a_file_is_looked_at_once(folder: Folder, monkeypatch: pytest.MonkeyPatc
         return real(kind, path, *rest)
 
     monkeypatch.setattr(probe, "probe_file", counted)
-    records = [about(n, ("./" if n % 2 else "") + "video_90.mov") for n in range(300)]
-    records += [about(300, "av1_video.mkv"), about(301, "av1_video.mkv", start=1.0), about(302, "av1_video.mkv")]
+    monkeypatch.setattr("vlm_pg.check.running.WINDOW", 8)  # most are asked for when earlier ones are done
+    monkeypatch.setattr("vlm_pg.check.running.BATCH", 4)
+    records = [about(n, ("./" if n % 2 else "") + "video_90.mov") for n in range(40)]
+    records += [about(41, "av1_video.mkv"), about(42, "av1_video.mkv", start=1.0), about(43, "av1_video.mkv")]
     assert folder.check(records, [about(1, "c.png")])[0] == 0
     assert len(seen) == len(set(seen)) == 4
 

@@ -40,7 +40,7 @@ CASES: dict[str, tuple[MediaRef, ...]] = {
     "moments": (MediaRef("video", "flipping_a_pancake.mkv", times=(0.5, 2.0, 9.0), subtitles="words.srt"),),
     "mixed": (TALL, WHOLE, WIDE, MediaRef("video", "av1_video.mkv", start=1.0)),
 }
-BUDGETED = {"max_frames": 12, "max_pixels": 40 * 784, "video_tokens": 100}
+BUDGETED = {"max_frames": 12, "max_pixels": 40 * 784, "video_tokens": 9}
 
 
 def sample(refs: tuple[MediaRef, ...], question: str = "What is said?") -> Sample:
