@@ -7,20 +7,18 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from vlm_pg.data.folders import data_folder
-from vlm_pg.errors import ConfigError, SampleError, VlmPgError
+from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.files import write_bytes_atomic
-from vlm_pg.rewards import Response, Rewarder, RewardSettings
-from vlm_pg.types import RewardBreakdown, Sample
+from vlm_pg.rewards.gold import gold_faults as gold_faults
 
 Item = TypeVar("Item")
 MANIFEST = "manifest.json"
-_CHECKED_AT_A_TIME = 256
 
 
 def progress(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
@@ -174,31 +172,6 @@ def locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
             lock.unlink(missing_ok=True)
             with suppress(OSError):  # not empty: what was written, or the lock of the next
                 folder.rmdir()
-
-
-def gold_faults(samples: Sequence[Sample], rewarder: Rewarder | None = None) -> Iterator[SampleError | None]:
-    """For each sample None, or why its own gold answer does not earn the full reward: it would teach the wrong thing.
-
-    The reason is ``unscorable_gold_answer``.
-    """
-    with Rewarder(RewardSettings()) if rewarder is None else nullcontext(rewarder) as rewarder:
-        for start in range(0, len(samples), _CHECKED_AT_A_TIME):
-            chunk = samples[start : start + _CHECKED_AT_A_TIME]
-            responses = [Response(one, f"<think>gold</think><answer>{one.answer}</answer>") for one in chunk]
-            for sample, breakdown in zip(chunk, rewarder.score(responses), strict=True):
-                yield _gold_fault(sample, breakdown)
-
-
-def _gold_fault(sample: Sample, breakdown: RewardBreakdown) -> SampleError | None:
-    if breakdown.parts["accuracy"] == 1.0 and breakdown.parts["format"] == 1.0:
-        return None
-    came = ", ".join(f"{name} {value}" for name, value in breakdown.parts.items())
-    note = f" ({breakdown.notes['accuracy']})" if "accuracy" in breakdown.notes else ""
-    return SampleError(
-        "unscorable_gold_answer",
-        f"the gold answer '{sample.answer[:80]}' to a {sample.answer_kind} question earns {came}{note}. It must earn "
-        "the full reward, 1.0 each. Correct 'solution' or 'problem_type', or remove the record.",
-    )
 
 
 def run(main: Callable[[], int]) -> int:

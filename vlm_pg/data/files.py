@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.data.folders import DataFolder, data_folder
+from vlm_pg.data.folders import DataFolder, data_folder, files_of
 from vlm_pg.data.json_stream import read_elements, read_lines, read_members
-from vlm_pg.data.tables import read_arrow, read_parquet
+from vlm_pg.data.tables import count_rows, read_arrow, read_parquet
 from vlm_pg.errors import ConfigError, printable
 
 
@@ -69,6 +69,19 @@ def read_raw(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
         )
     _check_file(path)
     return reader(path)
+
+
+def count_raw(path: Path) -> int:
+    """How many records ``read_raw`` would give of a file or folder that can be read; by less than reading them where
+    the format allows."""
+    files, suffix = files_of(path), path.suffix.lower()
+    if files != (path,) or suffix == ".parquet":
+        return sum(map(count_rows, files))
+    if suffix in (".jsonl", ".ndjson"):
+        _check_file(path)
+        with path.open("rb") as file:
+            return sum(1 for line in file if not line.isspace())
+    return sum(1 for _ in read_raw(path))
 
 
 def _read_folder(folder: DataFolder) -> Iterator[tuple[RecordPlace, Any]]:

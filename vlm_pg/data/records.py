@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,32 +49,51 @@ def read_records(
     Raises:
         ConfigError: the file is missing, does not parse (with the line), has no records, or holds media nobody unpacks.
     """
+    first_at: dict[str, str] = {}
     samples: list[Sample] = []
     bad: list[BadSample] = []
-    first_at: dict[str, str] = {}
+    for one in stream_records(path, first_at.setdefault, unpack):
+        if isinstance(one, Sample):
+            samples.append(one)
+        else:
+            bad.append(one)
+    return samples, bad
+
+
+def stream_records(
+    path: Path,
+    first_at: Callable[[str, str], str],
+    unpack: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+) -> Iterator[Sample | BadSample]:
+    """As ``read_records``, one record after the other.
+
+    Args:
+        path, unpack: as of ``read_records``.
+        first_at: ``(sample id, place)`` to the place that the id was first used at, which it remembers.
+    """
+    found = False
     for place, record in read_raw(path):
+        found = True
         where = place.within(path)
         if unpack is None:
             _refuse_embedded(path, record)
         try:
             sample = parse_record(record if unpack is None else with_paths(record, unpack), where)
-            if sample.sample_id in first_at:
+            earlier = first_at(sample.sample_id, where)
+            if earlier != where:
                 raise SampleError(
                     "duplicate_id",
-                    f"problem_id '{sample.sample_id}' was used before, at {first_at[sample.sample_id]}. Each record "
-                    "needs its own. Renumber one of them.",
+                    f"problem_id '{sample.sample_id}' was used before, at {earlier}. Each record needs its own. "
+                    "Renumber one of them.",
                 )
+            yield sample
         except SampleError as error:
-            bad.append(BadSample(_name_of(record, where), error.reason, str(error), where))
-            continue
-        first_at[sample.sample_id] = where
-        samples.append(sample)
-    if not samples and not bad:
+            yield BadSample(_name_of(record, where), error.reason, str(error), where)
+    if not found:
         raise ConfigError(
             f"Data file '{printable(str(path), 300)}' has no records. At least one is expected. Check how the file was "
             "prepared."
         )
-    return samples, bad
 
 
 def with_paths(record: Any, unpack: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Any:

@@ -70,6 +70,23 @@ def read_arrow(path: Path) -> Iterator[dict[str, Any]]:
         raise _unreadable(path, "Arrow", error) from error
 
 
+def count_rows(path: Path) -> int:
+    """Rows of a Parquet file or Arrow stream.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    import pyarrow.parquet
+
+    try:
+        if path.suffix == ".parquet":
+            return int(pyarrow.parquet.read_metadata(path).num_rows)
+        with pyarrow.OSFile(str(path)) as file, pyarrow.ipc.open_stream(file) as stream:
+            return sum(batch.num_rows for batch in stream)
+    except Exception as error:  # whatever the reader raises on a file is wrong with the file
+        raise _unreadable(path, "Parquet" if path.suffix == ".parquet" else "Arrow", error) from error
+
+
 def _check_end(file: Any) -> None:
     """A stream that was cut off between two batches reads as one with fewer rows, but has no end."""
     end, size = file.tell(), file.size()

@@ -12,9 +12,9 @@ from vlm_pg.media.images import decode_image
 from vlm_pg.media.remote import download
 from vlm_pg.media.selection import WHOLE, Part
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.subtitles import read_subtitles
+from vlm_pg.media.subtitles import cues_within, read_subtitles
 from vlm_pg.media.urls import shown_url
-from vlm_pg.types import MediaKind
+from vlm_pg.types import Cue, MediaKind
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class MediaFacts:
 
     ``content``: SHA-256 of the file. ``seconds``: of the whole video; 0 of an image. ``frames``, ``height``, ``width``:
     what the tower would be shown. ``visual_tokens``: what that takes after the merger; of an image too.
+    ``frame_seconds``, ``sampled_fps``, ``subtitles``: as in ``DecodedMedia``.
     """
 
     content: str
@@ -31,6 +32,9 @@ class MediaFacts:
     height: int
     width: int
     visual_tokens: int
+    frame_seconds: tuple[float, ...] = ()
+    sampled_fps: float = 0.0
+    subtitles: tuple[Cue, ...] = ()
 
 
 def probe_file(
@@ -50,18 +54,27 @@ def probe_file(
         SampleError: as ``decode_file``, as far as it shows.
     """
     name = shown_url(path) if "://" in path else Path(path).name
+    cues: tuple[Cue, ...] = ()
     if subtitles:
-        read_subtitles(subtitles, shown_url(subtitles) if "://" in subtitles else Path(subtitles).name, settings)
+        cues = read_subtitles(subtitles, shown_url(subtitles) if "://" in subtitles else Path(subtitles).name, settings)
     if "://" in path:
         with download(path, settings) as file:
-            return _probe(kind, Path(f"/proc/self/fd/{file.fileno()}"), name, settings, factor, part, decode)
-    return _probe(kind, Path(path), name, settings, factor, part, decode)
+            return _probe(kind, Path(f"/proc/self/fd/{file.fileno()}"), name, settings, factor, part, decode, cues)
+    return _probe(kind, Path(path), name, settings, factor, part, decode, cues)
 
 
 def _probe(
-    kind: MediaKind, path: Path, name: str, settings: MediaSettings, factor: int, part: Part, decode: bool
+    kind: MediaKind,
+    path: Path,
+    name: str,
+    settings: MediaSettings,
+    factor: int,
+    part: Part,
+    decode: bool,
+    cues: tuple[Cue, ...],
 ) -> MediaFacts:
-    seconds = 0.0
+    seconds = sampled_fps = 0.0
+    frame_seconds: tuple[float, ...] = (0.0,)
     if kind == "image":
         frames, _, height, width = decode_image(path, settings, factor, name).frames.shape
     else:
@@ -71,8 +84,11 @@ def _probe(
             frames, _, height, width = decode_video(path, settings, factor, name, part).frames.shape
         else:
             frames, height, width = frames_to_read(path, name, index, choice, settings, factor)
+        choice = choice.with_count(frames)
+        frame_seconds, sampled_fps = tuple(timeline.seconds[place] for place in choice.indices), choice.sampled_fps
+        cues = cues_within(cues, part, timeline.end)
     with path.open("rb") as file:
         content = hashlib.file_digest(file, "sha256").hexdigest()
     # An image is shown as two equal frames, as the tower's temporal patches ask for.
     tokens = visual_tokens(max(2, frames), height, width, factor)
-    return MediaFacts(content, seconds, frames, height, width, tokens)
+    return MediaFacts(content, seconds, frames, height, width, tokens, frame_seconds, sampled_fps, cues)

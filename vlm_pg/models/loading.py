@@ -77,16 +77,14 @@ def load_policy(
         # names that were of use, and in its reading under ZeRO-3 all that there are.
         if getattr(model, "_weight_conversions", None):
             model._weight_conversions = [used for used in model._weight_conversions if used.was_used()]
-        # A folder may still have the processor of the larger model that a language model was cut from.
-        kind = transformers.AutoProcessor if family.reads_media else transformers.AutoTokenizer
-        processor = kind.from_pretrained(str(path), trust_remote_code=settings.trust_remote_code)
+        processor = read_processor(str(path), family, settings)
     except Exception as error:  # tokenizers raise nothing more exact, configurations of odd types anything
         raise ModelError(
             f"The model at {str(path)!r} has a config but could not be loaded: {error} A checkpoint needs its weights "
             "as safetensors and its processor files beside config.json."
         ) from error
     _check_whole(str(path), lacking_in_tower(family, found) if vision_alone else found.get("missing_keys") or ())
-    _check_tokenizer(str(path), model, processor, family)
+    check_tokenizer(str(path), model.config, processor, family)
     if settings.lora is not None and settings.lora.quantize:
         # One layer after the other: the device never holds the model as it was read.
         quantize_linears(model, family.quantizable_layers(model), _device(device))
@@ -185,23 +183,32 @@ def _check_whole(path: str, missing: Iterable[str]) -> None:
         )
 
 
-def _check_tokenizer(path: str, model: Any, processor: Any, family: Family) -> None:
+def read_processor(path: str, family: Family, settings: ModelSettings) -> Any:
+    """A checkpoint's processor, or tokenizer of a text model; raises whatever transformers does."""
+    import transformers
+
+    # A folder may still have the processor of the larger model that a language model was cut from.
+    kind = transformers.AutoProcessor if family.reads_media else transformers.AutoTokenizer
+    return kind.from_pretrained(path, trust_remote_code=settings.trust_remote_code)
+
+
+def check_tokenizer(path: str, config: Any, processor: Any, family: Family) -> None:
     """A processor with another model's tokenizer, or none, would fail much later and far from its cause."""
     if not family.reads_media:
         largest = max(processor.get_vocab().values(), default=-1)
-        if not 0 <= largest < model.config.vocab_size:
+        if not 0 <= largest < config.vocab_size:
             raise ModelError(
                 f"The tokenizer at {path!r} has token ids up to {largest}, the model has embeddings for ids 0 to "
-                f"{model.config.vocab_size - 1}. Its tokenizer files are missing or another model's; copy them from "
+                f"{config.vocab_size - 1}. Its tokenizer files are missing or another model's; copy them from "
                 "the checkpoint the model comes from."
             )
         return
     vocabulary = processor.tokenizer.get_vocab()
     for token, field, kind in family.media_tokens:
-        if kind and field and vocabulary.get(token) != getattr(model.config, field):
+        if kind and field and vocabulary.get(token) != getattr(config, field):
             raise ModelError(
                 f"The tokenizer at {path!r} has id {vocabulary.get(token)} for {token}, the model expects "
-                f"{getattr(model.config, field)}. Its tokenizer files are missing or another model's; copy them "
+                f"{getattr(config, field)}. Its tokenizer files are missing or another model's; copy them "
                 "from the checkpoint the model comes from."
             )
 

@@ -34,13 +34,18 @@ class PromptBuilder:
         settings: texts and the length limit.
         position_fn: ``(input_ids [P], mm_token_type_ids [P], grid_thw, media_kinds, second_per_grid_ts)`` to the
             multimodal positions, int64 [3, P]; ``second_per_grid_ts`` has one entry per video.
+        previews: whether prompts get thumbnails of what the model sees.
 
     Raises:
         ModelError: the processor cannot handle chats (with media, unless it is a tokenizer).
     """
 
     def __init__(
-        self, processor: ProcessorMixin | PreTrainedTokenizerBase, settings: PromptSettings, position_fn: PositionFn
+        self,
+        processor: ProcessorMixin | PreTrainedTokenizerBase,
+        settings: PromptSettings,
+        position_fn: PositionFn,
+        previews: bool = True,
     ):
         self._reads_media = not is_tokenizer(processor)
         self._processor: Any = processor
@@ -54,7 +59,7 @@ class PromptBuilder:
                 "template files to the model folder."
             )
         self._settings = settings
-        self._position_fn = position_fn
+        self._position_fn, self._previews = position_fn, previews
         # Only Qwen2.5-VL's processor passes seconds on to the positions; the others write times into the text, or none.
         self._times_by_rate = "second_per_grid_ts" in self._processor.model_input_names
         tokenizer: Any = self._processor.tokenizer if self._reads_media else self._processor
@@ -87,8 +92,9 @@ class PromptBuilder:
         messages = self._messages(sample, words)
         text = self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         inputs = self._process(text, media)
-        self._check_length(inputs, len(subtitles) > len(words) // 2)
-        preview, preview_seconds = preview_frames(media)
+        tokens, visual = int(inputs["input_ids"].shape[1]), int((inputs["mm_token_type_ids"] != 0).sum())
+        check_length(tokens, visual, is_mostly(subtitles, words), self._settings.max_prompt_tokens)
+        preview, preview_seconds = preview_frames(media) if self._previews else ((), ())
         return prompt_from_processor(
             inputs,
             self._position_fn,
@@ -152,20 +158,30 @@ class PromptBuilder:
                     "from the chat template only. Remove it from the record, or from its subtitles.",
                 )
 
-    def _check_length(self, inputs: dict[str, Any], mostly_subtitles: bool) -> None:
-        tokens, limit = int(inputs["input_ids"].shape[1]), self._settings.max_prompt_tokens
-        if tokens <= limit:
-            return
-        visual = int((inputs["mm_token_type_ids"] != 0).sum())
-        if visual > tokens // 2:
-            change = "Lower media.max_frames, media.max_pixels or media.video_tokens"
-        else:
-            change = "Set prompt.subtitles=false" if mostly_subtitles else "Shorten the question"
-        raise SampleError(
-            "prompt_too_long",
-            f"the prompt has {tokens} tokens, {visual} of them visual. At most {limit} are allowed, and prompts are "
-            f"never cut. {change}, or raise prompt.max_prompt_tokens.",
-        )
+
+def is_mostly(subtitles: str, words: str) -> bool:
+    """Whether more than half of a user's words are subtitles."""
+    return len(subtitles) > len(words) // 2
+
+
+def check_length(tokens: int, visual: int, mostly_subtitles: bool, limit: int) -> None:
+    """Raise SampleError (``prompt_too_long``) for a prompt of more than ``limit`` tokens.
+
+    Args:
+        tokens, visual: all of the prompt's, and those of its media.
+        mostly_subtitles: what there is to shorten (``is_mostly``).
+    """
+    if tokens <= limit:
+        return
+    if visual > tokens // 2:
+        change = "Lower media.max_frames, media.max_pixels or media.video_tokens"
+    else:
+        change = "Set prompt.subtitles=false" if mostly_subtitles else "Shorten the question"
+    raise SampleError(
+        "prompt_too_long",
+        f"the prompt has {tokens} tokens, {visual} of them visual. At most {limit} are allowed, and prompts are "
+        f"never cut. {change}, or raise prompt.max_prompt_tokens.",
+    )
 
 
 def is_tokenizer(processor: Any) -> bool:

@@ -1,0 +1,374 @@
+"""Each finding is made by hand in a small set, found, and nothing else is; clean sets have none."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support.groups import tiny_policy
+from tests.support.processes import ROOT
+from tests.support.runs import write_config
+from vlm_pg import cli
+from vlm_pg.check.lengths import LengthRules, Lengths, measured
+from vlm_pg.data.bad import BadSampleLog
+from vlm_pg.data.prepared import write_shards
+from vlm_pg.data.records import parse_record, read_records
+from vlm_pg.media.probe import MediaFacts
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.prompts.settings import PromptSettings
+
+Record = Mapping[str, Any]
+OWN = """
+def near(response, answer):
+    return 1.0 if answer in response else 0.0
+
+def half(response):
+    return 0.5
+
+def silent(response):
+    return None
+
+def counts(num_tokens):
+    return float(num_tokens > 5)
+"""
+
+
+def record(number: object, **changes: Any) -> dict[str, Any]:
+    """A question about nothing that can be used."""
+    fields = {
+        "problem_id": number,
+        "problem": f"Which colour has lamp {number}?",
+        "data_type": "text",
+        "problem_type": "multiple choice",
+        "options": ["A. red", "B. blue"],
+        "solution": "<answer>A</answer>",
+        "path": "",
+        "data_source": "lamps",
+    }
+    return {**fields, **changes}
+
+
+def about(number: object, path: str, **changes: Any) -> dict[str, Any]:
+    """A question about a medium."""
+    kind = "video" if path.endswith((".mkv", ".mp4", ".mov")) else "image"
+    return record(number, path=path, data_type=kind, **changes)
+
+
+class Folder:
+    """Records, media and a configuration."""
+
+    def __init__(self, path: Path, media: Path):
+        self.path = path
+        for name in ("video_90.mov", "corrupted.mp4", "av1_video.mkv"):
+            (path / name).write_bytes((media / name).read_bytes())
+        (path / "again.mov").write_bytes((media / "video_90.mov").read_bytes())
+        pixels = np.random.default_rng(1).integers(0, 256, (90, 130, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path / "a.png")
+        (path / "b.png").write_bytes((path / "a.png").read_bytes())
+        Image.fromarray(pixels[::-1]).save(path / "c.png")
+
+    def check(
+        self, train: Sequence[Record] = (), held: Sequence[Record] = (), *words: str, **sections: Mapping[str, Any]
+    ) -> tuple[int, dict[str, list[str]]]:
+        """Exit code, and of each reason the places; errors and warnings apart by a mark."""
+        data: dict[str, Any] = {}
+        for name, records in (("train", train), ("held", held)):
+            if records:
+                (self.path / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+        data |= {"train": str(self.path / "train.jsonl")} if train else {}
+        data |= {"eval": {"held": str(self.path / "held.jsonl")}} if held else {}
+        values: dict[str, Any] = {
+            "model": {"path": str(ROOT / "assets/tiny-qwen2_5-vl")},
+            "data": data | dict(sections.pop("data", {})),
+            "media": {"workers": 0, "max_frames": 4, "max_pixels": 16 * 784} | dict(sections.pop("media", {})),
+            "training": {"steps": 1, "micro_batch_tokens": 40_000},
+        }
+        values |= sections
+        config = write_config(self.path / "run.yaml", values)
+        code = cli.main(["check", str(config), "--out", str(self.path / "out"), *words])
+        return code, self.found()
+
+    def found(self) -> dict[str, list[str]]:
+        places: dict[str, list[str]] = {}
+        for name, mark in (("refused", ""), ("warned", "?")):
+            for line in (self.path / "out" / f"{name}.jsonl").read_text().splitlines():
+                one = json.loads(line)
+                places.setdefault(one["reason"] + mark, []).append(f"{one['where']} {one['sample_id']}")
+        return places
+
+    def messages(self) -> list[str]:
+        text = (self.path / "out/refused.jsonl").read_text() + (self.path / "out/warned.jsonl").read_text()
+        return [json.loads(line)["message"] for line in text.splitlines()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, media_dir: Path) -> Folder:
+    return Folder(tmp_path, media_dir)
+
+
+CLEAN = [record(1), about(2, "video_90.mov"), about(3, "av1_video.mkv", start=1.0, end=2.0), about(4, "a.png")]
+# name -> (records behind the clean ones, what is found of them, a piece of the message)
+ROWS: dict[str, tuple[Sequence[Record], dict[str, list[str]], str]] = {
+    "nothing": ([], {}, ""),
+    "a record that cannot be read": ([{"problem_id": 9}], {"missing_field": ["train.jsonl:5 9"]}, "is missing"),
+    "an id used twice": ([record(1, problem="Else?")], {"duplicate_id": ["train.jsonl:5 1"]}, "at train.jsonl:1"),
+    "a medium that is not there": ([about(9, "no.mov")], {"missing_media": ["train.jsonl:5 9"]}, "no.mov"),
+    "a clip beyond its video": (
+        [about(9, "av1_video.mkv", start=90.0, end=99.0)], {"bad_clip": ["train.jsonl:5 9"]}, "90 s to 99 s"
+    ),
+    "an answer that cannot be rewarded": (
+        [record(9, problem_type="numerical", options=[], solution="<answer>many</answer>")],
+        {"unscorable_gold_answer": ["train.jsonl:5 9"]},
+        "does not state one number",
+    ),
+    "the right option twice as the reward reads it": (
+        [record(9, options=["A. Red", "B. blue", "C. **red**."])], {"equal_options": ["train.jsonl:5 9"]}, "A, C"
+    ),
+    "a wrong option twice": (
+        [record(9, options=["A. red", "B. blue", "C. 'Blue'"])], {"equal_wrong_options?": ["train.jsonl:5 9"]}, "B, C"
+    ),
+    "marks for media that are not there": (
+        [about(9, "c.png", problem="<image><image> Which?")],
+        {"media_mark_without_medium": ["train.jsonl:5 9"]},
+        "'<image>' 2 time(s), and the record names 1 image(s)",
+    ),
+    "a mark for the medium": (
+        [about(9, "c.png", problem="<image> Which?")], {"media_mark_in_text?": ["train.jsonl:5 9"]}, "read as words"
+    ),
+    "a prompt that is too long": (
+        [record(9, problem="Which? " * 300)], {"prompt_too_long": ["train.jsonl:5 9"]}, "At most 700"
+    ),
+    "the same question again": (
+        [about(9, "again.mov", problem="Which colour  has lamp 2?")],
+        {"duplicate_question?": ["train.jsonl:5 9"]},
+        "those of train.jsonl:2 (2)",
+    ),
+    "the same question with another answer": (
+        [about(9, "again.mov", problem="Which colour has lamp 2?", solution="<answer>B</answer>")],
+        {"contradictory_answer": ["train.jsonl:5 9"]},
+        "whose answer is 'A', not 'B'",
+    ),
+    "the same question about another part": (
+        [about(9, "av1_video.mkv", start=1.0, end=3.0, problem="Which colour has lamp 3?")], {}, ""
+    ),
+    "the same question about another image": ([about(9, "c.png", problem="Which colour has lamp 4?")], {}, ""),
+    "the same question with other options": (
+        [record(9, problem="Which colour has lamp 1?", options=["X", "Y"])], {}, ""
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_what_is_wrong_is_found_and_nothing_else(name: str, folder: Folder) -> None:
+    records, expected, said = ROWS[name]
+    code, found = folder.check([*CLEAN, *records], prompt={"max_prompt_tokens": 700})
+    assert found == expected
+    assert code == any(not reason.endswith("?") for reason in expected)
+    assert all(said in message for message in folder.messages())
+
+
+def test_decoding_finds_what_a_look_does_not(folder: Folder) -> None:
+    records = [*CLEAN, about(9, "corrupted.mp4")]
+    assert folder.check(records)[1].keys() <= {"corrupt_media"}
+    code, found = folder.check(records, (), "--decode")
+    assert (code, found) == (1, {"corrupt_media": ["train.jsonl:5 9"]})
+
+
+def test_decoding_fills_the_cache(folder: Folder) -> None:
+    cache = {"folder": str(folder.path / "kept")}
+    assert folder.check(CLEAN, cache=cache)[0] == 0 and not (folder.path / "kept").exists()
+    code, found = folder.check([*CLEAN, about(9, "corrupted.mp4")], (), "--decode", cache=cache)
+    assert (code, found) == (1, {"corrupt_media": ["train.jsonl:5 9"]})
+    assert len([path for path in (folder.path / "kept/frames").rglob("*") if path.is_file()]) >= 3
+
+
+def test_what_is_trained_on_is_found_in_evaluation_by_content(folder: Folder) -> None:
+    held = [about(1, "again.mov"), about(2, "b.png"), about(3, "c.png"), record(4, problem="Which colour has lamp 1?")]
+    code, found = folder.check(CLEAN, held)
+    assert code == 1
+    assert found == {
+        "media_trained_on": ["data.eval.held, held.jsonl:1 1", "data.eval.held, held.jsonl:2 2"],
+        "question_trained_on": ["data.eval.held, held.jsonl:4 4"],
+    }
+    assert "'again.mov' is byte for byte 'video_90.mov' of train.jsonl:2 (2)" in folder.messages()[0]
+    report = json.loads((folder.path / "out/check.json").read_text())["sets"]
+    assert [report[name]["usable"] for name in ("data.train", "data.eval.held")] == [4, 1]
+    assert folder.check(CLEAN, held[2:3]) == (0, {})
+
+
+@pytest.mark.parametrize(
+    ("reward", "found"),
+    [
+        ({"functions": [{"function": "near", "weight": 1.0}]}, None),
+        # beside accuracy a function may say anything but nothing
+        ({"functions": [{"function": "half", "weight": 1.0}]}, None),
+        ({"functions": [{"function": "silent", "weight": 1.0}]}, "silent None"),
+        ({"functions": [{"function": "silent", "weight": 0.0}]}, None),
+        ({"functions": [{"function": "counts", "weight": 1.0}], "accuracy_weight": 0.0}, None),
+        # where accuracy has no weight it says what is right, in or out of a process of its own
+        ({"functions": [{"function": "half", "weight": 1.0}], "accuracy_weight": 0.0}, "half 0.5"),
+        ({"functions": [{"function": "half", "weight": 1.0, "isolated": True}], "accuracy_weight": 0.0}, "half 0.5"),
+        ({"functions": [{"function": "half", "weight": -1.0}], "accuracy_weight": 0.0}, None),
+        # a gold answer has no shape, and nobody is there to judge it
+        ({"length": {"weight": 1.0}, "judge": {"weight": 1.0, "url": "http://127.0.0.1:9/v1"}}, None),
+    ],
+)  # fmt: skip
+def test_gold_answers_are_scored_by_the_run_s_own_reward(
+    folder: Folder, reward: dict[str, Any], found: str | None
+) -> None:
+    (folder.path / "own.py").write_text(OWN)
+    for one in reward.get("functions", ()):
+        one["function"] = f"{folder.path / 'own.py'}:{one['function'].rpartition(':')[2]}"
+    code, places = folder.check([record(1)], reward={"accuracy_weight": 1.0, "format_weight": 0.1, **reward})
+    assert (code, places) == ((0, {}) if found is None else (1, {"unscorable_gold_answer": ["train.jsonl:1 1"]}))
+    assert found is None or found in folder.messages()[0]
+
+
+def test_a_response_beyond_the_model_s_positions(folder: Folder) -> None:
+    assert folder.check([record(1)], rollout={"max_new_tokens": 400})[0] == 0
+    limit = json.loads((ROOT / "assets/tiny-qwen2_5-vl/config.json").read_text())
+    most = limit.get("text_config", limit)["max_position_embeddings"]
+    training = {"steps": 1, "micro_batch_tokens": 10**6}
+    code, found = folder.check([record(1)], rollout={"max_new_tokens": most}, training=training)
+    assert (code, found) == (1, {"too_long_for_model": ["train.jsonl:1 1"]})
+
+
+def test_data_under_a_config_limits_and_overrides(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.check(CLEAN)
+    (folder.path / "shards").mkdir()
+    write_shards(folder.path / "shards", "train", read_records(folder.path / "train.jsonl")[0])
+    config = str(folder.path / "run.yaml")
+    for data in ("train.jsonl", "shards"):
+        words = [str(folder.path / data), config, f"data.media_root={folder.path}"]
+        assert cli.main(["check", *words]) == 0
+        assert "4 records, 4 usable, 0 not; 3 media" in capsys.readouterr().out
+        assert cli.main(["check", *words, "--decode", "prompt.max_prompt_tokens=20"]) == 1
+        assert "above the limit of 20" in capsys.readouterr().out
+    assert cli.main(["check", config, "data.limit=2"]) == 0
+    out = capsys.readouterr().out
+    assert "data.train the 2 usable records that training uses" in out and "2 records, 2 usable" in out
+    assert cli.main(["check", config, "data.train=null"]) == 2
+    assert "Neither data.train nor data.eval is set" in capsys.readouterr().err
+    assert cli.main(["check", str(folder.path / "no.jsonl"), config]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_reports(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "<script>alert(1)</script>\x1b[2J"
+    records = [*CLEAN, about(9, "no.mov"), about(hostile, "no.mov"), record(11, problem="Which? " * 300)]
+    folder.check(records, prompt={"max_prompt_tokens": 700})
+    out, page = capsys.readouterr().out, (folder.path / "out/check.html").read_text()
+    report = json.loads((folder.path / "out/check.json").read_text())
+    one = report["sets"]["data.train"]
+    assert (one["records"], one["usable"], one["media"]) == (7, 4, 3)
+    assert one["errors"] == {"missing_media": 2, "prompt_too_long": 1} and one["prompts_above_limit"] == 1
+    assert one["video_seconds"]["max"] == pytest.approx(5.0, abs=0.1) and one["prompt_tokens"]["max"] > 700
+    lengths = [int(found.replace(",", "")) for found in re.findall(r"(?:min|median|p95|max) ([\d,]+),?", out)[:4]]
+    assert lengths == list(one["prompt_tokens"].values())
+    assert "missing_media" in out and "\x1b" not in out + page and "<script" not in page
+    assert "&lt;script&gt;" in page and page.count('class="bar"') > 4 and "http" not in page
+    log = BadSampleLog(folder.path / "out/refused.jsonl", 1.0, 1)
+    assert log.counts == one["errors"]
+
+
+def test_the_order_of_findings_is_that_of_the_records(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number of processes, and however few records are under way."""
+    kinds = (
+        lambda n: about(n, "no.mov"),
+        lambda n: about(n, "video_90.mov", start=float(n), end=n + 1.0),
+        lambda n: about(n, "av1_video.mkv"),
+        record,
+    )
+    records = [kinds[n % 4](n) for n in range(40)] + [record(3, problem="Else?")]
+    found = []
+    for workers, window, batch in ((1, 256, 64), (2, 3, 2), (0, 1, 1)):
+        monkeypatch.setattr("vlm_pg.check.running.WINDOW", window)
+        monkeypatch.setattr("vlm_pg.check.running.BATCH", batch)
+        folder.check(records, media={"workers": workers})
+        found.append((folder.path / "out/refused.jsonl").read_text())
+    assert len(set(found)) == 1 and len(found[0].splitlines()) == 21
+
+
+def test_a_file_is_looked_at_once(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vlm_pg.media import probe
+
+    real, seen = probe.probe_file, []
+
+    def counted(kind: Any, path: str, *rest: Any) -> Any:
+        seen.append((path, rest[2]))
+        return real(kind, path, *rest)
+
+    monkeypatch.setattr(probe, "probe_file", counted)
+    monkeypatch.setattr("vlm_pg.check.running.WINDOW", 8)  # most are asked for when earlier ones are done
+    monkeypatch.setattr("vlm_pg.check.running.BATCH", 4)
+    records = [about(n, ("./" if n % 2 else "") + "video_90.mov") for n in range(40)]
+    records += [about(41, "av1_video.mkv"), about(42, "av1_video.mkv", start=1.0), about(43, "av1_video.mkv")]
+    assert folder.check(records, [about(1, "c.png")])[0] == 0
+    assert len(seen) == len(set(seen)) == 4
+
+
+def test_a_file_that_breaks_off_ends_with_a_message(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.check(CLEAN)
+    for content, code in (("", 2), ('{"problem_id": 1}\n[1', 2), ("[1]\n", 1)):
+        (folder.path / "train.jsonl").write_text(content)
+        assert cli.main(["check", str(folder.path / "run.yaml")]) == code
+        assert code == 1 or "train.jsonl" in capsys.readouterr().err
+
+
+def test_prompts_are_measured_alike_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are many; and a model that reads text alone says so from there too."""
+    model = ModelSettings(path=str(ROOT / "assets/tiny-qwen2_5-vl"))
+    rules = LengthRules(model, PromptSettings(max_prompt_tokens=120), 8)
+    facts = MediaFacts("x", 2.0, 4, 56, 84, 12, (0.0, 0.5, 1.0, 1.5), 2.0)
+    asked = [parse_record(about(n, "a.mp4", problem="Which? " * n)) for n in range(1, 51)]
+    questions = [(one, (facts,)) for one in asked]
+    found = []
+    for alone in (10**6, 0):
+        monkeypatch.setattr("vlm_pg.check.lengths.ALONE", alone)
+        with Lengths(rules, workers=2) as lengths:
+            halves = lengths.start(questions[:7]), lengths.start(questions[7:])
+            found.append([length for half in halves for length in half()])
+            assert (lengths._pool is not None) == (alone == 0)
+    assert found[0] == found[1] and [one.fault is None for one in found[0]].count(False) in range(5, 45)
+    assert measured(pickle.dumps(rules), questions) == found[0]
+
+
+def test_media_for_a_model_of_text_end_the_check(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = tiny_policy(family="qwen3")
+    for part in (policy.model.config, policy.processor):
+        part.save_pretrained(folder.path / "text")
+    folder.check([record(1)])
+    words = [str(folder.path / "run.yaml"), f"model.path={folder.path / 'text'}", "model.train=[language]"]
+    assert cli.main(["check", *words]) == 0
+    (folder.path / "train.jsonl").write_text(json.dumps(about(1, "a.png")))
+    assert cli.main(["check", *words]) == 2
+    assert "reads text alone" in capsys.readouterr().err
+    rules = LengthRules(ModelSettings(path=str(folder.path / "text")), PromptSettings(), 8)
+    facts = MediaFacts("x", 0.0, 1, 28, 28, 1, (0.0,))
+    assert "reads text alone" in str(measured(pickle.dumps(rules), [(parse_record(about(1, "a.png")), (facts,))]))
+
+
+def test_several_sets_are_checked_each_under_its_name(folder: Folder) -> None:
+    """Files of one name in two folders are two media, and ids of two sets may be alike."""
+    (folder.path / "more").mkdir()
+    (folder.path / "more/a.png").write_bytes((folder.path / "c.png").read_bytes())
+    (folder.path / "more/more.jsonl").write_text(json.dumps(about(1, "a.png")) + "\n")
+    (folder.path / "first.jsonl").write_text(json.dumps(about(1, "a.png")) + "\n")
+    sets = {"one": str(folder.path / "first.jsonl"), "two": str(folder.path / "more/more.jsonl")}
+    code, found = folder.check((), [about(7, "c.png")], data={"train": sets})
+    assert code == 1 and list(found) == ["media_trained_on"]
+    code, found = folder.check(
+        (), [about(7, "lost.png")], data={"train": sets, "media_root": {"two": str(folder.path)}}
+    )
+    assert code == 1 and found == {
+        "duplicate_question?": ["data.train.two, more.jsonl:1 1"],
+        "missing_media": ["data.eval.held, held.jsonl:1 7"],
+    }

@@ -1,0 +1,154 @@
+"""The command: the sets of a configuration, or a file or folder under it, and whether all of it can be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from vlm_pg.check.finding import Finding
+from vlm_pg.check.judge import Judge
+from vlm_pg.check.ledger import Ledger
+from vlm_pg.check.lengths import LengthRules, Lengths
+from vlm_pg.check.probing import Place, Prober
+from vlm_pg.check.report import REFUSED, WARNED, lines, write_reports
+from vlm_pg.check.running import CheckedSet, SetCheck
+from vlm_pg.check.tally import SetTally
+from vlm_pg.config import RunConfig
+from vlm_pg.data.bad import line_of
+from vlm_pg.distributed import launched_world_size
+from vlm_pg.errors import ConfigError
+from vlm_pg.files import replacing
+from vlm_pg.media.loader import MediaLoader, decoding_pool
+from vlm_pg.models.without_weights import WithoutWeights
+from vlm_pg.observe.console import Console
+from vlm_pg.observe.quiet import quiet_libraries
+from vlm_pg.threads import use_threads
+
+
+def check(config: RunConfig, data: Path | None = None, decode: bool = False, out: Path | None = None) -> bool:
+    """Check every record of a run's sets; print what was found, and return whether there was no error.
+
+    Args:
+        config: the run.
+        data: a file or folder of records in the place of the configuration's sets.
+        decode: decode all that would be shown of every medium, into the cache where there is one.
+        out: folder for ``check.json``, ``check.html``, ``refused.jsonl`` and ``warned.jsonl``.
+
+    Raises:
+        ConfigError: nothing to check, records that cannot be read, or several processes.
+        ModelError: the model's processor cannot be read, or it reads text alone and records have media.
+    """
+    if launched_world_size() > 1:
+        raise ConfigError(f"check runs in one process, {launched_world_size()} were started. Start it by itself.")
+    use_threads(config.training.torch_threads)
+    quiet_libraries()
+    console = Console(enabled=True)
+    model = WithoutWeights(config.model)
+    rules = LengthRules(config.model, config.prompt, config.rollout.max_new_tokens)
+    keep = decode and config.cache.folder is not None and config.cache.frames
+    for line in _introduction(config, data, decode, keep):
+        console.info(line)
+    tallies: list[SetTally] = []
+    with ExitStack() as stack:
+        sets = _sets(config, data, model.pixel_factor, keep, stack)
+        ledger = stack.enter_context(Ledger())
+        lengths = stack.enter_context(Lengths(rules, config.media.workers, model))
+        judge = stack.enter_context(Judge(config.reward, lengths, _token_counter(model.processor), console.warn))
+        on_finding = stack.enter_context(_written(out))
+        checks = SetCheck(ledger, Prober(ledger, decode, keep), judge, on_finding, names_sets=len(sets) > 1)
+        for one in sets:
+            tallies.append(SetTally(one.name, str(one.path), config.prompt.max_prompt_tokens))
+            checks.run(one, tallies[-1])
+    _say(console, tallies, out)
+    if out is not None:
+        write_reports(out, tallies, _settings(config, decode))
+    return not any(one.with_errors for one in tallies)
+
+
+def _introduction(config: RunConfig, data: Path | None, decode: bool, keep: bool) -> Iterator[str]:
+    """What is looked at, and what is not."""
+    if decode:
+        yield "media: all that is shown is decoded" + (f" and kept in {config.cache.folder}" if keep else "")
+    else:
+        yield "media: read through, one frame of each video decoded (--decode decodes all that is shown)"
+    if config.reward.judge.weight:
+        yield "reward.judge is not asked about gold answers"
+    if not config.prompt.subtitles:
+        yield "prompt.subtitles=false: files of subtitles are not read"
+    if data is None and config.data.train_sets and config.data.limit is not None:
+        yield f"data.limit: of data.train the {config.data.limit:,} usable records that training uses are checked"
+
+
+def _sets(config: RunConfig, data: Path | None, factor: int, keep: bool, stack: ExitStack) -> list[CheckedSet]:
+    """What is trained on comes first."""
+    if data is not None:
+        given = [("DATA", "", data)]
+    else:
+        given = [(f"data.train.{name}".rstrip("."), name, path) for name, path in config.data.train_sets.items()]
+        given += [(f"data.eval.{name}", name, path) for name, path in config.data.eval.items()]
+    if not given:
+        raise ConfigError(
+            "Neither data.train nor data.eval is set. Records to check are needed. Set one, or name a file or folder "
+            "before the configuration."
+        )
+    kept = config.cache if keep else None
+    pool = decoding_pool(config.media, kept)
+    if pool is not None:
+        stack.enter_context(pool)
+
+    def place(name: str, path: Path) -> Place:
+        root, remote = config.data.root_for(path, name), config.data.allow_remote
+        return Place(MediaLoader(config.media, root, remote, factor, pool, config.prompt.subtitles, kept), root, remote)
+
+    def checked(key: str, name: str, path: Path) -> CheckedSet:
+        trains = key.startswith("data.train")
+        return CheckedSet(key, path, place(name, path), trains, config.data.limit if trains else None)
+
+    return [checked(*one) for one in given]
+
+
+def _token_counter(processor: Any) -> Callable[[str], int]:
+    """Tokens of a response, with the one that ends it."""
+    tokenizer = getattr(processor, "tokenizer", processor)
+    return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]) + 1
+
+
+@contextmanager
+def _written(out: Path | None) -> Iterator[Callable[[Finding], None]]:
+    """Writes findings as they come, in the form of a run's bad samples."""
+    if out is None:
+        yield lambda finding: None
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    with replacing(out / REFUSED, durable=False) as refused, replacing(out / WARNED, durable=False) as warned:
+
+        def write(finding: Finding) -> None:
+            line = line_of(finding.bad).encode(errors="backslashreplace")
+            (refused if finding.is_error else warned).write(line)
+
+        yield write
+
+
+def _say(console: Console, tallies: Sequence[SetTally], out: Path | None) -> None:
+    for tally in tallies:
+        for line in lines(tally):
+            console.info(line)
+    bad, warnings = sum(one.with_errors for one in tallies), sum(one.warnings.counts.total() for one in tallies)
+    end = f"{bad:,} record(s) cannot be used as they are" if bad else "every record can be used"
+    console.info(f"check: {end}; {warnings:,} warning(s)" + (f"; written to {out}" if out is not None else ""))
+
+
+def _settings(config: RunConfig, decode: bool) -> dict[str, Any]:
+    """What decides about the figures."""
+    media = config.media
+    return {
+        "model": config.model.path,
+        "frames": f"{media.fps:g} a second" if media.num_frames is None else f"{media.num_frames}, evenly",
+        "max_frames": media.most_frames,
+        "max_pixels": media.max_pixels,
+        "max_prompt_tokens": config.prompt.max_prompt_tokens,
+        "max_new_tokens": config.rollout.max_new_tokens,
+        "decoded": decode,
+    }

@@ -1,0 +1,91 @@
+"""What shows only between records: questions asked twice, evaluation on what was trained on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple
+
+from vlm_pg.check.finding import Finding, error, warning
+from vlm_pg.check.ledger import Ledger
+from vlm_pg.errors import SampleError
+from vlm_pg.media.probe import MediaFacts
+from vlm_pg.types import Sample
+
+
+class Crossing:
+    """Compares each record with those before it. Media are compared by content, whatever the files are called.
+
+    Args:
+        ledger: remembers.
+        trains: whether the set is trained on; those sets come before the others.
+        name: of the set.
+    """
+
+    def __init__(self, ledger: Ledger, name: str, trains: bool):
+        self._ledger, self._name, self._trains = ledger, name, trains
+
+    def findings(self, sample: Sample, facts: Sequence[MediaFacts]) -> Iterator[Finding]:
+        """About one sample, whose media all could be read."""
+        key = question_key(sample, facts)
+        yield from self._repeated(sample, key)
+        if self._trains:
+            self._ledger.first("questions trained on", key, _place(sample))
+            for ref, one in zip(sample.media, facts, strict=True):
+                self._ledger.first("media trained on", one.content, f"'{ref.path}' of {_place(sample)}")
+        else:
+            yield from self._trained_on(sample, facts, key)
+
+    def _repeated(self, sample: Sample, key: str) -> Iterator[Finding]:
+        # Several sets that are trained on are one set to whoever learns from them.
+        table = "questions to train on" if self._trains else f"questions of {self._name}"
+        first = self._ledger.first(table, key, json.dumps([self._name, _place(sample), sample.answer]))
+        name, place, answer = json.loads(first)
+        if (name, place) == (self._name, _place(sample)):
+            return
+        place = place if name == self._name else f"{name}, {place}"
+        if answer == sample.answer:
+            yield warning(
+                sample,
+                "duplicate_question",
+                f"the question, its options and its media are those of {place}, and so is the answer. It counts twice. "
+                "Remove one of them, unless that is meant.",
+            )
+        else:
+            fault = (
+                f"the question, its options and its media are those of {place}, whose answer is '{answer[:80]}', not "
+                f"'{sample.answer[:80]}'. One of them rewards what is wrong. Correct 'solution', or remove one of them."
+            )
+            yield error(sample, SampleError("contradictory_answer", fault))
+
+    def _trained_on(self, sample: Sample, facts: Sequence[MediaFacts], key: str) -> Iterator[Finding]:
+        for content, path in {one.content: ref.path for ref, one in zip(sample.media, facts, strict=True)}.items():
+            trained = self._ledger.look("media trained on", content)
+            if trained is not None:
+                fault = (
+                    f"'{path}' is byte for byte {trained}, which is trained on. Evaluation needs media that training "
+                    "has not seen. Leave the records about it out of one of the sets."
+                )
+                yield error(sample, SampleError("media_trained_on", fault))
+        trained = None if sample.media else self._ledger.look("questions trained on", key)
+        if trained is not None:
+            fault = (
+                f"the question is that of {trained}, which is trained on. Evaluation needs questions that training has "
+                "not seen. Leave it out of one of the sets."
+            )
+            yield error(sample, SampleError("question_trained_on", fault))
+
+
+def question_key(sample: Sample, facts: Sequence[MediaFacts]) -> str:
+    """A hash: equal for equal questions (but for spacing) with equal options about equal parts of equal media."""
+    media = [
+        [ref.kind, one.content, ref.start, ref.end, ref.times, [astuple(cue) for cue in one.subtitles]]
+        for ref, one in zip(sample.media, facts, strict=True)
+    ]
+    words = [" ".join(text.split()) for text in (sample.question, *sample.options)]
+    return hashlib.sha256(json.dumps([words, media]).encode()).hexdigest()
+
+
+def _place(sample: Sample) -> str:
+    return f"{sample.where} ({sample.sample_id})"

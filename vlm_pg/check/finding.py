@@ -1,0 +1,37 @@
+"""What a check finds of one record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vlm_pg.errors import SampleError
+from vlm_pg.types import BadSample, Sample
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing about one record.
+
+    ``is_error``: training would leave the record out, learn what is wrong from it, or measure what it has seen. Others
+    are warnings: the record is used, and somebody should have a look.
+
+    Finding(BadSample("17", "equal_options", "the right option A and option C ...", "train.jsonl:3"))
+    """
+
+    bad: BadSample
+    is_error: bool = True
+
+    @property
+    def reason(self) -> str:
+        """The unit in which findings are counted."""
+        return self.bad.reason
+
+
+def error(sample: Sample, fault: SampleError) -> Finding:
+    """A fault of a sample."""
+    return Finding(BadSample(sample.sample_id, fault.reason, str(fault), sample.where, fault.trace))
+
+
+def warning(sample: Sample, reason: str, message: str) -> Finding:
+    """Something about a sample that does not keep it from being used."""
+    return Finding(BadSample(sample.sample_id, reason, str(SampleError(reason, message)), sample.where), False)

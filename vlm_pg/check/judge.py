@@ -1,0 +1,81 @@
+"""What is wrong with some samples, each by itself: its media, its words, its gold answer, the length of its prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from vlm_pg.check.finding import Finding, error
+from vlm_pg.check.lengths import Length, Lengths
+from vlm_pg.check.probing import Facts
+from vlm_pg.check.words import word_findings
+from vlm_pg.errors import SampleError
+from vlm_pg.media.probe import MediaFacts
+from vlm_pg.rewards import Rewarder, RewardSettings
+from vlm_pg.rewards.gold import gold_faults, gold_settings
+from vlm_pg.types import Sample
+
+
+class Judge(AbstractContextManager["Judge"]):
+    """Judges samples; a context manager, which ends the processes that check answers.
+
+    Args:
+        reward: settings of the reward, by which gold answers are scored.
+        lengths: measures prompts; its owner closes it.
+        num_tokens: counts the tokens of a text, for reward functions that ask for that.
+        warn: shown the first error of each reward function.
+
+    Raises:
+        ConfigError: a reward function that cannot be found or called.
+    """
+
+    def __init__(
+        self,
+        reward: RewardSettings,
+        lengths: Lengths,
+        num_tokens: Callable[[str], int],
+        warn: Callable[[str], None] = print,
+    ):
+        self._rewarder = Rewarder(gold_settings(reward), warn)
+        self._lengths = lengths
+        self._num_tokens = num_tokens if reward.functions else None
+
+    def __exit__(self, *_: Any) -> None:
+        self._rewarder.close()
+
+    def judge(
+        self,
+        samples: Sequence[Sample],
+        facts: Sequence[Sequence[Facts]],
+        on_length: Callable[[int], None] = lambda tokens: None,
+    ) -> Iterator[list[Finding]]:
+        """The findings about each sample, in order.
+
+        Args:
+            samples: the questions; several at a time, which are looked at side by side.
+            facts: of each sample's media, or why there are none.
+            on_length: told how many tokens each prompt has.
+
+        Raises:
+            ModelError: a sample has media and the model reads text alone.
+        """
+        known = [tuple(one for one in of_media if isinstance(one, MediaFacts)) for of_media in facts]
+        whole = [len(found) == len(sample.media) for sample, found in zip(samples, known, strict=True)]
+        started = self._lengths.start(
+            [(sample, found) for sample, found, all_there in zip(samples, known, whole, strict=True) if all_there]
+        )
+        faults = list(gold_faults(samples, self._rewarder, self._num_tokens))
+        lengths = iter(started())
+        for sample, of_media, fault, all_there in zip(samples, facts, faults, whole, strict=True):
+            found = [error(sample, one) for one in of_media if isinstance(one, SampleError)]
+            found += word_findings(sample)
+            found += [] if fault is None else [error(sample, fault)]
+            found += _of_length(sample, next(lengths), on_length) if all_there else []
+            yield found
+
+
+def _of_length(sample: Sample, length: Length, on_length: Callable[[int], None]) -> list[Finding]:
+    if length.tokens is not None:
+        on_length(length.tokens)
+    return [] if length.fault is None else [error(sample, SampleError(*length.fault))]

@@ -1,0 +1,79 @@
+"""Whether a gold answer, given as the response, earns the full reward: what does not would teach the wrong thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+
+from vlm_pg.errors import SampleError
+from vlm_pg.rewards.response import Response
+from vlm_pg.rewards.rewarder import Rewarder
+from vlm_pg.rewards.settings import JudgeSettings, LanguageSettings, LengthSettings, RepetitionSettings, RewardSettings
+from vlm_pg.types import RewardBreakdown, Sample
+
+_CHECKED_AT_A_TIME = 256
+
+
+def gold_settings(settings: RewardSettings) -> RewardSettings:
+    """The parts of a reward that read the answer: accuracy, format and the user's functions. The others are off: shape
+    of a response, of which a gold answer has none, and the judge, who would be asked about every record."""
+    off = {
+        "judge": JudgeSettings(),
+        "length": LengthSettings(),
+        "repetition": RepetitionSettings(),
+        "language": LanguageSettings(),
+    }
+    return settings.model_copy(update=off)
+
+
+def gold_faults(
+    samples: Sequence[Sample], rewarder: Rewarder | None = None, num_tokens: Callable[[str], int] | None = None
+) -> Iterator[SampleError | None]:
+    """For each sample None, or why its own gold answer does not earn the full reward.
+
+    Accuracy and format must be 1; where accuracy has no weight, the user's functions say what is right, and those of
+    positive weight must give 1 instead. Where it has one they must give a value. The reason is
+    ``unscorable_gold_answer``.
+
+    Args:
+        samples: the questions.
+        rewarder: of ``gold_settings``; default: of the default settings.
+        num_tokens: counts a response's tokens, for functions that ask for that.
+    """
+    with Rewarder(RewardSettings()) if rewarder is None else nullcontext(rewarder) as rewarder:
+        weights = rewarder.weights
+        full = {name for name in weights if _must(name, weights)}
+        counting = [name for name, weight in weights.items() if weight != 0.0]
+        for start in range(0, len(samples), _CHECKED_AT_A_TIME):
+            chunk = samples[start : start + _CHECKED_AT_A_TIME]
+            texts = [f"<think>gold</think><answer>{one.answer}</answer>" for one in chunk]
+            responses = [
+                Response(one, text, None if num_tokens is None else num_tokens(text))
+                for one, text in zip(chunk, texts, strict=True)
+            ]
+            for sample, breakdown in zip(chunk, rewarder.score(responses), strict=True):
+                yield _gold_fault(sample, breakdown, full, counting)
+
+
+def _must(name: str, weights: dict[str, float]) -> bool:
+    """Whether a part must be 1 of a gold answer."""
+    if name == "format":
+        return True
+    return weights["accuracy"] != 0.0 if name == "accuracy" else weights["accuracy"] == 0.0 and weights[name] > 0.0
+
+
+def _gold_fault(
+    sample: Sample, breakdown: RewardBreakdown, full: set[str], counting: Sequence[str]
+) -> SampleError | None:
+    parts = breakdown.parts
+    if all(parts[name] == 1.0 for name in full) and all(parts[name] is not None for name in counting):
+        return None
+    came = ", ".join(f"{name} {value}" for name, value in breakdown.parts.items())
+    notes = "; ".join(note for name, note in breakdown.notes.items() if name != "total")
+    return SampleError(
+        "unscorable_gold_answer",
+        f"the gold answer '{sample.answer[:80]}' to a {sample.answer_kind} question earns {came}"
+        f"{f' ({notes})' if notes else ''}. It must earn the full reward, 1.0 each"
+        f"{'' if full == set(breakdown.parts) else ' of ' + ' and '.join(sorted(full))}. Correct 'solution' or "
+        "'problem_type', or remove the record.",
+    )
