@@ -14,6 +14,7 @@ import pytest
 
 from data_pipelines import gsm8k, math, nextqa
 from data_pipelines.math import last_boxed
+from tests.support.tiny_media import write_media
 from vlm_pg.cli_prepare import find_pipelines
 from vlm_pg.data.records import read_records
 from vlm_pg.errors import ConfigError
@@ -243,7 +244,7 @@ def test_the_last_box_of_the_real_solutions_is_their_answer(data_dir: Path) -> N
 
 
 def test_a_nextqa_row_becomes_a_sample(tmp_path: Path) -> None:
-    (tmp_path / "17.mp4").write_bytes(b"")
+    write_media(tmp_path / "17.mp4")
     validation = nextqa_csv(tmp_path / "val.csv", [nextqa_row(17, qid=3)])
     arguments = ["--eval", str(validation), "--media-root", str(tmp_path), "--out", str(tmp_path / "out")]
     assert nextqa.main(arguments) == 0
@@ -257,7 +258,7 @@ def test_a_nextqa_row_becomes_a_sample(tmp_path: Path) -> None:
 
 def test_nextqa_rows_are_refused_for_missing_videos_and_wrong_answers(tmp_path: Path) -> None:
     for video in (1, 2):
-        (tmp_path / f"{video}.mp4").write_bytes(b"")
+        write_media(tmp_path / f"{video}.mp4", video)
     train = nextqa_csv(tmp_path / "train.csv", [nextqa_row(1), nextqa_row(2, answer=5), nextqa_row(3)])
     arguments = [
         "--train",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
+from tests.support.tiny_media import mp4, write_media
 from tests.unit.data_pipelines import (
     test_clevrer,
     test_geometry3k,
@@ -49,10 +51,9 @@ def dump(path: Path, content: Any) -> None:
 
 
 def media(folder: Path, *names: str) -> None:
-    """Files whose content nobody looks at: the command asks whether they are there."""
+    """Each of its own content: one that two splits share would leave the question out of training."""
     for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(b"medium")
+        write_media(folder / name, zlib.crc32(name.encode()))
 
 
 def shard(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -112,8 +113,8 @@ def llava(folder: Path) -> None:
     dump(folder / inside / f"{test_llava_video_178k.MC}.json", [test_llava_video_178k.PUBLISHED])
     with tarfile.open(folder / inside / f"{inside}_videos_1.tar.gz", "w:gz") as archive:
         entry = tarfile.TarInfo(test_llava_video_178k.VIDEO)
-        entry.size = 6
-        archive.addfile(entry, io.BytesIO(b"medium"))
+        entry.size = len(mp4())
+        archive.addfile(entry, io.BytesIO(mp4()))
 
 
 def longvideo(folder: Path) -> None:
