@@ -16,6 +16,7 @@ from vlm_pg.types import MediaRef
 if TYPE_CHECKING:
     from vlm_pg.media.probe import MediaFacts
 
+PRAGMAS = ("journal_mode=TRUNCATE", "synchronous=OFF", "cache_size=-16384")
 _AT_A_TIME = 256
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS media"
@@ -109,7 +110,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _prepared(database: sqlite3.Connection) -> sqlite3.Connection:
-    for pragma in ("journal_mode=TRUNCATE", "synchronous=OFF", "cache_size=-16384"):
+    for pragma in PRAGMAS:
         database.execute(f"PRAGMA {pragma}")
     database.execute(_TABLE)
     return database

@@ -3,14 +3,14 @@
     python docs/benchmarks/measure_prepare.py time --out FILE.json [--clips 1000] [--workers 2] [--repeats 3]
     python docs/benchmarks/measure_prepare.py memory --out FILE.json [--clips 1000 10000] [--workers 2]
 
-``time``: clips of 10 s, 320x240, 25 frames a second (H.264, a key frame at least every 10 s). Bare decoding is a pool of
-as many processes without any of vlm_pg's checks: PyAV from the file's start to the last frame that is wanted, and the
-bicubic resizing of torch. Which frames these are, and their size, it is told. All sides are whole commands, start-up and
-imports included, one after the other; wall time and the processor time of all their processes are taken. A further
-side is ``decode_file`` in such a pool.
+``time``: clips of 10 s, 320x240, 25 frames a second (H.264, a key frame at least every 10 s). Bare decoding is a pool
+of as many processes without any of vlm_pg's checks: PyAV from the file's start to the last frame that is wanted, and
+torch's bicubic resizing; it is told which frames these are, and their size. All sides are whole commands, start-up and
+imports included, one after the other; wall time and the processor time of all their processes are taken. A further side
+is ``decode_file`` in such a pool.
 
-``memory``: clips of 16 frames, 64x48. Largest resident memory of the command's own process, and of any process below it,
-sampled every 50 ms.
+``memory``: clips of 16 frames, 64x48. Largest resident memory of the command's own process, and of any process below
+it, sampled every 50 ms.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ if __name__ == "__main__":
 
 
 def make_clips(folder: Path, count: int, frames: int, height: int, width: int) -> None:
-    """Moving gradients and noise; of many some are encoded, and each file ends in a box of its own that readers skip."""
+    """Moving gradients and noise. Of many some are encoded; each file ends in a box of its own that readers skip."""
     import av
 
     random = np.random.default_rng(0)
