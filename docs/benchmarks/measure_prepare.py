@@ -1,16 +1,18 @@
 """`vlm-pg prepare --decode` beside bare decoding and resizing of the same frames, and its memory as sets grow.
 
     python docs/benchmarks/measure_prepare.py time --out FILE.json [--clips 1000] [--workers 2] [--repeats 3]
+        [--videos FOLDER]
     python docs/benchmarks/measure_prepare.py memory --out FILE.json [--clips 1000 10000] [--workers 2]
 
 ``time``: clips of 10 s, 320x240, 25 frames a second (H.264, a key frame at least every 10 s). Bare decoding is a pool
 of as many processes without any of vlm_pg's checks: PyAV from the file's start to the last frame that is wanted, and
 torch's bicubic resizing; it is told which frames these are, and their size. All sides are whole commands, start-up and
 imports included, one after the other; wall time and the processor time of all their processes are taken. A further side
-is ``decode_file`` in such a pool.
+is ``decode_file`` in such a pool. ``--videos``: copies of the MP4 and QuickTime files of a folder that can be decoded
+are the clips instead, $VLM_PG_MEDIA for example.
 
-``memory``: clips of 16 frames, 64x48. Largest resident memory of the command's own process, and of any process below
-it, sampled every 50 ms.
+``memory``: clips of 16 frames, 64x48. Peak resident memory of the command's own process, and of any process below it,
+as the kernel counts it (VmHWM).
 """
 
 from __future__ import annotations
@@ -71,15 +73,15 @@ if __name__ == "__main__":
 """
 
 
-def make_clips(folder: Path, count: int, frames: int, height: int, width: int) -> None:
-    """Moving gradients and noise. Of many some are encoded; each file ends in a box of its own that readers skip."""
+def generated(folder: Path, count: int, frames: int, height: int, width: int) -> list[bytes]:
+    """Moving gradients and noise."""
     import av
 
     random = np.random.default_rng(0)
     noise = random.integers(0, 40, (height + 64, width + 64, 3), dtype=np.uint8)
     ramp = np.add.outer(np.arange(height), np.arange(width)).astype(np.uint8)[..., None]
     encoded = []
-    for clip in range(min(count, MOST_ENCODED)):
+    for clip in range(count):
         path = folder / "encoded.mp4"
         with av.open(str(path), "w") as output:
             stream = output.add_stream("libx264", rate=25, options={"preset": "veryfast", "g": "250"})
@@ -91,9 +93,31 @@ def make_clips(folder: Path, count: int, frames: int, height: int, width: int) -
             output.mux(stream.encode())
         encoded.append(path.read_bytes())
         path.unlink()
+    return encoded
+
+
+def found(videos: Path) -> list[bytes]:
+    """The files to which a box can be added and that can be decoded."""
+    from vlm_pg.errors import SampleError
+    from vlm_pg.media.decode_file import decode_file
+    from vlm_pg.media.settings import MediaSettings
+
+    files = []
+    for path in sorted(path for path in videos.iterdir() if path.suffix in (".mp4", ".mov")):
+        try:
+            decode_file("video", str(path), MediaSettings(), 28)
+        except SampleError as fault:
+            print(f"{path.name} is left out: {fault}")
+        else:
+            files.append(path.read_bytes())
+    return files
+
+
+def write_clips(folder: Path, count: int, contents: list[bytes]) -> None:
+    """Files of different content: each ends in a box of its own that readers skip."""
     for number in range(count):
         own = (16).to_bytes(4, "big") + b"free" + number.to_bytes(8, "big")
-        (folder / f"{number:06d}.mp4").write_bytes(encoded[number % len(encoded)] + own)
+        (folder / f"{number:06d}.mp4").write_bytes(contents[number % len(contents)] + own)
 
 
 def records(folder: Path, count: int) -> Path:
@@ -123,19 +147,22 @@ def timed(command: list[str], folder: Path) -> dict[str, Any]:
     return {"wall_seconds": time.perf_counter() - wall, "core_seconds": core, "said": done.stdout[-200:]}
 
 
-def jobs_of(folder: Path, count: int) -> Path:
-    """Path, wanted frames, height and width of each clip."""
+def jobs_of(folder: Path, count: int, different: int) -> Path:
+    """Path, wanted frames, height and width of each clip, of which so many have different frames."""
     from vlm_pg.media.decode_file import decode_file, survey_video
     from vlm_pg.media.selection import WHOLE
     from vlm_pg.media.settings import MediaSettings
 
-    first = folder / "000000.mp4"
-    *_, choice = survey_video(first, first.name, MediaSettings(), WHOLE)
-    height, width = decode_file("video", str(first), MediaSettings(), 28).frames.shape[2:]
-    jobs = [[str(folder / f"{number:06d}.mp4"), list(choice.indices), height, width] for number in range(count)]
-    path = folder / "jobs.json"
-    path.write_text(json.dumps(jobs))
-    return path
+    wanted = []
+    for number in range(min(count, different)):
+        path = folder / f"{number:06d}.mp4"
+        *_, choice = survey_video(path, path.name, MediaSettings(), WHOLE)
+        frames = decode_file("video", str(path), MediaSettings(), 28).frames
+        wanted.append([list(choice.indices), *frames.shape[2:]])
+    jobs = [[str(folder / f"{number:06d}.mp4"), *wanted[number % different]] for number in range(count)]
+    listed = folder / "jobs.json"
+    listed.write_text(json.dumps(jobs))
+    return listed
 
 
 def measure_time(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -143,8 +170,9 @@ def measure_time(arguments: argparse.Namespace) -> dict[str, Any]:
     runs = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_clips(folder, count, 250, 240, 320)
-        path, jobs = records(folder, count), jobs_of(folder, count)
+        contents = found(arguments.videos) if arguments.videos else generated(folder, MOST_ENCODED, 250, 240, 320)
+        write_clips(folder, count, contents)
+        path, jobs = records(folder, count), jobs_of(folder, count, len(contents))
         pools = {}
         for side, code in (("bare", BARE), ("decode_file", OURS)):
             (folder / side).mkdir()
@@ -163,14 +191,15 @@ def measure_time(arguments: argparse.Namespace) -> dict[str, Any]:
         for kind in ("wall_seconds", "core_seconds")
     }
     print({kind: round(best[kind]["prepare --decode"] / best[kind]["bare"], 2) for kind in best})
-    return {"clips": count, "workers": arguments.workers, "runs": runs}
+    return {"clips": count, "real": bool(arguments.videos), "workers": arguments.workers, "runs": runs}
 
 
-def resident(pid: int) -> int:
-    """KiB; 0 of a process that has ended."""
+def peak_kib(pid: int) -> int:
+    """Of a process that has ended 0."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() // 1024
-    except (OSError, IndexError, ValueError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        return next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")), 0)
+    except OSError:
         return 0
 
 
@@ -188,8 +217,8 @@ def peak_memory(command: list[str]) -> dict[str, float]:
     own = other = 0
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
-            own = max(own, resident(process.pid))
-            other = max([other, *(resident(pid) for pid in below(process.pid))])
+            own = max(own, peak_kib(process.pid))
+            other = max([other, *map(peak_kib, below(process.pid))])
             time.sleep(0.05)
     assert process.returncode == 0
     return {"main_mib": own / 1024, "largest_below_mib": other / 1024}
@@ -199,7 +228,7 @@ def measure_memory(arguments: argparse.Namespace) -> dict[str, Any]:
     runs = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_clips(folder, max(arguments.clips), 16, 48, 64)
+        write_clips(folder, max(arguments.clips), generated(folder, MOST_ENCODED, 16, 48, 64))
         for count in arguments.clips:
             command = prepare_command(
                 folder, records(folder, count), folder / f"out-{count}", arguments.workers, "--decode"
@@ -215,13 +244,14 @@ def main() -> None:
     parser.add_argument("what", choices=("time", "memory"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--clips", type=int, nargs="+")
+    parser.add_argument("--videos", type=Path)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     arguments.clips = arguments.clips or ([1000] if arguments.what == "time" else [1000, 10_000])
-    found = measure_time(arguments) if arguments.what == "time" else measure_memory(arguments)
+    measured = measure_time(arguments) if arguments.what == "time" else measure_memory(arguments)
     machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
-    arguments.out.write_text(json.dumps({"machine": machine, **found}, indent=1) + "\n")
+    arguments.out.write_text(json.dumps({"machine": machine, **measured}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
