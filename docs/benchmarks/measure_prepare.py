@@ -1,7 +1,7 @@
 """`vlm-pg prepare --decode` beside bare decoding and resizing of the same frames, and its memory as sets grow.
 
     python docs/benchmarks/measure_prepare.py time --out FILE.json [--clips 1000] [--workers 2] [--repeats 3]
-        [--videos FOLDER]
+        [--videos FOLDER | --tiny]
     python docs/benchmarks/measure_prepare.py memory --out FILE.json [--clips 1000 10000] [--workers 2]
 
 ``time``: clips of 10 s, 320x240, 25 frames a second (H.264, a key frame at least every 10 s). Bare decoding is a pool
@@ -9,7 +9,7 @@ of as many processes without any of vlm_pg's checks: PyAV from the file's start 
 torch's bicubic resizing; it is told which frames these are, and their size. All sides are whole commands, start-up and
 imports included, one after the other; wall time and the processor time of all their processes are taken. A further side
 is ``decode_file`` in such a pool. ``--videos``: copies of the MP4 and QuickTime files of a folder that can be decoded
-are the clips instead, $VLM_PG_MEDIA for example.
+are the clips instead, $VLM_PG_MEDIA for example. ``--tiny``: the clips of ``memory``.
 
 ``memory``: clips of 16 frames, 64x48. Peak resident memory of the command's own process, and of any process below it,
 as the kernel counts it (VmHWM).
@@ -42,7 +42,7 @@ def decode(job):
     path, wanted, height, width = job
     wanted, frames = set(wanted), []
     with av.open(path) as container:
-        for place, frame in enumerate(container.decode(video=0)):
+        for place, frame in enumerate(container.decode(container.streams.best("video"))):
             if place in wanted:
                 pixels = torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)[None].float()
                 small = torch.nn.functional.interpolate(
@@ -170,7 +170,8 @@ def measure_time(arguments: argparse.Namespace) -> dict[str, Any]:
     runs = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        contents = found(arguments.videos) if arguments.videos else generated(folder, MOST_ENCODED, 250, 240, 320)
+        shape = (16, 48, 64) if arguments.tiny else (250, 240, 320)
+        contents = found(arguments.videos) if arguments.videos else generated(folder, MOST_ENCODED, *shape)
         write_clips(folder, count, contents)
         path, jobs = records(folder, count), jobs_of(folder, count, len(contents))
         pools = {}
@@ -191,7 +192,8 @@ def measure_time(arguments: argparse.Namespace) -> dict[str, Any]:
         for kind in ("wall_seconds", "core_seconds")
     }
     print({kind: round(best[kind]["prepare --decode"] / best[kind]["bare"], 2) for kind in best})
-    return {"clips": count, "real": bool(arguments.videos), "workers": arguments.workers, "runs": runs}
+    kind = "real" if arguments.videos else "tiny" if arguments.tiny else "of 10 s"
+    return {"clips": count, "kind": kind, "workers": arguments.workers, "runs": runs}
 
 
 def peak_kib(pid: int) -> int:
@@ -245,6 +247,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--clips", type=int, nargs="+")
     parser.add_argument("--videos", type=Path)
+    parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
