@@ -146,4 +146,4 @@ def _upright(frame: Any, like: np.ndarray | None, scaler: Any) -> np.ndarray:
     if like is not None:  # streams may change size midway; the reader of the frames expects one size
         height, width = like.shape[:2] if turns % 2 == 0 else like.shape[1::-1]
         size = {"height": height, "width": width}
-    return np.ascontiguousarray(np.rot90(scaler.reformat(frame, format="rgb24", **size).to_ndarray(), turns))
+    return np.ascontiguousarray(np.rot90(scaler.reformat(frame, format="rgb24", threads=1, **size).to_ndarray(), turns))
