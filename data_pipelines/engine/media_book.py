@@ -6,7 +6,6 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +67,7 @@ class MediaBook:
         if isinstance(outcome, SampleError):
             said["fault"] = [outcome.reason, str(outcome), outcome.trace]
         else:
-            said["facts"] = asdict(outcome)
+            said["facts"] = vars(outcome)
         row = (state, json.dumps(said), _text(ref))
         self._database.execute("UPDATE media SET state = ?, outcome = ? WHERE medium = ?", row)
 
@@ -117,7 +116,7 @@ def _prepared(database: sqlite3.Connection) -> sqlite3.Connection:
 
 
 def _text(ref: MediaRef) -> str:
-    fields = asdict(ref) | {"path": ref.path.removeprefix("./")}
+    fields = vars(ref) | {"path": ref.path.removeprefix("./")}
     return json.dumps({name: value for name, value in fields.items() if value not in (None, "", ())})
 
 
