@@ -44,7 +44,7 @@ def peaks(folder: Path, clips: int) -> tuple[float, float]:
         while process.poll() is None:
             main = max(main, peak_mib(process.pid))
             other = max([other, *map(peak_mib, below(process.pid))])
-            time.sleep(0.02)
+            time.sleep(0.1)
     assert process.returncode == 0
     return main, other
 
