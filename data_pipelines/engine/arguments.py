@@ -18,6 +18,8 @@ from vlm_pg.types import ANSWER_KINDS
 
 DEFAULT_EVAL_SHARE = 0.01
 DEFAULT_MISSING_SHARE = 0.5
+PATCHES = (28, 32)
+DEFAULT_PATCH = 28
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,9 @@ class Arguments:
     format: Format
     workers: int
     skip_media_check: bool
+    decode: bool
+    media: list[str]
+    patch: int
     overwrite: bool
 
 
@@ -82,6 +87,12 @@ def parse(dataset: DataSet, description: str, argv: Sequence[str] | None) -> Arg
             f"Media root '{given.media_root}' is not a folder. The folder that holds the media is expected, or one for "
             "media that stand inside the rows. Correct --media-root."
         )
+    if given.skip_media_check and (getattr(given, "decode", False) or getattr(given, "media", [])):
+        raise ConfigError(
+            "--skip-media-check is given with --decode or --media. Media are looked at or not. Leave one out."
+        )
+    for name, value in (("decode", False), ("media", []), ("patch", DEFAULT_PATCH)):
+        setattr(given, name, getattr(given, name, value))  # of a set without media
     del given.folder, given.unpack
     return Arguments(**vars(given))
 
@@ -99,10 +110,15 @@ def _parser(dataset: DataSet, description: str) -> argparse.ArgumentParser:
     add("--train", **several, help="instead of a folder: files, or FOLDER:split, to train on")  # type: ignore[arg-type]
     add("--eval", **several, help="the same, to evaluate on")  # type: ignore[arg-type]
     add("--out", type=Path, required=True, help="folder to write; it holds this one set")
-    add("--skip-media-check", action="store_true", help="do not look whether the media are there")
+    add("--skip-media-check", action="store_true", help="do not look whether media are there and can be read")
     if dataset.media is not None:
         text = "folder of the media (default: the folder); those inside rows are written there"
         add("--media-root", type=Path, help=text)
+        add("--decode", action="store_true", help="decode all frames a run would show; else of each video one")
+        text = "look at media under these settings, as a run would (media.KEY); else no limit of a run's refuses any"
+        add("--media", nargs="+", default=[], metavar="KEY=VALUE", help=text)
+        text = "side of a merged patch, for counting visual tokens: 28 (default; Qwen2-VL, Qwen2.5-VL) or 32 (Qwen3-VL)"
+        add("--patch", type=int, choices=PATCHES, default=DEFAULT_PATCH, help=text)
     add(
         "--max-missing-share",
         type=float,

@@ -7,31 +7,36 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import MANIFEST, fingerprint, holding, is_prepared, state_of, write_manifest
 from data_pipelines.engine.arguments import Arguments, parse
-from data_pipelines.engine.assembling import Splitter, Tally, write_all
+from data_pipelines.engine.assembling import write_all
 from data_pipelines.engine.dataset import DataSet
-from data_pipelines.engine.judging import Rules, Source
+from data_pipelines.engine.judging import Rules, Source, Verdict
 from data_pipelines.engine.ledger import Ledger
+from data_pipelines.engine.media_look import MediaLook
+from data_pipelines.engine.outcome import MISSING, check_outcome
 from data_pipelines.engine.reading import files_beside
+from data_pipelines.engine.repeats import Repeats
 from data_pipelines.engine.rows import form_of, row_names
 from data_pipelines.engine.running import judge_all
+from data_pipelines.engine.splitting import Splitter
 from data_pipelines.engine.spool import Spool
 from data_pipelines.engine.summary import write_summary
+from data_pipelines.engine.tally import Tally
 from vlm_pg.data.folders import files_of
 from vlm_pg.data.prepared import SCHEMA_VERSION
-from vlm_pg.errors import ConfigError, VlmPgError
+from vlm_pg.errors import VlmPgError
 from vlm_pg.files import write_json_atomic
 
-# As records are judged before their share is: a folder of which little was downloaded shows early.
-_MISSING_JUDGED_FROM = 20
 _MANY_FILES = 50
-REPORT, SUMMARY, MISSING = "report.json", "summary.html", "missing_media.txt"
+REPORT, SUMMARY = "report.json", "summary.html"
 
 
 def prepare(
@@ -42,8 +47,9 @@ def prepare(
 ) -> int:
     """Prepare a data set, or do nothing if it is there already. Returns the exit code.
 
-    Rows are judged in parts, which stay on disk until all of them are written: a run that was killed goes on where it
-    stopped. What is written depends on the files and arguments alone, not on the number of processes.
+    Rows are judged in parts, then their media are looked at. What is known stays on disk until the set is written: a
+    run that was killed goes on where it stopped. What is written depends on the files and arguments alone, not on the
+    number of processes.
 
     Args:
         dataset: its description.
@@ -58,7 +64,14 @@ def prepare(
     arguments = parse(dataset, description, argv)
     sources = _sources(dataset, arguments)
     inputs = _inputs(dataset, sources, arguments)
-    identity = {**inputs, "eval_share": arguments.eval_share, "seed": arguments.seed, "format": arguments.format}
+    look = MediaLook.of(dataset, arguments)
+    identity = {
+        **inputs,
+        **look.identity,
+        "eval_share": arguments.eval_share,
+        "seed": arguments.seed,
+        "format": arguments.format,
+    }
     out = arguments.out
     recipe = recipe or (f"data_pipelines.{dataset.name}:{dataset.name.upper()}", ())
     with holding(out):
@@ -66,13 +79,14 @@ def prepare(
             print(f"{out} is already prepared.")
             return 0
         try:
-            tally, files = _prepare(dataset, sources, arguments, _rules(dataset, arguments, recipe), inputs, identity)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            rules = _rules(dataset, arguments, recipe)
+            tally, files = _prepare(dataset, sources, arguments, rules, look, inputs, identity)
+        except (OSError, sqlite3.OperationalError) as error:
+            if not _is_full(error):
                 raise
             raise VlmPgError(
-                f"The disk of '{error.filename or out}' is full: {error.strerror}. What was finished is kept. Make "
-                "room, and give the same command again: it goes on."
+                f"The disk of '{getattr(error, 'filename', None) or out}' is full: {error}. What was finished is kept. "
+                "Make room, and give the same command again: it goes on."
             ) from error
         except BrokenProcessPool as error:
             raise VlmPgError(
@@ -91,6 +105,7 @@ def _prepare(
     sources: Sequence[Source],
     arguments: Arguments,
     rules: Rules,
+    look: MediaLook,
     inputs: Mapping[str, Any],
     identity: Mapping[str, Any],
 ) -> tuple[Tally, dict[str, int]]:
@@ -99,20 +114,25 @@ def _prepare(
     print(f"Counting the rows of {len(sources)} file(s)", flush=True)
     rows = {source.path: sum(1 for _ in dataset.forms[source.form].rows(source.path)) for source in sources}
     parts = judge_all(sources, dataset, rules, spool, sum(rows.values()), arguments.workers)
-    ledger = Ledger(spool.folder / "ledger.sqlite")
-    try:
+    with ExitStack() as stack:
+        knows = stack.enter_context(look.at(spool, parts))
+
+        def verdicts() -> Iterator[Verdict]:
+            return knows.with_media(spool.verdicts(parts))
+
+        ledger = stack.enter_context(closing(Ledger(spool.folder / "ledger.sqlite")))
         splitter = Splitter(ledger, arguments.eval_share, arguments.seed)
-        splitter.note(spool.verdicts(parts))
+        splitter.note(verdicts())
         written = spool.folder / "written"
         shutil.rmtree(written, ignore_errors=True)  # of a run that was killed
         written.mkdir()
         splits = ["train", "eval"] if arguments.train else ["eval"]
-        tally, files = write_all(written, splitter.placed(spool.verdicts(parts)), splits, arguments.format)
-    finally:
-        ledger.close()
-    _check_outcome(tally, splits[0], arguments, spool)
-    write_json_atomic(written / REPORT, {**_told(dataset, arguments), **tally.report()})
-    write_summary(written / SUMMARY, dataset.name, tally, rules.media_root)
+        placed = splitter.placed(verdicts())
+        tally, files = write_all(written, placed, Repeats(ledger), splits, arguments.format)
+        check_outcome(tally, splits[0], arguments, spool, verdicts())
+        tally.tokens.title += look.shown
+        write_json_atomic(written / REPORT, {**_told(dataset, arguments), **look.identity, **tally.report()})
+        write_summary(written / SUMMARY, dataset.name, tally, rules.media_root, knows.pool)
     _remove_prepared(out)
     for path in sorted(written.iterdir()):
         path.replace(out / path.name)
@@ -130,6 +150,12 @@ def _prepare(
     write_manifest(out, identity, files, more)
     spool.remove()
     return tally, files
+
+
+def _is_full(error: OSError | sqlite3.OperationalError) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return error.sqlite_errorcode == sqlite3.SQLITE_FULL
 
 
 def _rules(dataset: DataSet, arguments: Arguments, recipe: tuple[str, tuple[Any, ...]]) -> Rules:
@@ -187,31 +213,6 @@ def _told(dataset: DataSet, arguments: Arguments) -> dict[str, Any]:
     for split, paths in (("train_files", arguments.train), ("eval_files", arguments.eval)):
         told[split] = [str(path) for path in paths[:_MANY_FILES]]
     return told | ({"media_root": str(arguments.media_root)} if dataset.media is not None else {})
-
-
-def _check_outcome(tally: Tally, first: str, arguments: Arguments, spool: Spool) -> None:
-    """Refuse a set with nothing in it, or of which too many media are not there.
-
-    Raises:
-        ConfigError: with the numbers; the parts are kept.
-    """
-    missing, kept = tally.refused["missing_media"], sum(tally.counts.values())
-    if missing > arguments.max_missing_share * (missing + kept) and missing + kept >= _MISSING_JUDGED_FROM:
-        listed = arguments.out / MISSING
-        with listed.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            for one in spool.all_verdicts():
-                if one.refused is not None and one.refused.reason == "missing_media":
-                    file.write(f"{one.refused.where}\t{one.refused.sample_id}\t{one.refused.message}\n")
-        raise ConfigError(
-            f"The media of {missing} of {missing + kept} questions are not there. At most a share of "
-            f"{arguments.max_missing_share:g} may be missing; '{listed}' lists them. Fetch the media, correct "
-            f"--media-root, or raise --max-missing-share.\n{tally.summary()}"
-        )
-    if not tally.counts[first]:
-        raise ConfigError(
-            f"No record is left for {first}. At least one is needed.\n{tally.summary()}\nCorrect the files or the "
-            "options."
-        )
 
 
 def _remove_prepared(out: Path) -> None:

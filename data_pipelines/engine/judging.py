@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data_pipelines.common import gold_faults
 from data_pipelines.engine.dataset import DataSet, Split
@@ -19,6 +19,9 @@ from vlm_pg.media.paths import resolve
 from vlm_pg.rewards import Rewarder, RewardSettings
 from vlm_pg.rewards.settings import CheckerSettings
 from vlm_pg.types import BadSample, Sample
+
+if TYPE_CHECKING:  # it imports torch
+    from vlm_pg.media.probe import MediaFacts
 
 DATA_TYPES = ("image", "video", "mixed", "text")
 
@@ -46,7 +49,8 @@ class Part:
 class Verdict:
     """What became of one question: one of ``sample``, ``refused`` and ``left_out`` (the filter's name) is there.
 
-    ``keys``: what must not be in training and evaluation, of questions that were read, refused ones too.
+    ``keys``: what must not be in training and evaluation, of questions that were read, refused ones too: their media's
+    paths, or without media the question. ``facts``: of a sample's media, once they were looked at.
     """
 
     split: Split
@@ -54,6 +58,7 @@ class Verdict:
     refused: BadSample | None = None
     left_out: str = ""
     keys: tuple[str, ...] = ()
+    facts: tuple[MediaFacts, ...] = ()
 
 
 @dataclass(frozen=True)

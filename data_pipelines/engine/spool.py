@@ -53,9 +53,14 @@ class Spool:
                 for line in file:
                     yield _verdict(json.loads(line))
 
-    def all_verdicts(self) -> Iterator[Verdict]:
-        """Of all parts, in order."""
-        yield from self.verdicts(sum(1 for _ in self.folder.glob("*.jsonl")))
+    def forget(self, reason: str) -> None:
+        """Remove the parts in which a question was refused for a reason, so that they are judged again."""
+        for path in list(self.folder.glob("*.jsonl")):
+            with path.open(encoding="utf-8") as file:
+                refused = (json.loads(line).get("refused") for line in file)
+                found = any(bad is not None and bad["reason"] == reason for bad in refused)
+            if found:
+                path.unlink()
 
     def remove(self) -> None:
         """All parts are used."""

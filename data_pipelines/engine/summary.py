@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
-from data_pipelines.engine.assembling import Histogram, Tally
+from data_pipelines.engine.tally import Histogram, Tally
 from vlm_pg.errors import SampleError
 from vlm_pg.media.loader import MediaLoader
+from vlm_pg.media.pool import WorkerPool
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import DecodedMedia, Sample
 
@@ -18,7 +19,7 @@ _THUMBNAIL_PIXELS = 160 * 120
 _FRAMES = 4
 
 
-def write_summary(path: Path, name: str, tally: Tally, media_root: Path | None) -> None:
+def write_summary(path: Path, name: str, tally: Tally, media_root: Path | None, pool: WorkerPool | None = None) -> None:
     """Write the page. It holds everything in itself and runs no script.
 
     Args:
@@ -26,12 +27,13 @@ def write_summary(path: Path, name: str, tally: Tally, media_root: Path | None) 
         name: of the data set.
         tally: what was written.
         media_root: where media lie; None: none are shown. One that cannot be decoded is shown by its name and fault.
+        pool: the processes that decode; by default one that ends with this.
     """
     from jinja2 import Environment, StrictUndefined
 
     template = resources.files("data_pipelines.engine").joinpath("summary.html.jinja").read_text("utf-8")
     samples = [sample for _, sample in tally.shown]
-    pictures = _pictures(samples, media_root) if media_root is not None else [[] for _ in samples]
+    pictures = _pictures(samples, media_root, pool) if media_root is not None else [[] for _ in samples]
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     text = page.from_string(template).render(
         name=name,
@@ -42,6 +44,7 @@ def write_summary(path: Path, name: str, tally: Tally, media_root: Path | None) 
             ("Kept, by source", tally.by_source.most_common(30)),
             ("Left out", tally.left_out.most_common()),
         ],
+        repeated=[(count, tally.repeats[answers]) for answers, count in tally.repeated.most_common()],
         refused=[(reason, count, tally.examples[reason]) for reason, count in tally.refused.most_common()],
         histograms=[_bars(one) for one in tally.histograms() if one.counts],
         shown=list(zip(samples, pictures, strict=True)),
@@ -59,7 +62,7 @@ def _bars(histogram: Histogram) -> tuple[str, list[tuple[str, int, float]]]:
     return histogram.title, bars
 
 
-def _pictures(samples: Sequence[Sample], media_root: Path) -> list[list[str]]:
+def _pictures(samples: Sequence[Sample], media_root: Path, pool: WorkerPool | None) -> list[list[str]]:
     """Of each sample its media's pictures as data URLs, or what is wrong with them."""
     settings = MediaSettings(
         max_frames=_FRAMES,
@@ -70,7 +73,7 @@ def _pictures(samples: Sequence[Sample], media_root: Path) -> list[list[str]]:
         image_max_pixels=_THUMBNAIL_PIXELS,
         workers=1,
     )
-    with MediaLoader(settings, media_root) as loader:
+    with MediaLoader(settings, media_root, pool=pool) as loader:
         return [list(_of(loader.load(sample.media))) for sample in samples]
 
 

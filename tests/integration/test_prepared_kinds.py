@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,10 @@ import pytest
 import yaml
 
 from tests.support.processes import ROOT
+from tests.support.published.case import check, records
 from tests.support.runs import read_lines, run_cli, write_config
-from tests.unit.data_pipelines.test_unpacked_folders import FOLDERS, jpeg, samples
+from tests.support.tiny_media import png
+from tests.unit.data_pipelines.test_published_forms import TABLES
 from vlm_pg.cli_prepare import prepare
 from vlm_pg.types import ANSWER_KINDS, Sample
 
@@ -47,31 +48,18 @@ NOTHING = dict.fromkeys(("start", "end", "times", "subtitles"))
 SUBTITLES = "1\n00:00:01,000 --> 00:00:03,000\nNow flip it.\n"
 
 
-def prepared(folder: Path, name: str, media_dir: Path) -> list[Sample]:
-    """A data set laid out in ``folder / "raw" / name`` and prepared in ``folder / name``; its clips are real ones."""
-    raw, out, unpacked = folder / "raw" / name, folder / name, FOLDERS[name]
-    raw.mkdir(parents=True)
-    unpacked.lay_out(raw)
-    assert prepare(name.partition(",")[0], [str(raw), "--out", str(out), *unpacked.options]) == 0
-    clip = (media_dir / "flipping_a_pancake.mkv").read_bytes()
-    for path in raw.rglob("*"):
-        if path.is_file() and path.read_bytes() == b"medium":
-            path.write_bytes(jpeg() if path.suffix == ".jpg" else clip)
-    return [*samples(out, "train"), *samples(out, "eval")]
-
-
 def own_set(folder: Path, media_dir: Path) -> list[Sample]:
     raw, out = folder / "raw" / "own", folder / "own"
     raw.mkdir(parents=True)
     (raw / "film.mkv").write_bytes((media_dir / "flipping_a_pancake.mkv").read_bytes())
     (raw / "film.srt").write_text(SUBTITLES)
     for number in (1, 2, 3):
-        (raw / f"{number}.jpg").write_bytes(jpeg())
+        (raw / f"{number}.jpg").write_bytes(png(number))
     (raw / "train.jsonl").write_text("".join(json.dumps(NOTHING | row) + "\n" for row in OWN))
     (folder / "map.yaml").write_text(yaml.safe_dump(MAP))
     arguments = ["--map", str(folder / "map.yaml"), str(raw), "--out", str(out), "--eval-share", "0"]
     assert prepare("generic", arguments) == 0
-    return samples(out, "train")
+    return records(out, "train")
 
 
 def train(folder: Path, records: str, root: Path, count: int) -> list[dict[str, Any]]:
@@ -97,25 +85,22 @@ def train(folder: Path, records: str, root: Path, count: int) -> list[dict[str, 
     return read_lines(folder / "run/rollouts.jsonl")
 
 
-def check_trained(folder: Path, name: str, found: Sequence[Sample]) -> None:
-    """All records of a prepared set, of its evaluation where it has no other, as they were prepared."""
-    trained = samples(folder / name, "train")
-    split = "train" if trained else "eval"
-    trained = trained or list(found)
-    lines = train(folder, f"{folder / name}:{split}", folder / "raw" / name, len(trained))
-    assert {line["sample_id"] for line in lines} == {one.sample_id for one in trained}
-
-
 def test_every_kind_of_record_trains(tmp_path: Path, media_dir: Path) -> None:
     found = own_set(tmp_path, media_dir)
     assert {one.answer_kind for one in found} == set(ANSWER_KINDS) and len(found) == len(OWN)
     refs = [ref for one in found for ref in one.media]
     assert {ref.kind for ref in refs} == {"image", "video"} and {len(one.media) for one in found} == {0, 1, 3}
     assert any(ref.times for ref in refs) and any(ref.end for ref in refs) and any(ref.subtitles for ref in refs)
-    check_trained(tmp_path, "own", found)
+    lines = train(tmp_path, f"{tmp_path / 'own'}:train", tmp_path / "raw/own", len(found))
+    assert {line["sample_id"] for line in lines} == {one.sample_id for one in found}
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("name", FOLDERS)
-def test_each_published_set_trains_as_it_was_prepared(tmp_path: Path, media_dir: Path, name: str) -> None:
-    check_trained(tmp_path, name, prepared(tmp_path, name, media_dir))
+@pytest.mark.parametrize(("name", "form"), [(name, form) for name, cases in TABLES.items() for form in cases])
+def test_each_published_form_trains_as_it_was_prepared(tmp_path: Path, name: str, form: str) -> None:
+    case, raw, out = TABLES[name][form], tmp_path / "raw", tmp_path / "out"
+    check(name, case, raw, out)
+    split, asked = ("train", case.train) if case.train else ("eval", case.evaluation)
+    root = Path(json.loads((out / "report.json").read_text()).get("media_root", raw))
+    lines = train(tmp_path, f"{out}:{split}", root, len(asked))
+    assert {line["sample_id"] for line in lines} == {one.sample_id for one in asked}

@@ -100,7 +100,7 @@ def decode_video(
     """
     name = name or path.name
     index, timeline, choice = survey_video(path, name, settings, part)
-    frames, choice, decoder = _read_frames(path, name, index, choice, settings, factor)
+    frames, choice, decoder = read_frames(path, name, index, choice, settings, factor)
     return DecodedMedia(
         kind="video",
         frames=frames,
@@ -156,10 +156,14 @@ def frames_to_read(
         return _within_budget(decoder.read(choice.indices[:1]), choice, settings, factor)
 
 
-def _read_frames(
+def read_frames(
     path: Path, name: str, index: VideoIndex, choice: Choice, settings: MediaSettings, factor: int
 ) -> tuple[np.ndarray, Choice, str]:
-    """The frames, those that were chosen within the token budget, and the decoder that read them."""
+    """The frames, uint8 [F, 3, height, width], those chosen within the token budget, and the decoder that read them.
+
+    Raises:
+        SampleError: as ``decode_file``.
+    """
     with _decoding(path, name, index, settings) as decoder:
         return *_read_resized(decoder, choice, settings, factor), decoder.name
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections.abc import Callable
+from functools import lru_cache
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -24,12 +25,18 @@ def connect(connection: Connection) -> None:
 def ask(function: Callable[..., T], *args: Any) -> T:
     """``function(*args)``, in the parent of a worker, else here; the function must be importable by name.
 
+    It must depend on its arguments alone, which can be hashed: a worker remembers answers, and asks nothing twice.
+
     Raises:
         SampleError: as the function raised it.
         RuntimeError: the function raised something else; with its traceback.
     """
-    if _parent is None:
-        return function(*args)
+    return function(*args) if _parent is None else _asked(function, *args)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _asked(function: Callable[..., T], *args: Any) -> T:
+    assert _parent is not None
     _parent.send_bytes(ASKS)
     _parent.send_bytes(pickle.dumps((function, args)))
     kind, value = _parent.recv()

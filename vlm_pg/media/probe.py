@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlm_pg.media.budget import visual_tokens
-from vlm_pg.media.decode_file import decode_video, frames_to_read, survey_video
+from vlm_pg.media.decode_file import frames_to_read, read_frames, survey_video
 from vlm_pg.media.images import decode_image
 from vlm_pg.media.remote import download
 from vlm_pg.media.selection import WHOLE, Part
@@ -81,7 +81,7 @@ def _probe(
         index, timeline, choice = survey_video(path, name, settings, part)
         seconds = timeline.end
         if decode:
-            frames, _, height, width = decode_video(path, settings, factor, name, part).frames.shape
+            frames, _, height, width = read_frames(path, name, index, choice, settings, factor)[0].shape
         else:
             frames, height, width = frames_to_read(path, name, index, choice, settings, factor)
         choice = choice.with_count(frames)

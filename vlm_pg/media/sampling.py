@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import cache
 from types import ModuleType
 
 from vlm_pg.errors import SampleError
@@ -22,6 +23,7 @@ VIDEO_TOTAL_TOKENS = 128_000 * 0.9
 RATE_TOLERANCE = 0.02
 
 
+@cache
 def _reference() -> ModuleType:
     """qwen-vl-utils: imported with the first medium, not before."""
     from qwen_vl_utils import vision_process

@@ -51,7 +51,10 @@ def read_pictures(path: Path, index: VideoIndex, wanted: Sequence[int], max_pixe
         DecodeFailure: one of them does not come, or comes damaged.
         FrameTooLarge: a picture has more than ``max_pixels``; 0 for no limit.
     """
+    from av.video.reformatter import VideoReformatter
+
     pictures: dict[int, np.ndarray] = {}
+    scaler = VideoReformatter()
     late: list[Run] = []
     with open_video(path, max_pixels) as (container, stream), _decoding():
         for run in runs(index, wanted):
@@ -60,14 +63,16 @@ def read_pictures(path: Path, index: VideoIndex, wanted: Sequence[int], max_pixe
                 continue
             container.seek(run.entry.dts, stream=stream, backward=True)
             coded = _enter(packets(container, stream), run.entry)
-            if coded is None or not _keep(_frames(coded), run, pictures, max_pixels):
+            if coded is None or not _keep(_frames(coded), run, pictures, max_pixels, scaler):
                 late.append(run)
     for run in late:
-        _read_from_start(path, index, run, pictures, max_pixels)
+        _read_from_start(path, index, run, pictures, max_pixels, scaler)
     return pictures
 
 
-def _read_from_start(path: Path, index: VideoIndex, run: Run, pictures: dict[int, np.ndarray], max_pixels: int) -> None:
+def _read_from_start(
+    path: Path, index: VideoIndex, run: Run, pictures: dict[int, np.ndarray], max_pixels: int, scaler: Any
+) -> None:
     """Without any seek: from the entry point, and, should frames not come, from the first packet."""
     attempts: list[Callable[[Iterator[Any]], Iterator[Any] | None]] = [lambda coded: coded]
     if run.entry is not None:
@@ -78,7 +83,7 @@ def _read_from_start(path: Path, index: VideoIndex, run: Run, pictures: dict[int
             if run.entry is None and stream.codec_context.codec.canonical_name not in CAREFUL_CODECS:
                 break
             coded = enter(packets(container, stream))
-            if coded is not None and _keep(_frames(coded), run, pictures, max_pixels):
+            if coded is not None and _keep(_frames(coded), run, pictures, max_pixels, scaler):
                 return
     missing = next(pts for pts in run.wanted if pts not in pictures)
     raise DecodeFailure("decode", f"no frame comes at {float(missing * index.time_base):.3f} s")
@@ -105,7 +110,7 @@ def _frames(coded: Iterator[Any]) -> Iterator[Any]:
         yield from packet.decode()
 
 
-def _keep(frames: Iterator[Any], run: Run, pictures: dict[int, np.ndarray], max_pixels: int) -> bool:
+def _keep(frames: Iterator[Any], run: Run, pictures: dict[int, np.ndarray], max_pixels: int, scaler: Any) -> bool:
     """Put the wanted frames into ``pictures``; False as soon as one of them cannot come any more.
 
     A damaged frame on the way is an end too: those behind it are made from it.
@@ -125,17 +130,20 @@ def _keep(frames: Iterator[Any], run: Run, pictures: dict[int, np.ndarray], max_
             continue
         if frame.pts > left[0]:
             return False
-        pictures[left.pop(0)] = _upright(frame, next(iter(pictures.values()), None))
+        pictures[left.pop(0)] = _upright(frame, next(iter(pictures.values()), None), scaler)
         if not left:
             return True
     return False
 
 
-def _upright(frame: Any, like: np.ndarray | None) -> np.ndarray:
-    """The frame as uint8 [height, width, 3], turned as its metadata ask, in the size of ``like`` if given."""
+def _upright(frame: Any, like: np.ndarray | None, scaler: Any) -> np.ndarray:
+    """The frame as uint8 [height, width, 3], turned as its metadata ask, in the size of ``like`` if given.
+
+    ``scaler``: FFmpeg's, one for all frames; making one takes longer than a small picture.
+    """
     turns = round(frame.rotation / 90) % 4
     size: dict[str, int] = {}
     if like is not None:  # streams may change size midway; the reader of the frames expects one size
         height, width = like.shape[:2] if turns % 2 == 0 else like.shape[1::-1]
         size = {"height": height, "width": width}
-    return np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24", **size), turns))
+    return np.ascontiguousarray(np.rot90(scaler.reformat(frame, format="rgb24", threads=1, **size).to_ndarray(), turns))

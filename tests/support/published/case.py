@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import io
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from PIL import Image
 
 from data_pipelines.engine.command import SUMMARY
 from data_pipelines.engine.dataset import DataSet
+from tests.support.tiny_media import write_media
 from vlm_pg.cli import main
 from vlm_pg.data.prepared_reader import open_records
 from vlm_pg.types import MediaRef, Sample
@@ -28,7 +30,7 @@ class Published:
 
     Args:
         files: content by path: rows of .json (as published, on one line), .jsonl and .parquet (with ``Features``, or
-            without), text of .csv and .txt, bytes of media; None: a medium that nobody looks into.
+            without), text of .csv and .txt, bytes of media; None: a medium of five minutes, unlike all others.
         arguments: of ``vlm-pg prepare NAME``, without --out; "{}" stands for the folder.
         train, evaluation: the records of each split.
         refused: place, name and reason of each question that is not kept.
@@ -48,7 +50,7 @@ class Published:
 
 
 def media(*names: str) -> dict[str, None]:
-    """Files that are there; the command asks for no more than that."""
+    """Files that are there and can be used."""
     return dict.fromkeys(names)
 
 
@@ -87,8 +89,10 @@ def lay_out(folder: Path, files: Mapping[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".parquet":
             _write_parquet(path, content)
-        elif content is None or isinstance(content, bytes):
-            path.write_bytes(content or b"medium")
+        elif content is None:
+            write_media(path, zlib.crc32(name.encode()) % 2**24, seconds=300)
+        elif isinstance(content, bytes):
+            path.write_bytes(content)
         else:
             path.write_text(_text(path.suffix, content), encoding="utf-8")
 

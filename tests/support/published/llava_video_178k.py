@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import tarfile
+import zlib
 from typing import Any
 
 from tests.support.published.case import Published, media, video
+from tests.support.tiny_media import mp4
 from vlm_pg.types import AnswerKind, Sample
 
 LETTER = "\nPlease respond with only the letter of the correct answer."
@@ -126,8 +128,9 @@ def archive(*names: str) -> bytes:
     with tarfile.open(fileobj=content, mode="w:gz") as file:
         for name in names:
             entry = tarfile.TarInfo(name)
-            entry.size = len(b"medium")
-            file.addfile(entry, io.BytesIO(b"medium"))
+            clip = mp4(zlib.crc32(name.encode()))
+            entry.size = len(clip)
+            file.addfile(entry, io.BytesIO(clip))
     return content.getvalue()
 
 

@@ -14,6 +14,7 @@ from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.media_store import MediaStore
 from tests.support.clips import Clip, number_of, write
 from tests.support.data_sets import png, records, save, save_splits, shard
+from tests.support.tiny_media import mp4
 from vlm_pg.data.embedded import Embedded
 from vlm_pg.data.records import read_records
 from vlm_pg.errors import ConfigError, SampleError
@@ -153,7 +154,7 @@ def test_records_with_videos_inside_are_prepared_by_video_r1(tmp_path: Path) -> 
     import datasets
 
     rows = [
-        record | {"data_type": "video", "path": {"bytes": MP4 + bytes([number]), "path": "v.mp4"}}
+        record | {"data_type": "video", "path": {"bytes": mp4(number), "path": "v.mp4"}}
         for number, record in enumerate(records(4))
     ]
     text = datasets.Value("string")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from data_pipelines import video_r1
+from tests.support.tiny_media import write_media
 from vlm_pg.data.records import read_records
 from vlm_pg.errors import ConfigError
 from vlm_pg.types import Sample
@@ -37,7 +39,7 @@ def kept(out: Path, split: str) -> list[Sample]:
 
 
 class Prepared:
-    """A folder of empty media files and an annotation file; ``run`` prepares it and reads the result."""
+    """A folder of small media of their own content and an annotation file; ``run`` prepares it and reads the result."""
 
     def __init__(self, root: Path):
         self.root, self.out = root, root / "out"
@@ -48,7 +50,7 @@ class Prepared:
             paths = item["path"] if isinstance(item["path"], list) else [item["path"]]
             for path in paths:
                 if path and "gone" not in path:
-                    (self.root / "media" / path).write_bytes(b"")
+                    write_media(self.root / "media" / path, zlib.crc32(path.encode()))
         annotations = self.root / "annotations.json"
         annotations.write_text(json.dumps(records))
         arguments = ["--train", str(annotations), "--media-root", str(self.root / "media"), *options]

@@ -198,12 +198,20 @@ def test_a_pool_starts_with_its_first_call_or_before(tmp_path: Path, monkeypatch
     assert pool.pids == []
 
 
-def test_a_worker_asks_its_parent(media_dir: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_worker_asks_its_parent_and_remembers(media_dir: Path, monkeypatch: pytest.MonkeyPatch):
     """What the parent says is what is read: qwen-vl-utils' rules, here made others."""
+    asked, rule = [], sampling.num_sampled_frames
+
+    def other(total: int, *more: float) -> int:
+        asked.append(total)
+        return rule(total, *more) - 6
+
+    monkeypatch.setattr(sampling, "num_sampled_frames", other)
+    monkeypatch.setattr(other, "__module__", sampling.__name__)
+    monkeypatch.setattr(other, "__qualname__", "num_sampled_frames")
     with MediaLoader(MediaSettings(workers=1, min_frames=8, max_frames=8), media_dir) as loader:
-        refs = [MediaRef("video", "av1_video.mkv")]
-        [before] = loader.load(refs)
-        monkeypatch.setattr(sampling, "num_sampled_frames", lambda *args: 2)
-        [after] = loader.load(refs)
-    assert isinstance(before, DecodedMedia) and isinstance(after, DecodedMedia)
-    assert (len(before.frames), len(after.frames)) == (8, 2)
+        for _ in range(2):
+            [media] = loader.load([MediaRef("video", "av1_video.mkv")])
+            assert isinstance(media, DecodedMedia) and len(media.frames) == 2
+        [media] = loader.load([MediaRef("video", "h265_video.mp4")])
+    assert len(asked) == 2 and asked[0] != asked[1]

@@ -1,0 +1,58 @@
+"""Preparing many clips takes no more memory than a tenth of them, in no process.
+
+``pytest -m matrix -s tests/integration/test_prepare_memory.py`` prints the peaks of ten thousand.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.prepared_media import command, write_set
+from tests.support.processes import ONE_THREAD_NO_GPU, ROOT
+
+
+def peak_mib(pid: int) -> float:
+    """Peak resident memory of a process as the kernel counts it; 0 of one that has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0.0)
+
+
+def below(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [one for child in children for one in (int(child), *below(int(child)))]
+
+
+def peaks(folder: Path, clips: int) -> tuple[float, float]:
+    """MiB of the command's own process, and of the largest one below it."""
+    write_set(folder / f"{clips}", clips)
+    arguments = command(folder / f"{clips}", folder / f"{clips}" / "out", 2)
+    environment = dict(os.environ, PYTHONPATH=str(ROOT), **ONE_THREAD_NO_GPU)
+    main = other = 0.0
+    with subprocess.Popen([sys.executable, "-m", "vlm_pg.cli", *arguments], env=environment, cwd=ROOT) as process:
+        while process.poll() is None:
+            main = max(main, peak_mib(process.pid))
+            other = max([other, *map(peak_mib, below(process.pid))])
+            time.sleep(0.1)
+    assert process.returncode == 0
+    return main, other
+
+
+@pytest.mark.parametrize("clips", [pytest.param(10_000, marks=pytest.mark.matrix), 500])
+def test_memory_does_not_grow_with_the_clips(tmp_path: Path, clips: int) -> None:
+    tenth, whole = peaks(tmp_path, clips // 10), peaks(tmp_path, clips)
+    print(f"{clips:,} clips: {whole[0]:.0f} and {whole[1]:.0f} MiB, a tenth: {tenth[0]:.0f} and {tenth[1]:.0f} MiB")
+    assert all(now < 1.1 * before for now, before in zip(whole, tenth, strict=True))
+    # Of frames that stay nothing hides behind the size of torch: 16 of them take 300 KiB.
+    assert whole[0] - tenth[0] < 20 + clips * 2 / 1024
