@@ -80,6 +80,7 @@ class MediaLook:
         pool = decoding_pool(self.settings)
         assert pool is not None
         with pool, closing(MediaBook(spool.folder / f"media-{way[:16]}.sqlite", self.root)) as book:
+            pool.start()  # while this process imports what it needs
             loader = MediaLoader(self.settings, self.root, factor=self.factor, pool=pool)
             probe_all(spool.verdicts(parts), book, loader, self.decode)
             yield Known(book, pool)
