@@ -144,7 +144,7 @@ def timed(command: list[str], folder: Path) -> dict[str, Any]:
     assert done.returncode == 0, done.stdout + done.stderr
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     core = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    return {"wall_seconds": time.perf_counter() - wall, "core_seconds": core, "said": done.stdout[-200:]}
+    return {"wall_seconds": time.perf_counter() - wall, "core_seconds": core}
 
 
 def jobs_of(folder: Path, count: int, different: int) -> Path:
@@ -185,7 +185,7 @@ def measure_time(arguments: argparse.Namespace) -> dict[str, Any]:
             prepare = prepare_command(folder, path, out, arguments.workers, "--decode")
             for side, command in (*pools.items(), ("prepare --decode", prepare)):
                 runs.append({"side": side, "repeat": repeat, **timed(command, folder)})
-                print({name: value for name, value in runs[-1].items() if name != "said"}, flush=True)
+                print(runs[-1], flush=True)
     sides = sorted({run["side"] for run in runs})
     best = {
         kind: {side: min(run[kind] for run in runs if run["side"] == side) for side in sides}
