@@ -92,9 +92,14 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
+    from vlm_pg.cli_checked import split
     from vlm_pg.cli_prepare import prepare
 
-    return prepare(arguments.name, arguments.rest)
+    own, checked = split(arguments.rest)
+    code = prepare(arguments.name, own)
+    if code or checked is None:
+        return code
+    return EXIT_OK if checked.check() else EXIT_FOUND
 
 
 def _check(arguments: argparse.Namespace) -> int:

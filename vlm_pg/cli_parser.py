@@ -67,7 +67,11 @@ def _add_data(add: _Add) -> None:
     prepare = add("prepare", "turn a raw data set into prepared records; alone: list the data sets")
     prepare.add_argument("name", metavar="NAME", nargs="?", help="data set; without it they are listed")
     prepare.add_argument(
-        "rest", metavar="...", nargs=argparse.REMAINDER, help="its own arguments; NAME --help lists them"
+        "rest",
+        metavar="...",
+        nargs=argparse.REMAINDER,
+        help="its own arguments, which NAME --help lists; and --check CONFIG: look at what was prepared as vlm-pg "
+        "check does, reports in OUT/check",
     )
 
     check = add("check", "look at every record, medium and prompt before training on them")
