@@ -10,7 +10,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from data_pipelines.engine.arguments import Arguments, parse
 from data_pipelines.engine.assembling import write_all
 from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.judging import Rules, Source, Verdict
-from data_pipelines.engine.ledger import Ledger
 from data_pipelines.engine.media_look import MediaLook
 from data_pipelines.engine.outcome import MISSING, check_outcome
 from data_pipelines.engine.reading import files_beside
@@ -31,6 +30,7 @@ from data_pipelines.engine.spool import Spool
 from data_pipelines.engine.summary import write_summary
 from data_pipelines.engine.tally import Tally
 from vlm_pg.data.folders import files_of
+from vlm_pg.data.ledger import Ledger
 from vlm_pg.data.prepared import SCHEMA_VERSION
 from vlm_pg.errors import VlmPgError
 from vlm_pg.files import write_json_atomic
@@ -120,7 +120,7 @@ def _prepare(
         def verdicts() -> Iterator[Verdict]:
             return knows.with_media(spool.verdicts(parts))
 
-        ledger = stack.enter_context(closing(Ledger(spool.folder / "ledger.sqlite")))
+        ledger = stack.enter_context(Ledger(spool.folder / "ledger.sqlite"))
         splitter = Splitter(ledger, arguments.eval_share, arguments.seed)
         splitter.note(verdicts())
         written = spool.folder / "written"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from data_pipelines.engine.ledger import Ledger
+from vlm_pg.data.ledger import Ledger
 from vlm_pg.errors import printable
 from vlm_pg.types import Sample
 
@@ -47,10 +47,9 @@ class Repeats:
         parts = [(ref.kind, ref.start, ref.end, ref.times, ref.subtitles) for ref in sample.media]
         asked = _digest([sample.question, sample.options, contents, parts])
         answer = _digest([sample.answer_kind, sample.answer])
-        before = self._ledger.first("asked", asked, f"{answer} {sample.sample_id}")
-        if before is None:
+        if self._ledger.add("asked", asked, f"{answer} {sample.sample_id}"):
             return None
-        before_answer, _, first = before.partition(" ")
+        before_answer, _, first = (self._ledger.look("asked", asked) or "").partition(" ")
         return Repeat(sample.sample_id, first, "same" if answer == before_answer else "other", sample.where)
 
 

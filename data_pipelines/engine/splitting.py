@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from data_pipelines.engine.judging import Verdict
-from data_pipelines.engine.ledger import Ledger
+from vlm_pg.data.ledger import Ledger
 from vlm_pg.types import BadSample, Sample
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Splitter:
         if one.split == "eval":
             return Placed("eval", sample, one.facts)
         contents = _contents(one)
-        if any(self._ledger.has("evaluated", key) for key in (*one.keys, *contents)):
+        if any(self._ledger.look("evaluated", key) is not None for key in (*one.keys, *contents)):
             return "also in the evaluation file"
         sides = {self._is_for_evaluation(key) for key in contents or one.keys}
         if len(sides) == 2:

@@ -9,7 +9,6 @@ from typing import Any
 
 from vlm_pg.check.finding import Finding
 from vlm_pg.check.judge import Judge
-from vlm_pg.check.ledger import Ledger
 from vlm_pg.check.lengths import LengthRules, Lengths
 from vlm_pg.check.probing import Place, Prober
 from vlm_pg.check.report import REFUSED, WARNED, lines, write_reports
@@ -17,6 +16,7 @@ from vlm_pg.check.running import CheckedSet, SetCheck
 from vlm_pg.check.tally import SetTally
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import line_of
+from vlm_pg.data.ledger import Ledger
 from vlm_pg.distributed import launched_world_size
 from vlm_pg.errors import ConfigError
 from vlm_pg.files import replacing

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 
 from vlm_pg.check.finding import Finding, error, warning
-from vlm_pg.check.ledger import Ledger
+from vlm_pg.data.ledger import Ledger
 from vlm_pg.errors import SampleError
 from vlm_pg.media.probe import MediaFacts
 from vlm_pg.types import Sample

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
+import json
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vlm_pg.check.ledger import Ledger
+from vlm_pg.data.ledger import Ledger
 from vlm_pg.errors import SampleError
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.paths import resolve
 from vlm_pg.media.probe import MediaFacts
-from vlm_pg.types import MediaRef
+from vlm_pg.types import Cue, MediaRef
 
 _PROBED = "probed"
 Facts = MediaFacts | SampleError
@@ -49,7 +49,7 @@ class Prober:
             return fault
         part = (ref.kind, path, ref.start, ref.end, ref.times, ref.subtitles and f"{place.root}/{ref.subtitles}")
         key = repr(part)
-        if key not in self._under_way and self._ledger.get(_PROBED, key) is None:
+        if key not in self._under_way and self._ledger.look(_PROBED, key) is None:
             self._under_way[key] = self._begin(ref, place.loader)
         return key
 
@@ -60,12 +60,11 @@ class Prober:
         started = self._under_way.pop(key, None)
         if started is not None:
             found = self._finish(started)
-            self._ledger.put(_PROBED, key, pickle.dumps(_state(found)))
+            self._ledger.add(_PROBED, key, _written(found))
             return found
-        known = self._ledger.get(_PROBED, key)
+        known = self._ledger.look(_PROBED, key)
         assert known is not None, "facts are asked for with a key that ask has given"
-        state = pickle.loads(known)
-        return state if isinstance(state, MediaFacts) else SampleError(*state)
+        return _read(known)
 
     def _begin(self, ref: MediaRef, loader: MediaLoader) -> _UnderWay:
         # Keeping decodes the whole medium already, or reads and checks what is kept.
@@ -85,5 +84,13 @@ class Prober:
         return found
 
 
-def _state(found: Facts) -> MediaFacts | tuple[str, str, str]:
-    return found if isinstance(found, MediaFacts) else (found.reason, str(found), found.trace)
+def _written(found: Facts) -> str:
+    return json.dumps(asdict(found) if isinstance(found, MediaFacts) else [found.reason, str(found), found.trace])
+
+
+def _read(text: str) -> Facts:
+    said = json.loads(text)
+    if isinstance(said, list):
+        return SampleError(*said)
+    cues = tuple(Cue(**cue) for cue in said["subtitles"])
+    return MediaFacts(**said | {"frame_seconds": tuple(said["frame_seconds"]), "subtitles": cues})

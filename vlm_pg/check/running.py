@@ -11,10 +11,10 @@ from pathlib import Path
 from vlm_pg.check.crossing import Crossing
 from vlm_pg.check.finding import Finding
 from vlm_pg.check.judge import Judge
-from vlm_pg.check.ledger import Ledger
 from vlm_pg.check.probing import Facts, Place, Prober
 from vlm_pg.check.tally import SetTally
 from vlm_pg.data.files import count_raw
+from vlm_pg.data.ledger import Ledger
 from vlm_pg.data.records import stream_records
 from vlm_pg.errors import SampleError
 from vlm_pg.media.probe import MediaFacts

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from data_pipelines.engine.judging import Verdict
-from data_pipelines.engine.ledger import Ledger
 from data_pipelines.engine.media_book import MediaBook
 from data_pipelines.engine.probing import probe_all, with_media
 from data_pipelines.engine.repeats import Repeats
 from data_pipelines.engine.splitting import Placed, Splitter
 from tests.support.tiny_media import write_media
+from vlm_pg.data.ledger import Ledger
 from vlm_pg.errors import SampleError
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.probe import MediaFacts
@@ -125,7 +125,7 @@ def facts(content: str) -> MediaFacts:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
         yield ledger
 
 

@@ -1,0 +1,59 @@
+"""What was seen, kept on disk, so that memory does not grow with the data."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Self
+
+
+class Ledger:
+    """Named tables of texts to texts in one file, which need not survive anything. A context manager.
+
+    ledger.add("ids", "17")  # True: it is new
+    ledger.first("asked", "How many?", "17")  # "17": it is new
+    ledger.first("asked", "How many?", "18")  # "17"
+
+    Args:
+        path: the file, made anew; None: a temporary one that SQLite removes.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        if path is not None:
+            path.unlink(missing_ok=True)
+        self._database = sqlite3.connect("" if path is None else path, isolation_level=None)
+        for pragma in ("journal_mode=OFF", "synchronous=OFF", "cache_size=-16384", "temp_store=FILE"):
+            self._database.execute(f"PRAGMA {pragma}")
+        self._database.execute(
+            "CREATE TABLE seen (name TEXT, entry BLOB, value BLOB, PRIMARY KEY (name, entry)) WITHOUT ROWID"
+        )
+        self._database.execute("BEGIN")
+
+    def add(self, name: str, entry: str, value: str = "") -> bool:
+        """Put an entry; whether it was not there before."""
+        row = (name, _bytes(entry), _bytes(value))
+        return self._database.execute("INSERT OR IGNORE INTO seen VALUES (?, ?, ?)", row).rowcount == 1
+
+    def first(self, name: str, entry: str, value: str) -> str:
+        """The value that an entry was given first: this one, if it is new."""
+        if self.add(name, entry, value):
+            return value
+        found = self.look(name, entry)
+        assert found is not None
+        return found
+
+    def look(self, name: str, entry: str) -> str | None:
+        """The value of an entry, None if there is none."""
+        found = self._database.execute("SELECT value FROM seen WHERE name = ? AND entry = ?", (name, _bytes(entry)))
+        row = found.fetchone()
+        return None if row is None else bytes(row[0]).decode(errors="surrogatepass")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._database.close()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
