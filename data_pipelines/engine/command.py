@@ -26,7 +26,7 @@ from data_pipelines.engine.repeats import Repeats
 from data_pipelines.engine.rows import form_of, row_names
 from data_pipelines.engine.running import judge_all
 from data_pipelines.engine.splitting import Splitter
-from data_pipelines.engine.spool import Spool
+from data_pipelines.engine.spool import Spool, remove_left
 from data_pipelines.engine.summary import write_summary
 from data_pipelines.engine.tally import Tally
 from vlm_pg.data.folders import files_of
@@ -76,6 +76,7 @@ def prepare(
     recipe = recipe or (f"data_pipelines.{dataset.name}:{dataset.name.upper()}", ())
     with holding(out):
         if not arguments.overwrite and is_prepared(out, identity):
+            remove_left(out)
             print(f"{out} is already prepared.")
             return 0
         try:

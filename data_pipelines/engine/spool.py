@@ -18,6 +18,11 @@ FOLDER = ".parts"
 _IDENTITY = "identity.json"
 
 
+def remove_left(out: Path) -> None:
+    """Remove the parts of a run that was killed when it had written everything."""
+    shutil.rmtree(out / FOLDER, ignore_errors=True)
+
+
 class Spool:
     """The folder ``.parts`` of an output folder.
 

@@ -100,6 +100,16 @@ def test_killed_and_resumed_it_writes_the_same_bytes(folder: Path, whole: dict[s
     assert ended
 
 
+def test_killed_after_all_was_written_it_leaves_no_parts(folder: Path, whole: dict[str, bytes]) -> None:
+    """Between the manifest and the end: the set is there, and so are the parts it was made of."""
+    out = folder / "late"
+    assert start(folder, out).finish().returncode == 0
+    (out / ".parts/written").mkdir(parents=True)
+    (out / ".parts/0000000.jsonl").write_text("{}\n")
+    assert start(folder, out).finish().returncode == 0
+    assert contents(out) == whole and not (out / ".parts").exists()
+
+
 def test_what_was_judged_is_not_judged_again(folder: Path, whole: dict[str, bytes]) -> None:
     out = folder / "gone on"
     process = caught(folder, out, 4)
