@@ -37,9 +37,10 @@ def tower_digest(model: Any, family: Family, gathered: Gathered = at_hand) -> st
     """64 hexadecimal digits: two towers with the same give the same bits for the same call.
 
     Of the weights and buffers (mergers among them) names, dtypes, shapes and bytes, one after the other, those kept in
-    few bits as they are stored; the configuration, the attention kernel; the code by the classes' source and the
-    packages' versions; the device with its libraries and what torch was told about precision. On a CPU the number of
-    threads too, among which sums are divided. Not among it is how media are divided over calls, which every entry says.
+    few bits as they are stored; by how much adapters in it count; the configuration, the attention kernel; the code by
+    the classes' source and the packages' versions; the device with its libraries and what torch was told about
+    precision. On a CPU the number of threads too, among which sums are divided. Not among it is how media are divided
+    over calls, which every entry says.
 
     Under ZeRO-3 torch's linear layer is another function. For rows [rows, width], which is what linear layers of Qwen's
     towers are given, it makes the same calls (a test compares the bits), so it counts as the same.
@@ -58,6 +59,7 @@ def tower_digest(model: Any, family: Family, gathered: Gathered = at_hand) -> st
         "attention": getattr(config, "_attn_implementation", None),
         "family": [family.model_type, family.deepstack_layers(model.config)],
         "code": _code(tower),
+        "adapters": _adapters(tower),
         "versions": {package: _version(package) for package in _PACKAGES},
         "arithmetic": _arithmetic(next(tower.parameters()).device),
     }
@@ -75,6 +77,18 @@ def _of_weights(tower: torch.nn.Module, gathered: Gathered) -> str:
     for name, buffer in tower.named_buffers():
         _update(digest, name, buffer)
     return digest.hexdigest()
+
+
+def _adapters(tower: torch.nn.Module) -> list[Any]:
+    """Of each layer with adapters what their weights do not say: by how much each counts, and which are at work."""
+    peft: Any = sys.modules.get("peft.tuners.tuners_utils")  # without it there are none
+    found: list[Any] = []
+    for name, module in tower.named_modules() if peft is not None else ():
+        if isinstance(module, peft.BaseTunerLayer):
+            scaling = {key: float(value) for key, value in getattr(module, "scaling", {}).items()}
+            at_work = [list(module.active_adapters), list(module.merged_adapters), module.disable_adapters]
+            found.append([name, scaling, at_work])
+    return found
 
 
 def _stored(name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from tests.support.groups import tiny_policy
 from tests.support.runs import save_tiny_model
@@ -61,6 +63,26 @@ def test_what_changes_the_output_changes_the_digest(change: str) -> None:
     before = digest(policy)
     CHANGES[change](policy)
     assert digest(policy) != before
+
+
+def test_what_adapters_in_it_count_is_in_it() -> None:
+    """Their weights, names and shapes are equal; that other factor is nowhere among them."""
+
+    def with_adapter(alpha: int) -> Policy:
+        policy = tiny_policy()
+        torch.manual_seed(0)
+        peft.inject_adapter_in_model(
+            peft.LoraConfig(r=2, lora_alpha=alpha, target_modules=["qkv"], init_lora_weights=False), tower(policy)
+        )
+        return policy
+
+    digests = {digest(with_adapter(8)), digest(with_adapter(64)), digest(tiny_policy())}
+    assert len(digests) == 3 and digest(with_adapter(8)) in digests
+    off = with_adapter(8)
+    for layer in tower(off).modules():
+        if isinstance(layer, BaseTunerLayer):
+            layer.enable_adapters(False)
+    assert digest(off) not in digests
 
 
 def test_where_a_configuration_comes_from_changes_nothing() -> None:
