@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_pipelines.engine.dataset import DataSet, Form, Split
-from vlm_pg.data.folders import data_folder
+from vlm_pg.data.folders import NoSuchSplit, data_folder
 from vlm_pg.errors import ConfigError, printable
 
 _LISTED = 12
@@ -19,7 +19,7 @@ def annotation_files(dataset: DataSet, folder: Path) -> dict[Split, list[Path]]:
     """The files of the first form that the folder has any of, by split.
 
     Raises:
-        ConfigError: it is no folder, or has none; with what it has and which form is nearest.
+        ConfigError: it is no folder, or has none (with what it has and which form is nearest), or has a split in part.
     """
     if not folder.is_dir():
         raise ConfigError(
@@ -40,7 +40,11 @@ def _files_of(form: Form, folder: Path) -> dict[Split, list[Path]]:
 
 
 def _matches(folder: Path, pattern: str) -> Iterator[Path]:
-    """Files, or for "data:train" that split of a folder of shards."""
+    """Files, or for "data:train" that split of a folder of shards.
+
+    Raises:
+        ConfigError: a split is there, and not all of it.
+    """
     before, colon, split = pattern.rpartition(":")
     if not colon:
         yield from sorted(path for path in folder.glob(pattern) if path.is_file())
@@ -50,7 +54,7 @@ def _matches(folder: Path, pattern: str) -> Iterator[Path]:
         try:
             if data_folder(named) is not None:
                 yield named
-        except ConfigError:  # it holds no such split
+        except NoSuchSplit:  # of one that is there in part nobody should learn by its absence
             continue
 
 
@@ -79,6 +83,8 @@ def _nothing_found(dataset: DataSet, folder: Path) -> str:
 def _holds_one(dataset: DataSet, folder: Path) -> bool:
     try:
         return any(any(_files_of(form, folder).values()) for form in dataset.forms)
+    except ConfigError:  # of a split that is there in part
+        return True
     except OSError:
         return False
 

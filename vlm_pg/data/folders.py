@@ -25,6 +25,10 @@ _SHARD = re.compile(r"(?P<split>\w[\w.-]*)-(?P<index>\d{5,9})-of-(?P<count>\d{5,
 _LISTED = 12
 
 
+class NoSuchSplit(ConfigError):
+    """A folder that holds no data set, or not the split that is named: others may. What is there in part is an error."""
+
+
 @dataclass(frozen=True)
 class DataFolder:
     """One split of a folder: its files in order. ``split`` is empty where the folder is one data set without a name."""
@@ -44,7 +48,8 @@ def data_folder(path: Path) -> DataFolder | None:
     """The split that ``FOLDER`` or ``FOLDER:split`` names; None for a path that names no folder.
 
     Raises:
-        ConfigError: the folder holds no data set, not that split or not all of it, or several splits and none is named.
+        NoSuchSplit: the folder holds no data set, or not that split.
+        ConfigError: it holds not all of it, or several splits and none is named.
     """
     named = _named(path)
     if named is None:
@@ -57,7 +62,8 @@ def data_folder(path: Path) -> DataFolder | None:
         split = next(iter(splits))
     if split not in splits:
         known = f"has the splits {_list(splits)}" if any(splits) else "has one split, without a name"
-        raise _wrong(folder, f"{known}, not '{split}'. One of them is expected. Correct the name after the colon")
+        problem = f"{known}, not '{split}'. One of them is expected. Correct the name after the colon"
+        raise _wrong(folder, problem, NoSuchSplit)
     return DataFolder(folder, split, tuple(splits[split]))
 
 
@@ -101,7 +107,8 @@ def _splits_of(folder: Path) -> Mapping[str, Sequence[Path]]:
         shards = _shards(place)
         if shards:
             return shards
-    raise _wrong(folder, f"holds no data set{_inner(folder)}. {_EXPECTED}. Name such a folder, or a file of records")
+    problem = f"holds no data set{_inner(folder)}. {_EXPECTED}. Name such a folder, or a file of records"
+    raise _wrong(folder, problem, NoSuchSplit)
 
 
 _EXPECTED = (
@@ -178,5 +185,5 @@ def _list(names: object) -> str:
     return ", ".join(shown[:_LISTED]) + (f" and {len(shown) - _LISTED} more" if len(shown) > _LISTED else "")
 
 
-def _wrong(folder: Path, problem: str) -> ConfigError:
-    return ConfigError(f"Data folder '{printable(str(folder), 300)}' {problem}.")
+def _wrong(folder: Path, problem: str, kind: type[ConfigError] = ConfigError) -> ConfigError:
+    return kind(f"Data folder '{printable(str(folder), 300)}' {problem}.")

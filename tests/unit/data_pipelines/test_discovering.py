@@ -10,6 +10,7 @@ import pytest
 
 from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.discovering import annotation_files
+from data_pipelines.generic import dataset_of as dataset_of_map
 from vlm_pg.cli_prepare import find_pipelines
 from vlm_pg.errors import ConfigError
 
@@ -54,6 +55,30 @@ def test_of_mirrors_in_one_folder_the_first_counts(tmp_path: Path) -> None:
     for pattern in ("test.jsonl", ".:test"):
         lay_out(tmp_path, pattern)
     assert annotation_files(dataset_of("gsm8k"), tmp_path) == {"train": [], "eval": [tmp_path / "test.jsonl"]}
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        (["test-00000-of-00002"], r"has 1 of the 2 shards of 'test' only.*Download the others"),
+        (["test-00000-of-00001", "test-00001-of-00002"], r"has shards of 'test' of two divisions.*Remove the other"),
+    ],
+)
+def test_a_split_that_is_there_in_part_is_not_passed_over(tmp_path: Path, there: list[str], said: str) -> None:
+    """In one folder of several, and beside a file that would be taken in its place."""
+    for subject in ("algebra", "geometry"):
+        lay_out(tmp_path / "math" / subject, ".:train")
+    for name in there:
+        (tmp_path / f"math/geometry/{name}.parquet").write_bytes(b"")
+        (tmp_path / f"{name}.parquet").write_bytes(b"")
+    with pytest.raises(ConfigError, match=rf"math/geometry' {said}"):
+        annotation_files(dataset_of("math"), tmp_path / "math")
+    lay_out(tmp_path, "main/train.parquet")
+    (tmp_path / "test.jsonl").write_text("{}")
+    fields = {"problem": "q", "data_type": {"constant": "text"}, "problem_type": {"constant": "exact"}, "answer": "a"}
+    (tmp_path / "map.yaml").write_text(json.dumps({"name": "mine", "fields": fields}))
+    with pytest.raises(ConfigError, match=said):
+        annotation_files(dataset_of_map(tmp_path / "map.yaml"), tmp_path)
 
 
 def test_a_wrong_folder_says_what_is_there_and_what_is_nearest(tmp_path: Path) -> None:
