@@ -1,24 +1,20 @@
-"""What the pipelines share: progress, the manifest that marks a folder as complete, the lock, and the gold check."""
+"""What the pipelines share: progress, states of files, the lock of a folder, and the gold check."""
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from vlm_pg.data.folders import data_folder
 from vlm_pg.errors import ConfigError, VlmPgError
-from vlm_pg.files import write_bytes_atomic
 from vlm_pg.rewards.gold import gold_faults as gold_faults
 
 Item = TypeVar("Item")
-MANIFEST = "manifest.json"
 
 
 def progress(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
@@ -34,39 +30,6 @@ def progress(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
         if done * 4 >= next_line * total:
             print(f"{label}: {done} of {total}", flush=True)
             next_line = done * 4 // total + 1
-
-
-def fingerprint(arguments: Mapping[str, Any]) -> str:
-    """SHA-256 of arguments that are JSON values: equal exactly when they are equal."""
-    return hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()
-
-
-def is_prepared(folder: Path, arguments: Mapping[str, Any]) -> bool:
-    """Whether the folder holds everything these arguments produce.
-
-    The manifest is written last, so a folder that has one was finished.
-
-    Raises:
-        ConfigError: the folder was finished with other arguments, or files of it are gone.
-    """
-    manifest = folder / MANIFEST
-    if not manifest.exists():
-        return False
-    written = _read_manifest(manifest)
-    if written["fingerprint"] != fingerprint(arguments):
-        before = {name: value for name, value in written["arguments"].items() if arguments.get(name) != value}
-        now = {name: value for name, value in arguments.items() if written["arguments"].get(name) != value}
-        raise ConfigError(
-            f"Folder '{folder}' was prepared with other arguments: it has {before}, asked for is {now}. A folder holds "
-            "one prepared set. Choose another --out, or pass --overwrite."
-        )
-    missing = [name for name in written["files"] if not (folder / name).is_file()]
-    if missing:
-        raise ConfigError(
-            f"Folder '{folder}' lost {', '.join(missing)} since it was prepared. All files its {MANIFEST} lists are "
-            "needed. Pass --overwrite to prepare it again."
-        )
-    return True
 
 
 def state_of(path: Path, option: str, what: str = "Data file") -> dict[str, Any]:
@@ -85,33 +48,6 @@ def state_of(path: Path, option: str, what: str = "Data file") -> dict[str, Any]
         )
     state = path.stat()
     return {"path": str(path.resolve()), "bytes": state.st_size, "changed_ns": state.st_mtime_ns}
-
-
-def _read_manifest(manifest: Path) -> dict[str, Any]:
-    try:
-        written = json.loads(manifest.read_text(encoding="utf-8"))
-        if isinstance(written["arguments"], dict) and isinstance(written["files"], dict) and written["fingerprint"]:
-            return written
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
-        pass  # falls through to the one message for all of these
-    raise ConfigError(
-        f"'{manifest}' is not the manifest of a prepared folder. This program writes that file itself. Choose another "
-        "--out, or remove it."
-    )
-
-
-def write_manifest(
-    folder: Path, arguments: Mapping[str, Any], files: Mapping[str, int], more: Mapping[str, Any] | None = None
-) -> None:
-    """Mark the folder as complete. Call it after everything else is written.
-
-    Args:
-        files: name -> number of records of each file that readers need.
-        more: what readers may like to know, as JSON values.
-    """
-    content = {"fingerprint": fingerprint(arguments), "arguments": dict(arguments), "files": dict(files)}
-    content |= dict(more or {})
-    write_bytes_atomic(folder / MANIFEST, (json.dumps(content, indent=2) + "\n").encode())
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipelines.common import MANIFEST, gold_faults, is_prepared, locked, progress, run, write_manifest
+from data_pipelines.common import gold_faults, locked, progress, run
 from data_pipelines.flashes import (
     POSITIONS,
     RENDER_VERSION,
@@ -27,6 +27,9 @@ from data_pipelines.flashes import (
     encode_mp4,
     make_clips,
 )
+from data_pipelines.manifest import find_prepared, own_manifest, write_manifest
+from data_pipelines.owned import adopt, claim, settle
+from vlm_pg.data.manifest import MANIFEST
 from vlm_pg.data.records import write_records
 from vlm_pg.errors import ConfigError
 from vlm_pg.files import replacing
@@ -71,9 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     with locked(out):
         if arguments.overwrite:
             _clear(out)
-        if is_prepared(out, identity):
+        if find_prepared(out, identity) is not None:
+            settle(out)
             print(f"{out} is already prepared: {arguments.train} training and 2 x {arguments.eval} evaluation clips.")
             return 0
+        claim(out, _all_names())
         files = {}
         for split in SPLITS:
             count = arguments.train if split.name == "train" else arguments.eval
@@ -81,13 +86,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_records(out / f"{split.name}.jsonl", samples)
             files[f"{split.name}.jsonl"] = len(samples)
         write_manifest(out, identity, files)
+        settle(out)
     print(f"Wrote {', '.join(f'{name} ({count} clips)' for name, count in files.items())} to {out}.")
     return 0
 
 
 def _render_split(split: Split, count: int, seed: int, out: Path) -> list[Sample]:
     """Write the clips of one split and return their records; every gold answer was checked."""
-    folder = Path("clips") / split.name
+    folder = Path(_names(split)[1])
     (out / folder).mkdir(parents=True, exist_ok=True)
     samples = []
     clips = make_clips(count, split.orders, POSITIONS, (seed, split.key))
@@ -124,12 +130,23 @@ def write_clip(clip: Clip, path: Path) -> None:
 
 def _clear(out: Path) -> None:
     """Remove what an earlier run of this pipeline wrote, and nothing else."""
-    if not (out / MANIFEST).exists():
+    if own_manifest(out) is None:
         return
+    adopt(out, [MANIFEST, *_all_names()])
     (out / MANIFEST).unlink()
     for split in SPLITS:
-        (out / f"{split.name}.jsonl").unlink(missing_ok=True)
-        shutil.rmtree(out / "clips" / split.name, ignore_errors=True)
+        records, clips = _names(split)
+        (out / records).unlink(missing_ok=True)
+        shutil.rmtree(out / clips, ignore_errors=True)
+
+
+def _all_names() -> list[str]:
+    return [name for split in SPLITS for name in _names(split)]
+
+
+def _names(split: Split) -> tuple[str, str]:
+    """Of its records and of the folder of its clips."""
+    return f"{split.name}.jsonl", f"clips/{split.name}"
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -53,6 +53,7 @@ from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import TABLES, DataSet, Form
 from data_pipelines.engine.field_map import FieldMap, read_map
+from data_pipelines.engine.guarding import refuse_inside
 from data_pipelines.engine.mapped_rows import mapped_questions, mapped_record
 from data_pipelines.engine.reading import keyed_rows, one_object, read_rows
 from vlm_pg.errors import ConfigError
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     dataset = dataset_of(own.map)
     recipe = ("data_pipelines.generic:dataset_of", (own.map,))
-    return prepare(dataset, __doc__ or "", [*_fetched(own), *rest], recipe)
+    return prepare(dataset, __doc__ or "", [*_fetched(own, rest), *rest], recipe)
 
 
 def dataset_of(map_file: Path) -> DataSet:
@@ -117,7 +118,7 @@ def _columns(field_map: FieldMap) -> tuple[tuple[str, ...], ...]:
     return tuple((name, name.partition(".")[0]) if "." in name else (name,) for name in names)
 
 
-def _fetched(own: argparse.Namespace) -> list[str]:
+def _fetched(own: argparse.Namespace, rest: Sequence[str]) -> list[str]:
     """The folder that a data set of the hub was copied to."""
     if own.hub is None:
         return []
@@ -126,11 +127,20 @@ def _fetched(own: argparse.Namespace) -> list[str]:
             f"--hub {own.hub} downloads a data set. --allow-hub, and --hub-folder for a folder to keep it in, are "
             "needed. Add them, or download its files yourself and give their folder."
         )
+    refuse_inside(_out(rest), [own.hub_folder, *filter(Path.is_dir, [Path(own.hub)])])
     from data_pipelines.engine.hub import fetch
 
     for split in own.hub_splits:
         print(f"{fetch(own.hub, own.hub_config, split, own.hub_folder)} is there.")
     return [str(own.hub_folder)]
+
+
+def _out(arguments: Sequence[str]) -> Path:
+    """The folder to write, told before anything is fetched."""
+    parser = argparse.ArgumentParser(prog="vlm-pg prepare generic", add_help=False, allow_abbrev=False)
+    parser.add_argument("--out", type=Path, required=True)
+    out: Path = parser.parse_known_args(arguments)[0].out
+    return out
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from data_pipelines.engine.archives import archives_below, unpack
 from data_pipelines.engine.assembling import Format
 from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.discovering import annotation_files
+from data_pipelines.engine.guarding import refuse_inside
 from data_pipelines.engine.judging import DATA_TYPES
 from vlm_pg.errors import ConfigError
 from vlm_pg.types import ANSWER_KINDS
@@ -59,6 +60,7 @@ def parse(dataset: DataSet, description: str, argv: Sequence[str] | None) -> Arg
                 "A folder and --train or --eval are given. One of them is allowed: the folder that the data set "
                 "unpacks to, or its files. Leave one out."
             )
+        refuse_inside(given.out, [given.folder])
         if given.unpack:
             for archive in archives_below(given.folder):
                 unpack(archive, tell=print)

@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import os
 import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-from data_pipelines.common import MANIFEST, fingerprint, holding, is_prepared, state_of, write_manifest
+from data_pipelines.common import holding
+from data_pipelines.engine.already import tell_prepared
 from data_pipelines.engine.arguments import Arguments, parse
-from data_pipelines.engine.assembling import write_all
+from data_pipelines.engine.assembling import REFUSED, REPEATED, write_all
 from data_pipelines.engine.dataset import DataSet
+from data_pipelines.engine.doubting import Doubt
+from data_pipelines.engine.inputs import MANY_FILES, details_of, inputs_of, refuse_changed, sources_of
 from data_pipelines.engine.judging import Rules, Source, Verdict
 from data_pipelines.engine.media_look import MediaLook
-from data_pipelines.engine.outcome import MISSING, check_outcome
-from data_pipelines.engine.reading import files_beside
+from data_pipelines.engine.outcome import MISSING, check_all_judged, check_outcome
 from data_pipelines.engine.repeats import Repeats
-from data_pipelines.engine.rows import form_of, row_names
 from data_pipelines.engine.running import judge_all
 from data_pipelines.engine.splitting import Splitter
 from data_pipelines.engine.spool import Spool, remove_left
 from data_pipelines.engine.summary import write_summary
 from data_pipelines.engine.tally import Tally
-from vlm_pg.data.folders import files_of
+from data_pipelines.manifest import find_prepared, fingerprint, write_manifest
+from data_pipelines.owned import place, refuse_foreign, settle
+from data_pipelines.program import program
 from vlm_pg.data.ledger import Ledger
+from vlm_pg.data.manifest import MANIFEST
 from vlm_pg.data.prepared import SCHEMA_VERSION
 from vlm_pg.errors import VlmPgError
 from vlm_pg.files import write_json_atomic
 
-_MANY_FILES = 50
 REPORT, SUMMARY = "report.json", "summary.html"
 
 
@@ -62,8 +62,8 @@ def prepare(
         VlmPgError: the disk is full, a process was killed; the same command goes on.
     """
     arguments = parse(dataset, description, argv)
-    sources = _sources(dataset, arguments)
-    inputs = _inputs(dataset, sources, arguments)
+    sources = sources_of(dataset, arguments)
+    inputs = inputs_of(dataset, sources, arguments)
     look = MediaLook.of(dataset, arguments)
     identity = {
         **inputs,
@@ -75,10 +75,13 @@ def prepare(
     out = arguments.out
     recipe = recipe or (f"data_pipelines.{dataset.name}:{dataset.name.upper()}", ())
     with holding(out):
-        if not arguments.overwrite and is_prepared(out, identity):
+        found = None if arguments.overwrite else find_prepared(out, identity)
+        if found is not None:
             remove_left(out)
-            print(f"{out} is already prepared.")
+            settle(out)
+            tell_prepared(out, found, arguments.max_missing_share)
             return 0
+        refuse_foreign(out, _to_write(arguments))
         try:
             rules = _rules(dataset, arguments, recipe)
             tally, files = _prepare(dataset, sources, arguments, rules, look, inputs, identity)
@@ -111,10 +114,13 @@ def _prepare(
     identity: Mapping[str, Any],
 ) -> tuple[Tally, dict[str, int]]:
     out = arguments.out
-    spool = Spool(out, fingerprint(inputs))
+    spool = Spool(out, fingerprint({**inputs, "program": program()}), arguments.overwrite)
+    if rules.media_root is not None and (again := spool.forget(Doubt(rules.media_root))):
+        print(f"Media were not there, or are not there now: {again} part(s) of the run before are judged again.")
     print(f"Counting the rows of {len(sources)} file(s)", flush=True)
     rows = {source.path: sum(1 for _ in dataset.forms[source.form].rows(source.path)) for source in sources}
-    parts = judge_all(sources, dataset, rules, spool, sum(rows.values()), arguments.workers)
+    total = sum(rows[source.path] for source in sources)
+    parts = judge_all(sources, dataset, rules, spool, total, arguments.workers)
     with ExitStack() as stack:
         knows = stack.enter_context(look.at(spool, parts))
 
@@ -130,25 +136,18 @@ def _prepare(
         splits = ["train", "eval"] if arguments.train else ["eval"]
         placed = splitter.placed(verdicts())
         tally, files = write_all(written, placed, Repeats(ledger), splits, arguments.format)
-        check_outcome(tally, splits[0], arguments, spool, verdicts())
+        details = details_of(dataset, sources, rows)
+        refuse_changed(inputs, inputs_of(dataset, sources, arguments))
+        check_all_judged(tally, total, spool.totals(parts))
+        check_outcome(tally, splits[0], arguments, verdicts())
         tally.tokens.title += look.shown
         write_json_atomic(written / REPORT, {**_told(dataset, arguments), **look.identity, **tally.report()})
         write_summary(written / SUMMARY, dataset.name, tally, rules.media_root, knows.pool)
-    _remove_prepared(out)
-    for path in sorted(written.iterdir()):
-        path.replace(out / path.name)
-    details = [
-        {
-            "path": str(source.path),
-            "form": dataset.forms[source.form].name,
-            "split": source.split,
-            "rows": rows[source.path],
-            "sha256": _sha256(files_of(source.path)),
-        }
-        for source in sources[:_MANY_FILES]
-    ]
+    refuse_foreign(out, _to_write(arguments))
+    place(written, out)
     more = {"schema_version": SCHEMA_VERSION, "sources": details, "counts": tally.report()}
-    write_manifest(out, identity, files, more)
+    write_manifest(out, identity, files, more, beside=(REPORT, SUMMARY))
+    settle(out)
     spool.remove()
     return tally, files
 
@@ -170,75 +169,21 @@ def _rules(dataset: DataSet, arguments: Arguments, recipe: tuple[str, tuple[Any,
     )
 
 
-def _sources(dataset: DataSet, arguments: Arguments) -> list[Source]:
-    names = row_names([*arguments.train, *arguments.eval])
-    found = []
-    for split, paths in (("train", arguments.train), ("eval", arguments.eval)):
-        form = None
-        for number, path in enumerate(paths):
-            # Of thousands of files of one object each the first tells for all.
-            form = form_of(dataset, path) if form is None or number < _MANY_FILES else form
-            found.append(Source(path, dataset.forms.index(form), names[path], split))  # type: ignore[arg-type]
-    return found
-
-
-def _inputs(dataset: DataSet, sources: Sequence[Source], arguments: Arguments) -> dict[str, Any]:
-    """What judging depends on, as JSON values; files by their size and time of change."""
-    files: dict[str, Any] = {}
+def _to_write(arguments: Arguments) -> list[str]:
+    """Names in the output folder of what will be written there, and of shards that would not go with those."""
+    names = [MANIFEST, REPORT, SUMMARY, REFUSED, REPEATED, MISSING]
     for split in ("train", "eval"):
-        states = [state_of(source.path, f"--{split}") for source in sources if source.split == split]
-        beside = {
-            path
-            for source in sources
-            if source.split == split
-            for path in files_beside(source.path, dataset.forms[source.form].beside)
-        }
-        states += [state_of(path, "the folder") for path in sorted(beside)]
-        files[f"{split}_files"] = states if len(states) <= _MANY_FILES else [len(states), fingerprint({"all": states})]
-    inputs: dict[str, Any] = {"pipeline": dataset.name, "schema_version": SCHEMA_VERSION, **files}
-    if dataset.described_in:
-        inputs["described_in"] = [state_of(path, "the command") for path in dataset.described_in]
-    inputs |= {"data_types": sorted(arguments.data_types), "answer_kinds": sorted(arguments.answer_kinds)}
-    inputs["sources"] = sorted(arguments.sources)
-    if dataset.media is not None:
-        inputs |= {
-            "media_root": str(arguments.media_root.resolve()),
-            "skip_media_check": arguments.skip_media_check,
-        }
-    return inputs
+        shards = arguments.out.glob(f"{split}-?????-of-?????.parquet")
+        names += [path.name for path in shards] if arguments.format == "parquet" else [f"{split}.jsonl"]
+    return names
 
 
 def _told(dataset: DataSet, arguments: Arguments) -> dict[str, Any]:
     """How the report begins."""
     told: dict[str, Any] = {"pipeline": dataset.name}
     for split, paths in (("train_files", arguments.train), ("eval_files", arguments.eval)):
-        told[split] = [str(path) for path in paths[:_MANY_FILES]]
+        told[split] = [str(path) for path in paths[:MANY_FILES]]
     return told | ({"media_root": str(arguments.media_root)} if dataset.media is not None else {})
-
-
-def _remove_prepared(out: Path) -> None:
-    """Remove what an earlier run wrote, and nothing else: what its manifest lists, or shards without one."""
-    manifest = out / MANIFEST
-    try:
-        listed = list(json.loads(manifest.read_text(encoding="utf-8"))["files"])
-    except (OSError, ValueError, KeyError, TypeError):
-        listed = []  # there is none, or not one of ours: nothing is known to be old
-    for name in listed:
-        if isinstance(name, str) and Path(name).name == name:  # in this folder
-            (out / name).unlink(missing_ok=True)
-    for split in ("train", "eval"):
-        for path in out.glob(f"{split}-?????-of-?????.parquet"):
-            path.unlink()
-    (out / MISSING).unlink(missing_ok=True)
-    manifest.unlink(missing_ok=True)
-
-
-def _sha256(paths: Sequence[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
 
 
 def _settings(dataset: DataSet, arguments: Arguments) -> str:

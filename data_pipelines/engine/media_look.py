@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_pipelines.common import fingerprint
 from data_pipelines.engine.arguments import Arguments
 from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.judging import Verdict
@@ -16,6 +15,7 @@ from data_pipelines.engine.media_book import MediaBook
 from data_pipelines.engine.media_settings import media_settings, shown_settings
 from data_pipelines.engine.probing import probe_all, with_media
 from data_pipelines.engine.spool import Spool
+from data_pipelines.manifest import fingerprint
 from vlm_pg.media.loader import MediaLoader, decoding_pool
 from vlm_pg.media.pool import WorkerPool
 from vlm_pg.media.settings import MediaSettings

@@ -50,7 +50,7 @@ def judge_all(
             nonlocal count
             for part in parts_of(sources, dataset):
                 count += 1
-                if spool.has(part.number):
+                if spool.has(part.number, len(part.rows)):
                     bar.advance(len(part.rows), redone=False)
                 else:
                     yield part
@@ -60,7 +60,7 @@ def judge_all(
         else:
             with Judge(rules) as judge:
                 for part in missing():
-                    spool.write(part.number, judge.judge(part))
+                    spool.write(part.number, len(part.rows), judge.judge(part))
                     bar.advance(len(part.rows))
     return count
 
@@ -78,7 +78,7 @@ def _judge_in_processes(parts: Iterator[Part], rules: Rules, spool: Spool, bar: 
                     return
                 for done in wait(waiting, return_when=FIRST_COMPLETED).done:
                     part = waiting.pop(done)
-                    spool.write(part.number, done.result())
+                    spool.write(part.number, len(part.rows), done.result())
                     bar.advance(len(part.rows))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)

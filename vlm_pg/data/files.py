@@ -9,6 +9,7 @@ from typing import Any
 
 from vlm_pg.data.folders import DataFolder, data_folder, files_of
 from vlm_pg.data.json_stream import read_elements, read_lines, read_members
+from vlm_pg.data.manifest import check_sizes
 from vlm_pg.data.tables import count_rows, read_arrow, read_parquet
 from vlm_pg.errors import ConfigError, printable
 
@@ -55,9 +56,11 @@ def read_raw(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
         path: a file, or a folder as ``data_folder`` takes it.
 
     Raises:
-        ConfigError: the file or folder is missing, of another type, cannot be read, or does not parse (with the line).
+        ConfigError: the file or folder is missing, of another type, cannot be read, does not parse (with the line), or
+            belongs to a prepared set and is not as it was written.
     """
     folder = data_folder(path)
+    check_sizes((path,) if folder is None else folder.files)
     if folder is not None:
         return _read_folder(folder)
     readers = {".json": _read_json, ".jsonl": _read_jsonl, ".ndjson": _read_jsonl, ".parquet": _numbered_parquet}

@@ -26,7 +26,7 @@ _LISTED = 12
 
 
 class NoSuchSplit(ConfigError):
-    """A folder that holds no data set, or not the split that is named: others may. What is there in part is an error."""
+    """A folder that holds no data set, or nothing of the split that is named; another folder may."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any, overload
 import numpy as np
 
 from vlm_pg.data.folders import files_of
+from vlm_pg.data.manifest import check_sizes
 from vlm_pg.data.prepared import check_version, is_shard
 from vlm_pg.data.records import parse_record, read_records
 from vlm_pg.errors import ConfigError, SampleError, printable
@@ -27,10 +28,11 @@ def open_records(path: Path) -> tuple[Sequence[Sample], list[BadSample]]:
     Those of a prepared set were checked when it was prepared: they stay on disk, and all are usable.
 
     Raises:
-        ConfigError: as ``read_records``.
+        ConfigError: as ``read_records``, or a file is not as the manifest of its set says.
     """
     files = files_of(path)
     if all(file.suffix == ".parquet" and file.is_file() and is_shard(file) for file in files):
+        check_sizes(files)
         return PreparedRecords(files), []
     return read_records(path)
 

@@ -43,6 +43,11 @@ class SubtitlesRef:
     kind: str = "subtitles"
 
 
+def is_url(path: str) -> bool:
+    """Whether a record's path names no file, but something that is fetched."""
+    return _SCHEME.match(path.removeprefix("file://")) is not None
+
+
 def resolve(ref: Named, root: Path, allow_remote: bool = False) -> str:
     """The absolute path of the file ``ref`` names, or its URL where remote media are allowed.
 

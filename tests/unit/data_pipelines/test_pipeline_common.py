@@ -14,15 +14,8 @@ from pathlib import Path
 import pytest
 
 from data_pipelines import gsm8k
-from data_pipelines.common import (
-    MANIFEST,
-    gold_faults,
-    is_prepared,
-    locked,
-    progress,
-    run,
-    write_manifest,
-)
+from data_pipelines.common import gold_faults, locked, progress, run
+from data_pipelines.manifest import MANIFEST, find_prepared, write_manifest
 from vlm_pg.errors import ConfigError
 from vlm_pg.types import BadSample, Sample
 
@@ -76,29 +69,29 @@ def test_many_at_once_hold_it_one_after_the_other(tmp_path: Path) -> None:
 
 def test_a_folder_without_manifest_is_not_prepared(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("{}\n")
-    assert not is_prepared(tmp_path, ARGUMENTS)
+    assert not find_prepared(tmp_path, ARGUMENTS)
 
 
 def test_equal_arguments_find_it_prepared_whatever_their_order(tmp_path: Path) -> None:
-    assert is_prepared(prepared(tmp_path), {"train": 8, "seed": 0})
+    assert find_prepared(prepared(tmp_path), {"train": 8, "seed": 0})
 
 
 def test_other_arguments_are_refused_and_both_sides_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has \{'seed': 0\}, asked for is \{'seed': 1\}.*Choose another --out"):
-        is_prepared(prepared(tmp_path), {**ARGUMENTS, "seed": 1})
+        find_prepared(prepared(tmp_path), {**ARGUMENTS, "seed": 1})
 
 
 def test_a_lost_file_is_named(tmp_path: Path) -> None:
     (prepared(tmp_path) / "train.jsonl").unlink()
     with pytest.raises(ConfigError, match=r"lost train\.jsonl since it was prepared.*Pass --overwrite"):
-        is_prepared(tmp_path, ARGUMENTS)
+        find_prepared(tmp_path, ARGUMENTS)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"arguments": 1, "files": {}, "fingerprint": "x"}', "\udcff"])
 def test_a_manifest_of_something_else_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / MANIFEST).write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match=r"is not the manifest of a prepared folder.*Choose another --out"):
-        is_prepared(tmp_path, ARGUMENTS)
+        find_prepared(tmp_path, ARGUMENTS)
 
 
 def test_a_folder_is_held_by_one_process_at_a_time_and_freed_when_it_dies(tmp_path: Path) -> None:

@@ -153,7 +153,9 @@ def test_overwriting_leaves_nothing_of_the_old_set(tmp_path: Path) -> None:
     assert not (out / "train.jsonl").exists() and ids(out, "eval") == ["test-1"]
     assert (out / "notes.txt").exists() and (tmp_path / "other.txt").exists()
     (out / "manifest.json").write_text("no manifest")
-    assert gsm8k.main(["--eval", str(test), "--out", str(out), "--overwrite"]) == 0
+    with pytest.raises(ConfigError, match=r"holds eval-00000-of-00001\.parquet, manifest\.json, .*are not replaced"):
+        gsm8k.main(["--eval", str(test), "--out", str(out), "--overwrite"])
+    assert (out / "eval-00000-of-00001.parquet").exists() and (out / "manifest.json").read_text() == "no manifest"
 
 
 def test_no_nextqa_video_is_in_both_files(tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""What a prepared set's manifest says of its files, for those who read them: one that was cut or changed is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from vlm_pg.errors import ConfigError, printable
+
+MANIFEST = "manifest.json"
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a prepared folder; None where there is none, or a file of that name that is something else."""
+    try:
+        written = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(written, dict) or not isinstance(written.get("fingerprint"), str):
+        return None
+    return written if all(isinstance(written.get(name), dict) for name in ("arguments", "files")) else None
+
+
+def sizes_of(manifest: dict[str, Any]) -> dict[str, int]:
+    """Bytes of each file that a manifest tells the size of, by name."""
+    told = manifest.get("written")
+    entries = told.items() if isinstance(told, dict) else ()
+    return {name: one["bytes"] for name, one in entries if isinstance(one, dict) and isinstance(one.get("bytes"), int)}
+
+
+def check_sizes(files: Iterable[Path]) -> None:
+    """Refuse files that have another size than the manifest beside them tells; those that it does not list are others'.
+
+    Raises:
+        ConfigError: a file is not as it was written.
+    """
+    sizes: dict[Path, dict[str, int]] = {}
+    for file in files:
+        folder = file.parent
+        if folder not in sizes:
+            manifest = read_manifest(folder)
+            sizes[folder] = {} if manifest is None else sizes_of(manifest)
+        expected = sizes[folder].get(file.name)
+        if expected is not None and file.is_file() and file.stat().st_size != expected:
+            raise ConfigError(
+                f"Data file '{printable(str(file), 300)}' has {file.stat().st_size:,} bytes; it had {expected:,} when "
+                f"it was prepared, as the {MANIFEST} beside it says. It is read as it was written. Prepare the data "
+                "set again with --overwrite; a file that you changed yourself goes into a folder of its own."
+            )
