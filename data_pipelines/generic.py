@@ -3,7 +3,7 @@
     vlm-pg prepare generic --map my_set.yaml my_set --media-root my_set --out data/my_set
     vlm-pg prepare generic --map my_set.yaml --train rows.jsonl --eval held_out.csv --out data/my_set
     vlm-pg prepare generic --map my_set.yaml --hub OWNER/NAME --hub-splits train test --hub-folder data/raw/my_set
-        --allow-hub --media-root data/media --out data/my_set
+        --allow-hub --media-root data/media --out data/my_set     # --hub-config, --hub-revision
 
 Published: JSON (an array, lines, an object of rows by name, one object a file), Parquet, CSV, a folder that
 ``datasets`` saved, or a data set on the hub, whose splits are copied into a folder first. The map says, for each field
@@ -52,11 +52,12 @@ from pathlib import Path
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import TABLES, DataSet, Form
+from data_pipelines.engine.discovering import read_alone
 from data_pipelines.engine.field_map import FieldMap, read_map
 from data_pipelines.engine.guarding import refuse_inside
 from data_pipelines.engine.mapped_rows import mapped_questions, mapped_record
 from data_pipelines.engine.reading import keyed_rows, one_object, read_rows
-from vlm_pg.errors import ConfigError
+from vlm_pg.errors import ConfigError, printable
 
 GENERIC = DataSet("generic", ())
 
@@ -67,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--map", type=Path)
     parser.add_argument("--hub")
     parser.add_argument("--hub-config")
+    parser.add_argument("--hub-revision")
     parser.add_argument("--hub-splits", nargs="+", default=["train"])
     parser.add_argument("--hub-folder", type=Path)
     parser.add_argument("--allow-hub", action="store_true")
@@ -80,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     dataset = dataset_of(own.map)
     recipe = ("data_pipelines.generic:dataset_of", (own.map,))
-    return prepare(dataset, __doc__ or "", [*_fetched(own, rest), *rest], recipe)
+    return prepare(dataset, __doc__ or "", [*_fetched(dataset, own, rest), *rest], recipe)
 
 
 def dataset_of(map_file: Path) -> DataSet:
@@ -118,20 +120,37 @@ def _columns(field_map: FieldMap) -> tuple[tuple[str, ...], ...]:
     return tuple((name, name.partition(".")[0]) if "." in name else (name,) for name in names)
 
 
-def _fetched(own: argparse.Namespace, rest: Sequence[str]) -> list[str]:
+def _fetched(dataset: DataSet, own: argparse.Namespace, rest: Sequence[str]) -> list[str]:
     """The folder that a data set of the hub was copied to."""
     if own.hub is None:
+        given = [name for name in ("config", "revision", "folder") if getattr(own, f"hub_{name}") is not None]
+        if given:
+            raise ConfigError(f"--hub-{given[0]} is given without --hub. It says what to fetch. Give both, or neither.")
         return []
     if not own.allow_hub or own.hub_folder is None:
         raise ConfigError(
             f"--hub {own.hub} downloads a data set. --allow-hub, and --hub-folder for a folder to keep it in, are "
             "needed. Add them, or download its files yourself and give their folder."
         )
+    if own.hub_revision is not None and Path(own.hub).is_dir():
+        raise ConfigError(
+            f"--hub-revision {own.hub_revision} is given, and --hub names a folder, which has no revisions. One of a "
+            "data set of the hub is expected. Leave it out."
+        )
     refuse_inside(_out(rest), [own.hub_folder, *filter(Path.is_dir, [Path(own.hub)])])
-    from data_pipelines.engine.hub import fetch
+    from data_pipelines.engine.hub import fetch, shard_of
 
+    read = read_alone(dataset, map(shard_of, own.hub_splits))
+    unread = [split for split in own.hub_splits if shard_of(split) not in read]
+    if unread:
+        files = "; ".join(f"{split}: {', '.join(patterns)}" for split, patterns in dataset.forms[0].files.items())
+        raise ConfigError(
+            f"--hub-splits has {printable(', '.join(unread), 200)}, which nobody would read: the map's 'files' are "
+            f"{files}, and of each the first that is there is read. Name a split there, as in "
+            "files: {eval: ['.:validation']}, or leave it out."
+        )
     for split in own.hub_splits:
-        print(f"{fetch(own.hub, own.hub_config, split, own.hub_folder)} is there.")
+        print(f"{fetch(own.hub, own.hub_config, split, own.hub_folder, own.hub_revision)} is there.")
     return [str(own.hub_folder)]
 
 

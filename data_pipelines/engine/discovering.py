@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from data_pipelines.engine.dataset import DataSet, Form, Split
-from vlm_pg.data.folders import NoSuchSplit, data_folder
+from vlm_pg.data.folders import NoSuchSplit, data_folder, files_of
 from vlm_pg.errors import ConfigError, printable
 
 _LISTED = 12
@@ -99,3 +100,17 @@ def _nearest(wanted: dict[str, list[str]], found: list[str]) -> str:
                 alike = difflib.SequenceMatcher(None, name, other.rstrip("/")).ratio()
                 best = max(best, (alike, f"the form {form}: '{printable(other, 80)}' is like '{name}'"))
     return best[1]
+
+
+def read_alone(dataset: DataSet, names: Iterable[str]) -> set[str]:
+    """Which of some files, if a folder held these alone, would be read: of each split those of the first pattern."""
+    found: set[str] = set()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            (Path(folder) / os.path.basename(name)).touch()
+        for form in dataset.forms:
+            for patterns in form.files.values():
+                matches = (list(_matches(Path(folder), pattern)) for pattern in patterns)
+                first = next(filter(None, matches), [])
+                found.update(file.name for path in first for file in files_of(path))
+    return found

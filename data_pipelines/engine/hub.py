@@ -4,31 +4,40 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from data_pipelines.engine.hub_origin import Origin, check_origin, note_origin
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.files import replacing
 
 _ROWS = 64  # that may hold media
 
 
-def fetch(name: str, config: str | None, split: str, folder: Path) -> Path:
+def shard_of(split: str) -> str:
+    """The name of the file that a split is fetched to."""
+    return f"{split}-00000-of-00001.parquet"
+
+
+def fetch(name: str, config: str | None, split: str, folder: Path, revision: str | None = None) -> Path:
     """Stream one split into ``folder`` as it is, media undecoded; a split that is there already is left as it is.
 
     Args:
         name: what ``datasets.load_dataset`` takes: OWNER/NAME, or a folder of data files.
         config: the configuration of a data set that has several.
         split: its name.
-        folder: gets ``<split>-00000-of-00001.parquet``, whole or not at all.
+        folder: gets ``<split>-00000-of-00001.parquet``, whole or not at all, and a hidden note of where it is from.
+        revision: a commit, branch or tag of a data set of the hub; None: the newest.
 
     Returns FOLDER:split, as ``vlm_pg.data.folders`` reads it.
 
     Raises:
-        ConfigError: there is no such data set or split, or it cannot be loaded or written.
+        ConfigError: there is no such data set or split, it cannot be loaded or written, or the folder holds another.
     """
-    target = folder / f"{split}-00000-of-00001.parquet"
+    target, origin = folder / shard_of(split), Origin.of(name, config, revision)
+    check_origin(target, origin)
     if not target.is_file():
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _write(name, config, split, target)
+            note_origin(target, origin)
+            _write(name, config, split, target, revision)
         except Exception as error:  # whatever the package raises: the network, the name, or the data set are at fault
             raise ConfigError(
                 f"Split '{printable(split, 100)}' of data set '{printable(name, 200)}' (configuration "
@@ -39,12 +48,12 @@ def fetch(name: str, config: str | None, split: str, folder: Path) -> Path:
     return folder.parent / f"{folder.name}:{split}"
 
 
-def _write(name: str, config: str | None, split: str, target: Path) -> None:
+def _write(name: str, config: str | None, split: str, target: Path, revision: str | None) -> None:
     import datasets
     import pyarrow.parquet
     from datasets.table import embed_table_storage
 
-    stream = datasets.load_dataset(name, config, split=split, streaming=True)
+    stream = datasets.load_dataset(name, config, split=split, streaming=True, revision=revision)
     if stream.features is None:
         stream = stream._resolve_features()
     schema = stream.features.arrow_schema  # its metadata say which columns are images and videos

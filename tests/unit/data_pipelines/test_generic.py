@@ -335,11 +335,11 @@ def test_a_data_set_that_the_package_loads_is_copied_and_read(tmp_path: Path) ->
     assert path.startswith("unpacked/") and (tmp_path / "media" / path).read_bytes() == png()
     shard = tmp_path / "raw" / "train-00000-of-00001.parquet"
     before = shard.stat().st_mtime_ns
-    fetch(str(tmp_path / "nowhere"), None, "train", tmp_path / "raw")
+    fetch(str(tmp_path / "source"), None, "train", tmp_path / "raw")
     assert shard.stat().st_mtime_ns == before, "what is there is not fetched again"
     with pytest.raises(ConfigError, match=r"Split 'test' of data set .*cannot be fetched.*Correct --hub"):
         fetch(str(tmp_path / "source"), None, "test", tmp_path / "raw")
-    assert [path.name for path in (tmp_path / "raw").iterdir()] == [shard.name]
+    assert [path.name for path in (tmp_path / "raw").iterdir() if not path.name.startswith(".")] == [shard.name]
 
 
 def test_rows_without_media_are_copied_as_they_are(tmp_path: Path) -> None:

@@ -119,9 +119,9 @@ def test_a_name_that_is_plain_since(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_what_depends_on_files_is_in_doubt_what_depends_on_the_row_is_not(tmp_path: Path) -> None:
     doubt = Doubt(tmp_path)
     for reason in ("missing_media", "ambiguous_media", "outside_root"):
-        assert doubt(Verdict("train", refused=BadSample("1", reason, "why")))
+        assert doubt(Verdict("train", refused=BadSample("1", reason, "why", "rows:1")))
     for reason in ("no_gold_answer", "unsupported_media", "corrupt_media", "remote_media"):
-        assert not doubt(Verdict("train", refused=BadSample("1", reason, "why")))
+        assert not doubt(Verdict("train", refused=BadSample("1", reason, "why", "rows:1")))
     picture(tmp_path / "here.png", 1)
     for path, subtitles, doubtful in (
         ("./here.png", "", False),
