@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from data_pipelines.engine.unpacked import is_unpacked, note_unpacked
 from vlm_pg.errors import ConfigError, printable
 
 # Of xz a few bytes can ask for gigabytes of memory.
@@ -67,7 +68,7 @@ def archives_below(folder: Path) -> list[Path]:
 
 
 def unpack(archive: Path, limits: Limits = Limits(), tell: Callable[[str], None] = lambda line: None) -> int:
-    """Unpack an archive into the folder it lies in, unless that was done. Returns the number of files.
+    """Unpack an archive into the folder it lies in, unless that was done and all is there. Returns the number of files.
 
     Everything is written into a hidden folder first and moved when all of it is there, so a refused archive leaves
     nothing, and a killed one is unpacked anew. Files that are there already with the same bytes are left as they are.
@@ -77,9 +78,7 @@ def unpack(archive: Path, limits: Limits = Limits(), tell: Callable[[str], None]
             file; with the entry.
     """
     folder = archive.parent
-    done = folder / f".{archive.name}.unpacked"
-    state = f"{archive.stat().st_size} {archive.stat().st_mtime_ns}"
-    if done.is_file() and done.read_text(encoding="utf-8").split("\n")[0] == state:
+    if is_unpacked(archive):
         return 0
     hidden = folder / f".{archive.name}.unpacking"
     shutil.rmtree(hidden, ignore_errors=True)
@@ -101,7 +100,7 @@ def unpack(archive: Path, limits: Limits = Limits(), tell: Callable[[str], None]
         ) from error
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
-    done.write_text(f"{state}\n{len(names)} files\n", encoding="utf-8")
+    note_unpacked(archive, names)
     return len(names)
 
 

@@ -14,6 +14,7 @@ from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.discovering import annotation_files
 from data_pipelines.engine.guarding import refuse_inside
 from data_pipelines.engine.judging import DATA_TYPES
+from data_pipelines.engine.other_archives import others_below, told
 from vlm_pg.errors import ConfigError
 from vlm_pg.types import ANSWER_KINDS
 
@@ -64,6 +65,8 @@ def parse(dataset: DataSet, description: str, argv: Sequence[str] | None) -> Arg
         if given.unpack:
             for archive in archives_below(given.folder):
                 unpack(archive, tell=print)
+            if others := others_below(given.folder):
+                print(told(others))
         found = annotation_files(dataset, given.folder)
         given.train, given.eval = found["train"], found["eval"]
     if not given.train and not given.eval:

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from data_pipelines import gsm8k
 from data_pipelines.engine import archives
 from data_pipelines.engine.archives import Limits, archives_below, unpack
+from data_pipelines.engine.other_archives import others_below, told
 from vlm_pg.errors import ConfigError
 
 SMALL = Limits(files=50, ratio=4.0, small_bytes=1 << 20, free_bytes=0)
@@ -63,9 +65,70 @@ def test_media_come_out_beside_their_archive(tmp_path: Path, suffix: str) -> Non
     assert archives_below(tmp_path) == [path]
     assert unpack(path, SMALL) == 4
     assert {name: (tmp_path / name).read_bytes() for name in FILES} == FILES
-    (tmp_path / "clips/a.mp4").unlink()
     assert unpack(path, SMALL) == 0, "it was done before"
     assert not list(tmp_path.glob(".*unpacking"))
+
+
+@pytest.mark.parametrize("lost", ["gone", "cut"])
+def test_what_was_lost_since_comes_out_again(tmp_path: Path, lost: str) -> None:
+    path = tar(tmp_path / "v.tar", *FILES.items(), mode="w")
+    assert unpack(path, SMALL) == 4
+    clip = tmp_path / "clips/b/c.mp4"
+    clip.unlink()
+    if lost == "gone":
+        assert unpack(path, SMALL) == 4
+        assert clip.read_bytes() == FILES["clips/b/c.mp4"]
+    else:
+        clip.write_bytes(b"film")
+        with pytest.raises(ConfigError, match=r"'clips/b/c\.mp4' is there already, with another content"):
+            unpack(path, SMALL)
+
+
+def test_a_changed_archive_is_unpacked_and_a_note_of_another_form_is_none(tmp_path: Path) -> None:
+    path = tar(tmp_path / "v.tar", *FILES.items(), mode="w")
+    assert unpack(path, SMALL) == 4
+    tar(path, *FILES.items(), ("new.mp4", b"new"), mode="w")
+    assert unpack(path, SMALL) == 5
+    (tmp_path / ".v.tar.unpacked").write_text(f"{path.stat().st_size} {path.stat().st_mtime_ns}\n5 files\n")
+    assert unpack(path, SMALL) == 5
+
+
+OTHERS = [
+    *(
+        "x.tar.xz",
+        "x.txz",
+        "x.tar.zst",
+        "x.tzst",
+        "x.tar.lz4",
+        "x.7z",
+        "x.rar",
+        "x.r00",
+        "x.z01",
+        "X.TAR.XZ",
+        "rows.gz",
+    ),
+    *("x.zip.001", "x.7z.001", "x.tar.gz.00", "x.tar.part_aa", "x.tar.gz.aa", "x.tar.gzab", "x.tar.part0"),
+    *("x.tgz.part-1", "part_aa", "x_part_ab", "x.part01", "a/b/videos.part03"),
+]
+FURTHER = [
+    *("x.tar", "x.TAR.GZ", "x.zip", "x.tgz", "x.tar.bz2", "x.tar.md", "notes.py", "x.mp4", "part.json", "x.part.mp4"),
+    *("participants", "apart_of_it"),
+]
+
+
+def test_other_archives_and_parts_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (*OTHERS, *FURTHER):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert {str(path.relative_to(tmp_path)) for path in others_below(tmp_path)} == set(OTHERS)
+    said = told([Path("a.7z"), Path("b.part_aa")])
+    assert said.startswith("Not unpacked: a.7z, b.part_aa. Unpacked are .tar, ") and "by hand" in said and "cat" in said
+    for path in tmp_path.iterdir():
+        if path.is_file() and path.name != "x.7z":
+            path.unlink()
+    with pytest.raises(ConfigError, match="holds no annotation files"):
+        gsm8k.main([str(tmp_path), "--unpack", "--out", str(tmp_path / "out")])
+    assert "x.7z" in capsys.readouterr().out
 
 
 def test_what_is_there_already_is_left_and_never_replaced(tmp_path: Path) -> None:
