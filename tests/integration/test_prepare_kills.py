@@ -150,6 +150,16 @@ def test_a_second_run_on_the_folder_is_refused(folder: Path, whole: dict[str, by
     assert contents(out) == whole
 
 
+def test_of_runs_that_start_together_one_at_a_time_prepares(folder: Path, whole: dict[str, bytes]) -> None:
+    """Whichever comes first; the others are refused, or find it prepared."""
+    out = folder / "together"
+    done = [process.finish() for process in [start(folder, out) for _ in range(3)]]
+    for one in done:
+        assert one.returncode == 0 or "Another process is preparing" in one.stderr, one.stdout + one.stderr
+    wrote = [one for one in done if "Wrote train" in one.stdout]
+    assert len(wrote) == 1 and contents(out) == whole and not (out / ".parts").exists()
+
+
 def _lives(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
