@@ -13,6 +13,8 @@ from vlm_pg.data.manifest import MANIFEST, read_manifest, sizes_of
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.files import write_bytes_atomic
 
+# Beside records, for people and for checks of what was prepared.
+REPORT, SUMMARY = "report.json", "summary.html"
 # Files are compared by size, and by content as long as that takes no more than a moment.
 _COMPARED_BYTES = 256 << 20
 

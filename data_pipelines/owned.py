@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from data_pipelines.manifest import own_manifest
+from data_pipelines.manifest import REPORT, SUMMARY, own_manifest
 from vlm_pg.data.manifest import MANIFEST
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.files import sync_path, write_bytes_atomic
@@ -24,7 +24,7 @@ def owned(out: Path) -> set[str]:
     names: set[str] = set(_placing(out))
     if manifest is not None:
         written = manifest.get("written")
-        names |= {MANIFEST, *manifest["files"], *(written if isinstance(written, dict) else ())}
+        names |= {MANIFEST, REPORT, SUMMARY, *manifest["files"], *(written if isinstance(written, dict) else ())}
     return names
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import data_pipelines
-import vlm_pg
+import vlm_pg.data
 
 # All rooms of vlm_pg that pipelines ask: records, media, and rewards, which gold answers must earn.
 _ROOMS = ("data", "media", "rewards")
@@ -17,7 +17,7 @@ _ROOMS = ("data", "media", "rewards")
 @cache
 def program() -> str:
     """SHA-256 of the sources of the pipelines and of what they ask: another one may prepare otherwise."""
-    home = Path(str(vlm_pg.__file__)).parent
+    home = Path(str(vlm_pg.data.__file__)).parent.parent
     rooms = {f"vlm_pg.{name}": home / name for name in _ROOMS}
     return digest_of({"data_pipelines": Path(str(data_pipelines.__file__)).parent, **rooms})
 

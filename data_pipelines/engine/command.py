@@ -27,7 +27,7 @@ from data_pipelines.engine.splitting import Splitter
 from data_pipelines.engine.spool import Spool, remove_left
 from data_pipelines.engine.summary import write_summary
 from data_pipelines.engine.tally import Tally
-from data_pipelines.manifest import find_prepared, fingerprint, write_manifest
+from data_pipelines.manifest import REPORT, SUMMARY, find_prepared, fingerprint, write_manifest
 from data_pipelines.owned import place, refuse_foreign, settle
 from data_pipelines.program import program
 from vlm_pg.data.ledger import Ledger
@@ -35,8 +35,6 @@ from vlm_pg.data.manifest import MANIFEST
 from vlm_pg.data.prepared import SCHEMA_VERSION
 from vlm_pg.errors import VlmPgError
 from vlm_pg.files import write_json_atomic
-
-REPORT, SUMMARY = "report.json", "summary.html"
 
 
 def prepare(

@@ -68,6 +68,19 @@ def test_another_version_of_the_program_is_told(
     assert (tmp_path / "out/manifest.json").read_bytes() == before
 
 
+def test_a_folder_whose_manifest_tells_less_can_be_prepared_again(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As another version of this program leaves it."""
+    path = tmp_path / "out/manifest.json"
+    manifest = {
+        name: value for name, value in json.loads(path.read_text()).items() if name not in ("program", "written")
+    }
+    path.write_text(json.dumps(manifest))
+    assert gsm8k.main(arguments) == 0 and "Another version" in capsys.readouterr().out
+    assert gsm8k.main([*arguments, "--overwrite"]) == 0 and json.loads(path.read_text()).keys() > manifest.keys()
+
+
 def test_the_program_is_its_sources(tmp_path: Path) -> None:
     packages = {"one": tmp_path / "a", "two": tmp_path / "b"}
     for folder in packages.values():
