@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 from data_pipelines.engine.judging import Verdict
@@ -30,9 +31,11 @@ class Doubt:
         return any(not self._is_there(path) for ref in media for path in (ref.path, ref.subtitles) if path)
 
     def _is_there(self, path: str) -> bool:
+        """Not one that is empty: after a power cut media that stood inside rows may be."""
         if is_url(path):
             return True
         try:
-            return (self._root / path.removeprefix("file://")).is_file()
+            found = (self._root / path.removeprefix("file://")).stat()
+            return stat.S_ISREG(found.st_mode) and found.st_size > 0
         except (OSError, ValueError):  # a name that no file system takes
             return False

@@ -123,6 +123,8 @@ def test_what_depends_on_files_is_in_doubt_what_depends_on_the_row_is_not(tmp_pa
     for reason in ("no_gold_answer", "unsupported_media", "corrupt_media", "remote_media"):
         assert not doubt(Verdict("train", refused=BadSample("1", reason, "why", "rows:1")))
     picture(tmp_path / "here.png", 1)
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "folder").mkdir()
     for path, subtitles, doubtful in (
         ("./here.png", "", False),
         (f"file://{tmp_path}/here.png", "", False),
@@ -130,6 +132,8 @@ def test_what_depends_on_files_is_in_doubt_what_depends_on_the_row_is_not(tmp_pa
         ("there.png", "", True),
         ("here.png", "there.srt", True),
         ("x" * 5_000, "", True),
+        ("empty.png", "", True),
+        ("folder", "", True),
     ):
         ref = MediaRef("video", path, subtitles=subtitles)
         assert doubt(Verdict("train", Sample("1", "a", (ref,), (), "x", "exact", "y", "z"))) == doubtful, ref
