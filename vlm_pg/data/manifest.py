@@ -10,12 +10,17 @@ from typing import Any
 from vlm_pg.errors import ConfigError, printable
 
 MANIFEST = "manifest.json"
+# One that this program writes has some hundred bytes for a file of fifty thousand records.
+_MOST_BYTES = 64 << 20
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a prepared folder; None where there is none, or a file of that name that is something else."""
+    path = folder / MANIFEST
     try:
-        written = json.loads((folder / MANIFEST).read_bytes())
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:  # a pipe would never end
+            return None
+        written = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(written, dict) or not isinstance(written.get("fingerprint"), str):

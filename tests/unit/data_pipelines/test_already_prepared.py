@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,17 @@ def test_a_manifest_of_something_else_says_nothing_of_records(
     arguments: list[str], tmp_path: Path, manifest: str
 ) -> None:
     (tmp_path / "out/manifest.json").write_text(manifest)
+    assert len(open_records(tmp_path / "out/train.jsonl")[0]) == 20
+
+
+def test_a_pipe_or_an_endless_file_is_no_manifest(arguments: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "out/manifest.json"
+    path.unlink()
+    os.mkfifo(path)
+    assert len(open_records(tmp_path / "out/train.jsonl")[0]) == 20
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
     assert len(open_records(tmp_path / "out/train.jsonl")[0]) == 20
 
 
