@@ -34,6 +34,7 @@ from data_pipelines.engine.fields import answer_text, list_of, named, text_of, t
 from data_pipelines.engine.options import lettered
 from data_pipelines.engine.questions import answered, without_sentences
 from data_pipelines.engine.reading import one_object
+from vlm_pg.rewards.latex_text import statement, unspaced
 
 _DIAGRAM = "img_diagram.png"
 
@@ -80,7 +81,7 @@ def of_parquet(row: Row, name: str) -> dict[str, Any]:
     if row.get("ground_truth") and row.get("choices"):
         choices = _choices(row)
         chosen = choices[string.ascii_uppercase.index(_letter(row, "ground_truth", choices))]
-        if chosen.split() != gold.split():
+        if _stated(chosen) != _stated(gold):
             raise unusable(
                 "ambiguous_answer", f"'ground_truth' is '{chosen[:80]}', 'answer' is '{gold[:80]}'", "One right answer"
             )
@@ -105,6 +106,11 @@ def _letter(row: Row, field: str, choices: Sequence[str]) -> str:
     if letter not in known:
         raise unusable("answer_not_in_options", f"'{field}' is '{letter[:80]}'", f"One of {known}")
     return letter
+
+
+def _stated(latex: str) -> str:
+    r"""The same for "5 \sqrt { 2 }", "$5\sqrt{2}$" and "5√2"."""
+    return unspaced(statement(latex))
 
 
 GEOMETRY3K = DataSet(

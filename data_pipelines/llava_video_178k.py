@@ -39,7 +39,7 @@ from typing import Any
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.engine.fields import text_of, unusable
+from data_pipelines.engine.fields import listed, text_of, unusable
 from data_pipelines.engine.questions import open_or_choice, without_mark, without_sentences
 
 _ASKS_FOR_LETTER = (
@@ -58,9 +58,9 @@ def questions(row: Row, name: str) -> Iterator[tuple[str, Row]]:
     """Each turn of a dialogue with the answer to it.
 
     Raises:
-        SampleError: ``wrong_type``: there is no dialogue.
+        SampleError: ``wrong_type``: there is no dialogue, or ``uneven_lists``.
     """
-    turns = row["conversations"]
+    turns = listed(row["conversations"], "'conversations'")
     if not isinstance(turns, list) or not turns:
         raise unusable("wrong_type", f"'conversations' is {repr(turns)[:80]}", "A list of turns")
     for number, start in enumerate(range(0, len(turns), 2), start=1):
