@@ -63,19 +63,19 @@ def options_of(record: Mapping[str, Any]) -> tuple[str, ...]:
 def answer_of(record: Mapping[str, Any], kind: AnswerKind, options: tuple[str, ...]) -> str:
     """The gold answer without tags; of options the letter, or "A, C" and "none" where several may be right."""
     solution = field(record, "solution", str)
-    found = answers_in(solution)
-    if not found:
+    given = answers_in(solution)
+    if not given:
         raise fault("no_answer_tag", f"'solution' is '{solution[:80]}'", "Text with '<answer>...</answer>'", "it")
-    if not found[0]:
+    if not given[0]:
         raise fault("empty_answer", "the answer in 'solution' is empty", "The right answer", "it")
-    if solution.count(_OPENS) > len(found):
+    if solution.count(_OPENS) > len(given):
         raise fault(
             "no_answer_tag", "the answer in 'solution' holds another '<answer>'", "One answer in its tags", "it"
         )
-    if len(set(found)) > 1:
-        came = f"'solution' gives {', '.join(repr(one[:80]) for one in dict.fromkeys(found[:4]))}"
+    if len(set(given)) > 1:
+        came = f"'solution' gives {', '.join(repr(one[:80]) for one in dict.fromkeys(given[:4]))}"
         raise fault("ambiguous_answer", came, "One right answer", "it")
-    answer = found[0]
+    answer = given[0]
     if kind == "multiple_select":
         return _selected(answer, options)
     if kind != "multiple_choice":

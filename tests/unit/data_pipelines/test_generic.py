@@ -156,8 +156,8 @@ def test_lists_of_objects_that_a_table_holds_field_by_field(tmp_path: Path) -> N
         ("index from 1", 1, "A"), ("index from 1", 0, "answer_not_in_options"), ("text", "y", "B"),
         ("text", "B", "answer_not_in_options"), ("written", "y", "B"), ("written", "B", "B"), ("written", "B. y", "B"),
         ("written", "z", "answer_not_in_options"), ("written", 1, "answer_not_in_options"),
-        ("tagged", "so <answer>B</answer>", "B"), ("tagged", "<answer>A</answer><answer>B</answer>", "ambiguous_answer"),
-        ("letter", None, "no_gold_answer"), ("letter", ["B"], "wrong_type"),
+        ("tagged", "so <answer>B</answer>", "B"), ("letter", None, "no_gold_answer"), ("letter", ["B"], "wrong_type"),
+        ("tagged", "<answer>A</answer> <answer>B</answer>", "ambiguous_answer"),
     ],
 )  # fmt: skip
 def test_how_an_answer_names_its_option(tmp_path: Path, given_as: str, answer: Any, gold: str) -> None:
