@@ -19,7 +19,7 @@ or for a word or phrase, are removed. Gold answers are "A." or "A. Black."; wher
 is refused. Open questions and captions are free-form, and yes/no or numerical where the whole answer is "Yes" or a
 number in digits. ``id`` repeats, so records are named after file, place and turn. ``llava_hound`` is read when it is
 named with ``--train``; its media are folders of frames, which are refused until they are made videos. There is no
-evaluation split.
+evaluation split. ``data_source`` says which subset a row is of; dialogues without it are of another set.
 
 Licence: Apache-2.0 by its card, which allows academic research and education only, and points to OpenAI's terms for
 what GPT-4 wrote. The videos are those of their sources (Charades, ActivityNet, YouCook2, NExT-QA, YouTube and others):
@@ -39,7 +39,7 @@ from typing import Any
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.engine.fields import text_of, unusable
+from data_pipelines.engine.fields import listed, text_of, unusable
 from data_pipelines.engine.questions import open_or_choice, without_mark, without_sentences
 
 _ASKS_FOR_LETTER = (
@@ -58,13 +58,13 @@ def questions(row: Row, name: str) -> Iterator[tuple[str, Row]]:
     """Each turn of a dialogue with the answer to it.
 
     Raises:
-        SampleError: ``wrong_type``: there is no dialogue.
+        SampleError: ``wrong_type``: there is no dialogue, or ``uneven_lists``.
     """
-    turns = row["conversations"]
+    turns = listed(row["conversations"], "'conversations'")
     if not isinstance(turns, list) or not turns:
         raise unusable("wrong_type", f"'conversations' is {repr(turns)[:80]}", "A list of turns")
     for number, start in enumerate(range(0, len(turns), 2), start=1):
-        pair = {"turns": turns[start : start + 2], "video": row["video"], "data_source": row.get("data_source")}
+        pair = {"turns": turns[start : start + 2], "video": row["video"], "data_source": row["data_source"]}
         yield name if len(turns) <= 2 else f"{name}-{number}", pair
 
 
@@ -84,7 +84,7 @@ def to_record(question: Row, name: str) -> dict[str, Any]:
         "data_type": "video",
         **fields,
         "path": text_of(question, "video"),
-        "data_source": question["data_source"] or LLAVA_VIDEO_178K.name,
+        "data_source": text_of(question, "data_source"),
     }
 
 
@@ -103,9 +103,10 @@ LLAVA_VIDEO_178K = DataSet(
         Form(
             "SUBSET/*_processed.json",
             {"train": ("[0-9]*/[0-9]*_processed.json", "[0-9]*_processed.json"), "eval": ()},
-            ("conversations", "video"),
+            ("conversations", "video", "data_source"),
             to_record,
             questions=questions,
+            foreign={"question_type": "VSI-590K ('vlm-pg prepare vsi')"},
         ),
     ),
     media=("*",),

@@ -33,7 +33,7 @@ from typing import Any
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.engine.fields import answer_text, named, text_of, unusable
+from data_pipelines.engine.fields import answer_text, listed, named, text_of, unusable
 from data_pipelines.engine.options import split_options
 from data_pipelines.engine.questions import answered, without_sentences
 
@@ -124,7 +124,9 @@ def of_bench(row: Row, name: str) -> dict[str, Any]:
 
 def _turns(conversations: Any) -> list[Mapping[str, Any]]:
     """Question and answer."""
-    turns = conversations if isinstance(conversations, list) else []
+    turns = listed(conversations, "'conversations'")
+    if not isinstance(turns, list):
+        raise unusable("bad_conversation", f"'conversations' is {str(turns)[:80]}", "A list of turns")
     speakers = [turn.get("from") if isinstance(turn, Mapping) else None for turn in turns]
     if speakers != ["human", "gpt"]:
         raise unusable("bad_conversation", f"'conversations' is {speakers}", "One turn of 'human' and one of 'gpt'")

@@ -14,6 +14,9 @@ Row = Mapping[str, Any]
 Split = Literal["train", "eval"]
 Rows = Callable[[Path], Iterator[tuple[RecordPlace, Any]]]
 TABLES = (".json", ".jsonl", ".parquet", ".csv")
+# ``Form.foreign`` of sets whose questions have neither.
+WITH_MEDIA = dict.fromkeys(("image", "images", "decoded_image", "video", "videos"), "sets with media")
+WITH_OPTIONS = dict.fromkeys(("options", "choices"), "multiple choice sets")
 
 
 def one_question(row: Row, name: str) -> Iterable[tuple[str, Row]]:
@@ -51,6 +54,8 @@ class Form:
         questions: the questions of a row with a name for each, made of the row's.
         suffixes: endings of the annotation files; a folder of shards counts as ".parquet".
         beside: files beside an annotation file, as glob patterns, that ``rows`` looks into.
+        foreign: fields that no row of this form has, though rows of similar sets do, with what those are: such rows
+            would be read, and not as what they are.
     """
 
     name: str
@@ -61,6 +66,7 @@ class Form:
     questions: Callable[[Row, str], Iterable[tuple[str, Row]]] = one_question
     suffixes: tuple[str, ...] = TABLES
     beside: tuple[str, ...] = ()
+    foreign: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

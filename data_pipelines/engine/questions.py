@@ -8,10 +8,10 @@ from typing import Any
 
 from data_pipelines.engine.fields import unusable
 from data_pipelines.engine.options import letter_and_text, letter_of, split_options
+from vlm_pg.data.gold import answers_in
 
 _MARKS = ("<image>", "<video>")
 _OPENS, _CLOSES = "<answer>", "</answer>"
-_ANSWER = re.compile(f"{_OPENS}(.*?){_CLOSES}", re.DOTALL)
 _TAG = re.compile(r"</?answer>")
 _COUNT = re.compile(r"0|[1-9][0-9]{0,8}")
 
@@ -48,9 +48,15 @@ def without_mark(text: str) -> str:
 
 
 def untagged(solution: str) -> str:
-    """What stands between answer tags, or all of a text without any: untagged("So <answer>B</answer>") == "B"."""
-    found = _ANSWER.search(solution)
-    return (found[1] if found else solution).strip()
+    """What stands between answer tags, or all of a text without any: untagged("So <answer>B</answer>") == "B".
+
+    Raises:
+        SampleError: ``ambiguous_answer``: several tags, which do not say the same.
+    """
+    found = answers_in(solution) or [solution.strip()]
+    if len(set(found)) > 1:
+        raise unusable("ambiguous_answer", f"the answers are {found[:4]}", "One right answer")
+    return found[0]
 
 
 def untagged_once(text: str) -> str:

@@ -77,7 +77,7 @@ def check_columns(row: Any, form: Form) -> None:
     """Refuse what is no row of this form.
 
     Raises:
-        SampleError: ``unreadable_value``, ``not_a_record`` or ``missing_field``.
+        SampleError: ``unreadable_value``, ``not_a_record``, ``missing_field`` or ``other_data_set``.
     """
     if isinstance(row, Unreadable):
         raise SampleError("unreadable_value", f"the row is {row.what}. One that can be read is expected. Correct it.")
@@ -90,13 +90,15 @@ def check_columns(row: Any, form: Form) -> None:
             f"the row has no {_listed(missing)}. Rows with {_listed(_choices(form))} are expected ({form.name}). Give "
             "the files as their project publishes them.",
         )
+    if other := _foreign(row, form):
+        raise SampleError("other_data_set", other)
 
 
 def form_of(dataset: DataSet, path: Path) -> Form:
     """The form that a file's first rows are of.
 
     Raises:
-        ConfigError: none of them; with what is nearest.
+        ConfigError: none of them, with what is nearest; or all are of another data set, which looks alike.
     """
     suffix = ".parquet" if data_folder(path) is not None else path.suffix.lower()
     tried: list[tuple[int, Form, str]] = []
@@ -110,7 +112,11 @@ def form_of(dataset: DataSet, path: Path) -> Form:
             continue
         if not rows:
             raise ConfigError(f"Data file '{printable(str(path), 300)}' has no rows. At least one is expected.")
-        if any(isinstance(row, Mapping) and not _missing(row, form) for _, row in rows):
+        matching = [(place, row) for place, row in rows if isinstance(row, Mapping) and not _missing(row, form)]
+        if matching:
+            others = [(place, other) for place, row in matching if (other := _foreign(row, form))]
+            if len(others) == len(matching):
+                raise ConfigError(f"{shown(path, others[0][0])}: {others[0][1]}")
             return form
         place, row = rows[0]
         lacking = _missing(row, form) if isinstance(row, Mapping) else _choices(form)
@@ -173,6 +179,17 @@ def _choices(form: Form) -> list[tuple[str, ...]]:
 
 def _missing(row: Mapping[str, Any], form: Form) -> list[tuple[str, ...]]:
     return [names for names in _choices(form) if not any(name in row for name in names)]
+
+
+def _foreign(row: Mapping[str, Any], form: Form) -> str:
+    """Why a row is none of this form, though it has its columns; "" where nothing says so."""
+    found = [name for name in form.foreign if row.get(name) not in (None, "", [], {})]
+    if not found:
+        return ""
+    return (
+        f"the row has '{found[0]}', as rows of {form.foreign[found[0]]} have and those of {form.name} have not. "
+        "Prepare it as what it is, or use 'vlm-pg prepare generic' with a map of fields."
+    )
 
 
 def _listed(choices: Sequence[Sequence[str]]) -> str:

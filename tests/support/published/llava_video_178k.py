@@ -140,6 +140,12 @@ ARCHIVES = {
     f"{NEXTQA}/{NEXTQA}_videos_1.tar.gz": archive(BOY),
     f"{PERCEPTION}/{PERCEPTION}_videos_1.tar.gz": archive(CUPS),
 }
+# As an older version of ``datasets`` writes tables: a list of objects is an object of lists.
+COLUMNS = [
+    {**one, "conversations": {name: [turn[name] for turn in one["conversations"]] for name in ("from", "value")}}
+    for one in ROWS[ACADEMIC, OE]
+]
+OPEN = "open_ended"
 OF_ACADEMIC = {name: rows for name, rows in FILES.items() if name.startswith(ACADEMIC)}
 
 CASES = {
@@ -157,5 +163,15 @@ CASES = {
         academic(""),
         refused=REFUSED,
         arguments=(f"{{}}/{ACADEMIC}", "--eval-share", "0"),
+    ),
+    "one subset, as a table": Published(
+        {f"{OPEN}.parquet": COLUMNS, **media(f"{ACADEMIC}/{COOKING}", f"{ACADEMIC}/{OTHER}")},
+        [
+            sample(f"{OPEN}-1-1", ACADEMIC, f"{ACADEMIC}/{COOKING}", "What does she do?", "She stirs."),
+            sample(f"{OPEN}-1-2", ACADEMIC, f"{ACADEMIC}/{COOKING}", "And then?", "She tastes it."),
+            sample(f"{OPEN}-2-1", ACADEMIC, f"{ACADEMIC}/{OTHER}", "First?", "A pan."),
+        ],
+        refused=[(f"{OPEN}.parquet:2", f"{OPEN}-2-2", "bad_dialogue")],
+        arguments=("--train", f"{{}}/{OPEN}.parquet", "--media-root", "{}", "--eval-share", "0"),
     ),
 }

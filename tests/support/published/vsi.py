@@ -48,6 +48,10 @@ ROWS = [
     row("absolute_count", f"{FRAMES}How many?", "4", video="scannet/gone.mp4"),
     row("absolute_count", f"{FRAMES}How many?", "4", **SCENE, **ROOM),
     row("absolute_count", f"{FRAMES}How many?", "4", **SCENE) | {"conversations": []},
+    # As a table of an older version of ``datasets`` holds a list of objects.
+    row("relative_count", "", "", **SCENE)
+    | {"conversations": {"from": ["human", "gpt"], "value": [f"{FRAMES}Which?\nA. bed\nB. lamp", "B"]}},
+    row("absolute_count", "", "", **SCENE) | {"conversations": {"from": ["human", "gpt"], "value": ["Which?"]}},
 ]
 
 
@@ -80,6 +84,7 @@ def kept(folder: str) -> list[Sample]:
         sample(10, "Is it left?", scene, "A", "relative_direction_object", "A. left|B. right"),
         sample(11, "Is it near?", scene, "A", "relative_distance_camera", "A. near|B. far"),
         sample(12, "More of which?", scene, "B", "relative_count", "A. chairs|B. lamps"),
+        sample(22, "Which?", scene, "B", "relative_count", "A. bed|B. lamp"),
     ]
 
 
@@ -95,6 +100,7 @@ REFUSED = [
         (19, "missing_media"),
         (20, "bad_media"),
         (21, "bad_conversation"),
+        (23, "uneven_lists"),
     ]
 ]
 BENCH: dict[str, Any] = {

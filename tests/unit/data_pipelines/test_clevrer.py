@@ -134,8 +134,8 @@ def test_questions_are_refused_one_by_one(tmp_path: Path) -> None:
         ("video_00003_7", "refused: missing_field"),
         ("video_00003_8", "refused: bad_options"),
         ("video_00003_9", "refused: too_few_options"),
-        ("validation-1.11", "refused: wrong_type"),
-        ("validation-1.12", "red"),
+        ("validation-1-11", "refused: wrong_type"),
+        ("validation-1-12", "red"),
         ("validation-1.3", "refused: missing_field"),
         ("video_00006_0", "red"),
     ]
