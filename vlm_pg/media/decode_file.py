@@ -108,7 +108,7 @@ def decode_video(
         frame_seconds=tuple(timeline.seconds[place] for place in choice.indices),
         sampled_fps=choice.sampled_fps,
         decoder=decoder,
-        subtitles=cues_within(cues, part, timeline.end),
+        subtitles=cues_within(cues, part, timeline),
     )
 
 
