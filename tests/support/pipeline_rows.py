@@ -73,7 +73,7 @@ def reasons_of(found: Outcomes) -> dict[str, str]:
 
 def annotations(dataset: DataSet, folder: Path) -> dict[str, list[str]]:
     """The annotation files of each split in a folder, relative to it."""
-    found = annotation_files(dataset, folder)
+    found, _ = annotation_files(dataset, folder)
     return {split: [path.relative_to(folder).as_posix() for path in files] for split, files in found.items()}
 
 
