@@ -9,9 +9,10 @@ Published: lmms-lab/LLaVA-Video-178K, a folder for each subset: ``0_30_s_academi
 ``0_30_s_academic_v0_1_cap_processed.json`` and ``0_30_s_academic_v0_1_videos_1.tar.gz`` and so on; ``0_30_s_nextqa``
 holds ``0_30_s_nextqa_mc_qa_processed.json``. Rows ``id``, ``conversations``, ``data_source``, ``video``, as a JSON
 array (Parquet of the same rows is read too); ``video`` is relative to the subset's folder, in which its archives are
-unpacked. The media root is the folder of all subsets, or that of one. File names repeat ("split_2.mp4"), so a video is
-taken from that path only; where it is not there yet (``--skip-media-check``), the path stays relative to the subset's
-folder. The first turn begins with ``<image>``, although it is a video.
+unpacked. The media root is the folder of all subsets, or that of one. Subsets may have videos of the same path, so one
+is taken from the folder of its own subset only: that of the annotation file, or, where that is not called as subsets
+are ("30_60_s_nextqa"), the one that ``data_source`` names. The first turn begins with ``<image>``, although it is a
+video.
 
 Each turn is a question of its own. Later turns are kept as published training sets keep them, though some may make
 sense after the earlier ones only. Options stand in the question as lines "A. ..."; the sentences that ask for a letter,
@@ -33,7 +34,10 @@ Record: {"problem_id": "0_30_s_academic_mc_v0_1_qa_processed-1-2",
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
@@ -46,6 +50,7 @@ _ASKS_FOR_LETTER = (
     "Please respond with only the letter of the correct answer.",
     "Please provide your answer by stating the letter followed by the full option.",
 )
+_SUBSET = re.compile(r"[0-9]+_[0-9]+_[sm]_\w+")
 _INSTRUCTIONS = (*_ASKS_FOR_LETTER, "Answer the question using a single word or phrase.")
 
 
@@ -88,6 +93,13 @@ def to_record(question: Row, name: str) -> dict[str, Any]:
     }
 
 
+def subset(question: Row, annotations: Path) -> str:
+    """The folder that the videos of a row's subset unpack to."""
+    folder, source = os.path.basename(os.path.abspath(annotations)), question["data_source"]
+    told = isinstance(source, str) and _SUBSET.fullmatch(source) is not None
+    return source if told and not _SUBSET.fullmatch(folder) else folder
+
+
 def _said(turns: list[Any]) -> tuple[str, str]:
     """What is asked and what is answered."""
     speakers = [turn.get("from") if isinstance(turn, Mapping) else type(turn).__name__ for turn in turns]
@@ -107,9 +119,10 @@ LLAVA_VIDEO_178K = DataSet(
             to_record,
             questions=questions,
             foreign={"question_type": "VSI-590K ('vlm-pg prepare vsi')"},
+            folder=subset,
         ),
     ),
-    media=("*",),
+    media=(),
     by_name=False,
 )
 

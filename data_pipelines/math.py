@@ -8,9 +8,11 @@ Published: hendrycks/math ``MATH/{train,test}/<subject>/<n>.json``, one object a
 Parquet, a folder a subject; MATH-500 ``test.jsonl``, with ``answer``, ``subject`` and ``unique_id``
 ("test/algebra/2584.json", which rows of MATH's own files are called by too). JSON lines and Parquet of AIME and AMC
 also write ``question``, and begin their names with a capital. The gold answer is ``answer``, in LaTeX, or what the last
-box of the solution holds. Problems of the evaluation files are left out of training, so that all of MATH may be given
-to train on beside MATH-500. Drawings stand in the text, as Asymptote code; there are no media. Rows of other sets that
-say their ``source`` (NuminaMath) keep it as ``data_source``; those with media or options are refused, and GSM8K's.
+box of the solution holds. In a folder that holds MATH and MATH-500 (``test.jsonl``, or ``MATH-500/test.jsonl``) MATH's
+training files are trained and MATH-500 is evaluated on. Problems of the evaluation files are left out of training, so
+that all of MATH may be given to train on beside MATH-500. Drawings stand in the text, as Asymptote code; there are no
+media. Rows of other sets that say their ``source`` (NuminaMath) keep it as ``data_source``; those with media or options
+are refused, and GSM8K's.
 
 Licence: MIT (MATH, and MATH-500, which is part of it). For AIME and AMC see the files' own project.
 
@@ -104,6 +106,14 @@ MATH = DataSet(
     "math",
     (
         Form(
+            "MATH-500's test.jsonl",
+            {"eval": ("test.jsonl", "MATH-500/test.jsonl")},
+            ("problem", "answer", "unique_id"),
+            to_record,
+            questions=named("unique_id"),
+            suffixes=(".json", ".jsonl", ".parquet"),
+        ),
+        Form(
             "MATH/{train,test}/<subject>/<n>.json, one object a file",
             in_folders(("", "MATH/"), "train/*/*.json", "test/*/*.json"),
             ("problem", "solution", "type", "file"),
@@ -113,7 +123,7 @@ MATH = DataSet(
             suffixes=(".json",),
         ),
         Form(
-            "Parquet of a subject, test.jsonl of MATH-500, or rows of problem and answer",
+            "Parquet of a subject, or rows of problem and answer",
             {
                 "train": ("train.jsonl", ".:train", "[a-z]*:train"),
                 "eval": ("test.jsonl", ".:test", "[a-z]*:test"),

@@ -54,6 +54,9 @@ from data_pipelines.engine.reading import Reader, files_beside, keyed_rows, read
 from vlm_pg.data.files import RecordPlace, read_json_object
 
 CUTS = ("cut_frame_mapping_*.json", "../cut_frame_mapping_*.json")
+# Other data sets have folders of this name, and a video_10309.mp4 in them.
+_SPLITS = ("train", "valid", "test", "sample")
+_VIDEOS = ("videos", *(f"{split}{mark}videos" for split in _SPLITS for mark in "/_"), "[Pp]erception*/videos")
 _WHOLE = -1
 # Of file names: "mc_question_train.json", "validation-00000-of-00001.parquet", "mc_question_val:validation".
 _SPLIT = re.compile(r"(?<![a-z])(train|val|valid|validation|test)(?![a-z])")
@@ -194,7 +197,7 @@ PERCEPTION_TEST = DataSet(
             beside=CUTS,
         ),
     ),
-    media=("videos", "*/videos"),
+    media=_VIDEOS,
 )
 
 if __name__ == "__main__":

@@ -10,7 +10,10 @@ video."; options are its last lines. Answers are a letter, an option's full text
 unit (cm, m, feet, degrees) stands in the question. ``id`` is there in some rows only and is not used.
 nyu-visionx/VSI-Bench ``test.jsonl``, ``test-00000-of-00001.parquet``, ``test_debiased.parquet`` and
 ``test_pruned.parquet``: ``id``, ``dataset``, ``scene_name``, ``question_type``, ``question``, ``ground_truth``,
-``options`` (with letters; null for numbers); the video is ``<dataset>/<scene_name>.mp4``.
+``options`` (with letters; null for numbers); the video is ``<dataset>/<scene_name>.mp4``. Both have videos of the same
+path, so each takes its own only: the media root holds folders of these names, ``VSI-590K`` and ``VSI-Bench``, or is
+that folder, or the one with the annotations. Where one folder holds both, VSI-590K is trained and VSI-Bench evaluated
+on.
 
 Numbers (absolute_... of VSI-590K; counts, distances and sizes of VSI-Bench) are scored by mean relative accuracy, as
 VSI-Bench does; a 0, to which it is undefined, is refused where golds are checked. For directions in degrees, which
@@ -28,6 +31,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
@@ -122,6 +126,16 @@ def of_bench(row: Row, name: str) -> dict[str, Any]:
     }
 
 
+def in_590k(row: Row, annotations: Path) -> str:
+    """The folder of VSI-590K's media."""
+    return "VSI-590K"
+
+
+def in_bench(row: Row, annotations: Path) -> str:
+    """The folder of VSI-Bench's media."""
+    return "VSI-Bench"
+
+
 def _turns(conversations: Any) -> list[Mapping[str, Any]]:
     """Question and answer."""
     turns = listed(conversations, "'conversations'")
@@ -159,6 +173,7 @@ VSI = DataSet(
             ("conversations", "question_type", ("video", "image")),
             of_590k,
             suffixes=(".json", ".jsonl", ".parquet"),
+            folder=in_590k,
         ),
         Form(
             "VSI-Bench's test.jsonl or Parquet",
@@ -167,9 +182,10 @@ VSI = DataSet(
             of_bench,
             questions=named("id"),
             suffixes=(".json", ".jsonl", ".parquet"),
+            folder=in_bench,
         ),
     ),
-    media=("VSI-590K", "VSI-Bench"),
+    media=(),
     by_name=False,
 )
 

@@ -42,7 +42,8 @@ class Form:
     Args:
         name: what messages call it: "STAR_{train,val,test}.json".
         files: the annotation files of each split, as glob patterns below the folder as it unpacks, of which the first
-            that names any counts; "data:train" is that split of a folder of Parquet shards.
+            that names any counts; "data:train" is that split of a folder of Parquet shards. A split's files are those
+            of the first form that has any for it.
         columns: fields that every row has, of those in a tuple one. A file is of the first form whose columns its first
             row has.
         to_record: makes a record, as ``vlm_pg.data.records`` describes it, of a question and of a name that is its own
@@ -56,6 +57,8 @@ class Form:
         beside: files beside an annotation file, as glob patterns, that ``rows`` looks into.
         foreign: fields that no row of this form has, though rows of similar sets do, with what those are: such rows
             would be read, and not as what they are.
+        folder: the one folder that all media of a question are in, made of the question and of the folder of its
+            annotation file, for forms whose paths other forms, or other files of this one, have too.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Form:
     suffixes: tuple[str, ...] = TABLES
     beside: tuple[str, ...] = ()
     foreign: Mapping[str, str] = field(default_factory=dict)
+    folder: Callable[[Row, Path], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,10 +80,11 @@ class DataSet:
     Args:
         name: of the pipeline, and of the records' ``data_source`` unless they say more.
         forms: those it is published in, the most particular first.
-        media: None for a set without media; else folders, as glob patterns below the folder as it unpacks, that paths
-            of its rows may start from. Files are looked for there, then by name in the whole media root.
-        by_name: whether they are looked for by name. Not in sets whose media share names ("split_2.mp4", "1.png"):
-            where some are missing, another's would be taken.
+        media: None for a set without media; else folders, as glob patterns below the folder as it unpacks, that its
+            archives unpack to, the preferred first. Media are looked for there and in the media root; nowhere else,
+            because other sets call other files the same (see ``MediaFinder``).
+        by_name: whether files in these folders are found by name, however deep. Not in sets whose media share names
+            ("split_2.mp4", "1.png"): where some are missing, another's would be taken.
         described_in: files that this description was read from: what is prepared depends on them, too.
 
     The docstring of its module says, in paragraphs that begin so, how it is "Published:", its "Licence:", and shows an

@@ -30,11 +30,13 @@ class RowReader:
         form: says how.
         finder: finds media; None for a set without.
         store: writes media that stand inside rows; None as before.
+        annotations: the folder of the rows' file.
     """
 
     form: Form
     finder: MediaFinder | None = None
     store: MediaStore | None = None
+    annotations: Path = Path()
 
     def samples(self, row: Any, name: str, where: str) -> Iterator[Sample | BadSample]:
         """What becomes of each question of a row.
@@ -62,15 +64,26 @@ class RowReader:
     def _sample(self, question: Row, name: str, where: str) -> Sample:
         try:
             record = self.form.to_record(question, name)
+            folder = None if self.form.folder is None else self.form.folder(question, self.annotations)
         except SampleError:
             raise
         except Exception as error:
             raise _unexpected(error) from error
+        if self.finder is not None:
+            record = self._located(record, folder, self.finder)
         if self.store is not None:
             record = with_paths(record, self.store.unpack)
-        if self.finder is not None:
-            record = _located(record, self.finder)
         return parse_record(record, where)
+
+    def _located(self, record: dict[str, Any], folder: str | None, finder: MediaFinder) -> dict[str, Any]:
+        """The record with its media's and subtitles' paths as they lie below the media root."""
+
+        def path(value: Any) -> Any:
+            if isinstance(value, list):
+                return [path(one) for one in value]
+            return finder.path_of(value, folder, self.annotations) if isinstance(value, str) and value else value
+
+        return record | {name: path(record[name]) for name in ("path", "subtitles") if record.get(name)}
 
 
 def check_columns(row: Any, form: Form) -> None:
@@ -194,18 +207,6 @@ def _foreign(row: Mapping[str, Any], form: Form) -> str:
 
 def _listed(choices: Sequence[Sequence[str]]) -> str:
     return ", ".join(" or ".join(names) for names in choices)
-
-
-def _located(record: dict[str, Any], finder: MediaFinder) -> dict[str, Any]:
-    """The record with its media's and subtitles' paths as they lie below the media root."""
-    found = {name: _paths(record.get(name), finder) for name in ("path", "subtitles") if record.get(name)}
-    return record | found
-
-
-def _paths(value: Any, finder: MediaFinder) -> Any:
-    if isinstance(value, list):
-        return [_paths(one, finder) for one in value]
-    return finder.path_of(value) if isinstance(value, str) and value else value
 
 
 def _refused(name: str, fault: SampleError, where: str) -> BadSample:

@@ -149,7 +149,9 @@ def test_the_file_without_answers_gives_no_record(tmp_path: Path) -> None:
     assert [one.reason for one in found if isinstance(one, BadSample)] == ["missing_field"] * 2
 
 
-@pytest.mark.parametrize("folder", ["video_validation/video_10000-11000", "videos", ""])
+@pytest.mark.parametrize(
+    "folder", ["video_validation/video_10000-11000", "clevrer/video_validation", "video_10000-11000", ""]
+)
 def test_videos_are_found_where_the_archives_put_them(tmp_path: Path, folder: str) -> None:
     media = tmp_path / "media"
     video = media / folder / "video_10000.mp4"

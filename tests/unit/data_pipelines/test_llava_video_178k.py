@@ -198,7 +198,7 @@ def test_a_video_of_the_same_name_is_not_taken_for_a_missing_one(tmp_path: Path)
     annotations = write_json(tmp_path / f"{MC}.json", [row("<image>\nWhat?", "a dog")])
     empty_files(tmp_path, f"{SUBSET}/academic_source/youcook2/101/another/split_2.mp4")
     (sample,) = samples_of(outcomes(LLAVA_VIDEO_178K, annotations, root=tmp_path)).values()
-    assert sample.media == (MediaRef("video", VIDEO),)
+    assert sample.media == (MediaRef("video", f"{SUBSET}/{VIDEO}"),)
 
 
 def test_annotation_files_are_found_in_the_repository_and_in_a_subset(tmp_path: Path) -> None:

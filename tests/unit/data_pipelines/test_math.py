@@ -79,7 +79,7 @@ def test_rows_of_math_500_keep_their_name_and_their_answer(tmp_path: Path) -> No
     ],
 )
 def test_rows_of_problems_and_plain_answers(row: dict[str, Any], answer: str) -> None:
-    (sample,) = one_row(MATH, row, form=1)
+    (sample,) = one_row(MATH, row, form=2)
     assert isinstance(sample, Sample)
     assert (sample.sample_id, sample.question, sample.answer) == ("rows-1", "1 + 1?", answer)
 
@@ -109,10 +109,10 @@ def test_gsm8k_is_refused_and_a_source_that_rows_tell_is_kept() -> None:
 
 
 def test_odd_rows_are_refused() -> None:
-    in_file = dict(check_odd_rows(MATH, {**HALF, "file": "/MATH/train/algebra/1.json"}))
+    in_file = dict(check_odd_rows(MATH, {**HALF, "file": "/MATH/train/algebra/1.json"}, form=1))
     assert in_file["without solution"].reason == "missing_field"
     assert in_file["solution=''"].reason == in_file["solution=7.5"].reason == "no_gold_answer"
-    rows = dict(check_odd_rows(MATH, OF_500, form=1))
+    rows = dict(check_odd_rows(MATH, OF_500))
     for gold in ("[]", "{}", "True", "[None]"):
         assert rows[f"answer={gold}"].reason == "wrong_type", "whatever the solution says"
     assert rows["answer=' '"].reason == "no_gold_answer" and rows["answer=nan"].reason == "wrong_type"
@@ -154,6 +154,6 @@ def test_the_real_golds_earn_the_full_reward(data_dir: Path, part: int) -> None:
 
 
 def test_a_solution_without_a_box_says_so() -> None:
-    (refused,) = one_row(MATH, UNBOXED, form=1)
+    (refused,) = one_row(MATH, UNBOXED, form=2)
     assert isinstance(refused, BadSample) and refused.reason == "no_gold_answer"
     assert "no 'answer' and no \\boxed{...} in 'Nobody knows.'" in refused.message
