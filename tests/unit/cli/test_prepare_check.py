@@ -21,7 +21,13 @@ def config(tmp_path: Path) -> Path:
         tmp_path / "run.yaml",
         {
             "model": {"path": str(ROOT / "assets/tiny-qwen2_5-vl")},
-            "data": {"train": "elsewhere.jsonl", "eval": {"other": "other.jsonl"}, "limit": 1},
+            "data": {
+                "train": "elsewhere.jsonl",
+                "eval": {"other": "other.jsonl"},
+                "limit": 1,
+                "mixture": {"elsewhere": 1},
+            },
+            "eval": {"sets": ["other"], "limit": 1},
             "media": {"workers": 0, "max_frames": 4},
             "prompt": {"max_prompt_tokens": 200},
             "training": {"steps": 1, "micro_batch_tokens": 40_000},
