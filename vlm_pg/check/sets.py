@@ -13,6 +13,7 @@ from vlm_pg.data.mixture import check_weights
 from vlm_pg.data.prepared_reader import is_prepared
 from vlm_pg.data.records import stream_records
 from vlm_pg.data.settings import DataSettings
+from vlm_pg.data.several import named
 from vlm_pg.errors import ConfigError
 from vlm_pg.types import BadSample, Sample
 
@@ -21,14 +22,16 @@ from vlm_pg.types import BadSample, Sample
 class CheckedSet:
     """A set to check.
 
-    ``name``: as the configuration calls it. ``trains``: it is trained on. ``limit``: the run asks for so many usable
-    records only. ``weightless``: sources that it never asks for. ``sources``: those found, within the limit.
+    ``name``: as the configuration calls it. ``trains``: it is trained on. ``dataset``: as the run calls it where it
+    trains on several. ``limit``: the run asks for so many usable records only. ``weightless``: sources that it never
+    asks for. ``sources``: those found, within the limit.
     """
 
     name: str
     path: Path
     place: Place
     trains: bool
+    dataset: str = ""
     limit: int | None = None
     weightless: frozenset[str] = frozenset()
     sources: set[str] = field(default_factory=set)
@@ -60,7 +63,7 @@ class CheckedSet:
             if beyond or (isinstance(record, Sample) and record.source in self.weightless):
                 tally.left_out += 1
             else:
-                yield record
+                yield named(record, self.dataset)
 
 
 def sets_of(
@@ -85,10 +88,10 @@ def sets_of(
         limit = data.limit if name in data.asked_sets else 0
         weightless = frozenset() if several else data.weightless
         key = f"data.train.{name}" if several else "data.train"
-        sets.append(CheckedSet(key, path, place(name, path), True, limit, weightless))
+        sets.append(CheckedSet(key, path, place(name, path), True, name, limit, weightless))
     for name in eval_names:
         path = data.eval[name]
-        sets.append(CheckedSet(f"data.eval.{name}", path, place(name, path), False, eval_limit))
+        sets.append(CheckedSet(f"data.eval.{name}", path, place(name, path), False, limit=eval_limit))
     return sets
 
 

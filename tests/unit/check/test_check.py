@@ -35,6 +35,10 @@ def silent(response):
 def counts(num_tokens):
     return float(num_tokens > 5)
 """
+OF_SET = """
+def of_set(sample):
+    return {"two": {"two/1": 1.0}}[sample.dataset][sample.sample_id]
+"""
 
 
 # name -> (records behind the clean ones, what is found of them, a piece of the message)
@@ -306,6 +310,16 @@ def test_several_sets_are_checked_each_under_its_name(folder: Folder) -> None:
         (), [about(7, "lost.png")], data={"train": sets, "media_root": {"two": str(folder.path)}}
     )
     assert code == 1 and found == {
-        "duplicate_question?": ["data.train.two, more.jsonl:1 1"],
+        "duplicate_question?": ["data.train.two, more.jsonl:1 two/1"],
         "missing_media": ["data.eval.held, held.jsonl:1 7"],
     }
+
+
+def test_rewards_see_samples_of_several_sets_as_in_training(folder: Folder) -> None:
+    (folder.path / "own.py").write_text(OF_SET)
+    for name in ("one", "two"):
+        (folder.path / f"{name}.jsonl").write_text(json.dumps(record(1, problem=f"{name}?")) + "\n")
+    reward = {"functions": [{"function": f"{folder.path / 'own.py'}:of_set"}]}
+    sets = {name: str(folder.path / f"{name}.jsonl") for name in ("one", "two")}
+    code, found = folder.check((), (), data={"train": sets}, reward=reward)
+    assert (code, found) == (1, {"unscorable_gold_answer": ["data.train.one, one.jsonl:1 one/1"]})
