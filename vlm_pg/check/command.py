@@ -92,7 +92,10 @@ def _introduction(config: RunConfig, data: Path | None, decode: bool, keep: bool
 
 def _sets(config: RunConfig, data: Path | None, place: Callable[[str, Path], Place]) -> list[CheckedSet]:
     if data is not None:
-        return [CheckedSet("DATA", data, place("", data), trains=False)]
+        # One of the configuration's own sets has its media where they are for the run.
+        own = [*config.data.train_sets.items(), *config.data.eval.items()]
+        name = next((name for name, path in own if path == data), "")
+        return [CheckedSet("DATA", data, place(name, data), trains=False)]
     if not config.data.train_sets and not config.data.eval:
         raise ConfigError(
             "Neither data.train nor data.eval is set. Records to check are needed. Set one, or name a file or folder "
@@ -145,6 +148,7 @@ def _say(console: Console, tallies: Sequence[SetTally], ends: Sequence[str], out
         console.warn(line)
     bad, warnings = sum(one.with_errors for one in tallies), sum(one.warnings.counts.total() for one in tallies)
     end = f"{bad:,} record(s) cannot be used as they are" if bad else "every record can be used"
+    end += "; a run would end at once" if ends else ""
     console.info(f"check: {end}; {warnings:,} warning(s)" + (f"; written to {out}" if out is not None else ""))
 
 

@@ -116,6 +116,6 @@ def too_many_bad(data: DataSettings, sets: Sequence[CheckedSet], tallies: Sequen
         if read >= data.min_seen_for_bad_share and bad > data.max_bad_share * read:
             lines.append(
                 f"{name}: {bad:,} of {read:,} records cannot be read, more than data.max_bad_share="
-                f"{data.max_bad_share:g} allows: a run ends at once"
+                f"{data.max_bad_share:g} allows"
             )
     return lines

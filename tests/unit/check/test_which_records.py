@@ -62,6 +62,7 @@ def test_a_source_without_weight_is_neither_checked_nor_trained_on(folder: Folde
     # A limit counts the records of all sources, as in training, and weights are of the sources within it.
     assert folder.check((), (), data=data | weights | {"limit": 3}) == (0, {})
     assert next(iter(asked_by_the_run(folder).values())) == ["1"]
+    assert json.loads((folder.path / "out/check.json").read_text())["sets"]["data.train"]["left_out"] == 3
 
 
 @pytest.mark.parametrize("several", [True, False])
@@ -101,7 +102,9 @@ def test_what_a_run_reads_beyond_its_limit(folder: Folder, capsys: pytest.Captur
     assert "2 records, 2 usable, 0 not; 0 media; 2 more are left out" in capsys.readouterr().out
     bad = {"limit": 2, "max_bad_share": 0.2, "min_seen_for_bad_share": 4}
     assert folder.check(records, data=bad) == (1, {})
-    assert "data.train: 1 of 4 records cannot be read, more than data.max_bad_share=0.2" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "data.train: 1 of 4 records cannot be read, more than data.max_bad_share=0.2" in out
+    assert "a run would end at once" in out
     assert folder.check(records, data=bad | {"min_seen_for_bad_share": 5})[0] == 0
     with (folder.path / "train.jsonl").open("a") as file:
         file.write('{"problem_id": ')
@@ -114,3 +117,14 @@ def test_the_sets_of_data_are_its_own(folder: Folder) -> None:
     words = [str(folder.path / "train.jsonl"), str(folder.path / "run.yaml"), "data.mixture={lamps: 0}", "eval.limit=1"]
     assert cli.main(["check", *words, "--out", str(folder.path / "out")]) == 1
     assert [len(places) for places in folder.found().values()] == [2]
+
+
+def test_one_of_the_sets_has_its_media_where_they_are(folder: Folder) -> None:
+    (folder.path / "records").mkdir()
+    sets = {name: written(folder, f"records/{name}", about(1, "a.png")) for name in ("one", "two")}
+    roots = {"one": str(folder.path), "held": str(folder.path)}
+    code, found = folder.check((), (), data={"train": sets, "eval": {"held": sets["two"]}, "media_root": roots})
+    assert code == 1 and set(found) == {"missing_media", "media_trained_on"}
+    config = str(folder.path / "run.yaml")
+    assert cli.main(["check", sets["one"], config]) == 0
+    assert cli.main(["check", sets["one"], config, f"data.media_root={{two: {folder.path}, held: {folder.path}}}"]) == 1
