@@ -220,6 +220,13 @@ def test_reports(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     assert log.counts == one["errors"]
 
 
+def test_one_reason_may_be_an_error_and_a_warning(folder: Folder) -> None:
+    folder.check([record(1, problem="<video>?"), about(2, "a.png", problem="<video>?")])
+    one = json.loads((folder.path / "out/check.json").read_text())["sets"]["data.train"]
+    assert one["errors"] == one["warnings"] == {"media_mark_without_medium": 1}
+    assert [row["sample_id"] for row in one["examples"]["media_mark_without_medium"]] == ["2", "1"]
+
+
 def test_the_order_of_findings_is_that_of_the_records(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the number of processes, and however few records are under way."""
     kinds = (

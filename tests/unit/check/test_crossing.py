@@ -38,7 +38,8 @@ def asked(number: int, kind: str, answer: str, *options: str, **changes: Any) ->
         (("multiple select", "A, B", "2", "3", "4"), ("multiple select", "A", "2", "3", "4"), False),
         # a gold answer has to do for both kinds
         (("numerical", "3"), ("exact", "3"), True),
-        (("free-form", "blue"), ("exact", "Blue sky"), False),
+        (("free-form", "blue"), ("OCR", "Blue"), False),
+        (("OCR", "Blue"), ("free-form", "blue"), False),
         (("time span", "1 to 2.5"), ("time span", "[1.0, 2.5]"), True),
     ],
 )  # fmt: skip
