@@ -112,6 +112,7 @@ MATH = DataSet(
             to_record,
             questions=named("unique_id"),
             suffixes=(".json", ".jsonl", ".parquet"),
+            foreign=WITH_MEDIA | WITH_OPTIONS,
         ),
         Form(
             "MATH/{train,test}/<subject>/<n>.json, one object a file",

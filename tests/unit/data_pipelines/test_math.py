@@ -96,15 +96,17 @@ def test_rows_of_problems_and_plain_answers(row: dict[str, Any], answer: str) ->
 def test_sets_with_media_or_options_are_refused(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=f"test.jsonl:1: the row has {message}"):
         parted(MATH, write_lines(tmp_path / "test.jsonl", [row]))
-    mixed = write_lines(tmp_path / "test.jsonl", [row, {**OF_500, "choices": [], "images": None}])
+    mixed = write_lines(
+        tmp_path / "test.jsonl", [row, {"problem": "1 + 1?", "answer": "2", "choices": [], "images": None}]
+    )
     samples, refused = parted(MATH, mixed)
     assert [one.answer for one in samples] == ["2"] and [one.reason for one in refused] == ["other_data_set"]
 
 
 def test_gsm8k_is_refused_and_a_source_that_rows_tell_is_kept() -> None:
-    (one,) = one_row(MATH, {"question": "1 + 1?", "answer": "It is 2.\n#### 2"}, form=1)
+    (one,) = one_row(MATH, {"question": "1 + 1?", "answer": "It is 2.\n#### 2"}, form=2)
     assert isinstance(one, BadSample) and one.reason == "other_data_set" and "vlm-pg prepare gsm8k" in one.message
-    (numina,) = one_row(MATH, {"problem": "1 + 1?", "solution": r"\boxed{2}", "source": "aops_forum"}, form=1)
+    (numina,) = one_row(MATH, {"problem": "1 + 1?", "solution": r"\boxed{2}", "source": "aops_forum"}, form=2)
     assert isinstance(numina, Sample) and (numina.answer, numina.source) == ("2", "aops_forum")
 
 
