@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tests.support.processes import ModuleProcess
 from tests.support.runs import read_lines, run_cli
 from tests.support.small_run import STEPS, small_run
-from vlm_pg.cache.store import places
+from vlm_pg.cache.places import places
 
 WEIGHTS = f"checkpoints/step-{STEPS:06d}/model.safetensors"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.small_run import small_run
-from vlm_pg.cache.store import places
+from vlm_pg.cache.places import places
 from vlm_pg.config import load_config
 from vlm_pg.models.family import Family
 from vlm_pg.training.cache_fill import fill
