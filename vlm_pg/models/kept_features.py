@@ -92,11 +92,8 @@ class KeptFeatures:
         hosts = hosts or [self.host]
         parts = shares(prompt.grid_thw.tolist(), len(hosts))
         made = [(host, part) for host, part in zip(hosts, parts, strict=True) if part.patches]
-        calls = [call for _, part in made for call in self._calls_of(part.grids)]
-        where = [host for host, _ in made]
-        where = where[:1] if len(set(where)) == 1 else where
-        media = {"media": prompt.content_key, "calls": calls}
-        return key_of({"layout": _LAYOUT, "tower": self._tower, "where": where, **media})
+        calls = [(host, call) for host, part in made for call in self._calls_of(part.grids)]
+        return key_of({"layout": _LAYOUT, "media": prompt.content_key, "tower": self._tower, "calls": calls})
 
 
 def _features(entry: Entry) -> torch.Tensor:

@@ -38,8 +38,8 @@ def held(folder: Path, kind: str) -> int:
     return sum(place.kind == kind for place in places(folder))
 
 
-def age(folder: Path, seconds: float = 1000.0) -> None:
-    """As after a while, in which nobody used it."""
+def age(folder: Path, seconds: float = 100.0) -> None:
+    """As after a while, in which nobody used it: less than goes by before a use is noted again."""
     for place in places(folder):
         os.utime(place.path, (place.used - seconds, place.used - seconds))
 
