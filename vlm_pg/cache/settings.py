@@ -25,7 +25,7 @@ class CacheSettings(Settings):
         100.0,
         gt=0,
         description="Most GiB of it all. For more, what was not used for longest is thrown out, but nothing that the "
-        "same run has used, except features for frames.",
+        "same run, or another one in the day before, has used, except features for frames.",
     )
 
     def impossible(self) -> list[str]:

@@ -31,6 +31,7 @@ MARK = "vlm_pg_cache.json"
 _MOST_MARK_BYTES = 1 << 16
 # A read entry's time of use is written so often at most: disks need not write for every read.
 _USE_SECONDS = 600.0
+_LATELY_SECONDS = 24 * 3600.0
 # When this process began, as far as a cache is concerned.
 BEGAN = time.time()
 
@@ -57,9 +58,10 @@ class Store:
         folder: the cache; made if need be.
         kind: name of the entries' own folder.
         max_bytes: of all kinds together; None for no limit.
-        since: when the run began (seconds since the epoch), by default this process. What was used since then is not
-            thrown out for something else: of media that are asked for in turns, epoch after epoch, and do not fit, a
-            part stays and is found each time, where the oldest would always be the next that is wanted.
+        since: when the run began (seconds since the epoch), by default this process. What was used since then, or in
+            the day before, by a fill or an earlier run on the same media, is not thrown out for something else: of
+            media that are asked for in turns, epoch after epoch, and do not fit, a part stays and is found each time,
+            where the oldest would always be the next that is wanted.
         giving_way: kinds whose entries are thrown out for this one's, whenever they were used.
 
     Raises:
@@ -75,8 +77,8 @@ class Store:
         giving_way: Collection[str] = (),
     ):
         self.folder, self.kind, self.uses = folder, kind, Uses()
-        self._since = BEGAN if since is None else since
-        self._room = None if max_bytes is None else Room(folder, max_bytes, self._since, giving_way)
+        stays = (BEGAN if since is None else since) - _LATELY_SECONDS
+        self._room = None if max_bytes is None else Room(folder, max_bytes, stays, giving_way)
         open_folder(folder)
 
     def read(self, key: str, most_bytes: int = MOST_BYTES) -> Entry | None:
@@ -98,8 +100,7 @@ class Store:
             return None
         self.uses.hits += 1
         with suppress(OSError):  # it may be thrown out at this moment, or the folder be read-only
-            used = path.stat().st_mtime
-            if used < self._since or time.time() - used > _USE_SECONDS:
+            if time.time() - path.stat().st_mtime > _USE_SECONDS:
                 os.utime(path)
         return entry
 

@@ -136,7 +136,8 @@ def _write(store: Store, key: str, media: DecodedMedia) -> bool:
             return True
         say(
             f"cache.folder '{store.folder}' has no room for more frames within cache.max_gb (all that it holds was "
-            "used in this run): those that do not fit are decoded every time. Raise cache.max_gb."
+            "used in this run or the day before): those that do not fit are decoded every time. Raise cache.max_gb, or "
+            "make room with vlm-pg cache prune."
         )
     except OSError as error:  # frames are there all the same
         say(

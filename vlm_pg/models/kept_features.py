@@ -77,8 +77,8 @@ class KeptFeatures:
             if not self.store.write(self._key(prompt, hosts), _entry(features)):
                 say(
                     f"cache.folder '{self.store.folder}' has no room for more visual features within cache.max_gb "
-                    "(all that it holds was used in this run): those that do not fit are computed every time. Raise "
-                    "cache.max_gb."
+                    "(all that it holds was used in this run or the day before): those that do not fit are computed "
+                    "every time. Raise cache.max_gb, or make room with vlm-pg cache prune."
                 )
         except OSError as error:  # features are there all the same
             say(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,8 +37,11 @@ def held(folder: Path, kind: str) -> int:
     return sum(place.kind == kind for place in places(folder))
 
 
-def age(folder: Path, seconds: float = 100.0) -> None:
-    """As after a while, in which nobody used it: less than goes by before a use is noted again."""
+DAY = 24 * 3600.0
+
+
+def age(folder: Path, seconds: float = 2 * DAY) -> None:
+    """As after a while, in which nobody used it."""
     for place in places(folder):
         os.utime(place.path, (place.used - seconds, place.used - seconds))
 
@@ -64,11 +66,22 @@ ORDERS: dict[str, Callable[[int], list[int]]] = {
 def test_a_part_of_the_size_gives_that_part_of_the_hits(tmp_path: Path, order: str, share: float) -> None:
     """Throwing out what was not used for longest gives none in an order that stays the same."""
     limit = int(share * ENTRIES * size_of(entry(0)))
-    store = Store(tmp_path / "cache", "frames", limit, since=time.time() - 1)
+    store = Store(tmp_path / "cache", "frames", limit)
     hits = [epoch(store, ORDERS[order](number)) for number in range(4)]
     assert hits == [0, *[int(share * ENTRIES)] * 3]
     assert store.uses.written == int(share * ENTRIES), "nothing is thrown out for its like"
     assert sum(place.size for place in places(tmp_path / "cache")) <= limit
+
+
+@pytest.mark.parametrize("days, hits", [(0.0, [20, 20]), (0.9, [20, 20]), (1.1, [0, 20])])
+def test_what_was_filled_before_a_run_is_there_in_its_first_epoch(tmp_path: Path, days: float, hits: list[int]) -> None:
+    """Or was left by another run on the same media. Of what nobody used for longer others take the place."""
+    limit = int(0.5 * ENTRIES * size_of(entry(0)))
+    assert epoch(Store(tmp_path / "cache", "frames", limit), list(range(ENTRIES))) == 0
+    age(tmp_path / "cache", days * DAY)
+    store = Store(tmp_path / "cache", "frames", limit)
+    # Backwards: what is there comes last.
+    assert [epoch(store, list(range(ENTRIES))[::-1]) for _ in range(2)] == hits
 
 
 def test_what_earlier_runs_used_makes_room(tmp_path: Path) -> None:
@@ -76,7 +89,7 @@ def test_what_earlier_runs_used_makes_room(tmp_path: Path) -> None:
     limit = int(0.5 * ENTRIES * size_of(entry(0)))
     epoch(Store(tmp_path / "cache", "frames", limit), list(range(ENTRIES // 2)))
     age(tmp_path / "cache")
-    store = Store(tmp_path / "cache", "frames", limit, since=time.time() - 1)
+    store = Store(tmp_path / "cache", "frames", limit)
     assert epoch(store, [3, 4]) == 2
     others = list(range(100, 100 + ENTRIES))
     assert [epoch(store, others) for _ in range(2)] == [0, ENTRIES // 2 - 2]
@@ -86,12 +99,12 @@ def test_what_earlier_runs_used_makes_room(tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", ["features", "frames"])
 def test_features_take_what_frames_leave(tmp_path: Path, first: str) -> None:
     """In whatever order they come, and though they were used in this run."""
-    folder, since = tmp_path / "cache", time.time() - 1
+    folder = tmp_path / "cache"
     frames, features = entry(0), entry(0, 4 * BYTES)
     limit = ENTRIES * size_of(frames) + 10 * (size_of(features) + 8)  # the kind has a longer name
     stores = {
-        "frames": Store(folder, "frames", limit, since, giving_way=("features",)),
-        "features": Store(folder, "features", limit, since),
+        "frames": Store(folder, "frames", limit, giving_way=("features",)),
+        "features": Store(folder, "features", limit),
     }
     sizes = {"frames": BYTES, "features": 4 * BYTES}
     for kind in sorted(stores, key=lambda kind: kind != first):
@@ -108,7 +121,7 @@ def test_features_take_what_frames_leave(tmp_path: Path, first: str) -> None:
 
 def test_one_that_is_not_kept_says_so(tmp_path: Path) -> None:
     limit = 2 * size_of(entry(0))
-    store = Store(tmp_path / "cache", "frames", limit, since=time.time() - 1)
+    store = Store(tmp_path / "cache", "frames", limit)
     assert [store.write(key(number), entry(number)) for number in range(4)] == [True, True, False, False]
     assert not store.write(key(9), entry(9, 10 * BYTES)), "larger than the limit by itself"
     assert (held(tmp_path / "cache", "frames"), store.uses.written) == (2, 2)
@@ -120,7 +133,7 @@ def test_a_full_cache_is_looked_through_again_in_time(tmp_path: Path, monkeypatc
     prune = module.prune
     monkeypatch.setattr(module, "prune", lambda *given: looks.append(1) or prune(*given))  # type: ignore[func-returns-value]
     folder = tmp_path / "cache"
-    store = Store(folder, "frames", 10 * size_of(entry(0)), since=time.time() - 1)
+    store = Store(folder, "frames", 10 * size_of(entry(0)))
     epoch(store, list(range(ENTRIES)))
     assert len(looks) == 2, "at the beginning, and when it was full"
     for place in places(folder):
@@ -150,8 +163,8 @@ def test_an_account_that_leads_elsewhere_is_not_written(tmp_path: Path) -> None:
     assert (tmp_path / "mine").read_text() == "mine"
 
 
-def _fill(folder: Path, limit: int, since: float, start: int) -> None:
-    store = Store(folder, "frames", limit, since)
+def _fill(folder: Path, limit: int, start: int) -> None:
+    store = Store(folder, "frames", limit)
     for number in range(start, start + 200):
         store.write(key(number), entry(number))
     os._exit(0)
@@ -161,8 +174,7 @@ def test_many_processes_keep_to_one_limit(tmp_path: Path) -> None:
     """Each of them would fill it alone."""
     context, folder, limit = multiprocessing.get_context("fork"), tmp_path / "cache", 50 * size_of(entry(0))
     Store(folder, "frames", limit).write(key(0), entry(0))  # from here on it is known how much there is
-    since = time.time() - 100
-    workers = [context.Process(target=_fill, args=(folder, limit, since, 1000 * number)) for number in range(6)]
+    workers = [context.Process(target=_fill, args=(folder, limit, 1000 * number)) for number in range(6)]
     for worker in workers:
         worker.start()
     for worker in workers:

@@ -130,10 +130,10 @@ def test_the_limit_holds_and_what_was_used_last_stays(tmp_path: Path, monkeypatc
     monkeypatch.setattr(module, "_USE_SECONDS", 0.0)
     size = _size_of(entry(0))
     store = Store(tmp_path / "cache", "frames", max_bytes=10 * size)
-    now = time.time()
+    before = time.time() - 3 * 24 * 3600
     for number in range(10):
         store.write(key_of({"n": number}), entry(number))
-        os.utime(store._path(key_of({"n": number})), (now - 100 + number, now - 100 + number))
+        os.utime(store._path(key_of({"n": number})), (before + number, before + number))
     assert store.read(key_of({"n": 0})) is not None, "used again"
     for number in range(10, 14):
         store.write(key_of({"n": number}), entry(number))

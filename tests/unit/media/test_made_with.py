@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +20,6 @@ from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.cache.source_code import source_digest
 from vlm_pg.errors import SampleError
 from vlm_pg.media import kept_frames, torchcodec_decoder
-from vlm_pg.media import loader as loader_module
 from vlm_pg.media import made_with as module
 from vlm_pg.media.kept_frames import load_file
 from vlm_pg.media.loader import MediaLoader
@@ -164,11 +162,8 @@ def kept(loader: MediaLoader, refs: list[MediaRef]) -> list[bool]:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_full_cache_is_told_of_wherever_it_is_noticed(
-    media_dir: Path, tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_cache_is_told_of_wherever_it_is_noticed(media_dir: Path, tmp_path: Path, workers: int) -> None:
     """Once, by the process that has a terminal."""
-    monkeypatch.setattr(loader_module, "BEGAN", time.time() - 1)
     settings = SETTINGS.model_copy(update={"workers": workers})
     refs = [MediaRef("video", f"video_{turn}.mov") for turn in (90, 180, 270)]
     with MediaLoader(SETTINGS, media_dir, kept=CacheSettings(folder=tmp_path / "all")) as loader:
