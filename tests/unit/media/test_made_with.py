@@ -161,6 +161,7 @@ def kept(loader: MediaLoader, refs: list[MediaRef]) -> list[bool]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:cache.folder")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_full_cache_is_told_of_wherever_it_is_noticed(media_dir: Path, tmp_path: Path, workers: int) -> None:
     """Once, by the process that has a terminal."""
