@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import socket
 import threading
@@ -10,6 +11,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
+from vlm_pg.cache import notes
 from vlm_pg.errors import SampleError
 from vlm_pg.killable.pool import Pool
 from vlm_pg.killable.starting import Task
@@ -28,7 +30,12 @@ class _Call(Task):
         return pickle.dumps(self._call)
 
     def answered(self, answer: bytes) -> None:
-        kind, value = pickle.loads(answer)
+        content = io.BytesIO(answer)
+        kind, value = pickle.load(content)
+        if kind == "said":  # before its answer
+            for note in value:
+                notes.say(note)
+            kind, value = pickle.load(content)
         if kind == "done":
             self.settle(value)
         elif kind == "bad_sample":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,7 +60,7 @@ class TorchCodecDecoder:
         if not index.flags_are_entries:
             raise DecodeFailure("open", "it flags key frames that are none, behind which torchcodec shows garbage")
         if device == "cuda":
-            device = f"cuda:{_gpu()}"
+            device = f"cuda:{gpu_number()}"
         with reading("open", (RuntimeError, ValueError), _sentence):
             self._decoder = VideoDecoder(
                 str(path), dimension_order="NHWC", num_ffmpeg_threads=1, device=device, seek_mode="exact"
@@ -88,8 +89,16 @@ class TorchCodecDecoder:
         del self._decoder
 
 
+def ffmpeg_versions() -> Mapping[str, Any]:
+    """Of the libraries of FFmpeg that torchcodec has loaded; its own version says nothing about them."""
+    from torchcodec._core import get_ffmpeg_library_versions
+
+    versions: Mapping[str, Any] = get_ffmpeg_library_versions()
+    return versions
+
+
 @cache
-def _gpu() -> int:
+def gpu_number() -> int:
     """The GPU of this process's rank. One that does not start here is no fault of the file: its error goes through."""
     number = int(os.environ.get("LOCAL_RANK", 0))
     torch.zeros(1, device=f"cuda:{number}")
