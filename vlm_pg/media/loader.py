@@ -73,7 +73,8 @@ def decoding_pool(settings: MediaSettings, kept: CacheSettings | None = None) ->
         return None
     keeps = kept is not None and kept.folder is not None and kept.frames
     modules = (_DECODE_MODULE, *(_KEEPING_MODULES if keeps else ()))
-    return WorkerPool(settings.workers, settings.deadline_seconds, modules, memory_bytes=settings.worker_memory_bytes)
+    memory, gpu = settings.worker_memory_bytes, settings.decoder_device == "cuda"
+    return WorkerPool(settings.workers, settings.deadline_seconds, modules, memory, gpu)
 
 
 class MediaLoader(AbstractContextManager["MediaLoader"]):
