@@ -31,7 +31,16 @@ from typing import Any
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
-from data_pipelines.engine.fields import called, list_of, number_of, plain_number, text_of, unusable, video_file
+from data_pipelines.engine.fields import (
+    called,
+    list_of,
+    number_of,
+    object_of,
+    plain_number,
+    text_of,
+    unusable,
+    video_file,
+)
 from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import files_beside, read_rows, text_lines
 from vlm_pg.data.files import RecordPlace
@@ -134,6 +143,7 @@ def _lengths(path: Path) -> dict[str, float]:
     for table in files_beside(path, TABLES):
         for place, row in read_rows(table):
             try:
+                row = object_of(row, "a row")
                 lengths[called(row, "id")] = number_of({"length": float(row["length"])}, "length")
             except (SampleError, KeyError, TypeError, ValueError) as error:
                 raise ConfigError(

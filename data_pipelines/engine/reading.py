@@ -9,9 +9,12 @@ from typing import Any
 
 from vlm_pg.data.files import RecordPlace, read_json_object, read_raw
 from vlm_pg.data.folders import root_of
+from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import ConfigError, printable
 
 Reader = Callable[[Path], Iterator[tuple[RecordPlace, Any]]]
+# Characters. Behind a quote that nobody closed the rest of the file is one cell.
+_LONGEST_CELL = 1 << 24
 
 
 def read_rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
@@ -64,14 +67,45 @@ def files_beside(path: Path, patterns: Sequence[str]) -> list[Path]:
 
 
 def _read_csv(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
-    """Numbered by the line they end on."""
+    """Numbered by the line they end on. A row of more or fewer cells than there are columns has moved values, or lost
+    some: it is ``Unreadable``."""
+    csv.field_size_limit(_LONGEST_CELL)  # the module's own is 131,072
+    begins = 1
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            for row in reader:
-                yield RecordPlace(reader.line_num), row
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+            reader = csv.reader(file, strict=True)
+            names: list[str] = []
+            for cells in reader:
+                begins = reader.line_num + 1
+                if not cells:  # an empty line
+                    continue
+                if not names:
+                    names = _column_names(path, cells)
+                    continue
+                row = {name: cell for name, cell in zip(names, cells, strict=False) if name}
+                fault = f"a line of {len(cells)} cells below {len(names)} column names"
+                yield (
+                    RecordPlace(reader.line_num),
+                    row if len(cells) == len(names) else Unreadable(fault, "bad_csv_row"),
+                )
+    except csv.Error as error:
         raise ConfigError(
-            f"Data file '{path}' cannot be read as CSV: {error}. A UTF-8 file with a line of column names is expected. "
-            "Correct the path, or write the file again."
+            f"Data file '{printable(str(path), 300)}:{begins}' cannot be read as CSV: {error}, in the row that begins "
+            "there. A cell that begins with a quote must end with one; those inside it are doubled. Correct that row."
         ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"Data file '{printable(str(path), 300)}' cannot be read as CSV: {error}. A UTF-8 file with a line of "
+            "column names is expected. Correct the path, or write the file again."
+        ) from error
+
+
+def _column_names(path: Path, names: list[str]) -> list[str]:
+    """Those without a name may be several: no row is asked for them."""
+    twice = sorted({name for name in names if name and names.count(name) > 1})
+    if twice:
+        raise ConfigError(
+            f"Data file '{printable(str(path), 300)}' has several columns named {printable(', '.join(twice), 300)}. "
+            "Columns with different names are expected. Rename or remove one of them."
+        )
+    return names

@@ -77,10 +77,11 @@ def check_columns(row: Any, form: Form) -> None:
     """Refuse what is no row of this form.
 
     Raises:
-        SampleError: ``unreadable_value``, ``not_a_record`` or ``missing_field``.
+        SampleError: ``unreadable_value`` or what else is wrong with one that cannot be read, ``not_a_record`` or
+            ``missing_field``.
     """
     if isinstance(row, Unreadable):
-        raise SampleError("unreadable_value", f"the row is {row.what}. One that can be read is expected. Correct it.")
+        raise SampleError(row.reason, f"the row is {row.what}. One that can be read is expected. Correct it.")
     if not isinstance(row, Mapping):
         raise SampleError("not_a_record", f"the row is a {type(row).__name__}. Named fields are expected. Correct it.")
     missing = _missing(row, form)
@@ -114,7 +115,8 @@ def form_of(dataset: DataSet, path: Path) -> Form:
             return form
         place, row = rows[0]
         lacking = _missing(row, form) if isinstance(row, Mapping) else _choices(form)
-        tried.append((len(lacking), form, f"{shown(path, place)}: the row has no {_listed(lacking)}"))
+        fault = f"is {row.what}" if isinstance(row, Unreadable) else f"has no {_listed(lacking)}"
+        tried.append((len(lacking), form, f"{shown(path, place)}: the row {fault}"))
     expected = "; ".join(f"{form.name} ({_listed(_choices(form))})" for form in dataset.forms)
     if not tried:
         suffixes = dict.fromkeys(suffix for form in dataset.forms for suffix in form.suffixes)
