@@ -48,9 +48,18 @@ def without_mark(text: str) -> str:
 
 
 def untagged(solution: str) -> str:
-    """What stands between answer tags, or all of a text without any: untagged("So <answer>B</answer>") == "B"."""
-    found = _ANSWER.search(solution)
-    return (found[1] if found else solution).strip()
+    """What stands between answer tags in a text: untagged("So <answer>B</answer>") == "B".
+
+    Raises:
+        SampleError: ``no_answer_tag``: there are none, or not in pairs; ``ambiguous_answer``: they do not say the same.
+    """
+    pairs = solution.count(_OPENS)
+    found = [answer.strip() for answer in _ANSWER.findall(solution)] if pairs == solution.count(_CLOSES) else []
+    if not found or len(found) != pairs:
+        raise unusable("no_answer_tag", f"the answer is '{solution[:80]}'", f"One answer as {_OPENS}it{_CLOSES}")
+    if len(set(found)) > 1:
+        raise unusable("ambiguous_answer", f"the answers are {found[:4]}", "One right answer")
+    return found[0]
 
 
 def untagged_once(text: str) -> str:
