@@ -106,7 +106,8 @@ def dataset_of(map_file: Path) -> DataSet:
     )
     has_media = field_map.fields.path is not None
     media = tuple(field_map.media_folders) if has_media else None
-    return DataSet(field_map.name, (form,), media, described_in=(map_file,))
+    columns = field_map.fields.options.columns if field_map.fields.options else None
+    return DataSet(field_map.name, (form,), media, described_in=(map_file,), option_columns=len(columns or ()))
 
 
 def _columns(field_map: FieldMap) -> tuple[tuple[str, ...], ...]:

@@ -23,57 +23,22 @@ def read_rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
     Raises:
         ConfigError: it cannot be read as what it is called.
     """
-    return _read_csv(path) if path.suffix.lower() == ".csv" else read_raw(path)
+    return read_csv(path) if path.suffix.lower() == ".csv" else read_raw(path)
 
 
-def keyed_rows(key: str, reader: Callable[[Path], Iterator[tuple[RecordPlace, str, Any]]] = read_json_object) -> Reader:
-    """A reader of JSON objects that hold a row under each name: the name becomes the row's field ``key``.
+def read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[RecordPlace, Any]]:
+    """Rows of a CSV file as RFC 4180 writes them, numbered by the line they end on.
 
-    ``{"video_1": {"mc_question": []}}`` read by ``keyed_rows("video")`` is one row, ``{"video": "video_1",
-    "mc_question": []}``. A row that is no object stays what it is, and is refused later.
+    A row of more or fewer cells than there are columns has moved values, or lost some: it is ``Unreadable``.
+
+    Raises:
+        ConfigError: it cannot be read (with the line), or has two columns of one name.
     """
-
-    def read(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
-        for place, name, row in reader(path):
-            yield place, {key: name, **row} if isinstance(row, Mapping) else row
-
-    return read
-
-
-def one_object(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
-    """The reader of files that hold one row each: a JSON object. Its fields gain ``file``, the path of the file."""
-    row = {name: value for _, name, value in read_json_object(path)}
-    yield RecordPlace(1), {**row, "file": str(path)}
-
-
-def text_lines(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
-    """The reader of text files of one row a line: ``{"line": "..."}``; empty lines are none."""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield RecordPlace(number), {"line": line.rstrip("\r\n")}
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"Data file '{printable(str(path), 300)}' cannot be read as text: {error}. A UTF-8 file of one row a line "
-            "is expected. Correct the path, or write the file again."
-        ) from error
-
-
-def files_beside(path: Path, patterns: Sequence[str]) -> list[Path]:
-    """Files that these glob patterns name in the folder of an annotation file, or in a folder of Parquet shards."""
-    root = root_of(path)
-    return [file for pattern in patterns for file in sorted(root.glob(pattern)) if file.is_file()]
-
-
-def _read_csv(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
-    """Numbered by the line they end on. A row of more or fewer cells than there are columns has moved values, or lost
-    some: it is ``Unreadable``."""
     csv.field_size_limit(_LONGEST_CELL)  # the module's own is 131,072
     begins = 1
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
             names: list[str] = []
             for cells in reader:
                 begins = reader.line_num + 1
@@ -98,6 +63,63 @@ def _read_csv(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
             f"Data file '{printable(str(path), 300)}' cannot be read as CSV: {error}. A UTF-8 file with a line of "
             "column names is expected. Correct the path, or write the file again."
         ) from error
+
+
+def keyed_rows(key: str, reader: Callable[[Path], Iterator[tuple[RecordPlace, str, Any]]] = read_json_object) -> Reader:
+    """A reader of JSON objects that hold a row under each name: the name becomes the row's field ``key``.
+
+    ``{"video_1": {"mc_question": []}}`` read by ``keyed_rows("video")`` is one row, ``{"video": "video_1",
+    "mc_question": []}``. A row whose own field of that name says something else is ``Unreadable``. A row that is no
+    object stays what it is, and is refused later.
+    """
+
+    def read(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+        for place, name, row in reader(path):
+            own = row.get(key, name) if isinstance(row, Mapping) else name
+            if own != name and str(own) != name:
+                came = (
+                    f"called '{printable(name, 80)}' in its file and '{printable(str(own), 80)}' in its field '{key}'"
+                )
+                yield place, Unreadable(came, "two_names")
+            else:
+                yield place, {key: name, **row} if isinstance(row, Mapping) else row
+
+    return read
+
+
+def one_object(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+    """The reader of files that hold one row each: a JSON object. Its fields gain ``file``, the path of the file.
+
+    One that gives a name several values, or has a field ``file`` of its own, is ``Unreadable``.
+    """
+    row: dict[str, Any] = {}
+    fault = None
+    for _, name, value in read_json_object(path):
+        if row.setdefault(name, value) != value:
+            fault = Unreadable(f"an object that gives '{printable(name, 80)}' different values")
+    if "file" in row:
+        fault = fault or Unreadable("an object with a field 'file', which is where its file's path goes", "two_names")
+    yield RecordPlace(1), fault or {**row, "file": str(path)}
+
+
+def text_lines(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+    """The reader of text files of one row a line: ``{"line": "..."}``; empty lines are none."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield RecordPlace(number), {"line": line.rstrip("\r\n")}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"Data file '{printable(str(path), 300)}' cannot be read as text: {error}. A UTF-8 file of one row a line "
+            "is expected. Correct the path, or write the file again."
+        ) from error
+
+
+def files_beside(path: Path, patterns: Sequence[str]) -> list[Path]:
+    """Files that these glob patterns name in the folder of an annotation file, or in a folder of Parquet shards."""
+    root = root_of(path)
+    return [file for pattern in patterns for file in sorted(root.glob(pattern)) if file.is_file()]
 
 
 def _column_names(path: Path, names: list[str]) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.fields import unusable
 from data_pipelines.engine.finding import MediaFinder
 from data_pipelines.media_store import MediaStore
 from vlm_pg.data.files import RecordPlace
@@ -47,6 +48,8 @@ class RowReader:
         try:
             check_columns(row, self.form)
             questions = list(self.form.questions(row, name))
+            if not questions:
+                raise unusable("no_questions", "the row's list of questions is empty", "At least one question")
         except SampleError as fault:
             yield _refused(name, fault, where)
             return
@@ -126,7 +129,7 @@ def form_of(dataset: DataSet, path: Path) -> Form:
         )
     _, nearest, why = min(tried, key=lambda one: one[0])
     raise ConfigError(
-        f"{why}. Nearest is the form {nearest.name}; {dataset.name} is read in the forms {expected}. Give the files as "
+        f"{why.removesuffix('.')}. Nearest is the form {nearest.name}; {dataset.name} is read in the forms {expected}. Give the files as "
         "their project publishes them, or use 'vlm-pg prepare generic' with a map of fields."
     )
 
