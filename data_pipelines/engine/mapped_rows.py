@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -221,7 +222,8 @@ def _one_gold(source: Answer, value: Any, options: list[str], names_option: bool
             raise unusable("answer_not_in_options", f"the answer is '{written[:80]}'", f"One of {list(texts)}")
         return letter
     if source.given_as == "text":
-        return letter_of_text(written, list(texts.values()))
+        place = string.ascii_uppercase.index(letter_of_text(written, list(texts.values())))
+        return list(texts)[place]
     number = str(value.number) if isinstance(value, Label) else written
     return _by_number(number, list(texts), first=1 if source.given_as == "index from 1" else 0)
 

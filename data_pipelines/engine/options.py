@@ -27,12 +27,12 @@ def lettered(texts: Sequence[str]) -> list[str]:
 
 
 def split_options(text: str) -> tuple[str, list[str]]:
-    r"""The question, and the options that stand below it as lines; none where no line begins as one.
+    r"""The question, and the options that stand below it as lines, in their order; none where no line begins as one.
 
     split_options("Which?\nOptions:\nA. red\n(B) blue") == ("Which?", ["A. red", "B. blue"])
 
     Raises:
-        SampleError: ``bad_options``: such lines are not the letters from A on in order, other text follows, or a
+        SampleError: ``bad_options``: such lines are not the letters from A on, each once, other text follows, or a
             heading stands elsewhere than above them.
     """
     lines = text.strip().splitlines()
@@ -46,9 +46,9 @@ def split_options(text: str) -> tuple[str, list[str]]:
         asked.pop()
     if any(_HEADING.fullmatch(line) for line in asked):
         raise unusable("bad_options", "no options stand below their heading", "'Options:', then a line for each,")
-    if not whole or len(options) == 1 or "".join(letters) != string.ascii_uppercase[: len(options)]:
+    if not whole or len(options) == 1 or sorted(letters) != list(string.ascii_uppercase[: len(options)]):
         came = f"the lines of options begin with {', '.join(letters)}{'' if whole else ', and with no letter'}"
-        raise unusable("bad_options", came, "Two or more as the last lines, the letters from A on in order,")
+        raise unusable("bad_options", came, "Two or more as the last lines, each letter from A on once,")
     return "\n".join(asked).strip(), [f"{letter}. {option}" for letter, option in options]
 
 

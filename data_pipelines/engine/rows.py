@@ -104,6 +104,7 @@ def form_of(dataset: DataSet, path: Path) -> Form:
     """
     suffix = ".parquet" if data_folder(path) is not None else path.suffix.lower()
     tried: list[tuple[int, Form, str]] = []
+    unread: Form | None = None
     for form in dataset.forms:
         if suffix not in form.suffixes:
             continue
@@ -118,8 +119,11 @@ def form_of(dataset: DataSet, path: Path) -> Form:
             return form
         place, row = rows[0]
         lacking = _missing(row, form) if isinstance(row, Mapping) else _choices(form)
-        fault = f"is {row.what}" if isinstance(row, Unreadable) else f"has no {_listed(lacking)}"
-        tried.append((len(lacking), form, f"{shown(path, place)}: the row {fault}"))
+        tried.append((len(lacking), form, f"{shown(path, place)}: the row has no {_listed(lacking)}"))
+        if all(isinstance(row, Unreadable) for _, row in rows):
+            unread = unread or form
+    if unread is not None:  # each of its rows is refused with its reason
+        return unread
     expected = "; ".join(f"{form.name} ({_listed(_choices(form))})" for form in dataset.forms)
     if not tried:
         suffixes = dict.fromkeys(suffix for form in dataset.forms for suffix in form.suffixes)
@@ -129,8 +133,8 @@ def form_of(dataset: DataSet, path: Path) -> Form:
         )
     _, nearest, why = min(tried, key=lambda one: one[0])
     raise ConfigError(
-        f"{why.removesuffix('.')}. Nearest is the form {nearest.name}; {dataset.name} is read in the forms {expected}. Give the files as "
-        "their project publishes them, or use 'vlm-pg prepare generic' with a map of fields."
+        f"{why.removesuffix('.')}. Nearest is the form {nearest.name}; {dataset.name} is read in the forms {expected}. "
+        "Give the files as their project publishes them, or use 'vlm-pg prepare generic' with a map of fields."
     )
 
 

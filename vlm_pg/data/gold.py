@@ -32,6 +32,8 @@ _OPENS, _CLOSES = "<answer>", "</answer>"
 _OPTION = re.compile(r"\s*\(?([A-Z])\s*[.):](?![A-Za-z][.)])\s*(.*)", re.DOTALL)
 # So many options may have been lost of a list that still has its letters.
 _LOST = 2
+# From so many options on letters may come in another order: no four texts begin with A, B, C and D by chance.
+_TURNED = 4
 _LETTER = re.compile(r"\(?([A-Za-z])\)?[.:)]?")
 
 
@@ -48,8 +50,8 @@ def answer_kind_of(record: Mapping[str, Any]) -> AnswerKind:
 def options_of(record: Mapping[str, Any]) -> tuple[str, ...]:
     """The options with their letters; options written without any get theirs, in order.
 
-    A capital and a point before each are letters only if they are those from A on in order: "E. coli", "S. aureus" are
-    texts. What may be letters all the same, some lost or in another order, is refused: which option "B" means, the
+    A capital and a point before each are letters only if they are those from A on in order, or four and more of them
+    in another: "E. coli", "S. aureus" are texts. What may be letters all the same, some lost or turned, is refused: which option "B" means, the
     second or the one that begins so, nobody can know.
     """
     options = field(record, "options", list, default=[])
@@ -77,8 +79,9 @@ def option_texts(options: Sequence[str]) -> dict[str, str]:
 
 
 def _have_letters(options: Sequence[str]) -> bool:
-    letters = "".join(letter or " " for letter, _ in map(_parted, options))
-    return bool(options) and letters == string.ascii_uppercase[: len(options)]
+    letters = [letter for letter, _ in map(_parted, options)]
+    known = list(string.ascii_uppercase[: len(options)])
+    return bool(options) and (letters == known or (len(options) >= _TURNED and sorted(letters) == known))
 
 
 def _parted(option: str) -> tuple[str, str]:

@@ -26,7 +26,7 @@ def read(options: list[str], gold: str) -> str:
     except SampleError as fault:
         return f"refused: {fault.reason}"
     assert parse_record(to_record(sample)) == sample
-    assert "".join(option_texts(sample.options)) == "ABC"[: len(options)]
+    assert sorted(option_texts(sample.options)) == list("ABCD"[: len(options)])
     return option_texts(sample.options)[sample.answer]
 
 
@@ -50,6 +50,7 @@ def read(options: list[str], gold: str) -> str:
         (["I. x", "V. y", "X. z"], "I", "refused: answer_not_in_options"),
         (["A. Lincoln", "G. Washington"], "B", "G. Washington"),
         (["a. x", "b. y"], "B", "b. y"),
+        (["D. w", "A. x", "B. y", "C. z"], "D", "w"),
         (["1. x", "2. y"], "B", "2. y"),
         # Letters with one lost, twice, or in another order, perhaps: "B" may be the second one or the one called so.
         (["A. x", "C. y", "D. z"], "C", "refused: bad_options"),
@@ -60,6 +61,7 @@ def read(options: list[str], gold: str) -> str:
         (["A. x", "y"], "A", "refused: bad_options"),
         (["A. red", "or crimson", "B. blue"], "B", "refused: bad_options"),
         (["x", "B. y"], "B", "refused: bad_options"),
+        (["D. w", "A. x", "B. y", "B. z"], "D", "refused: bad_options"),
     ],
 )
 def test_which_option_a_gold_answer_means(options: list[str], gold: str, text: str) -> None:

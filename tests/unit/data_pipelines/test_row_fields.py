@@ -31,7 +31,7 @@ def test_known_sentences_leave_both_ends_in_any_order() -> None:
         ("Which?\n\nOptions:\n(A) red \n  (B) light blue\n", "Which?", ["A. red", "B. light blue"]),
         ("Which?\nChoices:\nA) 1\nB) 2\nC) A. M.", "Which?", ["A. 1", "B. 2", "C. A. M."]),
         ("Take option A. Why?\nA. so\nB. not", "Take option A. Why?", ["A. so", "B. not"]),
-        ("Which?\nA: red\nB: blue", "Which?", ["A. red", "B. blue"]),
+        ("Which?\nB: red\nA: blue", "Which?", ["B. red", "A. blue"]),
         ("Which?\nD.C. is one\nA. D.C.\nB. A.D.", "Which?\nD.C. is one", ["A. D.C.", "B. A.D."]),
         ("Options:\nA. red\n\nB. blue", "", ["A. red", "B. blue"]),
         ("Who?\n  (she asks)\nA.red\nB.blue", "Who?\n  (she asks)", ["A. red", "B. blue"]),
@@ -48,7 +48,6 @@ def test_options_in_lines(text: str, question: str, options: list[str]) -> None:
     [
         "Which?\nA. red\nC. blue",
         "Which?\nB. red\nC. blue",
-        "Which?\nB. red\nA. blue",
         "Which?\nA. red\nor\nB. blue",
         "Which?\nA. red\nA. blue",
         "Which?\nOptions:\nred\nblue",
