@@ -18,8 +18,9 @@ class MediaFinder:
     """Where the media of a data set lie below their root.
 
     Projects, mirrors and archives keep the same files under different folders. A name is looked for below the root and
-    the folders that the data set's description names; then a file of that name anywhere below the root is taken, if
-    there is one alone. Videos are found under another ending too: mirrors repackage them.
+    the folders that the data set's description names, pattern by pattern, of which each may lead to one; then a file of
+    that name anywhere below the root is taken, if there is one alone. Videos are found under another ending too: mirrors
+    repackage them.
 
     Args:
         root: the media root.
@@ -39,10 +40,9 @@ class MediaFinder:
         wanted = PurePosixPath(name.strip().replace("\\", "/"))
         if "://" in name or wanted.is_absolute() or ".." in wanted.parts:
             return name  # judged, and mostly refused, where media are read
-        for folder in self._folders:
-            if self._is_file(folder / wanted):
-                return (folder / wanted).as_posix()
-        found = self._best(wanted) if self._by_name else []
+        groups = ([folder / wanted for folder in folders] for folders in self._folders)
+        placed = ([path.as_posix() for path in paths if self._is_file(path)] for paths in groups)
+        found = next(filter(None, placed), []) or (self._best(wanted) if self._by_name else [])
         if len(found) > 1:
             raise SampleError(
                 "ambiguous_media",
@@ -53,10 +53,10 @@ class MediaFinder:
         return found[0] if found else name.strip()
 
     @cached_property
-    def _folders(self) -> list[Path]:
-        """Below the root, relative to it."""
-        below = [path for pattern in self._patterns for path in sorted(self._root.glob(pattern)) if path.is_dir()]
-        return [Path(), *dict.fromkeys(path.relative_to(self._root) for path in below)]
+    def _folders(self) -> list[list[Path]]:
+        """Below the root, relative to it: the root itself, then those of each pattern, of which none comes first."""
+        below = [[path for path in sorted(self._root.glob(one)) if path.is_dir()] for one in self._patterns]
+        return [[Path()], *([path.relative_to(self._root) for path in some] for some in below)]
 
     def _is_file(self, relative: Path) -> bool:
         try:

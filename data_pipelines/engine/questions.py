@@ -8,6 +8,7 @@ from typing import Any
 
 from data_pipelines.engine.fields import unusable
 from data_pipelines.engine.options import letter_and_text, letter_of, split_options
+from vlm_pg.data.gold import have_letters
 
 _MARKS = ("<image>", "<video>")
 _OPENS, _CLOSES = "<answer>", "</answer>"
@@ -101,7 +102,9 @@ def open_or_choice(text: str, gold: str) -> dict[str, Any]:
     """
     question, options = split_options(text)
     if options:
-        return {"problem": question, **answered("multiple choice", letter_of(gold, options), options)}
+        # Of lines it is sure that they begin with their letters; in records a few in another order would not be.
+        ordered = options if have_letters(options) else sorted(options)
+        return {"problem": question, **answered("multiple choice", letter_of(gold, options), ordered)}
     return {"problem": question, **_open(gold)}
 
 

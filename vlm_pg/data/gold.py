@@ -51,13 +51,13 @@ def options_of(record: Mapping[str, Any]) -> tuple[str, ...]:
     """The options with their letters; options written without any get theirs, in order.
 
     A capital and a point before each are letters only if they are those from A on in order, or four and more of them
-    in another: "E. coli", "S. aureus" are texts. What may be letters all the same, some lost or turned, is refused: which option "B" means, the
-    second or the one that begins so, nobody can know.
+    in another: "E. coli", "S. aureus" are texts. What may be letters all the same, some lost or turned, is refused:
+    which option "B" means, the second or the one that begins so, nobody can know.
     """
     options = field(record, "options", list, default=[])
     if not all(isinstance(option, str) for option in options):
         raise fault("wrong_type", "'options' holds something that is not a string", "A list of strings", "it")
-    if _have_letters(options):
+    if have_letters(options):
         return tuple(options)
     letters = [letter for letter, _ in map(_parted, options) if letter]
     if len(options) > len(string.ascii_uppercase) or (letters and max(letters) <= _last_of(len(options) + _LOST)):
@@ -78,7 +78,8 @@ def option_texts(options: Sequence[str]) -> dict[str, str]:
     return dict(map(_parted, options))
 
 
-def _have_letters(options: Sequence[str]) -> bool:
+def have_letters(options: Sequence[str]) -> bool:
+    """Whether options surely are written with their letters; see ``options_of``."""
     letters = [letter for letter, _ in map(_parted, options)]
     known = list(string.ascii_uppercase[: len(options)])
     return bool(options) and (letters == known or (len(options) >= _TURNED and sorted(letters) == known))
@@ -116,7 +117,7 @@ def answer_of(record: Mapping[str, Any], kind: AnswerKind, options: tuple[str, .
         raise fault("too_few_options", f"a multiple choice question has {len(options)} option(s)", "Two or more", "it")
     texts = option_texts(options)
     letters = _readings(answer, texts)
-    if answer in texts and _have_letters(field(record, "options", list, default=[])):
+    if answer in texts and have_letters(field(record, "options", list, default=[])):
         return answer
     if len({texts[letter] for letter in letters}) > 1:
         raise fault(

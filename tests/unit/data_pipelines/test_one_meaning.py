@@ -10,7 +10,7 @@ import pytest
 
 from data_pipelines.engine.reading import keyed_rows, one_object
 from data_pipelines.generic import dataset_of
-from tests.support.pipeline_rows import parted
+from tests.support.pipeline_rows import empty_files, parted, write_lines
 from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.types import Sample
 
@@ -94,3 +94,14 @@ def test_a_row_without_questions_is_told_of(tmp_path: Path, questions: Any, reas
     rows = [{"qs": [{"q": "1?", "a": "x"}]}, {"qs": questions}]
     expected = [("rows-1-1", "x"), ("rows-1.2", reason)]
     assert prepared(tmp_path, rows, "questions: qs\n") == expected
+
+
+def test_a_medium_that_lies_in_two_folders_of_the_map_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "media"
+    empty_files(root, "part1/1.png", "part2/1.png", "part2/2.png")
+    image = MAP.replace("constant: text", "constant: image") + "  path: p\n"
+    (tmp_path / "map.yaml").write_text(image + "media_folders: ['part*']\n")
+    rows = write_lines(tmp_path / "rows.jsonl", [{"q": "?", "a": "x", "p": f"{number}.png"} for number in (1, 2)])
+    (sample,), (refused,) = parted(dataset_of(tmp_path / "map.yaml"), rows, root=root)
+    assert sample.media[0].path == "part2/2.png" and refused.reason == "ambiguous_media"
+    assert "'1.png' may be part1/1.png, part2/1.png" in refused.message
