@@ -19,8 +19,8 @@ class MediaFinder:
 
     Projects, mirrors and archives keep the same files under different folders. A name is looked for below the root and
     the folders that the data set's description names, pattern by pattern, of which each may lead to one; then a file of
-    that name anywhere below the root is taken, if there is one alone. Videos are found under another ending too: mirrors
-    repackage them.
+    that name anywhere below the root is taken, if there is one alone. Videos are found under another ending too:
+    mirrors repackage them.
 
     Args:
         root: the media root.

@@ -186,6 +186,7 @@ def test_jsonl_and_parquet_say_the_same(tmp_path: Path):
     [
         ("a.json", '[{"a": 1},\n {"a": }]', r"a\.json:2: the file does not parse as JSON .* Correct that line"),
         ("a.json", '{"a": 1}', r"a\.json:1: the file begins with '\{\"a\": 1\}', not with '\['"),
+        ("a.json", '{"data": []}', r"a\.json:1: .*, not with '\['.* Write the array of records alone, or a record a"),
         ("a.json", '[{"a": 1}\n{"b": 2}]', r"a\.json:2: the file does not parse as JSON \(a record must be followed"),
         ("a.json", '[{"a": 1},\n]', r"a\.json:2: the file does not parse"),
         ("a.json", '[{"a": 1}', r"a\.json:1: the file does not parse"),
