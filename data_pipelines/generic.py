@@ -31,7 +31,8 @@ the question's last lines (``in_question: true``). ``answer`` is ``given_as`` le
 options; others take the answer as it is written. Several right options (``multiple select``) are a list, or a text with
 a ``separator``.
 
-Beside ``fields``: ``files`` (train, eval: glob patterns below the folder), ``media_folders`` (below the media root),
+Beside ``fields``: ``files`` (train, eval: glob patterns below the folder), ``media_folders`` (glob patterns below the
+media root of folders that paths start from, "clips/**" for those inside others too; without them, the root itself),
 ``keyed_by`` (the file is an object of rows: the field that their names become), ``file_is_row``, ``questions`` (the
 row's list of questions, each read as a row).
 
@@ -106,8 +107,8 @@ def dataset_of(map_file: Path) -> DataSet:
     )
     has_media = field_map.fields.path is not None
     media = tuple(field_map.media_folders) if has_media else None
-    columns = field_map.fields.options.columns if field_map.fields.options else None
-    return DataSet(field_map.name, (form,), media, described_in=(map_file,), option_columns=len(columns or ()))
+    columns = len(field_map.fields.options.columns or ()) if field_map.fields.options else 0
+    return DataSet(field_map.name, (form,), media, by_name=False, described_in=(map_file,), option_columns=columns)
 
 
 def _columns(field_map: FieldMap) -> tuple[tuple[str, ...], ...]:

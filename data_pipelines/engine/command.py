@@ -62,6 +62,8 @@ def prepare(
         VlmPgError: the disk is full, a process was killed; the same command goes on.
     """
     arguments = parse(dataset, description, argv)
+    for unread in arguments.unread:
+        print(f"Not read: {unread}.", flush=True)
     sources = _sources(dataset, arguments)
     inputs = _inputs(dataset, sources, arguments)
     look = MediaLook.of(dataset, arguments)
@@ -134,7 +136,7 @@ def _prepare(
         check_outcome(tally, splits[0], arguments, spool, verdicts())
         tally.tokens.title += look.shown
         write_json_atomic(written / REPORT, {**_told(dataset, arguments), **look.identity, **tally.report()})
-        write_summary(written / SUMMARY, dataset.name, tally, rules.media_root, knows.pool)
+        write_summary(written / SUMMARY, dataset.name, tally, rules.media_root, knows.pool, arguments.unread)
     _remove_prepared(out)
     for path in sorted(written.iterdir()):
         path.replace(out / path.name)
@@ -148,7 +150,7 @@ def _prepare(
         }
         for source in sources[:_MANY_FILES]
     ]
-    more = {"schema_version": SCHEMA_VERSION, "sources": details, "counts": tally.report()}
+    more = {"schema_version": SCHEMA_VERSION, "sources": details, **_unread(arguments), "counts": tally.report()}
     write_manifest(out, identity, files, more)
     spool.remove()
     return tally, files
@@ -214,7 +216,12 @@ def _told(dataset: DataSet, arguments: Arguments) -> dict[str, Any]:
     told: dict[str, Any] = {"pipeline": dataset.name}
     for split, paths in (("train_files", arguments.train), ("eval_files", arguments.eval)):
         told[split] = [str(path) for path in paths[:_MANY_FILES]]
+    told |= _unread(arguments)
     return told | ({"media_root": str(arguments.media_root)} if dataset.media is not None else {})
+
+
+def _unread(arguments: Arguments) -> dict[str, Any]:
+    return {"unread_files": [one.told() for one in arguments.unread]}
 
 
 def _remove_prepared(out: Path) -> None:

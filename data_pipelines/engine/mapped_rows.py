@@ -12,6 +12,7 @@ from data_pipelines.engine.field_map import Answer, FieldMap, Fields, Options, S
 from data_pipelines.engine.fields import (
     answer_text,
     called,
+    listed,
     plain_number,
     unusable,
 )
@@ -62,7 +63,7 @@ def nested_questions(field: str, row: Row, name: str) -> Iterable[tuple[str, Row
     Raises:
         SampleError: there is no such list.
     """
-    questions = _found(row, field)
+    questions = listed(_found(row, field), f"'{field}'")
     if not isinstance(questions, list):
         raise unusable("wrong_type", f"'{field}' is a {type(questions).__name__}", "A list of questions")
     rest = {key: value for key, value in row.items() if key != field}
@@ -85,13 +86,16 @@ def _found(row: Row, field: str) -> Any:
     """The value of a field, or of one inside others: "metadata.task".
 
     Raises:
-        SampleError: ``missing_field`` or ``unreadable_value``.
+        SampleError: ``missing_field``, ``unreadable_value`` or ``uneven_lists``.
     """
     value: Any = row
     for part in (field,) if field in row else field.split("."):
         if isinstance(value, Mapping) and part in value:
             value = value[part]
-        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            continue
+        if part.isdecimal():
+            value = listed(value, f"what holds '{field}'")
+        if isinstance(value, list) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
         else:
             raise unusable("missing_field", f"the row has no '{field}', which the map names", "A row with it")

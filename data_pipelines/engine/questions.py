@@ -8,11 +8,10 @@ from typing import Any
 
 from data_pipelines.engine.fields import unusable
 from data_pipelines.engine.options import letter_and_text, letter_of, split_options
-from vlm_pg.data.gold import have_letters
+from vlm_pg.data.gold import answers_in, have_letters
 
 _MARKS = ("<image>", "<video>")
 _OPENS, _CLOSES = "<answer>", "</answer>"
-_ANSWER = re.compile(f"{_OPENS}(.*?){_CLOSES}", re.DOTALL)
 _TAG = re.compile(r"</?answer>")
 _COUNT = re.compile(r"0|[1-9][0-9]{0,8}")
 
@@ -54,9 +53,8 @@ def untagged(solution: str) -> str:
     Raises:
         SampleError: ``no_answer_tag``: there are none, or not in pairs; ``ambiguous_answer``: they do not say the same.
     """
-    pairs = solution.count(_OPENS)
-    found = [answer.strip() for answer in _ANSWER.findall(solution)] if pairs == solution.count(_CLOSES) else []
-    if not found or len(found) != pairs:
+    found = answers_in(solution)
+    if not found or {solution.count(_OPENS), solution.count(_CLOSES)} != {len(found)}:
         raise unusable("no_answer_tag", f"the answer is '{solution[:80]}'", f"One answer as {_OPENS}it{_CLOSES}")
     if len(set(found)) > 1:
         raise unusable("ambiguous_answer", f"the answers are {found[:4]}", "One right answer")

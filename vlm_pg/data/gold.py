@@ -98,17 +98,19 @@ def _last_of(count: int) -> str:
 def answer_of(record: Mapping[str, Any], kind: AnswerKind, options: tuple[str, ...]) -> str:
     """The gold answer without tags; of options the letter, or "A, C" and "none" where several may be right."""
     solution = field(record, "solution", str)
-    start = solution.find(_OPENS) + len(_OPENS)
-    end = solution.find(_CLOSES, start)
-    if start < len(_OPENS) or end < 0:
+    given = answers_in(solution)
+    if not given:
         raise fault("no_answer_tag", f"'solution' is '{solution[:80]}'", "Text with '<answer>...</answer>'", "it")
-    answer = solution[start:end].strip()
-    if not answer:
+    if not given[0]:
         raise fault("empty_answer", "the answer in 'solution' is empty", "The right answer", "it")
-    if _OPENS in answer:
+    if solution.count(_OPENS) > len(given):
         raise fault(
             "no_answer_tag", "the answer in 'solution' holds another '<answer>'", "One answer in its tags", "it"
         )
+    if len(set(given)) > 1:
+        came = f"'solution' gives {', '.join(repr(one[:80]) for one in dict.fromkeys(given[:4]))}"
+        raise fault("ambiguous_answer", came, "One right answer", "it")
+    answer = given[0]
     if kind == "multiple_select":
         return _selected(answer, options)
     if kind != "multiple_choice":
@@ -131,6 +133,18 @@ def answer_of(record: Mapping[str, Any], kind: AnswerKind, options: tuple[str, .
     raise fault(
         "answer_not_in_options", f"the answer is '{answer[:80]}'", f"One of the letters {', '.join(texts)}", "it"
     )
+
+
+def answers_in(text: str) -> list[str]:
+    """What stands between answer tags, in order: answers_in("<answer>B</answer> or <answer> A</answer>") == ["B", "A"].
+
+    A tag that is not closed holds none. In time linear in the text's length.
+    """
+    found, start = [], text.find(_OPENS)
+    while start >= 0 and (end := text.find(_CLOSES, start)) >= 0:
+        found.append(text[start + len(_OPENS) : end].strip())
+        start = text.find(_OPENS, end)
+    return found
 
 
 def _selected(answer: str, options: tuple[str, ...]) -> str:

@@ -29,10 +29,12 @@ def open_records(path: Path) -> tuple[Sequence[Sample], list[BadSample]]:
     Raises:
         ConfigError: as ``read_records``.
     """
-    files = files_of(path)
-    if all(file.suffix == ".parquet" and file.is_file() and is_shard(file) for file in files):
-        return PreparedRecords(files), []
-    return read_records(path)
+    return (PreparedRecords(files_of(path)), []) if is_prepared(path) else read_records(path)
+
+
+def is_prepared(path: Path) -> bool:
+    """Whether records are shards of a prepared set, of which only those that are asked for are read."""
+    return all(file.suffix == ".parquet" and file.is_file() and is_shard(file) for file in files_of(path))
 
 
 def any_media(samples: Sequence[Sample]) -> bool:

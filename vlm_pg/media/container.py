@@ -24,6 +24,8 @@ class VideoHeader:
     """What the container states. The size is before rotation; 0 stands for "not stated".
 
     ``duration_seconds``: of the whole file, its longest stream. ``video_seconds``: of the video stream alone.
+    ``start_seconds``: the timestamp with which players begin to count, that of the stream that begins first, without
+    what audio decoders throw away; None where nothing is known.
     """
 
     width: int
@@ -32,6 +34,7 @@ class VideoHeader:
     video_seconds: float
     stated_fps: float
     codec: str
+    start_seconds: float | None = None
 
 
 @contextmanager
@@ -101,4 +104,5 @@ def header_of(container: Any, stream: Any) -> VideoHeader:
             video_seconds=max(0.0, video_seconds),
             stated_fps=float(stream.average_rate or 0),
             codec=stream.codec_context.codec.canonical_name,
+            start_seconds=None if container.start_time is None else container.start_time / 1_000_000,
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure, reading
@@ -83,6 +83,8 @@ def _read_upright(file: BinaryIO, name: str, settings: MediaSettings, factor: in
             image = Image.open(file, formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise _too_large(name, "more pixels than Pillow opens", settings) from error
+    except UnidentifiedImageError as error:  # it names the open file by a number, another one in each process
+        raise DecodeFailure("open", "its content is no image that Pillow knows") from error
     with image:
         if image.width * image.height > settings.max_header_pixels:
             raise _too_large(name, f"{image.width}x{image.height} pixels", settings)

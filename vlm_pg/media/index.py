@@ -35,6 +35,7 @@ class VideoIndex:
     really needs no other frame. A decoder that counts from flagged key frames else returns neighbouring frames.
     ``video_reach``, ``reach``: from when until when the video's packets, and those of all streams, go, in seconds.
     ``flags_are_entries``: whether decoding may start with every flagged key frame, those that are cut away included.
+    ``shown_until``: when the last of the frames has been shown for as long as its packet says, in seconds.
     """
 
     pts: tuple[int, ...]
@@ -44,6 +45,7 @@ class VideoIndex:
     video_reach: tuple[float, float]
     reach: tuple[float, float]
     flags_are_entries: bool
+    shown_until: float = 0.0
 
     @property
     def pts_seconds(self) -> list[float]:
@@ -89,6 +91,7 @@ class _Frames:
     entries: list[EntryPoint] = field(default_factory=list)
     cut: list[EntryPoint] = field(default_factory=list)
     flags_hold: bool = True
+    until: int | None = None
 
     def add(self, packet: Any) -> None:
         coded = memoryview(packet)
@@ -109,6 +112,8 @@ class _Frames:
         if packet.is_keyframe:
             self.flagged.append((len(self.pts), kind))
         self.pts.append(packet.pts)
+        until = packet.pts + (packet.duration or 0)
+        self.until = until if self.until is None else max(self.until, until)
 
     def index(self, time_base: Fraction, video_reach: tuple[float, float], reach: tuple[float, float]) -> VideoIndex:
         """Raises DecodeFailure when there is no frame."""
@@ -127,6 +132,7 @@ class _Frames:
             video_reach=video_reach,
             reach=reach,
             flags_are_entries=self.flags_hold and all(kind is not Entry.NONE for _, kind in self.flagged),
+            shown_until=float((self.until or 0) * time_base),
         )
 
     def _doubt_flags(self) -> None:

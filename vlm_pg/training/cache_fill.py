@@ -17,7 +17,7 @@ from vlm_pg.models.loading import load_config
 from vlm_pg.models.lora import adapter_base
 from vlm_pg.models.registry import family_of
 from vlm_pg.training.feature_fill import LISTED, FeatureFill
-from vlm_pg.training.record_sets import RecordSet, record_sets
+from vlm_pg.training.record_sets import RecordSet, left_out, record_sets
 from vlm_pg.types import MediaRef, Sample
 
 
@@ -52,6 +52,9 @@ def fill(config: RunConfig) -> int:
     pool = decoding_pool(config.media, cache)
     of_process = "" if world == 1 else f" (process {rank + 1} of {world})"
     faults = 0
+    if rank == 0:
+        for line in left_out(config):
+            print(line, flush=True)
     try:
         if cache.frames:
             factor = family.pixels(model).token_side

@@ -130,6 +130,23 @@ def test_an_object_of_rows_one_file_a_row_and_lists_of_questions(tmp_path: Path)
     ]
 
 
+def test_lists_of_objects_that_a_table_holds_field_by_field(tmp_path: Path) -> None:
+    row = {"q": "Which?", "options": ["x", "y"], "answer": "y"}
+    nested = write_lines(tmp_path / "nested.jsonl", [{"items": {name: [value] * 2 for name, value in row.items()}}])
+    samples, refused = parted(mapped(tmp_path, QUESTION, questions="items"), nested)
+    assert not refused
+    assert [(one.sample_id, one.answer) for one in samples] == [("nested-1-1", "B"), ("nested-1-2", "B")]
+    said = {"from": ["human", "gpt"], "value": ["Which?", "y"]}
+    fields = {**QUESTION, "problem": "said.0.value", "answer": "said.1.value"}
+    (sample,) = one_row(mapped(tmp_path, fields), {"said": said, "options": ["x", "y"]})
+    assert isinstance(sample, Sample) and (sample.question, sample.answer) == ("Which?", "B")
+    (sample,) = one_row(mapped(tmp_path, {**fields, "answer": "said.value.1"}), {"said": said, "options": ["x", "y"]})
+    assert isinstance(sample, Sample) and sample.answer == "B"
+    numbered = {**QUESTION, "problem": "said.0.0"}
+    (sample,) = one_row(mapped(tmp_path, numbered), {**row, "said": {"0": ["Which?"], "1": ["y"]}})
+    assert isinstance(sample, Sample) and sample.question == "Which?"
+
+
 @pytest.mark.parametrize(
     ("given_as", "answer", "gold"),
     [

@@ -10,6 +10,7 @@ import pytest
 from tests.support.small_run import small_run
 from vlm_pg.cache.store import places
 from vlm_pg.config import load_config
+from vlm_pg.errors import ConfigError
 from vlm_pg.models.family import Family
 from vlm_pg.training.cache_fill import fill
 
@@ -40,6 +41,20 @@ def test_what_does_not_fit_is_said(run: Path, tmp_path: Path, capsys: pytest.Cap
     ):
         filled(run, tmp_path / name, f"cache.max_gb={limit / 2**30}")
         assert expected in capsys.readouterr().out and sum(features(tmp_path / name)) <= limit
+
+
+def test_what_the_run_never_asks_for_is_not_made(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clips = run.parent / "clips"
+    sets = f"data.train={{a: {clips / 'train.jsonl'}, b: {clips / 'train.jsonl'}}}"
+    weights = ["data.mixture={a: 0, b: 1}", "data.limit=2", "eval.sets=[seen]"]
+    more = f"data.eval.more={clips / 'eval_seen.jsonl'}"
+    assert filled(run, tmp_path / "cache", "cache.frames=true", sets, more, *weights) == 0
+    said = capsys.readouterr().out
+    assert "data.mixture: left out are the sets a, whose weight is 0" in said and said.count("train.jsonl: 2 of 2") == 1
+    assert "data.limit: only the first 2 usable training records of each set are asked for" in said
+    assert "eval.sets: left out are the evaluation sets more" in said and said.count("eval_seen.jsonl: 1 of 1") == 1
+    with pytest.raises(ConfigError, match="has no weight for b"):
+        filled(run, tmp_path / "cache", sets, "data.mixture={a: 1}")
 
 
 def test_media_are_asked_for_once_and_by_a_question_that_can_be_used(
