@@ -131,7 +131,8 @@ def _prepare(
         written.mkdir()
         splits = ["train", "eval"] if arguments.train else ["eval"]
         placed = splitter.placed(verdicts())
-        tally, files = write_all(written, placed, Repeats(ledger), splits, arguments.format)
+        tally = Tally(dataset.option_columns)
+        files = write_all(written, placed, Repeats(ledger), splits, arguments.format, tally)
         check_outcome(tally, splits[0], arguments, spool, verdicts())
         tally.tokens.title += look.shown
         write_json_atomic(written / REPORT, {**_told(dataset, arguments), **look.identity, **tally.report()})

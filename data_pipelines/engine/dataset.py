@@ -86,6 +86,8 @@ class DataSet:
         by_name: whether files in these folders are found by name, however deep. Not in sets whose media share names
             ("split_2.mp4", "1.png"): where some are missing, another's would be taken.
         described_in: files that this description was read from: what is prepared depends on them, too.
+        option_columns: how many fields of a row hold an option each, to tell of rows that leave some empty; 0: they
+            come otherwise, or all are needed.
 
     The docstring of its module says, in paragraphs that begin so, how it is "Published:", its "Licence:", and shows an
     example "Record:".
@@ -96,3 +98,4 @@ class DataSet:
     media: tuple[str, ...] | None = field(default=None)
     by_name: bool = True
     described_in: tuple[Path, ...] = ()
+    option_columns: int = 0

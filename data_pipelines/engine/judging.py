@@ -15,6 +15,7 @@ from data_pipelines.engine.rows import RowReader
 from data_pipelines.media_store import MediaStore
 from vlm_pg.data.files import RecordPlace
 from vlm_pg.data.folders import root_of
+from vlm_pg.data.sameness import path_key, text_key
 from vlm_pg.errors import SampleError
 from vlm_pg.media.paths import resolve
 from vlm_pg.rewards import Rewarder, RewardSettings
@@ -166,6 +167,5 @@ def data_type(sample: Sample) -> str:
 
 
 def split_keys(sample: Sample) -> tuple[str, ...]:
-    """What must not be in both splits: the media, or without media the question itself."""
-    paths = tuple(ref.path.removeprefix("./") for ref in sample.media)
-    return paths or (sample.question,)
+    """What must not be in both splits: the media, or without media the question itself, however they are spelled."""
+    return tuple(path_key(ref.path) for ref in sample.media) or (text_key(sample.question),)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.fields import unusable
 from data_pipelines.engine.finding import MediaFinder
 from data_pipelines.media_store import MediaStore
 from vlm_pg.data.files import RecordPlace
@@ -49,6 +50,8 @@ class RowReader:
         try:
             check_columns(row, self.form)
             questions = list(self.form.questions(row, name))
+            if not questions:
+                raise unusable("no_questions", "the row's list of questions is empty", "At least one question")
         except SampleError as fault:
             yield _refused(name, fault, where)
             return
@@ -90,10 +93,11 @@ def check_columns(row: Any, form: Form) -> None:
     """Refuse what is no row of this form.
 
     Raises:
-        SampleError: ``unreadable_value``, ``not_a_record``, ``missing_field`` or ``other_data_set``.
+        SampleError: ``unreadable_value`` or what else is wrong with one that cannot be read, ``not_a_record``,
+            ``missing_field`` or ``other_data_set``.
     """
     if isinstance(row, Unreadable):
-        raise SampleError("unreadable_value", f"the row is {row.what}. One that can be read is expected. Correct it.")
+        raise SampleError(row.reason, f"the row is {row.what}. One that can be read is expected. Correct it.")
     if not isinstance(row, Mapping):
         raise SampleError("not_a_record", f"the row is a {type(row).__name__}. Named fields are expected. Correct it.")
     missing = _missing(row, form)
@@ -115,6 +119,7 @@ def form_of(dataset: DataSet, path: Path) -> Form:
     """
     suffix = ".parquet" if data_folder(path) is not None else path.suffix.lower()
     tried: list[tuple[int, Form, str]] = []
+    unread: Form | None = None
     for form in dataset.forms:
         if suffix not in form.suffixes:
             continue
@@ -134,6 +139,10 @@ def form_of(dataset: DataSet, path: Path) -> Form:
         place, row = rows[0]
         lacking = _missing(row, form) if isinstance(row, Mapping) else _choices(form)
         tried.append((len(lacking), form, f"{shown(path, place)}: the row has no {_listed(lacking)}"))
+        if all(isinstance(row, Unreadable) for _, row in rows):
+            unread = unread or form
+    if unread is not None:  # each of its rows is refused with its reason
+        return unread
     expected = "; ".join(f"{form.name} ({_listed(_choices(form))})" for form in dataset.forms)
     if not tried:
         suffixes = dict.fromkeys(suffix for form in dataset.forms for suffix in form.suffixes)
@@ -143,8 +152,8 @@ def form_of(dataset: DataSet, path: Path) -> Form:
         )
     _, nearest, why = min(tried, key=lambda one: one[0])
     raise ConfigError(
-        f"{why}. Nearest is the form {nearest.name}; {dataset.name} is read in the forms {expected}. Give the files as "
-        "their project publishes them, or use 'vlm-pg prepare generic' with a map of fields."
+        f"{why.removesuffix('.')}. Nearest is the form {nearest.name}; {dataset.name} is read in the forms {expected}. "
+        "Give the files as their project publishes them, or use 'vlm-pg prepare generic' with a map of fields."
     )
 
 

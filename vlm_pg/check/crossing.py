@@ -9,6 +9,7 @@ from dataclasses import astuple, replace
 
 from vlm_pg.check.finding import Finding, error, warning
 from vlm_pg.data.ledger import Ledger
+from vlm_pg.data.sameness import text_key
 from vlm_pg.errors import SampleError
 from vlm_pg.media.probe import MediaFacts
 from vlm_pg.types import Sample
@@ -80,12 +81,12 @@ class Crossing:
 
 
 def question_key(sample: Sample, facts: Sequence[MediaFacts]) -> str:
-    """A hash: equal for equal questions (but for spacing) with equal options about equal parts of equal media."""
+    """A hash: equal for equal questions (by ``text_key``) with equal options about equal parts of equal media."""
     media = [
         [ref.kind, one.content, ref.start, ref.end, ref.times, [astuple(cue) for cue in one.subtitles]]
         for ref, one in zip(sample.media, facts, strict=True)
     ]
-    words = [" ".join(text.split()) for text in (sample.question, *sample.options)]
+    words = [text_key(text) for text in (sample.question, *sample.options)]
     return hashlib.sha256(json.dumps([words, media]).encode()).hexdigest()
 
 

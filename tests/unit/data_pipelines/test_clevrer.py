@@ -136,6 +136,7 @@ def test_questions_are_refused_one_by_one(tmp_path: Path) -> None:
         ("video_00003_9", "refused: too_few_options"),
         ("validation-1-11", "refused: wrong_type"),
         ("validation-1-12", "red"),
+        ("validation-1.2", "refused: no_questions"),
         ("validation-1.3", "refused: missing_field"),
         ("video_00006_0", "red"),
     ]

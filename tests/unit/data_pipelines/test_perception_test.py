@@ -248,6 +248,7 @@ def test_questions_are_kept_or_refused_one_by_one(tmp_path: Path) -> None:
         ("video_1_8", "refused: wrong_type"),
         ("video_1_9", "refused: missing_field"),
         ("mc_question_valid-1-11", "refused: wrong_type"),
+        ("mc_question_valid-1.2", "refused: no_questions"),
         ("mc_question_valid-1.3", "refused: not_a_record"),
         ("video_4_0", "B"),
     ]

@@ -32,6 +32,7 @@ def test_known_sentences_leave_both_ends_in_any_order() -> None:
         ("Which?\nChoices:\nA) 1\nB) 2\nC) A. M.", "Which?", ["A. 1", "B. 2", "C. A. M."]),
         ("Take option A. Why?\nA. so\nB. not", "Take option A. Why?", ["A. so", "B. not"]),
         ("Which?\nB: red\nA: blue", "Which?", ["B. red", "A. blue"]),
+        ("Which?\nD.C. is one\nA. D.C.\nB. A.D.", "Which?\nD.C. is one", ["A. D.C.", "B. A.D."]),
         ("Options:\nA. red\n\nB. blue", "", ["A. red", "B. blue"]),
         ("Who?\n  (she asks)\nA.red\nB.blue", "Who?\n  (she asks)", ["A. red", "B. blue"]),
         ("Which?\nA.D. or B.C.?", "Which?\nA.D. or B.C.?", []),
