@@ -79,7 +79,8 @@ class _Frames:
 
     ``flagged``: the key frames, each with its place in ``pts`` and what it really is. ``cut``: entry points among the
     frames that an edit list cuts away, and ``flags_hold`` while these are all that is flagged there. ``all_intra``: the
-    codec has no other frames than key frames.
+    codec has no other frames than key frames. ``latest``: the latest pts. ``restart``: where the clock went back at an
+    entry point, before which all that is stored is shown: from when to when.
     """
 
     syntax: Syntax
@@ -89,6 +90,8 @@ class _Frames:
     entries: list[EntryPoint] = field(default_factory=list)
     cut: list[EntryPoint] = field(default_factory=list)
     flags_hold: bool = True
+    latest: int | None = None
+    restart: tuple[int, int] | None = None
 
     def add(self, packet: Any) -> None:
         coded = memoryview(packet)
@@ -106,15 +109,29 @@ class _Frames:
         if packet.is_discard:
             self.flags_hold &= kind is not Entry.NONE or not packet.is_keyframe
             return
+        self._follow_clock(packet.pts, kind)
         if packet.is_keyframe:
             self.flagged.append((len(self.pts), kind))
         self.pts.append(packet.pts)
 
+    def _follow_clock(self, pts: int, kind: Entry) -> None:
+        if self.latest is None or pts > self.latest:
+            self.latest = pts
+        elif pts < self.latest and kind is not Entry.NONE and self.restart is None:
+            self.restart = self.latest, pts
+
     def index(self, time_base: Fraction, video_reach: tuple[float, float], reach: tuple[float, float]) -> VideoIndex:
-        """Raises DecodeFailure when there is no frame."""
+        """Raises DecodeFailure when there is no frame, or more than one clock."""
         if not self.pts:
             raise DecodeFailure("open", "the video stream has no frames")
         self._doubt_flags()
+        if self.restart is not None:
+            before, after = (float(pts * time_base) for pts in self.restart)
+            raise DecodeFailure(
+                "open",
+                f"its clock goes back from {before:.3f} s to {after:.3f} s, as where files are joined byte by byte, so "
+                "times do not tell its frames apart. Remux it with times that go on",
+            )
         shown = sorted(self.pts)
         entries = self.entries + [point for point in self.cut if point.pts < shown[0]]
         return VideoIndex(
@@ -134,6 +151,7 @@ class _Frames:
         if self.all_intra or is_looked_into(self.syntax) or not 1 < len(self.pts) == len(self.flagged):
             return
         self.cut, self.entries = (self.cut[:1], []) if self.cut else ([], self.entries[:1])
+        self.restart = None  # what is stored before one of these may be shown after it
         self.flagged = [(place, Entry.CLEAN if place == 0 else Entry.NONE) for place, _ in self.flagged]
 
 
