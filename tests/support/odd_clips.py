@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -49,11 +50,9 @@ def remux(source: Path, path: Path, change: Callable[[list[Any]], list[Any]], au
 
 
 def at_storage_times(packets: list[Any]) -> list[Any]:
-    """Each packet is said to be shown when it is decoded, as in a raw stream that nobody parsed."""
-    start = packets[0].dts
-    for packet in packets:
-        packet.dts -= start
-        packet.pts = packet.dts
+    """Each packet is said to be shown when it is decoded, 25 a second, as in a raw stream that nobody parsed."""
+    for place, packet in enumerate(packets):
+        packet.pts = packet.dts = round(Fraction(place, 25) / packet.time_base)
     return packets
 
 
@@ -63,3 +62,12 @@ def decoded(path: Path) -> list[int | None]:
 
     with av.open(str(path)) as container:
         return [number_of(frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)]
+
+
+def with_matrix(source: Path, path: Path, a: float, b: float, c: float, d: float) -> Path:
+    """An MP4 or QuickTime file whose track is to be shown at x' = a x + c y, y' = b x + d y."""
+    data = bytearray(source.read_bytes())
+    place = data.index(b"tkhd") + 4 + 40  # version 0
+    data[place : place + 36] = struct.pack(">9i", *(round(n * 65536) for n in (a, b, 0, c, d, 0, 0, 0)), 1 << 30)
+    path.write_bytes(data)
+    return path

@@ -89,7 +89,7 @@ def _read_upright(file: BinaryIO, name: str, settings: MediaSettings, factor: in
         # the size is judged before the pixels are decoded; orientation may swap the sides, never the verdict
         _new_size(image, settings, factor)
         image.load()
-        return _on_white(_turned(image))
+        return on_white(_turned(image))
 
 
 def _new_size(image: Image.Image, settings: MediaSettings, factor: int) -> tuple[int, int]:
@@ -118,7 +118,7 @@ def _turned(image: Image.Image) -> Image.Image:
     return image if turn is None else image.transpose(turn)
 
 
-def _on_white(image: Image.Image) -> Image.Image:
+def on_white(image: Image.Image) -> Image.Image:
     """RGB, transparent parts white; 16-bit grey is scaled to 8 bits (Pillow's own conversion would clip it)."""
     if image.mode.startswith("I"):
         wide = np.array(image, dtype=np.uint32)

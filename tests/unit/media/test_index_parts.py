@@ -79,9 +79,11 @@ def header(whole: float, video: float) -> VideoHeader:
     return VideoHeader(64, 64, whole, video, 25.0, "h264")
 
 
-def index(video: tuple[float, float], whole: tuple[float, float], entries: tuple[int, ...] = ()) -> VideoIndex:
+def index(
+    video: tuple[float, float], whole: tuple[float, float], pts: tuple[int, ...] = (0,), entries: tuple[int, ...] = ()
+) -> VideoIndex:
     points = tuple(EntryPoint(pts, pts) for pts in entries)
-    return VideoIndex((0,), points, Fraction(1, 25), True, video, whole, True)
+    return VideoIndex(pts, points, Fraction(1, 25), True, video, whole, True, True, True)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_what_is_missing(stated, video, whole, expected):
 
 
 def test_wanted_frames_are_read_from_the_entry_point_before_them():
-    found = runs(index((0, 0), (0, 0), entries=(10, 50)), [5, 10, 49, 50, 90])
+    found = runs(index((0, 0), (0, 0), pts=(5, 10, 49, 50, 90), entries=(10, 50)), [0, 1, 2, 3, 4])
     assert [(run.entry.pts if run.entry else None, run.wanted) for run in found] == [
-        (None, (5,)), (10, (10, 49)), (50, (50, 90)),
+        (None, (0,)), (10, (1, 2)), (50, (3, 4)),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Times that do not say when a frame is shown: the frames are those that a player shows then, or the file is refused."""
+"""Times that do not say when a frame is shown: the frames are those a player shows then, or the file is refused."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.odd_clips import encode
+from tests.support.clips import number_of
+from tests.support.odd_clips import at_storage_times, decoded, encode, remux
 from vlm_pg.errors import SampleError
+from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.decode_file import decode_video
+from vlm_pg.media.index import read_index
 from vlm_pg.media.settings import MediaSettings
+from vlm_pg.media.torchcodec_decoder import TorchCodecDecoder
+from vlm_pg.media.video_decoders import DecordDecoder, PyAVDecoder
 
 RATE = 40  # milliseconds a frame
 
@@ -30,3 +35,52 @@ def test_a_clock_that_goes_back(codec: str, suffix: str, late: int, tmp_path: Pa
     with pytest.raises(SampleError, match=r"clock goes back from \d\.\d{3} s to \d\.\d{3} s, .* Remux it") as got:
         decode_video(tmp_path / "joined.mkv", MediaSettings(), 28)
     assert got.value.reason == "corrupt_media"
+
+
+B_FRAMES = {"bf": "3", "x264-params": "b-adapt=0:keyint=12:scenecut=0"}
+OPEN_264 = {"bf": "3", "x264-params": "b-adapt=0:keyint=12:scenecut=0:open-gop=1"}
+OPEN_265 = {"x265-params": "log-level=none:pools=none:frame-threads=1:keyint=12:bframes=3:b-adapt=0:open-gop=1"}
+STORAGE = [
+    ("libx264", "mp4", B_FRAMES),
+    ("libx264", "mkv", OPEN_264),
+    ("libx264", "avi", B_FRAMES),
+    ("libx265", "mp4", OPEN_265),
+    ("mpeg2video", "mkv", {"bf": "2"}),
+    ("mpeg2video", "ts", {"bf": "0"}),  # in doubt for no reason
+]
+
+
+@pytest.mark.parametrize(("codec", "suffix", "options"), STORAGE, ids=lambda value: value if type(value) is str else "")
+def test_packets_with_times_of_storage(codec: str, suffix: str, options: dict[str, str], tmp_path: Path) -> None:
+    """In AVI, and where a raw stream was put into a container: a player shows frames as they come."""
+    path = encode(tmp_path / f"made.{suffix}", list(range(48)), codec, clock=25, **options)
+    if suffix in ("mp4", "mkv"):
+        path = remux(path, tmp_path / f"raw.{suffix}", at_storage_times)
+    assert decoded(path) == list(range(48))
+    index = read_index(path)
+    assert not index.times_hold and len(index.entries) > 2
+    check_reads(path, list(range(48)))
+    for decoder in (DecordDecoder, TorchCodecDecoder):
+        if suffix in ("mp4", "mkv"):
+            with pytest.raises(DecodeFailure, match=r"may carry times of storage, which (decord|torchcodec) takes for"):
+                decoder(path, index)
+
+
+def check_reads(path: Path, shown: list[int]) -> None:
+    """Each frame alone, some together, all: as a player shows them."""
+    decoder = PyAVDecoder(path, read_index(path))
+    for places in (*([place] for place in range(0, len(shown), 5)), [0, 11, 12, len(shown) - 1], range(len(shown))):
+        assert [number_of(picture) for picture in decoder.read(list(places))] == [shown[place] for place in places]
+
+
+@pytest.mark.parametrize("codec", ["libx264", "ffv1", "libvpx"])
+def test_frames_of_equal_times(codec: str, tmp_path: Path) -> None:
+    """A clock of milliseconds may give two pictures one time: each of them is shown in its turn."""
+    times = [0, 0, 40, 80, 80, 80, 120, 160, 200, 240, 240, 280, 320, 320]
+    path = encode(tmp_path / "a.mkv", times, codec, **({"bf": "0", "g": "5"} if codec != "ffv1" else {}))
+    assert decoded(path) == list(range(14))
+    index = read_index(path)
+    assert [index.shares_its_time(place) for place in range(7)] == [True, True, False, True, True, True, False]
+    check_reads(path, list(range(14)))
+    with pytest.raises(DecodeFailure, match="frames of equal times, which decord does not tell apart"):
+        DecordDecoder(path, index)
