@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from tests.support.clips import number_of
 from tests.support.odd_clips import at_storage_times, decoded, encode, remux
 from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure
+from vlm_pg.media.container import read_header
 from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.index import read_index
 from vlm_pg.media.settings import MediaSettings
@@ -64,6 +67,27 @@ def test_packets_with_times_of_storage(codec: str, suffix: str, options: dict[st
         if suffix in ("mp4", "mkv"):
             with pytest.raises(DecodeFailure, match=r"may carry times of storage, which (decord|torchcodec) takes for"):
                 decoder(path, index)
+
+
+@pytest.mark.parametrize("late", [0, 5000])
+def test_few_frames_beside_longer_sound(late: int, tmp_path: Path) -> None:
+    """Matroska states how long the whole file is: that is no length of the picture."""
+    slides = encode(tmp_path / "a.mp4", [0, 10_000, 20_000], g="1")
+
+    def later(packets: list[Any]) -> list[Any]:
+        for packet in packets:
+            shift = round(Fraction(late, 1000) / packet.time_base)
+            packet.pts, packet.dts = packet.pts + shift, packet.dts + shift
+        return packets
+
+    path = remux(slides, tmp_path / "b.mkv", later, audio_seconds=40.0)
+    assert read_header(path).duration_seconds == pytest.approx(40.0, abs=0.2)
+    assert decode_video(path, MediaSettings(), 28).frame_seconds == (0.0, 20.0)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(SampleError) as got:
+        decode_video(path, MediaSettings(), 28)
+    assert got.value.reason == "truncated_media"
 
 
 def check_reads(path: Path, shown: list[int]) -> None:
