@@ -11,7 +11,7 @@ from typing import Any
 
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import open_video
-from vlm_pg.media.keyframes import Entry, Syntax, entry, is_looked_into, is_shown, syntax_of
+from vlm_pg.media.keyframes import Entry, Syntax, entry, is_looked_into, is_shown, leaves_out, syntax_of
 
 
 class TooManyFrames(DecodeFailure):
@@ -98,9 +98,9 @@ class _Frames:
     ``flagged``: the key frames, each with its place in ``pts`` and what it really is. ``cut``: entry points among the
     frames that an edit list cuts away, and ``flags_hold`` while these are all that is flagged there. ``all_intra``: the
     codec has no other frames than key frames. ``may_reorder``: it may show pictures in another order than they are
-    stored in, and ``in_order`` while none is. ``start``: the first packet, if it is an entry point. ``latest``: the
-    latest pts. ``restart``: where the clock went back at an entry point, before which all that is stored is shown:
-    from when to when.
+    stored in, and ``in_order`` while none is. ``start``: the first packet, if it is an entry point, and ``first`` what
+    it holds while pictures follow that are shown before it. ``latest``: the latest pts. ``restart``: where the clock
+    went back at an entry point, before which all that is stored is shown: from when to when.
     """
 
     syntax: Syntax
@@ -113,6 +113,7 @@ class _Frames:
     flags_hold: bool = True
     in_order: bool = True
     start: EntryPoint | None = None
+    first: tuple[bytes, Entry] | None = None
     latest: int | None = None
     restart: tuple[int, int] | None = None
 
@@ -129,15 +130,25 @@ class _Frames:
         if kind is not Entry.NONE:
             point = EntryPoint(packet.pts, packet.pts if packet.dts is None else packet.dts)
             if not self.pts and not self.cut:
-                self.start = point
+                self.start, self.first = point, (bytes(coded), kind)
             (self.cut if packet.is_discard else self.entries).append(point)
         if packet.is_discard:
             self.flags_hold &= kind is not Entry.NONE or not packet.is_keyframe
             return
         self._follow_clock(packet.pts, kind)
+        if self.first and self._is_left_out(packet.pts, coded):
+            return
         if packet.is_keyframe:
             self.flagged.append((len(self.pts), kind))
         self.pts.append(packet.pts)
+
+    def _is_left_out(self, pts: int, coded: memoryview) -> bool:
+        """Of the pictures directly behind the first packet."""
+        assert self.start is not None and self.first is not None
+        if pts > self.start.pts:
+            self.first = None
+            return False
+        return pts < self.start.pts and leaves_out(*self.first, bytes(coded), self.syntax)
 
     def _follow_clock(self, pts: int, kind: Entry) -> None:
         if self.latest is None or pts > self.latest:

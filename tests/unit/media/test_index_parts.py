@@ -9,7 +9,7 @@ import pytest
 from vlm_pg.media.complete import missing
 from vlm_pg.media.container import VideoHeader
 from vlm_pg.media.index import EntryPoint, VideoIndex
-from vlm_pg.media.keyframes import Entry, Syntax, entry, is_shown, syntax_of
+from vlm_pg.media.keyframes import Entry, Syntax, entry, is_shown, leaves_out, syntax_of
 from vlm_pg.media.seeking import runs
 
 RECOVERY_NOW, RECOVERY_LATER = b"\x06\x06\x01\xc4\x80", b"\x06\x06\x01\x24\x80"  # ue(0): 1...; ue(3): 00100...
@@ -60,6 +60,28 @@ def test_units(write, codec: str, units: list[bytes], expected: Entry):
 )
 def test_other_codecs(codec: str, packet: bytes, expected: Entry):
     assert entry(packet, True, Syntax(codec)) is expected
+
+
+GROUP_OPEN, GROUP_CLOSED = b"\0\0\1\xb8\0\x08\0\0\0\0\1\0", b"\0\0\1\xb8\0\x08\0\x40\0\0\1\0"
+
+
+@pytest.mark.parametrize(
+    ("codec", "first", "kind", "leading", "expected"),
+    [
+        ("hevc", b"", Entry.OPEN, codes(b"\x02\x01", b"\x10\x01rasl"), False),  # the first slice decides
+        ("hevc", b"", Entry.OPEN, codes(b"\x10\x01rasl"), True),
+        ("hevc", b"", Entry.CLEAN, codes(b"\x0c\x01radl"), False),
+        ("h264", b"", Entry.OPEN, b"", True),
+        ("h264", b"", Entry.CLEAN, b"", False),
+        ("mpeg2video", GROUP_OPEN, Entry.CLEAN, b"", True),
+        ("mpeg2video", GROUP_CLOSED, Entry.CLEAN, b"", False),
+        ("mpeg1video", b"\0\0\1\0", Entry.CLEAN, b"", True),
+        ("mpeg4", b"", Entry.CLEAN, b"", True),
+        ("vc1", b"", Entry.CLEAN, b"", False),
+    ],
+)
+def test_pictures_that_a_decoder_leaves_out(codec: str, first: bytes, kind: Entry, leading: bytes, expected: bool):
+    assert leaves_out(first, kind, leading, Syntax(codec)) is expected
 
 
 def test_hidden_pictures_of_vp8():

@@ -108,3 +108,37 @@ def test_frames_of_equal_times(codec: str, tmp_path: Path) -> None:
     check_reads(path, list(range(14)))
     with pytest.raises(DecodeFailure, match="frames of equal times, which decord does not tell apart"):
         DecordDecoder(path, index)
+
+
+@pytest.mark.parametrize("suffix", ["mkv", "ts", "mp4"])
+@pytest.mark.parametrize(
+    ("codec", "options"),
+    [("libx264", OPEN_264), ("libx265", OPEN_265), ("mpeg2video", {"bf": "2"}), ("mpeg4", {"bf": "2"})],
+    ids=lambda value: value if type(value) is str else "",
+)
+def test_a_stream_cut_inside_an_open_group(codec: str, options: dict[str, str], suffix: str, tmp_path: Path) -> None:
+    """It begins with a key frame, and pictures shown before that need others that are gone: players leave them out."""
+    whole = encode(tmp_path / f"a.{suffix}", list(range(48)), codec, clock=25, **options)
+    path = remux(whole, tmp_path / f"b.{suffix}", from_second_key)
+    shown = decoded(path)
+    assert shown == list(range(12, 48))
+    assert len(read_index(path).pts) == len(shown)
+    check_reads(path, shown)
+
+
+def from_second_key(packets: list[Any]) -> list[Any]:
+    keys = [place for place, packet in enumerate(packets) if packet.is_keyframe]
+    cut = packets[keys[1] :]
+    assert min(packet.pts for packet in cut) < cut[0].pts, "no picture is shown before the key frame"
+    return cut
+
+
+@pytest.mark.parametrize("suffix", ["mkv", "ts"])
+def test_leading_pictures_that_need_nothing_earlier_are_shown(suffix: str, tmp_path: Path) -> None:
+    """HEVC's RADL pictures: stored behind the key frame, shown before it, made from it alone."""
+    radl = {"x265-params": OPEN_265["x265-params"].replace("open-gop=1", "open-gop=0:min-keyint=12:scenecut=0:radl=2")}
+    whole = encode(tmp_path / f"a.{suffix}", list(range(48)), "libx265", clock=25, **radl)
+    path = remux(whole, tmp_path / f"b.{suffix}", from_second_key)
+    shown = decoded(path)
+    assert shown[-1] == 47 and len(shown) > 24
+    check_reads(path, shown)
