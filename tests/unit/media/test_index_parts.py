@@ -6,9 +6,10 @@ from fractions import Fraction
 
 import pytest
 
+from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.complete import missing
 from vlm_pg.media.container import VideoHeader
-from vlm_pg.media.index import EntryPoint, VideoIndex
+from vlm_pg.media.index import EntryPoint, VideoIndex, _Frames
 from vlm_pg.media.keyframes import Entry, Syntax, entry, is_shown, leaves_out, syntax_of
 from vlm_pg.media.seeking import runs
 
@@ -128,3 +129,28 @@ def test_wanted_frames_are_read_from_the_entry_point_before_them():
     assert [(run.entry.pts if run.entry else None, run.wanted) for run in found] == [
         (None, (0,)), (10, (1, 2)), (50, (3, 4)),
     ]  # fmt: skip
+
+
+class Packet(bytes):
+    """A coded picture as PyAV hands it on."""
+
+    is_discard = False
+
+    def __new__(cls, pts: int, dts: int, is_keyframe: bool) -> Packet:
+        packet = super().__new__(cls, b"coded")
+        packet.pts, packet.dts, packet.is_keyframe = pts, dts, is_keyframe
+        return packet
+
+
+@pytest.mark.parametrize(("flags", "is_refused"), [([True] * 6, False), ([True, False, False] * 2, True)])
+def test_a_clock_goes_back_at_key_frames_alone(flags: list[bool], is_refused: bool) -> None:
+    """Where all frames of a codec that is not looked into are flagged (no sync table), flags say nothing."""
+    frames = _Frames(Syntax("vc1"))
+    for dts, (pts, is_keyframe) in enumerate(zip([0, 3, 1, 2, 6, 4], flags, strict=True)):
+        frames.add(Packet(pts, dts, is_keyframe))
+    reach = (0.0, 1.0)
+    if is_refused:
+        with pytest.raises(DecodeFailure, match=r"clock goes back from 0\.120 s to 0\.080 s"):
+            frames.index(Fraction(1, 25), reach, reach)
+    else:
+        assert frames.index(Fraction(1, 25), reach, reach).pts == (0, 1, 2, 3, 4, 6)

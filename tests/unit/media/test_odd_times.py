@@ -6,10 +6,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.clips import number_of
 from tests.support.odd_clips import at_storage_times, decoded, encode, remux
+from tests.support.whole_decode import decode_whole
 from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.container import read_header
@@ -105,6 +107,8 @@ def test_frames_of_equal_times(codec: str, tmp_path: Path) -> None:
     assert decoded(path) == list(range(14))
     index = read_index(path)
     assert [index.shares_its_time(place) for place in range(7)] == [True, True, False, True, True, True, False]
+    assert index.entries[0].pts == 0
+    assert not {80, 240, 320} & {entry.pts for entry in index.entries}, "which of the frames of that time is it?"
     check_reads(path, list(range(14)))
     with pytest.raises(DecodeFailure, match="frames of equal times, which decord does not tell apart"):
         DecordDecoder(path, index)
@@ -142,3 +146,15 @@ def test_leading_pictures_that_need_nothing_earlier_are_shown(suffix: str, tmp_p
     shown = decoded(path)
     assert shown[-1] == 47 and len(shown) > 24
     check_reads(path, shown)
+
+
+def test_a_first_group_that_is_closed(tmp_path: Path) -> None:
+    """MPEG-2 says in its header of a group that the pictures shown before its key frame need nothing earlier."""
+    whole = encode(tmp_path / "a.mkv", list(range(48)), "mpeg2video", clock=25, bf="2")
+    path = remux(whole, tmp_path / "b.mkv", from_second_key)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"\0\0\1\xb8") + 7] |= 0x40
+    path.write_bytes(data)
+    index, pictures = read_index(path), decode_whole(path).pictures
+    assert len(index.pts) == len(pictures) == 38
+    assert np.array_equal(PyAVDecoder(path, index).read([0, 1, 2, 37]), np.stack([*pictures[:3], pictures[37]]))
