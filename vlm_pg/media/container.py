@@ -40,7 +40,7 @@ class VideoHeader:
 
 @contextmanager
 def open_video(path: Path, max_pixels: int = 0) -> Iterator[tuple[Any, Any]]:
-    """The container and the video stream FFmpeg calls best (largest, default), to be decoded by one thread.
+    """The container and the video stream FFmpeg calls best (the default one, then by bit rate), decoded by one thread.
 
     What the file is, is judged by its content first; FFmpeg reads it as that and may open nothing else. It is closed
     whatever happens inside.
