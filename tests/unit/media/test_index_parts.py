@@ -135,6 +135,7 @@ class Packet(bytes):
     """A coded picture as PyAV hands it on."""
 
     is_discard = False
+    duration = None
 
     def __new__(cls, pts: int, dts: int, is_keyframe: bool) -> Packet:
         packet = super().__new__(cls, b"coded")
