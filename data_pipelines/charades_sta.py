@@ -23,17 +23,28 @@ Record: {"problem_id": "charades_sta_test-1", "problem": "When does this happen 
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
+
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
-from data_pipelines.engine.fields import called, list_of, number_of, plain_number, text_of, unusable, video_file
+from data_pipelines.engine.fields import (
+    called,
+    list_of,
+    number_of,
+    object_of,
+    plain_number,
+    text_of,
+    unusable,
+    video_file,
+)
 from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import files_beside, read_rows, text_lines
+from vlm_pg.data.columns import shortest
 from vlm_pg.data.files import RecordPlace
 from vlm_pg.errors import ConfigError, SampleError, printable
 
@@ -71,7 +82,7 @@ def of_row(row: Row, name: str) -> dict[str, Any]:
     times = list_of(row, "timestamp")
     if len(times) != 2:
         raise unusable("bad_time_span", f"'timestamp' lists {len(times)} times", "When it begins and ends")
-    start, end = (_as_written(number_of({"timestamp": time}, "timestamp")) for time in times)
+    start, end = (shortest(number_of({"timestamp": time}, "timestamp"), np.float16) for time in times)
     return _record(name, called(row, "video"), text_of(row, "caption"), start, end, row.get("length"))
 
 
@@ -102,18 +113,6 @@ def _span(start: float, end: float, length: float | None) -> str:
     return f"[{plain_number(start)}, {plain_number(end)}]"
 
 
-def _as_written(seconds: float) -> float:
-    """The tenths of a second whose half precision number this is; without any, the number itself.
-
-    _as_written(24.296875) == 24.3. From 128 s on two may be: then the nearer one.
-    """
-    tenths = round(seconds, 1)
-    try:
-        return tenths if struct.unpack("<e", struct.pack("<e", tenths))[0] == seconds else seconds
-    except OverflowError:
-        return seconds
-
-
 def _lines(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
     lengths = _lengths(path)
     for place, row in text_lines(path):
@@ -134,6 +133,7 @@ def _lengths(path: Path) -> dict[str, float]:
     for table in files_beside(path, TABLES):
         for place, row in read_rows(table):
             try:
+                row = object_of(row, "a row")
                 lengths[called(row, "id")] = number_of({"length": float(row["length"])}, "length")
             except (SampleError, KeyError, TypeError, ValueError) as error:
                 raise ConfigError(

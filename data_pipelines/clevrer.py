@@ -8,7 +8,8 @@ Published: clevrer.csail.mit.edu ``{train,validation,test}.json``, each an array
 colours, materials, shapes. Explanatory, predictive and counterfactual ones have ``choices``, each with the answer
 "correct" or "wrong". None, one or several are correct, and a question is answered when every choice is judged right, so
 all of these are of the kind multiple select. ``question_id`` restarts in every scene. The test file has no answers. The
-videos unpack to ``video_train/video_00000-01000/video_00428.mp4``, a thousand a folder; they are found by name.
+videos unpack to ``video_train/video_00000-01000/video_00428.mp4``, a thousand a folder; they are found by name below
+``video_train``, ``video_validation`` and ``video_test``, or in the media root. Other data sets have a video_10000.mp4.
 
 Licence: CC0, says the README of the data.
 
@@ -46,6 +47,8 @@ _WORDS = (
     *("rubber", "metal"),
     *("cube", "sphere", "cylinder"),
 )
+_PARTS = ("video_train", "video_validation", "video_test")
+_VIDEOS = (*_PARTS, *(f"*/{part}" for part in _PARTS), "video_[0-9]*-[0-9]*")
 _OF_CHOICES = ("explanatory", "predictive", "counterfactual")
 
 
@@ -122,7 +125,7 @@ CLEVRER = DataSet(
             suffixes=(".json",),
         ),
     ),
-    media=(),
+    media=_VIDEOS,
 )
 
 if __name__ == "__main__":

@@ -26,12 +26,14 @@ the name of a field; points lead into others ("conversations.0.value"). A row wi
 
 Conversions: ``names`` (what a field's values are called in a record; others are refused), ``remove`` (exact sentences
 at the start or end), ``prefix``, ``suffix``. ``options`` come from a list, a text with a ``separator``, ``columns``, or
-the question's last lines (``in_question: true``). ``answer`` is ``given_as`` letter, index, index from 1, text, tagged
-("<answer>B</answer>") or written, the default: any spelling that fits one option. That holds for questions with
-options; others take the answer as it is written. Several right options (``multiple select``) are a list, or a text with
-a ``separator``.
+the question's last lines (``in_question: true``); the last columns may be empty. ``answer`` is ``given_as`` letter,
+index, index from 1, text, tagged ("<answer>B</answer>") or written, the default: any spelling that fits one option.
+That holds for questions with options; others take the answer as it is written. A class of a table is its name, and its
+number where an index is asked for. Several right options (``multiple select``) are a list, or a text with a
+``separator``.
 
-Beside ``fields``: ``files`` (train, eval: glob patterns below the folder), ``media_folders`` (below the media root),
+Beside ``fields``: ``files`` (train, eval: glob patterns below the folder), ``media_folders`` (glob patterns below the
+media root of folders that paths start from, "clips/**" for those inside others too; without them, the root itself),
 ``keyed_by`` (the file is an object of rows: the field that their names become), ``file_is_row``, ``questions`` (the
 row's list of questions, each read as a row).
 
@@ -109,7 +111,8 @@ def dataset_of(map_file: Path) -> DataSet:
     )
     has_media = field_map.fields.path is not None
     media = tuple(field_map.media_folders) if has_media else None
-    return DataSet(field_map.name, (form,), media, described_in=(map_file,))
+    columns = len(field_map.fields.options.columns or ()) if field_map.fields.options else 0
+    return DataSet(field_map.name, (form,), media, by_name=False, described_in=(map_file,), option_columns=columns)
 
 
 def _columns(field_map: FieldMap) -> tuple[tuple[str, ...], ...]:

@@ -23,7 +23,7 @@ Record: {"problem_id": "2401", "problem": "Find $x$.", "data_type": "image", "pr
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,14 @@ from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
 from data_pipelines.engine.fields import answer_text, list_of, named, text_of, texts_of, unusable
 from data_pipelines.engine.options import lettered
 from data_pipelines.engine.questions import answered, without_sentences
-from data_pipelines.engine.reading import one_object
+from data_pipelines.engine.reading import one_object, read_rows
+from vlm_pg.data.files import RecordPlace
+from vlm_pg.errors import ConfigError, printable
+from vlm_pg.rewards.latex_text import statement, unspaced
 
 _DIAGRAM = "img_diagram.png"
+# 3,002 questions in all; InterGPS' own page counts 300 more.
+_MOST = 3_302
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,7 +85,7 @@ def of_parquet(row: Row, name: str) -> dict[str, Any]:
     if row.get("ground_truth") and row.get("choices"):
         choices = _choices(row)
         chosen = choices[string.ascii_uppercase.index(_letter(row, "ground_truth", choices))]
-        if chosen.split() != gold.split():
+        if _stated(chosen) != _stated(gold):
             raise unusable(
                 "ambiguous_answer", f"'ground_truth' is '{chosen[:80]}', 'answer' is '{gold[:80]}'", "One right answer"
             )
@@ -107,6 +112,26 @@ def _letter(row: Row, field: str, choices: Sequence[str]) -> str:
     return letter
 
 
+def _few_rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+    """As ``read_rows``; more rows than the set has are another set's.
+
+    Raises:
+        ConfigError: there are more.
+    """
+    for number, row in enumerate(read_rows(path), start=1):
+        if number > _MOST:
+            raise ConfigError(
+                f"'{printable(str(path), 300)}' has more than {_MOST} rows. Geometry3K has 3,002 in all; other sets "
+                "have the same fields. Give its own files, or use 'vlm-pg prepare generic' with a map of fields."
+            )
+        yield row
+
+
+def _stated(latex: str) -> str:
+    r"""The same for "5 \sqrt { 2 }", "$5\sqrt{2}$" and "5√2"."""
+    return unspaced(statement(latex))
+
+
 GEOMETRY3K = DataSet(
     "geometry3k",
     (
@@ -124,6 +149,7 @@ GEOMETRY3K = DataSet(
             {"train": (".:train",), "eval": (".:test",)},
             ("images", "problem", "answer"),
             of_parquet,
+            rows=_few_rows,
             questions=named("id"),
             suffixes=(".parquet",),
         ),

@@ -22,7 +22,7 @@ from typing import Any
 
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row
 from data_pipelines.engine.fields import first_of, plain_number
 from data_pipelines.engine.questions import answered
 from vlm_pg.errors import SampleError
@@ -73,6 +73,7 @@ GSM8K = DataSet(
             },
             (("question", "problem"), "answer"),
             to_record,
+            foreign=WITH_MEDIA | WITH_OPTIONS,
         ),
     ),
 )

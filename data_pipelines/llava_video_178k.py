@@ -9,9 +9,10 @@ Published: lmms-lab/LLaVA-Video-178K, a folder for each subset: ``0_30_s_academi
 ``0_30_s_academic_v0_1_cap_processed.json`` and ``0_30_s_academic_v0_1_videos_1.tar.gz`` and so on; ``0_30_s_nextqa``
 holds ``0_30_s_nextqa_mc_qa_processed.json``. Rows ``id``, ``conversations``, ``data_source``, ``video``, as a JSON
 array (Parquet of the same rows is read too); ``video`` is relative to the subset's folder, in which its archives are
-unpacked. The media root is the folder of all subsets, or that of one. File names repeat ("split_2.mp4"), so a video is
-taken from that path only; where it is not there yet (``--skip-media-check``), the path stays relative to the subset's
-folder. The first turn begins with ``<image>``, although it is a video.
+unpacked. The media root is the folder of all subsets, or that of one. Subsets may have videos of the same path, so one
+is taken from the folder of its own subset only: that of the annotation file, or, where that is not called as subsets
+are ("30_60_s_nextqa"), the one that ``data_source`` names. The first turn begins with ``<image>``, although it is a
+video.
 
 Each turn is a question of its own. Later turns are kept as published training sets keep them, though some may make
 sense after the earlier ones only. Options stand in the question as lines "A. ..."; the sentences that ask for a letter,
@@ -19,7 +20,7 @@ or for a word or phrase, are removed. Gold answers are "A." or "A. Black."; wher
 is refused. Open questions and captions are free-form, and yes/no or numerical where the whole answer is "Yes" or a
 number in digits. ``id`` repeats, so records are named after file, place and turn. ``llava_hound`` is read when it is
 named with ``--train``; its media are folders of frames, which are refused until they are made videos. There is no
-evaluation split.
+evaluation split. ``data_source`` says which subset a row is of; dialogues without it are of another set.
 
 Licence: Apache-2.0 by its card, which allows academic research and education only, and points to OpenAI's terms for
 what GPT-4 wrote. The videos are those of their sources (Charades, ActivityNet, YouCook2, NExT-QA, YouTube and others):
@@ -33,19 +34,23 @@ Record: {"problem_id": "0_30_s_academic_mc_v0_1_qa_processed-1-2",
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.engine.fields import text_of, unusable
+from data_pipelines.engine.fields import listed, text_of, unusable
 from data_pipelines.engine.questions import open_or_choice, without_mark, without_sentences
 
 _ASKS_FOR_LETTER = (
     "Please respond with only the letter of the correct answer.",
     "Please provide your answer by stating the letter followed by the full option.",
 )
+_SUBSET = re.compile(r"[0-9]+_[0-9]+_[sm]_\w+")
 _INSTRUCTIONS = (*_ASKS_FOR_LETTER, "Answer the question using a single word or phrase.")
 
 
@@ -58,13 +63,13 @@ def questions(row: Row, name: str) -> Iterator[tuple[str, Row]]:
     """Each turn of a dialogue with the answer to it.
 
     Raises:
-        SampleError: ``wrong_type``: there is no dialogue.
+        SampleError: ``wrong_type``: there is no dialogue, or ``uneven_lists``.
     """
-    turns = row["conversations"]
+    turns = listed(row["conversations"], "'conversations'")
     if not isinstance(turns, list) or not turns:
         raise unusable("wrong_type", f"'conversations' is {repr(turns)[:80]}", "A list of turns")
     for number, start in enumerate(range(0, len(turns), 2), start=1):
-        pair = {"turns": turns[start : start + 2], "video": row["video"], "data_source": row.get("data_source")}
+        pair = {"turns": turns[start : start + 2], "video": row["video"], "data_source": row["data_source"]}
         yield name if len(turns) <= 2 else f"{name}-{number}", pair
 
 
@@ -84,8 +89,15 @@ def to_record(question: Row, name: str) -> dict[str, Any]:
         "data_type": "video",
         **fields,
         "path": text_of(question, "video"),
-        "data_source": question["data_source"] or LLAVA_VIDEO_178K.name,
+        "data_source": text_of(question, "data_source"),
     }
+
+
+def subset(question: Row, annotations: Path) -> str:
+    """The folder that the videos of a row's subset unpack to."""
+    folder, source = os.path.basename(os.path.abspath(annotations)), question["data_source"]
+    told = isinstance(source, str) and _SUBSET.fullmatch(source) is not None
+    return source if told and not _SUBSET.fullmatch(folder) else folder
 
 
 def _said(turns: list[Any]) -> tuple[str, str]:
@@ -103,12 +115,14 @@ LLAVA_VIDEO_178K = DataSet(
         Form(
             "SUBSET/*_processed.json",
             {"train": ("[0-9]*/[0-9]*_processed.json", "[0-9]*_processed.json"), "eval": ()},
-            ("conversations", "video"),
+            ("conversations", "video", "data_source"),
             to_record,
             questions=questions,
+            foreign={"question_type": "VSI-590K ('vlm-pg prepare vsi')"},
+            folder=subset,
         ),
     ),
-    media=("*",),
+    media=(),
     by_name=False,
 )
 

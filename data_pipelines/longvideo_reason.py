@@ -16,8 +16,8 @@ is "Yes" or a number in digits). ``reasoning`` becomes ``process``. In the folde
 are read; name the others with ``--train`` or ``--eval``.
 
 ``videos`` is a path below ``longvila_videos``, one for a row. The test's ten archives
-(LongVideo-Reason/longvideo_eval_videos) unpack to ``longvideo_eval_subset0`` to ``9`` instead; both are found. 133 of
-them are .webm and .mkv.
+(LongVideo-Reason/longvideo_eval_videos) unpack to ``longvideo_eval_subset0`` to ``9`` instead; both are found, and the
+media root may be any of these. 133 of the test's are .webm and .mkv.
 
 Licence: the annotations' card names none; the project's code (NVlabs/Long-RL) is Apache-2.0. The videos are those of
 people on YouTube. See the project.
@@ -43,6 +43,8 @@ from data_pipelines.engine.fields import text_of, unusable
 from data_pipelines.engine.questions import open_or_choice, untagged_once, without_mark
 
 _OPTIONS = 4
+_FOLDERS = ("longvila_videos", "longvideo_eval_subset*")
+_VIDEOS = (*_FOLDERS, *(f"*/{folder}" for folder in _FOLDERS))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,7 +93,7 @@ LONGVIDEO_REASON = DataSet(
             to_record,
         ),
     ),
-    media=(),
+    media=_VIDEOS,
 )
 
 if __name__ == "__main__":

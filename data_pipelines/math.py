@@ -8,8 +8,11 @@ Published: hendrycks/math ``MATH/{train,test}/<subject>/<n>.json``, one object a
 Parquet, a folder a subject; MATH-500 ``test.jsonl``, with ``answer``, ``subject`` and ``unique_id``
 ("test/algebra/2584.json", which rows of MATH's own files are called by too). JSON lines and Parquet of AIME and AMC
 also write ``question``, and begin their names with a capital. The gold answer is ``answer``, in LaTeX, or what the last
-box of the solution holds. Problems of the evaluation files are left out of training, so that all of MATH may be given
-to train on beside MATH-500. Drawings stand in the text, as Asymptote code; there are no media.
+box of the solution holds. In a folder that holds MATH and MATH-500 (``test.jsonl``, or ``MATH-500/test.jsonl``) MATH's
+training files are trained and MATH-500 is evaluated on. Problems of the evaluation files are left out of training, so
+that all of MATH may be given to train on beside MATH-500. Drawings stand in the text, as Asymptote code; there are no
+media. Rows of other sets that say their ``source`` (NuminaMath) keep it as ``data_source``; those with media or options
+are refused, and GSM8K's.
 
 Licence: MIT (MATH, and MATH-500, which is part of it). For AIME and AMC see the files' own project.
 
@@ -26,13 +29,14 @@ from typing import Any
 
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
+from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row, in_folders
 from data_pipelines.engine.fields import answer_text, first_of, named, unusable
 from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import one_object
 
 _PROBLEM = ("problem", "Problem", "question")
 _SOLUTION, _ANSWER = ("solution", "Solution"), ("answer", "Answer")
+_BEFORE_GOLD = "####"
 _SPLITS = ("train", "test")
 _BOXES = ("\\boxed", "\\fbox")
 
@@ -52,7 +56,7 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
     """One row as a record. MATH calls the subject ``type``, MATH-500 ``subject``.
 
     Raises:
-        SampleError: ``no_gold_answer``, or a field is of a wrong type.
+        SampleError: ``no_gold_answer``, ``other_data_set``, or a field is of a wrong type.
     """
     solution = first_of(row, *_SOLUTION)
     if first_of(row, *_ANSWER) is not None:
@@ -63,13 +67,16 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
         raise unusable(
             "no_gold_answer", f"the row has no 'answer' and no \\boxed{{...}} in '{str(solution)[-80:]}'", "One of them"
         )
+    if _BEFORE_GOLD in gold:
+        came = f"the answer ends in '{gold[-80:]}', as GSM8K's do ('vlm-pg prepare gsm8k')"
+        raise unusable("other_data_set", came, "The answer alone")
     return {
         "problem_id": name,
         "problem": first_of(row, *_PROBLEM),
         "data_type": "text",
         **answered("mathematics", gold),
         "process": solution if isinstance(solution, str) else "",
-        "data_source": "math",
+        "data_source": first_of(row, "data_source", "source") or "math",
         "category": row.get("subject") or row.get("type"),
     }
 
@@ -99,6 +106,15 @@ MATH = DataSet(
     "math",
     (
         Form(
+            "MATH-500's test.jsonl",
+            {"eval": ("test.jsonl", "MATH-500/test.jsonl")},
+            ("problem", "answer", "unique_id"),
+            to_record,
+            questions=named("unique_id"),
+            suffixes=(".json", ".jsonl", ".parquet"),
+            foreign=WITH_MEDIA | WITH_OPTIONS,
+        ),
+        Form(
             "MATH/{train,test}/<subject>/<n>.json, one object a file",
             in_folders(("", "MATH/"), "train/*/*.json", "test/*/*.json"),
             ("problem", "solution", "type", "file"),
@@ -108,7 +124,7 @@ MATH = DataSet(
             suffixes=(".json",),
         ),
         Form(
-            "Parquet of a subject, test.jsonl of MATH-500, or rows of problem and answer",
+            "Parquet of a subject, or rows of problem and answer",
             {
                 "train": ("train.jsonl", ".:train", "[a-z]*:train"),
                 "eval": ("test.jsonl", ".:test", "[a-z]*:test"),
@@ -116,6 +132,7 @@ MATH = DataSet(
             (_PROBLEM, _SOLUTION + _ANSWER),
             to_record,
             questions=named("unique_id"),
+            foreign=WITH_MEDIA | WITH_OPTIONS,
         ),
     ),
 )

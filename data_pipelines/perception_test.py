@@ -11,11 +11,12 @@ video: ``metadata`` (``frame_rate``, ``num_frames``, ...) and ``mc_question``, a
 ``question_id``, and the rest as above, all of it text. The videos are ``videos/video_10309.mp4``. Evaluation reports by
 area.
 
-Of some videos the end shows the answer: under which cup the ball is. ``cut_frame_mapping_{train,valid}.json`` gives the
-frame they are to be cut at, {"video_10309": 60}, and -1 for those that are shown whole. It must lie beside the
-annotations, or in the folder above. A record's clip ends half a frame before that frame; seconds come of the metadata's
-frame rate. Questions are refused where the map is missing or leaves the video out, and where it cuts a video whose
-frame rate is not known: so are lmms-lab's rows about such videos, because its table has none.
+Of some videos the end shows the answer: under which cup the ball is. ``cut_frame_mapping_{train,valid}.json`` lists the
+videos of its split with the frame they are to be cut at, {"video_10309": 60}, and -1 for those that are shown whole. It
+must lie beside the annotations, or in the folder above. A question goes by the map of its own split, which its metadata
+say, or the name of its file. A record's clip ends half a frame before the frame; seconds come of the metadata's frame
+rate. Questions are refused where that map is missing or leaves the video out, whatever another one says, and where it
+cuts a video whose frame rate is not known: so are lmms-lab's rows about such videos, because its table has none.
 
 Licence: annotations and videos CC BY 4.0.
 
@@ -27,6 +28,8 @@ Record: {"problem_id": "video_10309_2", "problem": "Under which cup is the ball 
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +54,12 @@ from data_pipelines.engine.reading import Reader, files_beside, keyed_rows, read
 from vlm_pg.data.files import RecordPlace, read_json_object
 
 CUTS = ("cut_frame_mapping_*.json", "../cut_frame_mapping_*.json")
+# Other data sets have folders of this name, and a video_10309.mp4 in them.
+_SPLITS = ("train", "valid", "test", "sample")
+_VIDEOS = ("videos", *(f"{split}{mark}videos" for split in _SPLITS for mark in "/_"), "[Pp]erception*/videos")
 _WHOLE = -1
+# Of file names: "mc_question_train.json", "validation-00000-of-00001.parquet", "mc_question_val:validation".
+_SPLIT = re.compile(r"(?<![a-z])(train|val|valid|validation|test)(?![a-z])")
 _FASTEST = 100_000  # frames a second: nobody's rate, but no infinity either
 
 
@@ -62,7 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def questions(row: Row, name: str) -> Iterable[tuple[str, Row]]:
     """The questions about a video, named after it: "video_10309_2"."""
-    shared = {"video_name": row["video_name"], "metadata": row["metadata"], "cut": row.get("cut")}
+    shared = {
+        "video_name": row["video_name"],
+        "metadata": row["metadata"],
+        "cut": row.get("cut"),
+        "map": row.get("map"),
+    }
     return listed_questions(row, name, "mc_question", "id", called(row, "video_name"), **shared)
 
 
@@ -91,18 +104,20 @@ def _record(name: str, row: Row, asked: Mapping[str, Any], metadata: Mapping[str
         "data_type": "video",
         **answered("multiple choice", letter_at(called(asked, "answer_id"), len(texts)), lettered(texts)),
         "path": video_file(video),
-        "end": _end(video, row.get("cut"), metadata),
+        "end": _end(video, row, metadata),
         "data_source": "perception_test",
         "category": text_of(asked, "area"),
     }
 
 
-def _end(video: str, cut: Any, metadata: Mapping[str, Any]) -> float | None:
+def _end(video: str, row: Row, metadata: Mapping[str, Any]) -> float | None:
     """Seconds at which the video is to be cut; None where it is shown whole."""
+    cut, name = row.get("cut"), row.get("map")
     if cut is None:
+        came = f"no {name} beside the annotations lists" if name else "neither metadata nor file name say the split of"
         raise unusable(
             "unknown_cut",
-            f"no cut_frame_mapping_*.json beside the annotations lists '{video}', whose end may show the answer",
+            f"{came} '{video}', whose end may show the answer",
             "The map of its split, as the project publishes it,",
         )
     if cut == _WHOLE and not isinstance(cut, bool):
@@ -124,25 +139,38 @@ def _end(video: str, cut: Any, metadata: Mapping[str, Any]) -> float | None:
 
 
 def _with_cuts(read: Reader) -> Reader:
-    """The reader with the frame that each row's video is cut at."""
+    """The reader with the frame that each row's video is cut at, and the name of the map that says so."""
 
     def rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
-        cuts = _cuts(path)
-        # A map that lists whole videos lists all; one that does not lists those that are cut.
-        unlisted = _WHOLE if cuts and _WHOLE not in cuts.values() else None
+        cuts, split_of_file = _cuts(path), _split_in(path.name)
         for place, row in read(path):
             video = row.get("video_name") if isinstance(row, Mapping) else None
-            yield place, {**row, "cut": cuts.get(video, unlisted)} if isinstance(video, str) else row
+            if not isinstance(video, str):
+                yield place, row
+                continue
+            metadata = row.get("metadata")
+            told = metadata.get("split") if isinstance(metadata, Mapping) else None
+            split = _split_in(told) if isinstance(told, str) else split_of_file
+            name = f"cut_frame_mapping_{split}.json" if split else ""
+            yield place, {**row, "cut": cuts.get(name, {}).get(video), "map": name}
 
     return rows
 
 
-def _cuts(path: Path) -> dict[str, Any]:
-    cuts: dict[str, Any] = {}
+def _split_in(name: str) -> str | None:
+    """The split that a name tells last, as maps are called after it."""
+    found = _SPLIT.findall(name.lower())
+    return ("valid" if found[-1].startswith("val") else found[-1]) if found else None
+
+
+def _cuts(path: Path) -> Mapping[str, dict[str, Any]]:
+    """The cuts of each map, by its name."""
+    maps: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for file in files_beside(path, CUTS):
+        cuts = maps[file.name]
         for _, video, cut in read_json_object(file):
             cuts[video] = cut if cuts.get(video, cut) == cut else f"{cuts[video]} and {cut}"
-    return cuts
+    return maps
 
 
 PERCEPTION_TEST = DataSet(
@@ -169,7 +197,7 @@ PERCEPTION_TEST = DataSet(
             beside=CUTS,
         ),
     ),
-    media=("videos", "*/videos"),
+    media=_VIDEOS,
 )
 
 if __name__ == "__main__":

@@ -10,7 +10,10 @@ video."; options are its last lines. Answers are a letter, an option's full text
 unit (cm, m, feet, degrees) stands in the question. ``id`` is there in some rows only and is not used.
 nyu-visionx/VSI-Bench ``test.jsonl``, ``test-00000-of-00001.parquet``, ``test_debiased.parquet`` and
 ``test_pruned.parquet``: ``id``, ``dataset``, ``scene_name``, ``question_type``, ``question``, ``ground_truth``,
-``options`` (with letters; null for numbers); the video is ``<dataset>/<scene_name>.mp4``.
+``options`` (with letters; null for numbers); the video is ``<dataset>/<scene_name>.mp4``. Both have videos of the same
+path, so each takes its own only: the media root holds folders of these names, ``VSI-590K`` and ``VSI-Bench``, or is
+that folder, or the one with the annotations. Where one folder holds both, VSI-590K is trained and VSI-Bench evaluated
+on.
 
 Numbers (absolute_... of VSI-590K; counts, distances and sizes of VSI-Bench) are scored by mean relative accuracy, as
 VSI-Bench does; a 0, to which it is undefined, is refused where golds are checked. For directions in degrees, which
@@ -28,12 +31,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.engine.fields import answer_text, named, text_of, unusable
+from data_pipelines.engine.fields import answer_text, listed, named, text_of, unusable
 from data_pipelines.engine.options import split_options
 from data_pipelines.engine.questions import answered, without_sentences
 
@@ -122,9 +126,21 @@ def of_bench(row: Row, name: str) -> dict[str, Any]:
     }
 
 
+def in_590k(row: Row, annotations: Path) -> str:
+    """The folder of VSI-590K's media."""
+    return "VSI-590K"
+
+
+def in_bench(row: Row, annotations: Path) -> str:
+    """The folder of VSI-Bench's media."""
+    return "VSI-Bench"
+
+
 def _turns(conversations: Any) -> list[Mapping[str, Any]]:
     """Question and answer."""
-    turns = conversations if isinstance(conversations, list) else []
+    turns = listed(conversations, "'conversations'")
+    if not isinstance(turns, list):
+        raise unusable("bad_conversation", f"'conversations' is {str(turns)[:80]}", "A list of turns")
     speakers = [turn.get("from") if isinstance(turn, Mapping) else None for turn in turns]
     if speakers != ["human", "gpt"]:
         raise unusable("bad_conversation", f"'conversations' is {speakers}", "One turn of 'human' and one of 'gpt'")
@@ -157,6 +173,7 @@ VSI = DataSet(
             ("conversations", "question_type", ("video", "image")),
             of_590k,
             suffixes=(".json", ".jsonl", ".parquet"),
+            folder=in_590k,
         ),
         Form(
             "VSI-Bench's test.jsonl or Parquet",
@@ -165,9 +182,10 @@ VSI = DataSet(
             of_bench,
             questions=named("id"),
             suffixes=(".json", ".jsonl", ".parquet"),
+            folder=in_bench,
         ),
     ),
-    media=("VSI-590K", "VSI-Bench"),
+    media=(),
     by_name=False,
 )
 

@@ -79,9 +79,11 @@ def of_prepared(config: RunConfig, out: Path) -> RunConfig:
             "eval": {"eval": sets["eval"]} if "eval" in sets else {},
             "media_root": root,
             "limit": None,
+            "mixture": {},
         }
     )
-    return config.model_copy(update={"data": data})
+    evaluation = config.eval.model_copy(update={"sets": None, "limit": None})
+    return config.model_copy(update={"data": data, "eval": evaluation})
 
 
 def _records(out: Path, name: str) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from vlm_pg.errors import ConfigError
+from vlm_pg.errors import ConfigError, printable
 
 COMMAND_LINE = "command line"
 INCLUDE = "include"
@@ -33,6 +33,17 @@ class ConfigTree:
             values = values.get(part) if isinstance(values, dict) else None
         if isinstance(values, dict):
             values.pop(parts[-1], None)
+
+    def plain_above(self, parts: Sequence[str]) -> tuple[str, Any] | None:
+        """The value without keys that stands where a dotted key needs a mapping, and its own key; None for none."""
+        values: Any = self.values
+        for depth, part in enumerate(parts[:-1], start=1):
+            values = values.get(part)
+            if values is None:
+                return None
+            if not isinstance(values, dict):
+                return ".".join(parts[:depth]), values
+        return None
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -62,7 +73,8 @@ def apply_override(tree: ConfigTree, override: str) -> None:
     """Set one ``dotted.key=value`` in ``tree``; the value is read as YAML.
 
     Raises:
-        ConfigError: no equals sign, an empty part in the key, or a value that is not YAML.
+        ConfigError: no equals sign, an empty part in the key, a value that is not YAML, or a key inside of a value that
+            has none.
     """
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
@@ -78,6 +90,8 @@ def apply_override(tree: ConfigTree, override: str) -> None:
             f"The value of the override {override!r} is not YAML: {_first_line(error)}. Allowed is one YAML value. "
             "Put text with special characters in double quotes inside single quotes: 'run.name=\"...\"'."
         ) from None
+    if plain := tree.plain_above(parts):
+        raise ConfigError(_inside_a_plain_value(tree, override, parts, *plain))
     if isinstance(value, dict) and len(parts) > 1:
         # A mapping given for a setting is meant as a whole: data.eval={} empties what files filled. A whole section
         # (training={steps: 5}) is laid over the files like a file.
@@ -85,6 +99,17 @@ def apply_override(tree: ConfigTree, override: str) -> None:
     for part in reversed(parts):
         value = {part: value}
     tree.merge(value, COMMAND_LINE)
+
+
+def _inside_a_plain_value(tree: ConfigTree, override: str, parts: Sequence[str], key: str, plain: Any) -> str:
+    shown, inner = printable(str(plain), 120), ".".join(parts[key.count(".") + 1 :])
+    text = printable(override.partition("=")[2], 120)
+    both = f", or '{key}={{NAME: {shown}, {inner}: {text}}}' for both" if isinstance(plain, str) else ""
+    return (
+        f"The override {printable(repr(override), 300)} names a key inside of {key}, which is {shown} "
+        f"({tree.sources.get(key, 'set before')}): a value without keys, which would be lost. Write "
+        f"'{key}={{{inner}: {text}}}' to have that in its place{both}."
+    )
 
 
 def _read_tree(path: Path, chain: tuple[Path, ...]) -> ConfigTree:

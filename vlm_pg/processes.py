@@ -18,8 +18,9 @@ from typing import IO, Any
 PARENT_CHECK_MS = 1000
 # Numeric libraries read these at start-up, torch too.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# The environment of a process that computes with one thread and without a GPU.
-ONE_THREAD: Mapping[str, str] = {"CUDA_VISIBLE_DEVICES": "", **dict.fromkeys(_THREADS, "1")}
+# The environment of a process that computes with one thread, and of one that does so without a GPU.
+ONE_THREAD: Mapping[str, str] = dict.fromkeys(_THREADS, "1")
+ONE_THREAD_NO_GPU: Mapping[str, str] = {"CUDA_VISIBLE_DEVICES": "", **ONE_THREAD}
 
 
 def start_interpreter(

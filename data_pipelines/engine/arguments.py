@@ -11,7 +11,7 @@ from pathlib import Path
 from data_pipelines.engine.archives import archives_below, unpack
 from data_pipelines.engine.assembling import Format
 from data_pipelines.engine.dataset import DataSet
-from data_pipelines.engine.discovering import annotation_files
+from data_pipelines.engine.discovering import Recognised, annotation_files
 from data_pipelines.engine.guarding import refuse_inside
 from data_pipelines.engine.judging import DATA_TYPES
 from data_pipelines.engine.other_archives import others_below, told
@@ -26,7 +26,7 @@ DEFAULT_PATCH = 28
 
 @dataclass(frozen=True)
 class Arguments:
-    """The command's arguments, defaults filled in; files are found."""
+    """The command's arguments, defaults filled in; files are found. ``unread``: annotation files that are not read."""
 
     train: list[Path]
     eval: list[Path]
@@ -45,6 +45,7 @@ class Arguments:
     media: list[str]
     patch: int
     overwrite: bool
+    unread: list[Recognised]
 
 
 def parse(dataset: DataSet, description: str, argv: Sequence[str] | None) -> Arguments:
@@ -54,6 +55,7 @@ def parse(dataset: DataSet, description: str, argv: Sequence[str] | None) -> Arg
         ConfigError: they do not go together, or name nothing.
     """
     given = _parser(dataset, description).parse_args(argv)
+    given.unread = []
     given.media_root = getattr(given, "media_root", None) or given.folder or Path()
     if given.folder is not None:
         if given.train or given.eval:
@@ -67,8 +69,8 @@ def parse(dataset: DataSet, description: str, argv: Sequence[str] | None) -> Arg
                 unpack(archive, tell=print)
             if others := others_below(given.folder):
                 print(told(others))
-        found = annotation_files(dataset, given.folder)
-        given.train, given.eval = found["train"], found["eval"]
+        found, given.unread = annotation_files(dataset, given.folder)
+        given.train, given.eval = list(found["train"]), list(found["eval"])
     if not given.train and not given.eval:
         raise ConfigError(
             "Neither a folder nor --train nor --eval is given. The folder that the data set unpacks to, or its files, "

@@ -21,14 +21,18 @@ REFUSED, REPEATED = "refused.jsonl", "repeated.jsonl"
 
 
 def write_all(
-    folder: Path, placed: Iterable[Placed | BadSample | str], repeats: Repeats, splits: Sequence[str], form: Format
-) -> tuple[Tally, dict[str, int]]:
-    """Write the records of each split, ``refused.jsonl`` and ``repeated.jsonl`` into a folder.
+    folder: Path,
+    placed: Iterable[Placed | BadSample | str],
+    repeats: Repeats,
+    splits: Sequence[str],
+    form: Format,
+    tally: Tally,
+) -> dict[str, int]:
+    """Write the records of each split, ``refused.jsonl`` and ``repeated.jsonl`` into a folder, and count them.
 
     Returns:
-        What was written, counted, and the number of records in each file.
+        The number of records in each file.
     """
-    tally = Tally()
     writers: dict[str, RecordWriter] = {
         split: ShardWriter(folder, split) if form == "parquet" else JsonlWriter(folder, split) for split in splits
     }
@@ -53,7 +57,7 @@ def write_all(
             tally.refuse(one)
             refused.write(line_of(one).encode(errors="backslashreplace"))
     files = {name: count for writer in writers.values() for name, count in writer.close().items()}
-    return tally, {**files, REFUSED: sum(tally.refused.values()), REPEATED: sum(tally.repeated.values())}
+    return {**files, REFUSED: sum(tally.refused.values()), REPEATED: sum(tally.repeated.values())}
 
 
 def _written(one: Placed, writer: RecordWriter, form: Format) -> BadSample | None:

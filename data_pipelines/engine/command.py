@@ -60,6 +60,8 @@ def prepare(
         VlmPgError: the disk is full, a process was killed; the same command goes on.
     """
     arguments = parse(dataset, description, argv)
+    for unread in arguments.unread:
+        print(f"Not read: {unread}.", flush=True)
     sources = sources_of(dataset, arguments)
     inputs = inputs_of(dataset, sources, arguments)
     look = MediaLook.of(dataset, arguments)
@@ -133,17 +135,18 @@ def _prepare(
         written.mkdir()
         splits = ["train", "eval"] if arguments.train else ["eval"]
         placed = splitter.placed(verdicts())
-        tally, files = write_all(written, placed, Repeats(ledger), splits, arguments.format)
+        tally = Tally(dataset.option_columns)
+        files = write_all(written, placed, Repeats(ledger), splits, arguments.format, tally)
         details = details_of(dataset, sources, rows)
         refuse_changed(inputs, inputs_of(dataset, sources, arguments))
         check_all_judged(tally, total, spool.totals(parts))
         check_outcome(tally, splits[0], arguments, verdicts())
         tally.tokens.title += look.shown
         write_json_atomic(written / REPORT, {**_told(dataset, arguments), **look.identity, **tally.report()})
-        write_summary(written / SUMMARY, dataset.name, tally, rules.media_root, knows.pool)
+        write_summary(written / SUMMARY, dataset.name, tally, rules.media_root, knows.pool, arguments.unread)
     refuse_foreign(out, _to_write(arguments))
     place(written, out)
-    more = {"schema_version": SCHEMA_VERSION, "sources": details, "counts": tally.report()}
+    more = {"schema_version": SCHEMA_VERSION, "sources": details, **_unread(arguments), "counts": tally.report()}
     write_manifest(out, identity, files, more, beside=(REPORT, SUMMARY))
     settle(out)
     spool.remove()
@@ -181,7 +184,12 @@ def _told(dataset: DataSet, arguments: Arguments) -> dict[str, Any]:
     told: dict[str, Any] = {"pipeline": dataset.name}
     for split, paths in (("train_files", arguments.train), ("eval_files", arguments.eval)):
         told[split] = [str(path) for path in paths[:MANY_FILES]]
+    told |= _unread(arguments)
     return told | ({"media_root": str(arguments.media_root)} if dataset.media is not None else {})
+
+
+def _unread(arguments: Arguments) -> dict[str, Any]:
+    return {"unread_files": [one.told() for one in arguments.unread]}
 
 
 def _settings(dataset: DataSet, arguments: Arguments) -> str:

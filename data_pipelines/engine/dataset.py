@@ -14,6 +14,9 @@ Row = Mapping[str, Any]
 Split = Literal["train", "eval"]
 Rows = Callable[[Path], Iterator[tuple[RecordPlace, Any]]]
 TABLES = (".json", ".jsonl", ".parquet", ".csv")
+# ``Form.foreign`` of sets whose questions have neither.
+WITH_MEDIA = dict.fromkeys(("image", "images", "decoded_image", "video", "videos"), "sets with media")
+WITH_OPTIONS = dict.fromkeys(("options", "choices"), "multiple choice sets")
 
 
 def one_question(row: Row, name: str) -> Iterable[tuple[str, Row]]:
@@ -39,7 +42,8 @@ class Form:
     Args:
         name: what messages call it: "STAR_{train,val,test}.json".
         files: the annotation files of each split, as glob patterns below the folder as it unpacks, of which the first
-            that names any counts; "data:train" is that split of a folder of Parquet shards.
+            that names any counts; "data:train" is that split of a folder of Parquet shards. A split's files are those
+            of the first form that has any for it.
         columns: fields that every row has, of those in a tuple one. A file is of the first form whose columns its first
             row has.
         to_record: makes a record, as ``vlm_pg.data.records`` describes it, of a question and of a name that is its own
@@ -51,6 +55,10 @@ class Form:
         questions: the questions of a row with a name for each, made of the row's.
         suffixes: endings of the annotation files; a folder of shards counts as ".parquet".
         beside: files beside an annotation file, as glob patterns, that ``rows`` looks into.
+        foreign: fields that no row of this form has, though rows of similar sets do, with what those are: such rows
+            would be read, and not as what they are.
+        folder: the one folder that all media of a question are in, made of the question and of the folder of its
+            annotation file, for forms whose paths other forms, or other files of this one, have too.
     """
 
     name: str
@@ -61,6 +69,8 @@ class Form:
     questions: Callable[[Row, str], Iterable[tuple[str, Row]]] = one_question
     suffixes: tuple[str, ...] = TABLES
     beside: tuple[str, ...] = ()
+    foreign: Mapping[str, str] = field(default_factory=dict)
+    folder: Callable[[Row, Path], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,11 +80,14 @@ class DataSet:
     Args:
         name: of the pipeline, and of the records' ``data_source`` unless they say more.
         forms: those it is published in, the most particular first.
-        media: None for a set without media; else folders, as glob patterns below the folder as it unpacks, that paths
-            of its rows may start from. Files are looked for there, then by name in the whole media root.
-        by_name: whether they are looked for by name. Not in sets whose media share names ("split_2.mp4", "1.png"):
-            where some are missing, another's would be taken.
+        media: None for a set without media; else folders, as glob patterns below the folder as it unpacks, that its
+            archives unpack to, the preferred first. Media are looked for there and in the media root; nowhere else,
+            because other sets call other files the same (see ``MediaFinder``).
+        by_name: whether files in these folders are found by name, however deep. Not in sets whose media share names
+            ("split_2.mp4", "1.png"): where some are missing, another's would be taken.
         described_in: files that this description was read from: what is prepared depends on them, too.
+        option_columns: how many fields of a row hold an option each, to tell of rows that leave some empty; 0: they
+            come otherwise, or all are needed.
 
     The docstring of its module says, in paragraphs that begin so, how it is "Published:", its "Licence:", and shows an
     example "Record:".
@@ -85,3 +98,4 @@ class DataSet:
     media: tuple[str, ...] | None = field(default=None)
     by_name: bool = True
     described_in: tuple[Path, ...] = ()
+    option_columns: int = 0

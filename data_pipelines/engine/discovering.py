@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from data_pipelines.engine.dataset import DataSet, Form, Split
+from data_pipelines.engine.dataset import DataSet, Split
 from vlm_pg.data.folders import NoSuchSplit, data_folder, files_of
 from vlm_pg.errors import ConfigError, printable
 
@@ -16,8 +18,31 @@ _LISTED = 12
 SPLITS: tuple[Split, ...] = ("train", "eval")
 
 
-def annotation_files(dataset: DataSet, folder: Path) -> dict[Split, list[Path]]:
-    """The files of the first form that the folder has any of, by split.
+@dataclass(frozen=True)
+class Recognised:
+    """Annotation files in a folder that a pattern of a form names, for a split."""
+
+    form: str
+    split: Split
+    files: tuple[Path, ...]
+
+    def __str__(self) -> str:
+        first, more = printable(str(self.files[0]), 300), len(self.files) - 1
+        shown = f"'{first}'" + (f" and {more:,} more" if more else "")
+        other = f"others are read for {self.split}. Name files with --train and --eval to choose them"
+        return f"{shown} ({self.form}): {other}"
+
+    def told(self) -> dict[str, Any]:
+        """As JSON values."""
+        files = [str(path) for path in self.files[:_LISTED]]
+        return {"form": self.form, "split": self.split, "count": len(self.files), "files": files}
+
+
+def annotation_files(dataset: DataSet, folder: Path) -> tuple[Mapping[Split, Sequence[Path]], list[Recognised]]:
+    """The files of each split, and those that are annotation files of the set, too, but not read.
+
+    Of each split all files are those of the first pattern that names any, of the first form that has such: mirrors and
+    other forms hold the same questions. So training may be of one form and evaluation of another.
 
     Raises:
         ConfigError: it is no folder, or has none (with what it has and which form is nearest), or has a split in part.
@@ -27,17 +52,30 @@ def annotation_files(dataset: DataSet, folder: Path) -> dict[Split, list[Path]]:
             f"'{printable(str(folder), 300)}' is not a folder. The folder that {dataset.name} unpacks to is expected. "
             "Correct it, or name its annotation files with --train and --eval."
         )
+    found = list(_recognised(dataset, folder))
+    if not found:
+        raise ConfigError(_nothing_found(dataset, folder))
+    chosen = {split: next((one for one in found if one.split == split), None) for split in SPLITS}
+    told = {file for one in chosen.values() if one is not None for file in _parts(one.files)}
+    unread = []
+    for one in found:
+        if files := tuple(path for path in one.files if not told.issuperset(_parts([path]))):
+            unread.append(replace(one, files=files))
+            told.update(_parts(files))
+    return {split: [] if one is None else list(one.files) for split, one in chosen.items()}, unread
+
+
+def _recognised(dataset: DataSet, folder: Path) -> Iterator[Recognised]:
     for form in dataset.forms:
-        files = _files_of(form, folder)
-        if any(files.values()):
-            return files
-    raise ConfigError(_nothing_found(dataset, folder))
+        for split in SPLITS:
+            for pattern in form.files.get(split, ()):
+                if files := tuple(_matches(folder, pattern)):
+                    yield Recognised(form.name, split, files)
 
 
-def _files_of(form: Form, folder: Path) -> dict[Split, list[Path]]:
-    """Of each split those of the first pattern that names any: mirrors hold the same questions in several files."""
-    matches = {split: (list(_matches(folder, pattern)) for pattern in form.files.get(split, ())) for split in SPLITS}
-    return {split: next(filter(None, found), []) for split, found in matches.items()}
+def _parts(paths: Sequence[Path]) -> Iterator[Path]:
+    """The files themselves: several patterns may name the same shards."""
+    return (file.resolve() for path in paths for file in files_of(path))
 
 
 def _matches(folder: Path, pattern: str) -> Iterator[Path]:
@@ -83,7 +121,7 @@ def _nothing_found(dataset: DataSet, folder: Path) -> str:
 
 def _holds_one(dataset: DataSet, folder: Path) -> bool:
     try:
-        return any(any(_files_of(form, folder).values()) for form in dataset.forms)
+        return any(True for _ in _recognised(dataset, folder))
     except ConfigError:  # of a split that is there in part
         return True
     except OSError:

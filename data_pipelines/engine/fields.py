@@ -91,17 +91,39 @@ def number_of(row: Mapping[str, Any], name: str) -> float:
 
 
 def list_of(row: Mapping[str, Any], name: str) -> list[Any]:
-    """A field that is a list.
+    """A field that is a list, as ``listed`` takes it.
 
     Raises:
-        SampleError: ``missing_field`` or ``wrong_type``.
+        SampleError: ``missing_field``, ``wrong_type`` or ``uneven_lists``.
     """
-    value = row.get(name)
+    value = listed(row.get(name), f"'{name}'")
     if value is None:
         raise unusable("missing_field", f"the row has no '{name}'", "A list under that name")
     if not isinstance(value, list):
         raise unusable("wrong_type", f"'{name}' is a {type(value).__name__}", "A list")
     return value
+
+
+def listed(value: Any, what: str) -> Any:
+    """A list of objects that tables hold field by field, as ``datasets`` does with a Sequence of objects; other values
+    stay as they are.
+
+    listed({"from": ["human", "gpt"], "value": ["Who?", "I."]}, "it")[1] == {"from": "gpt", "value": "I."}
+
+    Args:
+        value: what may be one.
+        what: messages call it so.
+
+    Raises:
+        SampleError: ``uneven_lists``: its lists are not equally long.
+    """
+    if not isinstance(value, Mapping) or not value or not all(isinstance(one, list) for one in value.values()):
+        return value
+    lengths = {name: len(one) for name, one in value.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{length} of '{name}'" for name, length in lengths.items())
+        raise unusable("uneven_lists", f"{what} holds lists of {told}", "As many of each field")
+    return [dict(zip(value, one, strict=True)) for one in zip(*value.values(), strict=True)]
 
 
 def object_of(value: Any, what: str) -> Mapping[str, Any]:
@@ -162,7 +184,7 @@ def listed_questions(
         try:
             question_name = f"{prefix}_{called(object_of(asked, 'the question'), own_id)}"
         except SampleError:
-            question_name = f"{name}.{number}"
+            question_name = f"{name}-{number}"  # rows of one line are called "1", "1.2", ...
         yield question_name, {**shared, "asked": asked}
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from data_pipelines.engine.hub_origin import Origin, check_origin, note_origin
+from data_pipelines.engine.hub_csv import csv_tables, holds_csv
+from data_pipelines.engine.hub_origin import Origin, check_origin, forget_origin, note_origin
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.files import replacing
 
@@ -39,6 +43,7 @@ def fetch(name: str, config: str | None, split: str, folder: Path, revision: str
             note_origin(target, origin)
             _write(name, config, split, target, revision)
         except Exception as error:  # whatever the package raises: the network, the name, or the data set are at fault
+            forget_origin(target)
             raise ConfigError(
                 f"Split '{printable(split, 100)}' of data set '{printable(name, 200)}' (configuration "
                 f"{config or 'default'}) cannot be fetched: {printable(str(error), 500)}. A data set that the package "
@@ -53,7 +58,11 @@ def _write(name: str, config: str | None, split: str, target: Path, revision: st
     import pyarrow.parquet
     from datasets.table import embed_table_storage
 
-    stream = datasets.load_dataset(name, config, split=split, streaming=True, revision=revision)
+    builder = datasets.load_dataset_builder(name, config, revision=revision)
+    if holds_csv(builder):
+        _write_tables(csv_tables(builder, split, _ROWS), target)
+        return
+    stream = builder.as_streaming_dataset(split=split)
     if stream.features is None:
         stream = stream._resolve_features()
     schema = stream.features.arrow_schema  # its metadata say which columns are images and videos
@@ -61,3 +70,14 @@ def _write(name: str, config: str | None, split: str, target: Path, revision: st
         for batch in stream.with_format("arrow").iter(batch_size=_ROWS):
             table = embed_table_storage(batch.cast(schema))  # media that the data set keeps in files of its own
             writer.write_table(table.cast(schema))
+
+
+def _write_tables(tables: Iterator[Any], target: Path) -> None:
+    import pyarrow.parquet
+
+    first = next(tables, None)
+    if first is None:
+        raise ValueError("it has no rows")
+    with replacing(target) as file, pyarrow.parquet.ParquetWriter(file, first.schema) as writer:
+        for table in chain([first], tables):
+            writer.write_table(table)

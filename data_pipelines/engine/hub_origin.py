@@ -63,6 +63,11 @@ def note_origin(shard: Path, origin: Origin) -> None:
     write_bytes_atomic(_note(shard), (json.dumps(asdict(origin)) + "\n").encode(errors="backslashreplace"))
 
 
+def forget_origin(shard: Path) -> None:
+    """It could not be fetched."""
+    _note(shard).unlink(missing_ok=True)
+
+
 def _note(shard: Path) -> Path:
     return shard.with_name(f".{shard.name}{_ENDING}")
 

@@ -14,6 +14,8 @@ from data_pipelines.engine.finding import MediaFinder
 from data_pipelines.engine.rows import RowReader
 from data_pipelines.media_store import MediaStore
 from vlm_pg.data.files import RecordPlace
+from vlm_pg.data.folders import root_of
+from vlm_pg.data.sameness import path_key, text_key
 from vlm_pg.errors import SampleError
 from vlm_pg.media.paths import resolve
 from vlm_pg.rewards import Rewarder, RewardSettings
@@ -94,7 +96,7 @@ class Judge:
     def __init__(self, rules: Rules):
         self._rules, self._dataset = rules, dataset_of(rules.recipe)
         root = rules.media_root
-        self._finder = None if root is None else MediaFinder(root, self._dataset.media or (), self._dataset.by_name)
+        self._finder = None if root is None else MediaFinder(root, self._dataset)
         self._store = None if root is None else MediaStore(root)
         self._rewarder = Rewarder(RewardSettings(checker=CheckerSettings(workers=1)))
 
@@ -108,7 +110,7 @@ class Judge:
     def judge(self, part: Part) -> list[Verdict]:
         """What becomes of each question of a part, in order."""
         source = part.source
-        reader = RowReader(self._dataset.forms[source.form], self._finder, self._store)
+        reader = RowReader(self._dataset.forms[source.form], self._finder, self._store, root_of(source.path))
         found: list[Verdict] = []
         for place, row in part.rows:
             for one in reader.samples(row, f"{source.name}-{place.key}", place.within(source.path)):
@@ -165,6 +167,5 @@ def data_type(sample: Sample) -> str:
 
 
 def split_keys(sample: Sample) -> tuple[str, ...]:
-    """What must not be in both splits: the media, or without media the question itself."""
-    paths = tuple(ref.path.removeprefix("./") for ref in sample.media)
-    return paths or (sample.question,)
+    """What must not be in both splits: the media, or without media the question itself, however they are spelled."""
+    return tuple(path_key(ref.path) for ref in sample.media) or (text_key(sample.question),)

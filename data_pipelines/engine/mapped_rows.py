@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,16 +12,19 @@ from data_pipelines.engine.field_map import Answer, FieldMap, Fields, Options, S
 from data_pipelines.engine.fields import (
     answer_text,
     called,
+    listed,
     plain_number,
     unusable,
 )
-from data_pipelines.engine.options import letter_at, letter_of_text, split_options
-from data_pipelines.engine.questions import untagged, without_sentences
-from vlm_pg.data.gold import answer_kind_of, options_of
+from data_pipelines.engine.options import letter_of_text, split_options
+from data_pipelines.engine.questions import answered, untagged, without_sentences
+from vlm_pg.data.columns import Label
+from vlm_pg.data.gold import answer_kind_of, option_texts, options_of
 from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import SampleError
 
 _SECONDS = ("start", "end")
+_NAMES = ("problem_id", "data_source", "category")
 
 
 def mapped_record(field_map: FieldMap, row: Row, name: str) -> dict[str, Any]:
@@ -34,11 +38,13 @@ def mapped_record(field_map: FieldMap, row: Row, name: str) -> dict[str, Any]:
     fields = field_map.fields
     record: dict[str, Any] = {"problem_id": name, "data_source": field_map.name}
     record |= {field: _converted(source, row, field) for field, source in fields.sources().items()}
+    record |= {field: _as_name(record[field]) for field in _NAMES if field in record}
     record["data_source"] = record["data_source"] or field_map.name
     options = _options(fields, row, record)
-    record["options"] = options
-    record["solution"] = f"<answer>{_gold(fields.answer, row, record, options)}</answer>"
-    return record
+    gold = _gold(fields.answer, row, record, options)
+    if fields.answer.given_as in ("letter", "index", "index from 1", "text"):
+        options = list(options_of({"options": options}))  # a letter is one of theirs then, and no option's text
+    return record | answered(record["problem_type"], gold, options)
 
 
 def mapped_questions(field_map: FieldMap, row: Row, name: str) -> Iterable[tuple[str, Row]]:
@@ -57,7 +63,7 @@ def nested_questions(field: str, row: Row, name: str) -> Iterable[tuple[str, Row
     Raises:
         SampleError: there is no such list.
     """
-    questions = _found(row, field)
+    questions = listed(_found(row, field), f"'{field}'")
     if not isinstance(questions, list):
         raise unusable("wrong_type", f"'{field}' is a {type(questions).__name__}", "A list of questions")
     rest = {key: value for key, value in row.items() if key != field}
@@ -80,13 +86,16 @@ def _found(row: Row, field: str) -> Any:
     """The value of a field, or of one inside others: "metadata.task".
 
     Raises:
-        SampleError: ``missing_field`` or ``unreadable_value``.
+        SampleError: ``missing_field``, ``unreadable_value`` or ``uneven_lists``.
     """
     value: Any = row
     for part in (field,) if field in row else field.split("."):
         if isinstance(value, Mapping) and part in value:
             value = value[part]
-        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            continue
+        if part.isdecimal():
+            value = listed(value, f"what holds '{field}'")
+        if isinstance(value, list) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
         else:
             raise unusable("missing_field", f"the row has no '{field}', which the map names", "A row with it")
@@ -133,6 +142,12 @@ def _seconds(value: Any, name: str) -> Any:
         raise unusable("bad_clip", f"'{name}' is '{str(value)[:80]}'", "A number of seconds") from None
 
 
+def _as_name(value: Any) -> Any:
+    """A whole number as text: what is called 3 in one file is 3.0 in a table that holds fractions."""
+    is_whole = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
+    return plain_number(value) if is_whole else value
+
+
 def _options(fields: Fields, row: Row, record: dict[str, Any]) -> list[str]:
     """The options as they are written; those that stand in the question leave it."""
     source = fields.options
@@ -145,7 +160,7 @@ def _options(fields: Fields, row: Row, record: dict[str, Any]) -> list[str]:
         return options
     if source.columns is not None:
         values = [_found(row, column) for column in source.columns]
-        while values and values[-1] in (None, ""):  # questions with fewer options leave the last columns empty
+        while values and _is_missing(values[-1]):  # questions with fewer options leave the last columns empty
             values.pop()
         return [_option(value) for value in values]
     return _list_of_options(source, _raw(source, row))
@@ -161,8 +176,16 @@ def _list_of_options(source: Options, value: Any) -> list[str]:
     return [_option(one) for one in value]
 
 
+def _is_missing(value: Any) -> bool:
+    """An empty cell; NaN is one where JSON was written of a table."""
+    is_empty = isinstance(value, str) and not value.strip()
+    return value is None or is_empty or (isinstance(value, float) and not math.isfinite(value))
+
+
 def _option(value: Any) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise unusable("wrong_type", f"an option is {value}", "Text or a finite number")
         return plain_number(value)
     if not isinstance(value, str):
         raise unusable("wrong_type", f"an option is a {type(value).__name__}", "Text or a number")
@@ -173,9 +196,12 @@ def _gold(source: Answer, row: Row, record: dict[str, Any], options: list[str]) 
     """What stands between the answer tags of the record."""
     value = _raw(source, row)
     kind = answer_kind_of(record)
+    name = source.field or "answer"
+    if source.given_as == "tagged":
+        value = untagged(answer_text({name: value}, name))
     if kind != "multiple_select":
         return _one_gold(source, value, options, names_option=kind == "multiple_choice")
-    values = value if isinstance(value, list) else answer_text({"answer": value}, "answer").split(source.separator)
+    values = value if isinstance(value, list) else answer_text({name: value}, name).split(source.separator)
     if not values:
         raise unusable("no_gold_answer", f"'{source.field}' is empty", "The right options")
     return ", ".join(_one_gold(source, one, options, names_option=True) for one in values)
@@ -183,13 +209,11 @@ def _gold(source: Answer, row: Row, record: dict[str, Any], options: list[str]) 
 
 def _one_gold(source: Answer, value: Any, options: list[str], names_option: bool) -> str:
     written = answer_text({source.field or "answer": value}, source.field or "answer")
-    if source.given_as == "tagged":
-        return untagged(written)
-    if not names_option:
+    if source.given_as == "tagged" or not names_option:
         return written
-    letters, texts = _letters_and_texts(options)
+    texts = option_texts(options_of({"options": options}))
     if source.given_as == "written":
-        if written.isdecimal() and int(written) <= len(texts) and written in texts:
+        if written.isdecimal() and int(written) <= len(texts) and written in texts.values():
             raise unusable(
                 "ambiguous_answer",
                 f"the answer '{written}' may be an option's text or its number",
@@ -198,19 +222,19 @@ def _one_gold(source: Answer, value: Any, options: list[str], names_option: bool
         return written
     if source.given_as == "letter":
         letter = written.strip("().: ").upper()
-        if letter not in letters:
-            raise unusable("answer_not_in_options", f"the answer is '{written[:80]}'", f"One of {letters}")
+        if letter not in texts:
+            raise unusable("answer_not_in_options", f"the answer is '{written[:80]}'", f"One of {list(texts)}")
         return letter
     if source.given_as == "text":
-        found = letter_of_text(written, texts)
-        return letters[string.ascii_uppercase.index(found)]
-    number = written
-    if source.given_as == "index from 1" and written.isdecimal():
-        number = str(int(written) - 1)
-    return letters[string.ascii_uppercase.index(letter_at(number, len(letters)))]
+        place = string.ascii_uppercase.index(letter_of_text(written, list(texts.values())))
+        return list(texts)[place]
+    number = str(value.number) if isinstance(value, Label) else written
+    return _by_number(number, list(texts), first=1 if source.given_as == "index from 1" else 0)
 
 
-def _letters_and_texts(options: list[str]) -> tuple[list[str], list[str]]:
-    """As ``vlm_pg.data`` reads them: options without letters get theirs in order."""
-    lettered = [option.lstrip().removeprefix("(") for option in options_of({"options": options})]
-    return [option[:1] for option in lettered], [option[1:].lstrip(" .):") for option in lettered]
+def _by_number(number: str, letters: list[str], first: int) -> str:
+    numbered = {str(place): letter for place, letter in enumerate(letters, start=first)}
+    if number not in numbered:
+        allowed = f"The number of an option, {first} to {len(letters) - 1 + first},"
+        raise unusable("answer_not_in_options", f"the answer is '{number[:80]}'", allowed)
+    return numbered[number]

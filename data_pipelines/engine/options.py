@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_pipelines.engine.fields import plain_number, unusable
+from vlm_pg.data.columns import Label
 from vlm_pg.rewards.options import same_text
 
 # "A. red", "A) red", "(A) red", "A: red"; not "D.C. is shown".
@@ -52,12 +53,12 @@ def split_options(text: str) -> tuple[str, list[str]]:
 
 
 def letter_at(index: Any, count: int) -> str:
-    """The letter of the option that a number from 0 on names, given as a number or as text.
+    """The letter of the option that a number from 0 on names, given as a number, as text, or by a class's number.
 
     Raises:
         SampleError: ``answer_not_in_options`` or ``bad_options``.
     """
-    written = plain_number(index).strip()
+    written = plain_number(index.number if isinstance(index, Label) else index).strip()
     if written not in map(str, range(count)):
         raise unusable(
             "answer_not_in_options", f"the answer is '{written[:80]}'", f"The number of an option, 0 to {count - 1},"

@@ -8,10 +8,10 @@ from typing import Any
 
 from data_pipelines.engine.fields import unusable
 from data_pipelines.engine.options import letter_and_text, letter_of, split_options
+from vlm_pg.data.gold import answers_in, have_letters
 
 _MARKS = ("<image>", "<video>")
 _OPENS, _CLOSES = "<answer>", "</answer>"
-_ANSWER = re.compile(f"{_OPENS}(.*?){_CLOSES}", re.DOTALL)
 _TAG = re.compile(r"</?answer>")
 _COUNT = re.compile(r"0|[1-9][0-9]{0,8}")
 
@@ -48,9 +48,17 @@ def without_mark(text: str) -> str:
 
 
 def untagged(solution: str) -> str:
-    """What stands between answer tags, or all of a text without any: untagged("So <answer>B</answer>") == "B"."""
-    found = _ANSWER.search(solution)
-    return (found[1] if found else solution).strip()
+    """What stands between answer tags in a text: untagged("So <answer>B</answer>") == "B".
+
+    Raises:
+        SampleError: ``no_answer_tag``: there are none, or not in pairs; ``ambiguous_answer``: they do not say the same.
+    """
+    found = answers_in(solution)
+    if not found or {solution.count(_OPENS), solution.count(_CLOSES)} != {len(found)}:
+        raise unusable("no_answer_tag", f"the answer is '{solution[:80]}'", f"One answer as {_OPENS}it{_CLOSES}")
+    if len(set(found)) > 1:
+        raise unusable("ambiguous_answer", f"the answers are {found[:4]}", "One right answer")
+    return found[0]
 
 
 def untagged_once(text: str) -> str:
@@ -92,7 +100,9 @@ def open_or_choice(text: str, gold: str) -> dict[str, Any]:
     """
     question, options = split_options(text)
     if options:
-        return {"problem": question, **answered("multiple choice", letter_of(gold, options), options)}
+        # Of lines it is sure that they begin with their letters; in records a few in another order would not be.
+        ordered = options if have_letters(options) else sorted(options)
+        return {"problem": question, **answered("multiple choice", letter_of(gold, options), ordered)}
     return {"problem": question, **_open(gold)}
 
 

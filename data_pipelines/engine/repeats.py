@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from vlm_pg.data.ledger import Ledger
+from vlm_pg.data.sameness import path_key, text_key
 from vlm_pg.errors import printable
 from vlm_pg.types import Sample
 
@@ -36,16 +37,18 @@ class Repeat:
 
 
 class Repeats:
-    """Knows the questions of a set: text, options, and content and part of the media, whatever files are called."""
+    """Knows the questions of a set: text, options, and content and part of the media, whatever files are called and
+    however texts are spaced."""
 
     def __init__(self, ledger: Ledger):
         self._ledger = ledger
 
     def of(self, sample: Sample, facts: Sequence[MediaFacts]) -> Repeat | None:
         """Whether a question was asked before; if not, it is now."""
-        contents = [one.content for one in facts] or [ref.path.removeprefix("./") for ref in sample.media]
-        parts = [(ref.kind, ref.start, ref.end, ref.times, ref.subtitles) for ref in sample.media]
-        asked = _digest([sample.question, sample.options, contents, parts])
+        contents = [one.content for one in facts] or [path_key(ref.path) for ref in sample.media]
+        parts = [(ref.kind, ref.start, ref.end, ref.times, path_key(ref.subtitles)) for ref in sample.media]
+        texts = [text_key(text) for text in (sample.question, *sample.options)]
+        asked = _digest([texts, contents, parts])
         answer = _digest([sample.answer_kind, sample.answer])
         if self._ledger.add("asked", asked, f"{answer} {sample.sample_id}"):
             return None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.fields import unusable
 from data_pipelines.engine.finding import MediaFinder
 from data_pipelines.media_store import MediaStore
 from vlm_pg.data.files import RecordPlace
@@ -30,11 +31,13 @@ class RowReader:
         form: says how.
         finder: finds media; None for a set without.
         store: writes media that stand inside rows; None as before.
+        annotations: the folder of the rows' file.
     """
 
     form: Form
     finder: MediaFinder | None = None
     store: MediaStore | None = None
+    annotations: Path = Path()
 
     def samples(self, row: Any, name: str, where: str) -> Iterator[Sample | BadSample]:
         """What becomes of each question of a row.
@@ -47,6 +50,8 @@ class RowReader:
         try:
             check_columns(row, self.form)
             questions = list(self.form.questions(row, name))
+            if not questions:
+                raise unusable("no_questions", "the row's list of questions is empty", "At least one question")
         except SampleError as fault:
             yield _refused(name, fault, where)
             return
@@ -62,25 +67,37 @@ class RowReader:
     def _sample(self, question: Row, name: str, where: str) -> Sample:
         try:
             record = self.form.to_record(question, name)
+            folder = None if self.form.folder is None else self.form.folder(question, self.annotations)
         except SampleError:
             raise
         except Exception as error:
             raise _unexpected(error) from error
+        if self.finder is not None:
+            record = self._located(record, folder, self.finder)
         if self.store is not None:
             record = with_paths(record, self.store.unpack)
-        if self.finder is not None:
-            record = _located(record, self.finder)
         return parse_record(record, where)
+
+    def _located(self, record: dict[str, Any], folder: str | None, finder: MediaFinder) -> dict[str, Any]:
+        """The record with its media's and subtitles' paths as they lie below the media root."""
+
+        def path(value: Any) -> Any:
+            if isinstance(value, list):
+                return [path(one) for one in value]
+            return finder.path_of(value, folder, self.annotations) if isinstance(value, str) and value else value
+
+        return record | {name: path(record[name]) for name in ("path", "subtitles") if record.get(name)}
 
 
 def check_columns(row: Any, form: Form) -> None:
     """Refuse what is no row of this form.
 
     Raises:
-        SampleError: ``unreadable_value``, ``not_a_record`` or ``missing_field``.
+        SampleError: ``unreadable_value`` or what else is wrong with one that cannot be read, ``not_a_record``,
+            ``missing_field`` or ``other_data_set``.
     """
     if isinstance(row, Unreadable):
-        raise SampleError("unreadable_value", f"the row is {row.what}. One that can be read is expected. Correct it.")
+        raise SampleError(row.reason, f"the row is {row.what}. One that can be read is expected. Correct it.")
     if not isinstance(row, Mapping):
         raise SampleError("not_a_record", f"the row is a {type(row).__name__}. Named fields are expected. Correct it.")
     missing = _missing(row, form)
@@ -90,16 +107,19 @@ def check_columns(row: Any, form: Form) -> None:
             f"the row has no {_listed(missing)}. Rows with {_listed(_choices(form))} are expected ({form.name}). Give "
             "the files as their project publishes them.",
         )
+    if other := _foreign(row, form):
+        raise SampleError("other_data_set", other)
 
 
 def form_of(dataset: DataSet, path: Path) -> Form:
     """The form that a file's first rows are of.
 
     Raises:
-        ConfigError: none of them; with what is nearest.
+        ConfigError: none of them, with what is nearest; or all are of another data set, which looks alike.
     """
     suffix = ".parquet" if data_folder(path) is not None else path.suffix.lower()
     tried: list[tuple[int, Form, str]] = []
+    unread: Form | None = None
     for form in dataset.forms:
         if suffix not in form.suffixes:
             continue
@@ -110,11 +130,19 @@ def form_of(dataset: DataSet, path: Path) -> Form:
             continue
         if not rows:
             raise ConfigError(f"Data file '{printable(str(path), 300)}' has no rows. At least one is expected.")
-        if any(isinstance(row, Mapping) and not _missing(row, form) for _, row in rows):
+        matching = [(place, row) for place, row in rows if isinstance(row, Mapping) and not _missing(row, form)]
+        if matching:
+            others = [(place, other) for place, row in matching if (other := _foreign(row, form))]
+            if len(others) == len(matching):
+                raise ConfigError(f"{shown(path, others[0][0])}: {others[0][1]}")
             return form
         place, row = rows[0]
         lacking = _missing(row, form) if isinstance(row, Mapping) else _choices(form)
         tried.append((len(lacking), form, f"{shown(path, place)}: the row has no {_listed(lacking)}"))
+        if all(isinstance(row, Unreadable) for _, row in rows):
+            unread = unread or form
+    if unread is not None:  # each of its rows is refused with its reason
+        return unread
     expected = "; ".join(f"{form.name} ({_listed(_choices(form))})" for form in dataset.forms)
     if not tried:
         suffixes = dict.fromkeys(suffix for form in dataset.forms for suffix in form.suffixes)
@@ -124,8 +152,8 @@ def form_of(dataset: DataSet, path: Path) -> Form:
         )
     _, nearest, why = min(tried, key=lambda one: one[0])
     raise ConfigError(
-        f"{why}. Nearest is the form {nearest.name}; {dataset.name} is read in the forms {expected}. Give the files as "
-        "their project publishes them, or use 'vlm-pg prepare generic' with a map of fields."
+        f"{why.removesuffix('.')}. Nearest is the form {nearest.name}; {dataset.name} is read in the forms {expected}. "
+        "Give the files as their project publishes them, or use 'vlm-pg prepare generic' with a map of fields."
     )
 
 
@@ -175,20 +203,19 @@ def _missing(row: Mapping[str, Any], form: Form) -> list[tuple[str, ...]]:
     return [names for names in _choices(form) if not any(name in row for name in names)]
 
 
+def _foreign(row: Mapping[str, Any], form: Form) -> str:
+    """Why a row is none of this form, though it has its columns; "" where nothing says so."""
+    found = [name for name in form.foreign if row.get(name) not in (None, "", [], {})]
+    if not found:
+        return ""
+    return (
+        f"the row has '{found[0]}', as rows of {form.foreign[found[0]]} have and those of {form.name} have not. "
+        "Prepare it as what it is, or use 'vlm-pg prepare generic' with a map of fields."
+    )
+
+
 def _listed(choices: Sequence[Sequence[str]]) -> str:
     return ", ".join(" or ".join(names) for names in choices)
-
-
-def _located(record: dict[str, Any], finder: MediaFinder) -> dict[str, Any]:
-    """The record with its media's and subtitles' paths as they lie below the media root."""
-    found = {name: _paths(record.get(name), finder) for name in ("path", "subtitles") if record.get(name)}
-    return record | found
-
-
-def _paths(value: Any, finder: MediaFinder) -> Any:
-    if isinstance(value, list):
-        return [_paths(one, finder) for one in value]
-    return finder.path_of(value) if isinstance(value, str) and value else value
 
 
 def _refused(name: str, fault: SampleError, where: str) -> BadSample:

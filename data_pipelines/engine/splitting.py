@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from data_pipelines.engine.judging import Verdict
 from vlm_pg.data.ledger import Ledger
+from vlm_pg.errors import printable
 from vlm_pg.types import BadSample, Sample
 
 if TYPE_CHECKING:
@@ -51,15 +52,18 @@ class Splitter:
                 yield one.refused
             elif one.sample is None:
                 yield one.left_out
-            elif not self._ledger.add(f"ids of {one.split}", one.sample.sample_id):
-                yield BadSample(
-                    one.sample.sample_id,
-                    "duplicate_id",
-                    f"the id '{one.sample.sample_id}' was used before. Each row needs its own. Give each file once.",
-                    one.sample.where,
-                )
+            elif not self._ledger.add(f"ids of {one.split}", one.sample.sample_id, one.sample.where):
+                yield self._twice(one.split, one.sample)
             else:
                 yield self._side(one, one.sample)
+
+    def _twice(self, split: str, sample: Sample) -> BadSample:
+        name, first = printable(sample.sample_id, 200), self._ledger.look(f"ids of {split}", sample.sample_id)
+        message = (
+            f"the id '{name}' was used before, at {first}. Each row needs its own. Give each file once; where ids "
+            "begin anew in each file, or in each row's list of questions, number them through, or leave the ids out."
+        )
+        return BadSample(sample.sample_id, "duplicate_id", message, sample.where)
 
     def _side(self, one: Verdict, sample: Sample) -> Placed | str:
         if one.split == "eval":

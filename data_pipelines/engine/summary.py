@@ -19,7 +19,14 @@ _THUMBNAIL_PIXELS = 160 * 120
 _FRAMES = 4
 
 
-def write_summary(path: Path, name: str, tally: Tally, media_root: Path | None, pool: WorkerPool | None = None) -> None:
+def write_summary(
+    path: Path,
+    name: str,
+    tally: Tally,
+    media_root: Path | None,
+    pool: WorkerPool | None = None,
+    unread: Sequence[object] = (),
+) -> None:
     """Write the page. It holds everything in itself and runs no script.
 
     Args:
@@ -28,6 +35,7 @@ def write_summary(path: Path, name: str, tally: Tally, media_root: Path | None, 
         tally: what was written.
         media_root: where media lie; None: none are shown. One that cannot be decoded is shown by its name and fault.
         pool: the processes that decode; by default one that ends with this.
+        unread: annotation files that were not read, as texts.
     """
     from jinja2 import Environment, StrictUndefined
 
@@ -38,6 +46,7 @@ def write_summary(path: Path, name: str, tally: Tally, media_root: Path | None, 
     text = page.from_string(template).render(
         name=name,
         tally=tally,
+        unread=[str(one) for one in unread],
         tables=[
             ("Kept, by medium", tally.by_data_type.most_common()),
             ("Kept, by answer kind", tally.by_answer_kind.most_common()),

@@ -37,8 +37,14 @@ class Histogram:
 
 @dataclass
 class Tally:
-    """What became of the questions, counted; and a few of them to show."""
+    """What became of the questions, counted; and a few of them to show.
 
+    Args:
+        option_columns: how many fields of a row hold an option each; 0 where options come otherwise.
+    """
+
+    option_columns: int = 0
+    fewer_options: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     by_data_type: Counter[str] = field(default_factory=Counter)
     by_answer_kind: Counter[str] = field(default_factory=Counter)
@@ -61,6 +67,7 @@ class Tally:
         self.by_answer_kind[sample.answer_kind] += 1
         self.by_source[sample.source] += 1
         self.words.add(sum(len(text.split()) for text in (sample.question, *sample.options)))
+        self.fewer_options += 0 < len(sample.options) < self.option_columns
         for ref in sample.media:
             if ref.end is not None:
                 self.clips.add(ref.end - (ref.start or 0.0))
@@ -89,6 +96,7 @@ class Tally:
 
     def report(self) -> dict[str, Any]:
         """As ``report.json`` has it."""
+        fewer = {"fewer_options_than_columns": self.fewer_options} if self.option_columns else {}
         return {
             "train": self.counts["train"],
             "eval": self.counts["eval"],
@@ -98,6 +106,7 @@ class Tally:
             "left_out": _sorted(self.left_out),
             "refused": _sorted(self.refused),
             "repeated": _sorted(self.repeated),
+            **fewer,
         }
 
     def summary(self) -> str:
@@ -108,6 +117,10 @@ class Tally:
             example = self.examples[reason]
             lines.append(f"refused  {count:6}  {reason}, for example {example.sample_id}: {example.message}")
         lines += [f"repeated {count:6}  {self.repeats[answers]}" for answers, count in self.repeated.most_common()]
+        if self.fewer_options:
+            lines.append(
+                f"kept     {self.fewer_options:6}  of them have fewer options than {self.option_columns} columns"
+            )
         return "\n".join(lines)
 
 

@@ -15,7 +15,8 @@ import pytest
 from tests.support.processes import ModuleProcess
 from tests.support.small_run import small_run
 from tests.support.watch import descendants
-from vlm_pg.cache.store import MARK, places
+from vlm_pg.cache.places import places
+from vlm_pg.cache.store import MARK
 
 # The frames and the visual features of the small run's clips, for training and evaluation.
 ENTRIES = 32
@@ -34,7 +35,7 @@ def filled(folder: Path, cache: Path, workers: int) -> str:
 
 def contents(cache: Path) -> dict[str, bytes]:
     """Every file of a cache; what a killed process was writing has a name that says so, and is no entry."""
-    own = (".prune.lock",)
+    own = (".prune.lock", ".room")
     files = [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".tmp" and path.name not in own]
     assert {place.path for place in places(cache)} == {path for path in files if path.name != MARK}
     return {str(path.relative_to(cache)): path.read_bytes() for path in files}

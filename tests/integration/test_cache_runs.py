@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 from tests.support.processes import ModuleProcess
 from tests.support.runs import read_lines, run_cli
 from tests.support.small_run import STEPS, small_run
-from vlm_pg.cache.store import places
+from vlm_pg.cache.places import places
 
 WEIGHTS = f"checkpoints/step-{STEPS:06d}/model.safetensors"
 
@@ -64,6 +65,25 @@ def test_kept_frames_change_nothing_and_are_made_once(folder: Path, filled: Path
         assert f"visual features: kept in {cache}, 0.2 KiB a visual token" in said
     assert {place.key: place.path.stat().st_mtime_ns for place in places(cache)} == written, "nothing was made again"
     assert entries(cache).items() <= entries(filled).items(), "a fill makes what a run would"
+
+
+HOSTS = {"oneDNN": "ONEDNN_MAX_CPU_ISA=AVX2", "torch": "ATEN_CPU_CAPABILITY=default", "MKL": "MKL_CBWR=COMPATIBLE"}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("host", HOSTS)
+def test_what_another_host_made_is_not_taken(folder: Path, filled: Path, host: str) -> None:
+    """Its sums are rounded otherwise. Here it is another by what libraries are told; the same run, without a cache and
+    with one that was filled elsewhere, gives the same weights."""
+    cache, told = folder / f"of-{host}", dict([HOSTS[host].split("=")])
+    shutil.copytree(filled, cache)
+    weights = []
+    for name, kept in (("without", []), ("with", [f"cache.folder={cache}"])):
+        done = run_cli("train", str(folder / "run.yaml"), f"run.dir={folder / f'{host}-{name}'}", *kept, **told)
+        assert done.returncode == 0, done.stderr
+        weights.append(load_file(folder / f"{host}-{name}" / WEIGHTS))
+    assert all(weights[0][name].equal(value) for name, value in weights[1].items())
+    assert len(entries(cache)) > len(entries(filled))
 
 
 def test_several_processes_fill_one_cache(folder: Path, filled: Path) -> None:

@@ -106,3 +106,8 @@ def test_questions_with_media_are_refused_before_the_run_begins(home: Path, tmp_
     of_eval = on_one_process(home, tmp_path / "run", f"data.eval.gsm8k={tmp_path}/mixed.json")
     with pytest.raises(ModelError, match=r"mixed.json have images or videos"):
         train(of_eval)
+    left_out = record | {"problem_id": 9, "data_type": "image", "path": "a.png", "data_source": "pictures"}
+    (tmp_path / "mixed.json").write_text(json.dumps([record, left_out]))
+    weights = "data.mixture={gsm8k: 1, pictures: 0}"
+    short = ("training.steps=1", "eval.after=false")
+    assert train(on_one_process(home, tmp_path / "run", f"data.train={tmp_path}/mixed.json", weights, *short)) == 0

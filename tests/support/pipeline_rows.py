@@ -15,6 +15,7 @@ from data_pipelines.engine.discovering import annotation_files
 from data_pipelines.engine.finding import MediaFinder
 from data_pipelines.engine.rows import RowReader, form_of, row_names
 from data_pipelines.media_store import MediaStore
+from vlm_pg.data.folders import root_of
 from vlm_pg.data.records import parse_record
 from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.types import BadSample, Sample
@@ -30,10 +31,10 @@ _ODD: tuple[Callable[[], Any], ...] = (
 def outcomes(dataset: DataSet, *paths: Path, root: Path | None = None) -> list[Sample | BadSample]:
     """What becomes of each question of these files, in order. ``root``: of the media; None: they are not looked for."""
     names, found = row_names(paths), []
-    finder = None if root is None else MediaFinder(root, dataset.media or (), dataset.by_name)
+    finder = None if root is None else MediaFinder(root, dataset)
     for path in paths:
         form = form_of(dataset, path)
-        reader = RowReader(form, finder, None if root is None else MediaStore(root))
+        reader = RowReader(form, finder, None if root is None else MediaStore(root), root_of(path))
         for place, row in form.rows(path):
             found += reader.samples(row, f"{names[path]}-{place.key}", place.within(path))
     return found
@@ -72,7 +73,7 @@ def reasons_of(found: Outcomes) -> dict[str, str]:
 
 def annotations(dataset: DataSet, folder: Path) -> dict[str, list[str]]:
     """The annotation files of each split in a folder, relative to it."""
-    found = annotation_files(dataset, folder)
+    found, _ = annotation_files(dataset, folder)
     return {split: [path.relative_to(folder).as_posix() for path in files] for split, files in found.items()}
 
 

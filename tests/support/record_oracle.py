@@ -77,9 +77,13 @@ def _spelling(kind: str) -> str:
 
 def _golds(sample: Sample, options: list[str], solution: str) -> set[str]:
     """Every way to read the gold answer."""
-    text = solution.split("<answer>", 1)[1].split("</answer>", 1)[0].strip()
-    if "<answer>" in text:
+    _, *tagged = solution.split("<answer>")
+    if not all("</answer>" in part for part in tagged):
         return set()
+    texts = {part.split("</answer>", 1)[0].strip() for part in tagged}
+    if len(texts) > 1:
+        return texts
+    (text,) = texts
     if sample.answer_kind != "multiple_choice":
         return {text}
     were_lettered = list(sample.options) == options

@@ -1,6 +1,7 @@
 """``vlm-pg bench media``: what the media of a run's records cost, decoded every time and with their frames kept.
 
-Every medium of data.train is asked for once in each of these ways, which take turns, in one process on one thread:
+Every medium of data.train, as far as data.limit goes, is asked for once in each of these ways, which take turns, in one
+process on one thread:
 
   bare     its frames decoded and resized, and nothing else: where they lie in the file is known
   decoded  what training asks for without a cache: judged, its frames found, chosen, decoded, resized
@@ -92,7 +93,8 @@ def _measure_all(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """What each medium costs in each way, and what was left out and why."""
     data = config.data
-    opened = [(data.root_for(path, name), open_records(path)[0]) for name, path in data.train_sets.items()]
+    sets = data.train_sets.items()
+    opened = [(data.root_for(path, name), open_records(path)[0][: data.limit]) for name, path in sets]
     named = dict.fromkeys((root, ref) for root, samples in opened for one in samples for ref in one.media)
     refs = list(named)[: arguments.limit]
     measured, left_out = [], []

@@ -6,7 +6,8 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from vlm_pg.cache.store import MARK, open_folder, places, prune, verify
+from vlm_pg.cache.places import places, prune, verify
+from vlm_pg.cache.store import MARK, open_folder
 from vlm_pg.errors import ConfigError, printable
 
 _GIB = 2**30
@@ -45,8 +46,13 @@ def print_verified(folder: Path) -> int:
 def print_pruned(folder: Path, max_gb: float) -> None:
     """Throw out what was not used for longest."""
     _check(folder)
-    count, freed = prune(folder, int(max_gb * _GIB))
-    print(f"{count:,} entries thrown out, {freed / _GIB:.3f} GiB freed")
+    pruned = prune(folder, int(max_gb * _GIB))
+    if pruned is None:
+        raise ConfigError(
+            f"Another process throws out entries of '{printable(str(folder), 300)}' at this moment. Nothing was done. "
+            "Try again."
+        )
+    print(f"{pruned.count:,} entries thrown out, {pruned.freed / _GIB:.3f} GiB freed")
 
 
 def _check(folder: Path) -> None:

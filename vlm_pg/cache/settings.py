@@ -22,7 +22,10 @@ class CacheSettings(Settings):
         "model.train without tower and merger. null: where it is.",
     )
     max_gb: float = Field(
-        100.0, gt=0, description="What was not used for longest is thrown out when the cache has grown beyond, in GiB."
+        100.0,
+        gt=0,
+        description="Most GiB of it all. For more, what was not used for longest is thrown out, but nothing that the "
+        "same run, or another one in the day before, has used, except features for frames.",
     )
 
     def impossible(self) -> list[str]:

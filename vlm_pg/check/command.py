@@ -12,7 +12,8 @@ from vlm_pg.check.judge import Judge
 from vlm_pg.check.lengths import LengthRules, Lengths
 from vlm_pg.check.probing import Place, Prober
 from vlm_pg.check.report import REFUSED, WARNED, lines, write_reports
-from vlm_pg.check.running import CheckedSet, SetCheck
+from vlm_pg.check.running import SetCheck
+from vlm_pg.check.sets import CheckedSet, mixture_fault, sets_of, too_many_bad
 from vlm_pg.check.tally import SetTally
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import line_of
@@ -37,7 +38,8 @@ def check(config: RunConfig, data: Path | None = None, decode: bool = False, out
         out: folder for ``check.json``, ``check.html``, ``refused.jsonl`` and ``warned.jsonl``.
 
     Raises:
-        ConfigError: nothing to check, records that cannot be read, or several processes.
+        ConfigError: nothing to check, records that cannot be read, several processes, a reward that cannot be
+            computed, or weights (``data.mixture``) that training would refuse, which shows when all was read.
         ModelError: the model's processor cannot be read, or it reads text alone and records have media.
     """
     if launched_world_size() > 1:
@@ -52,7 +54,7 @@ def check(config: RunConfig, data: Path | None = None, decode: bool = False, out
         console.info(line)
     tallies: list[SetTally] = []
     with ExitStack() as stack:
-        sets = _sets(config, data, model.pixel_factor, keep, stack)
+        sets = _sets(config, data, _places(config, model.pixel_factor, keep, stack))
         ledger = stack.enter_context(Ledger())
         lengths = stack.enter_context(Lengths(rules, config.media.workers, model))
         judge = stack.enter_context(Judge(config.reward, lengths, _token_counter(model.processor), console.warn))
@@ -61,10 +63,14 @@ def check(config: RunConfig, data: Path | None = None, decode: bool = False, out
         for one in sets:
             tallies.append(SetTally(one.name, str(one.path), config.prompt.max_prompt_tokens))
             checks.run(one, tallies[-1])
-    _say(console, tallies, out)
+    ends = [] if data is not None else too_many_bad(config.data, sets, tallies)
+    _say(console, tallies, ends, out)
     if out is not None:
         write_reports(out, tallies, _settings(config, decode))
-    return not any(one.with_errors for one in tallies)
+    fault = None if data is not None else mixture_fault(config.data, sets)
+    if fault is not None:
+        raise fault
+    return not ends and not any(one.with_errors for one in tallies)
 
 
 def _introduction(config: RunConfig, data: Path | None, decode: bool, keep: bool) -> Iterator[str]:
@@ -77,22 +83,29 @@ def _introduction(config: RunConfig, data: Path | None, decode: bool, keep: bool
         yield "reward.judge is not asked about gold answers"
     if not config.prompt.subtitles:
         yield "prompt.subtitles=false: files of subtitles are not read"
-    if data is None and config.data.train_sets and config.data.limit is not None:
-        yield f"data.limit: of data.train the {config.data.limit:,} usable records that training uses are checked"
+    if config.rollout.engine == "server":
+        yield "rollout.engine=server: no server is asked whether it takes these prompts (docs/servers.md)"
+    if data is None:
+        yield from config.data.left_out()
+        yield from config.eval.left_out(list(config.data.eval))
 
 
-def _sets(config: RunConfig, data: Path | None, factor: int, keep: bool, stack: ExitStack) -> list[CheckedSet]:
-    """What is trained on comes first."""
+def _sets(config: RunConfig, data: Path | None, place: Callable[[str, Path], Place]) -> list[CheckedSet]:
     if data is not None:
-        given = [("DATA", "", data)]
-    else:
-        given = [(f"data.train.{name}".rstrip("."), name, path) for name, path in config.data.train_sets.items()]
-        given += [(f"data.eval.{name}", name, path) for name, path in config.data.eval.items()]
-    if not given:
+        # One of the configuration's own sets has its media where they are for the run.
+        own = [*config.data.train_sets.items(), *config.data.eval.items()]
+        name = next((name for name, path in own if path == data), "")
+        return [CheckedSet("DATA", data, place(name, data), trains=False)]
+    if not config.data.train_sets and not config.data.eval:
         raise ConfigError(
             "Neither data.train nor data.eval is set. Records to check are needed. Set one, or name a file or folder "
             "before the configuration."
         )
+    return sets_of(config.data, config.eval.chosen_sets(list(config.data.eval)), config.eval.limit, place)
+
+
+def _places(config: RunConfig, factor: int, keep: bool, stack: ExitStack) -> Callable[[str, Path], Place]:
+    """Where the media of a set lie, by its name and the path of its records; ``stack`` ends who reads them."""
     kept = config.cache if keep else None
     pool = decoding_pool(config.media, kept)
     if pool is not None:
@@ -102,11 +115,7 @@ def _sets(config: RunConfig, data: Path | None, factor: int, keep: bool, stack: 
         root, remote = config.data.root_for(path, name), config.data.allow_remote
         return Place(MediaLoader(config.media, root, remote, factor, pool, config.prompt.subtitles, kept), root, remote)
 
-    def checked(key: str, name: str, path: Path) -> CheckedSet:
-        trains = key.startswith("data.train")
-        return CheckedSet(key, path, place(name, path), trains, config.data.limit if trains else None)
-
-    return [checked(*one) for one in given]
+    return place
 
 
 def _token_counter(processor: Any) -> Callable[[str], int]:
@@ -131,12 +140,15 @@ def _written(out: Path | None) -> Iterator[Callable[[Finding], None]]:
         yield write
 
 
-def _say(console: Console, tallies: Sequence[SetTally], out: Path | None) -> None:
+def _say(console: Console, tallies: Sequence[SetTally], ends: Sequence[str], out: Path | None) -> None:
     for tally in tallies:
         for line in lines(tally):
             console.info(line)
+    for line in ends:
+        console.warn(line)
     bad, warnings = sum(one.with_errors for one in tallies), sum(one.warnings.counts.total() for one in tallies)
     end = f"{bad:,} record(s) cannot be used as they are" if bad else "every record can be used"
+    end += "; a run would end at once" if ends else ""
     console.info(f"check: {end}; {warnings:,} warning(s)" + (f"; written to {out}" if out is not None else ""))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import astuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, replace
 
 from vlm_pg.check.finding import Finding, error, warning
 from vlm_pg.data.ledger import Ledger
+from vlm_pg.data.sameness import text_key
 from vlm_pg.errors import SampleError
 from vlm_pg.media.probe import MediaFacts
 from vlm_pg.types import Sample
@@ -21,13 +22,14 @@ class Crossing:
         ledger: remembers.
         trains: whether the set is trained on; those sets come before the others.
         name: of the set.
+        same_gold: whether two samples of one question have one gold answer.
     """
 
-    def __init__(self, ledger: Ledger, name: str, trains: bool):
-        self._ledger, self._name, self._trains = ledger, name, trains
+    def __init__(self, ledger: Ledger, name: str, trains: bool, same_gold: Callable[[Sample, Sample], bool]):
+        self._ledger, self._name, self._trains, self._same_gold = ledger, name, trains, same_gold
 
     def findings(self, sample: Sample, facts: Sequence[MediaFacts]) -> Iterator[Finding]:
-        """About one sample, whose media all could be read."""
+        """About one sample that a run would use, whose media all could be read."""
         key = question_key(sample, facts)
         yield from self._repeated(sample, key)
         if self._trains:
@@ -40,17 +42,18 @@ class Crossing:
     def _repeated(self, sample: Sample, key: str) -> Iterator[Finding]:
         # Several sets that are trained on are one set to whoever learns from them.
         table = "questions to train on" if self._trains else f"questions of {self._name}"
-        first = self._ledger.first(table, key, json.dumps([self._name, _place(sample), sample.answer]))
-        name, place, answer = json.loads(first)
+        first = [self._name, _place(sample), sample.answer, sample.answer_kind]
+        name, place, answer, kind = json.loads(self._ledger.first(table, key, json.dumps(first)))
         if (name, place) == (self._name, _place(sample)):
             return
         place = place if name == self._name else f"{name}, {place}"
-        if answer == sample.answer:
+        if self._same_gold(replace(sample, answer=answer, answer_kind=kind), sample):
+            came = "so is the answer" if answer == sample.answer else f"its answer '{answer[:80]}' is worth the same"
             yield warning(
                 sample,
                 "duplicate_question",
-                f"the question, its options and its media are those of {place}, and so is the answer. It counts twice. "
-                "Remove one of them, unless that is meant.",
+                f"the question, its options and its media are those of {place}, and {came}. It counts twice. Remove "
+                "one of them, unless that is meant.",
             )
         else:
             fault = (
@@ -78,12 +81,12 @@ class Crossing:
 
 
 def question_key(sample: Sample, facts: Sequence[MediaFacts]) -> str:
-    """A hash: equal for equal questions (but for spacing) with equal options about equal parts of equal media."""
+    """A hash: equal for equal questions (by ``text_key``) with equal options about equal parts of equal media."""
     media = [
         [ref.kind, one.content, ref.start, ref.end, ref.times, [astuple(cue) for cue in one.subtitles]]
         for ref, one in zip(sample.media, facts, strict=True)
     ]
-    words = [" ".join(text.split()) for text in (sample.question, *sample.options)]
+    words = [text_key(text) for text in (sample.question, *sample.options)]
     return hashlib.sha256(json.dumps([words, media]).encode()).hexdigest()
 
 

@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from vlm_pg.check.finding import Finding, error
+from vlm_pg.check.finding import Finding, error, refusal
 from vlm_pg.check.lengths import Length, Lengths
 from vlm_pg.check.probing import Facts
 from vlm_pg.check.words import word_findings
 from vlm_pg.errors import SampleError
 from vlm_pg.media.probe import MediaFacts
 from vlm_pg.rewards import Rewarder, RewardSettings
-from vlm_pg.rewards.gold import gold_faults, gold_settings
+from vlm_pg.rewards.gold import gold_faults, gold_settings, same_gold
+from vlm_pg.rewards.judge import Judge as LanguageModel
 from vlm_pg.types import Sample
 
 
@@ -27,7 +28,7 @@ class Judge(AbstractContextManager["Judge"]):
         warn: shown the first error of each reward function.
 
     Raises:
-        ConfigError: a reward function that cannot be found or called.
+        ConfigError: a reward function that cannot be found or called, a judge that cannot be asked.
     """
 
     def __init__(
@@ -37,12 +38,18 @@ class Judge(AbstractContextManager["Judge"]):
         num_tokens: Callable[[str], int],
         warn: Callable[[str], None] = print,
     ):
+        if reward.judge.weight:
+            LanguageModel(reward.judge)  # refuses what training would; nobody is asked
         self._rewarder = Rewarder(gold_settings(reward), warn)
         self._lengths = lengths
         self._num_tokens = num_tokens if reward.functions else None
 
     def __exit__(self, *_: Any) -> None:
         self._rewarder.close()
+
+    def same_gold(self, first: Sample, second: Sample) -> bool:
+        """Whether two samples of one question have one gold answer, as the reward reads it."""
+        return same_gold(first, second, self._rewarder, self._num_tokens)
 
     def judge(
         self,
@@ -68,7 +75,7 @@ class Judge(AbstractContextManager["Judge"]):
         faults = list(gold_faults(samples, self._rewarder, self._num_tokens))
         lengths = iter(started())
         for sample, of_media, fault, all_there in zip(samples, facts, faults, whole, strict=True):
-            found = [error(sample, one) for one in of_media if isinstance(one, SampleError)]
+            found = [refusal(sample, one) for one in of_media if isinstance(one, SampleError)]
             found += word_findings(sample)
             found += [] if fault is None else [error(sample, fault)]
             found += _of_length(sample, next(lengths), on_length) if all_there else []
@@ -78,4 +85,4 @@ class Judge(AbstractContextManager["Judge"]):
 def _of_length(sample: Sample, length: Length, on_length: Callable[[int], None]) -> list[Finding]:
     if length.tokens is not None:
         on_length(length.tokens)
-    return [] if length.fault is None else [error(sample, SampleError(*length.fault))]
+    return [] if length.fault is None else [refusal(sample, SampleError(*length.fault))]

@@ -16,7 +16,7 @@ from vlm_pg.types import Cue, MediaRef
 
 _PROBED = "probed"
 Facts = MediaFacts | SampleError
-_UnderWay = list[Future[MediaFacts] | Future[None] | SampleError]
+_UnderWay = list[Future[MediaFacts] | Future[bool] | SampleError]
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,10 @@ class Prober:
             if isinstance(one, SampleError):
                 return one
             try:
-                found = one.result() or found
+                result = one.result()
             except SampleError as fault:
                 return fault
+            found = found if isinstance(result, bool) else result
         assert found is not None
         return found
 

@@ -20,7 +20,7 @@ def lines(tally: SetTally) -> Iterator[str]:
     """A set in a few lines."""
     yield (
         f"{tally.name} ({tally.path}): {tally.records:,} records, {tally.usable:,} usable, {tally.with_errors:,} not; "
-        f"{tally.media:,} media"
+        f"{tally.media:,} media{_left_out(tally)}"
     )
     for word, reasons in (("error", tally.errors), ("warning", tally.warnings)):
         for reason, count, (example, *_) in reasons.rows():
@@ -28,6 +28,10 @@ def lines(tally: SetTally) -> Iterator[str]:
             yield f"  {word:7} {count:8,}  {reason}, for example {shown_first}"
     for title, row, note, _ in _figures(tally):
         yield f"  {title.lower()}: {row}" + (f"; {note}" if note else "")
+
+
+def _left_out(tally: SetTally) -> str:
+    return f"; {tally.left_out:,} more are left out, because the run never asks for them" if tally.left_out else ""
 
 
 def write_reports(folder: Path, tallies: Sequence[SetTally], settings: dict[str, Any]) -> None:
@@ -55,7 +59,7 @@ def _page(tallies: Sequence[SetTally], settings: dict[str, Any]) -> str:
 
 def _view(tally: SetTally) -> dict[str, Any]:
     found = [("error", row) for row in _rows(tally.errors)] + [("warning", row) for row in _rows(tally.warnings)]
-    return {"tally": tally, "found": found, "figures": list(_figures(tally))}
+    return {"tally": tally, "left_out": _left_out(tally), "found": found, "figures": list(_figures(tally))}
 
 
 def _figures(tally: SetTally) -> Iterator[tuple[str, str, str, list[dict[str, Any]]]]:

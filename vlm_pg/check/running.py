@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import count
-from pathlib import Path
 
 from vlm_pg.check.crossing import Crossing
 from vlm_pg.check.finding import Finding
 from vlm_pg.check.judge import Judge
-from vlm_pg.check.probing import Facts, Place, Prober
+from vlm_pg.check.probing import Facts, Prober
+from vlm_pg.check.sets import CheckedSet
 from vlm_pg.check.tally import SetTally
 from vlm_pg.data.files import count_raw
 from vlm_pg.data.ledger import Ledger
-from vlm_pg.data.records import stream_records
 from vlm_pg.errors import SampleError
 from vlm_pg.media.probe import MediaFacts
 from vlm_pg.progress import Bar
@@ -25,20 +23,6 @@ from vlm_pg.types import BadSample, Sample
 BATCH = 128
 # Records that are read while the media of earlier ones are looked at.
 WINDOW = 512
-
-
-@dataclass(frozen=True)
-class CheckedSet:
-    """A set to check.
-
-    ``name``: as the configuration calls it. ``trains``: it is trained on. ``limit``: only so many usable records.
-    """
-
-    name: str
-    path: Path
-    place: Place
-    trains: bool
-    limit: int | None = None
 
 
 @dataclass
@@ -74,11 +58,11 @@ class SetCheck:
             ConfigError: its file cannot be read on.
             ModelError: it has media and the model reads text alone.
         """
-        total = count_raw(one.path)
-        crossing = Crossing(self._ledger, one.name, one.trains)
+        total, table = count_raw(one.path), f"ids of {one.name}"
+        crossing = Crossing(self._ledger, one.name, one.trains, self._judge.same_gold)
         waiting: deque[_Waiting] = deque()
-        with Bar(f"Checking {one.name}", min(total, one.limit or total)) as bar:
-            for record in self._records(one):
+        with Bar(f"Checking {one.name}", total if one.limit is None else min(total, one.limit)) as bar:
+            for record in one.records(lambda name, where: self._ledger.first(table, name, where), tally):
                 keys = [self._prober.ask(ref, one.place) for ref in record.media] if isinstance(record, Sample) else []
                 waiting.append(_Waiting(record, keys))
                 if len(waiting) == WINDOW:
@@ -88,14 +72,6 @@ class SetCheck:
                 last = [waiting.popleft() for _ in range(min(BATCH, len(waiting)))]
                 self._settle(last, one, crossing, tally)
                 bar.advance(len(last))
-
-    def _records(self, one: CheckedSet) -> Iterator[Sample | BadSample]:
-        """As training reads them, up to its limit of usable ones."""
-        table, usable = f"ids of {one.name}", count(1)
-        for record in stream_records(one.path, lambda name, where: self._ledger.first(table, name, where)):
-            yield record
-            if isinstance(record, Sample) and next(usable) == one.limit:
-                return
 
     def _settle(self, batch: list[_Waiting], one: CheckedSet, crossing: Crossing, tally: SetTally) -> None:
         """Judge some records, whose media are waited for."""
@@ -108,9 +84,10 @@ class SetCheck:
                 continue
             found = next(judged)
             self._count(one, item.record, of_media, tally)
-            known = [fact for fact in of_media if isinstance(fact, MediaFacts)]
-            if len(known) == len(of_media):
-                found += crossing.findings(item.record, known)
+            if not any(finding.is_refusal for finding in found):
+                # What training leaves out is neither asked twice nor trained on.
+                facts_of_all = [fact for fact in of_media if isinstance(fact, MediaFacts)]
+                found += crossing.findings(item.record, facts_of_all)
             self._found(one, tally, found)
 
     def _found(self, one: CheckedSet, tally: SetTally, findings: list[Finding]) -> None:

@@ -78,7 +78,11 @@ class Reasons:
 
 @dataclass
 class SetTally:
-    """Of one set. ``limit``: most tokens of a prompt."""
+    """Of one set.
+
+    ``limit``: most tokens of a prompt. ``read``: records that were read, ``unreadable`` those of them that reading
+    refuses, ``left_out`` those that the run never asks for, which are not among ``records``.
+    """
 
     name: str
     path: str
@@ -87,6 +91,9 @@ class SetTally:
     with_errors: int = 0
     above_limit: int = 0
     media: int = 0
+    read: int = 0
+    unreadable: int = 0
+    left_out: int = 0
     errors: Reasons = field(default_factory=Reasons)
     warnings: Reasons = field(default_factory=Reasons)
     tokens: Distribution = field(default_factory=Distribution)
@@ -114,16 +121,22 @@ class SetTally:
             "path": self.path,
             "records": self.records,
             "usable": self.usable,
+            "left_out": self.left_out,
             "errors": {reason: count for reason, count, _ in self.errors.rows()},
             "warnings": {reason: count for reason, count, _ in self.warnings.rows()},
-            "examples": {
-                reason: [{"sample_id": one.sample_id, "where": one.where, "message": one.message} for one in shown]
-                for weight in (self.errors, self.warnings)
-                for reason, _, shown in weight.rows()
-            },
+            "examples": self._examples(),
             "media": self.media,
             "prompt_tokens": self.tokens.summary(),
             "prompt_tokens_limit": self.limit,
             "prompts_above_limit": self.above_limit,
             "video_seconds": self.seconds.summary(),
         }
+
+    def _examples(self) -> dict[str, list[dict[str, str]]]:
+        """By reason; one that is an error of some records and a warning of others has those of both."""
+        found: dict[str, list[dict[str, str]]] = {}
+        for weight in (self.errors, self.warnings):
+            for reason, _, shown in weight.rows():
+                rows = [{"sample_id": one.sample_id, "where": one.where, "message": one.message} for one in shown]
+                found.setdefault(reason, []).extend(rows)
+        return found

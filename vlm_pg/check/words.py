@@ -12,6 +12,7 @@ from vlm_pg.types import Sample, right_letters
 
 # What other formats write where a medium is meant; ours names media beside the question.
 MARKS = {"image": "<image>", "video": "<video>"}
+_NO_MEDIUM = "media_mark_without_medium"
 _WITH_OPTIONS = ("multiple_choice", "multiple_select")
 
 
@@ -61,6 +62,9 @@ def _marks(sample: Sample) -> Iterator[Finding]:
         if marks == media:
             message = f"{came}. Media come before the question, and the mark is read as words. Remove it from the text."
             yield warning(sample, "media_mark_in_text", message)
-        else:
-            fault = f"{came}. Each medium that is meant must be in 'path'. Correct 'path', or remove the marks."
-            yield error(sample, SampleError("media_mark_without_medium", fault))
+            continue
+        fault = f"{came}. Each medium that is meant must be in 'path'. Correct 'path', or remove the marks."
+        if sample.media:
+            yield error(sample, SampleError(_NO_MEDIUM, fault))
+        else:  # it may be a question about a language that has such tags
+            yield warning(sample, _NO_MEDIUM, f"{fault} A question about the words themselves may keep them.")

@@ -32,7 +32,7 @@ def media_columns(schema: Any) -> dict[str, MediaKind | None]:
     columns = [name for name, column in zip(schema.names, schema.types, strict=True) if _holds_files(column)]
     if not columns:
         return {}
-    features = _features(schema)
+    features = features_of(schema)
     if features is None:
         return dict.fromkeys(columns)
     described = {name: _innermost(features.get(name)) for name in columns}
@@ -77,7 +77,7 @@ def _holds_files(column: Any) -> bool:
     return is_content and (types.is_string(path) or types.is_large_string(path) or types.is_null(path))
 
 
-def _features(schema: Any) -> Any:
+def features_of(schema: Any) -> Any:
     """The data set's features; None if the table carries none, or none that can be read."""
     if not schema.metadata or b"huggingface" not in schema.metadata:
         return None

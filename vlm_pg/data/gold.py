@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlm_pg.data.fields import fault, field
@@ -28,7 +28,12 @@ WRITTEN_NAMES: dict[AnswerKind, str] = {
 _BETWEEN_WORDS = str.maketrans("_-/", "   ")
 _KINDS = {kind.translate(_BETWEEN_WORDS): kind for kind in WRITTEN_NAMES}
 _OPENS, _CLOSES = "<answer>", "</answer>"
-_OPTION = re.compile(r"\s*\(?([A-Z])\s*[.):]\s*(.*)", re.DOTALL)
+# "A. red", "A) red", "(A) red", "A: red"; not "A.M.".
+_OPTION = re.compile(r"\s*\(?([A-Z])\s*[.):](?![A-Za-z][.)])\s*(.*)", re.DOTALL)
+# So many options may have been lost of a list that still has its letters.
+_LOST = 2
+# From so many options on letters may come in another order: no four texts begin with A, B, C and D by chance.
+_TURNED = 4
 _LETTER = re.compile(r"\(?([A-Za-z])\)?[.:)]?")
 
 
@@ -43,46 +48,78 @@ def answer_kind_of(record: Mapping[str, Any]) -> AnswerKind:
 
 
 def options_of(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """The options with their letters; options written without any letters get theirs, in order."""
+    """The options with their letters; options written without any get theirs, in order.
+
+    A capital and a point before each are letters only if they are those from A on in order, or four and more of them
+    in another: "E. coli", "S. aureus" are texts. What may be letters all the same, some lost or turned, is refused:
+    which option "B" means, the second or the one that begins so, nobody can know.
+    """
     options = field(record, "options", list, default=[])
     if not all(isinstance(option, str) for option in options):
         raise fault("wrong_type", "'options' holds something that is not a string", "A list of strings", "it")
-    letters = [match[1] if (match := _OPTION.match(option)) else None for option in options]
-    if not any(letters) and len(options) <= len(string.ascii_uppercase):
-        return tuple(f"{letter}. {option}" for letter, option in zip(string.ascii_uppercase, options, strict=False))
-    if None in letters or len(set(letters)) != len(letters):
+    if have_letters(options):
+        return tuple(options)
+    letters = [letter for letter, _ in map(_parted, options) if letter]
+    if len(options) > len(string.ascii_uppercase) or (letters and max(letters) <= _last_of(len(options) + _LOST)):
         raise fault(
             "bad_options",
-            f"'options' carry the letters {letters}",
-            "A different letter for each of at most 26 options, as in 'A. red', or none at all",
+            f"'options' are {len(options)}, of which {len(letters)} begin with the letters {letters[:26]}",
+            "The letters from A on in order before all of at most 26 options, as in 'A. red', or before none",
             "them",
         )
-    return tuple(options)
+    return tuple(f"{letter}. {option}" for letter, option in zip(string.ascii_uppercase, options, strict=False))
+
+
+def option_texts(options: Sequence[str]) -> dict[str, str]:
+    """Texts by letter: option_texts(["A. red", "(B) .5"]) == {"A": "red", "B": ".5"}.
+
+    ``options``: with their letters, as ``options_of`` returns them.
+    """
+    return dict(map(_parted, options))
+
+
+def have_letters(options: Sequence[str]) -> bool:
+    """Whether options surely are written with their letters; see ``options_of``."""
+    letters = [letter for letter, _ in map(_parted, options)]
+    known = list(string.ascii_uppercase[: len(options)])
+    return bool(options) and (letters == known or (len(options) >= _TURNED and sorted(letters) == known))
+
+
+def _parted(option: str) -> tuple[str, str]:
+    """The letter an option begins with ("" without one), and the text behind it."""
+    found = _OPTION.match(option)
+    return (found[1], found[2].strip()) if found else ("", option)
+
+
+def _last_of(count: int) -> str:
+    return string.ascii_uppercase[min(count, len(string.ascii_uppercase)) - 1]
 
 
 def answer_of(record: Mapping[str, Any], kind: AnswerKind, options: tuple[str, ...]) -> str:
     """The gold answer without tags; of options the letter, or "A, C" and "none" where several may be right."""
     solution = field(record, "solution", str)
-    start = solution.find(_OPENS) + len(_OPENS)
-    end = solution.find(_CLOSES, start)
-    if start < len(_OPENS) or end < 0:
+    given = answers_in(solution)
+    if not given:
         raise fault("no_answer_tag", f"'solution' is '{solution[:80]}'", "Text with '<answer>...</answer>'", "it")
-    answer = solution[start:end].strip()
-    if not answer:
+    if not given[0]:
         raise fault("empty_answer", "the answer in 'solution' is empty", "The right answer", "it")
-    if _OPENS in answer:
+    if solution.count(_OPENS) > len(given):
         raise fault(
             "no_answer_tag", "the answer in 'solution' holds another '<answer>'", "One answer in its tags", "it"
         )
+    if len(set(given)) > 1:
+        came = f"'solution' gives {', '.join(repr(one[:80]) for one in dict.fromkeys(given[:4]))}"
+        raise fault("ambiguous_answer", came, "One right answer", "it")
+    answer = given[0]
     if kind == "multiple_select":
         return _selected(answer, options)
     if kind != "multiple_choice":
         return answer
     if len(options) < 2:
         raise fault("too_few_options", f"a multiple choice question has {len(options)} option(s)", "Two or more", "it")
-    texts = {found[1]: found[2].strip() for option in options if (found := _OPTION.match(option))}
+    texts = option_texts(options)
     letters = _readings(answer, texts)
-    if answer in texts and _had_letters(record):
+    if answer in texts and have_letters(field(record, "options", list, default=[])):
         return answer
     if len({texts[letter] for letter in letters}) > 1:
         raise fault(
@@ -98,9 +135,21 @@ def answer_of(record: Mapping[str, Any], kind: AnswerKind, options: tuple[str, .
     )
 
 
+def answers_in(text: str) -> list[str]:
+    """What stands between answer tags, in order: answers_in("<answer>B</answer> or <answer> A</answer>") == ["B", "A"].
+
+    A tag that is not closed holds none. In time linear in the text's length.
+    """
+    found, start = [], text.find(_OPENS)
+    while start >= 0 and (end := text.find(_CLOSES, start)) >= 0:
+        found.append(text[start + len(_OPENS) : end].strip())
+        start = text.find(_OPENS, end)
+    return found
+
+
 def _selected(answer: str, options: tuple[str, ...]) -> str:
     """The letters of all right options in their order, or "none"."""
-    known = [found[1] for option in options if (found := _OPTION.match(option))]
+    known = list(option_texts(options))
     if not known:
         raise fault("too_few_options", "a multiple select question has no options", "One or more", "it")
     if answer.lower() == NONE_RIGHT:
@@ -126,17 +175,12 @@ def _readings(answer: str, texts: Mapping[str, str]) -> set[str]:
     return found
 
 
-def _had_letters(record: Mapping[str, Any]) -> bool:
-    """Whether the options were written with their letters, so that a capital letter is one of those."""
-    return any(_OPTION.match(option) for option in field(record, "options", list, default=[]))
-
-
 def check_gold(options: tuple[str, ...], gold: str) -> None:
     """Options need a text each, and no wrong one the text of a right one: the answer may be given as text.
 
     ``gold``: a letter, or as ``right_letters`` takes it.
     """
-    texts = {found[1]: " ".join(found[2].split()) for option in options if (found := _OPTION.match(option))}
+    texts = {letter: " ".join(text.split()) for letter, text in option_texts(options).items()}
     if not all(texts.values()):
         raise fault("bad_options", "'options' holds an option without text", "A text for each", "them")
     for letter in sorted(right_letters(gold)):

@@ -29,7 +29,8 @@ def read_elements(path: Path) -> Iterator[tuple[int, Any]]:
     """
     with _open(path) as file:
         text = _Text(path, file)
-        text.expect("[", "(a record a line would be a .jsonl file)")
+        hint = "(a record a line would be a .jsonl file)"
+        text.expect("[", hint, "Write the array of records alone, or a record a line into a .jsonl file.")
         while text.more("]", "a record must be followed by ',' and a record, or by ']'"):
             line = text.line
             yield line, text.value()
@@ -39,7 +40,7 @@ def read_members(path: Path) -> Iterator[tuple[int, str, Any]]:
     """The members of a JSON object, each with the line its name stands on; see ``read_elements``."""
     with _open(path) as file:
         text = _Text(path, file)
-        text.expect("{", "(an array of records begins with '[')")
+        text.expect("{", "(an array of records begins with '[')", "Give the file as its project publishes it.")
         while text.more("}", "a value must be followed by ',' and a name, or by '}'"):
             line, name = text.line, text.value()
             if not isinstance(name, str):
@@ -85,11 +86,11 @@ class _Text:
         self._counted = self._place
         return self._line
 
-    def expect(self, sign: str, hint: str) -> None:
-        """Go over the sign that the text begins with."""
+    def expect(self, sign: str, hint: str, remedy: str) -> None:
+        """Go over the sign that the text begins with; ``remedy``: what to do where it is another."""
         if self._next() != sign:
             found = self._window[self._place : self._place + 20] or "nothing"
-            raise self.wrong(f"begins with {found!r}, not with '{sign}' {hint}")
+            raise _wrong(self._path, self.line, f"begins with {found!r}, not with '{sign}' {hint}", remedy)
         self._place += 1
 
     def more(self, closing: str, rule: str) -> bool:
@@ -219,11 +220,23 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Unreadable:
     return values
 
 
-def _wrong(path: Path, line: int, problem: str) -> ConfigError:
+def _wrong(path: Path, line: int, problem: str, remedy: str = "Correct that line.") -> ConfigError:
+    if _is_wide(path):
+        problem, remedy = "is text in UTF-16 or UTF-32", "Write the file again as UTF-8."
     return ConfigError(
         f"{_shown(path)}:{line}: the file {problem}. An array of records (.json) or one record a line (.jsonl) is "
-        "expected. Correct that line."
+        f"expected. {remedy}"
     )
+
+
+def _is_wide(path: Path) -> bool:
+    """Whether characters take two bytes or four: by the mark that such files begin with, or bytes of 0 in ASCII's."""
+    try:
+        with path.open("rb") as file:
+            begins = file.read(4)
+    except OSError:
+        return False
+    return begins.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in begins
 
 
 def _shown(path: Path) -> str:

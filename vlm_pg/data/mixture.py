@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import overload
 
 import numpy as np
 
@@ -28,6 +29,37 @@ def order_of(samples: Sequence[Sample], weights: Mapping[str, float]) -> EachInT
     return Mixture(*sources_of(samples), weights) if weights else EachInTurn(len(samples))
 
 
+def asked_of(samples: Sequence[Sample], weights: Mapping[str, float]) -> Sequence[Sample]:
+    """Those of the samples that ``order_of`` ever comes to, in their own order.
+
+    Raises:
+        ConfigError: see ``Mixture``.
+    """
+    order = order_of(samples, weights)
+    return _Some(samples, order.used()) if isinstance(order, Mixture) else samples
+
+
+class _Some(Sequence[Sample]):
+    """Some of many samples, which may be on disk: read when they are asked for. ``places``: of those, int64 [N]."""
+
+    def __init__(self, samples: Sequence[Sample], places: np.ndarray):
+        self._samples, self._places = samples, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, place: int) -> Sample: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Sample]: ...
+
+    def __getitem__(self, place: int | slice) -> Sample | Sequence[Sample]:
+        if isinstance(place, slice):
+            return _Some(self._samples, self._places[place])
+        return self._samples[int(self._places[place])]
+
+
 class Mixture:
     """In which order the samples of several sources are used.
 
@@ -43,7 +75,7 @@ class Mixture:
     """
 
     def __init__(self, names: Sequence[str], sources: np.ndarray, weights: Mapping[str, float]):
-        _check(names, weights)
+        check_weights(names, weights)
         values = np.array([weights[name] for name in names])
         self.names = list(names)
         self.shares = values / values.sum()
@@ -57,6 +89,11 @@ class Mixture:
     def __len__(self) -> int:
         """How many samples are ever used."""
         return sum(len(one) for one, share in zip(self.members, self.shares, strict=True) if share > 0)
+
+    def used(self) -> np.ndarray:
+        """Indices of the samples that are ever used, from the lowest on: int64 [N]."""
+        used = [one for one, share in zip(self.members, self.shares, strict=True) if share > 0]
+        return np.sort(np.concatenate(used)).astype(np.int64)
 
     def index_at(self, place: int, seed: int, shuffle: bool) -> int:
         """Index of the sample at ``place``, counted from 0."""
@@ -88,7 +125,8 @@ class Mixture:
         )
 
 
-def _check(names: Sequence[str], weights: Mapping[str, float]) -> None:
+def check_weights(names: Sequence[str], weights: Mapping[str, float]) -> None:
+    """Raise ConfigError unless each of the sources has a weight, no other has one, and one of them is above 0."""
     shown = ", ".join(printable(name, 80) for name in names)
     unknown, lacking = sorted(set(weights) - set(names)), sorted(set(names) - set(weights))
     if unknown:

@@ -23,6 +23,8 @@ from vlm_pg.types import Sample
 
 SCHEMA_VERSION = 1
 _VERSION_KEY = b"vlm_pg.prepared"
+# Tools that join, cut or change tables keep their metadata: what has another number of rows now is no shard any more.
+_ROWS_KEY = b"vlm_pg.rows"
 SHARD_ROWS = 50_000
 # A record that training asks for costs reading its group, and groups are what checksums cover.
 GROUP_ROWS = 256
@@ -149,16 +151,20 @@ class ShardWriter:
     def _end_shard(self) -> None:
         self._flush()
         if self._writer is not None:
+            rows = (self._rows - 1) % SHARD_ROWS + 1 if self._rows else 0
+            self._writer.add_key_value_metadata({_ROWS_KEY: str(rows)})
             self._writer.close()
             self._writer = None
 
 
 def is_shard(path: Path) -> bool:
-    """Whether a Parquet file is a shard of a prepared set, of whatever version."""
+    """Whether a Parquet file is a shard of a prepared set, of whatever version, with all of its rows and no others."""
     import pyarrow.parquet
 
     try:
-        return _VERSION_KEY in (pyarrow.parquet.read_schema(path).metadata or {})
+        metadata = pyarrow.parquet.read_metadata(path)
+        told = metadata.metadata or {}
+        return _VERSION_KEY in told and told.get(_ROWS_KEY) == str(metadata.num_rows).encode()
     except Exception:  # damaged: whoever reads it says so
         return False
 

@@ -30,11 +30,16 @@ def open_records(path: Path) -> tuple[Sequence[Sample], list[BadSample]]:
     Raises:
         ConfigError: as ``read_records``, or a file is not as the manifest of its set says.
     """
+    if not is_prepared(path):
+        return read_records(path)
     files = files_of(path)
-    if all(file.suffix == ".parquet" and file.is_file() and is_shard(file) for file in files):
-        check_sizes(files)
-        return PreparedRecords(files), []
-    return read_records(path)
+    check_sizes(files)
+    return PreparedRecords(files), []
+
+
+def is_prepared(path: Path) -> bool:
+    """Whether records are shards of a prepared set, of which only those that are asked for are read."""
+    return all(file.suffix == ".parquet" and file.is_file() and is_shard(file) for file in files_of(path))
 
 
 def any_media(samples: Sequence[Sample]) -> bool:

@@ -80,6 +80,27 @@ class DataSettings(Settings):
         return {} if self.train is None else {"": self.train}
 
     @property
+    def weightless(self) -> frozenset[str]:
+        """The names in ``data.mixture`` that are left out: of sets where there are several, else of sources."""
+        return frozenset(name for name, weight in self.mixture.items() if not weight)
+
+    @property
+    def asked_sets(self) -> dict[str, Path]:
+        """``train_sets`` without those that ``data.mixture`` leaves out."""
+        # A single path has the name "", and its sources are no sets.
+        return {name: path for name, path in self.train_sets.items() if not name or name not in self.weightless}
+
+    def left_out(self) -> list[str]:
+        """Lines about training records that no step asks for, for whoever makes ready what a run will ask for."""
+        names = ", ".join(sorted(self.weightless))
+        what = "sets" if isinstance(self.train, dict) else "sources"
+        lines = [f"data.mixture: left out are the {what} {names}, whose weight is 0"] if names and self.train else []
+        if self.limit is not None and self.train:
+            of_each = " of each set" if len(self.train_sets) > 1 else ""
+            lines.append(f"data.limit: only the first {self.limit:,} usable training records{of_each} are asked for")
+        return lines
+
+    @property
     def train_shown(self) -> str:
         """The sets of training records, for messages."""
         return ", ".join(str(path) for path in self.train_sets.values())

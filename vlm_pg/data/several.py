@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -29,8 +29,21 @@ def open_training(data: DataSettings) -> tuple[Sequence[Sample], list[BadSample]
     opened = {name: open_records(path) for name, path in sets.items()}
     if list(sets) == [""]:
         return opened[""]
-    bad = [replace(one, sample_id=f"{name}/{one.sample_id}") for name in opened for one in opened[name][1]]
+    bad = [named(one, name) for name in opened for one in opened[name][1]]
     return SeveralSets({name: samples for name, (samples, _) in opened.items()}), bad
+
+
+Record = TypeVar("Record", bound=Sample | BadSample)
+
+
+def named(record: Record, dataset: str) -> Record:
+    """A record of one of several sets as a run knows it; "": there is one set, and the record is as it was."""
+    if not dataset:
+        return record
+    changes: dict[str, Any] = {"sample_id": f"{dataset}/{record.sample_id}"}
+    if isinstance(record, Sample):
+        changes["dataset"] = dataset
+    return replace(record, **changes)
 
 
 def first_of_each(samples: Sequence[Sample], count: int | None) -> Sequence[Sample]:
@@ -78,8 +91,7 @@ class SeveralSets(StreamedSamples):
         return (self._named(number, sample) for number, samples in enumerate(self._sets) for sample in samples)
 
     def _named(self, number: int, sample: Sample) -> Sample:
-        name = self._names[number]
-        return replace(sample, sample_id=f"{name}/{sample.sample_id}", dataset=name)
+        return named(sample, self._names[number])
 
     def first_of_each(self, count: int | None) -> SeveralSets:
         """Only the first so many of each set."""

@@ -6,10 +6,11 @@ checksums, and lose a file for one value that cannot be read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from vlm_pg.data.columns import as_written, written_columns
 from vlm_pg.data.embedded import media_columns, with_media
 from vlm_pg.data.prepared import check_version
 from vlm_pg.data.unreadable import Unreadable
@@ -35,10 +36,10 @@ def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             _check_columns(path, file.schema_arrow.names)
             check_version(path, file.schema_arrow.metadata)
-            media = media_columns(file.schema_arrow)
-            for batch in file.iter_batches(batch_size=MEDIA_ROWS if media else ROWS):
+            size, read = _reader(file.schema_arrow)
+            for batch in file.iter_batches(batch_size=size):
                 for record in _rows(batch):
-                    yield with_media(record, media) if media else record
+                    yield read(record)
     except ConfigError:
         raise
     except Exception as error:  # whatever the reader raises on a file is wrong with the file
@@ -56,13 +57,12 @@ def read_arrow(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with pyarrow.OSFile(str(path)) as file, pyarrow.ipc.open_stream(file) as stream:
             _check_columns(path, stream.schema.names)
-            media = media_columns(stream.schema)
-            size = MEDIA_ROWS if media else ROWS
+            size, read = _reader(stream.schema)
             for batch in stream:
                 batch.validate()
                 for start in range(0, batch.num_rows, size):
                     for record in _rows(batch.slice(start, size), check=True):
-                        yield with_media(record, media) if media else record
+                        yield read(record)
             _check_end(file)
     except ConfigError:
         raise
@@ -85,6 +85,17 @@ def count_rows(path: Path) -> int:
             return sum(batch.num_rows for batch in stream)
     except Exception as error:  # whatever the reader raises on a file is wrong with the file
         raise _unreadable(path, "Parquet" if path.suffix == ".parquet" else "Arrow", error) from error
+
+
+def _reader(schema: Any) -> tuple[int, Callable[[dict[str, Any]], dict[str, Any]]]:
+    """How many rows to read at once, and what makes of a row's values those that were meant."""
+    media, written = media_columns(schema), written_columns(schema)
+
+    def read(record: dict[str, Any]) -> dict[str, Any]:
+        record = with_media(record, media) if media else record
+        return as_written(record, written) if written else record
+
+    return MEDIA_ROWS if media else ROWS, read
 
 
 def _check_end(file: Any) -> None:

@@ -10,6 +10,11 @@ class Unreadable:
     """Stands for the value, so that only a record that needs it is lost.
 
     Unreadable("a whole number of 5000 digits")
+
+    Args:
+        what: it is.
+        reason: with which a row is refused that is this as a whole.
     """
 
     what: str
+    reason: str = "unreadable_value"

@@ -38,6 +38,14 @@ class EvalSettings(Settings):
         """Those of the ``known`` sets that are evaluated, in their order."""
         return [name for name in known if self.sets is None or name in self.sets]
 
+    def left_out(self, known: Sequence[str]) -> list[str]:
+        """Lines about questions of the ``known`` sets that are not asked."""
+        others = [name for name in known if name not in self.chosen_sets(known)]
+        lines = [f"eval.sets: left out are the evaluation sets {', '.join(others)}"] if others else []
+        if self.limit is not None and known:
+            lines.append(f"eval.limit: only the first {self.limit:,} usable records of each evaluation set are asked")
+        return lines
+
     def is_controlled(self, name: str) -> bool:
         """Whether the controls run on the set ``name``."""
         return self.control_sets is None or name in self.control_sets

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
-from vlm_pg.processes import ONE_THREAD, has_ended, how_it_ended, kill_group, start_interpreter
+from vlm_pg.processes import ONE_THREAD_NO_GPU, has_ended, how_it_ended, kill_group, start_interpreter
 
 START_SECONDS = 300.0
 HANG_UP_SECONDS = 5.0  # between the end of a process's connection and its own
@@ -93,7 +93,7 @@ class Starter:
                 self._function,
                 [theirs.fileno(), os.getpid(), *self._arguments],
                 stderr,
-                ONE_THREAD,
+                ONE_THREAD_NO_GPU,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),

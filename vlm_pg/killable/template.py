@@ -22,7 +22,15 @@ from contextlib import suppress
 from typing import Any
 
 from vlm_pg.killable.starting import START_SECONDS, AllEnded, Starter, Worker, last_words, open_log
-from vlm_pg.processes import ONE_THREAD, PARENT_CHECK_MS, how_it_ended, outlive_signals, resolve, start_interpreter
+from vlm_pg.processes import (
+    ONE_THREAD,
+    ONE_THREAD_NO_GPU,
+    PARENT_CHECK_MS,
+    how_it_ended,
+    outlive_signals,
+    resolve,
+    start_interpreter,
+)
 
 ANSWER_SECONDS = 60.0  # a kill is answered in milliseconds, unless the machine is swapping
 _MESSAGE_BYTES = 64
@@ -34,11 +42,14 @@ class Template(Starter):
     Args:
         modules: what workers have imported before their first task.
         function, arguments, stall_seconds: as in ``Starter``.
+        gpu: whether workers see the GPUs that this process sees.
     """
 
-    def __init__(self, modules: Sequence[str], function: str, arguments: Sequence[Any], stall_seconds: float):
+    def __init__(
+        self, modules: Sequence[str], function: str, arguments: Sequence[Any], stall_seconds: float, gpu: bool = False
+    ):
         super().__init__(function, arguments, stall_seconds)
-        self._modules = list(modules)
+        self._modules, self._environment = list(modules), ONE_THREAD if gpu else ONE_THREAD_NO_GPU
         self.begin_again()
 
     def begin_again(self) -> None:
@@ -50,7 +61,7 @@ class Template(Starter):
                 f"{__name__}:main",
                 [theirs.fileno(), os.getpid(), self._modules, self._function, self._arguments],
                 self._stderr,
-                ONE_THREAD,
+                self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,
                 pass_fds=(theirs.fileno(),),

@@ -16,6 +16,9 @@ from vlm_pg.media.mp4_tables import check_tables
 # Decoders that give an error for damage they notice, instead of a patched frame, and compare picture hashes (HEVC)
 # where there are some. That of H.264 takes the leading frames of an open group for damage and is not asked to.
 STRICT_CODECS = ("hevc", "mjpeg")
+# Containers (as FFmpeg is told them) that state the length of the whole file only. Where FFmpeg has not seen a stream's
+# first packet yet, it gives the stream that length.
+_STATE_NO_STREAM = ("matroska", "flv", "asf")
 _STRICT = {"err_detect": "crccheck+explode"}
 
 
@@ -23,7 +26,9 @@ _STRICT = {"err_detect": "crccheck+explode"}
 class VideoHeader:
     """What the container states. The size is before rotation; 0 stands for "not stated".
 
-    ``duration_seconds``: of the whole file, its longest stream. ``video_seconds``: of the video stream alone.
+    ``duration_seconds``: of the whole file, its longest stream. ``video_seconds``: of the video stream alone, where the
+    container has a place for that. ``start_seconds``: the timestamp with which players begin to count, that of the
+    stream that begins first, without what audio decoders throw away; None where nothing is known.
     """
 
     width: int
@@ -32,11 +37,12 @@ class VideoHeader:
     video_seconds: float
     stated_fps: float
     codec: str
+    start_seconds: float | None = None
 
 
 @contextmanager
 def open_video(path: Path, max_pixels: int = 0) -> Iterator[tuple[Any, Any]]:
-    """The container and the video stream FFmpeg calls best (largest, default), to be decoded by one thread.
+    """The container and the video stream FFmpeg calls best (the default one, then by bit rate), decoded by one thread.
 
     What the file is, is judged by its content first; FFmpeg reads it as that and may open nothing else. It is closed
     whatever happens inside.
@@ -93,7 +99,9 @@ def header_of(container: Any, stream: Any) -> VideoHeader:
     """The header of an open video."""
     with reading("open", ()):
         whole_seconds = (container.duration or 0) / 1_000_000
-        video_seconds = float(stream.duration * stream.time_base) if stream.duration and stream.time_base else 0.0
+        states_streams = container.format.name not in _STATE_NO_STREAM
+        stated = stream.duration if states_streams and stream.time_base else None
+        video_seconds = float(stated * stream.time_base) if stated else 0.0
         return VideoHeader(
             width=stream.width or 0,
             height=stream.height or 0,
@@ -101,4 +109,5 @@ def header_of(container: Any, stream: Any) -> VideoHeader:
             video_seconds=max(0.0, video_seconds),
             stated_fps=float(stream.average_rate or 0),
             codec=stream.codec_context.codec.canonical_name,
+            start_seconds=None if container.start_time is None else container.start_time / 1_000_000,
         )

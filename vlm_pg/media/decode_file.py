@@ -108,7 +108,7 @@ def decode_video(
         frame_seconds=tuple(timeline.seconds[place] for place in choice.indices),
         sampled_fps=choice.sampled_fps,
         decoder=decoder,
-        subtitles=cues_within(cues, part, timeline.end),
+        subtitles=cues_within(cues, part, timeline),
     )
 
 
@@ -125,7 +125,9 @@ def survey_video(path: Path, name: str, settings: MediaSettings, part: Part) -> 
     pts_seconds = index.pts_seconds
     _check_length(name, pts_seconds[-1] - pts_seconds[0], settings)
     _check_complete(name, header, index, settings)
-    timeline = Timeline.of(pts_seconds, index.time_base, header.stated_fps)
+    zero = index.reach[0] if header.start_seconds is None else header.start_seconds
+    clock = zero, index.reach[1]
+    timeline = Timeline.of(pts_seconds, index.time_base, header.stated_fps, index.shown_until, clock)
     return index, timeline, choose(timeline, part, settings, name)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure, reading
@@ -49,7 +49,8 @@ def decode_image(path: Path, settings: MediaSettings, factor: int, name: str = "
         name: what messages call the file.
 
     Raises:
-        SampleError: ``image_too_large`` (by its header), ``corrupt_media``, ``bad_aspect_ratio``, ``too_narrow``.
+        SampleError: ``image_too_large`` (by its header), ``animated_image``, ``corrupt_media``, ``bad_aspect_ratio``,
+            ``too_narrow``.
     """
     name = name or path.name
     try:
@@ -83,13 +84,16 @@ def _read_upright(file: BinaryIO, name: str, settings: MediaSettings, factor: in
             image = Image.open(file, formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise _too_large(name, "more pixels than Pillow opens", settings) from error
+    except UnidentifiedImageError as error:  # it names the open file by a number, another one in each process
+        raise DecodeFailure("open", "its content is no image that Pillow knows") from error
     with image:
         if image.width * image.height > settings.max_header_pixels:
             raise _too_large(name, f"{image.width}x{image.height} pixels", settings)
+        _check_still(image, name)
         # the size is judged before the pixels are decoded; orientation may swap the sides, never the verdict
         _new_size(image, settings, factor)
         image.load()
-        return _on_white(_turned(image))
+        return on_white(_turned(image))
 
 
 def _new_size(image: Image.Image, settings: MediaSettings, factor: int) -> tuple[int, int]:
@@ -111,6 +115,17 @@ def _check_before_opening(file: BinaryIO, name: str, settings: MediaSettings) ->
     file.seek(0)
 
 
+def _check_still(image: Image.Image, name: str) -> None:
+    """Refuse animations, of which one frame would be shown. Further pictures in a JPEG (MPO) are no animation."""
+    count = getattr(image, "n_frames", 1) if image.format in ("PNG", "WEBP") else 1
+    if count > 1:
+        raise SampleError(
+            "animated_image",
+            f"image '{name}' is an animation of {count} frames. Still images are expected, and files of a video format "
+            "for what moves. Convert it to mp4 or webm and name that as a video, or save the frame that is meant.",
+        )
+
+
 def _turned(image: Image.Image) -> Image.Image:
     """Upright. Only the orientation is taken from the EXIF data: other tags may be of any type and are not used."""
     orientation: Any = image.getexif().get(_ORIENTATION)
@@ -118,7 +133,7 @@ def _turned(image: Image.Image) -> Image.Image:
     return image if turn is None else image.transpose(turn)
 
 
-def _on_white(image: Image.Image) -> Image.Image:
+def on_white(image: Image.Image) -> Image.Image:
     """RGB, transparent parts white; 16-bit grey is scaled to 8 bits (Pillow's own conversion would clip it)."""
     if image.mode.startswith("I"):
         wide = np.array(image, dtype=np.uint32)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import open_video
-from vlm_pg.media.keyframes import Entry, Syntax, entry, is_looked_into, is_shown, syntax_of
+from vlm_pg.media.keyframes import Entry, Syntax, entry, is_looked_into, is_shown, leaves_out, syntax_of
 
 
 class TooManyFrames(DecodeFailure):
@@ -35,6 +36,11 @@ class VideoIndex:
     really needs no other frame. A decoder that counts from flagged key frames else returns neighbouring frames.
     ``video_reach``, ``reach``: from when until when the video's packets, and those of all streams, go, in seconds.
     ``flags_are_entries``: whether decoding may start with every flagged key frame, those that are cut away included.
+    ``times_hold``: whether a frame that comes with a timestamp is the one shown then. In doubt where a codec that may
+    store pictures in another order than they are shown has all in the order of their timestamps: either it stores none
+    so, or those are times of storage (AVI, raw streams put into a container unparsed).
+    ``starts_at_entry``: whether decoding may start with the first stored packet.
+    ``shown_until``: when the last of the frames has been shown for as long as its packet says, in seconds.
     """
 
     pts: tuple[int, ...]
@@ -44,11 +50,25 @@ class VideoIndex:
     video_reach: tuple[float, float]
     reach: tuple[float, float]
     flags_are_entries: bool
+    times_hold: bool
+    starts_at_entry: bool
+    shown_until: float = 0.0
 
     @property
     def pts_seconds(self) -> list[float]:
         """Presentation time of every frame, ascending."""
         return [float(pts * self.time_base) for pts in self.pts]
+
+    def shares_its_time(self, place: int) -> bool:
+        """Whether another frame has the same timestamp."""
+        return self.pts[place] in self.pts[max(0, place - 1) : place] + self.pts[place + 1 : place + 2]
+
+    def check_times_name_frames(self, decoder: str) -> None:
+        """Refuse a decoder that knows frames by their times alone, where that does not do. Raises DecodeFailure."""
+        if not self.times_hold:
+            raise DecodeFailure("open", f"its packets may carry times of storage, which {decoder} takes for real ones")
+        if len(set(self.pts)) < len(self.pts):
+            raise DecodeFailure("open", f"it has frames of equal times, which {decoder} does not tell apart")
 
 
 @dataclass
@@ -79,16 +99,26 @@ class _Frames:
 
     ``flagged``: the key frames, each with its place in ``pts`` and what it really is. ``cut``: entry points among the
     frames that an edit list cuts away, and ``flags_hold`` while these are all that is flagged there. ``all_intra``: the
-    codec has no other frames than key frames.
+    codec has no other frames than key frames. ``may_reorder``: it may show pictures in another order than they are
+    stored in, and ``in_order`` while none is. ``start``: the first packet, if it is an entry point, and ``first`` what
+    it holds while pictures follow that are shown before it. ``latest``: the latest pts. ``restart``: where the clock
+    went back at an entry point, before which all that is stored is shown: from when to when.
     """
 
     syntax: Syntax
     all_intra: bool = False
+    may_reorder: bool = False
     pts: list[int] = field(default_factory=list)
     flagged: list[tuple[int, Entry]] = field(default_factory=list)
     entries: list[EntryPoint] = field(default_factory=list)
     cut: list[EntryPoint] = field(default_factory=list)
     flags_hold: bool = True
+    in_order: bool = True
+    start: EntryPoint | None = None
+    first: tuple[bytes, Entry] | None = None
+    latest: int | None = None
+    restart: tuple[int, int] | None = None
+    until: int | None = None
 
     def add(self, packet: Any) -> None:
         coded = memoryview(packet)
@@ -102,21 +132,54 @@ class _Frames:
         kind = entry(looked_at, packet.is_keyframe, self.syntax)
         if kind is not Entry.NONE:
             point = EntryPoint(packet.pts, packet.pts if packet.dts is None else packet.dts)
+            if not self.pts and not self.cut:
+                self.start, self.first = point, (bytes(coded), kind)
             (self.cut if packet.is_discard else self.entries).append(point)
         if packet.is_discard:
             self.flags_hold &= kind is not Entry.NONE or not packet.is_keyframe
             return
+        self._follow_clock(packet.pts, kind)
+        if self.first and self._is_left_out(packet.pts, coded):
+            return
         if packet.is_keyframe:
             self.flagged.append((len(self.pts), kind))
         self.pts.append(packet.pts)
+        until = packet.pts + (packet.duration or 0)
+        self.until = until if self.until is None else max(self.until, until)
+
+    def _is_left_out(self, pts: int, coded: memoryview) -> bool:
+        """Of the pictures directly behind the first packet."""
+        assert self.start is not None and self.first is not None
+        if pts > self.start.pts:
+            self.first = None
+            return False
+        return pts < self.start.pts and leaves_out(*self.first, bytes(coded), self.syntax)
+
+    def _follow_clock(self, pts: int, kind: Entry) -> None:
+        if self.latest is None or pts > self.latest:
+            self.latest = pts
+        elif pts < self.latest:
+            self.in_order = False
+            if kind is not Entry.NONE and self.restart is None:
+                self.restart = self.latest, pts
 
     def index(self, time_base: Fraction, video_reach: tuple[float, float], reach: tuple[float, float]) -> VideoIndex:
-        """Raises DecodeFailure when there is no frame."""
+        """Raises DecodeFailure when there is no frame, or more than one clock."""
         if not self.pts:
             raise DecodeFailure("open", "the video stream has no frames")
         self._doubt_flags()
+        if self.restart is not None:
+            before, after = (float(pts * time_base) for pts in self.restart)
+            raise DecodeFailure(
+                "open",
+                f"its clock goes back from {before:.3f} s to {after:.3f} s, as where files are joined byte by byte, so "
+                "times do not tell its frames apart. Remux it with times that go on",
+            )
         shown = sorted(self.pts)
+        shared = {pts for pts, after in pairwise(shown) if pts == after}
         entries = self.entries + [point for point in self.cut if point.pts < shown[0]]
+        # the place of an entry point that shares its time is not known, but for the first
+        entries = [point for point in entries if point.pts not in shared or point is self.start]
         return VideoIndex(
             pts=tuple(shown),
             entries=tuple(sorted(entries, key=lambda point: point.pts)),
@@ -127,6 +190,9 @@ class _Frames:
             video_reach=video_reach,
             reach=reach,
             flags_are_entries=self.flags_hold and all(kind is not Entry.NONE for _, kind in self.flagged),
+            times_hold=not (self.may_reorder and self.in_order),
+            starts_at_entry=self.start is not None,
+            shown_until=float((self.until or 0) * time_base),
         )
 
     def _doubt_flags(self) -> None:
@@ -134,6 +200,7 @@ class _Frames:
         if self.all_intra or is_looked_into(self.syntax) or not 1 < len(self.pts) == len(self.flagged):
             return
         self.cut, self.entries = (self.cut[:1], []) if self.cut else ([], self.entries[:1])
+        self.restart = None  # what is stored before one of these may be shown after it
         self.flagged = [(place, Entry.CLEAN if place == 0 else Entry.NONE) for place, _ in self.flagged]
 
 
@@ -153,8 +220,9 @@ def index_of(container: Any, stream: Any, max_frames: int | None = None) -> Vide
     import av
 
     with reading("open", (av.FFmpegError,)):
-        codec = stream.codec_context.codec
-        frames = _Frames(syntax_of(codec.canonical_name, stream.codec_context.extradata), codec.intra_only)
+        coded = stream.codec_context
+        syntax = syntax_of(coded.codec.canonical_name, coded.extradata)
+        frames = _Frames(syntax, coded.codec.intra_only, coded.has_b_frames)
         reaches: dict[int, _Reach] = {}
         for packet in packets(container):
             if packet.size == 0:  # end marker

@@ -1,7 +1,7 @@
 """Media decoded once, ever: their sampled and resized frames on disk, by what they were made of.
 
-A file's content, the part of it that is shown, everything in the settings that decides about frames, and the versions
-of what decodes and resizes are an entry's key. So the same frames come back bit for bit, whatever a file is called and
+A file's content, the part of it that is shown, everything in the settings that decides about frames, and what decodes
+and resizes (``made_with``) are an entry's key. So the same frames come back bit for bit, whatever a file is called and
 whoever asks, and nothing has to be told when a file or a setting changes.
 """
 
@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from vlm_pg.cache.entry_file import Damaged
+from vlm_pg.cache.notes import say
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.cache.store import Store, key_of
 from vlm_pg.errors import SampleError
@@ -27,18 +26,16 @@ from vlm_pg.media.content import open_regular
 from vlm_pg.media.decode_file import decode_file
 from vlm_pg.media.frame_entry import entry_of, media_of, most_entry_bytes, most_frame_bytes
 from vlm_pg.media.images import check_file_size
+from vlm_pg.media.made_with import made_with
 from vlm_pg.media.selection import WHOLE, Part
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import DecodedMedia, MediaKind
 
-KIND = "frames"
-# How frames are laid out in an entry; and what else than settings and versions decides about them.
-_LAYOUT = 1
+KIND, FEATURES = "frames", "features"
 # They decide how frames are made, not which and how: everything else is part of the key, limits that refuse a file too.
 _NOT_OF_THE_FRAMES = frozenset(
     ("workers", "deadline_seconds", "worker_memory_bytes", "remote_timeout_seconds", "remote_private_hosts")
 )
-_PACKAGES = ("av", "decord", "pillow", "torch", "torchcodec", "torchvision", "qwen-vl-utils", "webvtt-py")
 
 
 def load_file(
@@ -49,36 +46,55 @@ def load_file(
     part: Part = WHOLE,
     subtitles: str = "",
     kept: CacheSettings | None = None,
+    since: float | None = None,
 ) -> DecodedMedia:
     """As ``decode_file``; frames that are in the cache are taken from there, others are put there.
 
     What a URL names may change, so it is decoded every time; and so are files that cannot be used.
 
+    Args:
+        since: as in ``Store``.
+
     Raises:
         SampleError: as ``decode_file``.
         ConfigError: the cache cannot be used.
     """
+    return _loaded(kind, path, settings, factor, part, subtitles, kept, since)[0]
+
+
+def keep_file(*arguments: Any) -> bool:
+    """As ``load_file``, for the cache's sake alone. Whether the frames are there now."""
+    return _loaded(*arguments)[1]
+
+
+def _loaded(
+    kind: MediaKind,
+    path: str,
+    settings: MediaSettings,
+    factor: int,
+    part: Part,
+    subtitles: str,
+    kept: CacheSettings | None,
+    since: float | None,
+) -> tuple[DecodedMedia, bool]:
+    """The medium, and whether it is in the cache."""
     if kept is None or kept.folder is None or not kept.frames or "://" in path or "://" in subtitles:
-        return decode_file(kind, path, settings, factor, part, subtitles)
-    store = _store(kept.folder, kept.max_bytes)
+        return decode_file(kind, path, settings, factor, part, subtitles), False
+    store = _store(kept.folder, kept.max_bytes, since)
     before = [_state(one) for one in (path, subtitles) if one]
     contents = _contents(kind, before, settings)
     if contents is None:  # whoever decodes it says why
-        return decode_file(kind, path, settings, factor, part, subtitles)
-    parts = {"layout": _LAYOUT, "kind": kind, "content": contents, "part": asdict(part), "factor": factor}
-    key = key_of({**parts, "settings": _of_frames(settings), "versions": _versions()})
+        return decode_file(kind, path, settings, factor, part, subtitles), False
+    parts = {"kind": kind, "content": contents, "part": asdict(part), "factor": factor}
+    by = made_with(kind, settings.decoder, settings.decoder_device)
+    key = key_of({**parts, "settings": _of_frames(settings), "by": by})
     kept_media = _read(store, key, kind, factor, most_frame_bytes(kind, settings, factor, part))
     if kept_media is not None:
-        return kept_media
+        return kept_media, True
     media = decode_file(kind, path, settings, factor, part, subtitles)
-    if [_state(one) for one in (path, subtitles) if one] == before:  # else these are frames of nobody knows what
-        _write(store, key, media)
-    return media
-
-
-def keep_file(*arguments: Any) -> None:
-    """As ``load_file``, for the cache's sake alone."""
-    load_file(*arguments)
+    # Of a file that has changed meanwhile these are frames of nobody knows what.
+    is_same = [_state(one) for one in (path, subtitles) if one] == before
+    return media, is_same and _write(store, key, media)
 
 
 def _contents(kind: MediaKind, states: Sequence[State | None], settings: MediaSettings) -> list[str] | None:
@@ -114,15 +130,21 @@ def _read(store: Store, key: str, kind: MediaKind, factor: int, most_bytes: int)
         return None
 
 
-def _write(store: Store, key: str, media: DecodedMedia) -> None:
+def _write(store: Store, key: str, media: DecodedMedia) -> bool:
     try:
-        store.write(key, entry_of(media))
-    except OSError as error:  # frames are there all the same
-        warnings.warn(
-            f"cache.folder '{store.folder}' cannot be written ({error.strerror or error}): frames are decoded again. "
-            "Make room, or lower cache.max_gb.",
-            stacklevel=2,
+        if store.write(key, entry_of(media)):
+            return True
+        say(
+            f"cache.folder '{store.folder}' has no room for more frames within cache.max_gb (all that it holds was "
+            "used in this run or the day before): those that do not fit are decoded every time. Raise cache.max_gb, or "
+            "make room with vlm-pg cache prune."
         )
+    except OSError as error:  # frames are there all the same
+        say(
+            f"cache.folder '{store.folder}' cannot be written ({error.strerror or error}): frames are decoded again. "
+            "Make room, or lower cache.max_gb."
+        )
+    return False
 
 
 State = tuple[str, int, int, int, int]
@@ -145,20 +167,10 @@ def _state(path: str) -> State | None:
 
 
 @cache
-def _store(folder: Path, max_bytes: int) -> Store:
-    return Store(folder, KIND, max_bytes)
+def _store(folder: Path, max_bytes: int, since: float | None) -> Store:
+    """Features give way: a byte of frames saves far more time, and without frames nobody asks for features."""
+    return Store(folder, KIND, max_bytes, since, giving_way=(FEATURES,))
 
 
 def _of_frames(settings: MediaSettings) -> Mapping[str, Any]:
     return settings.model_dump(mode="json", exclude=set(_NOT_OF_THE_FRAMES))
-
-
-@cache
-def _versions() -> Mapping[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = ""
-    return found

@@ -15,6 +15,7 @@ from enum import Enum
 
 _START_CODE = b"\0\0\1"
 _SEI_RECOVERY_POINT = 6
+_HEVC_RASL = (8, 9)
 MAX_UNITS = 64  # headers before the first slice; a picture has few
 
 
@@ -59,6 +60,20 @@ def entry(packet: bytes, is_keyframe: bool, syntax: Syntax) -> Entry:
 def is_looked_into(syntax: Syntax) -> bool:
     """Whether ``entry`` knows better than the container's flag."""
     return syntax.codec in _JUDGES
+
+
+def leaves_out(first: bytes, kind: Entry, leading: bytes, syntax: Syntax) -> bool:
+    """Whether a decoder that begins with ``first``, of a ``kind``, leaves out what is stored next and shown before it.
+
+    Such a picture may need one before ``first``. HEVC says so of the picture, MPEG-1 and -2 of the group.
+    """
+    if syntax.codec == "hevc":
+        kinds = ((unit[0] >> 1) & 0x3F for unit in _units(leading, syntax.length_bytes))
+        return next((kind for kind in kinds if kind < 32), 0) in _HEVC_RASL
+    if syntax.codec in ("mpeg1video", "mpeg2video"):
+        place = first.find(b"\0\0\1\xb8") + 4  # 25 bits of time, closed_gop
+        return not (3 < place < len(first) - 3 and first[place + 3] & 0x40)
+    return syntax.codec == "mpeg4" or kind is Entry.OPEN
 
 
 def is_shown(packet: bytes, syntax: Syntax) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm_pg.cache.settings import CacheSettings
-from vlm_pg.cache.store import open_folder
+from vlm_pg.cache.store import BEGAN, open_folder
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.media.paths import SubtitlesRef, resolve
 from vlm_pg.media.pool import WorkerPool
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2
 _DECODE_MODULE = "vlm_pg.media.decode_file"
-_KEEPING_MODULES = ("vlm_pg.media.kept_frames", "pyarrow", "xxhash", "safetensors.numpy")
+_KEEPING_MODULES = ("vlm_pg.media.kept_frames", "av", "PIL.features", "pyarrow", "xxhash", "safetensors.numpy")
 
 
 class Ticket:
@@ -73,7 +73,8 @@ def decoding_pool(settings: MediaSettings, kept: CacheSettings | None = None) ->
         return None
     keeps = kept is not None and kept.folder is not None and kept.frames
     modules = (_DECODE_MODULE, *(_KEEPING_MODULES if keeps else ()))
-    return WorkerPool(settings.workers, settings.deadline_seconds, modules, memory_bytes=settings.worker_memory_bytes)
+    memory, gpu = settings.worker_memory_bytes, settings.decoder_device == "cuda"
+    return WorkerPool(settings.workers, settings.deadline_seconds, modules, memory, gpu)
 
 
 class MediaLoader(AbstractContextManager["MediaLoader"]):
@@ -131,9 +132,12 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
         """Decode and wait."""
         return self.submit(refs).result()
 
-    def keep(self, ref: MediaRef) -> Future[None] | SampleError:
-        """Have the frames of a medium in the cache, without bringing them here (with ``workers=0``: now)."""
-        return self._submitted(ref, "vlm_pg.media.kept_frames", "keep_file", self._kept)
+    def keep(self, ref: MediaRef) -> Future[bool] | SampleError:
+        """Have the frames of a medium in the cache, without bringing them here (with ``workers=0``: now).
+
+        Whether they are there: what a URL names is not kept, nor what has no room.
+        """
+        return self._submitted(ref, "vlm_pg.media.kept_frames", "keep_file", self._kept, BEGAN)
 
     def probe(self, ref: MediaRef, decode: bool = False) -> Future[MediaFacts] | SampleError:
         """What a medium is, by ``probe_file`` (with ``workers=0``: now)."""
@@ -145,9 +149,9 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
         return max(1, self._settings.workers)
 
     def _submit_one(self, ref: MediaRef) -> Future[DecodedMedia] | SampleError:
-        return self._submitted(ref, "vlm_pg.media.kept_frames", "load_file", self._kept)
+        return self._submitted(ref, "vlm_pg.media.kept_frames", "load_file", self._kept, BEGAN)
 
-    def _submitted(self, ref: MediaRef, module: str, function: str, last: Any) -> Future[Any] | SampleError:
+    def _submitted(self, ref: MediaRef, module: str, function: str, *last: Any) -> Future[Any] | SampleError:
         """A function called with the file that a reference names, how it is to be read, and ``last``."""
         try:
             path = resolve(ref, self._root, self._allow_remote)
@@ -160,7 +164,7 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
         from vlm_pg.media.selection import Part
 
         call = getattr(import_module(module), function)
-        args = (ref.kind, path, self._settings, self._factor, Part.of(ref), subtitles, last)
+        args = (ref.kind, path, self._settings, self._factor, Part.of(ref), subtitles, *last)
         if self._pool is not None:
             name = shown_url(path) if "://" in path else ref.path
             return self._pool.submit(call, *args, label=f"{ref.kind} '{name}'")

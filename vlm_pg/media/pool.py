@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import socket
 import threading
@@ -10,6 +11,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
+from vlm_pg.cache import notes
 from vlm_pg.errors import SampleError
 from vlm_pg.killable.pool import Pool
 from vlm_pg.killable.starting import Task
@@ -28,7 +30,12 @@ class _Call(Task):
         return pickle.dumps(self._call)
 
     def answered(self, answer: bytes) -> None:
-        kind, value = pickle.loads(answer)
+        content = io.BytesIO(answer)
+        kind, value = pickle.load(content)
+        if kind == "said":  # before its answer
+            for note in value:
+                notes.say(note)
+            kind, value = pickle.load(content)
         if kind == "done":
             self.settle(value)
         elif kind == "bad_sample":
@@ -67,14 +74,22 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         deadline_seconds: a call that takes longer is given up: its worker is killed and replaced.
         modules: what workers have imported before their first call.
         memory_bytes: how much memory a worker may take beyond what it holds then; 0 for no limit.
+        gpu: whether they see the GPUs that this process sees.
 
     A result arrives in the future that ``submit`` returns. Its exception is a SampleError ``decode_timeout`` or
     ``decoder_crashed``, the SampleError the function raised, or a RuntimeError with the traceback of a bug.
     """
 
-    def __init__(self, workers: int, deadline_seconds: float, modules: Sequence[str] = (), memory_bytes: int = 0):
+    def __init__(
+        self,
+        workers: int,
+        deadline_seconds: float,
+        modules: Sequence[str] = (),
+        memory_bytes: int = 0,
+        gpu: bool = False,
+    ):
         self._num_workers, self._deadline_seconds = workers, deadline_seconds
-        self._modules, self._memory_bytes = modules, memory_bytes
+        self._modules, self._memory_bytes, self._gpu = modules, memory_bytes, gpu
         self._lock = threading.Lock()
         self._closing = False
         self._failure: BaseException | None = None
@@ -90,7 +105,7 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
             if self._pool is None and not self._closing:
                 deadline = self._deadline_seconds
                 arguments = (deadline, self._memory_bytes)
-                template = Template(self._modules, "vlm_pg.media.worker:main", arguments, deadline)
+                template = Template(self._modules, "vlm_pg.media.worker:main", arguments, deadline, self._gpu)
                 pool = Pool(template, deadline, "decoding workers", parent.answered)
                 thread = threading.Thread(target=self._serve, args=(pool,), name="vlm_pg-media-pool", daemon=True)
                 try:

@@ -86,7 +86,7 @@ def _probe(
             frames, height, width = frames_to_read(path, name, index, choice, settings, factor)
         choice = choice.with_count(frames)
         frame_seconds, sampled_fps = tuple(timeline.seconds[place] for place in choice.indices), choice.sampled_fps
-        cues = cues_within(cues, part, timeline.end)
+        cues = cues_within(cues, part, timeline)
     with path.open("rb") as file:
         content = hashlib.file_digest(file, "sha256").hexdigest()
     # An image is shown as two equal frames, as the tower's temporal patches ask for.

@@ -6,9 +6,9 @@ A seek is believed only when the packet it leads to is the entry point that was 
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ import numpy as np
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import open_video
 from vlm_pg.media.index import EntryPoint, VideoIndex, packets
+from vlm_pg.media.naming import keep_by_order, keep_by_time
+from vlm_pg.media.upright import upright
 
 # decoders that show nothing until all of it is right, so that they may begin at any packet
 CAREFUL_CODECS = ("h264", "hevc")
@@ -25,10 +27,14 @@ CAREFUL_CODECS = ("h264", "hevc")
 
 @dataclass(frozen=True)
 class Run:
-    """Wanted timestamps, ascending, that follow the same entry point (None: there is none before them)."""
+    """Wanted places in the index, ascending, that follow the same entry point (None: there is none before them).
+
+    ``by_order``: whether times do not tell these frames apart from others.
+    """
 
     entry: EntryPoint | None
     wanted: tuple[int, ...]
+    by_order: bool = False
 
 
 class FrameTooLarge(DecodeFailure):
@@ -36,57 +42,89 @@ class FrameTooLarge(DecodeFailure):
 
 
 def runs(index: VideoIndex, wanted: Sequence[int]) -> list[Run]:
-    """One run of decoding for all wanted frames that follow the same entry point."""
+    """One run of decoding for all wanted places that follow the same entry point."""
     starts = [entry.pts for entry in index.entries]
-    return [
-        Run(index.entries[place] if place >= 0 else None, tuple(sorted(set(group))))
-        for place, group in groupby(wanted, key=lambda pts: bisect_right(starts, pts) - 1)
-    ]
+    found = []
+    for at, group in groupby(wanted, key=lambda place: bisect_right(starts, index.pts[place]) - 1):
+        places = tuple(sorted(set(group)))
+        by_order = not index.times_hold or any(index.shares_its_time(place) for place in places)
+        found.append(Run(index.entries[at] if at >= 0 else None, places, by_order))
+    return found
+
+
+class _Reader:
+    """Reads runs of an index into ``pictures``, by their places."""
+
+    def __init__(self, path: Path, index: VideoIndex, max_pixels: int):
+        from av.video.reformatter import VideoReformatter
+
+        self.path, self.index, self.max_pixels = path, index, max_pixels
+        self.pictures: dict[int, np.ndarray] = {}
+        self._scaler = VideoReformatter()
+
+    def seek(self, container: Any, stream: Any, run: Run) -> bool:
+        """Read a run from its entry point on; False where that, or a wanted frame, does not come."""
+        if run.entry is None:
+            return False
+        container.seek(run.entry.dts, stream=stream, backward=True)
+        coded = _enter(packets(container, stream), run.entry)
+        return coded is not None and self.keep(coded, run)
+
+    def read_from_start(self, run: Run) -> None:
+        """Without any seek: from the entry point, and, should frames not come, from the first packet."""
+        if run.entry is not None:
+            with open_video(self.path, self.max_pixels) as (container, stream), _decoding():
+                coded = _enter(packets(container, stream), run.entry)
+                if coded is not None and self.keep(coded, run):
+                    return
+        with open_video(self.path, self.max_pixels) as (container, stream), _decoding():
+            is_careful = stream.codec_context.codec.canonical_name in CAREFUL_CODECS
+            may_begin = run.entry is not None or is_careful or self.index.starts_at_entry
+            whole = replace(run, entry=None) if run.by_order else run
+            if may_begin and self.keep(packets(container, stream), whole):
+                return
+        seconds = float(self.index.pts[self.missing(run)[0]] * self.index.time_base)
+        if run.by_order:
+            raise DecodeFailure("decode", f"from {seconds:.3f} s on neither times nor order tell which frame is which")
+        raise DecodeFailure("decode", f"no frame comes at {seconds:.3f} s")
+
+    def keep(self, coded: Iterator[Any], run: Run) -> bool:
+        """Put the wanted frames into ``pictures``; False as soon as one of them cannot come any more."""
+        pts, found = self.index.pts, dict[int, np.ndarray]()
+
+        def keep(place: int, frame: Any) -> None:
+            like = next(iter((self.pictures or found).values()), None)
+            found[place] = upright(frame, like, self._scaler)
+
+        if run.by_order:
+            first = 0 if run.entry is None else bisect_left(pts, run.entry.pts)
+            frames = _sound(_frames(coded), pts[first], self.max_pixels)
+            if keep_by_order(frames, pts, first, run.wanted, keep):
+                self.pictures |= found
+        elif left := self.missing(run):
+            start = pts[left[0]] if run.entry is None else run.entry.pts
+            keep_by_time(_sound(_frames(coded), start, self.max_pixels), pts, start, left, keep)
+            self.pictures |= found
+        return not self.missing(run)
+
+    def missing(self, run: Run) -> list[int]:
+        """The wanted places whose pictures have not come."""
+        return [place for place in run.wanted if place not in self.pictures]
 
 
 def read_pictures(path: Path, index: VideoIndex, wanted: Sequence[int], max_pixels: int) -> dict[int, np.ndarray]:
-    """Upright pictures, uint8 [height, width, 3], by their timestamps.
+    """Upright pictures, uint8 [height, width, 3], by their places in the index.
 
     Raises:
-        DecodeFailure: one of them does not come, or comes damaged.
+        DecodeFailure: one of them does not come, or comes damaged, or nothing tells which it is.
         FrameTooLarge: a picture has more than ``max_pixels``; 0 for no limit.
     """
-    from av.video.reformatter import VideoReformatter
-
-    pictures: dict[int, np.ndarray] = {}
-    scaler = VideoReformatter()
-    late: list[Run] = []
+    reader = _Reader(path, index, max_pixels)
     with open_video(path, max_pixels) as (container, stream), _decoding():
-        for run in runs(index, wanted):
-            if run.entry is None:
-                late.append(run)
-                continue
-            container.seek(run.entry.dts, stream=stream, backward=True)
-            coded = _enter(packets(container, stream), run.entry)
-            if coded is None or not _keep(_frames(coded), run, pictures, max_pixels, scaler):
-                late.append(run)
+        late = [run for run in runs(index, wanted) if not reader.seek(container, stream, run)]
     for run in late:
-        _read_from_start(path, index, run, pictures, max_pixels, scaler)
-    return pictures
-
-
-def _read_from_start(
-    path: Path, index: VideoIndex, run: Run, pictures: dict[int, np.ndarray], max_pixels: int, scaler: Any
-) -> None:
-    """Without any seek: from the entry point, and, should frames not come, from the first packet."""
-    attempts: list[Callable[[Iterator[Any]], Iterator[Any] | None]] = [lambda coded: coded]
-    if run.entry is not None:
-        entry = run.entry
-        attempts.insert(0, lambda coded: _enter(coded, entry))
-    for enter in attempts:
-        with open_video(path, max_pixels) as (container, stream), _decoding():
-            if run.entry is None and stream.codec_context.codec.canonical_name not in CAREFUL_CODECS:
-                break
-            coded = enter(packets(container, stream))
-            if coded is not None and _keep(_frames(coded), run, pictures, max_pixels, scaler):
-                return
-    missing = next(pts for pts in run.wanted if pts not in pictures)
-    raise DecodeFailure("decode", f"no frame comes at {float(missing * index.time_base):.3f} s")
+        reader.read_from_start(run)
+    return reader.pictures
 
 
 def _decoding() -> Any:
@@ -110,40 +148,13 @@ def _frames(coded: Iterator[Any]) -> Iterator[Any]:
         yield from packet.decode()
 
 
-def _keep(frames: Iterator[Any], run: Run, pictures: dict[int, np.ndarray], max_pixels: int, scaler: Any) -> bool:
-    """Put the wanted frames into ``pictures``; False as soon as one of them cannot come any more.
-
-    A damaged frame on the way is an end too: those behind it are made from it.
-    """
-    left = [pts for pts in run.wanted if pts not in pictures]
-    if not left:
-        return True
-    first = left[0] if run.entry is None else run.entry.pts
+def _sound(frames: Iterator[Any], start: int, max_pixels: int) -> Iterator[Any]:
+    """The frames from a time on. A damaged one is the end: those behind it are made from it."""
     for frame in frames:
-        if frame.pts is None or frame.pts < first:
+        if frame.pts is None or frame.pts < start:
             continue
         if frame.is_corrupt:
             raise DecodeFailure("decode", f"the frame at {frame.time:.3f} s is damaged")
         if 0 < max_pixels < frame.width * frame.height:
             raise FrameTooLarge("decode", f"the frame at {frame.time:.3f} s has {frame.width}x{frame.height} pixels")
-        if frame.pts < left[0]:
-            continue
-        if frame.pts > left[0]:
-            return False
-        pictures[left.pop(0)] = _upright(frame, next(iter(pictures.values()), None), scaler)
-        if not left:
-            return True
-    return False
-
-
-def _upright(frame: Any, like: np.ndarray | None, scaler: Any) -> np.ndarray:
-    """The frame as uint8 [height, width, 3], turned as its metadata ask, in the size of ``like`` if given.
-
-    ``scaler``: FFmpeg's, one for all frames; making one takes longer than a small picture.
-    """
-    turns = round(frame.rotation / 90) % 4
-    size: dict[str, int] = {}
-    if like is not None:  # streams may change size midway; the reader of the frames expects one size
-        height, width = like.shape[:2] if turns % 2 == 0 else like.shape[1::-1]
-        size = {"height": height, "width": width}
-    return np.ascontiguousarray(np.rot90(scaler.reformat(frame, format="rgb24", threads=1, **size).to_ndarray(), turns))
+        yield frame

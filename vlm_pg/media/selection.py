@@ -47,28 +47,46 @@ class Timeline:
     ``tolerance``: how far, in seconds, a timestamp may be from the time it stands for. Containers with a clock of their
     own (Matroska: milliseconds) round: at 30 frames per second the second frame is at 0.033 s, and a clip that begins
     at 1/30 s would lose it. So half a tick is allowed, as far as ticks come from rounding.
+
+    ``shown_until``: when the file says that the last frame has been shown; 0 where it says nothing. ``clock_zero``,
+    ``clock_end``: when a player's clock, on which subtitles are, is at 0 and when the file ends. Sound may begin before
+    the first frame and go on after the last one.
     """
 
     seconds: Sequence[float]
     fps: float
     stated_fps: float
     tolerance: float
+    shown_until: float = 0.0
+    clock_zero: float = 0.0
+    clock_end: float = 0.0
 
     @classmethod
-    def of(cls, pts_seconds: Sequence[float], time_base: Fraction, stated_fps: float) -> Timeline:
-        """Of presentation times that begin anywhere.
+    def of(
+        cls,
+        pts_seconds: Sequence[float],
+        time_base: Fraction,
+        stated_fps: float,
+        shown_until: float | None = None,
+        clock: tuple[float, float] | None = None,
+    ) -> Timeline:
+        """Of presentation times that begin anywhere; ``shown_until`` and ``clock`` (its 0 and its end) are such times.
 
         Raises:
             SampleError: ``corrupt_media`` where all frames have one time.
         """
         fps = sampling.average_fps(pts_seconds, stated_fps) if len(pts_seconds) > 1 else stated_fps or 1.0
-        seconds = [second - pts_seconds[0] for second in pts_seconds]
-        return cls(seconds, fps, stated_fps, min(float(time_base) / 2, MOST_ROUNDING_SECONDS))
+        first = pts_seconds[0]
+        seconds = [second - first for second in pts_seconds]
+        until = 0.0 if shown_until is None else shown_until - first
+        # Of pictures before the clock's zero there are some that no player shows, so it does not lie after the first.
+        zero, end = (0.0, 0.0) if clock is None else (min(0.0, clock[0] - first), clock[1] - first)
+        return cls(seconds, fps, stated_fps, min(float(time_base) / 2, MOST_ROUNDING_SECONDS), until, zero, end)
 
     @property
     def end(self) -> float:
-        """When the last frame has been shown as long as frames are on average."""
-        return self.seconds[-1] + 1 / self.fps
+        """When the last frame has been shown as long as frames are on average, or longer, as the file says."""
+        return max(self.seconds[-1] + 1 / self.fps, self.shown_until)
 
     def has_constant_rate(self) -> bool:
         """Whether every frame is where ``fps`` puts it; the first one may be rounded too."""
@@ -109,6 +127,8 @@ def choose(timeline: Timeline, part: Part, settings: MediaSettings, name: str) -
     """
     if part.times:
         return moments(timeline, part.times, name)
+    if settings.num_frames is None and (ends := held_ends(timeline, part)):
+        return moments(timeline, ends, name)
     span = span_of(timeline, part, name)
     if settings.num_frames is not None:
         count = ask(sampling.num_uniform_frames, span.total, settings.num_frames)
@@ -122,6 +142,18 @@ def spread(span: Span, count: int) -> Choice:
     """``count`` frames from the first to the last of a span."""
     indices = tuple(sampling.frame_indices(span.total, count, span.first))
     return Choice(indices, sampling.sampled_fps(count, span.total, span.fps), span)
+
+
+def held_ends(timeline: Timeline, part: Part) -> tuple[float, float] | None:
+    """Both ends of a clip of the last picture where that is held (slides, credits) and at most itself begins in it.
+
+    All that such a clip shows are the pictures on display at its ends. Held means twice as long as usual, or longer.
+    """
+    seconds, late = timeline.seconds, timeline.tolerance + _FLOAT_SECONDS
+    if timeline.shown_until < seconds[-1] + 2 / timeline.fps or len(seconds) < sampling.FRAME_MULTIPLE:
+        return None
+    start, end = part.start or 0.0, timeline.end if part.end is None else min(part.end, timeline.end)
+    return (start, end) if start > seconds[-2] + late and end > max(start, seconds[-1]) else None
 
 
 def span_of(timeline: Timeline, part: Part, name: str) -> Span:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import judge
 from vlm_pg.media.index import VideoIndex
+from vlm_pg.media.upright import check_shown_as_stored
 
 _NOT_HERE = (
     "media.decoder is torchcodec, which {0}. auto, decord and pyav are allowed too. Install it with pip install "
@@ -41,8 +43,9 @@ class TorchCodecDecoder:
     """torchcodec in its exact mode: it reads all packets first and then knows frames by their times.
 
     It believes flagged key frames and shows what a decoder has patched. So what it is known to get wrong is refused:
-    flagged key frames that are none, another number of frames than our index has. Every frame that comes is compared
-    with our index by its time. In damaged files it may return garbage without a word.
+    flagged key frames that are none, times that do not name frames, mirroring, transparency, another number of frames
+    than our index has. Every frame that comes is compared with our index by its time. In damaged files it may return
+    garbage without a word.
 
     Args:
         path: the file.
@@ -53,13 +56,15 @@ class TorchCodecDecoder:
     name = "torchcodec"
 
     def __init__(self, path: Path, index: VideoIndex, device: str = "cpu"):
-        from torchcodec.decoders import VideoDecoder
-
         judge(path)
+        index.check_times_name_frames(self.name)
+        check_shown_as_stored(path, self.name)
         if not index.flags_are_entries:
             raise DecodeFailure("open", "it flags key frames that are none, behind which torchcodec shows garbage")
+        from torchcodec.decoders import VideoDecoder
+
         if device == "cuda":
-            device = f"cuda:{_gpu()}"
+            device = f"cuda:{gpu_number()}"
         with reading("open", (RuntimeError, ValueError), _sentence):
             self._decoder = VideoDecoder(
                 str(path), dimension_order="NHWC", num_ffmpeg_threads=1, device=device, seek_mode="exact"
@@ -88,8 +93,16 @@ class TorchCodecDecoder:
         del self._decoder
 
 
+def ffmpeg_versions() -> Mapping[str, Any]:
+    """Of the libraries of FFmpeg that torchcodec has loaded; its own version says nothing about them."""
+    from torchcodec._core import get_ffmpeg_library_versions
+
+    versions: Mapping[str, Any] = get_ffmpeg_library_versions()
+    return versions
+
+
 @cache
-def _gpu() -> int:
+def gpu_number() -> int:
     """The GPU of this process's rank. One that does not start here is no fault of the file: its error goes through."""
     number = int(os.environ.get("LOCAL_RANK", 0))
     torch.zeros(1, device=f"cuda:{number}")

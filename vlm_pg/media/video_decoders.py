@@ -14,9 +14,10 @@ from typing import Protocol
 import numpy as np
 
 from vlm_pg.media.boundary import DecodeFailure, reading
-from vlm_pg.media.container import judge, open_video
+from vlm_pg.media.container import judge
 from vlm_pg.media.index import VideoIndex
 from vlm_pg.media.seeking import read_pictures
+from vlm_pg.media.upright import Turn, check_shown_as_stored
 
 # In others decord seeks elsewhere without saying so.
 DECORD_CONTAINERS = ("mov", "matroska")
@@ -43,8 +44,8 @@ class Decoder(Protocol):
 class PyAVDecoder:
     """PyAV: every codec of a current FFmpeg. Decodes forward from the entry point before each wanted frame.
 
-    Every frame is known by its timestamp, and a damaged one between entry point and wanted frame is a failure, so what
-    comes is what was asked for, or nothing.
+    Every frame is known by its timestamp, or by its order where timestamps do not tell, and a damaged one between entry
+    point and wanted frame is a failure, so what comes is what was asked for, or nothing.
 
     Args:
         path: the file.
@@ -59,9 +60,8 @@ class PyAVDecoder:
 
     def read(self, indices: Sequence[int]) -> np.ndarray:
         """See ``Decoder.read``."""
-        wanted = [self._index.pts[index] for index in indices]
-        pictures = read_pictures(self._path, self._index, wanted, self._max_pixels)
-        return np.stack([pictures[pts] for pts in wanted])
+        pictures = read_pictures(self._path, self._index, indices, self._max_pixels)
+        return np.stack([pictures[index] for index in indices])
 
     def close(self) -> None:
         """Nothing stays open between reads."""
@@ -72,8 +72,8 @@ class DecordDecoder:
 
     It counts frames from the nearest flagged key frame and checks nothing, so what it is known to get wrong is refused:
     containers other than MP4, QuickTime, Matroska and WebM; key frames stored out of order, or flagged and none (no
-    sync table, intra-refresh); rotation in Matroska; another number of frames. In damaged files it may return garbage
-    or neighbouring frames without a word.
+    sync table, intra-refresh); times that do not name frames; rotation in Matroska; mirroring; transparency; another
+    number of frames. In damaged files it may return garbage or neighbouring frames without a word.
     """
 
     name = "decord"
@@ -86,9 +86,10 @@ class DecordDecoder:
         container_format = judge(path)
         if container_format not in DECORD_CONTAINERS:
             raise DecodeFailure("open", f"decord misplaces frames in '{container_format}' containers")
+        index.check_times_name_frames(self.name)
         if not index.key_places_agree:
             raise DecodeFailure("open", "key frames are out of order or none, where decord misplaces frames")
-        if container_format == "matroska" and _is_rotated(path):
+        if check_shown_as_stored(path, self.name) != Turn() and container_format == "matroska":
             raise DecodeFailure("open", "decord does not apply the rotation that Matroska files state")
         with reading("open", self._errors, _sentence):
             self._reader = decord.VideoReader(str(path), num_threads=1)
@@ -108,11 +109,6 @@ class DecordDecoder:
     def close(self) -> None:
         """Free the reader's buffers."""
         del self._reader
-
-
-def _is_rotated(path: Path) -> bool:
-    with open_video(path) as (container, stream), reading("decode", ()):
-        return next(container.decode(stream)).rotation != 0
 
 
 def _sentence(error: BaseException) -> str:

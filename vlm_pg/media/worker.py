@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from multiprocessing.connection import Connection
 
+from vlm_pg.cache import notes
 from vlm_pg.killable.worker import held_bytes, limit_memory, serve
 from vlm_pg.media import parent
 
@@ -32,6 +33,7 @@ def main(descriptor: int, parent_pid: int, deadline_seconds: float, memory_bytes
             at_start = held_bytes("private")
             limit_memory("private", memory_bytes)
         parent.connect(connection)
+        notes.collect()
         return True
 
     def run(call: bytes) -> tuple[bytes, bool]:
@@ -45,6 +47,8 @@ def main(descriptor: int, parent_pid: int, deadline_seconds: float, memory_bytes
 
 def _run(call: bytes) -> bytes:
     try:
-        return parent.answered(call)
+        answer = parent.answered(call)
     except MemoryError:
-        return pickle.dumps(("bad_sample", ("out_of_memory", _TOO_MUCH, "")))
+        answer = pickle.dumps(("bad_sample", ("out_of_memory", _TOO_MUCH, "")))
+    said = notes.collected()
+    return pickle.dumps(("said", said)) + answer if said else answer

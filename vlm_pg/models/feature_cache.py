@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.cache.store import Store
 from vlm_pg.models.family import Family
@@ -27,17 +29,20 @@ def keep_features(policy: Policy, settings: CacheSettings, gathered: Gathered = 
         return f"visual features: not kept in cache.folder ({why})"
     store = Store(settings.folder, KIND, settings.max_bytes)
     tower = tower_digest(policy.model, policy.family, gathered)
-    policy.vision.kept = KeptFeatures(store, tower, policy.tower_calls)
+    shape = _token_shape(policy)
+    size = math.prod(shape) * policy.dtype.itemsize / 1024
+    policy.vision.kept = KeptFeatures(store, tower, policy.tower_calls, policy.device, shape)
     return (
-        f"visual features: kept in {settings.folder}, {_token_bytes(policy) / 1024:.1f} KiB a visual token, by the "
+        f"visual features: kept in {settings.folder}, {size:.1f} KiB a visual token, by the "
         f"media and the frozen vision tower ({tower[:12]})"
     )
 
 
-def _token_bytes(policy: Policy) -> int:
+def _token_shape(policy: Policy) -> tuple[int, ...]:
+    """Of ``Family.encode_vision``'s output, for one visual token."""
     config = policy.model.config
-    levels = 1 + policy.family.deepstack_layers(config)
-    return levels * config.get_text_config().hidden_size * policy.dtype.itemsize
+    levels, width = policy.family.deepstack_layers(config), config.get_text_config().hidden_size
+    return (1 + levels, width) if levels else (width,)
 
 
 def why_not_kept(model: ModelSettings, family: Family, settings: CacheSettings) -> str | None:

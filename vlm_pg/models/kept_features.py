@@ -1,24 +1,25 @@
 """A frozen tower runs once, ever: its outputs on disk, by what they were made of.
 
-Media, the tower and how the media are divided over its calls are an entry's key, so what comes back is bit for bit what
-the tower would give, whichever process, run or evaluation asks.
+Media, the tower, how the media are divided over its calls, and what computes them are an entry's key, so what comes
+back is bit for bit what the tower would give here, whichever process, run or evaluation asks.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from vlm_pg.cache.entry_file import Entry
+from vlm_pg.cache.notes import say
 from vlm_pg.cache.store import Store, key_of
+from vlm_pg.models.numerics import numerics_digest
 from vlm_pg.models.vision_pieces import Grid, shares
 from vlm_pg.types import Prompt
 
 KIND = "features"
-# How features are laid out in an entry, and what ``Family.encode_vision`` makes of a tower's output.
+# How features are laid out in an entry.
 _LAYOUT = 1
 _FEATURES = "features"
 
@@ -28,40 +29,76 @@ CallsOf = Callable[[Sequence[Grid]], list[tuple[Grid, ...]]]
 class KeptFeatures:
     """Features of prompts, made by one tower.
 
+    Where several processes make those of a prompt together, each its frames, ``hosts`` has ``host`` of each, in order.
+
     Args:
         tower: ``tower_digest`` of it.
         calls_of: the calls in which a process runs the tower on these frames, one after the other; each may have bits
             of its own, as sums are divided otherwise.
+        device: the tower's.
+        shape: of the features of one visual token, (D,) or (1 + E, D).
     """
 
-    def __init__(self, store: Store, tower: str, calls_of: CallsOf):
+    def __init__(
+        self,
+        store: Store,
+        tower: str,
+        calls_of: CallsOf,
+        device: torch.device,
+        shape: tuple[int, ...],
+    ):
         self.store, self._tower, self._calls_of = store, tower, calls_of
+        self._device, self._shape = device, shape
 
-    def read(self, prompt: Prompt, processes: int = 1) -> torch.Tensor | None:
-        """[M, ...] on the CPU as ``processes`` make them of the prompt together; None where there are none."""
-        entry = self.store.read(self._key(prompt, processes))
+    @property
+    def host(self) -> str:
+        """``numerics_digest`` of this process at this moment."""
+        return numerics_digest(self._device)
+
+    def read(self, prompt: Prompt, hosts: Sequence[str] = ()) -> torch.Tensor | None:
+        """[M, ...] on the CPU as ``hosts``, by default this process, make them; None where there are none."""
+        key = self._key(prompt, hosts)
+        entry = self.store.read(key)
         if entry is None:
             return None
-        values = torch.from_numpy(entry.tensors[_FEATURES].copy())  # what is read cannot be written, and torch warns
-        return values.view(getattr(torch, entry.about["dtype"]))
-
-    def write(self, prompt: Prompt, features: torch.Tensor, processes: int = 1) -> None:
-        """Keep features [M, ...] that ``processes`` have made. A disk that fails is a warning."""
         try:
-            self.store.write(self._key(prompt, processes), _entry(features))
+            features = _features(entry)
+            if features.is_floating_point() and features.shape == (prompt.num_visual_tokens, *self._shape):
+                return features
+        except (KeyError, AttributeError, TypeError, RuntimeError, ValueError):
+            pass  # who may write there may write anything, and what it says of its dtype is no dtype of these bytes
+        self.store.remove_damaged(key)
+        return None
+
+    def write(self, prompt: Prompt, features: torch.Tensor, hosts: Sequence[str] = ()) -> None:
+        """Keep features [M, ...] that ``hosts``, by default this process, have made. A disk that fails, and one without
+        room, is a warning."""
+        try:
+            if not self.store.write(self._key(prompt, hosts), _entry(features)):
+                say(
+                    f"cache.folder '{self.store.folder}' has no room for more visual features within cache.max_gb "
+                    "(all that it holds was used in this run or the day before): those that do not fit are computed "
+                    "every time. Raise cache.max_gb, or make room with vlm-pg cache prune."
+                )
         except OSError as error:  # features are there all the same
-            warnings.warn(
+            say(
                 f"cache.folder '{self.store.folder}' cannot be written ({error.strerror}): visual features are "
-                "computed again. Make room, or lower cache.max_gb.",
-                stacklevel=2,
+                "computed again. Make room, or lower cache.max_gb."
             )
 
-    def _key(self, prompt: Prompt, processes: int) -> str:
+    def _key(self, prompt: Prompt, hosts: Sequence[str]) -> str:
         """One frame on two processes is the same call as on one, and so is a video that is not cut: then the key is."""
         assert prompt.grid_thw is not None
-        parts = [part for part in shares(prompt.grid_thw.tolist(), processes) if part.patches]
-        calls = [call for part in parts for call in self._calls_of(part.grids)]
+        hosts = hosts or [self.host]
+        parts = shares(prompt.grid_thw.tolist(), len(hosts))
+        made = [(host, part) for host, part in zip(hosts, parts, strict=True) if part.patches]
+        calls = [(host, call) for host, part in made for call in self._calls_of(part.grids)]
         return key_of({"layout": _LAYOUT, "media": prompt.content_key, "tower": self._tower, "calls": calls})
+
+
+def _features(entry: Entry) -> torch.Tensor:
+    values = torch.from_numpy(entry.tensors[_FEATURES].copy())  # what is read cannot be written, and torch warns
+    return values.view(getattr(torch, entry.about["dtype"]))
 
 
 def _entry(features: torch.Tensor) -> Entry:

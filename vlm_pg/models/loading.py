@@ -13,7 +13,15 @@ from vlm_pg.attention.registration import ATTENTION_NAME
 from vlm_pg.errors import ModelError
 from vlm_pg.models.family import Family
 from vlm_pg.models.liger import apply_liger
-from vlm_pg.models.lora import adapter_base, add_lora, base_model, check_adapter, has_adapter, load_adapter
+from vlm_pg.models.lora import (
+    adapter_base,
+    adapts_tower,
+    add_lora,
+    base_model,
+    check_adapter,
+    has_adapter,
+    load_adapter,
+)
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.quantize import is_quantized, quantize_linears
 from vlm_pg.models.registry import family_of
@@ -43,18 +51,20 @@ def load_policy(
         weights_version: how many optimizer steps the weights have had.
         reading: around transformers' reading of the weights, for engines that divide them over ranks meanwhile.
         vision_alone: without the language model, an adapter of which is left out too; the policy can make prompts and
-            visual features of them, and nothing else.
+            visual features of them, and nothing else. An adapter that reaches into the tower is of the whole model,
+            which is loaded then.
 
     Raises:
         ModelError: nothing there, unreadable, or of a kind that is not supported.
     """
     settings = settings or ModelSettings(path=str(path))
-    if vision_alone:
-        settings = settings.model_copy(update={"lora": None})
     torch_dtype = _dtype(dtype or settings.dtype)
     adapter, path = str(path), adapter_base(path) or path
     config = load_config(str(path), settings)
     family = family_of(config)
+    vision_alone = vision_alone and (adapter == str(path) or not adapts_tower(adapter, family))
+    if vision_alone:
+        settings = settings.model_copy(update={"lora": None})
     import transformers
 
     alone = {"config": without_language(config), "ignore_mismatched_sizes": True} if vision_alone else {}

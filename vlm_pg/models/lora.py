@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from vlm_pg.errors import ModelError
+from vlm_pg.models.family import Family
 from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import PARTS, VISION_PARTS, LoraSettings, Part
 
@@ -161,6 +162,19 @@ def adapter_base(path: str | Path) -> str | None:
     return base
 
 
+def adapts_tower(folder: str | Path, family: Family) -> bool:
+    """Whether the adapter in ``folder`` may have weights for the vision tower; True where its file does not say."""
+    place = (family.tower or "").rpartition(".")[2]
+    if not (Path(folder) / WEIGHTS_FILE).is_file():
+        return family.reads_media
+    try:
+        with safe_open(Path(folder) / WEIGHTS_FILE, "pt") as file:
+            names = list(file.keys())
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(Path(folder) / WEIGHTS_FILE, error) from error
+    return family.reads_media and any(place in name.split(".") for name in names)
+
+
 def load_adapter(model: Any, folder: str | Path, settings: LoraSettings | None) -> None:
     """Put the adapter in ``folder`` into ``model``: trainable as ``settings`` say, or frozen if they are None.
 
@@ -213,10 +227,14 @@ def _read_weights(folder: str | Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise ModelError(
-            f"{path} cannot be read: {error}. An adapter needs its weights as safetensors; copy the file again from "
-            "where it comes from."
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> ModelError:
+    return ModelError(
+        f"{path} cannot be read: {error}. An adapter needs its weights as safetensors; copy the file again from where "
+        "it comes from."
+    )
 
 
 def _check_scaling(folder: str | Path, settings: LoraSettings) -> None:

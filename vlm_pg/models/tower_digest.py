@@ -1,31 +1,30 @@
-"""What decides about every bit that a vision tower gives: its weights, its code, and what computes it where."""
+"""What decides about every bit that a vision tower gives, but for who computes it (``numerics``): weights and code."""
 
 from __future__ import annotations
 
 import json
-import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from operator import attrgetter
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
 
+from vlm_pg.cache.source_code import source_digest
 from vlm_pg.cache.store import key_of
 from vlm_pg.models.family import Family
 from vlm_pg.models.scattered import is_part
 
 Gathered = Callable[[Iterable[torch.nn.Parameter]], AbstractContextManager[None]]
 
-_PACKAGES = ("torch", "transformers", "flash-attn", "kernels", "liger-kernel")
+# Our modules on the way from pixels to features; a test follows the calls and finds those that are not named here.
+OWN_CODE = ("family", "network", "pixels", "scattered", "turns", "vision", "vision_pieces")
 # Of a tower's configuration: where it comes from and by what it was written, of which no output depends.
 _NOT_OF_THE_OUTPUT = frozenset(("_name_or_path", "architectures", "transformers_version"))
-_CPU_INFO = Path("/proc/cpuinfo")
 
 
 def at_hand(weights: Iterable[torch.nn.Parameter]) -> AbstractContextManager[None]:
@@ -34,13 +33,13 @@ def at_hand(weights: Iterable[torch.nn.Parameter]) -> AbstractContextManager[Non
 
 
 def tower_digest(model: Any, family: Family, gathered: Gathered = at_hand) -> str:
-    """64 hexadecimal digits: two towers with the same give the same bits for the same call.
+    """64 hexadecimal digits: two towers with the same give the same bits for the same call, where ``numerics_digest``
+    is the same too.
 
     Of the weights and buffers (mergers among them) names, dtypes, shapes and bytes, one after the other, those kept in
     few bits as they are stored; by how much adapters in it count; the configuration, the attention kernel; the code by
-    the classes' source and the packages' versions; the device with its libraries and what torch was told about
-    precision. On a CPU the number of threads too, among which sums are divided. Not among it is how media are divided
-    over calls, which every entry says.
+    the classes' source, what stands in their modules and on the layers in place of it, transformers' version, and our
+    own source. Not among it is how media are divided over calls, which every entry says.
 
     Under ZeRO-3 torch's linear layer is another function. For rows [rows, width], which is what linear layers of Qwen's
     towers are given, it makes the same calls (a test compares the bits), so it counts as the same.
@@ -59,9 +58,8 @@ def tower_digest(model: Any, family: Family, gathered: Gathered = at_hand) -> st
         "attention": getattr(config, "_attn_implementation", None),
         "family": [family.model_type, family.deepstack_layers(model.config)],
         "code": _code(tower),
+        "own code": source_digest(Path(__file__).with_name(f"{name}.py") for name in OWN_CODE),
         "adapters": _adapters(tower),
-        "versions": {package: _version(package) for package in _PACKAGES},
-        "arithmetic": _arithmetic(next(tower.parameters()).device),
     }
     return key_of(parts)
 
@@ -106,13 +104,26 @@ def _update(digest: Any, name: str, tensor: torch.Tensor) -> None:
 
 
 def _code(tower: torch.nn.Module) -> list[str]:
-    """The classes of its modules and the functions that run them, which may have been replaced, and their source."""
-    names, files = set(), set()
+    """Classes of its modules and functions that run them, which may have been replaced or compiled; their source."""
+    names, modules = set(), set()
     for module in tower.modules():
         forward = module.forward
-        names.add(f"{_name(type(module))} {_name(forward)}")
-        files |= {type(module).__module__, getattr(forward, "__module__", "")}
-    return sorted(names) + [f"{name} {_of_source(name)}" for name in sorted(files)]
+        compiled = " compiled" if module._compiled_call_impl is not None else ""
+        names.add(f"{_name(type(module))} {_name(forward)}{compiled}")
+        modules |= {type(module).__module__, getattr(forward, "__module__", "")}
+    attention = _attention(tower)
+    modules.add(getattr(attention, "__module__", ""))
+    # torch's own is known by its version.
+    ours = sorted(name for name in modules if name.split(".")[0] != "torch")
+    of_modules = [f"{name} {_of_source(name)} {_of_names(name)}" for name in ours]
+    return [*sorted(names), f"attention {_name(attention)}", f"transformers {version('transformers')}", *of_modules]
+
+
+def _attention(tower: Any) -> Any:
+    """The function behind the name of its attention kernel; None for one that stands in the tower's own module."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    return ALL_ATTENTION_FUNCTIONS.get(getattr(getattr(tower, "config", None), "_attn_implementation", None))
 
 
 def _name(of: Any) -> str:
@@ -122,52 +133,10 @@ def _name(of: Any) -> str:
 @cache
 def _of_source(module: str) -> str:
     file = getattr(sys.modules.get(module), "__file__", None)
-    # torch's own is known by its version.
-    if file is None or module.split(".")[0] == "torch":
-        return ""
-    return xxhash.xxh3_128_hexdigest(Path(file).read_bytes())
+    return "" if file is None else source_digest([Path(file)])
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
-def _arithmetic(device: torch.device) -> dict[str, Any]:
-    backends = torch.backends
-    # torch's older names for these raise where somebody has used the newer ones.
-    of_fp32 = [attrgetter(name)(backends) for name in ("cuda.matmul", "cudnn.conv", "mkldnn.matmul", "mkldnn.conv")]
-    of_torch = {
-        "device": device.type,
-        "precision": [backend.fp32_precision for backend in of_fp32],
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-    }
-    if device.type != "cuda":
-        of_cpu = {"processor": _processor(), "instructions": backends.cpu.get_cpu_capability()}
-        return {**of_torch, **of_cpu, "threads": torch.get_num_threads()}
-    kernels = backends.cuda
-    return {
-        **of_torch,
-        "name": torch.cuda.get_device_name(device),
-        "libraries": [torch.version.cuda, torch.version.hip, backends.cudnn.version()],
-        "sums": [kernels.matmul.allow_bf16_reduced_precision_reduction, str(kernels.preferred_blas_library())],
-        "attention": [
-            kernels.flash_sdp_enabled(),
-            kernels.mem_efficient_sdp_enabled(),
-            kernels.math_sdp_enabled(),
-            kernels.cudnn_sdp_enabled(),
-        ],
-    }
-
-
-@cache
-def _processor() -> str:
-    """Libraries choose their code by it."""
-    try:
-        lines = _CPU_INFO.read_text().splitlines()
-    except OSError:  # not Linux
-        lines = []
-    found = {line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")}
-    return ", ".join([platform.machine(), *sorted(found)])
+def _of_names(module: str) -> str:
+    """What a module's functions find under the names they call: kernels are put there in place of its own."""
+    names = vars(sys.modules[module]) if module in sys.modules else {}
+    return key_of({name: _name(value) for name, value in names.items() if callable(value)})

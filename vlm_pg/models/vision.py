@@ -194,12 +194,13 @@ class VisionEncoder:
         """
         if self.kept is None:
             return self._encoded(*_media([prompt]), sequence)
-        found = self.kept.read(prompt, sequence.size)
+        hosts = sequence.gather(self.kept.host)
+        found = self.kept.read(prompt, hosts)
         if all(sequence.gather(found is not None)) and found is not None:
             return found.to(self._device, non_blocking=True)
         features = self._encoded(*_media([prompt]), sequence)
         if sequence.rank == 0:
-            self.kept.write(prompt, features, sequence.size)
+            self.kept.write(prompt, features, hosts)
         return features
 
     def _encoded(

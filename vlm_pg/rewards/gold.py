@@ -1,4 +1,5 @@
-"""Whether a gold answer, given as the response, earns the full reward: what does not would teach the wrong thing."""
+"""Whether a gold answer, given as the response, earns the full reward: what does not would teach the wrong thing. And
+whether two gold answers are one, by the same reward."""
 
 from __future__ import annotations
 
@@ -46,13 +47,32 @@ def gold_faults(
         counting = [name for name, weight in weights.items() if weight != 0.0]
         for start in range(0, len(samples), _CHECKED_AT_A_TIME):
             chunk = samples[start : start + _CHECKED_AT_A_TIME]
-            texts = [f"<think>gold</think><answer>{one.answer}</answer>" for one in chunk]
-            responses = [
-                Response(one, text, None if num_tokens is None else num_tokens(text))
-                for one, text in zip(chunk, texts, strict=True)
-            ]
+            responses = [_answered(one, one.answer, num_tokens) for one in chunk]
             for sample, breakdown in zip(chunk, rewarder.score(responses), strict=True):
                 yield _gold_fault(sample, breakdown, full, counting)
+
+
+def same_gold(
+    first: Sample, second: Sample, rewarder: Rewarder, num_tokens: Callable[[str], int] | None = None
+) -> bool:
+    """Whether the gold answers of two samples of one question are one: each earns the full reward from the other.
+
+    What must be 1 is as of ``gold_faults``, or accuracy, where no part of the reward that counts reads answers.
+
+    Args:
+        first, second: the samples.
+        rewarder, num_tokens: as of ``gold_faults``.
+    """
+    if (first.answer_kind, first.answer) == (second.answer_kind, second.answer):
+        return True
+    crossed = [_answered(first, second.answer, num_tokens), _answered(second, first.answer, num_tokens)]
+    reading = {name for name in rewarder.weights if name != "format" and _must(name, rewarder.weights)}
+    return all(one.parts[name] == 1.0 for one in rewarder.score(crossed) for name in reading or {"accuracy"})
+
+
+def _answered(sample: Sample, answer: str, num_tokens: Callable[[str], int] | None) -> Response:
+    text = f"<think>gold</think><answer>{answer}</answer>"
+    return Response(sample, text, None if num_tokens is None else num_tokens(text))
 
 
 def _must(name: str, weights: dict[str, float]) -> bool:

@@ -15,6 +15,7 @@ from vlm_pg.rewards.plain_text import plain
 # Of a whole answer.
 MAX_TEXT_CHARACTERS = 2000
 
+_IDLE_SPACE = re.compile(r"(?<![0-9])\s|\s(?![0-9])")
 _DECORATION = ' \t\r\n*_`"“”'
 _CLOSING = ".,;。，；"
 _ROOT_OF_DIGITS = re.compile(r"(?:√|(?<![\\A-Za-z])sqrt)\s?([0-9]{1,15})(?![0-9.])")
@@ -74,6 +75,14 @@ def statement(text: str) -> str:
     found = _WORD_EQUALS.sub("", found)
     found = " ".join(without_lead_in(_bare(found)).strip(_DECORATION).split())
     return as_latex(_bare(_DELIMITERS.sub("", found)))
+
+
+def unspaced(latex: str) -> str:
+    """A statement without the white space that says nothing: that between two digits would.
+
+    unspaced("5 \\sqrt { 2 }") -> "5\\sqrt{2}"
+    """
+    return _IDLE_SPACE.sub("", latex)
 
 
 def words(latex: str, *, gold: bool) -> str | None:

@@ -18,7 +18,7 @@ from typing import Any
 from vlm_pg.rewards.expression_equality import equal as _equal
 from vlm_pg.rewards.latex_parts import MAX_PARTS, Part, Parts, has_letters, read_parts, tuple_elements
 from vlm_pg.rewards.latex_refusal import refusal
-from vlm_pg.rewards.latex_text import MAX_TEXT_CHARACTERS, statement, words
+from vlm_pg.rewards.latex_text import MAX_TEXT_CHARACTERS, statement, unspaced, words
 from vlm_pg.rewards.pool import Call, Outcome
 from vlm_pg.rewards.relations import joined_inequalities, value_of_equation
 from vlm_pg.rewards.verdict import Verdict, shorten
@@ -37,7 +37,6 @@ _EQUAL_PAIRS = (
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4.0\end{pmatrix}"),
 )
 _NUMBER_CODE = re.compile(r"\s*(Integer|Float)\s*\(\s*'?([0-9]{0,600}\.?[0-9]{0,600})'?\s*\)\s*")
-_IDLE_SPACE = re.compile(r"(?<![0-9])\s|\s(?![0-9])")
 
 
 class _Refused(Exception):
@@ -111,7 +110,7 @@ def _compare(gold: str, answer: str) -> tuple[float | None, str]:
         return None, f"gold answer {shorten(gold)} cannot be used: {reason}"
     if len(answer) > MAX_TEXT_CHARACTERS:
         return 0.0, f"answer has more than {MAX_TEXT_CHARACTERS} characters, which no mathematical answer has"
-    if _squeezed(latex) == _squeezed(gold_latex):
+    if unspaced(latex) == unspaced(gold_latex):
         return 1.0, ""
     parts = read_parts(latex, letters_are_units=not any(map(has_letters, gold_parts.parts)))
     try:
@@ -119,11 +118,6 @@ def _compare(gold: str, answer: str) -> tuple[float | None, str]:
         return float(_same_parts(gold_parts, parts)), ""
     except _Refused as reason:
         return 0.0, f"answer cannot be read: {reason}"
-
-
-def _squeezed(latex: str) -> str:
-    """Without the white space that says nothing: that between two digits would."""
-    return _IDLE_SPACE.sub("", latex)
 
 
 def _parse_all(latex: str, parts: Parts) -> None:

@@ -15,7 +15,7 @@ from vlm_pg.distributed import RankLayout, gather_objects
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.training.setup import versions
 
-# What hosts may have of their own; of the DeepSpeed file the content counts.
+# What hosts may have of their own, with all keys inside; of the DeepSpeed file the content counts.
 OF_A_HOST = frozenset(
     ("data.media_root", "media.workers", "rollout.server.url", "training.torch_threads", "training.deepspeed_config")
 )
@@ -51,12 +51,12 @@ def how_started(config: RunConfig) -> dict[str, str]:
     facts["source files of vlm_pg"] = _digest_of_package()
     settings = dict(_flat(config.model_dump(mode="json")))
     for key, value in settings.items():
-        if key not in OF_A_HOST:
+        if not any(key == own or key.startswith(f"{own}.") for own in OF_A_HOST):
             facts[key] = json.dumps(value)
     if config.training.deepspeed_config is not None:
         facts |= _of_deepspeed_file(Path(config.training.deepspeed_config))
-    own = [config.algorithm.loss, config.algorithm.advantages, *(one.function for one in config.reward.functions)]
-    for name in own:
+    functions = [config.algorithm.loss, config.algorithm.advantages, *(one.function for one in config.reward.functions)]
+    for name in functions:
         file = name.rpartition(":")[0]
         if file.endswith(".py"):
             facts[f"content of {file}"] = _digest_of_file(Path(file).expanduser())

@@ -17,7 +17,7 @@ from vlm_pg.models.loading import load_config
 from vlm_pg.models.lora import adapter_base
 from vlm_pg.models.registry import family_of
 from vlm_pg.training.feature_fill import LISTED, FeatureFill
-from vlm_pg.training.record_sets import RecordSet, record_sets
+from vlm_pg.training.record_sets import RecordSet, left_out, record_sets
 from vlm_pg.types import MediaRef, Sample
 
 
@@ -52,6 +52,9 @@ def fill(config: RunConfig) -> int:
     pool = decoding_pool(config.media, cache)
     of_process = "" if world == 1 else f" (process {rank + 1} of {world})"
     faults = 0
+    if rank == 0:
+        for line in left_out(config):
+            print(line, flush=True)
     try:
         if cache.frames:
             factor = family.pixels(model).token_side
@@ -92,16 +95,16 @@ def _media_of(samples: Iterable[Sample]) -> Iterator[MediaRef]:
 def _fill(loader: MediaLoader, refs: list[MediaRef], name: str) -> int:
     from rich.progress import track
 
-    waiting: deque[tuple[MediaRef, Future[None] | SampleError]] = deque()
-    faults = 0
+    waiting: deque[tuple[MediaRef, Future[bool] | SampleError]] = deque()
+    faults = not_kept = 0
 
     def finish() -> None:
-        nonlocal faults
+        nonlocal faults, not_kept
         ref, found = waiting.popleft()
         try:
             if isinstance(found, SampleError):
                 raise found
-            found.result()
+            not_kept += not found.result()
         except SampleError as fault:
             faults += 1
             if faults <= LISTED:
@@ -113,5 +116,8 @@ def _fill(loader: MediaLoader, refs: list[MediaRef], name: str) -> int:
             finish()
     while waiting:
         finish()
-    print(f"{name}: {len(refs) - faults:,} of {len(refs):,} media are kept, {faults:,} cannot be used", flush=True)
+    kept = len(refs) - faults - not_kept
+    print(f"{name}: {kept:,} of {len(refs):,} media are kept, {faults:,} cannot be used", flush=True)
+    if not_kept:
+        print(f"{not_kept:,} are not kept: they are URLs, have no room within cache.max_gb, or could not be written")
     return faults

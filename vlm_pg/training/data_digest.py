@@ -21,22 +21,49 @@ def data_digests(data: DataSettings) -> dict[str, dict[str, str]]:
 
 
 def changed_data(before: Any, now: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """A line for each file that has another content than when the checkpoint was written.
+    """A line for each set of records that is another one than when the checkpoint was written, was added, is gone or
+    has another name. The same records in another place are the same.
 
     Args:
         before: what the checkpoint says; older ones say nothing.
     """
     if not isinstance(before, dict):
         return []
-    lines = []
+    then = {key: entry for key, entry in before.items() if isinstance(entry, dict) and "sha256" in entry}
+    lines, lost = [], {key: entry for key, entry in then.items() if key not in now}
     for key, entry in now.items():
-        known = before.get(key)
-        if isinstance(known, dict) and known.get("path") == entry["path"] and known.get("sha256") != entry["sha256"]:
-            lines.append(
-                f"{key}={entry['path']} has another content than when the checkpoint was written: the questions of "
-                "further steps, and their order, are not those the run would have had"
-            )
+        known = then.get(key)
+        shown = f"{key}={entry['path']}"
+        if known is not None:
+            if known["sha256"] != entry["sha256"]:
+                where = "" if known.get("path") == entry["path"] else f" (it was {known.get('path')})"
+                lines.append(f"{shown} has another content than when the checkpoint was written{where}: {_so(key)}")
+        elif key not in before:
+            other = next((old for old in lost if _part(old) == _part(key) and _same(lost[old], entry)), None)
+            if other is not None:
+                del lost[other]
+                lines.append(f"{shown} was called {other} when the checkpoint was written: {_so(key)}")
+            else:
+                lines.append(f"{shown} was not there when the checkpoint was written: {_so(key)}")
+    for key, entry in lost.items():
+        lines.append(f"{key}={entry.get('path')} of when the checkpoint was written is not there: {_so(key)}")
     return lines
+
+
+def _part(key: str) -> str:
+    """ "data.train" or "data.eval"."""
+    return ".".join(key.split(".")[:2])
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one["sha256"] == other["sha256"]
+
+
+def _so(key: str) -> str:
+    """What a change means."""
+    if _part(key) == "data.eval":
+        return "scores of before and after it are not of the same questions"
+    return "the questions of further steps, and their order, are not those the run would have had"
 
 
 def _files(path: Path) -> tuple[Path, ...]:

@@ -54,6 +54,8 @@ class FeatureFill:
             config.model.path, device=local_device(), settings=config.model, vision_alone=True
         ).requires_grad_(False)
         print(keep_features(self._policy, config.cache), flush=True)
+        if len(self._policy.language_model.layers):
+            print("the adapter in model.path reaches into the vision tower, so the whole model is loaded")
         if config.model.vision_piece_tokens == "auto":
             print(
                 "media go through the vision tower whole (model.vision_piece_tokens=auto). A run that finds too little "
@@ -64,7 +66,6 @@ class FeatureFill:
         self._sources = SourcePool(
             builder, config.data, config.media, self._policy.pixel_factor, self._check, pool, config.cache
         )
-        self._size = 0
         self._ahead = 4 * max(1, config.media.workers)
 
     def _check(self, prompt: Prompt) -> None:
@@ -99,11 +100,12 @@ class FeatureFill:
     def _keep(self, prompt: Prompt, processes: int, count: _Count) -> None:
         kept = self._policy.vision.kept
         assert kept is not None
-        features = kept.read(prompt, processes)
+        hosts = [kept.host] * processes
+        features = kept.read(prompt, hosts)
         if features is None:
             written = kept.store.uses.written
             features = _made_by(self._policy, prompt, processes)
-            kept.write(prompt, features, processes)
+            kept.write(prompt, features, hosts)
             count.made += 1
             count.lost += kept.store.uses.written == written
         count.size += tensor_bytes(features)
@@ -115,13 +117,10 @@ class FeatureFill:
             f"{count.made - count.lost:,} of them made now, {count.faults:,} cannot be used",
             flush=True,
         )
-        self._size += count.size
         if count.lost:
-            print(f"{count.lost:,} could not be written, or are larger than cache.max_gb: every run computes them")
-        elif self._size * self._world > self._config.cache.max_bytes:
             print(
-                f"all features together are more than cache.max_gb={self._config.cache.max_gb:g} allows, so what was "
-                "not used for longest is thrown out again. Raise cache.max_gb, or set cache.features=false"
+                f"{count.lost:,} have no room within cache.max_gb={self._config.cache.max_gb:g}, or could not be "
+                "written: every run computes them. Raise cache.max_gb, or set cache.features=false"
             )
 
 

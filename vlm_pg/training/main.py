@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
-from vlm_pg.data.mixture import Mixture, order_of
+from vlm_pg.data.mixture import Mixture, asked_of, order_of
 from vlm_pg.data.order import EachInTurn
 from vlm_pg.data.prepared_reader import any_media
 from vlm_pg.data.several import first_of_each, open_training, refuse_empty
@@ -124,7 +124,8 @@ class _Run:
         check_fits(config, self.ranks.world_size, gpu_bytes(local_device()), console.info)
         pool = self._start_decoding(samples)
         resume_from = self._load(path, resume_from)
-        self.policy.check_samples(samples, config.data.train_shown)
+        asked = asked_of(samples, config.data.mixture) if samples else samples
+        self.policy.check_samples(asked, config.data.train_shown)
         # Refuses what cannot be computed; its processes start with the first response that needs them.
         self.rewarder = stack.enter_context(Rewarder(config.reward, warn=console.warn))
         fits_model = partial(self.policy.check_length, response_tokens=config.rollout.max_new_tokens)

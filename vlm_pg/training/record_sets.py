@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlm_pg.config import RunConfig
+from vlm_pg.data.mixture import asked_of, check_weights
 from vlm_pg.data.prepared_reader import open_records
 from vlm_pg.types import Sample
 
@@ -22,15 +23,25 @@ class RecordSet:
 
 
 def record_sets(config: RunConfig) -> Iterator[RecordSet]:
-    """Training questions, then those of each evaluation set that is chosen.
+    """Training questions that ``data.mixture`` gives a weight, then those of each evaluation set that is chosen.
 
     Raises:
-        ConfigError: records that cannot be read.
+        ConfigError: records that cannot be read, or weights that are not those of their sources.
     """
-    for name, path in config.data.train_sets.items():
+    data = config.data
+    if data.mixture and isinstance(data.train, dict):
+        check_weights(list(data.train_sets), data.mixture)
+    for name, path in data.asked_sets.items():
+        samples = open_records(path)[0][: data.limit]
+        if samples and not name:
+            samples = asked_of(samples, data.mixture)
         # The frames of a step's prompts are divided over the sequence ranks, those of an evaluation's are not.
-        samples, _ = open_records(path)
-        yield RecordSet(name, path, samples[: config.data.limit], config.training.sequence_parallel)
-    for name in config.eval.chosen_sets(list(config.data.eval)):
-        path = config.data.eval[name]
+        yield RecordSet(name, path, samples, config.training.sequence_parallel)
+    for name in config.eval.chosen_sets(list(data.eval)):
+        path = data.eval[name]
         yield RecordSet(name, path, open_records(path)[0][: config.eval.limit])
+
+
+def left_out(config: RunConfig) -> list[str]:
+    """Lines about the records that ``record_sets`` leaves out."""
+    return [*config.data.left_out(), *config.eval.left_out(list(config.data.eval))]

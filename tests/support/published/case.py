@@ -37,6 +37,7 @@ class Published:
         left_out: how many questions are in both splits, or asked for by nobody, by the reason that the report gives.
         forms: numbers of the forms of the data set that the files are of.
         unpacked: content of media that stood inside rows, in the order of the records.
+        unread: annotation files of the set in the folder that are not read: split, the first one, their number.
     """
 
     files: Mapping[str, Any]
@@ -47,6 +48,7 @@ class Published:
     left_out: Mapping[str, int] = field(default_factory=dict)
     forms: tuple[int, ...] = (0,)
     unpacked: Sequence[bytes] = ()
+    unread: Sequence[tuple[str, str, int]] = ()
 
 
 def media(*names: str) -> dict[str, None]:
@@ -113,7 +115,13 @@ def check(name: str, case: Published, folder: Path, out: Path) -> None:
     assert all((root / path).is_file() for ref in refs for path in (ref.path, ref.subtitles) if path)
     inside = [(root / ref.path).read_bytes() for ref in refs if ref.path.startswith("unpacked/")]
     assert inside == list(case.unpacked)
-    forms = {source["form"] for source in json.loads((out / "manifest.json").read_text())["sources"]}
+    manifest = json.loads((out / "manifest.json").read_text())
+    unread = [(one["split"], one["files"][0], one["count"]) for one in manifest["unread_files"]]
+    base = Path(arguments[2])
+    assert unread == [(split, str(base / name), count) for split, name, count in case.unread]
+    assert report["unread_files"] == manifest["unread_files"]
+    assert all(name in (out / SUMMARY).read_text() for _, name, _ in unread)
+    forms = {source["form"] for source in manifest["sources"]}
     if name != "generic":
         assert forms == {dataset_of(name).forms[number].name for number in case.forms}
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}

@@ -92,6 +92,7 @@ REFUSED = [
     ("train.json:1, record 2", "video_00429_5", "missing_field"),
     ("train.json:1, record 3", "video_00002_0", "missing_media"),
     ("train.json:1, record 4", "train-1.4", "missing_field"),
+    ("train.json:1, record 5", "train-1.5", "no_questions"),
 ]
 
 CASES = {

@@ -55,6 +55,29 @@ key,question,a,b,c,gold,video
 3,Which?,red,blue,,C,clip
 4,Which?,red,blue,green,A,gone
 """
+SUBTITLES = """
+name: columns
+files: {train: ["rows.csv"]}
+fields:
+  problem_id: key
+  problem: question
+  data_type: {constant: video}
+  problem_type: {constant: multiple choice}
+  options: {columns: [a, b]}
+  answer: gold
+  path: video
+  subtitles: texts
+"""
+SUBTITLED_ROWS = """\
+key,question,a,b,gold,video,texts
+1,Which?,red,blue,A,clip.mkv,clip.srt
+2,Which?,red,blue,A,clip.mkv,gone.srt
+3,Which?,red,blue,A,clip.mkv,../clip.srt
+4,Which?,red,blue,A,clip.mkv,/etc/hosts.srt
+5,Which?,red,blue,A,clip.mkv,http://a.example/clip.srt
+6,Which?,red,blue,A,clip.mkv,clip.mkv
+7,Which?,red,blue,A,clip.mkv,odd.srt
+"""
 OBJECTS = """
 name: objects
 file_is_row: true
@@ -103,6 +126,7 @@ def sample(
     return Sample(name, "Which?", ref, lettered, answer, kind, source, category or source, process)
 
 
+CUE = b"1\n00:00:00,500 --> 00:00:01,000\nHi\n"
 CLIP = video("films/f.mp4", start=1.5, end=9.0)
 SUBTITLED = video("clip.mkv", subtitles="clip.srt")
 SHARD = "train-00000-of-00001.parquet"
@@ -126,13 +150,33 @@ CASES = {
             "map.yaml": COLUMNS,
             "rows.csv": ROWS,
             **media("clip.mkv"),
-            "clip.srt": b"1\n00:00:00,500 --> 00:00:01,000\nHi\n",
+            "clip.srt": CUE,
         },
         [
             sample("1", SUBTITLED, "A. red|B. blue|C. green", "B"),
             sample("2", SUBTITLED, "A. red|B. blue", "A"),
         ],
         refused=[("rows.csv:4", "3", "answer_not_in_options"), ("rows.csv:5", "4", "missing_media")],
+        arguments=(*MAP, "--eval-share", "0"),
+    ),
+    "subtitles that are not there, lie elsewhere, or are none": Published(
+        {
+            "map.yaml": SUBTITLES,
+            "rows.csv": SUBTITLED_ROWS,
+            **media("clip.mkv"),
+            "clip.srt": CUE,
+            "../clip.srt": CUE,
+            "odd.srt": b"\xff\xfe\xff",
+        },
+        [sample("1", SUBTITLED, "A. red|B. blue", "A")],
+        refused=[
+            ("rows.csv:3", "2", "missing_media"),
+            ("rows.csv:4", "3", "outside_root"),
+            ("rows.csv:5", "4", "outside_root"),
+            ("rows.csv:6", "5", "remote_media"),
+            ("rows.csv:7", "6", "unsupported_media"),
+            ("rows.csv:8", "7", "bad_subtitles"),
+        ],
         arguments=(*MAP, "--eval-share", "0"),
     ),
     "one object a file, by text, moments": Published(

@@ -65,7 +65,7 @@ REFUSED = [
     ("data.json:1", "13", "missing_media"),
     ("data.json:1", "14", "missing_field"),
 ]
-BLACK, RED, GREEN, BLUE = picture(0), picture(200), picture(50), picture(90, "jpeg")
+BLACK, RED, GREEN, GREY, BLUE = picture(0), picture(200), picture(50), picture(70), picture(90, "jpeg")
 TEXT = datasets.Value("string")
 OLDER = datasets.Features({"images": datasets.List(datasets.Image()), "problem": TEXT, "answer": TEXT})
 NEWER = datasets.Features(OLDER | {"choices": datasets.List(TEXT), "ground_truth": TEXT})
@@ -96,6 +96,7 @@ TRAIN = [
     row(**told("B")),
     row(b"no picture", **told("B")),
     row(BLACK, **told("E")),
+    row(GREY, answer=COMPACT[1], **told("B")),
 ]
 ROOT = r"5 \sqrt { 2 }"
 OF_TRAIN = "train-00000-of-00001.parquet"
@@ -114,6 +115,7 @@ CASES = {
         [
             written("raw-train-1", ROOT, stored(BLACK)),
             written("raw-train-2", "10", stored(RED), stored(BLUE, ".jpg")),
+            written("raw-train-7", COMPACT[1], stored(GREY)),
         ],
         [written("raw-test-1", ROOT, stored(GREEN))],
         [
@@ -123,7 +125,7 @@ CASES = {
             (f"{OF_TRAIN}:6", "raw-train-6", "answer_not_in_options"),
         ],
         forms=(1,),
-        unpacked=[BLACK, RED, BLUE, GREEN],
+        unpacked=[BLACK, RED, BLUE, GREY, GREEN],
     ),
     "Parquet without choices, validation by name": Published(
         {shard("train"): ([row(BLACK, answer=r"30 ^ { \circ }")], OLDER), shard("validation"): ([row(RED)], OLDER)},

@@ -140,6 +140,27 @@ ARCHIVES = {
     f"{NEXTQA}/{NEXTQA}_videos_1.tar.gz": archive(BOY),
     f"{PERCEPTION}/{PERCEPTION}_videos_1.tar.gz": archive(CUPS),
 }
+# As an older version of ``datasets`` writes tables: a list of objects is an object of lists.
+COLUMNS = [
+    {**one, "conversations": {name: [turn[name] for turn in one["conversations"]] for name in ("from", "value")}}
+    for one in ROWS[ACADEMIC, OE]
+]
+OPEN = "open_ended"
+YOUTUBE = "1_2_m_youtube_v0_1"
+YOUTUBE_MC = "1_2_m_youtube_mc_v0_1_qa_processed"
+ALSO, ONLY = "liwei/ytb_1.mp4", "liwei/ytb_2.mp4"
+SAME_PATHS = {
+    f"{ACADEMIC}/{MC}.json": [row(ACADEMIC, ALSO, f"<image>\n{SKILLET}{LETTER}", "A.")],
+    f"{YOUTUBE}/{YOUTUBE_MC}.json": [
+        row(YOUTUBE, name, f"<image>\n{SKILLET}{LETTER}", "B.") for name in (ALSO, ONLY, "liwei/ytb_3.mp4")
+    ],
+    **media(f"{ACADEMIC}/{ALSO}", f"{YOUTUBE}/{ALSO}", f"{ACADEMIC}/{ONLY}", "liwei/ytb_3.mp4"),
+}
+COLOURS = "A. Black|B. Silver|C. Red|D. Blue"
+ASKED = "What is the color of the skillet?"
+NOT_THERE = [
+    (f"{YOUTUBE_MC}.json:1, record {number}", f"{YOUTUBE_MC}-1.{number}", "missing_media") for number in (2, 3)
+]
 OF_ACADEMIC = {name: rows for name, rows in FILES.items() if name.startswith(ACADEMIC)}
 
 CASES = {
@@ -152,10 +173,43 @@ CASES = {
     "all subsets, videos in their archives": Published(
         {**FILES, **ARCHIVES}, KEPT, refused=REFUSED, arguments=("{}", "--unpack", "--eval-share", "0")
     ),
+    "two subsets with videos of the same path": Published(
+        SAME_PATHS,
+        [
+            sample(f"{MC}-1", ACADEMIC, f"{ACADEMIC}/{ALSO}", ASKED, "A", COLOURS),
+            sample(f"{YOUTUBE_MC}-1", YOUTUBE, f"{YOUTUBE}/{ALSO}", ASKED, "B", COLOURS),
+        ],
+        refused=NOT_THERE,
+        arguments=("{}", "--eval-share", "0"),
+    ),
+    "a subset asked about the videos of another": Published(
+        SAME_PATHS,
+        [sample(f"{MC}-1", ACADEMIC, ALSO, ASKED, "A", COLOURS)],
+        refused=[
+            (f"{YOUTUBE_MC}.json:1{where}", f"{YOUTUBE_MC}-1{name}", "missing_media")
+            for where, name in (("", ""), (", record 2", ".2"), (", record 3", ".3"))
+        ],
+        arguments=(
+            "--train",
+            f"{{}}/{ACADEMIC}/{MC}.json",
+            f"{{}}/{YOUTUBE}/{YOUTUBE_MC}.json",
+            *("--media-root", f"{{}}/{ACADEMIC}", "--eval-share", "0"),
+        ),
+    ),
     "one subset": Published(
         {**OF_ACADEMIC, **media(f"{ACADEMIC}/{COOKING}", f"{ACADEMIC}/{OTHER}")},
         academic(""),
         refused=REFUSED,
         arguments=(f"{{}}/{ACADEMIC}", "--eval-share", "0"),
+    ),
+    "one subset, as a table": Published(
+        {f"{OPEN}.parquet": COLUMNS, **media(f"{ACADEMIC}/{COOKING}", f"{ACADEMIC}/{OTHER}")},
+        [
+            sample(f"{OPEN}-1-1", ACADEMIC, f"{ACADEMIC}/{COOKING}", "What does she do?", "She stirs."),
+            sample(f"{OPEN}-1-2", ACADEMIC, f"{ACADEMIC}/{COOKING}", "And then?", "She tastes it."),
+            sample(f"{OPEN}-2-1", ACADEMIC, f"{ACADEMIC}/{OTHER}", "First?", "A pan."),
+        ],
+        refused=[(f"{OPEN}.parquet:2", f"{OPEN}-2-2", "bad_dialogue")],
+        arguments=("--train", f"{{}}/{OPEN}.parquet", "--media-root", "{}", "--eval-share", "0"),
     ),
 }

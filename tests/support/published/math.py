@@ -66,9 +66,11 @@ SHARD = "00000-of-00001.parquet"
 OF_500 = [sample("test/number_theory/7.json", TWO, "2"), sample("test/precalculus/807.json", POINT, POINT["answer"])]
 
 CASES = {
-    "one object a file": Published({f"MATH/{name}": row for name, row in FILES.items()}, TRAIN, TEST, REFUSED),
+    "one object a file": Published(
+        {f"MATH/{name}": row for name, row in FILES.items()}, TRAIN, TEST, REFUSED, forms=(1,)
+    ),
     "one object a file, the inner folder": Published(
-        {f"MATH/{name}": row for name, row in FILES.items()}, TRAIN, TEST, REFUSED, ("{}/MATH",)
+        {f"MATH/{name}": row for name, row in FILES.items()}, TRAIN, TEST, REFUSED, ("{}/MATH",), forms=(1,)
     ),
     "Parquet by subject": Published(
         {
@@ -80,9 +82,32 @@ CASES = {
         [sample("algebra-train-1", HALF, r"\frac{1}{2}"), sample("geometry-train-1", SPACED, "7")],
         [sample("algebra-test-1", DRAWN, "1"), sample("geometry-test-1", WORDS, r"\text{even}")],
         [(f"train-{SHARD}:2", "algebra-train-2", "no_gold_answer")],
-        forms=(1,),
+        forms=(2,),
     ),
-    "MATH-500": Published({"test.jsonl": [TWO, POINT]}, (), OF_500, forms=(1,)),
+    "MATH-500": Published({"test.jsonl": [TWO, POINT]}, (), OF_500),
+    "MATH beside MATH-500": Published(
+        {**{f"MATH/{name}": row for name, row in FILES.items()}, "MATH-500/test.jsonl": [TWO, POINT]},
+        TRAIN,
+        OF_500,
+        REFUSED[:1],
+        forms=(0, 1),
+        unread=(("eval", "MATH/test/algebra/1.json", 3),),
+    ),
+    "MATH-500 in the folder of MATH": Published(
+        {**FILES, "test.jsonl": [TWO, POINT]},
+        TRAIN,
+        OF_500,
+        REFUSED[:1],
+        forms=(0, 1),
+        unread=(("eval", "test/algebra/1.json", 3),),
+    ),
+    "Parquet by subject beside MATH-500": Published(
+        {f"algebra/train-{SHARD}": [HALF], f"algebra/test-{SHARD}": [DRAWN], "MATH-500/test.jsonl": [TWO, POINT]},
+        [sample("algebra-train-1", HALF, r"\frac{1}{2}")],
+        OF_500,
+        forms=(0, 2),
+        unread=(("eval", "algebra:test", 1),),
+    ),
     "trained on all of MATH but what MATH-500 asks": Published(
         {
             "MATH/train/algebra/1.json": HALF,

@@ -61,10 +61,12 @@ REFUSED = [
     ("mc_question_train.json:1, record 3", "video_3_0", "bad_cut"),
     ("mc_question_train.json:1, record 4", "video_4_0", "no_frame_rate"),
     ("mc_question_train.json:1, record 5", "video_5_0", "unknown_cut"),
+    ("mc_question_train.json:1, record 6", "mc_question_train-1.6", "no_questions"),
     ("mc_question_train.json:1, record 7", "video_7_0", "missing_media"),
 ]
 OBJECTS = {"mc_question_train.json": TRAIN, "mc_question_valid.json": VALID, "mc_question_test.json": TEST}
-MAPS = {"cut_frame_mapping_train.json": CUTS, "cut_frame_mapping_valid.json": {"video_10309": 60, "video_20000": -1}}
+# Maps list the videos of their own split; video_5 is in that of another one only, which says nothing.
+MAPS = {"cut_frame_mapping_train.json": CUTS, "cut_frame_mapping_valid.json": {"video_10309": 60, "video_5": -1}}
 SHARD = "mc_question_val/validation-00000-of-00001.parquet"
 
 

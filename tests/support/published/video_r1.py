@@ -36,6 +36,8 @@ ROWS = [
     row(11, "riddle", "A", MISSILE),
     row(12, "free-form", "egg", MISSILE, problem="What does <|vision_start|> mean?"),
     row(1, "multiple choice", "B", MISSILE),
+    row(14, "multiple choice", "A</answer> or <answer>B", MISSILE),
+    row(15, "multiple choice", "A</answer>, as I said: <answer>A", MISSILE),
 ]
 THOUGHTS = "<think>Let me look.\nIt is in Russian ...</think>"
 COT = [
@@ -66,6 +68,7 @@ CASES = {
             sample(4, "A person cracks an egg.", answer_kind="free_form", media=video(CUP), source="PerceptionTest"),
             sample(5, "2.7", answer_kind="regression", media=image(ROOM), source="SpaceR"),
             choice(6, "C", media=image(CHART), source="ChartQA"),
+            choice(15, "A"),
         ],
         refused=[
             (f"{FILE}:1, record 7", "7", "answer_not_in_options"),
@@ -75,6 +78,7 @@ CASES = {
             (f"{FILE}:1, record 11", "11", "unknown_answer_kind"),
             (f"{FILE}:1, record 12", "12", "media_token_in_text"),
             (f"{FILE}:1, record 13", "1", "duplicate_id"),
+            (f"{FILE}:1, record 14", "14", "ambiguous_answer"),
         ],
         arguments=("{}", "--eval-share", "0"),
     ),

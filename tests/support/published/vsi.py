@@ -48,6 +48,10 @@ ROWS = [
     row("absolute_count", f"{FRAMES}How many?", "4", video="scannet/gone.mp4"),
     row("absolute_count", f"{FRAMES}How many?", "4", **SCENE, **ROOM),
     row("absolute_count", f"{FRAMES}How many?", "4", **SCENE) | {"conversations": []},
+    # As a table of an older version of ``datasets`` holds a list of objects.
+    row("relative_count", "", "", **SCENE)
+    | {"conversations": {"from": ["human", "gpt"], "value": [f"{FRAMES}Which?\nA. bed\nB. lamp", "B"]}},
+    row("absolute_count", "", "", **SCENE) | {"conversations": {"from": ["human", "gpt"], "value": ["Which?"]}},
 ]
 
 
@@ -80,6 +84,7 @@ def kept(folder: str) -> list[Sample]:
         sample(10, "Is it left?", scene, "A", "relative_direction_object", "A. left|B. right"),
         sample(11, "Is it near?", scene, "A", "relative_distance_camera", "A. near|B. far"),
         sample(12, "More of which?", scene, "B", "relative_count", "A. chairs|B. lamps"),
+        sample(22, "Which?", scene, "B", "relative_count", "A. bed|B. lamp"),
     ]
 
 
@@ -95,6 +100,7 @@ REFUSED = [
         (19, "missing_media"),
         (20, "bad_media"),
         (21, "bad_conversation"),
+        (23, "uneven_lists"),
     ]
 ]
 BENCH: dict[str, Any] = {
@@ -142,6 +148,17 @@ BENCH_KEPT = [
     ),
     Sample("9", ASKED, TABLES, (), "23.4", "mean_relative_accuracy", "vsi_bench", "room_size_estimation"),
 ]
+SAME = BENCH | {"id": 20, "dataset": "scannet", "scene_name": "scene0191_00"}
+SAME_KEPT = Sample(
+    "20",
+    ASKED,
+    video("VSI-Bench/scannet/scene0191_00.mp4"),
+    (),
+    "4",
+    "mean_relative_accuracy",
+    "vsi_bench",
+    "object_counting",
+)
 OF_590K = media("scannet/scene0191_00.mp4", "s3dis/room_1.jpg")
 OF_BENCH = media("arkitscenes/41069025.mp4", "scannet/scene0011_00.mp4")
 SHARD = "test-00000-of-00001.parquet"
@@ -170,6 +187,42 @@ CASES = {
         (),
         BENCH_KEPT[:2],
         arguments=("--eval", "{}/test_debiased.parquet", "--media-root", "{}"),
+        forms=(1,),
+    ),
+    "both in one folder, with videos of the same paths": Published(
+        {
+            "VSI-590K/vsi_590k.jsonl": ROWS[:1],
+            "VSI-Bench/test.jsonl": [SAME, BENCH | {"id": 21, "dataset": "scannet", "scene_name": "scene0001_00"}],
+            f"VSI-Bench/{SHARD}": [SAME],
+            **media("VSI-590K/scannet/scene0191_00.mp4", "VSI-590K/scannet/scene0001_00.mp4"),
+            **media("VSI-Bench/scannet/scene0191_00.mp4", "scannet/scene0001_00.mp4"),
+        },
+        kept("VSI-590K/")[:1],
+        [SAME_KEPT],
+        [("test.jsonl:2", "21", "missing_media")],
+        forms=(0, 1),
+        unread=[("eval", "VSI-Bench:test", 1)],
+    ),
+    "VSI-Bench beside the media of VSI-590K alone": Published(
+        {
+            "bench/test.jsonl": [SAME, BENCH],
+            **media("VSI-590K/scannet/scene0191_00.mp4", "bench/arkitscenes/41069025.mp4"),
+        },
+        (),
+        [
+            Sample(
+                "0",
+                ASKED,
+                video("bench/arkitscenes/41069025.mp4"),
+                (),
+                "4",
+                "mean_relative_accuracy",
+                "vsi_bench",
+                "object_counting",
+            )
+        ],
+        [("test.jsonl:1", "20", "missing_media")],
+        ("--eval", "{}/bench/test.jsonl", "--media-root", "{}"),
         forms=(1,),
     ),
     "both": Published(

@@ -56,6 +56,14 @@ def test_each_way_is_measured_on_each_medium_once(
         media.main([str(config), "--out", str(out)])
 
 
+def test_only_media_of_the_records_that_a_run_would_use(config: Path, tmp_path: Path) -> None:
+    for limit, expected in ((1, ["mp4"]), (2, ["mp4", "png"])):
+        out = tmp_path / f"{limit}.json"
+        assert media.main([str(config), f"data.limit={limit}", "--repeats", "1", "--out", str(out)]) == 0
+        assert [one["path"][-3:] for one in json.loads(out.read_text())["media"]] == expected
+        assert json.loads(out.read_text())["left_out"] == []
+
+
 def test_other_frames_stop_the_measurement(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_frames, "media_of", _darker(kept_frames.media_of))
     with pytest.raises(RuntimeError, match=r"by 'new' are not those that decoding gives"):

@@ -17,7 +17,8 @@ import pytest
 
 from vlm_pg.cache import store as module
 from vlm_pg.cache.entry_file import serialized
-from vlm_pg.cache.store import MARK, Entry, Store, key_of, places, prune, verify
+from vlm_pg.cache.places import places, prune, verify
+from vlm_pg.cache.store import MARK, Entry, Store, key_of
 from vlm_pg.errors import ConfigError
 
 
@@ -129,17 +130,18 @@ def test_the_limit_holds_and_what_was_used_last_stays(tmp_path: Path, monkeypatc
     monkeypatch.setattr(module, "_USE_SECONDS", 0.0)
     size = _size_of(entry(0))
     store = Store(tmp_path / "cache", "frames", max_bytes=10 * size)
-    now = time.time()
+    before = time.time() - 3 * 24 * 3600
     for number in range(10):
         store.write(key_of({"n": number}), entry(number))
-        os.utime(store._path(key_of({"n": number})), (now - 100 + number, now - 100 + number))
+        os.utime(store._path(key_of({"n": number})), (before + number, before + number))
     assert store.read(key_of({"n": 0})) is not None, "used again"
     for number in range(10, 14):
         store.write(key_of({"n": number}), entry(number))
     left = {place.key for place in places(tmp_path / "cache")}
     assert sum(place.size for place in places(tmp_path / "cache")) <= 10 * size
     assert key_of({"n": 0}) in left and key_of({"n": 13}) in left and key_of({"n": 1}) not in left
-    assert prune(tmp_path / "cache", 0)[0] == len(left) and not list(places(tmp_path / "cache"))
+    pruned = prune(tmp_path / "cache", 0)
+    assert pruned is not None and pruned.count == len(left) and not list(places(tmp_path / "cache"))
 
 
 def test_an_entry_beyond_the_limit_is_not_kept(tmp_path: Path) -> None:

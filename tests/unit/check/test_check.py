@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
+from tests.support.checking import CLEAN, Folder, Record, about, record
 from tests.support.groups import tiny_policy
 from tests.support.processes import ROOT
-from tests.support.runs import write_config
 from vlm_pg import cli
 from vlm_pg.check.lengths import LengthRules, Lengths, measured
 from vlm_pg.data.bad import BadSampleLog
@@ -25,7 +22,6 @@ from vlm_pg.media.probe import MediaFacts
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.prompts.settings import PromptSettings
 
-Record = Mapping[str, Any]
 OWN = """
 def near(response, answer):
     return 1.0 if answer in response else 0.0
@@ -39,82 +35,12 @@ def silent(response):
 def counts(num_tokens):
     return float(num_tokens > 5)
 """
+OF_SET = """
+def of_set(sample):
+    return {"two": {"two/1": 1.0}}[sample.dataset][sample.sample_id]
+"""
 
 
-def record(number: object, **changes: Any) -> dict[str, Any]:
-    """A question about nothing that can be used."""
-    fields = {
-        "problem_id": number,
-        "problem": f"Which colour has lamp {number}?",
-        "data_type": "text",
-        "problem_type": "multiple choice",
-        "options": ["A. red", "B. blue"],
-        "solution": "<answer>A</answer>",
-        "path": "",
-        "data_source": "lamps",
-    }
-    return {**fields, **changes}
-
-
-def about(number: object, path: str, **changes: Any) -> dict[str, Any]:
-    """A question about a medium."""
-    kind = "video" if path.endswith((".mkv", ".mp4", ".mov")) else "image"
-    return record(number, path=path, data_type=kind, **changes)
-
-
-class Folder:
-    """Records, media and a configuration."""
-
-    def __init__(self, path: Path, media: Path):
-        self.path = path
-        for name in ("video_90.mov", "corrupted.mp4", "av1_video.mkv"):
-            (path / name).write_bytes((media / name).read_bytes())
-        (path / "again.mov").write_bytes((media / "video_90.mov").read_bytes())
-        pixels = np.random.default_rng(1).integers(0, 256, (90, 130, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(path / "a.png")
-        (path / "b.png").write_bytes((path / "a.png").read_bytes())
-        Image.fromarray(pixels[::-1]).save(path / "c.png")
-
-    def check(
-        self, train: Sequence[Record] = (), held: Sequence[Record] = (), *words: str, **sections: Mapping[str, Any]
-    ) -> tuple[int, dict[str, list[str]]]:
-        """Exit code, and of each reason the places; errors and warnings apart by a mark."""
-        data: dict[str, Any] = {}
-        for name, records in (("train", train), ("held", held)):
-            if records:
-                (self.path / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
-        data |= {"train": str(self.path / "train.jsonl")} if train else {}
-        data |= {"eval": {"held": str(self.path / "held.jsonl")}} if held else {}
-        values: dict[str, Any] = {
-            "model": {"path": str(ROOT / "assets/tiny-qwen2_5-vl")},
-            "data": data | dict(sections.pop("data", {})),
-            "media": {"workers": 0, "max_frames": 4, "max_pixels": 16 * 784} | dict(sections.pop("media", {})),
-            "training": {"steps": 1, "micro_batch_tokens": 40_000},
-        }
-        values |= sections
-        config = write_config(self.path / "run.yaml", values)
-        code = cli.main(["check", str(config), "--out", str(self.path / "out"), *words])
-        return code, self.found()
-
-    def found(self) -> dict[str, list[str]]:
-        places: dict[str, list[str]] = {}
-        for name, mark in (("refused", ""), ("warned", "?")):
-            for line in (self.path / "out" / f"{name}.jsonl").read_text().splitlines():
-                one = json.loads(line)
-                places.setdefault(one["reason"] + mark, []).append(f"{one['where']} {one['sample_id']}")
-        return places
-
-    def messages(self) -> list[str]:
-        text = (self.path / "out/refused.jsonl").read_text() + (self.path / "out/warned.jsonl").read_text()
-        return [json.loads(line)["message"] for line in text.splitlines()]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, media_dir: Path) -> Folder:
-    return Folder(tmp_path, media_dir)
-
-
-CLEAN = [record(1), about(2, "video_90.mov"), about(3, "av1_video.mkv", start=1.0, end=2.0), about(4, "a.png")]
 # name -> (records behind the clean ones, what is found of them, a piece of the message)
 ROWS: dict[str, tuple[Sequence[Record], dict[str, list[str]], str]] = {
     "nothing": ([], {}, ""),
@@ -139,6 +65,16 @@ ROWS: dict[str, tuple[Sequence[Record], dict[str, list[str]], str]] = {
         [about(9, "c.png", problem="<image><image> Which?")],
         {"media_mark_without_medium": ["train.jsonl:5 9"]},
         "'<image>' 2 time(s), and the record names 1 image(s)",
+    ),
+    "words about a mark": (
+        [record(9, problem="What does the <video> tag do?")],
+        {"media_mark_without_medium?": ["train.jsonl:5 9"]},
+        "A question about the words themselves may keep them",
+    ),
+    "a mark for a medium of another kind": (
+        [about(9, "c.png", problem="<video> Which?")],
+        {"media_mark_without_medium": ["train.jsonl:5 9"]},
+        "names 0 video(s)",
     ),
     "a mark for the medium": (
         [about(9, "c.png", problem="<image> Which?")], {"media_mark_in_text?": ["train.jsonl:5 9"]}, "read as words"
@@ -232,6 +168,11 @@ def test_gold_answers_are_scored_by_the_run_s_own_reward(
     assert found is None or found in folder.messages()[0]
 
 
+def test_a_judge_that_training_could_not_ask_ends_the_check(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert folder.check([record(1)], reward={"judge": {"weight": 1.0}})[0] == 2
+    assert "reward.judge.url is None" in capsys.readouterr().err
+
+
 def test_a_response_beyond_the_model_s_positions(folder: Folder) -> None:
     assert folder.check([record(1)], rollout={"max_new_tokens": 400})[0] == 0
     limit = json.loads((ROOT / "assets/tiny-qwen2_5-vl/config.json").read_text())
@@ -254,7 +195,7 @@ def test_data_under_a_config_limits_and_overrides(folder: Folder, capsys: pytest
         assert "above the limit of 20" in capsys.readouterr().out
     assert cli.main(["check", config, "data.limit=2"]) == 0
     out = capsys.readouterr().out
-    assert "data.train the 2 usable records that training uses" in out and "2 records, 2 usable" in out
+    assert "data.limit: only the first 2 usable" in out and "2 records, 2 usable, 0 not; 1 media; 2 more are" in out
     assert cli.main(["check", config, "data.train=null"]) == 2
     assert "Neither data.train nor data.eval is set" in capsys.readouterr().err
     assert cli.main(["check", str(folder.path / "no.jsonl"), config]) == 2
@@ -277,6 +218,13 @@ def test_reports(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     assert "&lt;script&gt;" in page and page.count('class="bar"') > 4 and "http" not in page
     log = BadSampleLog(folder.path / "out/refused.jsonl", 1.0, 1)
     assert log.counts == one["errors"]
+
+
+def test_one_reason_may_be_an_error_and_a_warning(folder: Folder) -> None:
+    folder.check([record(1, problem="<video>?"), about(2, "a.png", problem="<video>?")])
+    one = json.loads((folder.path / "out/check.json").read_text())["sets"]["data.train"]
+    assert one["errors"] == one["warnings"] == {"media_mark_without_medium": 1}
+    assert [row["sample_id"] for row in one["examples"]["media_mark_without_medium"]] == ["2", "1"]
 
 
 def test_the_order_of_findings_is_that_of_the_records(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,6 +317,16 @@ def test_several_sets_are_checked_each_under_its_name(folder: Folder) -> None:
         (), [about(7, "lost.png")], data={"train": sets, "media_root": {"two": str(folder.path)}}
     )
     assert code == 1 and found == {
-        "duplicate_question?": ["data.train.two, more.jsonl:1 1"],
+        "duplicate_question?": ["data.train.two, more.jsonl:1 two/1"],
         "missing_media": ["data.eval.held, held.jsonl:1 7"],
     }
+
+
+def test_rewards_see_samples_of_several_sets_as_in_training(folder: Folder) -> None:
+    (folder.path / "own.py").write_text(OF_SET)
+    for name in ("one", "two"):
+        (folder.path / f"{name}.jsonl").write_text(json.dumps(record(1, problem=f"{name}?")) + "\n")
+    reward = {"functions": [{"function": f"{folder.path / 'own.py'}:of_set"}]}
+    sets = {name: str(folder.path / f"{name}.jsonl") for name in ("one", "two")}
+    code, found = folder.check((), (), data={"train": sets}, reward=reward)
+    assert (code, found) == (1, {"unscorable_gold_answer": ["data.train.one, one.jsonl:1 one/1"]})

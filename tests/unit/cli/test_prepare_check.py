@@ -21,7 +21,13 @@ def config(tmp_path: Path) -> Path:
         tmp_path / "run.yaml",
         {
             "model": {"path": str(ROOT / "assets/tiny-qwen2_5-vl")},
-            "data": {"train": "elsewhere.jsonl", "eval": {"other": "other.jsonl"}, "limit": 1},
+            "data": {
+                "train": "elsewhere.jsonl",
+                "eval": {"other": "other.jsonl"},
+                "limit": 1,
+                "mixture": {"elsewhere": 1},
+            },
+            "eval": {"sets": ["other"], "limit": 1},
             "media": {"workers": 0, "max_frames": 4},
             "prompt": {"max_prompt_tokens": 200},
             "training": {"steps": 1, "micro_batch_tokens": 40_000},
@@ -50,6 +56,8 @@ def test_what_a_run_could_not_use_is_said(tmp_path: Path, config: Path, capsys: 
     words = ["prepare", "math", str(tmp_path / "raw"), f"--out={tmp_path / 'out'}", f"--check={config}"]
     assert cli.main(words) == 1
     assert "prompt_too_long" in capsys.readouterr().out
+    told = json.loads((tmp_path / "out/check/check.json").read_text())["sets"]
+    assert {name: one["records"] for name, one in told.items()} == {"data.train": 3, "data.eval.eval": 2}
     assert (tmp_path / "out/manifest.json").is_file()
 
 

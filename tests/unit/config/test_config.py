@@ -268,6 +268,30 @@ def test_a_mapping_on_the_command_line_replaces_a_settings_mapping(tmp_path: Pat
     assert load_config(tmp_path / "run.yaml", ["training={warmup_steps: 3}"]).training.steps == 1
 
 
+def test_a_key_inside_of_a_plain_value_is_refused_and_loses_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.yaml", MINIMAL + "data: {train: a.jsonl, media_root: null}\n")
+    message = refusal(path, "data.train.c=c.jsonl")
+    assert f"names a key inside of data.train, which is a.jsonl ({path})" in message
+    assert "'data.train={c: c.jsonl}' to have that in its place, or 'data.train={NAME: a.jsonl, c: c.jsonl}'" in message
+    for both in ("data.train={NAME: a.jsonl, c: c.jsonl}", "data.train={c: c.jsonl}"):
+        assert "c" in load_config(path, [both]).data.train_sets
+    assert "(command line)" in refusal(path, "data.train=b.jsonl", "data.train.c=c.jsonl")
+    trackers = refusal(path, "observe.trackers=[wandb]", "observe.trackers.0=mlflow")
+    assert "which is ['wandb'] (command line)" in trackers and "NAME" not in trackers
+    assert "inside of training, which is 5 (command line)" in refusal(path, "training=5", "training.steps=1")
+
+
+def test_a_key_inside_of_what_is_empty_or_null_is_set(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.yaml", MINIMAL + "data: {train: null, media_root: null}\neval:\n")
+    config = load_config(path, ["data.train.c=c.jsonl", "data.media_root.c=/c", "eval.temperature=1", "data.eval.x=x"])
+    assert list(config.data.train_sets) == ["c"] and config.eval.temperature == 1
+    assert load_config(path, ["data.train.c=c", "data.train.d=d"]).data.train_sets.keys() == {"c", "d"}
+    # A file that includes another lays its mappings over what is there, as the guide says.
+    above = write(tmp_path / "above.yaml", "include: [plain.yaml]\ndata: {train: {c: c.jsonl}}\n")
+    write(tmp_path / "plain.yaml", MINIMAL + "data: {train: a.jsonl}\n")
+    assert list(load_config(above).data.train_sets) == ["c"]
+
+
 def test_a_server_needs_an_address(minimal: Path) -> None:
     assert "rollout.server.url is not set" in refusal(minimal, "rollout.engine=server")
     url = "rollout.server.url=https://[::1]:8000/v1"

@@ -145,6 +145,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_time_grows_with_the_length_alone(tmp_path: Path):
     """Searches whose time grows with its square would not end here."""
     assert refusal(solution="<answer>" * 200_000).reason == "no_answer_tag"
+    assert parse_record(GOOD | {"solution": "<answer>A</answer>" * 100_000}).answer == "A"
     (tmp_path / "a.json").write_text(" " * 20_000_000 + "[" + " " * 20_000_000 + json.dumps(GOOD) + "]")
     assert len(read_records(tmp_path / "a.json")[0]) == 1
 
@@ -154,12 +155,27 @@ def test_time_grows_with_the_length_alone(tmp_path: Path):
     [
         ("<answer>A</answer>", "A"),
         ("</answer><answer>B</answer>", "B"),
-        ("<answer>A</answer><answer>B</answer>", "A"),
         ("x<answer>\nA\n</answer>y", "A"),
+        ("First <answer>A</answer>, so <answer> A\n</answer>.", "A"),
+        ("<answer>A</answer></answer>", "A"),
+        ("<answer>A</answer><answer>B</answer>", "refused: ambiguous_answer"),
+        ("<answer>A</answer><answer></answer>", "refused: ambiguous_answer"),
+        ("<answer>A</answer><answer>A</answer><answer>a</answer>", "refused: ambiguous_answer"),
+        ("<answer>A</answer><answer>B", "refused: no_answer_tag"),
+        ("<answer></answer><answer>B</answer>", "refused: empty_answer"),
     ],
 )
-def test_the_first_answer_counts(solution: str, answer: str):
-    assert parse_record(GOOD | {"solution": solution}).answer == answer
+def test_several_answers_must_say_the_same(solution: str, answer: str):
+    if answer.startswith("refused: "):
+        assert refusal(solution=solution).reason == answer.removeprefix("refused: ")
+    else:
+        assert parse_record(GOOD | {"solution": solution}).answer == answer
+
+
+def test_answers_that_disagree_are_named():
+    assert "'solution' gives 'A', 'B'. One right answer is expected" in str(
+        refusal(solution="<answer>A</answer> or <answer>B</answer>")
+    )
 
 
 def test_the_log_of_bad_samples_holds_what_is_no_unicode(tmp_path: Path):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlm_pg.data import json_stream
+from vlm_pg.data.files import read_raw
 from vlm_pg.data.json_stream import read_elements, read_lines, read_members
 from vlm_pg.errors import ConfigError
 
@@ -92,3 +93,17 @@ def test_a_damage_early_in_a_long_file_is_noticed_there(tmp_path: Path, monkeypa
     with pytest.raises(ConfigError, match="does not parse"):
         list(read_elements(tmp_path / "a.json"))
     assert len(reads) < 20
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_text_in_another_encoding_is_called_so(encoding: str, name: str, tmp_path: Path):
+    (tmp_path / name).write_bytes('[{"a": 1}]\n'.encode(encoding))
+    with pytest.raises(ConfigError, match=r"the file is text in UTF-16 or UTF-32\..* Write the file again as UTF-8\."):
+        list(read_raw(tmp_path / name))
+
+
+def test_a_line_that_is_not_utf8_is_named(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n{"a": "\xe9"}\n')
+    with pytest.raises(ConfigError, match=r"a\.jsonl:2: the file is not UTF-8 text .* Correct that line\."):
+        list(read_raw(tmp_path / "a.jsonl"))

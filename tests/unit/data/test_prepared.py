@@ -156,3 +156,24 @@ def test_a_path_that_is_no_text_cannot_be_held(tmp_path: Path) -> None:
     [sample] = make_samples(1, ((MediaRef("video", "a\udcff.mp4"),),))
     with pytest.raises(SampleError, match=r"is not UTF-8\. Parquet holds UTF-8 alone"):
         ShardWriter(tmp_path, "train").add(to_row(sample))
+
+
+@pytest.mark.parametrize(("start", "stop", "times"), [(0, 40, 2), (0, 10, 1), (5, 5, 1)])
+def test_a_shard_whose_rows_were_changed_is_read_like_any_file(
+    tmp_path: Path, start: int, stop: int, times: int
+) -> None:
+    """Tools keep the metadata that say what it was: its rows are checked again, and ids used twice are found."""
+    samples = make_samples(40)
+    write_shards(tmp_path, "train", samples)
+    [path] = tmp_path.glob("*.parquet")
+    table = pyarrow.parquet.read_table(path)
+    changed = pyarrow.concat_tables([table.slice(start, stop - start)] * times)
+    assert b"vlm_pg.prepared" in changed.schema.metadata
+    pyarrow.parquet.write_table(changed, tmp_path / "changed.parquet")
+    if not changed.num_rows:
+        with pytest.raises(ConfigError, match="has no records"):
+            open_records(tmp_path / "changed.parquet")
+        return
+    opened, bad = open_records(tmp_path / "changed.parquet")
+    assert opened == samples[start:stop]
+    assert [one.reason for one in bad] == ["duplicate_id"] * (40 if times == 2 else 0)

@@ -128,11 +128,11 @@ def test_times_of_half_precision_are_the_tenths_they_were(tmp_path: Path) -> Non
     """All of a video's first two minutes, where no two tenths are one number."""
     rows = [("3MSZA.mp4", "person turn a light on", [tenth / 10, tenth / 10 + 5]) for tenth in range(1230)]
     rows.append(("3MSZA", "as rows without an ending", [24.3, 30.4]))
-    rows.append(("3MSZA.mp4", "no tenth", [24.28125, 30.4]))
+    rows.append(("3MSZA.mp4", "a hundredth", [24.28125, 30.4]))
     samples = kept(CHARADES_STA, parquet_of(tmp_path / "charades_sta" / "data", rows))
     written = [one.answer for one in samples]
     tenths = [f"{tenth / 10:.1f}".removesuffix(".0") for tenth in range(1280)]
-    assert written == [*(f"[{tenths[n]}, {tenths[n + 50]}]" for n in range(1230)), "[24.3, 30.4]", "[24.281, 30.4]"]
+    assert written == [*(f"[{tenths[n]}, {tenths[n + 50]}]" for n in range(1230)), "[24.3, 30.4]", "[24.28, 30.4]"]
     assert {one.media for one in samples} == {(MediaRef("video", "3MSZA.mp4"),)}
     assert samples[0].sample_id == "data-test-1"
 

@@ -134,8 +134,9 @@ def test_questions_are_refused_one_by_one(tmp_path: Path) -> None:
         ("video_00003_7", "refused: missing_field"),
         ("video_00003_8", "refused: bad_options"),
         ("video_00003_9", "refused: too_few_options"),
-        ("validation-1.11", "refused: wrong_type"),
-        ("validation-1.12", "red"),
+        ("validation-1-11", "refused: wrong_type"),
+        ("validation-1-12", "red"),
+        ("validation-1.2", "refused: no_questions"),
         ("validation-1.3", "refused: missing_field"),
         ("video_00006_0", "red"),
     ]
@@ -149,7 +150,9 @@ def test_the_file_without_answers_gives_no_record(tmp_path: Path) -> None:
     assert [one.reason for one in found if isinstance(one, BadSample)] == ["missing_field"] * 2
 
 
-@pytest.mark.parametrize("folder", ["video_validation/video_10000-11000", "videos", ""])
+@pytest.mark.parametrize(
+    "folder", ["video_validation/video_10000-11000", "clevrer/video_validation", "video_10000-11000", ""]
+)
 def test_videos_are_found_where_the_archives_put_them(tmp_path: Path, folder: str) -> None:
     media = tmp_path / "media"
     video = media / folder / "video_10000.mp4"

@@ -6,11 +6,14 @@ import importlib
 import json
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.discovering import annotation_files
 from data_pipelines.generic import dataset_of as dataset_of_map
+from vlm_pg.cli import main
 from vlm_pg.cli_prepare import find_pipelines
 from vlm_pg.errors import ConfigError
 
@@ -28,8 +31,6 @@ def lay_out(folder: Path, pattern: str, rows: int = 1) -> None:
     path = folder / place / f"{split}-00000-of-00001.parquet" if colon else folder / split
     path.parent.mkdir(parents=True, exist_ok=True)
     if colon:
-        import pyarrow.parquet
-
         pyarrow.parquet.write_table(pyarrow.table({"a": list(range(rows))}), path)
     else:
         path.write_text(json.dumps([{}] * rows))
@@ -46,7 +47,7 @@ def test_every_pattern_of_every_form_is_found(name: str, tmp_path: Path) -> None
                 number += 1
                 folder = tmp_path / str(number)
                 lay_out(folder, pattern)
-                found = annotation_files(dataset, folder)
+                found, _ = annotation_files(dataset, folder)
                 assert len(found[split]) == 1, (pattern, found)
     assert number
 
@@ -54,7 +55,72 @@ def test_every_pattern_of_every_form_is_found(name: str, tmp_path: Path) -> None
 def test_of_mirrors_in_one_folder_the_first_counts(tmp_path: Path) -> None:
     for pattern in ("test.jsonl", ".:test"):
         lay_out(tmp_path, pattern)
-    assert annotation_files(dataset_of("gsm8k"), tmp_path) == {"train": [], "eval": [tmp_path / "test.jsonl"]}
+    found, (unread,) = annotation_files(dataset_of("gsm8k"), tmp_path)
+    assert found == {"train": [], "eval": [tmp_path / "test.jsonl"]}
+    assert (unread.split, unread.files) == ("eval", (Path(f"{tmp_path}:test"),))
+
+
+def named(dataset: DataSet, folder: Path) -> tuple[dict[str, list[str]], list[tuple[str, list[str]]]]:
+    """The files that are read and those that are not, by split and relative to the folder."""
+    found, unread = annotation_files(dataset, folder)
+    return (
+        {split: [str(path.relative_to(folder)) for path in files] for split, files in found.items()},
+        [(one.split, [str(path.relative_to(folder)) for path in one.files]) for one in unread],
+    )
+
+
+def test_each_split_has_files_of_the_first_form_that_has_any(tmp_path: Path) -> None:
+    for pattern in ("VSI-590K/vsi_590k.jsonl", "VSI-Bench/test.jsonl", "VSI-Bench:test"):
+        lay_out(tmp_path / "vsi", pattern)
+    assert named(dataset_of("vsi"), tmp_path / "vsi") == (
+        {"train": ["VSI-590K/vsi_590k.jsonl"], "eval": ["VSI-Bench/test.jsonl"]},
+        [("eval", ["VSI-Bench:test"])],
+    )
+    for pattern in ("mc_question_train.json", "mc_question_val:validation"):
+        lay_out(tmp_path / "perception", pattern)
+    assert named(dataset_of("perception_test"), tmp_path / "perception") == (
+        {"train": ["mc_question_train.json"], "eval": ["mc_question_val:validation"]},
+        [],
+    )
+    for pattern in ("MATH/train/a/1.json", "MATH/test/a/1.json", "MATH/test/a/2.json", "MATH-500/test.jsonl"):
+        lay_out(tmp_path / "math", pattern)
+    assert named(dataset_of("math"), tmp_path / "math") == (
+        {"train": ["MATH/train/a/1.json"], "eval": ["MATH-500/test.jsonl"]},
+        [("eval", ["MATH/test/a/1.json", "MATH/test/a/2.json"])],
+    )
+
+
+def test_shards_that_two_patterns_name_are_not_told_of_twice(tmp_path: Path) -> None:
+    for place in ("data", "elsewhere/data"):
+        lay_out(tmp_path, f"{place}:test")
+    charades = dataset_of("charades_sta")
+    assert named(charades, tmp_path) == ({"train": [], "eval": ["data:test"]}, [])
+    lay_out(tmp_path, "charades_sta_test.txt")
+    assert named(charades, tmp_path) == (
+        {"train": [], "eval": ["charades_sta_test.txt"]},
+        [("eval", ["data:test"])],
+    )
+
+
+def test_files_that_are_not_read_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {"train": "train", "main/train": "main", "main/test": "test"}
+    for name, question in rows.items():
+        (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
+        row = {"question": [question], "answer": ["#### 1"]}
+        if name == "train":
+            (tmp_path / "raw/train.jsonl").write_text(json.dumps({key: value[0] for key, value in row.items()}))
+        else:
+            pyarrow.parquet.write_table(pyarrow.table(row), tmp_path / f"raw/{name}-00000-of-00001.parquet")
+    out, raw = tmp_path / "out", tmp_path / "raw"
+    assert main(["prepare", "gsm8k", str(raw), "--out", str(out)]) == 0
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("Not read")]
+    assert line.startswith(f"Not read: '{raw}/main:train' (") and "Name files with --train and --eval" in line
+    for name in ("manifest.json", "report.json"):
+        (told,) = json.loads((out / name).read_text())["unread_files"]
+        assert (told["split"], told["files"], told["count"]) == ("train", [f"{raw}/main:train"], 1)
+    assert f"{raw}/main:train" in (out / "summary.html").read_text()
+    assert main(["prepare", "gsm8k", "--eval", f"{raw}/main:test", "--out", str(tmp_path / "by-name")]) == 0
+    assert "Not read" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

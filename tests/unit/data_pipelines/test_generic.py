@@ -21,7 +21,7 @@ from data_pipelines import generic
 from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.hub import fetch
 from data_pipelines.generic import dataset_of
-from tests.support.pipeline_rows import check_odd_rows, example, one_row, parted, write_lines
+from tests.support.pipeline_rows import check_odd_rows, example, one_row, outcomes, parted, write_lines
 from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import ConfigError
 from vlm_pg.types import BadSample, MediaRef, Sample
@@ -130,6 +130,23 @@ def test_an_object_of_rows_one_file_a_row_and_lists_of_questions(tmp_path: Path)
     ]
 
 
+def test_lists_of_objects_that_a_table_holds_field_by_field(tmp_path: Path) -> None:
+    row = {"q": "Which?", "options": ["x", "y"], "answer": "y"}
+    nested = write_lines(tmp_path / "nested.jsonl", [{"items": {name: [value] * 2 for name, value in row.items()}}])
+    samples, refused = parted(mapped(tmp_path, QUESTION, questions="items"), nested)
+    assert not refused
+    assert [(one.sample_id, one.answer) for one in samples] == [("nested-1-1", "B"), ("nested-1-2", "B")]
+    said = {"from": ["human", "gpt"], "value": ["Which?", "y"]}
+    fields = {**QUESTION, "problem": "said.0.value", "answer": "said.1.value"}
+    (sample,) = one_row(mapped(tmp_path, fields), {"said": said, "options": ["x", "y"]})
+    assert isinstance(sample, Sample) and (sample.question, sample.answer) == ("Which?", "B")
+    (sample,) = one_row(mapped(tmp_path, {**fields, "answer": "said.value.1"}), {"said": said, "options": ["x", "y"]})
+    assert isinstance(sample, Sample) and sample.answer == "B"
+    numbered = {**QUESTION, "problem": "said.0.0"}
+    (sample,) = one_row(mapped(tmp_path, numbered), {**row, "said": {"0": ["Which?"], "1": ["y"]}})
+    assert isinstance(sample, Sample) and sample.question == "Which?"
+
+
 @pytest.mark.parametrize(
     ("given_as", "answer", "gold"),
     [
@@ -139,7 +156,12 @@ def test_an_object_of_rows_one_file_a_row_and_lists_of_questions(tmp_path: Path)
         ("index from 1", 1, "A"), ("index from 1", 0, "answer_not_in_options"), ("text", "y", "B"),
         ("text", "B", "answer_not_in_options"), ("written", "y", "B"), ("written", "B", "B"), ("written", "B. y", "B"),
         ("written", "z", "answer_not_in_options"), ("written", 1, "answer_not_in_options"),
-        ("tagged", "so <answer>B</answer>", "B"), ("letter", None, "no_gold_answer"), ("letter", ["B"], "wrong_type"),
+        ("tagged", "so <answer>B</answer>", "B"), ("tagged", "<answer>B</answer>, yes, <answer> B</answer>", "B"),
+        ("tagged", "<answer>A</answer>, no: <answer>B</answer>", "ambiguous_answer"), ("tagged", "B", "no_answer_tag"),
+        ("tagged", "<answer>B", "no_answer_tag"), ("tagged", "B</answer>", "no_answer_tag"),
+        ("tagged", "<answer>B</answer></answer>", "no_answer_tag"), ("tagged", "</answer>B<answer>", "no_answer_tag"),
+        ("tagged", "<answer><answer>B</answer></answer>", "no_answer_tag"),
+        ("letter", None, "no_gold_answer"), ("letter", ["B"], "wrong_type"),
     ],
 )  # fmt: skip
 def test_how_an_answer_names_its_option(tmp_path: Path, given_as: str, answer: Any, gold: str) -> None:
@@ -158,6 +180,7 @@ def test_how_an_answer_names_its_option(tmp_path: Path, given_as: str, answer: A
         ([30, 10], 10, "B"),
         (["B", "A"], "A", "ambiguous_answer"),
         (["x", "x"], "x", "bad_options"),
+        (["B. x", "A. y"], "A", "bad_options"),
     ],
 )
 def test_an_answer_that_can_be_read_in_two_ways_is_refused(
@@ -178,6 +201,97 @@ def test_several_right_options(tmp_path: Path, given_as: str, answer: Any, gold:
     row = {"options": ["x", "y", "z"], "answer": answer}
     several = {"problem_type": {"constant": "multiple select"}, "answer": {"field": "answer", "given_as": given_as}}
     assert answer_to(tmp_path, row, **several) == gold
+
+
+@pytest.mark.parametrize(
+    ("options", "given_as", "answer", "gold"),
+    [
+        (["E. coli", "S. aureus", "B. subtilis"], "letter", "B", "B"),
+        (["E. coli", "S. aureus", "B. subtilis"], "index", 2, "C"),
+        (["E. coli", "S. aureus", "B. subtilis"], "text", "B. subtilis", "C"),
+        (["E. coli", "yeast"], "index", 0, "A"),
+        (["A.M.", "P.M."], "index", 1, "B"),
+        (["A. x", "C. y"], "index", 1, "bad_options"),
+        (["D. w", "A. x", "B. y", "C. z"], "index", 0, "D"),
+        (["D. w", "A. x", "B. y", "C. z"], "text", "x", "A"),
+        (["D. w", "A. x", "B. y", "C. z"], "letter", "C", "C"),
+        (["B", "A"], "letter", "A", "A"),
+        (["B", "A"], "index", 1, "B"),
+        (["B", "A"], "text", "A", "B"),
+        ([".5", "5", "50"], "text", "5", "B"),
+        ([".5", "5", "50"], "text", ".5", "A"),
+        (["A. .5", "B. 5"], "text", ".5", "A"),
+        ([".5", ".25"], "text", "5", "answer_not_in_options"),
+        (["(x)", ": y"], "text", ": y", "B"),
+    ],
+)
+def test_what_a_text_begins_with_is_the_text_s(
+    tmp_path: Path, options: list[str], given_as: str, answer: Any, gold: str
+) -> None:
+    source = {"field": "answer", "given_as": given_as}
+    assert answer_to(tmp_path, {"options": options, "answer": answer}, answer=source) == gold
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("columns", "answer", "gold"),
+    [
+        (("x", "y", "z", NAN), 0, "A"),
+        (("x", "y", NAN, None), 1, "B"),
+        (("x", "y", float("inf"), " "), 1, "B"),
+        (("x", "y", "z", NAN), 3, "answer_not_in_options"),
+        (("x", NAN, "z", "w"), 0, "wrong_type"),
+        (("x", "nan", "None", "NA"), 3, "D"),
+    ],
+)
+def test_a_column_without_a_number_holds_no_option(
+    tmp_path: Path, columns: tuple[Any, ...], answer: int, gold: str
+) -> None:
+    """NaN is what json.dumps writes of an empty cell of a table."""
+    names = ["a0", "a1", "a2", "a3"]
+    source = {"options": {"columns": names}, "answer": {"field": "answer", "given_as": "index"}}
+    row = dict(zip(names, columns, strict=True))
+    assert answer_to(tmp_path, {**row, "answer": answer}, **source) == gold
+
+
+def test_in_a_list_of_options_it_is_refused(tmp_path: Path) -> None:
+    for odd in (NAN, float("inf")):
+        assert answer_to(tmp_path, {"options": ["x", "y", odd], "answer": "y"}) == "wrong_type"
+    assert answer_to(tmp_path, {"options": [1, 2.5], "answer": 2.5}) == "B"
+
+
+@pytest.mark.parametrize("answer", ["use </answer> then more", "<answer>x</answer>", "x</answer> or <answer>y"])
+def test_an_answer_that_holds_tags_is_refused_not_cut(tmp_path: Path, answer: str) -> None:
+    row = {"options": [], "answer": answer}
+    assert answer_to(tmp_path, row, problem_type={"constant": "free-form"}) == "no_answer_tag"
+
+
+def test_several_right_options_between_tags(tmp_path: Path) -> None:
+    several = {"problem_type": {"constant": "multiple select"}, "answer": {"field": "answer", "given_as": "tagged"}}
+    row = {"options": ["x", "y", "z"], "answer": "so <answer>C, A</answer>"}
+    assert answer_to(tmp_path, row, **several) == "A, C"
+
+
+@pytest.mark.parametrize(("first", "given_as"), [(0, "index"), (1, "index from 1")])
+def test_the_refusal_shows_the_number_that_was_given(tmp_path: Path, first: int, given_as: str) -> None:
+    dataset = mapped(tmp_path, QUESTION | {"answer": {"field": "answer", "given_as": given_as}})
+    (one,) = one_row(dataset, {"q": "Which?", "options": ["x", "y"], "answer": 3})
+    expected = f"the answer is '3'. The number of an option, {first} to {first + 1}, is expected"
+    assert isinstance(one, BadSample) and one.message.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [(1.0, "1"), (2, "2"), (" 3 ", "3"), (0, "0"), (-1.0, "-1"), (1.5, "wrong_type"), (NAN, "wrong_type")],
+)
+def test_whole_numbers_are_names(tmp_path: Path, value: Any, name: str) -> None:
+    row = {"q": "Which?", "options": ["x", "y"], "answer": "y", "id": "7", "kind": "k"}
+    (one,) = one_row(mapped(tmp_path, QUESTION | {"problem_id": "id"}), row | {"id": value})
+    assert (one.sample_id.strip() if isinstance(one, Sample) else one.reason) == name
+    (one,) = one_row(mapped(tmp_path, QUESTION | {"category": "kind"}), row | {"kind": value})
+    assert (one.category.strip() if isinstance(one, Sample) else one.reason) == name
 
 
 def test_a_letter_is_never_taken_for_the_text_of_an_option(tmp_path: Path) -> None:
@@ -372,3 +486,31 @@ def test_arguments_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigError, match=r"--map is missing.*--help"):
         generic.main(["--out", "o"])
     assert generic.main(["--help"]) == 0 and calls[-1] == ("generic", ["--help"])
+
+
+@pytest.mark.parametrize(
+    ("given_as", "kind", "found"),
+    [
+        ("index", "multiple choice", ["A", "B", "no_gold_answer"]),
+        ("index from 1", "multiple choice", ["answer_not_in_options", "A", "no_gold_answer"]),
+        ("text", "multiple choice", ["B", "A", "no_gold_answer"]),
+        ("written", "exact", ["dog", "cat", "no_gold_answer"]),
+    ],
+)
+def test_a_class_is_its_name_but_where_the_map_asks_for_its_number(
+    tmp_path: Path, given_as: str, kind: str, found: list[str]
+) -> None:
+    features = datasets.Features(
+        {
+            "q": datasets.Value("string"),
+            "options": datasets.List(datasets.Value("string")),
+            "answer": datasets.ClassLabel(names=["dog", "cat"]),
+        }
+    )
+    options = ["cat", "dog"] if kind == "multiple choice" else []
+    rows = [{"q": "Which?", "options": options, "answer": number} for number in (0, 1, -1)]
+    datasets.Dataset.from_list(rows, features=features).save_to_disk(str(tmp_path / "saved"))
+    answer = {"field": "answer", "given_as": given_as}
+    dataset = mapped(tmp_path, QUESTION | {"problem_type": {"constant": kind}, "answer": answer})
+    outcomes_found = outcomes(dataset, tmp_path / "saved")
+    assert [one.answer if isinstance(one, Sample) else one.reason for one in outcomes_found] == found

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow
+import pyarrow.parquet
 import pytest
 from PIL import Image
 
 from data_pipelines import geometry3k
 from data_pipelines.geometry3k import GEOMETRY3K
 from tests.support.pipeline_rows import check_odd_rows, example, one_row, parted
+from vlm_pg.errors import ConfigError
 from vlm_pg.rewards.mathematics import compare
-from vlm_pg.types import MediaRef, Sample
+from vlm_pg.types import BadSample, MediaRef, Sample
 
 CHOICES = ["5", r"5 \sqrt { 2 }", r"5 \sqrt { 3 }", "10"]
 DATA = {
@@ -117,6 +120,38 @@ def test_spaced_latex_is_compared_as_mathematics(gold: str, answer: str, wrong: 
     (sample,) = one_row(GEOMETRY3K, {"images": "a.png", "problem": "<image>Find it.", "answer": gold}, form=1)
     assert isinstance(sample, Sample)
     assert [compare(sample.answer, one)[0] for one in (sample.answer, answer, wrong)] == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("choice", "answer", "is_kept"),
+    [
+        (r"5 \sqrt { 2 }", r"5\sqrt{2}", True),
+        (r"5 \sqrt { 2 }", r"$5 \sqrt{2}$", True),
+        (r"\frac { 1 } { 2 }", r"\frac12", True),
+        (r"30 ^ { \circ }", r"30^{\circ}", True),
+        (r"5 \sqrt { 2 }", r"5 \sqrt { 3 }", False),
+        ("12", "1 2", False),
+        ("-5", "5", False),
+    ],
+)
+def test_the_letter_leads_to_the_answer_in_any_spelling(choice: str, answer: str, is_kept: bool) -> None:
+    row = {"images": "a.png", "problem": "<image>Find it.", "answer": answer, "choices": ["7", choice]}
+    (one,) = one_row(GEOMETRY3K, {**row, "ground_truth": "B"}, form=1)
+    if is_kept:
+        assert isinstance(one, Sample) and one.answer == answer
+    else:
+        assert isinstance(one, BadSample) and one.reason == "ambiguous_answer"
+
+
+def test_a_table_of_more_rows_than_the_set_has_is_another_set(tmp_path: Path) -> None:
+    """BUAADreamer/clevr_count_70k has the same fields."""
+    row = {"images": "a.png", "problem": "<image>How many?", "answer": "3"}
+    for count in (3302, 3303):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row] * count), tmp_path / f"{count}.parquet")
+    _, form = GEOMETRY3K.forms
+    assert len(list(form.rows(tmp_path / "3302.parquet"))) == 3302
+    with pytest.raises(ConfigError, match="has more than 3302 rows"):
+        list(form.rows(tmp_path / "3303.parquet"))
 
 
 @pytest.mark.parametrize("form", [0, 1])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from data_pipelines import gsm8k
 from data_pipelines.gsm8k import GSM8K
-from tests.support.pipeline_rows import check_odd_rows, example, one_row
+from tests.support.pipeline_rows import check_odd_rows, example, one_row, parted, write_lines
+from vlm_pg.errors import ConfigError
 from vlm_pg.types import BadSample, Sample
 
 ROWS = [
@@ -42,3 +44,8 @@ def test_an_answer_without_one_number_is_refused(gold: str) -> None:
 def test_rows_of_problems_and_plain_answers(answer: Any, gold: str) -> None:
     (one,) = one_row(GSM8K, {"problem": "1 + 1?", "answer": answer})
     assert isinstance(one, Sample) and (one.question, one.answer) == ("1 + 1?", gold)
+
+
+def test_questions_with_options_are_another_set(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'options', as rows of multiple choice sets have"):
+        parted(GSM8K, write_lines(tmp_path / "test.jsonl", [{"question": "?", "answer": 1, "options": ["3", "4"]}]))

@@ -166,6 +166,7 @@ def test_odd_rows_are_refused(tmp_path: Path) -> None:
         "wrong_type": [row("a", "b", video=3), row("a", "b", video=["x.mp4"]), row("a", "b", data_source=["x"])],
         "not_a_record": [None, [], "text", 7],
     }
+    odd["missing_field"] += [row("a", "b", data_source=value) for value in (None, "")]
     odd["wrong_type"] += [row(conversations=value) for value in (None, [], {}, "text", 3)]
     odd["wrong_type"] += [row(conversations=[turn, {"from": "gpt", "value": value}]) for value in (3, ["a"], {})]
     odd["missing_field"] += [
@@ -197,7 +198,7 @@ def test_a_video_of_the_same_name_is_not_taken_for_a_missing_one(tmp_path: Path)
     annotations = write_json(tmp_path / f"{MC}.json", [row("<image>\nWhat?", "a dog")])
     empty_files(tmp_path, f"{SUBSET}/academic_source/youcook2/101/another/split_2.mp4")
     (sample,) = samples_of(outcomes(LLAVA_VIDEO_178K, annotations, root=tmp_path)).values()
-    assert sample.media == (MediaRef("video", VIDEO),)
+    assert sample.media == (MediaRef("video", f"{SUBSET}/{VIDEO}"),)
 
 
 def test_annotation_files_are_found_in_the_repository_and_in_a_subset(tmp_path: Path) -> None:
@@ -222,5 +223,24 @@ def test_rows_as_parquet(tmp_path: Path) -> None:
 
 
 def test_a_file_of_other_rows_is_refused_with_what_is_expected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"the row has no conversations, video\..*_processed\.json"):
+    with pytest.raises(ConfigError, match=r"the row has no conversations, video, data_source\..*_processed\.json"):
         form_of(LLAVA_VIDEO_178K, write_json(tmp_path / "a.json", [{"question": "Who?"}]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"question_type": "absolute_count"},
+            r"has 'question_type', as rows of VSI-590K \('vlm-pg prepare vsi'\) have",
+        ),
+        # Video-ChatGPT and others in the form of LLaVA.
+        ({"data_source": ...}, "the row has no data_source"),
+    ],
+)
+def test_dialogues_of_other_sets_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    other = {name: value for name, value in row("<image>\nHow many?", "4", **changes).items() if value is not ...}
+    with pytest.raises(ConfigError, match=message):
+        form_of(LLAVA_VIDEO_178K, write_json(tmp_path / f"{MC}.json", [other]))
+    result = outcome(tmp_path, PUBLISHED, other)
+    assert len(samples_of(result)) == 2 and len(reasons_of(result)) == 1

@@ -15,6 +15,7 @@ from data_pipelines import math
 from data_pipelines.common import gold_faults
 from data_pipelines.math import MATH, last_boxed
 from tests.support.pipeline_rows import check_odd_rows, example, one_row, parted, write_lines
+from vlm_pg.errors import ConfigError
 from vlm_pg.types import BadSample, Sample
 
 HALF = {"problem": "Half of one?", "level": "Level 1", "type": "Algebra", "solution": r"So $\boxed{\frac{1}{2}}$."}
@@ -78,16 +79,42 @@ def test_rows_of_math_500_keep_their_name_and_their_answer(tmp_path: Path) -> No
     ],
 )
 def test_rows_of_problems_and_plain_answers(row: dict[str, Any], answer: str) -> None:
-    (sample,) = one_row(MATH, row, form=1)
+    (sample,) = one_row(MATH, row, form=2)
     assert isinstance(sample, Sample)
     assert (sample.sample_id, sample.question, sample.answer) == ("rows-1", "1 + 1?", answer)
 
 
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        # hiyouga/geometry3k, whose diagrams would be lost; MathVista; MMLU, of whose answer only the number would stay.
+        ({"problem": "<image>Find $x$.", "answer": "3", "images": ["a.png"]}, "'images', as rows of sets with media"),
+        ({"question": "What?", "answer": "3", "decoded_image": "a.png", "choices": None}, "'decoded_image', as rows"),
+        ({"question": "What?", "answer": 1, "choices": ["3", "4"]}, "'choices', as rows of multiple choice sets"),
+    ],
+)
+def test_sets_with_media_or_options_are_refused(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"test.jsonl:1: the row has {message}"):
+        parted(MATH, write_lines(tmp_path / "test.jsonl", [row]))
+    mixed = write_lines(
+        tmp_path / "test.jsonl", [row, {"problem": "1 + 1?", "answer": "2", "choices": [], "images": None}]
+    )
+    samples, refused = parted(MATH, mixed)
+    assert [one.answer for one in samples] == ["2"] and [one.reason for one in refused] == ["other_data_set"]
+
+
+def test_gsm8k_is_refused_and_a_source_that_rows_tell_is_kept() -> None:
+    (one,) = one_row(MATH, {"question": "1 + 1?", "answer": "It is 2.\n#### 2"}, form=2)
+    assert isinstance(one, BadSample) and one.reason == "other_data_set" and "vlm-pg prepare gsm8k" in one.message
+    (numina,) = one_row(MATH, {"problem": "1 + 1?", "solution": r"\boxed{2}", "source": "aops_forum"}, form=2)
+    assert isinstance(numina, Sample) and (numina.answer, numina.source) == ("2", "aops_forum")
+
+
 def test_odd_rows_are_refused() -> None:
-    in_file = dict(check_odd_rows(MATH, {**HALF, "file": "/MATH/train/algebra/1.json"}))
+    in_file = dict(check_odd_rows(MATH, {**HALF, "file": "/MATH/train/algebra/1.json"}, form=1))
     assert in_file["without solution"].reason == "missing_field"
     assert in_file["solution=''"].reason == in_file["solution=7.5"].reason == "no_gold_answer"
-    rows = dict(check_odd_rows(MATH, OF_500, form=1))
+    rows = dict(check_odd_rows(MATH, OF_500))
     for gold in ("[]", "{}", "True", "[None]"):
         assert rows[f"answer={gold}"].reason == "wrong_type", "whatever the solution says"
     assert rows["answer=' '"].reason == "no_gold_answer" and rows["answer=nan"].reason == "wrong_type"
@@ -129,6 +156,6 @@ def test_the_real_golds_earn_the_full_reward(data_dir: Path, part: int) -> None:
 
 
 def test_a_solution_without_a_box_says_so() -> None:
-    (refused,) = one_row(MATH, UNBOXED, form=1)
+    (refused,) = one_row(MATH, UNBOXED, form=2)
     assert isinstance(refused, BadSample) and refused.reason == "no_gold_answer"
     assert "no 'answer' and no \\boxed{...} in 'Nobody knows.'" in refused.message

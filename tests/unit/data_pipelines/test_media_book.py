@@ -111,6 +111,33 @@ def test_a_damaged_book_begins_anew(root: Path, damage: bytes) -> None:
     assert len(asked) == 1 and again == known
 
 
+def damaged(path: Path, how: str) -> None:
+    """A leaf of the table's tree zeroed, or two exchanged: the file opens, and what stands in it is still counted."""
+    content = bytearray(path.read_bytes())
+    size = int.from_bytes(content[16:18], "big")
+    # A page's first byte says what it is: 13 is a leaf of a table. That of the schema is on page 1, behind a header.
+    first, second, *_ = [start for start in range(size, len(content), size) if content[start] == 13]
+    one, other = content[first : first + size], content[second : second + size]
+    content[first : first + size] = other if how == "exchanged" else bytes(size)
+    content[second : second + size] = one if how == "exchanged" else other
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["zeroed", "exchanged"])
+def test_a_book_damaged_inside_is_noticed_when_it_is_opened(tmp_path: Path, how: str) -> None:
+    refs = [video(f"{number}.mp4") for number in range(200)]
+    with closing(MediaBook(tmp_path / "book.sqlite", tmp_path)) as book:
+        book.want(refs)
+        for ref in refs:
+            book.say(ref, "-", facts("content"))
+        assert book.counts() == (200, 200)
+    damaged(tmp_path / "book.sqlite", how)
+    with closing(MediaBook(tmp_path / "book.sqlite", tmp_path)) as book:
+        assert book.counts() == (0, 0)
+        book.want(refs)
+        assert list(book.unknown()) == refs
+
+
 def test_a_medium_that_cannot_be_used_refuses_its_questions_alone(root: Path) -> None:
     (root / "bad.mp4").write_bytes(b"\0")
     wanted = [verdict(1, video("1.mp4")), verdict(2, video("1.mp4"), video("bad.mp4"))]

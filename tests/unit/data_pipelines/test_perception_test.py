@@ -123,8 +123,7 @@ def test_the_map_is_found_beside_the_annotations_or_above(tmp_path: Path, place:
     folder = tmp_path / "annotations"
     folder.mkdir()
     path = file_of(folder, video_of("video_1", question()) | video_of("video_2", question()))
-    (folder / place / "cut_frame_mapping_train.json").write_text('{"video_2": -1}')
-    (folder / place / "cut_frame_mapping_valid.json").write_text('{"video_1": 30}')
+    (folder / place / "cut_frame_mapping_valid.json").write_text('{"video_1": 30, "video_2": -1}')
     assert [one.media[0].end for one in kept(PERCEPTION_TEST, path)] == [0.983, None]
 
 
@@ -136,9 +135,8 @@ def test_the_map_is_found_beside_the_annotations_or_above(tmp_path: Path, place:
         ({"video_1": 300}, {"num_frames": None}, "B"),
         (None, {}, "refused: unknown_cut"),
         ({}, {}, "refused: unknown_cut"),
-        # A map that lists what is shown whole lists every video; another lists those that are cut.
         ({"video_2": -1}, {}, "refused: unknown_cut"),
-        ({"video_2": 30}, {}, "B"),
+        ({"video_2": 30}, {}, "refused: unknown_cut"),
         ({"video_1": 0}, {}, "refused: bad_cut"),
         ({"video_1": -2}, {}, "refused: bad_cut"),
         ({"video_1": 301}, {}, "refused: bad_cut"),
@@ -158,10 +156,46 @@ def test_what_may_show_the_answer_is_refused(tmp_path: Path, cuts: Any, changes:
 
 
 def test_maps_that_disagree_are_refused(tmp_path: Path) -> None:
-    path = file_of(tmp_path, video_of("video_1", question()), {"video_1": 60})
-    (tmp_path / "cut_frame_mapping_train.json").write_text('{"video_1": -1}')
+    (tmp_path / "annotations").mkdir()
+    path = file_of(tmp_path / "annotations", video_of("video_1", question()), {"video_1": 60})
+    (tmp_path / "cut_frame_mapping_valid.json").write_text('{"video_1": -1}')
     (refused,) = outcomes(PERCEPTION_TEST, path)
-    assert isinstance(refused, BadSample) and "to be cut at -1 and 60" in refused.message
+    assert isinstance(refused, BadSample) and "to be cut at 60 and -1" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("maps", "split", "verdict"),
+    [
+        ({"train": {"video_2": 30}}, "valid", "refused: unknown_cut"),
+        ({"train": {"video_1": -1}}, "valid", "refused: unknown_cut"),
+        ({"train": {"video_1": 30}, "valid": {"video_2": -1}}, "valid", "refused: unknown_cut"),
+        ({"train": {"video_1": 500}, "valid": {"video_1": -1}}, "valid", "B"),
+        # Its metadata know better than the name of the file ("valid"), which says it where they do not.
+        ({"train": {"video_1": -1}}, "train", "B"),
+        ({"train": {"video_1": -1}}, "test", "refused: unknown_cut"),
+        ({"valid": {"video_1": -1}}, "validation", "B"),
+        ({"valid": {"video_1": -1}}, None, "B"),
+        ({"train": {"video_1": -1}}, None, "refused: unknown_cut"),
+        ({"valid": {"video_1": -1}}, "odd", "refused: unknown_cut"),
+    ],
+)
+def test_only_the_map_of_its_own_split_counts(
+    tmp_path: Path, maps: dict[str, Any], split: str | None, verdict: str
+) -> None:
+    path = file_of(tmp_path, video_of("video_1", question(), split=split))
+    for name, cuts in maps.items():
+        (tmp_path / f"cut_frame_mapping_{name}.json").write_text(json.dumps(cuts))
+    assert verdicts(PERCEPTION_TEST, path) == [("video_1_2", verdict)]
+
+
+def test_a_refusal_names_the_map_that_lacks_the_video_or_that_none_can_be_chosen(tmp_path: Path) -> None:
+    path = file_of(tmp_path, video_of("video_1", question()), {})
+    (refused,) = outcomes(PERCEPTION_TEST, path)
+    assert isinstance(refused, BadSample) and "no cut_frame_mapping_valid.json beside" in refused.message
+    other = path.rename(tmp_path / "questions.json")
+    other.write_text(json.dumps(video_of("video_1", question(), split=None)))
+    (refused,) = outcomes(PERCEPTION_TEST, other)
+    assert isinstance(refused, BadSample) and "neither metadata nor file name say the split" in refused.message
 
 
 def test_rows_of_the_parquet_are_refused_where_the_video_is_cut_or_not_listed(tmp_path: Path) -> None:
@@ -176,6 +210,13 @@ def test_rows_of_the_parquet_are_refused_where_the_video_is_cut_or_not_listed(tm
 def test_a_map_that_is_none_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cut_frame_mapping_valid\.json"):
         verdicts(PERCEPTION_TEST, file_of(tmp_path, video_of("video_1", question()), ["video_1"]))
+
+
+def test_questions_without_ids_are_not_called_like_rows(tmp_path: Path) -> None:
+    nobody = [question(None), question(None), question(None)]
+    videos = video_of("video_1", *nobody) | {"video_3": 3}
+    names = [name for name, _ in verdicts(PERCEPTION_TEST, file_of(tmp_path, videos, {"video_1": -1}))]
+    assert names == [*(f"mc_question_valid-1-{number}" for number in (1, 2, 3)), "mc_question_valid-1.2"]
 
 
 def test_questions_are_kept_or_refused_one_by_one(tmp_path: Path) -> None:
@@ -206,7 +247,8 @@ def test_questions_are_kept_or_refused_one_by_one(tmp_path: Path) -> None:
         ("video_1_7", "refused: missing_field"),
         ("video_1_8", "refused: wrong_type"),
         ("video_1_9", "refused: missing_field"),
-        ("mc_question_valid-1.11", "refused: wrong_type"),
+        ("mc_question_valid-1-11", "refused: wrong_type"),
+        ("mc_question_valid-1.2", "refused: no_questions"),
         ("mc_question_valid-1.3", "refused: not_a_record"),
         ("video_4_0", "B"),
     ]
@@ -226,5 +268,5 @@ def test_odd_rows_are_refused_and_never_a_surprise(tmp_path: Path) -> None:
     videos = video_of("video_1", question())
     (published,) = rows_of(PERCEPTION_TEST, file_of(tmp_path, videos, {"video_1": 60}))
     (row,) = rows_of(PERCEPTION_TEST, parquet_of(tmp_path, "video_1"))
-    found = check_odd_rows(PERCEPTION_TEST, published, added=["video_name", "cut"])
-    assert len(found + check_odd_rows(PERCEPTION_TEST, row, 1, ["cut"])) > 200
+    found = check_odd_rows(PERCEPTION_TEST, published, added=["video_name", "cut", "map"])
+    assert len(found + check_odd_rows(PERCEPTION_TEST, row, 1, ["cut", "map"])) > 200

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from data_pipelines.engine.fields import answer_text, named
+from data_pipelines.engine.fields import answer_text, list_of, listed, named
 from data_pipelines.engine.options import split_options
 from data_pipelines.engine.questions import without_sentences
 from vlm_pg.data.unreadable import Unreadable
@@ -32,6 +32,7 @@ def test_known_sentences_leave_both_ends_in_any_order() -> None:
         ("Which?\nChoices:\nA) 1\nB) 2\nC) A. M.", "Which?", ["A. 1", "B. 2", "C. A. M."]),
         ("Take option A. Why?\nA. so\nB. not", "Take option A. Why?", ["A. so", "B. not"]),
         ("Which?\nB: red\nA: blue", "Which?", ["B. red", "A. blue"]),
+        ("Which?\nD.C. is one\nA. D.C.\nB. A.D.", "Which?\nD.C. is one", ["A. D.C.", "B. A.D."]),
         ("Options:\nA. red\n\nB. blue", "", ["A. red", "B. blue"]),
         ("Who?\n  (she asks)\nA.red\nB.blue", "Who?\n  (she asks)", ["A. red", "B. blue"]),
         ("Which?\nA.D. or B.C.?", "Which?\nA.D. or B.C.?", []),
@@ -91,3 +92,28 @@ def test_an_id_of_0_is_one() -> None:
     rows: list[dict[str, Any]] = [{"id": value} for value in (0, " x ", 7.0, None, "", True, [3])]
     found = [named("id")(row, "name") for row in rows]
     assert found == [[(name, row)] for name, row in zip(("0", "x", "7", *["name"] * 4), rows, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("value", "rows"),
+    [
+        ({"from": ["human", "gpt"], "value": ["Who?", "I."]}, [("human", "Who?"), ("gpt", "I.")]),
+        ({"from": ["human"], "value": [None]}, [("human", None)]),
+        ({"from": [], "value": []}, []),
+        ([{"from": "human", "value": "Who?"}], [("human", "Who?")]),
+    ],
+)
+def test_objects_that_a_table_holds_field_by_field(value: Any, rows: list[tuple[str, Any]]) -> None:
+    expected = [dict(zip(("from", "value"), row, strict=True)) for row in rows]
+    assert listed(value, "it") == list_of({"turns": value}, "turns") == expected
+
+
+@pytest.mark.parametrize("value", [{}, {"a": ["x"], "b": "y"}, {"a": 3}, [3], "text", None, 3])
+def test_other_values_stay_as_they_are(value: Any) -> None:
+    assert listed(value, "it") is value
+
+
+def test_fields_of_unequal_length_are_refused() -> None:
+    with pytest.raises(SampleError, match=r"'turns' holds lists of 2 of 'from', 1 of 'value'\. As many") as raised:
+        list_of({"turns": {"from": ["human", "gpt"], "value": ["Who?"]}}, "turns")
+    assert raised.value.reason == "uneven_lists"

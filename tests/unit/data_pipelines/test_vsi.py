@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from data_pipelines import vsi
 from data_pipelines.vsi import VSI
 from tests.support.pipeline_rows import check_odd_rows, example, one_row, parted, write_lines
+from tests.support.tiny_media import png
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.types import BadSample, MediaRef, Sample
 
@@ -107,6 +109,20 @@ def test_rows_of_vsi_bench(tmp_path: Path) -> None:
         pyarrow.parquet.write_table(table, tmp_path / name)
     check_bench(parted(VSI, Path(f"{tmp_path}:test"), root=tmp_path)[0])
     check_bench(parted(VSI, tmp_path / "test_debiased.parquet", root=tmp_path)[0])
+
+
+def test_pictures_inside_rows_are_written_below_the_root_and_not_looked_for(tmp_path: Path) -> None:
+    text = datasets.Value("string")
+    features = datasets.Features(
+        {"conversations": datasets.List({"from": text, "value": text}), "question_type": text}
+        | {"image": datasets.Image()}
+    )
+    row = {name: COUNT[name] for name in ("conversations", "question_type")}
+    rows = [row | {"image": {"bytes": png(), "path": None}}]
+    (tmp_path / "VSI-590K").mkdir()
+    datasets.Dataset.from_list(rows, features=features).to_parquet(tmp_path / "rows.parquet")
+    (sample,), refused = parted(VSI, tmp_path / "rows.parquet", root=tmp_path)
+    assert not refused and (tmp_path / sample.media[0].path).read_bytes() == png()
 
 
 @pytest.mark.parametrize(("answer", "accuracy"), [("4", 1.0), ("3", 0.5), ("9", 0.0), ("four chairs", 0.0)])

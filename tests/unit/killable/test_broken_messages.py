@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import signal
@@ -60,12 +61,12 @@ def test_a_worker_that_ends_in_the_middle_of_its_answer_costs_its_task(
 
 
 def test_an_answer_that_cannot_be_read_reaches_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreadable(answer: bytes) -> Any:
+    def unreadable(answer: io.BytesIO) -> Any:
         raise MemoryError("no room for this answer")
 
     with WorkerPool(1, 20.0) as pool:
         assert pool.submit(os.getpid).result(timeout=120) > 0
-        monkeypatch.setattr(pickle, "loads", unreadable)
+        monkeypatch.setattr(pickle, "load", unreadable)
         with pytest.raises(MemoryError, match="no room for this answer"):
             pool.submit(os.getpid).result(timeout=60)
 

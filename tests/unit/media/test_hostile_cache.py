@@ -18,8 +18,9 @@ from tests.support.hostile_files import base_files
 from tests.support.hostile_paths import REFUSALS, make_root
 from tests.support.watch import Doorbell, OpenedFiles, own_descriptors
 from vlm_pg.cache.entry_file import Entry, read_entry, serialized
+from vlm_pg.cache.places import Place, Pruned, places, prune, verify
 from vlm_pg.cache.settings import CacheSettings
-from vlm_pg.cache.store import MARK, Place, places, prune, verify
+from vlm_pg.cache.store import MARK
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.media import kept_frames
 from vlm_pg.media.kept_frames import content_of
@@ -256,7 +257,7 @@ def test_a_folder_in_an_entrys_place_stays_and_costs_no_frames(root: Path, cache
     with pytest.warns(UserWarning, match="cannot be written"):
         assert same(load(loader, "a.mp4"), right)
     assert own_descriptors() == before and not list(places(cache)) and not list(verify(cache))
-    assert prune(cache, 0) == (0, 0) and (place.path / "mine").read_text() == "precious"
+    assert prune(cache, 0) == Pruned(0, 0, 0) and (place.path / "mine").read_text() == "precious"
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -274,19 +275,21 @@ def test_nothing_is_kept_behind_a_link(root: Path, cache: Path, tmp_path: Path, 
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "elsewhere").rglob("*")} == moved
 
 
-def test_the_lock_is_no_way_to_another_file(root: Path, cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [".prune.lock", ".room"])
+def test_lock_and_account_are_no_way_to_another_file(root: Path, cache: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "precious").write_text("mine")
     for make in (lambda path: path.symlink_to(tmp_path / "precious"), os.mkfifo, os.mkdir):
         kept_frames._store.cache_clear()
         load(keeping(root, cache), "a.mp4")
         [place] = places(cache)
         place.path.unlink()
-        lock = cache / ".prune.lock"
-        lock.unlink()
+        (cache / ".room").unlink()
+        lock = cache / name
+        lock.unlink(missing_ok=True)
         make(lock)
         kept_frames._store.cache_clear()
         loader = keeping(root, cache)
-        if make is os.mkfifo:
+        if make is os.mkfifo and name == ".prune.lock":
             assert isinstance(load(loader, "a.mp4"), DecodedMedia)
         else:
             with pytest.warns(UserWarning, match="cannot be written"):

@@ -62,6 +62,19 @@ def test_transparency_becomes_white(tmp_path: Path):
         assert (decode(tmp_path / name).frames == 255).all(), name
 
 
+@pytest.mark.parametrize("name", ["a.webp", "a.png"])
+def test_an_animation_is_no_image(tmp_path: Path, name: str):
+    """One of its frames would be shown without a word. One frame alone, and a JPEG with a preview, are images."""
+    frames = [Image.new("RGB", (64, 64), (shade, 0, 0)) for shade in (0, 100, 200)]
+    frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:], duration=100)
+    with pytest.raises(SampleError, match=r"is an animation of 3 frames\. Still .* Convert it to mp4") as got:
+        decode(tmp_path / name)
+    assert got.value.reason == "animated_image"
+    frames[0].save(tmp_path / name, save_all=True)
+    frames[0].save(tmp_path / "a.jpg", format="MPO", save_all=True, append_images=frames[1:])
+    assert decode(tmp_path / name).frames.shape == decode(tmp_path / "a.jpg").frames.shape
+
+
 def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path):
     Image.fromarray(np.full((56, 56), 0x8000, dtype=np.uint16)).save(tmp_path / "a.png")
     assert (decode(tmp_path / "a.png").frames == 0x80).all()
@@ -104,7 +117,7 @@ def test_a_truncated_file(tmp_path: Path, name: str):
 def test_a_file_of_another_format_is_not_even_opened(tmp_path: Path):
     picture().save(tmp_path / "a.gif")
     (tmp_path / "a.gif").rename(tmp_path / "a.png")
-    with pytest.raises(SampleError) as got:
+    with pytest.raises(SampleError, match="its content is no image that Pillow knows") as got:
         decode(tmp_path / "a.png")
     assert got.value.reason == "corrupt_media"
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vlm_pg.cache.places import places
 from vlm_pg.cache.settings import CacheSettings
-from vlm_pg.cache.store import places
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.media import kept_frames
 from vlm_pg.media.decode_file import decode_file

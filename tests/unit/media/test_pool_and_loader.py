@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tests.unit.killable.helpers import is_gone, wait_until_gone
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.media import loader as loader_module
 from vlm_pg.media import sampling
-from vlm_pg.media.loader import MediaLoader
+from vlm_pg.media.loader import MediaLoader, decoding_pool
 from vlm_pg.media.pool import WorkerPool
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import DecodedMedia, MediaRef
@@ -156,6 +157,17 @@ def test_workers_share_what_they_have_imported():
     assert pool.submit(eval, "__import__('sys').modules['torch'].__name__").result() == "torch"
     assert pool.submit(eval, "'qwen_vl_utils' in __import__('sys').modules").result() is False
     pool.close()
+
+
+@pytest.mark.parametrize(("device", "seen"), [("cuda", "3"), ("cpu", "")])
+def test_workers_see_the_gpus_where_they_decode_on_one(
+    device: Literal["cuda", "cpu"], seen: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    pool = decoding_pool(MediaSettings(workers=1, decoder="torchcodec", decoder_device=device))
+    assert pool is not None
+    with pool:
+        assert pool.submit(os.getenv, "CUDA_VISIBLE_DEVICES").result() == seen
 
 
 def test_the_template_of_the_workers_may_be_killed(tmp_path: Path):

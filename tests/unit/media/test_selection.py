@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -196,3 +197,20 @@ def test_an_hour_of_frames() -> None:
     assert len(hour) == 3600 and hour[0] == 0 and hour[-1] == 3600 * 30 - 1
     assert {later - earlier for earlier, later in itertools.pairwise(hour)} == {30, 31}
     assert len(chosen(line, MediaSettings(fps=30.0, max_frames=MAX_FRAMES_LIMIT))) == MAX_FRAMES_LIMIT
+
+
+def test_a_last_picture_that_is_held() -> None:
+    """Slides at 0, 10 and 20 s, the last one until 60 s: clips and moments of it show what is on display."""
+    slides = timeline([0.0, 10.0, 20.0], 0.1)
+    held = replace(slides, shown_until=60.0)
+    assert (slides.end, held.end, replace(slides, shown_until=20.04).end) == (30.0, 60.0, 30.0)
+    assert chosen(held, times=(45.0,)) == (2, 2)
+    assert chosen(held) == chosen(slides) == (0, 2) and chosen(held, start=5.0, end=50.0) == (1, 2)
+    for start, end, expected in ((25, 58, (2, 2)), (20.5, 20.6, (2, 2)), (15, 99, (1, 2)), (59, None, (2, 2))):
+        choice = choose(held, Part(start, end), ALL, "a.mp4")
+        assert choice.indices == expected and choice.sampled_fps == pytest.approx(1 / (min(end or 60, 60) - start))
+    for line, start, end in ((slides, 21.0, 29.0), (held, 12.0, 18.0), (held, 61.0, 70.0), (held, 60.0, None)):
+        with pytest.raises(SampleError, match=f"from {start:g} s .* holds fewer than 2 frames"):
+            chosen(line, start=start, end=end)
+    with pytest.raises(SampleError, match="holds fewer than 2 frames"):
+        chosen(held, MediaSettings(frames="uniform", num_frames=4), start=25.0, end=58.0)

@@ -115,13 +115,13 @@ def test_the_gpu_of_the_rank_is_asked_and_frames_come_to_the_cpu(
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", fake)
     monkeypatch.setattr(torch, "zeros", lambda *shape, device: started.append(device))
     monkeypatch.setenv("LOCAL_RANK", "3")
-    torchcodec_decoder._gpu.cache_clear()
+    torchcodec_decoder.gpu_number.cache_clear()
     path = media_dir / "bt709_full_range.mp4"
     index = replace(read_index(path), pts=(0, 1, 2), time_base=Fraction(1, 10))
     decoder = TorchCodecDecoder(path, index, "cuda")
     monkeypatch.undo()
     assert decoder.read([0, 2]).shape == (2, 4, 6, 3)
-    torchcodec_decoder._gpu.cache_clear()
+    torchcodec_decoder.gpu_number.cache_clear()
     assert started == ["cuda:3"] and decoder._decoder.options["device"] == "cuda:3"
 
 

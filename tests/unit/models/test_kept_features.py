@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from tests.support.groups import make_case, tiny_policy
+from vlm_pg.cache.entry_file import Entry, read_entry, serialized
+from vlm_pg.cache.places import places
 from vlm_pg.cache.settings import CacheSettings
-from vlm_pg.cache.store import Store, places
+from vlm_pg.cache.store import Store
 from vlm_pg.distributed import SequenceGroup
 from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.kept_features import KIND, KeptFeatures
@@ -61,8 +63,12 @@ def by_frame(grids: Sequence[Grid]) -> list[tuple[Grid, ...]]:
     return [((1, h, w),) for t, h, w in grids for _ in range(t)]
 
 
-def kept_in(folder: Path, tower: str = "tower", calls: Any = whole) -> KeptFeatures:
-    return KeptFeatures(Store(folder, KIND), tower, calls)
+def kept_in(folder: Path, tower: str = "tower", calls: Any = whole, shape: tuple[int, ...] = (2,)) -> KeptFeatures:
+    return KeptFeatures(Store(folder, KIND), tower, calls, torch.device("cpu"), shape)
+
+
+def of_prompt(prompt: Prompt, *shape: int) -> torch.Tensor:
+    return torch.ones(prompt.num_visual_tokens, *(shape or (2,)))
 
 
 @pytest.fixture(scope="module")
@@ -77,19 +83,20 @@ def prompt() -> Prompt:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(7, 8), (5, 3, 8)], ids=["plain", "DeepStack"])
+@pytest.mark.parametrize("shape", [(8,), (3, 8)], ids=["plain", "DeepStack"])
 def test_every_bit_comes_back(tmp_path: Path, prompt: Prompt, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """NaNs and negative zeros too, and of rows that do not lie one after the other in memory."""
-    bits = torch.randint(0, 256, (*shape[:-1], shape[-1] * dtype.itemsize), dtype=torch.uint8)
+    tokens = prompt.num_visual_tokens
+    bits = torch.randint(0, 256, (tokens + 1, *shape[:-1], shape[-1] * dtype.itemsize), dtype=torch.uint8)
     features = bits.view(dtype)[1:]
-    kept_in(tmp_path / "cache").write(prompt, features)
-    found = kept_in(tmp_path / "cache").read(prompt)
+    kept_in(tmp_path / "cache", shape=shape).write(prompt, features)
+    found = kept_in(tmp_path / "cache", shape=shape).read(prompt)
     assert found is not None and (found.dtype, found.shape) == (dtype, features.shape)
     assert torch.equal(found.view(torch.uint8), bits[1:])
 
 
 def test_an_entry_is_of_its_media_its_tower_and_its_calls(tmp_path: Path, prompt: Prompt) -> None:
-    folder, features = tmp_path / "cache", torch.ones(3, 2)
+    folder, features = tmp_path / "cache", of_prompt(prompt)
     kept_in(folder).write(prompt, features)
     assert prompt.grid_thw is not None
     other_grids = replace(prompt, grid_thw=prompt.grid_thw.flip(1))
@@ -98,14 +105,76 @@ def test_an_entry_is_of_its_media_its_tower_and_its_calls(tmp_path: Path, prompt
     assert kept_in(folder).read(other_grids) is None
     assert kept_in(folder, tower="another").read(prompt) is None
     assert kept_in(folder, calls=by_frame).read(prompt) is None
-    assert kept_in(folder).read(prompt, processes=2) is None, "each process makes its frames in a call of its own"
+    host = kept_in(folder).host
+    assert kept_in(folder).read(prompt, [host]) is not None
+    assert kept_in(folder).read(prompt, ["another"]) is None
+    assert kept_in(folder).read(prompt, [host] * 2) is None, "each process makes its frames in a call of its own"
+
+
+def test_it_is_known_which_process_made_which_frames(tmp_path: Path, prompt: Prompt) -> None:
+    """Where two that are not alike make them together, one that is like the first finds nothing of the second's."""
+    kept = kept_in(tmp_path / "cache")
+    kept.write(prompt, of_prompt(prompt), ["one", "other"])
+    for hosts in (["one"] * 2, ["other"] * 2, ["other", "one"], ["one"], []):
+        assert kept.read(prompt, hosts) is None
+    assert kept.read(prompt, ["one", "other"]) is not None
+
+
+SWITCHES: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "another kernel": lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+}
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_what_is_switched_on_later_is_another_entry(tmp_path: Path, switch: str) -> None:
+    """Around a call of the tower, long after the cache was opened."""
+    policy, calls, _ = keeping(tmp_path / "cache")
+    [prompt] = [make_case(policy, "video", 0).prompt]
+    [plain] = encode(policy, [prompt])
+    with SWITCHES[switch]():
+        [switched] = encode(tiny_policy(**SETTINGS), [prompt])
+        for _ in range(2):
+            assert torch.equal(encode(policy, [prompt])[0], switched)
+    assert switch != "autocast" or not torch.equal(plain, switched)
+    assert torch.equal(encode(policy, [prompt])[0], plain) and calls.count == 2
+
+
+ODD: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
+    "no dtype": lambda tensors, about: about.clear(),
+    "a dtype that is none": lambda tensors, about: about.update(dtype="nn"),
+    "a number for a dtype": lambda tensors, about: about.update(dtype=16),
+    "another dtype": lambda tensors, about: about.update(dtype="int32"),
+    "a larger dtype": lambda tensors, about: about.update(dtype="complex128"),
+    "another name": lambda tensors, about: tensors.update(other=tensors.pop("features")),
+    "fewer rows": lambda tensors, about: tensors.update(features=tensors["features"][1:]),
+    "narrower": lambda tensors, about: tensors.update(features=tensors["features"][:, :-2]),
+    "flat": lambda tensors, about: tensors.update(features=tensors["features"].reshape(-1)),
+}
+
+
+@pytest.mark.parametrize("change", ODD)
+def test_an_entry_that_cannot_be_these_features_is_made_anew(tmp_path: Path, prompt: Prompt, change: str) -> None:
+    policy, calls, _ = keeping(tmp_path / "cache")
+    [expected] = encode(policy, [prompt])
+    [place] = places(tmp_path / "cache")
+    whole = place.path.read_bytes()
+    entry = read_entry(place.path, KIND, place.key)
+    tensors, about = dict(entry.tensors), dict(entry.about)
+    ODD[change](tensors, about)
+    forged = serialized(KIND, place.key, Entry(tensors, about))
+    assert forged is not None
+    place.path.write_bytes(forged)
+    assert torch.equal(encode(policy, [prompt])[0], expected) and calls.count == 2
+    assert place.path.read_bytes() == whole
 
 
 def test_a_single_frame_is_one_call_however_it_is_divided(tmp_path: Path, prompt: Prompt) -> None:
-    frame = replace(prompt, grid_thw=torch.tensor([[1, 4, 6]]))
-    kept_in(tmp_path / "cache").write(frame, torch.ones(3, 2))
-    assert kept_in(tmp_path / "cache").read(frame, processes=4) is not None
-    assert kept_in(tmp_path / "cache", calls=by_frame).read(frame, processes=2) is not None
+    frame, kept = replace(prompt, grid_thw=torch.tensor([[1, 4, 6]])), kept_in(tmp_path / "cache")
+    kept.write(frame, of_prompt(frame))
+    assert kept.read(frame, [kept.host] * 4) is not None
+    assert kept_in(tmp_path / "cache", calls=by_frame).read(frame, [kept.host] * 2) is not None
+    assert kept.read(frame, [kept.host, "another"]) is not None, "which has no part in it"
 
 
 @pytest.mark.parametrize("family, dtype", [("qwen2_5_vl", torch.float32), ("qwen3_vl", torch.bfloat16)])
@@ -172,7 +241,9 @@ def test_an_entry_beyond_memory_goes_to_disk_and_one_beyond_the_limit_nowhere(tm
     assert len(list(places(tmp_path / "cache"))) == 1 and not policy.vision._kept
     small = tiny_policy(**SETTINGS)
     keep_features(small, CacheSettings(folder=tmp_path / "small", max_gb=1e-9))
-    assert torch.equal(encode(small, [prompt])[0], encode(policy, [prompt])[0])
+    with pytest.warns(UserWarning, match="has no room for more visual features within cache.max_gb"):
+        found = encode(small, [prompt])
+    assert torch.equal(found[0], encode(policy, [prompt])[0])
     assert not list(places(tmp_path / "small")) and calls.count == 1
 
 
@@ -239,7 +310,7 @@ def test_two_processes_run_the_tower_together_or_not_at_all(
     [expected] = encode(policy, [prompt], sequence=Two(rank, found_there=False))
     assert len(ran) == 1 and len(list(places(tmp_path / "cache"))) == (1 if rank == 0 else 0)
     assert policy.vision.kept is not None
-    policy.vision.kept.write(prompt, expected.view(torch.float32), processes=2)
+    policy.vision.kept.write(prompt, expected.view(torch.float32), [policy.vision.kept.host] * 2)
     for found_there, runs in ((True, 1), (False, 2)):
         assert torch.equal(encode(policy, [prompt], sequence=Two(rank, found_there))[0], expected)
         assert len(ran) == runs

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import peft
@@ -12,12 +15,16 @@ import pytest
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 
-from tests.support.groups import tiny_policy
+from tests.support.groups import make_case, tiny_policy
 from tests.support.runs import save_tiny_model
 from tests.support.tiny import VL_FAMILY_NAMES
+from vlm_pg.errors import ModelError
 from vlm_pg.models import tower_digest as module
 from vlm_pg.models.loading import load_policy
+from vlm_pg.models.lora import adapts_tower
+from vlm_pg.models.numerics import numerics_digest
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.registry import FAMILIES
 from vlm_pg.models.settings import LoraSettings, ModelSettings
 
 
@@ -54,6 +61,7 @@ CHANGES: dict[str, Callable[[Policy], Any]] = {
     "a weight's name": lambda policy: tower(policy).register_buffer("more", torch.zeros(0)),
     "a function that runs a layer": other_forward,
     "one of another package": forward_of_elsewhere,
+    "a layer that is compiled": lambda policy: tower(policy).merger.compile(),
 }
 
 
@@ -92,44 +100,74 @@ def test_where_a_configuration_comes_from_changes_nothing() -> None:
     assert digest(policy) == before
 
 
-def test_where_it_is_computed_and_by_what_version_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_code_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its modules' source, what stands there under the names they call, the kernel behind a name, ours, a version."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as modeling
+
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        return sdpa_attention_forward(*arguments, **options)
+
     policy = tiny_policy()
     found = [digest(policy)]
-    for target, name, value in (
-        (module, "_version", lambda package: "0.0"),
-        (module, "_processor", lambda: "another one"),
-        (module, "_of_source", lambda name: "edited"),
-        (torch, "get_num_threads", lambda: 7),
-        (torch, "are_deterministic_algorithms_enabled", lambda: True),
-        (torch.backends.cpu, "get_cpu_capability", lambda: "AVX2"),
+    for change in (
+        lambda patched: patched.setattr(module, "_of_source", lambda name: "edited"),
+        lambda patched: patched.setattr(module, "version", lambda package: "0.0"),
+        lambda patched: patched.setattr(module, "OWN_CODE", ("vision",)),
+        lambda patched: patched.setattr(modeling, "apply_rotary_pos_emb_vision", wrapped),
+        lambda patched: patched.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", wrapped),
     ):
         with monkeypatch.context() as patched:
-            patched.setattr(target, name, value)
+            change(patched)
             found.append(digest(policy))
     assert len(set(found)) == len(found) and digest(policy) == found[0]
 
 
-def test_what_torch_was_told_of_precision_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, whose name stands in here; torch's settings are those of this machine."""
-    backends, gpu = torch.backends, torch.device("cuda", 0)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "one GPU")
-    found = [module._arithmetic(gpu)]
-    for target, name, value in (
-        (backends.cuda.matmul, "fp32_precision", "tf32"),
-        (backends.cudnn.conv, "fp32_precision", "ieee"),
-        (backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
-    ):
-        before = getattr(target, name)
-        setattr(target, name, value)
-        found.append(module._arithmetic(gpu))
-        setattr(target, name, before)
-    backends.cuda.enable_flash_sdp(False)
-    found.append(module._arithmetic(gpu))
-    backends.cuda.enable_flash_sdp(True)
-    assert module._arithmetic(gpu) == found[0] != module._arithmetic(torch.device("cpu"))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another")
-    found.append(module._arithmetic(gpu))
-    assert all(one != other for place, one in enumerate(found) for other in found[:place])
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "pieces": {"vision_piece_tokens": 1},
+    "DeepStack": {"family": "qwen3_vl"},
+    "in turns": {},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_module_of_ours_on_the_way_is_forgotten(case: str) -> None:
+    """From pixels to features: whatever runs there is among the code that the digest is of."""
+    policy = tiny_policy(**CASES[case])
+    prompts = [make_case(policy, kind, seed).prompt for seed, kind in enumerate(("image", "video", "image+video"))]
+    ran: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            ran.add(frame.f_globals.get("__name__", ""))
+
+    with policy.at_own_pace(scattered=True) if case == "in turns" else contextlib.nullcontext():
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            policy.vision.encode(prompts)
+        finally:
+            sys.setprofile(before)
+    names = {name.removeprefix("vlm_pg.models.") for name in ran if name.startswith("vlm_pg.")}
+    # What holds and counts prompts and ranks makes no numbers.
+    assert {"vision", "network", "family"} <= names <= {*module.OWN_CODE, *OF_NO_NUMBERS}
+
+
+OF_NO_NUMBERS = ("vlm_pg.distributed", "vlm_pg.memory", "vlm_pg.types")
+
+
+def test_the_same_tower_on_the_same_host_has_the_same_digests_in_another_process(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "model")
+    code = (
+        "import torch; from vlm_pg.models.loading import load_policy; from vlm_pg.models.numerics import "
+        "numerics_digest; from vlm_pg.models.tower_digest import tower_digest; "
+        f"torch.set_num_threads({torch.get_num_threads()}); policy = load_policy({str(folder)!r}); "
+        "print(tower_digest(policy.model, policy.family), numerics_digest(policy.device))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [digest(load_policy(folder)), numerics_digest(torch.device("cpu"))]
 
 
 def test_towers_of_two_families_differ_though_nothing_else_does() -> None:
@@ -169,10 +207,30 @@ def test_a_frozen_tower_has_one_digest_wherever_it_comes_from(tmp_path: Path, fa
     assert 0 < alone < 200, "an embedding of one token and a norm"
 
 
+@pytest.mark.parametrize("targets", [("qkv",), ("qkv", "q_proj"), ("q_proj",)], ids=" ".join)
+def test_an_adapter_in_the_tower_is_read_with_the_tower_alone(tmp_path: Path, targets: tuple[str, ...]) -> None:
+    """Then the whole model is; one of the language model changes nothing."""
+    folder = save_tiny_model(tmp_path / "model")
+    model = load_policy(folder).model
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=2, target_modules=list(targets), init_lora_weights=False)
+    peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+    whole, alone = (load_policy(tmp_path / "adapter", vision_alone=alone) for alone in (False, True))
+    in_tower = "qkv" in targets
+    assert digest(alone) == digest(whole) and (digest(whole) != digest(load_policy(folder))) is in_tower
+    assert bool(len(alone.language_model.layers)) is in_tower
+
+
+def test_an_adapter_whose_file_does_not_say_is_read(tmp_path: Path) -> None:
+    (tmp_path / "adapter_model.bin").write_bytes(b"anything")
+    assert adapts_tower(tmp_path, FAMILIES["qwen2_5_vl"]) and not adapts_tower(tmp_path, FAMILIES["qwen3"])
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"anything")
+    with pytest.raises(ModelError, match="copy the file again from where it comes from"):
+        adapts_tower(tmp_path, FAMILIES["qwen2_5_vl"])
+
+
 def test_a_checkpoint_without_a_weight_of_the_tower_is_refused_alone_too(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
-
-    from vlm_pg.errors import ModelError
 
     folder = save_tiny_model(tmp_path / "model")
     file = folder / "model.safetensors"

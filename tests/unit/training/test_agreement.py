@@ -33,6 +33,11 @@ def test_settings_count_but_for_those_of_a_host() -> None:
         "rollout": {"server": {"url": "http://127.0.0.1:1/v1"}},
     }
     assert changed(config(), config(**of_hosts)) == set()
+    by_set: dict[str, Any] = {"train": {"a": "a.json", "b": "b.json"}}
+    roots = [None, "/all", {"a": "/fast"}, {"a": "/slow", "b": "/slow"}]
+    of_each = [config(data=by_set | {"media_root": root}) for root in roots]
+    assert [changed(of_each[0], one) for one in of_each] == [set()] * len(roots)
+    assert changed(of_each[0], config(data=by_set | {"train": {"a": "a.json", "b": "c.json"}})) == {"data.train.b"}
     for key in agreement.OF_A_HOST:  # none that has been renamed
         section = config()
         for name in key.split("."):

@@ -5,13 +5,24 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import peft
 import pytest
 
 from tests.support.small_run import small_run
-from vlm_pg.cache.store import places
+from vlm_pg.cache.places import places
+from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.config import load_config
+from vlm_pg.errors import ConfigError
+from vlm_pg.media import kept_frames
 from vlm_pg.models.family import Family
+from vlm_pg.models.feature_cache import keep_features
+from vlm_pg.models.loading import load_policy
+from vlm_pg.models.policy import Policy
+from vlm_pg.prompts.builder import PromptBuilder
+from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.training.cache_fill import fill
+from vlm_pg.training.record_sets import record_sets
+from vlm_pg.types import Prompt
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +45,67 @@ def test_what_does_not_fit_is_said(run: Path, tmp_path: Path, capsys: pytest.Cap
     assert len(sizes) == 4, "the limits of both sets hold"
     said = capsys.readouterr().out
     assert "features of 3 of 3 media are kept" in said and "thrown out" not in said and "could not" not in said
-    for name, limit, expected in (
-        ("fewer", 2.5 * max(sizes), "all features together are more than cache.max_gb="),
-        ("none", 0.5 * min(sizes), "3 could not be written, or are larger than cache.max_gb: every run computes them"),
-    ):
-        filled(run, tmp_path / name, f"cache.max_gb={limit / 2**30}")
-        assert expected in capsys.readouterr().out and sum(features(tmp_path / name)) <= limit
+    for name, limit, kept in (("fewer", 2.5 * max(sizes), 2), ("none", 0.5 * min(sizes), 0)):
+        with pytest.warns(UserWarning, match="has no room for more visual features within cache.max_gb"):
+            filled(run, tmp_path / name, f"cache.max_gb={limit / 2**30}")
+        said = capsys.readouterr().out
+        assert f"features of {kept} of 3 media are kept" in said and f"{3 - kept} have no room within cache.ma" in said
+        assert len(features(tmp_path / name)) == kept
+
+
+def test_frames_that_do_not_fit_are_counted(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["cache.frames=true", "cache.features=false"]
+    filled(run, tmp_path / "all", *options)
+    assert "3 of 3 media are kept" in capsys.readouterr().out
+    limit = 2.5 * max(place.size for place in places(tmp_path / "all"))
+    kept_frames._store.cache_clear()
+    with pytest.warns(UserWarning, match="has no room for more frames within cache.max_gb"):
+        assert filled(run, tmp_path / "fewer", *options, f"cache.max_gb={limit / 2**30}") == 0
+    said = capsys.readouterr().out
+    assert "train.jsonl: 2 of 3 media are kept, 0 cannot be used\n1 are not kept: they are URLs, have no room" in said
+    assert len(list(places(tmp_path / "fewer"))) == 2
+
+
+def test_an_adapter_in_the_tower_is_part_of_it(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a fill makes is what a run with this model finds; the base's features are others."""
+    base = str(load_config(run, []).model.path)
+    model = load_policy(base).model
+    config = peft.LoraConfig(r=2, target_modules=["qkv", "q_proj"], init_lora_weights=False)
+    peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+    folder = tmp_path / "cache"
+    filled(run, folder, f"model.path={tmp_path / 'adapter'}")
+    assert "the adapter in model.path reaches into the vision tower, so the whole model is" in capsys.readouterr().out
+    of_adapter = {place.key for place in places(folder)}
+    policy = load_policy(tmp_path / "adapter")
+    keep_features(policy, CacheSettings(folder=folder))
+    assert policy.vision.kept is not None
+    assert policy.vision.kept.read(_first_prompt(policy, run)) is not None
+    filled(run, folder)
+    assert len(of_adapter) == 4 and len(features(folder)) == 8
+    assert "so the whole model is loaded" not in capsys.readouterr().out
+
+
+def _first_prompt(policy: Policy, run: Path) -> Prompt:
+    config = load_config(run, [])
+    builder = PromptBuilder(policy.processor, config.prompt, policy.positions)
+    [records, *_] = record_sets(config)
+    with SourcePool(builder, config.data, config.media, policy.pixel_factor, lambda prompt: None) as sources:
+        [(_, prompt)], _ = sources.for_records(records.path, records.name).load(records.samples[:1])
+    return prompt
+
+
+def test_what_the_run_never_asks_for_is_not_made(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clips = run.parent / "clips"
+    sets = f"data.train={{a: {clips / 'train.jsonl'}, b: {clips / 'train.jsonl'}}}"
+    weights = ["data.mixture={a: 0, b: 1}", "data.limit=2", "eval.sets=[seen]"]
+    more = f"data.eval.more={clips / 'eval_seen.jsonl'}"
+    assert filled(run, tmp_path / "cache", "cache.frames=true", sets, more, *weights) == 0
+    said = capsys.readouterr().out
+    assert "data.mixture: left out are the sets a, whose weight is 0" in said and said.count("train.jsonl: 2 of 2") == 1
+    assert "data.limit: only the first 2 usable training records of each set are asked for" in said
+    assert "eval.sets: left out are the evaluation sets more" in said and said.count("eval_seen.jsonl: 1 of 1") == 1
+    with pytest.raises(ConfigError, match="has no weight for b"):
+        filled(run, tmp_path / "cache", sets, "data.mixture={a: 1}")
 
 
 def test_media_are_asked_for_once_and_by_a_question_that_can_be_used(

@@ -124,3 +124,35 @@ def test_changed_data_is_named(tmp_path: Path) -> None:
     (line,) = changed_data(before, data_digests(settings))
     assert line.startswith(f"data.train={file} has another content than when the checkpoint was written")
     assert changed_data(None, before) == changed_data({"data.train": 3}, before) == []
+
+
+def test_sets_that_are_added_removed_or_renamed_are_named() -> None:
+    def sets(**contents: str) -> dict[str, dict[str, str]]:
+        names = {name.replace("_", "."): content for name, content in contents.items()}
+        return {f"data.{name}": {"path": f"{content}.jsonl", "sha256": content} for name, content in names.items()}
+
+    questions = "the questions of further steps, and their order, are not those the run would have had"
+    before = sets(train_a="1", train_b="2", eval_x="3")
+    moved = {key: entry | {"path": f"elsewhere/{entry['path']}"} for key, entry in before.items()}
+    assert changed_data(before, before) == changed_data(before, moved) == changed_data({}, {}) == []
+    assert changed_data(before, before | sets(train_c="4")) == [
+        f"data.train.c=4.jsonl was not there when the checkpoint was written: {questions}"
+    ]
+    assert changed_data(before, sets(train_a="1", eval_x="3")) == [
+        f"data.train.b=2.jsonl of when the checkpoint was written is not there: {questions}"
+    ]
+    assert changed_data(before, sets(train_a="1", train_c="2", eval_x="3")) == [
+        f"data.train.c=2.jsonl was called data.train.b when the checkpoint was written: {questions}"
+    ]
+    assert changed_data(before, sets(train_a="1", train_b="5", eval_x="3")) == [
+        "data.train.b=5.jsonl has another content than when the checkpoint was written (it was 2.jsonl): " + questions
+    ]
+    assert changed_data(sets(train="1"), sets(train_a="1")) == [
+        f"data.train.a=1.jsonl was called data.train when the checkpoint was written: {questions}"
+    ]
+    # A set that becomes one of evaluation is gone from training.
+    scores = "scores of before and after it are not of the same questions"
+    assert changed_data(before, sets(train_a="1", eval_b="2", eval_x="3")) == [
+        f"data.eval.b=2.jsonl was not there when the checkpoint was written: {scores}",
+        f"data.train.b=2.jsonl of when the checkpoint was written is not there: {questions}",
+    ]

@@ -1,0 +1,160 @@
+"""Times that do not say when a frame is shown: the frames are those a player shows then, or the file is refused."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.clips import number_of
+from tests.support.odd_clips import at_storage_times, decoded, encode, remux
+from tests.support.whole_decode import decode_whole
+from vlm_pg.errors import SampleError
+from vlm_pg.media.boundary import DecodeFailure
+from vlm_pg.media.container import read_header
+from vlm_pg.media.decode_file import decode_video
+from vlm_pg.media.index import read_index
+from vlm_pg.media.settings import MediaSettings
+from vlm_pg.media.torchcodec_decoder import TorchCodecDecoder
+from vlm_pg.media.video_decoders import DecordDecoder, PyAVDecoder
+
+RATE = 40  # milliseconds a frame
+
+
+@pytest.mark.parametrize("late", [0, 1540], ids=["same-clock", "between"])
+@pytest.mark.parametrize(("codec", "suffix"), [("libx264", "ts"), ("mpeg2video", "ts"), ("mpeg2video", "vob")])
+def test_a_clock_that_goes_back(codec: str, suffix: str, late: int, tmp_path: Path) -> None:
+    """Two files joined byte by byte: the frames of the second lie among those of the first."""
+    clock = 1000 if codec == "libx264" else 25
+    tick = RATE * clock // 1000
+    parts = [
+        encode(
+            tmp_path / f"{first}.{suffix}", [start + tick * place for place in range(40)], codec, first, clock, bf="2"
+        )
+        for first, start in ((0, 0), (500, late * clock // 1000))
+    ]
+    (tmp_path / "joined.mkv").write_bytes(b"".join(part.read_bytes() for part in parts))
+    with pytest.raises(SampleError, match=r"clock goes back from \d\.\d{3} s to \d\.\d{3} s, .* Remux it") as got:
+        decode_video(tmp_path / "joined.mkv", MediaSettings(), 28)
+    assert got.value.reason == "corrupt_media"
+
+
+B_FRAMES = {"bf": "3", "x264-params": "b-adapt=0:keyint=12:scenecut=0"}
+OPEN_264 = {"bf": "3", "x264-params": "b-adapt=0:keyint=12:scenecut=0:open-gop=1"}
+OPEN_265 = {"x265-params": "log-level=none:pools=none:frame-threads=1:keyint=12:bframes=3:b-adapt=0:open-gop=1"}
+STORAGE = [
+    ("libx264", "mp4", B_FRAMES),
+    ("libx264", "mkv", OPEN_264),
+    ("libx264", "avi", B_FRAMES),
+    ("libx265", "mp4", OPEN_265),
+    ("mpeg2video", "mkv", {"bf": "2"}),
+    ("mpeg2video", "ts", {"bf": "0"}),  # in doubt for no reason
+]
+
+
+@pytest.mark.parametrize(("codec", "suffix", "options"), STORAGE, ids=lambda value: value if type(value) is str else "")
+def test_packets_with_times_of_storage(codec: str, suffix: str, options: dict[str, str], tmp_path: Path) -> None:
+    """In AVI, and where a raw stream was put into a container: a player shows frames as they come."""
+    path = encode(tmp_path / f"made.{suffix}", list(range(48)), codec, clock=25, **options)
+    if suffix in ("mp4", "mkv"):
+        path = remux(path, tmp_path / f"raw.{suffix}", at_storage_times)
+    assert decoded(path) == list(range(48))
+    index = read_index(path)
+    assert not index.times_hold and len(index.entries) > 2
+    check_reads(path, list(range(48)))
+    for decoder in (DecordDecoder, TorchCodecDecoder):
+        if suffix in ("mp4", "mkv"):
+            with pytest.raises(DecodeFailure, match=r"may carry times of storage, which (decord|torchcodec) takes for"):
+                decoder(path, index)
+
+
+@pytest.mark.parametrize("late", [0, 5000])
+def test_few_frames_beside_longer_sound(late: int, tmp_path: Path) -> None:
+    """Matroska states how long the whole file is: that is no length of the picture."""
+    slides = encode(tmp_path / "a.mp4", [0, 10_000, 20_000], g="1")
+
+    def later(packets: list[Any]) -> list[Any]:
+        for packet in packets:
+            shift = round(Fraction(late, 1000) / packet.time_base)
+            packet.pts, packet.dts = packet.pts + shift, packet.dts + shift
+        return packets
+
+    path = remux(slides, tmp_path / "b.mkv", later, audio_seconds=40.0)
+    assert read_header(path).duration_seconds == pytest.approx(40.0, abs=0.2)
+    assert decode_video(path, MediaSettings(), 28).frame_seconds == (0.0, 20.0)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(SampleError) as got:
+        decode_video(path, MediaSettings(), 28)
+    assert got.value.reason == "truncated_media"
+
+
+def check_reads(path: Path, shown: list[int]) -> None:
+    """Each frame alone, some together, all: as a player shows them."""
+    decoder = PyAVDecoder(path, read_index(path))
+    for places in (*([place] for place in range(0, len(shown), 5)), [0, 11, 12, len(shown) - 1], range(len(shown))):
+        assert [number_of(picture) for picture in decoder.read(list(places))] == [shown[place] for place in places]
+
+
+@pytest.mark.parametrize("codec", ["libx264", "ffv1", "libvpx"])
+def test_frames_of_equal_times(codec: str, tmp_path: Path) -> None:
+    """A clock of milliseconds may give two pictures one time: each of them is shown in its turn."""
+    times = [0, 0, 40, 80, 80, 80, 120, 160, 200, 240, 240, 280, 320, 320]
+    path = encode(tmp_path / "a.mkv", times, codec, **({"bf": "0", "g": "5"} if codec != "ffv1" else {}))
+    assert decoded(path) == list(range(14))
+    index = read_index(path)
+    assert [index.shares_its_time(place) for place in range(7)] == [True, True, False, True, True, True, False]
+    assert index.entries[0].pts == 0
+    assert not {80, 240, 320} & {entry.pts for entry in index.entries}, "which of the frames of that time is it?"
+    check_reads(path, list(range(14)))
+    with pytest.raises(DecodeFailure, match="frames of equal times, which decord does not tell apart"):
+        DecordDecoder(path, index)
+
+
+@pytest.mark.parametrize("suffix", ["mkv", "ts", "mp4"])
+@pytest.mark.parametrize(
+    ("codec", "options"),
+    [("libx264", OPEN_264), ("libx265", OPEN_265), ("mpeg2video", {"bf": "2"}), ("mpeg4", {"bf": "2"})],
+    ids=lambda value: value if type(value) is str else "",
+)
+def test_a_stream_cut_inside_an_open_group(codec: str, options: dict[str, str], suffix: str, tmp_path: Path) -> None:
+    """It begins with a key frame, and pictures shown before that need others that are gone: players leave them out."""
+    whole = encode(tmp_path / f"a.{suffix}", list(range(48)), codec, clock=25, **options)
+    path = remux(whole, tmp_path / f"b.{suffix}", from_second_key)
+    shown = decoded(path)
+    assert shown == list(range(12, 48))
+    assert len(read_index(path).pts) == len(shown)
+    check_reads(path, shown)
+
+
+def from_second_key(packets: list[Any]) -> list[Any]:
+    keys = [place for place, packet in enumerate(packets) if packet.is_keyframe]
+    cut = packets[keys[1] :]
+    assert min(packet.pts for packet in cut) < cut[0].pts, "no picture is shown before the key frame"
+    return cut
+
+
+@pytest.mark.parametrize("suffix", ["mkv", "ts"])
+def test_leading_pictures_that_need_nothing_earlier_are_shown(suffix: str, tmp_path: Path) -> None:
+    """HEVC's RADL pictures: stored behind the key frame, shown before it, made from it alone."""
+    radl = {"x265-params": OPEN_265["x265-params"].replace("open-gop=1", "open-gop=0:min-keyint=12:scenecut=0:radl=2")}
+    whole = encode(tmp_path / f"a.{suffix}", list(range(48)), "libx265", clock=25, **radl)
+    path = remux(whole, tmp_path / f"b.{suffix}", from_second_key)
+    shown = decoded(path)
+    assert shown[-1] == 47 and len(shown) > 24
+    check_reads(path, shown)
+
+
+def test_a_first_group_that_is_closed(tmp_path: Path) -> None:
+    """MPEG-2 says in its header of a group that the pictures shown before its key frame need nothing earlier."""
+    whole = encode(tmp_path / "a.mkv", list(range(48)), "mpeg2video", clock=25, bf="2")
+    path = remux(whole, tmp_path / "b.mkv", from_second_key)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"\0\0\1\xb8") + 7] |= 0x40
+    path.write_bytes(data)
+    index, pictures = read_index(path), decode_whole(path).pictures
+    assert len(index.pts) == len(pictures) == 38
+    assert np.array_equal(PyAVDecoder(path, index).read([0, 1, 2, 37]), np.stack([*pictures[:3], pictures[37]]))

@@ -1,0 +1,122 @@
+"""Pictures as players show them: turned and mirrored as the file asks, on white where they are transparent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support.odd_clips import encode, with_matrix
+from vlm_pg.errors import SampleError
+from vlm_pg.media.boundary import DecodeFailure
+from vlm_pg.media.decode_file import decode_video
+from vlm_pg.media.images import decode_image
+from vlm_pg.media.index import read_index
+from vlm_pg.media.settings import MediaSettings
+from vlm_pg.media.torchcodec_decoder import TorchCodecDecoder
+from vlm_pg.media.upright import Turn
+from vlm_pg.media.video_decoders import DecordDecoder, PyAVDecoder
+
+SMALL = MediaSettings(min_pixels=784, max_pixels=784 * 4, image_min_pixels=784, image_max_pixels=784 * 4)
+COS, SIN = math.cos(math.radians(0.5)), math.sin(math.radians(0.5))
+ROTATIONS = {
+    "upright": ((1, 0, 0, 1), lambda stored: stored),
+    "clockwise": ((0, 1, -1, 0), lambda stored: np.rot90(stored, -1)),
+    "upside-down": ((-1, 0, 0, -1), lambda stored: np.rot90(stored, 2)),
+    "anticlockwise": ((0, -1, 1, 0), lambda stored: np.rot90(stored)),
+    "nearly-clockwise": ((SIN, COS, -COS, SIN), lambda stored: np.rot90(stored, -1)),
+    "stretched": ((2, 0, 0, 1), lambda stored: stored),
+    "nothing": ((0, 0, 0, 0), lambda stored: stored),  # what players show upright
+}
+MIRRORED = {
+    "left-right": ((-1, 0, 0, 1), np.fliplr),
+    "top-bottom": ((1, 0, 0, -1), np.flipud),
+    "diagonal": ((0, 1, 1, 0), lambda stored: stored.swapaxes(0, 1)),
+    "other-diagonal": ((0, -1, -1, 0), lambda stored: np.rot90(stored, 2).swapaxes(0, 1)),
+}
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return encode(tmp_path_factory.mktemp("stored") / "a.mp4", list(range(6)), "mpeg4", first=300, clock=25)
+
+
+@pytest.mark.parametrize("name", [*ROTATIONS, *MIRRORED])
+def test_display_matrices(name: str, stored: Path, tmp_path: Path) -> None:
+    """Of the eight ways to lay a picture down, as ISO/IEC 14496-12 writes them."""
+    matrix, turned = (ROTATIONS | MIRRORED)[name]
+    path = with_matrix(stored, tmp_path / "a.mp4", *matrix)
+    pictures = PyAVDecoder(stored, read_index(stored)).read([0, 5])
+    index = read_index(path)
+    shown = PyAVDecoder(path, index).read([0, 5])
+    assert np.array_equal(shown, np.stack([turned(picture) for picture in pictures]))
+    if name in MIRRORED:
+        for decoder in (DecordDecoder, TorchCodecDecoder):
+            with pytest.raises(DecodeFailure, match=f"{decoder.name} does not mirror"):
+                decoder(path, index)
+    elif name == "nearly-clockwise":
+        with pytest.raises(DecodeFailure, match=r"to be turned by 89\.5 degrees"):
+            DecordDecoder(path, index)
+    else:
+        assert np.array_equal(DecordDecoder(path, index).read([0, 5]), shown)
+
+
+@pytest.mark.parametrize("matrix", [(0.8, 0.6, -0.6, 0.8), (1, 0.5, 0, 1), (1, 0, 1, 0)])
+def test_other_matrices_are_refused(matrix: tuple[float, ...], stored: Path, tmp_path: Path) -> None:
+    path = with_matrix(stored, tmp_path / "a.mp4", *matrix)
+    with pytest.raises(SampleError, match=r"to be turned by -?[\d.]+ degrees or skewed\. Quarter turns") as got:
+        decode_video(path, SMALL, 28)
+    assert got.value.reason == "corrupt_media"
+
+
+def test_what_mirrors() -> None:
+    assert not any(Turn(*flags).mirrors for flags in ((), (True, True), (True, False, True), (False, True, True)))
+    assert all(Turn(*flags).mirrors for flags in ((True,), (False, True), (False, False, True), (True, True, True)))
+
+
+def clear(path: Path, codec: str, format: str, paint: Callable[[int], np.ndarray]) -> Path:
+    """Six frames [56, 56, 4] of a format with opacity."""
+    import av
+
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=25)
+        stream.width, stream.height, stream.pix_fmt = 56, 56, format
+        for place in range(6):
+            frame = av.VideoFrame.from_ndarray(paint(place), format="rgba").reformat(format=format)
+            frame.pts, frame.time_base = place, Fraction(1, 25)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+def half_clear(_: int) -> np.ndarray:
+    """Red, half of it opaque in one part and not at all in the other; black lies under the latter."""
+    rgba = np.zeros((56, 56, 4), np.uint8)
+    rgba[:28] = 200, 0, 0, 128
+    return rgba
+
+
+@pytest.mark.parametrize(("codec", "format"), [("png", "rgba"), ("qtrle", "argb"), ("ffv1", "yuva444p")])
+def test_transparent_parts_are_white_as_in_images(codec: str, format: str, tmp_path: Path) -> None:
+    path = clear(tmp_path / ("a.mkv" if codec == "ffv1" else "a.mov"), codec, format, half_clear)
+    Image.fromarray(half_clear(0)).save(tmp_path / "a.png")
+    expected = decode_image(tmp_path / "a.png", SMALL, 28).frames[0]
+    assert expected[:, 5, 5].tolist() == [227, 127, 127] and expected[:, -5, 5].tolist() == [255, 255, 255]
+    difference = np.abs(decode_video(path, SMALL, 28).frames.astype(int) - expected)
+    assert difference.max() <= (2 if codec == "ffv1" else 0)
+    for decoder in (DecordDecoder, TorchCodecDecoder):
+        with pytest.raises(DecodeFailure, match=f"{decoder.name} (shows what lies under|misplaces)|out of order"):
+            decoder(path, read_index(path))
+
+
+def test_opacity_that_nobody_set(tmp_path: Path) -> None:
+    path = clear(
+        tmp_path / "a.mov", "qtrle", "argb", lambda place: np.full((56, 56, 4), (9, 90, 40 * place, 0), np.uint8)
+    )
+    frames = decode_video(path, SMALL, 28).frames
+    assert frames[-1, :, 5, 5].tolist() == [9, 90, 200]

@@ -1,0 +1,119 @@
+"""Decoded frames as pictures: turned and mirrored as their file asks, on white where they are transparent.
+
+Sources: ISO/IEC 14496-12 8.3.2 (the matrix of a track); FFmpeg's libavutil/display.h (how it is handed on).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vlm_pg.media.boundary import DecodeFailure, reading
+from vlm_pg.media.container import open_video
+from vlm_pg.media.images import on_white
+
+# matrices are of rounded numbers; players take what is as near as this for a quarter turn
+_NEAR = math.tan(math.radians(1))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How a stored picture is made upright: rows and columns exchanged, then left and right, then top and bottom."""
+
+    exchange: bool = False
+    left_right: bool = False
+    top_bottom: bool = False
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether the picture is another one than after any rotation."""
+        return self.exchange ^ self.left_right ^ self.top_bottom
+
+    def apply(self, pixels: np.ndarray) -> np.ndarray:
+        """The upright picture of [height, width, channels]."""
+        if self.exchange:
+            pixels = pixels.swapaxes(0, 1)
+        if self.left_right:
+            pixels = pixels[:, ::-1]
+        if self.top_bottom:
+            pixels = pixels[::-1]
+        return np.ascontiguousarray(pixels)
+
+
+def turn_of(frame: Any, near: float = _NEAR) -> Turn:
+    """What a frame's display matrix asks for; ``near``: by how much of its side a picture may lean.
+
+    Raises:
+        DecodeFailure: it is neither quarter turns nor mirroring.
+    """
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return Turn()
+    # x' = a x + c y, y' = b x + d y, with x to the right and y downwards
+    a, b, _, c, d = (int(number) for number in np.frombuffer(bytes(matrix), np.int32)[:5])
+    if (abs(b) <= near * abs(a) and abs(c) <= near * abs(d)) or not (a or b or c or d):
+        return Turn(False, a < 0, d < 0)
+    if abs(a) <= near * abs(b) and abs(d) <= near * abs(c):
+        return Turn(True, c < 0, b < 0)
+    degrees = math.degrees(math.atan2(b, a))
+    raise DecodeFailure(
+        "decode",
+        f"its pictures are to be turned by {degrees:.3g} degrees or skewed. Quarter turns and mirroring are shown",
+    )
+
+
+def has_alpha(frame: Any) -> bool:
+    """Whether the frame's format says how opaque each pixel is."""
+    return any(component.is_alpha for component in frame.format.components)
+
+
+def upright(frame: Any, like: np.ndarray | None, scaler: Any) -> np.ndarray:
+    """The frame as uint8 [height, width, 3], in the size of ``like`` if given.
+
+    Transparent parts are white, as they are in images. A frame that is nowhere opaque is shown as stored: formats with
+    room for opacity are used without, too.
+
+    Args:
+        frame: as decoded.
+        like: an upright picture; streams may change size midway, and the reader of the frames expects one size.
+        scaler: FFmpeg's, one for all frames; making one takes longer than a small picture.
+
+    Raises:
+        DecodeFailure: see ``turn_of``.
+    """
+    turn = turn_of(frame)
+    size: dict[str, int] = {}
+    if like is not None:
+        height, width = like.shape[1::-1] if turn.exchange else like.shape[:2]
+        size = {"height": height, "width": width}
+    alpha = has_alpha(frame)
+    pixels = scaler.reformat(frame, format="rgba" if alpha else "rgb24", threads=1, **size).to_ndarray()
+    if alpha:
+        pixels = np.asarray(on_white(Image.fromarray(pixels))) if pixels[..., 3].any() else pixels[..., :3]
+    return turn.apply(pixels)
+
+
+def first_frame(path: Path) -> Any:
+    """The first frame of a video, for what it says of itself. Raises DecodeFailure when none comes."""
+    with open_video(path) as (container, stream), reading("decode", ()):
+        return next(container.decode(stream))
+
+
+def check_shown_as_stored(path: Path, decoder: str) -> Turn:
+    """How the pictures of a file are to be turned, for a decoder that knows of rotation only.
+
+    Raises:
+        DecodeFailure: they are to be mirrored, or may be transparent.
+    """
+    frame = first_frame(path)
+    turn = turn_of(frame, near=0.0)
+    if turn.mirrors:
+        raise DecodeFailure("open", f"{decoder} does not mirror pictures as this file asks")
+    if has_alpha(frame):
+        raise DecodeFailure("open", f"{decoder} shows what lies under transparent parts, which are white")
+    return turn
