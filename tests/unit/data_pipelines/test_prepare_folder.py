@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ def test_the_folder_of_the_source_is_not_written_to(tmp_path: Path) -> None:
     lines(tmp_path / "plain/train.jsonl")
     refused(tmp_path, "--train", tmp_path / "plain/train.jsonl", "--out", tmp_path / "plain", "--format", "jsonl")
     refused(tmp_path, tmp_path / "plain", "--out", tmp_path / "plain")
+    with zipfile.ZipFile(tmp_path / "plain/media.zip", "w") as file:
+        file.writestr("1.png", b"")
     refused(tmp_path, tmp_path / "plain", "--unpack", "--out", tmp_path / "plain")
 
 
