@@ -12,13 +12,17 @@ from typing import NoReturn
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _NUMBER = re.compile(r"\s*(\d{1,9})\s*", re.ASCII)
-# Three digits of a second, no fewer: FFmpeg and VLC take "1,5" for 1.005 s, whoever wrote it may have meant 1.5 s.
+# A fraction of three digits, or of zeros: FFmpeg takes ",50" for 0.050 s, pysubs2 for 0.500 s, and there are tools that
+# count frames in it.
 # What may follow the times is where the text stands (X1:40 in SubRip, align:start in WebVTT).
 _TIMES = r"\s*{0}\s*-->\s*{0}(?:\s+[A-Za-z]\w*:[-+\w%.,#]+)*\s*"
-_SRT_TIMES = re.compile(_TIMES.format(r"(\d{1,9}):(\d{1,2}):(\d{1,2})[,.](\d{3})"), re.ASCII)
-_VTT_TIMES = re.compile(_TIMES.format(r"(?:(\d{1,9}):)?([0-5]?\d):([0-5]?\d)\.(\d{3})"), re.ASCII)
-# Times that somebody typed, or a text recogniser saw: "0:05 -> 0:06", "00:00:0l,000 --> 00:00:02,000"
-_MEANT_AS_TIMES = re.compile(r"\s*\d+\s*:\s*\d.*(?:->|[–—−]>|→)|\s*\d+:\d+:\d+[.,]\d|(?=.*-->).*\d", re.ASCII)
+_SRT_TIMES = re.compile(_TIMES.format(r"(\d{1,9}):(\d{1,2}):(\d{1,2})[,.](\d{3}|00?)"), re.ASCII)
+_VTT_TIMES = re.compile(_TIMES.format(r"(?:(\d{1,9}):)?([0-5]?\d):([0-5]?\d)\.(\d{3}|00?)"), re.ASCII)
+_ARROW = re.compile(r"-->|->|[–—−]>|→")
+_DIGIT = re.compile(r"\d", re.ASCII)
+_CLOCK = re.compile(r"\s*\d+\s*:\s*\d", re.ASCII)
+_LONG_CLOCK = re.compile(r"\d:\d+:\d", re.ASCII)
+_TWO_CLOCKS = re.compile(r"\s*\d+:\d+:\d+[.,]\d+\W+\d+:\d+:\d", re.ASCII)
 _VTT_HEAD = re.compile(r"WEBVTT(?:[ \t].*)?")
 _VTT_BESIDE = re.compile(r"(?:NOTE|STYLE|REGION)(?:[ \t].*)?")
 _VTT_MAP = re.compile(r"X-TIMESTAMP-MAP\s*=")
@@ -62,7 +66,7 @@ def read_srt(lines: Sequence[str]) -> list[Written]:
             _end_srt(lines, found, above[:-1])
             found.append(Written(*_milliseconds(times)))
             above = []
-        elif _MEANT_AS_TIMES.match(line):
+        elif _meant_as_times(line, _is_number(lines, place - 1, number)):
             _refuse(lines, place, "where times like 00:01:02,345 --> 00:01:04,000 are expected")
         elif line.strip():
             above.append(place)
@@ -72,13 +76,39 @@ def read_srt(lines: Sequence[str]) -> list[Written]:
     return found
 
 
+def _meant_as_times(line: str, expected: bool) -> bool:
+    """Whether somebody typed times, or a text recogniser saw some: "0:05 -> 0:06", "00:00:0l,000 --> 00:00:02,000".
+
+    A text may name times as well, "10:30 we leave". Two of them are a subtitle's; so is one where times are expected.
+    """
+    before, *after = _ARROW.split(line, maxsplit=1)
+    if not after:
+        return bool((_CLOCK if expected else _TWO_CLOCKS).match(line))
+    if expected:
+        return bool(_DIGIT.search(line))
+    if "-->" not in line:
+        return bool(_CLOCK.match(before) and _CLOCK.match(after[0]))
+    beside = before.rsplit(maxsplit=1)[-1:] + after[0].split(maxsplit=1)[:1]
+    return bool(_LONG_CLOCK.search(line)) or (len(beside) == 2 and all(map(_DIGIT.search, beside)))
+
+
+def _is_number(lines: Sequence[str], place: int, last: int | None) -> bool:
+    """Whether a line is a subtitle's number, as far as it can be told from a text such as "1984"."""
+    match = _NUMBER.fullmatch(lines[place]) if place >= 0 else None
+    return match is not None and (int(match[1]) - 1 == last or _begins(lines, place))
+
+
+def _begins(lines: Sequence[str], place: int) -> bool:
+    return place == 0 or not lines[place - 1].strip()
+
+
 def _number_above(lines: Sequence[str], above: Sequence[int], place: int, last: int | None) -> int:
     """The number that the times in line ``place`` stand below. It must be told from a text such as "1984"."""
     match = _NUMBER.fullmatch(lines[above[-1]]) if above else None
     if match is None:
         _refuse(lines, place, "without a number above")
     number, at = int(match[1]), above[-1]
-    stands_alone = at + 1 == place and (at == 0 or not lines[at - 1].strip())
+    stands_alone = at + 1 == place and _begins(lines, at)
     if last is not None and number != last + 1 and not stands_alone:
         _refuse(lines, at, f"which may be a text or a number: {last + 1}, or an empty line before it, is expected")
     return number
@@ -125,17 +155,17 @@ def _cue_of(lines: Sequence[str], block: Sequence[int]) -> Written | None:
     """The subtitle of a block; None of a note, a style or a region."""
     for count, place in enumerate(block[:2], 1):
         if times := _VTT_TIMES.fullmatch(lines[place]):
-            _refuse_times(lines, block[count:])
+            _refuse_times(lines, block[count:], expected=False)
             return Written(*_milliseconds(times), [lines[place] for place in block[count:]])
     if _VTT_BESIDE.fullmatch(lines[block[0]]):
         return None
-    _refuse_times(lines, block)
+    _refuse_times(lines, block, expected=True)
     _refuse(lines, block[0], "without times: an empty line ends a text")
 
 
-def _refuse_times(lines: Sequence[str], block: Sequence[int]) -> None:
+def _refuse_times(lines: Sequence[str], block: Sequence[int], expected: bool) -> None:
     for place in block:
-        if "-->" in lines[place] or _MEANT_AS_TIMES.match(lines[place]):
+        if "-->" in lines[place] or _meant_as_times(lines[place], expected):
             _refuse(lines, place, "where times like 01:02.345 --> 01:04.000 are expected")
 
 

@@ -12,6 +12,7 @@ from vlm_pg.media.subtitle_files import Fault, Written, lines_of, read_srt, read
 from vlm_pg.media.subtitle_markup import plain_srt, plain_vtt
 from vlm_pg.media.subtitles import read_subtitles
 
+V_ONE, V_TWO = "00:01.000 --> 00:02.000", "00:00:03.000 --> 1:00:04.000"
 ONE, TWO = "00:00:01,000 --> 00:00:02,000", "00:00:03,000 --> 00:00:04,000"
 
 
@@ -44,6 +45,69 @@ def test_subrip(text: str, expected: list[tuple[int, str]]) -> None:
     )
 
 
+CLOCKS = [
+    "10:30 we leave",
+    "12:30:45.5 was the time",
+    "10:30 - 11:30 lunch",
+    "10:30, 11:30 and 12:30",
+    "10:30 -> the train leaves",
+    "It is 5:30 -> 6:00",
+    "1 -> 2",
+]
+
+
+@pytest.mark.parametrize("text", CLOCKS)
+def test_texts_that_name_times(text: str) -> None:
+    """Wherever in a text they are words; directly below a number they would stand where times do."""
+    srt = f"1\n{ONE}\n{{}}\nSo\n\n{{}}\n1984\n{{}}\n\n3\n{TWO}\n{{}}"
+    words = [f"{text}|So|{text}|1984|{text}", text]
+    assert read(srt.replace("{}", text), "srt") == list(zip([1000, 3000], words, strict=True))
+    assert read(f"WEBVTT\n\n{V_ONE}\n{text}\nSo\n{text}", "vtt") == [(1000, f"{text}|So|{text}")]
+    for number in ("\n2", "\n7", "2"):
+        with pytest.raises(Fault, match=f"have '{text}' in line ., where times like"):
+            read(f"1\n{ONE}\nSo\n{number}\n{text}", "srt")
+    with pytest.raises(Fault, match=f"have '{text}' in line ., (where times like|without times)"):
+        read(f"WEBVTT\n\n{V_ONE}\nSo\n\n{text}", "vtt")
+
+
+@pytest.mark.parametrize("text", ["Score 3:2 --> goal", "Step 1 --> Step 2", "--> 2", "x -->"])
+def test_an_arrow_in_a_subrip_text(text: str) -> None:
+    assert read(f"1\n{ONE}\n{text}\nSo", "srt") == [(1000, f"{text}|So")]
+    with pytest.raises(Fault, match=f"have '{text}' in line 6, where times like"):
+        read(f"WEBVTT\n\n{V_ONE}\nSo\n\n{text}", "vtt")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "5:30 -> 6:00",
+        "0:05 → 0:06 x",
+        "00:00:05,000 00:00:06,000",
+        "00:00:05,000 - 00:00:06,000",
+        "00:00:05,000 –> 00:00:06,000",
+        "00:00:0l,000-->00:00:0b,000",
+        "00:00:05,000 -->",
+        "l0 --> 2O",
+    ],
+)
+def test_two_times_are_nowhere_a_text(text: str) -> None:
+    with pytest.raises(Fault, match=f"have '{text}' in line 4, where times like"):
+        read(f"1\n{ONE}\nSo\n{text}\nLost", "srt")
+    with pytest.raises(Fault, match=f"have '{text}' in line 5, where times like"):
+        read(f"WEBVTT\n\n{V_ONE}\nSo\n{text}\nLost", "vtt")
+
+
+@pytest.mark.parametrize("zeros", ["0", "00", "000"])
+def test_no_fraction_is_none_however_many_zeros_it_has(zeros: str, tmp_path: Path) -> None:
+    import av
+
+    (tmp_path / "a.srt").write_text(f"1\n0:00:01,{zeros} --> 0:00:02,{zeros}\nHi\n")
+    assert read((tmp_path / "a.srt").read_text(), "srt") == [(1000, "Hi")]
+    assert read(f"WEBVTT\n\n00:01.{zeros} --> 00:02.{zeros}\nHi", "vtt") == [(1000, "Hi")]
+    with av.open(str(tmp_path / "a.srt")) as container:
+        assert [(packet.pts, packet.duration) for packet in container.demux() if packet.size] == [(1000, 1000)]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -67,6 +131,7 @@ def test_subrip(text: str, expected: list[tuple[int, str]]) -> None:
         (f"1\n{ONE}\nHi\n\n2\n00:00:06 --> 00:00:07\nLost", "in line 6, where times like"),
         (f"1\n{ONE} Lost\nHi", "in line 2, where times like"),
         ("1\n00:00:01,5 --> 00:00:02,500\nHi", "in line 2, where times like 00:01:02,345"),  # 1.005 s for FFmpeg
+        ("1\n00:00:01,50 --> 00:00:02,00\nHi", "in line 2, where times like"),  # 1.5 s for pysubs2, 1.05 s for FFmpeg
         ("1\n00:00:01,0000 --> 00:00:02,500\nHi", "in line 2, where times like"),
         ("1\n00:01,000 --> 00:02,500\nHi", "in line 2, where times like"),
     ],
@@ -74,9 +139,6 @@ def test_subrip(text: str, expected: list[tuple[int, str]]) -> None:
 def test_subrip_that_cannot_be_read(text: str, words: str) -> None:
     with pytest.raises(Fault, match=words):
         read(text, "srt")
-
-
-V_ONE, V_TWO = "00:01.000 --> 00:02.000", "00:00:03.000 --> 1:00:04.000"
 
 
 @pytest.mark.parametrize(
