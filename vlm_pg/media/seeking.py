@@ -19,7 +19,7 @@ from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import open_video
 from vlm_pg.media.index import EntryPoint, VideoIndex, packets
 from vlm_pg.media.naming import keep_by_order, keep_by_time
-from vlm_pg.media.upright import upright
+from vlm_pg.media.upright import Opacity, upright
 
 # decoders that show nothing until all of it is right, so that they may begin at any packet
 CAREFUL_CODECS = ("h264", "hevc")
@@ -55,12 +55,12 @@ def runs(index: VideoIndex, wanted: Sequence[int]) -> list[Run]:
 class _Reader:
     """Reads runs of an index into ``pictures``, by their places."""
 
-    def __init__(self, path: Path, index: VideoIndex, max_pixels: int):
+    def __init__(self, path: Path, index: VideoIndex, max_pixels: int, opacity: Opacity):
         from av.video.reformatter import VideoReformatter
 
         self.path, self.index, self.max_pixels = path, index, max_pixels
         self.pictures: dict[int, np.ndarray] = {}
-        self._scaler = VideoReformatter()
+        self._scaler, self._opacity = VideoReformatter(), opacity
 
     def seek(self, container: Any, stream: Any, run: Run) -> bool:
         """Read a run from its entry point on; False where that, or a wanted frame, does not come."""
@@ -94,7 +94,7 @@ class _Reader:
 
         def keep(place: int, frame: Any) -> None:
             like = next(iter((self.pictures or found).values()), None)
-            found[place] = upright(frame, like, self._scaler)
+            found[place] = upright(frame, like, self._scaler, self._opacity)
 
         if run.by_order:
             first = 0 if run.entry is None else bisect_left(pts, run.entry.pts)
@@ -112,14 +112,18 @@ class _Reader:
         return [place for place in run.wanted if place not in self.pictures]
 
 
-def read_pictures(path: Path, index: VideoIndex, wanted: Sequence[int], max_pixels: int) -> dict[int, np.ndarray]:
+def read_pictures(
+    path: Path, index: VideoIndex, wanted: Sequence[int], max_pixels: int, opacity: Opacity
+) -> dict[int, np.ndarray]:
     """Upright pictures, uint8 [height, width, 3], by their places in the index.
+
+    ``opacity``: the file's, which one reading finds out for those that follow.
 
     Raises:
         DecodeFailure: one of them does not come, or comes damaged, or nothing tells which it is.
         FrameTooLarge: a picture has more than ``max_pixels``; 0 for no limit.
     """
-    reader = _Reader(path, index, max_pixels)
+    reader = _Reader(path, index, max_pixels, opacity)
     with open_video(path, max_pixels) as (container, stream), _decoding():
         late = [run for run in runs(index, wanted) if not reader.seek(container, stream, run)]
     for run in late:

@@ -72,30 +72,69 @@ def has_alpha(frame: Any) -> bool:
     return any(component.is_alpha for component in frame.format.components)
 
 
-def upright(frame: Any, like: np.ndarray | None, scaler: Any) -> np.ndarray:
+class Opacity:
+    """Whether a video file says how opaque its pixels are: formats with room for it are used without, too.
+
+    It does where a pixel of any of its frames is not wholly transparent. So a frame looks the same whichever others are
+    asked for, and one that fades in from nothing begins with white.
+
+    Args:
+        path: the file. It is decoded until such a pixel comes, if those that are asked for have none.
+        max_pixels: as in ``open_video``.
+    """
+
+    def __init__(self, path: Path, max_pixels: int = 0):
+        self._path, self._max_pixels = path, max_pixels
+        self._is_said: bool | None = None
+
+    def is_said(self, opaque: np.ndarray) -> bool:
+        """Whether it does, given that of a frame's pixels, 0 for wholly transparent.
+
+        Raises:
+            DecodeFailure: the file is damaged before a frame that tells.
+        """
+        if self._is_said is None:
+            self._is_said = bool(opaque.any()) or self._is_said_anywhere()
+        return self._is_said
+
+    def _is_said_anywhere(self) -> bool:
+        import av
+        from av.video.reformatter import VideoReformatter
+
+        scaler = VideoReformatter()
+        with open_video(self._path, self._max_pixels) as (container, stream), reading("decode", (av.FFmpegError,)):
+            return any(has_alpha(frame) and _rgba(frame, scaler)[..., 3].any() for frame in container.decode(stream))
+
+
+def upright(frame: Any, like: np.ndarray | None, scaler: Any, opacity: Opacity) -> np.ndarray:
     """The frame as uint8 [height, width, 3], in the size of ``like`` if given.
 
-    Transparent parts are white, as they are in images. A frame that is nowhere opaque is shown as stored: formats with
-    room for opacity are used without, too.
+    Transparent parts are white, as they are in images. Frames of a file that is nowhere opaque are shown as stored.
 
     Args:
         frame: as decoded.
         like: an upright picture; streams may change size midway, and the reader of the frames expects one size.
         scaler: FFmpeg's, one for all frames; making one takes longer than a small picture.
+        opacity: of the file.
 
     Raises:
-        DecodeFailure: see ``turn_of``.
+        DecodeFailure: see ``turn_of`` and ``Opacity``.
     """
     turn = turn_of(frame)
     size: dict[str, int] = {}
     if like is not None:
         height, width = like.shape[1::-1] if turn.exchange else like.shape[:2]
         size = {"height": height, "width": width}
-    alpha = has_alpha(frame)
-    pixels = scaler.reformat(frame, format="rgba" if alpha else "rgb24", threads=1, **size).to_ndarray()
-    if alpha:
-        pixels = np.asarray(on_white(Image.fromarray(pixels))) if pixels[..., 3].any() else pixels[..., :3]
-    return turn.apply(pixels)
+    if not has_alpha(frame):
+        return turn.apply(scaler.reformat(frame, format="rgb24", threads=1, **size).to_ndarray())
+    pixels = _rgba(frame, scaler, **size)
+    is_said = opacity.is_said(pixels[..., 3])
+    return turn.apply(np.asarray(on_white(Image.fromarray(pixels))) if is_said else pixels[..., :3])
+
+
+def _rgba(frame: Any, scaler: Any, **size: int) -> np.ndarray:
+    """uint8 [height, width, 4]."""
+    return np.asarray(scaler.reformat(frame, format="rgba", threads=1, **size).to_ndarray())
 
 
 def first_frame(path: Path) -> Any:

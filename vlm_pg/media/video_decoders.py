@@ -17,7 +17,7 @@ from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import judge
 from vlm_pg.media.index import VideoIndex
 from vlm_pg.media.seeking import read_pictures
-from vlm_pg.media.upright import Turn, check_shown_as_stored
+from vlm_pg.media.upright import Opacity, Turn, check_shown_as_stored
 
 # In others decord seeks elsewhere without saying so.
 DECORD_CONTAINERS = ("mov", "matroska")
@@ -57,10 +57,11 @@ class PyAVDecoder:
 
     def __init__(self, path: Path, index: VideoIndex, max_pixels: int = 0):
         self._path, self._index, self._max_pixels = path, index, max_pixels
+        self._opacity = Opacity(path, max_pixels)
 
     def read(self, indices: Sequence[int]) -> np.ndarray:
         """See ``Decoder.read``."""
-        pictures = read_pictures(self._path, self._index, indices, self._max_pixels)
+        pictures = read_pictures(self._path, self._index, indices, self._max_pixels, self._opacity)
         return np.stack([pictures[index] for index in indices])
 
     def close(self) -> None:

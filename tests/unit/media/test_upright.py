@@ -17,6 +17,7 @@ from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.images import decode_image
 from vlm_pg.media.index import read_index
+from vlm_pg.media.selection import Part
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.media.torchcodec_decoder import TorchCodecDecoder
 from vlm_pg.media.upright import Turn
@@ -112,6 +113,23 @@ def test_transparent_parts_are_white_as_in_images(codec: str, format: str, tmp_p
     for decoder in (DecordDecoder, TorchCodecDecoder):
         with pytest.raises(DecodeFailure, match=f"{decoder.name} (shows what lies under|misplaces)|out of order"):
             decoder(path, read_index(path))
+
+
+@pytest.mark.parametrize("codec", ["qtrle", "png"])
+def test_a_frame_looks_the_same_whichever_others_are_asked_for(codec: str, tmp_path: Path) -> None:
+    """Of a video that fades in from nothing: its first pictures are white, read alone, together or out of a clip."""
+
+    def fading(place: int) -> np.ndarray:
+        return np.full((56, 56, 4), (9, 90, 40 * place, 0 if place < 4 else 255), np.uint8)
+
+    path = clear(tmp_path / "a.mov", codec, "argb" if codec == "qtrle" else "rgba", fading)
+    index = read_index(path)
+    expected = [[255, 255, 255]] * 4 + [[9, 90, 160], [9, 90, 200]]
+    for wanted in ([0], [1, 3], [4, 5], [0, 1, 2, 3, 4, 5]):
+        decoder = PyAVDecoder(path, index)
+        for places in ([wanted[0]], wanted):
+            assert decoder.read(places)[:, 5, 5].tolist() == [expected[place] for place in places]
+    assert decode_video(path, SMALL, 28, part=Part(0.0, 0.1)).frames[:, :, 5, 5].tolist() == [[255] * 3] * 2
 
 
 def test_opacity_that_nobody_set(tmp_path: Path) -> None:
