@@ -38,19 +38,39 @@ def sizes_of(manifest: dict[str, Any]) -> dict[str, int]:
 def check_sizes(files: Iterable[Path]) -> None:
     """Refuse files that have another size than the manifest beside them tells; those that it does not list are others'.
 
+    Where it tells the rows of Parquet alone, as early ones do, they are compared.
+
     Raises:
         ConfigError: a file is not as it was written.
     """
-    sizes: dict[Path, dict[str, int]] = {}
+    manifests: dict[Path, dict[str, Any]] = {}
     for file in files:
         folder = file.parent
-        if folder not in sizes:
-            manifest = read_manifest(folder)
-            sizes[folder] = {} if manifest is None else sizes_of(manifest)
-        expected = sizes[folder].get(file.name)
-        if expected is not None and file.is_file() and file.stat().st_size != expected:
-            raise ConfigError(
-                f"Data file '{printable(str(file), 300)}' has {file.stat().st_size:,} bytes; it had {expected:,} when "
-                f"it was prepared, as the {MANIFEST} beside it says. It is read as it was written. Prepare the data "
-                "set again with --overwrite; a file that you changed yourself goes into a folder of its own."
-            )
+        if folder not in manifests:
+            manifests[folder] = read_manifest(folder) or {"files": {}}
+        if not file.is_file():
+            continue
+        expected, rows = sizes_of(manifests[folder]).get(file.name), manifests[folder]["files"].get(file.name)
+        if expected is not None:
+            _compare(file, file.stat().st_size, expected, "bytes")
+        elif isinstance(rows, int) and file.suffix == ".parquet":
+            _compare(file, _rows_in(file), rows, "rows")
+
+
+def _compare(file: Path, came: int | None, expected: int, unit: str) -> None:
+    if came not in (None, expected):
+        raise ConfigError(
+            f"Data file '{printable(str(file), 300)}' has {came:,} {unit}; it had {expected:,} when it was prepared, "
+            f"as the {MANIFEST} beside it says. It is read as it was written. Prepare the data set again with "
+            "--overwrite; a file that you changed yourself goes into a folder of its own."
+        )
+
+
+def _rows_in(file: Path) -> int | None:
+    """None of a damaged file: whoever reads it says so."""
+    import pyarrow.parquet
+
+    try:
+        return int(pyarrow.parquet.read_metadata(file).num_rows)
+    except Exception:  # whatever the reader raises on a file is wrong with the file
+        return None

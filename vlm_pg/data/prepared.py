@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.data.gold import WRITTEN_NAMES
+from vlm_pg.data.manifest import read_manifest
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.types import Sample
 
 SCHEMA_VERSION = 1
 _VERSION_KEY = b"vlm_pg.prepared"
-# Tools that join, cut or change tables keep their metadata: what has another number of rows now is no shard any more.
+# Tools that join, cut or change tables keep the version, and this or not: what has another number of rows is no shard.
 _ROWS_KEY = b"vlm_pg.rows"
 SHARD_ROWS = 50_000
 # A record that training asks for costs reading its group, and groups are what checksums cover.
@@ -158,15 +159,24 @@ class ShardWriter:
 
 
 def is_shard(path: Path) -> bool:
-    """Whether a Parquet file is a shard of a prepared set, of whatever version, with all of its rows and no others."""
+    """Whether a Parquet file is a shard of a prepared set, of whatever version, with all of its rows and no others.
+
+    Shards of early versions do not tell their rows. They are known by their manifest, or by their groups.
+    """
     import pyarrow.parquet
 
     try:
         metadata = pyarrow.parquet.read_metadata(path)
         told = metadata.metadata or {}
-        return _VERSION_KEY in told and told.get(_ROWS_KEY) == str(metadata.num_rows).encode()
+        if _VERSION_KEY not in told:
+            return False
+        if _ROWS_KEY in told:
+            return bool(told[_ROWS_KEY] == str(metadata.num_rows).encode())
+        *whole, last = (metadata.row_group(place).num_rows for place in range(metadata.num_row_groups))
+        is_laid_out = bool(whole) and set(whole) == {GROUP_ROWS} and last <= GROUP_ROWS
     except Exception:  # damaged: whoever reads it says so
         return False
+    return is_laid_out or path.name in (read_manifest(path.parent) or {"files": {}})["files"]
 
 
 def check_version(path: Path, metadata: Mapping[bytes, bytes] | None) -> None:

@@ -61,6 +61,11 @@ def refuse_empty(samples: Sequence[Sample], data: DataSettings, see: str) -> Non
         )
 
 
+def usable_of_each(samples: Sequence[Sample]) -> dict[str, int]:
+    """How many samples of ``open_training`` each set has, by its name; of one set by ""."""
+    return samples.usable_of_each() if isinstance(samples, SeveralSets) else {"": len(samples)}
+
+
 class SeveralSets(StreamedSamples):
     """The samples of several sets as one sequence; see ``open_training``. ``sets``: those by name."""
 
@@ -96,6 +101,10 @@ class SeveralSets(StreamedSamples):
     def first_of_each(self, count: int | None) -> SeveralSets:
         """Only the first so many of each set."""
         return SeveralSets({name: samples[:count] for name, samples in zip(self._names, self._sets, strict=True)})
+
+    def usable_of_each(self) -> dict[str, int]:
+        """See ``usable_of_each``."""
+        return {name: len(samples) for name, samples in zip(self._names, self._sets, strict=True)}
 
     @property
     def empty(self) -> list[str]:

@@ -12,17 +12,27 @@ from vlm_pg.data.settings import DataSettings
 from vlm_pg.errors import ConfigError
 
 
-def data_digests(data: DataSettings) -> dict[str, dict[str, str]]:
-    """Path and SHA-256 of all records that are there, by their setting; the media they name are not read."""
-    paths = {"data.train" + (f".{name}" if name else ""): path for name, path in data.train_sets.items()}
+def data_digests(data: DataSettings, usable: Mapping[str, int] | None = None) -> dict[str, dict[str, Any]]:
+    """Path and SHA-256 of all records that are there, by their setting; the media they name are not read.
+
+    ``usable``: how many of each training set can be asked, which goes along: what a version of this program refuses is
+    usable to another one.
+    """
+    names = {_train(name): name for name in data.train_sets}
+    paths = {key: data.train_sets[name] for key, name in names.items()}
     paths |= {f"data.eval.{name}": path for name, path in data.eval.items()}
     files = {key: _files(path) for key, path in paths.items()}
-    return {key: {"path": str(paths[key]), "sha256": _sha256(found)} for key, found in files.items() if found}
+    digests: dict[str, dict[str, Any]] = {
+        key: {"path": str(paths[key]), "sha256": _sha256(found)} for key, found in files.items() if found
+    }
+    for name, count in (usable or {}).items():
+        digests.get(_train(name), {})["usable"] = count
+    return digests
 
 
-def changed_data(before: Any, now: Mapping[str, Mapping[str, str]]) -> list[str]:
+def changed_data(before: Any, now: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A line for each set of records that is another one than when the checkpoint was written, was added, is gone or
-    has another name. The same records in another place are the same.
+    has another name, or of which another number is usable. The same records in another place are the same.
 
     Args:
         before: what the checkpoint says; older ones say nothing.
@@ -38,6 +48,11 @@ def changed_data(before: Any, now: Mapping[str, Mapping[str, str]]) -> list[str]
             if known["sha256"] != entry["sha256"]:
                 where = "" if known.get("path") == entry["path"] else f" (it was {known.get('path')})"
                 lines.append(f"{shown} has another content than when the checkpoint was written{where}: {_so(key)}")
+            elif known.get("usable", entry.get("usable")) != entry.get("usable", known.get("usable")):
+                lines.append(
+                    f"{shown} has {entry['usable']} usable records; it had {known['usable']} when the checkpoint was "
+                    f"written: {_so(key)}"
+                )
         elif key not in before:
             other = next((old for old in lost if _part(old) == _part(key) and _same(lost[old], entry)), None)
             if other is not None:
@@ -48,6 +63,11 @@ def changed_data(before: Any, now: Mapping[str, Mapping[str, str]]) -> list[str]
     for key, entry in lost.items():
         lines.append(f"{key}={entry.get('path')} of when the checkpoint was written is not there: {_so(key)}")
     return lines
+
+
+def _train(name: str) -> str:
+    """The setting of a training set."""
+    return "data.train" + (f".{name}" if name else "")
 
 
 def _part(key: str) -> str:

@@ -12,7 +12,7 @@ from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.mixture import Mixture, asked_of, order_of
 from vlm_pg.data.order import EachInTurn
 from vlm_pg.data.prepared_reader import any_media
-from vlm_pg.data.several import first_of_each, open_training, refuse_empty
+from vlm_pg.data.several import first_of_each, open_training, refuse_empty, usable_of_each
 from vlm_pg.distributed import RankLayout, disconnect, local_device
 from vlm_pg.errors import CheckpointError, ModelError
 from vlm_pg.eval.runner import Evaluator, Examinee, table
@@ -133,7 +133,7 @@ class _Run:
         self.sources = stack.enter_context(
             SourcePool(builder, config.data, config.media, self.policy.pixel_factor, fits_model, pool, config.cache)
         )
-        self.digests = data_digests(config.data) if self.ranks.is_first else {}
+        self.digests = data_digests(config.data, usable_of_each(found)) if self.ranks.is_first else {}
         # Everything that can be refused has been read: only now is an earlier run's folder touched.
         self.folder, self.presence = opening.open(begins_again=resume_from is None)
         if resume_from is not None:

@@ -126,6 +126,22 @@ def test_changed_data_is_named(tmp_path: Path) -> None:
     assert changed_data(None, before) == changed_data({"data.train": 3}, before) == []
 
 
+def test_another_number_of_usable_records_is_named(tmp_path: Path) -> None:
+    """Of the same file: another version of this program refuses other records. Checkpoints of early ones do not say."""
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text(name)
+    sets = {name: tmp_path / f"{name}.jsonl" for name in "ab"}
+    one = config("auto").data.model_copy(update={"train": sets["a"], "eval": {"x": sets["b"]}})
+    several = one.model_copy(update={"train": sets})
+    for settings, names, key in ((one, [""], "data.train"), (several, ["a", "b"], "data.train.b")):
+        before = data_digests(settings, dict.fromkeys(names, 3))
+        assert json.loads(json.dumps(before)) == before and changed_data(before, before) == []
+        now = data_digests(settings, {**dict.fromkeys(names, 3), names[-1]: 2})
+        (line,) = changed_data(before, now)
+        assert line.startswith(f"{key}={sets[names[-1] or 'a']} has 2 usable records; it had 3 when the checkpoint was")
+        assert changed_data(data_digests(settings), now) == changed_data(now, data_digests(settings)) == []
+
+
 def test_sets_that_are_added_removed_or_renamed_are_named() -> None:
     def sets(**contents: str) -> dict[str, dict[str, str]]:
         names = {name.replace("_", "."): content for name, content in contents.items()}
