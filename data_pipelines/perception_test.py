@@ -7,9 +7,9 @@
 Published: google-deepmind/perception_test ``mc_question_{train,valid,test}.json``, an object with a member for each
 video: ``metadata`` (``frame_rate``, ``num_frames``, ...) and ``mc_question``, a list of ``id`` (it restarts),
 ``question``, three ``options``, ``answer_id`` from 0, ``area``, ``reasoning`` and ``tag``; the test file has no
-``answer_id``. lmms-lab/PerceptionTest_Val ``mc_question_val/validation-*.parquet``: a row a question, ``video_name``,
-``question_id``, and the rest as above, all of it text. The videos are ``videos/video_10309.mp4``. Evaluation reports by
-area.
+``answer_id``. Videos with an empty list are left out: other tasks of the set ask about them.
+lmms-lab/PerceptionTest_Val ``mc_question_val/validation-*.parquet``: a row a question, ``video_name``, ``question_id``,
+and the rest as above, all of it text. The videos are ``videos/video_10309.mp4``. Evaluation reports by area.
 
 Of some videos the end shows the answer: under which cup the ball is. ``cut_frame_mapping_{train,valid}.json`` lists the
 videos of its split with the frame they are to be cut at, {"video_10309": 60}, and -1 for those that are shown whole. It
@@ -185,6 +185,7 @@ PERCEPTION_TEST = DataSet(
             questions=questions,
             suffixes=(".json",),
             beside=CUTS,
+            empty="videos without a question of multiple choice",
         ),
         Form(
             "lmms-lab/PerceptionTest_Val",

@@ -59,6 +59,8 @@ class Form:
             would be read, and not as what they are.
         folder: the one folder that all media of a question are in, made of the question and of the folder of its
             annotation file, for forms whose paths other forms, or other files of this one, have too.
+        empty: what a row with an empty list of questions is counted as, where the set has such rows: it is left out;
+            "": it is refused.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Form:
     beside: tuple[str, ...] = ()
     foreign: Mapping[str, str] = field(default_factory=dict)
     folder: Callable[[Row, Path], str] | None = None
+    empty: str = ""
 
 
 @dataclass(frozen=True)

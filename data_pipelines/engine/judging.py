@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from data_pipelines.common import gold_faults
 from data_pipelines.engine.dataset import DataSet, Split
 from data_pipelines.engine.finding import MediaFinder
-from data_pipelines.engine.rows import RowReader
+from data_pipelines.engine.rows import LeftOut, RowReader
 from data_pipelines.media_store import MediaStore
 from vlm_pg.data.files import RecordPlace
 from vlm_pg.data.folders import root_of
@@ -49,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one question: one of ``sample``, ``refused`` and ``left_out`` (the filter's name) is there.
+    """What became of one question: one of ``sample``, ``refused`` and ``left_out`` (why) is there.
 
     ``keys``: what must not be in training and evaluation, of questions that were read, refused ones too: their media's
     paths, or without media the question. ``facts``: of a sample's media, once they were looked at.
@@ -116,6 +116,8 @@ class Judge:
             for one in reader.samples(row, f"{source.name}-{place.key}", place.within(source.path)):
                 if isinstance(one, BadSample):
                     found.append(Verdict(source.split, refused=one))
+                elif isinstance(one, LeftOut):
+                    found.append(Verdict(source.split, left_out=one.why))
                 elif left_out := self._filtered_by(one):
                     found.append(Verdict(source.split, left_out=left_out))
                 else:

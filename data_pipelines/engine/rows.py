@@ -24,6 +24,14 @@ _LOOKED_AT = 20
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """A row that is none of the set's questions, and ``why``."""
+
+    sample_id: str
+    why: str
+
+
+@dataclass(frozen=True)
 class RowReader:
     """Makes samples of the rows of one form.
 
@@ -39,7 +47,7 @@ class RowReader:
     store: MediaStore | None = None
     annotations: Path = Path()
 
-    def samples(self, row: Any, name: str, where: str) -> Iterator[Sample | BadSample]:
+    def samples(self, row: Any, name: str, where: str) -> Iterator[Sample | BadSample | LeftOut]:
         """What becomes of each question of a row.
 
         Args:
@@ -50,7 +58,9 @@ class RowReader:
         try:
             check_columns(row, self.form)
             questions = list(self.form.questions(row, name))
-            if not questions:
+            if not questions and self.form.empty:
+                yield LeftOut(name, self.form.empty)
+            elif not questions:
                 raise unusable("no_questions", "the row's list of questions is empty", "At least one question")
         except SampleError as fault:
             yield _refused(name, fault, where)

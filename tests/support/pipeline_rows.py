@@ -13,7 +13,7 @@ from typing import Any
 from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.discovering import annotation_files
 from data_pipelines.engine.finding import MediaFinder
-from data_pipelines.engine.rows import RowReader, form_of, row_names
+from data_pipelines.engine.rows import LeftOut, RowReader, form_of, row_names
 from data_pipelines.media_store import MediaStore
 from vlm_pg.data.folders import root_of
 from vlm_pg.data.records import parse_record
@@ -29,14 +29,18 @@ _ODD: tuple[Callable[[], Any], ...] = (
 
 
 def outcomes(dataset: DataSet, *paths: Path, root: Path | None = None) -> list[Sample | BadSample]:
-    """What becomes of each question of these files, in order. ``root``: of the media; None: they are not looked for."""
-    names, found = row_names(paths), []
+    """What becomes of each question of these files, in order, but for rows that are left out.
+
+    ``root``: of the media; None: they are not looked for.
+    """
+    names, found = row_names(paths), list[Sample | BadSample]()
     finder = None if root is None else MediaFinder(root, dataset)
     for path in paths:
         form = form_of(dataset, path)
         reader = RowReader(form, finder, None if root is None else MediaStore(root), root_of(path))
         for place, row in form.rows(path):
-            found += reader.samples(row, f"{names[path]}-{place.key}", place.within(path))
+            results = reader.samples(row, f"{names[path]}-{place.key}", place.within(path))
+            found += [one for one in results if not isinstance(one, LeftOut)]
     return found
 
 
@@ -79,7 +83,8 @@ def annotations(dataset: DataSet, folder: Path) -> dict[str, list[str]]:
 
 def one_row(dataset: DataSet, row: Any, form: int = 0) -> list[Sample | BadSample]:
     """What becomes of a row of one of the forms."""
-    return list(RowReader(dataset.forms[form]).samples(row, "rows-1", "rows.jsonl:1"))
+    results = RowReader(dataset.forms[form]).samples(row, "rows-1", "rows.jsonl:1")
+    return [one for one in results if not isinstance(one, LeftOut)]
 
 
 def example(module: ModuleType) -> Sample:

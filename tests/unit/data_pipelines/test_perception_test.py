@@ -248,10 +248,19 @@ def test_questions_are_kept_or_refused_one_by_one(tmp_path: Path) -> None:
         ("video_1_8", "refused: wrong_type"),
         ("video_1_9", "refused: missing_field"),
         ("mc_question_valid-1-11", "refused: wrong_type"),
-        ("mc_question_valid-1.2", "refused: no_questions"),
         ("mc_question_valid-1.3", "refused: not_a_record"),
         ("video_4_0", "B"),
     ]
+
+
+def test_videos_without_a_question_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    videos = video_of("video_1", question()) | video_of("video_2") | video_of("video_3")
+    path = file_of(tmp_path, videos, {"video_1": -1})
+    arguments = ["--eval", str(path), "--out", str(tmp_path / "out"), "--skip-media-check", "--workers", "0"]
+    assert perception_test.main(arguments) == 0
+    assert "left out      2  videos without a question of multiple choice" in capsys.readouterr().out
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert report["left_out"] == {"videos without a question of multiple choice": 2} and report["refused"] == {}
 
 
 @pytest.mark.parametrize("name", ["videos/video_10309.mp4", "valid/videos/video_10309.mp4", "video_10309.MP4"])
