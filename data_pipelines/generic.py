@@ -57,8 +57,9 @@ from data_pipelines.engine.dataset import TABLES, DataSet, Form
 from data_pipelines.engine.discovering import read_alone
 from data_pipelines.engine.field_map import FieldMap, read_map
 from data_pipelines.engine.guarding import refuse_inside
+from data_pipelines.engine.hub_lost import LOST, how_many_lost, rows_and_lost
 from data_pipelines.engine.mapped_rows import mapped_questions, mapped_record
-from data_pipelines.engine.reading import keyed_rows, one_object, read_rows
+from data_pipelines.engine.reading import keyed_rows, one_object
 from vlm_pg.errors import ConfigError, printable
 
 GENERIC = DataSet("generic", ())
@@ -99,7 +100,8 @@ def dataset_of(map_file: Path) -> DataSet:
             f"The map of fields {map_file} gives file_is_row and keyed_by. A file is one row or an object of rows. "
             "Leave one out."
         )
-    rows = one_object if field_map.file_is_row else keyed_rows(field_map.keyed_by) if field_map.keyed_by else read_rows
+    table = keyed_rows(field_map.keyed_by) if field_map.keyed_by else rows_and_lost
+    rows = one_object if field_map.file_is_row else table
     form = Form(
         map_file.name,
         {split: tuple(patterns) for split, patterns in field_map.files.items()},
@@ -108,6 +110,7 @@ def dataset_of(map_file: Path) -> DataSet:
         rows=rows,
         questions=partial(mapped_questions, field_map),
         suffixes=(*TABLES, ".ndjson"),
+        beside=LOST,
     )
     has_media = field_map.fields.path is not None
     media = tuple(field_map.media_folders) if has_media else None
@@ -153,7 +156,10 @@ def _fetched(dataset: DataSet, own: argparse.Namespace, rest: Sequence[str]) -> 
             "files: {eval: ['.:validation']}, or leave it out."
         )
     for split in own.hub_splits:
-        print(f"{fetch(own.hub, own.hub_config, split, own.hub_folder, own.hub_revision)} is there.")
+        path = fetch(own.hub, own.hub_config, split, own.hub_folder, own.hub_revision)
+        lost = how_many_lost(own.hub_folder / shard_of(split))
+        refused = f" {lost} rows of its files cannot be read; each is refused with its line." if lost else ""
+        print(f"{path} is there.{refused}")
     return [str(own.hub_folder)]
 
 

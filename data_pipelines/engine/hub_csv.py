@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from data_pipelines.engine.hub_lost import LostRows
 from data_pipelines.engine.reading import read_csv
 from vlm_pg.data.unreadable import Unreadable
 
@@ -25,12 +26,18 @@ def holds_csv(builder: Any) -> bool:
     return isinstance(builder.config, CsvConfig)
 
 
-def csv_tables(builder: Any, split: str, rows: int) -> Iterator[Any]:
+def csv_tables(builder: Any, split: str, rows: int, lost: LostRows) -> Iterator[Any]:
     """Arrow tables of so many rows each: texts, or what the data set's features say the columns are.
 
+    Args:
+        builder: of ``datasets``.
+        split: its name.
+        rows: see above.
+        lost: gets the rows of more or fewer cells than there are columns.
+
     Raises:
-        ConfigError, ValueError: there is no such split, its files are of another dialect than RFC 4180's, or one has a
-            row that cannot be read.
+        ValueError: there is no such split, or its files are of another dialect than RFC 4180's.
+        ConfigError: a file cannot be read.
     """
     import datasets
     import pyarrow
@@ -43,23 +50,27 @@ def csv_tables(builder: Any, split: str, rows: int) -> Iterator[Any]:
     odd = [name for name, value in vars(usual).items() if name not in _ANY and getattr(config, name) != value]
     if odd:
         raise ValueError(f"its CSV files are to be read with {', '.join(odd)}, which is not known here")
-    features, names = builder.info.features or config.features, None
-    for path in map(Path, datasets.DownloadManager().download_and_extract(files[split])):
-        read = _rows(path, config.sep)
+    features, columns = builder.info.features or config.features, list[str]()
+    paths = datasets.DownloadManager().download_and_extract(files[split])
+    for name, path in (
+        (str(file).rpartition("/")[2], Path(found)) for file, found in zip(files[split], paths, strict=True)
+    ):
+        read = _rows(path, name, config.sep, lost)
         while some := list(islice(read, rows)):
-            names = names or list(some[0])
+            columns = columns or list(some[0])
             if features is None:
-                features = datasets.Features({name: datasets.Value("string") for name in names})
-            if list(some[0]) != names or set(names) != set(features):
-                raise ValueError(f"'{path.name}' has the columns {', '.join(some[0])}, not {', '.join(features)}")
-            texts = {name for name, feature in features.items() if feature == datasets.Value("string")}
-            cells = {name: [row[name] if row[name] or name in texts else None for row in some] for name in features}
-            table = pyarrow.table(cells, pyarrow.schema([(name, pyarrow.string()) for name in features]))
+                features = datasets.Features(dict.fromkeys(columns, datasets.Value("string")))
+            if list(some[0]) != columns or set(columns) != set(features):
+                raise ValueError(f"'{name}' has the columns {', '.join(some[0])}, not {', '.join(features)}")
+            texts = {one for one, feature in features.items() if feature == datasets.Value("string")}
+            cells = {one: [row[one] if row[one] or one in texts else None for row in some] for one in features}
+            table = pyarrow.table(cells, pyarrow.schema([(one, pyarrow.string()) for one in features]))
             yield cast_table_to_features(table, features)
 
 
-def _rows(path: Path, delimiter: str) -> Iterator[dict[str, str]]:
+def _rows(path: Path, name: str, delimiter: str, lost: LostRows) -> Iterator[dict[str, str]]:
     for place, row in read_csv(path, delimiter):
         if isinstance(row, Unreadable):
-            raise ValueError(f"'{path.name}:{place}' is {row.what}")
-        yield row
+            lost.add(name, place.line, row)
+        else:
+            yield row

@@ -11,6 +11,7 @@ import pytest
 
 from data_pipelines import generic
 from data_pipelines.engine.hub import fetch
+from data_pipelines.engine.hub_lost import rows_and_lost
 from vlm_pg.data.files import read_raw
 from vlm_pg.data.prepared_reader import open_records
 from vlm_pg.errors import ConfigError
@@ -72,9 +73,7 @@ def test_what_the_data_set_says_of_its_columns_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "card", "message"),
     [
-        ("a,b\n1,2\n1,2,3\n", "", r"'train\.csv:3' is a line of 3 cells below 2 column names"),
-        ("a,b\n1\n", "", r"'train\.csv:2' is a line of 1 cells below 2 column names"),
-        ("a,a\n1,2\n", "", r"has several columns named a"),
+        ("a,b\n1\n", "", r"no rows that can be read: 'train\.csv:2' is a line of 1 cells below 2 column names"),
         ("a,b\n", "", r"it has no rows"),
         (
             "a;b\n1;2\n",
@@ -90,11 +89,53 @@ def test_what_the_data_set_says_of_its_columns_counts(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_read_so_is_refused(tmp_path: Path, text: str, card: str, message: str) -> None:
     source = hub(tmp_path / "set", text, card)
-    with pytest.raises(ConfigError, match=rf"cannot be fetched: .*{message}.* or download its files"):
+    with pytest.raises(
+        ConfigError, match=rf"cannot be fetched: .*{message}.* Or: Take its files from '.*/set' and give"
+    ):
         fetch(str(source), None, "train", tmp_path / "raw")
     assert not list((tmp_path / "raw").iterdir())
     with pytest.raises(ConfigError, match=r"it has the splits train\."):
         fetch(str(source), None, "test", tmp_path / "raw")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("a,a\n1,2\n", "several columns named a"), ('a,b\n"x"y,1\n', r"csv:2' cannot")]
+)
+def test_a_file_that_cannot_be_read_is_to_be_corrected_first(tmp_path: Path, text: str, message: str) -> None:
+    source = hub(tmp_path / "set", text)
+    said = rf"is not fetched: .*{message}.*Take its files from '.*/set', correct that one, and give them with --train"
+    with pytest.raises(ConfigError, match=said):
+        fetch(str(source), None, "train", tmp_path / "raw")
+    assert not list((tmp_path / "raw").iterdir())
+
+
+def test_rows_that_lost_or_won_cells_are_refused_with_their_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And they are when the split is there already; all others are read."""
+    (tmp_path / "map.yaml").write_text(MAP)
+    lines = ["id,question,a0,a1,a2,a3,label", *(f"{n},How many is {n}?,x,y,z,w,1" for n in range(70))]
+    lines[3] += ",extra"
+    lines[70] = "69,short"
+    source = hub(tmp_path / "set", "\n".join(lines) + "\n")
+    arguments = ["--map", str(tmp_path / "map.yaml"), "--eval-share", "0", "--workers", "0"]
+    arguments += ["--hub", str(source), "--hub-folder", str(tmp_path / "raw"), "--allow-hub"]
+    for out in (tmp_path / "one", tmp_path / "two"):
+        assert generic.main([*arguments, "--out", str(out)]) == 0
+        said = capsys.readouterr().out
+        assert "raw:train is there. 2 rows of its files cannot be read; each is refused with its line." in said
+        refused = [json.loads(line) for line in (out / "refused.jsonl").read_text().splitlines()]
+        assert [(one["where"], one["reason"]) for one in refused] == [
+            ("train.csv:4", "bad_csv_row"),
+            ("train.csv:71", "bad_csv_row"),
+        ]
+        assert "a line of 8 cells below 7 column names" in refused[0]["message"]
+        assert len(open_records(Path(f"{out}:train"))[0]) == 68
+    (tmp_path / "raw/train-00000-of-00001.parquet").unlink()
+    hub(source, "\n".join([lines[0], lines[1]]))
+    fetch(str(source), None, "train", tmp_path / "raw")
+    assert [row for _, row in rows_and_lost(Path(f"{tmp_path}/raw:train"))] == fetched(source, tmp_path / "raw")
+    assert not list((tmp_path / "raw").glob(".*lost*"))
 
 
 def test_rows_with_fewer_options_than_columns_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
