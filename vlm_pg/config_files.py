@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import shlex
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ import yaml
 from vlm_pg.errors import ConfigError, printable
 
 COMMAND_LINE = "command line"
+_SHOWN_LIST = 400  # characters; a cut one could not be typed
 INCLUDE = "include"
 
 
@@ -91,7 +96,8 @@ def apply_override(tree: ConfigTree, override: str) -> None:
             "Put text with special characters in double quotes inside single quotes: 'run.name=\"...\"'."
         ) from None
     if plain := tree.plain_above(parts):
-        raise ConfigError(_inside_a_plain_value(tree, override, parts, *plain))
+        inside = partial(_inside_a_list, value) if isinstance(plain[1], list) else _inside_a_plain_value
+        raise ConfigError(inside(tree, override, parts, *plain))
     if isinstance(value, dict) and len(parts) > 1:
         # A mapping given for a setting is meant as a whole: data.eval={} empties what files filled. A whole section
         # (training={steps: 5}) is laid over the files like a file.
@@ -110,6 +116,35 @@ def _inside_a_plain_value(tree: ConfigTree, override: str, parts: Sequence[str],
         f"({tree.sources.get(key, 'set before')}): a value without keys, which would be lost. Write "
         f"'{key}={{{inner}: {text}}}' to have that in its place{both}."
     )
+
+
+def _inside_a_list(
+    value: Any, tree: ConfigTree, override: str, parts: Sequence[str], key: str, entries: list[Any]
+) -> str:
+    changed = _with_entry(entries, parts[key.count(".") + 1 :], value)
+    text = "" if changed is None else json.dumps(changed, ensure_ascii=False, default=str)  # which is YAML, too
+    whole = shlex.quote(f"{key}={text}") if 0 < len(text) <= _SHOWN_LIST else f"{key}=[...] with all entries"
+    return (
+        f"The override {printable(repr(override), 300)} names a part of {key}, which is a list of {len(entries)} "
+        f"({tree.sources.get(key, 'set before')}). A list is set as a whole. Write {whole}, or change it in the file."
+    )
+
+
+def _with_entry(entries: list[Any], path: Sequence[str], value: Any) -> list[Any] | None:
+    """A list with one value inside changed; None where the path does not lead to a place in it."""
+    inside: Any = (changed := copy.deepcopy(entries))
+    try:
+        for part in path[:-1]:
+            inside = inside[int(part) if isinstance(inside, list) else part]
+        if isinstance(inside, list):
+            inside[int(path[-1])] = value
+        elif isinstance(inside, dict):
+            inside[path[-1]] = value
+        else:
+            return None
+    except (ValueError, LookupError, TypeError):
+        return None
+    return changed
 
 
 def _read_tree(path: Path, chain: tuple[Path, ...]) -> ConfigTree:

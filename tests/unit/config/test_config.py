@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -277,8 +278,19 @@ def test_a_key_inside_of_a_plain_value_is_refused_and_loses_nothing(tmp_path: Pa
         assert "c" in load_config(path, [both]).data.train_sets
     assert "(command line)" in refusal(path, "data.train=b.jsonl", "data.train.c=c.jsonl")
     trackers = refusal(path, "observe.trackers=[wandb]", "observe.trackers.0=mlflow")
-    assert "which is ['wandb'] (command line)" in trackers and "NAME" not in trackers
+    assert "which is a list of 1 (command line)" in trackers and "Write 'observe.trackers=[\"mlflow\"]'," in trackers
     assert "inside of training, which is 5 (command line)" in refusal(path, "training=5", "training.steps=1")
+
+
+def test_a_part_of_a_list_is_refused_with_the_list_to_write(tmp_path: Path) -> None:
+    functions = '[{function: "r.py:it\'s", weight: 1}, {function: "r.py:two", weight: 0.5}]'
+    path = write(tmp_path / "run.yaml", MINIMAL + f"data: {{train: a.jsonl}}\nreward: {{functions: {functions}}}\n")
+    message = refusal(path, "reward.functions.1.weight=2")
+    assert f"names a part of reward.functions, which is a list of 2 ({path}). A list is set as a whole" in message
+    (typed,) = shlex.split(message.partition("Write ")[2].partition(", or change it in the file")[0])
+    assert [one.weight for one in load_config(path, [typed]).reward.functions] == [1, 2]
+    for part in ("2.weight", "x", "0.function.a", "1.weight.0", "0.x.y"):
+        assert "Write reward.functions=[...] with all entries, or" in refusal(path, f"reward.functions.{part}=2")
 
 
 def test_a_key_inside_of_what_is_empty_or_null_is_set(tmp_path: Path) -> None:
