@@ -72,6 +72,7 @@ class Rules:
         media_root: folder of the media; None for a set without.
         check_media: look whether they are there.
         data_types, answer_kinds, sources: what is kept; empty ``sources``: all.
+        only_folder: the one folder that all rows' media are in; see ``MediaFinder``.
     """
 
     recipe: tuple[str, tuple[Any, ...]]
@@ -80,6 +81,7 @@ class Rules:
     data_types: tuple[str, ...]
     answer_kinds: tuple[str, ...]
     sources: tuple[str, ...]
+    only_folder: str | None = None
 
 
 def dataset_of(recipe: tuple[str, tuple[Any, ...]]) -> DataSet:
@@ -96,7 +98,7 @@ class Judge:
     def __init__(self, rules: Rules):
         self._rules, self._dataset = rules, dataset_of(rules.recipe)
         root = rules.media_root
-        self._finder = None if root is None else MediaFinder(root, self._dataset)
+        self._finder = None if root is None else MediaFinder(root, self._dataset, rules.only_folder)
         self._store = None if root is None else MediaStore(root)
         self._rewarder = Rewarder(RewardSettings(checker=CheckerSettings(workers=1)))
 
