@@ -6,12 +6,22 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.places import EVERYTHING, SUFFIXES, ByStem, alike, below, files_in, folders_of, name_of
 from vlm_pg.errors import SampleError, printable
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What ``MediaFinder.path_of`` is asked for."""
+
+    name: str
+    folder: str | None
+    annotations: Path | None
 
 
 class MediaFinder:
@@ -37,6 +47,7 @@ class MediaFinder:
         self._root, self._dataset, self._only_folder = root, dataset, only_folder
         self._by_name = dataset.by_name
         self._indexes: dict[tuple[PurePosixPath, str], ByStem] = {}
+        self.asked: dict[str, Asked] = {}  # by the paths that were found, for whoever finds that nothing is there
 
     def path_of(self, name: str, folder: str | None = None, annotations: Path | None = None) -> str:
         """Path below the media root of the file that a row calls ``name``, or where it would be.
@@ -50,12 +61,21 @@ class MediaFinder:
             SampleError: ``ambiguous_media``: several files might be meant.
         """
         wanted = PurePosixPath(name.strip().replace("\\", "/"))
-        if "://" in name or wanted.is_absolute() or not wanted.parts:
+        if "://" in name or wanted.is_absolute() or not wanted.parts or (folder is None and ".." in wanted.parts):
             return name  # judged, and mostly refused, where media are read
         if folder is not None:
-            return (self._own(folder, annotations, wanted) / wanted).as_posix()
-        if ".." in wanted.parts:
-            return name
+            path = (self._own(folder, annotations, wanted) / wanted).as_posix()
+        else:
+            path = self._found(name, wanted)
+        self.asked[path] = Asked(name, folder, annotations)
+        return path
+
+    def looked_in(self) -> list[str]:
+        """The folders that files are looked for in, where rows name none."""
+        groups = [*self._folders, *(folders for folders, _ in self._shared)]
+        return [folder.as_posix() for folder in dict.fromkeys(folder for folders in groups for folder in folders)]
+
+    def _found(self, name: str, wanted: PurePosixPath) -> str:
         found = self._named(wanted) if self._by_name else self._placed(wanted)
         if len(found) > 1:
             raise SampleError(
