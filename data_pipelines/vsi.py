@@ -89,7 +89,7 @@ def of_590k(row: Row, name: str) -> dict[str, Any]:
         SampleError: it is not one question with one answer about one medium, or they do not fit its type.
     """
     asked, answered = _turns(row["conversations"])
-    question, options = split_options(without_sentences(text_of(asked, "value"), _INSTRUCTIONS))
+    question, options = split_options(without_sentences(text_of(asked, "value"), _INSTRUCTIONS), gap=True)
     media = {kind: row[kind] for kind in ("video", "image") if row.get(kind)}
     if len(media) != 1:
         raise unusable("bad_media", f"the row names {len(media)} of 'video' and 'image'", "One of them")
