@@ -54,7 +54,8 @@ def options_of(record: Mapping[str, Any], gold: str = "") -> tuple[str, ...]:
         raise fault(
             "bad_options",
             f"'options' are {len(options)}, of which {len(letters)} begin with the letters {letters[:26]}",
-            "The letters from A on in order before all of at most 26 options, as in 'A. red', or before none",
+            "The letters from A on in order before all of at most 26 options, as in 'A. red', or before none; where some "
+            "are lost, the right option's text as the answer,",
             "them",
         )
     return tuple(f"{letter}. {option}" for letter, option in zip(string.ascii_uppercase, options, strict=False))
