@@ -54,8 +54,8 @@ def options_of(record: Mapping[str, Any], gold: str = "") -> tuple[str, ...]:
         raise fault(
             "bad_options",
             f"'options' are {len(options)}, of which {len(letters)} begin with the letters {letters[:26]}",
-            "The letters from A on in order before all of at most 26 options, as in 'A. red', or before none, or, where "
-            "some are lost, an answer that is the right one's text",
+            "The letters from A on in order before all of at most 26 options, as in 'A. red', or before none, or, "
+            "where some are lost, an answer that is the right one's text",
             "them",
         )
     return tuple(f"{letter}. {option}" for letter, option in zip(string.ascii_uppercase, options, strict=False))

@@ -126,6 +126,7 @@ def test_options_and_gold_answers_in_their_spellings(
         ("Why?\nA. to train\nC. to rest", "A.", "bad_options"),
         ("Why?\nA. to train\nC. to rest", "B. to rest", "bad_options"),
         ("Why?\nA. to train\nC. to rest", "to eat", "bad_options"),
+        ("Why?\nA. rest\nB. Rest.\nD. fun", "rest", "bad_options"),
         ("Why?\nA. to train\nC. to rest\nD. B and C", "to rest", "bad_options"),
         ("Why?\nA. to train\nA. to rest", "A.", "bad_options"),
         ("Why?\nA. to train\nB. to rest\nor sleep", "A.", "bad_options"),

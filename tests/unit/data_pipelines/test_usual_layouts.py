@@ -94,6 +94,7 @@ def test_the_root_may_be_any_of_these_folders(tmp_path: Path, name: str, root: s
         ("clevrer", BOTH, [f"train/{BOTH}", f"train/{EARLY}"]),
         ("clevrer", BOTH, [f"train/videos/{BOTH}", f"train/videos/{LATE}"]),
         ("clevrer", BOTH, [f"videos/{BOTH}"]),
+        ("clevrer", EARLY, [f"video_00000-01000/masks/{EARLY}"]),
         ("clevrer", BOTH, [f"videos/video_11000-12000/{BOTH}"]),
         ("clevrer", EARLY, [f"videos/{EARLY}", f"clevrer/val/{EARLY}"]),
         ("perception_test", BOTH, [f"videos/val/{THOUSAND}/{BOTH}"]),
@@ -103,7 +104,7 @@ def test_the_root_may_be_any_of_these_folders(tmp_path: Path, name: str, root: s
         ("perception_test", BOTH, [f"videos/video_validation/{BOTH}", f"clevrer/videos/{BOTH}"]),
         ("star", SITS, [f"videos/clips/{SITS}", f"Charades/clips/{SITS}"]),
         ("nextqa", FALL, [f"videos/0202/{ID}"]),
-        ("nextqa", ID, [f"videos/other/{ID}", f"videos/0101/deep/{ID}"]),
+        ("nextqa", ID, [f"videos/other/{ID}", f"videos/0101/deep/{ID}", f"videos/0101/0202/{ID}"]),
         ("longvideo_reason", LONG, ["videos/x/5nKz1hzvSqs.mp4"]),
     ],
 )
