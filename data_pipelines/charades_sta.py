@@ -10,7 +10,8 @@ and ``Charades_v1_test.csv``, columns ``id`` and ``length``) lie beside the line
 such an end becomes the video's; a span that begins there is refused. Without the tables spans stay as they are.
 lmms-lab/charades_sta ``data/test-*.parquet``: ``video`` ("3MSZA.mp4"), ``caption``, ``timestamp`` of two half precision
 numbers: 24.3 reads 24.296875 there, and becomes 24.3 again. The videos are those of Charades,
-``Charades_v1_480/<video>.mp4`` (or ``Charades_v1``). Rows have no names of their own.
+``Charades_v1_480/<video>.mp4`` (or ``Charades_v1``), or directly in ``Charades`` or ``videos``. Rows have no names of
+their own.
 
 Licence: lmms-lab's copy is MIT, of the lines see the project; of the videos see Charades
 (prior.allenai.org/projects/charades).
@@ -49,6 +50,10 @@ from vlm_pg.data.files import RecordPlace
 from vlm_pg.errors import ConfigError, SampleError, printable
 
 TABLES = ("Charades_v1_*.csv", "Charades/Charades_v1_*.csv", "../Charades_v1_*.csv", "../Charades/Charades_v1_*.csv")
+# The folders of Charades' videos, whose five letters and digits nobody else has, however deep; and those that other
+# sets have too, with clips cut of these videos below them.
+CHARADES = tuple(f"{outer}{name}" for outer in ("", "*/", "*/*/") for name in ("Charades_v1_480", "Charades_v1"))
+CHARADES_SHARED = dict.fromkeys(("Charades", "charades", "videos"), "")
 _LINE = re.compile(r"(\S+)\s+([0-9]{1,6}(?:\.[0-9]{1,6})?)\s+([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*##(.*)", re.DOTALL)
 _DECIMALS = 3
 
@@ -166,7 +171,8 @@ CHARADES_STA = DataSet(
             beside=TABLES,
         ),
     ),
-    media=("Charades_v1_480", "Charades_v1", "*/Charades_v1_480", "*/Charades_v1"),
+    media=CHARADES,
+    shared=CHARADES_SHARED,
 )
 
 if __name__ == "__main__":

@@ -9,7 +9,11 @@ colours, materials, shapes. Explanatory, predictive and counterfactual ones have
 "correct" or "wrong". None, one or several are correct, and a question is answered when every choice is judged right, so
 all of these are of the kind multiple select. ``question_id`` restarts in every scene. The test file has no answers. The
 videos unpack to ``video_train/video_00000-01000/video_00428.mp4``, a thousand a folder; they are found by name below
-``video_train``, ``video_validation`` and ``video_test``, or in the media root. Other data sets have a video_10000.mp4.
+``video_train``, ``video_validation`` and ``video_test``, in folders of a thousand two levels below the media root, or
+in the root. In ``train``, ``val``, ``validation`` and ``test`` (``train_video`` and so on; below ``videos`` or another
+folder too) they are taken where they can be nobody else's: Perception Test has a video_10428.mp4, too. So all numbers
+there must be of that split (train below 10000, validation below 15000, test below 20000), one of them 12000 or more for
+those that both have, or the folder is in one called "clevrer".
 
 Licence: CC0, says the README of the data.
 
@@ -38,6 +42,7 @@ from data_pipelines.engine.fields import (
     unusable,
     video_file,
 )
+from data_pipelines.engine.numbered import CLEVRER_SPLITS, is_clevrers
 from data_pipelines.engine.options import lettered
 from data_pipelines.engine.questions import answered
 from vlm_pg.types import NONE_RIGHT
@@ -48,7 +53,10 @@ _WORDS = (
     *("cube", "sphere", "cylinder"),
 )
 _PARTS = ("video_train", "video_validation", "video_test")
-_VIDEOS = (*_PARTS, *(f"*/{part}" for part in _PARTS), "video_[0-9]*-[0-9]*")
+_THOUSAND = "video_[0-9]*-[0-9]*"
+_VIDEOS = (*_PARTS, *(f"*/{part}" for part in _PARTS), *(f"{outer}{_THOUSAND}" for outer in ("", "*/", "*/*/")))
+_ENDS = ("", "_video", "_videos")
+_SHARED = {f"{outer}{split}{end}": _THOUSAND for outer in ("", "*/") for split in CLEVRER_SPLITS for end in _ENDS}
 _OF_CHOICES = ("explanatory", "predictive", "counterfactual")
 
 
@@ -126,6 +134,8 @@ CLEVRER = DataSet(
         ),
     ),
     media=_VIDEOS,
+    shared=_SHARED,
+    is_own=is_clevrers,
 )
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ holds ``0_30_s_nextqa_mc_qa_processed.json``. Rows ``id``, ``conversations``, ``
 array (Parquet of the same rows is read too); ``video`` is relative to the subset's folder, in which its archives are
 unpacked. The media root is the folder of all subsets, or that of one. Subsets may have videos of the same path, so one
 is taken from the folder of its own subset only: that of the annotation file, or, where that is not called as subsets
-are ("30_60_s_nextqa"), the one that ``data_source`` names. The first turn begins with ``<image>``, although it is a
+are ("30_60_s_nextqa"), the one that ``data_source`` names. Where all rows are of one subset, the media root may be its
+folder under another name. The first turn begins with ``<image>``, although it is a
 video.
 
 Each turn is a question of its own. Later turns are kept as published training sets keep them, though some may make
@@ -123,6 +124,7 @@ LLAVA_VIDEO_178K = DataSet(
         ),
     ),
     media=(),
+    called=_SUBSET,
     by_name=False,
 )
 

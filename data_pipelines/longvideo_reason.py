@@ -16,8 +16,8 @@ is "Yes" or a number in digits). ``reasoning`` becomes ``process``. In the folde
 are read; name the others with ``--train`` or ``--eval``.
 
 ``videos`` is a path below ``longvila_videos``, one for a row. The test's ten archives
-(LongVideo-Reason/longvideo_eval_videos) unpack to ``longvideo_eval_subset0`` to ``9`` instead; both are found, and the
-media root may be any of these. 133 of the test's are .webm and .mkv.
+(LongVideo-Reason/longvideo_eval_videos) unpack to ``longvideo_eval_subset0`` to ``9`` instead; both are found, and so
+is a file directly in ``videos``; the media root may be any of these. 133 of the test's are .webm and .mkv.
 
 Licence: the annotations' card names none; the project's code (NVlabs/Long-RL) is Apache-2.0. The videos are those of
 people on YouTube. See the project.
@@ -94,6 +94,7 @@ LONGVIDEO_REASON = DataSet(
         ),
     ),
     media=_VIDEOS,
+    shared={"videos": ""},
 )
 
 if __name__ == "__main__":

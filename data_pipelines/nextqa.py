@@ -8,8 +8,9 @@ counts the questions of a video), ``type`` and ``a0`` to ``a4``; lmms-lab/NExTQA
 has answers, and is evaluated on where --eval names it. A few rows have equal options; they are refused where the gold
 text is one of these. NExTVideo.zip unpacks to ``NExTVideo/0101/2909445186.mp4``, in folders that
 ``map_vid_vidorID.json`` names; lmms-lab's copy has no folders. The map is read where it lies beside the annotations,
-and is not needed where ``NExTVideo`` is below the media root, or is it: videos are found there by name, and nowhere
-else. Evaluation reports by type: CW, CH, TN, TC, TP, DC, DL, DO.
+and is not needed where ``NExTVideo`` is below the media root, or is it: videos are found there by name. They are also
+found in ``videos`` (or ``VidOR/video``), directly or in folders of four digits, and nowhere else. Evaluation reports by
+type: CW, CH, TN, TC, TP, DC, DL, DO.
 
 Licence: annotations MIT; of the videos see VidOR, which they come from.
 
@@ -114,7 +115,8 @@ NEXTQA = DataSet(
             beside=(_MAP,),
         ),
     ),
-    media=("NExTVideo", "*/NExTVideo"),
+    media=("NExTVideo", "*/NExTVideo", "*/*/NExTVideo"),
+    shared=dict.fromkeys(("videos", "[Nn][Ee][Xx][Tt]*/videos", "[Vv]id[Oo][Rr]/video"), "[0-9][0-9][0-9][0-9]"),
 )
 
 if __name__ == "__main__":

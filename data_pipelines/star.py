@@ -4,11 +4,11 @@
     vlm-pg prepare star --train STAR_train.json --eval STAR_val.json --media-root charades --out data/star
 
 Published: csbobby/STAR_Benchmark ``STAR_{train,val,test}.json``, each an array of ``question_id`` (of which the first
-part is the type of question), ``question``, ``video_id``, ``start`` and ``end`` of the clip in seconds, ``choices``
-(a ``choice`` each), and ``answer``, the text of one of them. ``question_program`` and ``situations`` are not used. The
+part is the type of question), ``question``, ``video_id``, ``start`` and ``end`` of the clip in seconds, ``choices`` (a
+``choice`` each), and ``answer``, the text of one of them. ``question_program`` and ``situations`` are not used. The
 test file has no answers, which are kept for the project's leaderboard: its rows are refused. The videos are those of
-Charades, ``Charades_v1_480/<video_id>.mp4`` (or ``Charades_v1``). Evaluation reports by type: Interaction, Sequence,
-Prediction, Feasibility.
+Charades, ``Charades_v1_480/<video_id>.mp4`` (or ``Charades_v1``), or directly in ``Charades`` or ``videos``. Evaluation
+reports by type: Interaction, Sequence, Prediction, Feasibility.
 
 Licence: of the annotations see the project; of the videos see Charades (prior.allenai.org/projects/charades).
 
@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from data_pipelines.charades_sta import CHARADES, CHARADES_SHARED
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
@@ -78,7 +79,8 @@ STAR = DataSet(
             suffixes=(".json",),
         ),
     ),
-    media=("Charades_v1_480", "Charades_v1", "*/Charades_v1_480", "*/Charades_v1"),
+    media=CHARADES,
+    shared=CHARADES_SHARED,
 )
 
 if __name__ == "__main__":

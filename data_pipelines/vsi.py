@@ -12,7 +12,8 @@ nyu-visionx/VSI-Bench ``test.jsonl``, ``test-00000-of-00001.parquet``, ``test_de
 ``test_pruned.parquet``: ``id``, ``dataset``, ``scene_name``, ``question_type``, ``question``, ``ground_truth``,
 ``options`` (with letters; null for numbers); the video is ``<dataset>/<scene_name>.mp4``. Both have videos of the same
 path, so each takes its own only: the media root holds folders of these names, ``VSI-590K`` and ``VSI-Bench``, or is
-that folder, or the one with the annotations. Where one folder holds both, VSI-590K is trained and VSI-Bench evaluated
+that folder, or the one with the annotations. Where only one of the two is prepared, the root may be its folder under
+another name. Where one folder holds both, VSI-590K is trained and VSI-Bench evaluated
 on.
 
 Numbers (absolute_... of VSI-590K; counts, distances and sizes of VSI-Bench) are scored by mean relative accuracy, as
@@ -88,7 +89,7 @@ def of_590k(row: Row, name: str) -> dict[str, Any]:
         SampleError: it is not one question with one answer about one medium, or they do not fit its type.
     """
     asked, answered = _turns(row["conversations"])
-    question, options = split_options(without_sentences(text_of(asked, "value"), _INSTRUCTIONS))
+    question, options = split_options(without_sentences(text_of(asked, "value"), _INSTRUCTIONS), gap=True)
     media = {kind: row[kind] for kind in ("video", "image") if row.get(kind)}
     if len(media) != 1:
         raise unusable("bad_media", f"the row names {len(media)} of 'video' and 'image'", "One of them")
@@ -186,6 +187,7 @@ VSI = DataSet(
         ),
     ),
     media=(),
+    called=re.compile("VSI-590K|VSI-Bench"),
     by_name=False,
 )
 

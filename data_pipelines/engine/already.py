@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.engine.assembling import REFUSED
-from data_pipelines.engine.outcome import REASON, too_many_missing
+from data_pipelines.engine.missing import REASON
+from data_pipelines.engine.outcome import too_many_missing
 from data_pipelines.program import program
 from vlm_pg.errors import ConfigError, printable
 

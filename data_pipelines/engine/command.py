@@ -9,12 +9,14 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from data_pipelines.common import holding
 from data_pipelines.engine.already import tell_prepared
 from data_pipelines.engine.arguments import Arguments, parse
 from data_pipelines.engine.assembling import REFUSED, REPEATED, write_all
+from data_pipelines.engine.counting import count_rows
 from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.doubting import Doubt
 from data_pipelines.engine.inputs import MANY_FILES, details_of, inputs_of, refuse_changed, sources_of
@@ -118,7 +120,8 @@ def _prepare(
     if rules.media_root is not None and (again := spool.forget(Doubt(rules.media_root))):
         print(f"Media were not there, or are not there now: {again} part(s) of the run before are judged again.")
     print(f"Counting the rows of {len(sources)} file(s)", flush=True)
-    rows = {source.path: sum(1 for _ in dataset.forms[source.form].rows(source.path)) for source in sources}
+    rows, only_folder = count_rows(dataset, sources)
+    rules = replace(rules, only_folder=only_folder)
     total = sum(rows[source.path] for source in sources)
     parts = judge_all(sources, dataset, rules, spool, total, arguments.workers)
     with ExitStack() as stack:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from data_pipelines.engine.reading import read_rows
@@ -86,6 +87,12 @@ class DataSet:
         media: None for a set without media; else folders, as glob patterns below the folder as it unpacks, that its
             archives unpack to, the preferred first. Media are looked for there and in the media root; nowhere else,
             because other sets call other files the same (see ``MediaFinder``).
+        shared: of sets whose media are found by name: folders, as patterns too, that mirrors put them in and that other
+            sets have as well. Files in them count, and those in folders in them whose names fit the pattern that each
+            is given ("": none), but none further below.
+        is_own: whether a file in such a folder, or one of ``media``, is surely the set's: by its path, which begins
+            with the root's name, and the names, without endings, of the media beside it. None: all are.
+        called: what the folders of ``Form.folder`` are called, whichever row they are of.
         by_name: whether files in these folders are found by name, however deep. Not in sets whose media share names
             ("split_2.mp4", "1.png"): where some are missing, another's would be taken.
         described_in: files that this description was read from: what is prepared depends on them, too.
@@ -99,6 +106,9 @@ class DataSet:
     name: str
     forms: tuple[Form, ...]
     media: tuple[str, ...] | None = field(default=None)
+    shared: Mapping[str, str] = field(default_factory=dict)
+    is_own: Callable[[PurePosixPath, Collection[str]], bool] | None = None
+    called: re.Pattern[str] | None = None
     by_name: bool = True
     described_in: tuple[Path, ...] = ()
     option_columns: int = 0

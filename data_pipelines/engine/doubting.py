@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 from data_pipelines.engine.judging import Verdict
-from data_pipelines.engine.outcome import REASON
+from data_pipelines.engine.missing import REASON
 from vlm_pg.media.paths import is_url
 
 # Why a question was refused, where it is the files below the media root that decide, not the row.

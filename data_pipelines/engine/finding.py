@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from data_pipelines.engine.dataset import DataSet
+from data_pipelines.engine.places import EVERYTHING, SUFFIXES, ByStem, alike, below, files_in, folders_of, name_of
 from vlm_pg.errors import SampleError, printable
-from vlm_pg.media.paths import EXTENSIONS
 
-_SUFFIXES = tuple(suffix for suffixes in EXTENSIONS.values() for suffix in suffixes)
-_ByStem = Mapping[str, list[PurePosixPath]]
+
+@dataclass(frozen=True)
+class Asked:
+    """What ``MediaFinder.path_of`` is asked for."""
+
+    name: str
+    folder: str | None
+    annotations: Path | None
 
 
 class MediaFinder:
@@ -26,18 +32,22 @@ class MediaFinder:
 
     - in the one folder that a row's files are in (``Form.folder``);
     - by name, in sets whose media have names of their own (``DataSet.by_name``): in the folders and anything below,
-      where ``a/1.mp4`` may be ``1.mp4`` or ``x/a/1.mp4``, never ``b/1.mp4``; then in the root itself. Videos are found
-      under another ending too, because mirrors repackage them;
+      where ``a/1.mp4`` may be ``1.mp4`` or ``x/a/1.mp4``, never ``b/1.mp4``; then in those that other sets have too
+      (``DataSet.shared``), and in the root itself. Videos are found under another ending too, because mirrors
+      repackage them;
     - else by path: in the folders that have its first folder; only where none has, in the root itself.
 
     Args:
         root: the media root.
         dataset: names the folders.
+        only_folder: the one that all rows' files are in, where there is one: the root may be it under another name.
     """
 
-    def __init__(self, root: Path, dataset: DataSet):
-        self._root, self._patterns, self._by_name = root, dataset.media or (), dataset.by_name
-        self._indexes: dict[tuple[PurePosixPath, bool], _ByStem] = {}
+    def __init__(self, root: Path, dataset: DataSet, only_folder: str | None = None):
+        self._root, self._dataset, self._only_folder = root, dataset, only_folder
+        self._by_name = dataset.by_name
+        self._indexes: dict[tuple[PurePosixPath, str], ByStem] = {}
+        self.asked: dict[str, Asked] = {}  # by the paths that were found, for whoever finds that nothing is there
 
     def path_of(self, name: str, folder: str | None = None, annotations: Path | None = None) -> str:
         """Path below the media root of the file that a row calls ``name``, or where it would be.
@@ -51,12 +61,21 @@ class MediaFinder:
             SampleError: ``ambiguous_media``: several files might be meant.
         """
         wanted = PurePosixPath(name.strip().replace("\\", "/"))
-        if "://" in name or wanted.is_absolute() or not wanted.parts:
+        if "://" in name or wanted.is_absolute() or not wanted.parts or (folder is None and ".." in wanted.parts):
             return name  # judged, and mostly refused, where media are read
         if folder is not None:
-            return (self._own(folder, annotations, wanted) / wanted).as_posix()
-        if ".." in wanted.parts:
-            return name
+            path = (self._own(folder, annotations, wanted) / wanted).as_posix()
+        else:
+            path = self._found(name, wanted)
+        self.asked[path] = Asked(name, folder, annotations)
+        return path
+
+    def looked_in(self) -> list[str]:
+        """The folders that files are looked for in, where rows name none."""
+        groups = [*self._folders, *(folders for folders, _ in self._shared)]
+        return [folder.as_posix() for folder in dict.fromkeys(folder for folders in groups for folder in folders)]
+
+    def _found(self, name: str, wanted: PurePosixPath) -> str:
         found = self._named(wanted) if self._by_name else self._placed(wanted)
         if len(found) > 1:
             raise SampleError(
@@ -70,18 +89,28 @@ class MediaFinder:
     def _own(self, folder: str, annotations: Path | None, wanted: PurePosixPath) -> PurePosixPath:
         """The one folder of a row's files: that of its annotations if it is called so, else one of that name.
 
-        The root may be that folder itself, where it is called so, or holds the annotations.
+        The root may be that folder itself, where it is called so, or holds the annotations, or where it looks like it,
+        no row is of another folder, and nothing there is called like one of the others.
         """
-        beside = None if annotations is None else _below(annotations, self._root)
-        if beside is not None and annotations is not None and _name(annotations) == folder:
+        beside = None if annotations is None else below(annotations, self._root)
+        if beside is not None and annotations is not None and name_of(annotations) == folder:
             return beside
         if self._is_folder(PurePosixPath(folder)):
             return PurePosixPath(folder)
-        if _name(self._root) == folder:
+        if name_of(self._root) == folder:
             return PurePosixPath()
         if beside is not None and (not beside.parts or self._is_folder(beside / wanted.parts[0])):
             return beside
+        if folder == self._only_folder and not self._has_others and self._is_folder(PurePosixPath(wanted.parts[0])):
+            return PurePosixPath()
         return PurePosixPath(folder)
+
+    @cached_property
+    def _has_others(self) -> bool:
+        """Whether the root, or a folder in it, is called as a folder that other rows of the set have may be."""
+        called = self._dataset.called
+        names = [name_of(self._root), *(name for name in os.listdir(self._root) if (self._root / name).is_dir())]
+        return called is None or any(called.fullmatch(name) for name in names)
 
     def _placed(self, wanted: PurePosixPath) -> list[PurePosixPath]:
         first, *inner = wanted.parts
@@ -94,38 +123,48 @@ class MediaFinder:
 
     def _named(self, wanted: PurePosixPath) -> list[PurePosixPath]:
         for folders in self._folders:
-            found = [folder / wanted for folder in folders if self._is_file(folder / wanted)]
-            if found := found or self._inside(folders, wanted):
+            if found := self._own_in(folders, EVERYTHING, wanted):
+                return found
+        for folders, inner in self._shared:
+            if found := self._own_in(folders, inner, wanted):
                 return found
         if self._is_file(wanted):
             return [wanted]
-        in_root = (_alike(self._by_stem(place, deep=False), wanted) for place in (wanted.parent, PurePosixPath()))
+        in_root = (alike(self._by_stem(place), wanted) for place in (wanted.parent, PurePosixPath()))
         return next(filter(None, in_root), [])
 
-    def _inside(self, folders: list[PurePosixPath], wanted: PurePosixPath) -> list[PurePosixPath]:
-        """Files in the folders, however deep, that may be the wanted one; those that share most folders with it."""
+    def _own_in(self, folders: list[PurePosixPath], inner: str, wanted: PurePosixPath) -> list[PurePosixPath]:
+        """The set's own files in the folders that may be the wanted one."""
+        found = filter(self._is_own, (folder / wanted for folder in folders if self._is_file(folder / wanted)))
+        return list(found) or self._inside(folders, inner, wanted)
+
+    def _inside(self, folders: list[PurePosixPath], inner: str, wanted: PurePosixPath) -> list[PurePosixPath]:
+        """Those in the folders and in folders below that may be the wanted one, and share most folders with it."""
         shared: dict[PurePosixPath, int] = {}
         for folder in folders:
-            for path in _alike(self._by_stem(folder, deep=True), wanted):
-                inner, outer = path.relative_to(folder).parts[:-1], wanted.parts[:-1]
-                number = min(len(inner), len(outer))
-                if inner[len(inner) - number :] == outer[len(outer) - number :]:
+            for path in filter(self._is_own, alike(self._by_stem(folder, inner), wanted)):
+                within, outer = path.relative_to(folder).parts[:-1], wanted.parts[:-1]
+                number = min(len(within), len(outer))
+                if within[len(within) - number :] == outer[len(outer) - number :]:
                     shared[path] = number
         return [path for path, number in shared.items() if number == max(shared.values())]
+
+    def _is_own(self, path: PurePosixPath) -> bool:
+        is_own = self._dataset.is_own
+        return is_own is None or is_own(name_of(self._root) / path, self._by_stem(path.parent).keys())
 
     @cached_property
     def _folders(self) -> list[list[PurePosixPath]]:
         """Below the root, relative to it: those of each pattern."""
-        return [folders for pattern in self._patterns if (folders := list(self._matching(pattern)))]
-
-    def _matching(self, pattern: str) -> Iterator[PurePosixPath]:
         # A set's names are its own: whatever lies below a root that is called like its folder is its own, too.
-        if pattern == "." or (self._by_name and fnmatchcase(_name(self._root), PurePosixPath(pattern).name)):
-            yield PurePosixPath()
-        if pattern != ".":
-            for path in sorted(self._root.glob(pattern)):
-                if path.is_dir():
-                    yield PurePosixPath(path.relative_to(self._root))
+        named = (list(folders_of(self._root, pattern, self._by_name)) for pattern in self._dataset.media or ())
+        return [folders for folders in named if folders]
+
+    @cached_property
+    def _shared(self) -> list[tuple[list[PurePosixPath], str]]:
+        """As ``_folders``, of those that other sets have too, each with the pattern of the folders in it that count."""
+        named = ((list(folders_of(self._root, one, True)), inner) for one, inner in self._dataset.shared.items())
+        return [(folders, inner) for folders, inner in named if folders]
 
     @cached_property
     def _holders(self) -> Mapping[str, list[PurePosixPath]]:
@@ -137,15 +176,15 @@ class MediaFinder:
                     found[name].append(folder)
         return found
 
-    def _by_stem(self, folder: PurePosixPath, deep: bool) -> _ByStem:
-        """Media in a folder of the root, and, if ``deep``, in those below it, by their names without ending."""
-        if (folder, deep) not in self._indexes:
+    def _by_stem(self, folder: PurePosixPath, inner: str = "") -> ByStem:
+        """Media in a folder of the root, and in folders in it (see ``files_in``), by their names without ending."""
+        if (folder, inner) not in self._indexes:
             found: defaultdict[str, list[PurePosixPath]] = defaultdict(list)
-            for path in _files_in(self._root / folder, deep):
-                if path.suffix.lower() in _SUFFIXES:
+            for path in files_in(self._root / folder, inner):
+                if path.suffix.lower() in SUFFIXES:
                     found[path.stem].append(PurePosixPath(path.relative_to(self._root)))
-            self._indexes[folder, deep] = dict(found)
-        return self._indexes[folder, deep]
+            self._indexes[folder, inner] = dict(found)
+        return self._indexes[folder, inner]
 
     def _is_file(self, relative: PurePosixPath) -> bool:
         try:
@@ -158,34 +197,3 @@ class MediaFinder:
             return (self._root / relative).is_dir()
         except (OSError, ValueError):
             return False
-
-
-def _alike(files: _ByStem, wanted: PurePosixPath) -> list[PurePosixPath]:
-    """The files that are called as the wanted one, with its ending or else with one of its kind."""
-    paths = files.get(wanted.stem, [])
-    if wanted.suffix.lower() not in _SUFFIXES:
-        return [path for path in paths if path.name == wanted.name]
-    kind = next(suffixes for suffixes in EXTENSIONS.values() if wanted.suffix.lower() in suffixes)
-    exact = [path for path in paths if path.suffix == wanted.suffix]
-    return exact or [path for path in paths if path.suffix.lower() in kind]
-
-
-def _files_in(folder: Path, deep: bool) -> Iterator[Path]:
-    """In the same order on every machine. Links to folders are not followed: they may lead in circles, or out."""
-    for place, folders, files in os.walk(folder):
-        folders[:] = sorted(folders) if deep else []
-        for name in sorted(files):
-            yield Path(place, name)
-
-
-def _name(folder: Path) -> str:
-    """What a folder is called where it is named: "." has a name too; what a link points to does not count."""
-    return os.path.basename(os.path.abspath(folder))
-
-
-def _below(folder: Path, root: Path) -> PurePosixPath | None:
-    """A folder relative to the root; None if it lies elsewhere."""
-    try:
-        return PurePosixPath(folder.resolve().relative_to(root.resolve()))
-    except (OSError, RuntimeError, ValueError):
-        return None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from data_pipelines.common import gold_faults
 from data_pipelines.engine.dataset import DataSet, Split
 from data_pipelines.engine.finding import MediaFinder
+from data_pipelines.engine.missing import REASON, Missing
 from data_pipelines.engine.rows import LeftOut, RowReader
 from data_pipelines.media_store import MediaStore
 from vlm_pg.data.files import RecordPlace
@@ -72,6 +73,7 @@ class Rules:
         media_root: folder of the media; None for a set without.
         check_media: look whether they are there.
         data_types, answer_kinds, sources: what is kept; empty ``sources``: all.
+        only_folder: the one folder that all rows' media are in; see ``MediaFinder``.
     """
 
     recipe: tuple[str, tuple[Any, ...]]
@@ -80,6 +82,7 @@ class Rules:
     data_types: tuple[str, ...]
     answer_kinds: tuple[str, ...]
     sources: tuple[str, ...]
+    only_folder: str | None = None
 
 
 def dataset_of(recipe: tuple[str, tuple[Any, ...]]) -> DataSet:
@@ -96,7 +99,8 @@ class Judge:
     def __init__(self, rules: Rules):
         self._rules, self._dataset = rules, dataset_of(rules.recipe)
         root = rules.media_root
-        self._finder = None if root is None else MediaFinder(root, self._dataset)
+        self._finder = None if root is None else MediaFinder(root, self._dataset, rules.only_folder)
+        self._missing = None if root is None else Missing(root, self._dataset, rules.only_folder)
         self._store = None if root is None else MediaStore(root)
         self._rewarder = Rewarder(RewardSettings(checker=CheckerSettings(workers=1)))
 
@@ -112,6 +116,8 @@ class Judge:
         source = part.source
         reader = RowReader(self._dataset.forms[source.form], self._finder, self._store, root_of(source.path))
         found: list[Verdict] = []
+        if self._finder is not None:
+            self._finder.asked.clear()
         for place, row in part.rows:
             for one in reader.samples(row, f"{source.name}-{place.key}", place.within(source.path)):
                 if isinstance(one, BadSample):
@@ -154,12 +160,19 @@ class Judge:
         root = self._rules.media_root
         if root is None or not self._rules.check_media:
             return None
-        try:
-            for ref in sample.media:
+        for ref in sample.media:
+            try:
                 resolve(ref, root)
-        except SampleError as fault:
-            return fault
+            except SampleError as fault:
+                return self._explained(fault, ref.path)
         return None
+
+    def _explained(self, fault: SampleError, path: str) -> SampleError:
+        """A medium's fault, with where it was looked for if it is not there."""
+        finder, missing = self._finder, self._missing
+        if fault.reason != REASON or finder is None or missing is None or path not in finder.asked:
+            return fault
+        return missing.fault(path, finder.asked[path], finder.looked_in())
 
 
 def data_type(sample: Sample) -> str:

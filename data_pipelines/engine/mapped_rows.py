@@ -19,7 +19,8 @@ from data_pipelines.engine.fields import (
 from data_pipelines.engine.options import letter_of_text, split_options
 from data_pipelines.engine.questions import answered, untagged, without_sentences
 from vlm_pg.data.columns import Label
-from vlm_pg.data.gold import answer_kind_of, option_texts, options_of
+from vlm_pg.data.gold import answer_kind_of
+from vlm_pg.data.option_letters import Closed, close_gap, option_texts, options_of
 from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import SampleError
 
@@ -41,6 +42,8 @@ def mapped_record(field_map: FieldMap, row: Row, name: str) -> dict[str, Any]:
     record |= {field: _as_name(record[field]) for field in _NAMES if field in record}
     record["data_source"] = record["data_source"] or field_map.name
     options = _options(fields, row, record)
+    if closed := _closed(fields.answer, row, record, options):
+        return record | answered(record["problem_type"], closed.letter, closed.options)
     gold = _gold(fields.answer, row, record, options)
     if fields.answer.given_as in ("letter", "index", "index from 1", "text"):
         options = list(options_of({"options": options}))  # a letter is one of theirs then, and no option's text
@@ -156,7 +159,7 @@ def _options(fields: Fields, row: Row, record: dict[str, Any]) -> list[str]:
     if source.in_question:
         if not isinstance(record["problem"], str):
             raise unusable("wrong_type", f"the question is a {type(record['problem']).__name__}", "Text")
-        record["problem"], options = split_options(record["problem"])
+        record["problem"], options = split_options(record["problem"], gap=True)
         return options
     if source.columns is not None:
         values = [_found(row, column) for column in source.columns]
@@ -190,6 +193,13 @@ def _option(value: Any) -> str:
     if not isinstance(value, str):
         raise unusable("wrong_type", f"an option is a {type(value).__name__}", "Text or a number")
     return value.strip()
+
+
+def _closed(source: Answer, row: Row, record: dict[str, Any], options: list[str]) -> Closed | None:
+    """Options of which some were lost, where the answer is given as the right one's text; see ``close_gap``."""
+    if answer_kind_of(record) != "multiple_choice" or source.given_as not in ("text", "written"):
+        return None
+    return close_gap(options, answer_text({"answer": _raw(source, row)}, "answer"))
 
 
 def _gold(source: Answer, row: Row, record: dict[str, Any], options: list[str]) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 
 from data_pipelines.engine.fields import plain_number, unusable
 from vlm_pg.data.columns import Label
+from vlm_pg.data.option_letters import is_gap, unglued
 from vlm_pg.rewards.options import same_text
 
-# "A. red", "A) red", "(A) red", "A: red"; not "D.C. is shown".
+# "A. red", "A) red", "(A) red", "A: red"; not "D.C. is shown", unless the lines below say that it is an option.
 _OPTION = re.compile(r"\s*(?:\(([A-Z])\)|([A-Z])(?:[.)]|:(?=\s)))(?![A-Za-z][.)])\s*(.*?)\s*")
 _HEADING = re.compile(r"\s*(?:options|choices)\s*:?\s*", re.IGNORECASE)
 _GOLD = re.compile(r"\(?([A-J])(?:[.):](?![A-Za-z][.)])|$)+\s*(.*)", re.DOTALL)
@@ -26,10 +27,14 @@ def lettered(texts: Sequence[str]) -> list[str]:
     return [f"{letter}. {text}" for letter, text in zip(_letters(len(texts)), texts, strict=True)]
 
 
-def split_options(text: str) -> tuple[str, list[str]]:
+def split_options(text: str, gap: bool = False) -> tuple[str, list[str]]:
     r"""The question, and the options that stand below it as lines, in their order; none where no line begins as one.
 
     split_options("Which?\nOptions:\nA. red\n(B) blue") == ("Which?", ["A. red", "B. blue"])
+
+    Args:
+        text: the question and its options.
+        gap: whether a few letters may be lost, for callers who know what the answer means then (``close_gap``).
 
     Raises:
         SampleError: ``bad_options``: such lines are not the letters from A on, each once, other text follows, or a
@@ -39,17 +44,42 @@ def split_options(text: str) -> tuple[str, list[str]]:
     found = [_OPTION.fullmatch(line) for line in lines]
     first = next((place for place, option in enumerate(found) if option), len(lines))
     options = [(option[1] or option[2], option[3]) for option in found[first:] if option]
-    letters = [letter for letter, _ in options]
     whole = len(options) == sum(1 for line in lines[first:] if line.strip())
+    if options and (options[0][0] != "A" or not whole) and (glued := _glued(lines, first)):
+        first, options = glued
+        whole = True
+    letters = [letter for letter, _ in options]
     asked = "\n".join(lines[:first]).rstrip().splitlines()
     if options and asked and _HEADING.fullmatch(asked[-1]):
         asked.pop()
     if any(_HEADING.fullmatch(line) for line in asked):
         raise unusable("bad_options", "no options stand below their heading", "'Options:', then a line for each,")
+    written = [f"{letter}. {option}" for letter, option in options]
+    if not whole or not (gap and is_gap(letters)):
+        check_letters(written, whole)
+    return "\n".join(asked).strip(), written
+
+
+def check_letters(options: Sequence[str], whole: bool = True) -> None:
+    """Refuse options, as ``split_options`` returns them, of which some are lost.
+
+    Raises:
+        SampleError: ``bad_options``.
+    """
+    letters = [option[0] for option in options]
     if not whole or len(options) == 1 or sorted(letters) != list(string.ascii_uppercase[: len(options)]):
         came = f"the lines of options begin with {', '.join(letters)}{'' if whole else ', and with no letter'}"
         raise unusable("bad_options", came, "Two or more as the last lines, each letter from A on once,")
-    return "\n".join(asked).strip(), [f"{letter}. {option}" for letter, option in options]
+
+
+def _glued(lines: Sequence[str], first: int) -> tuple[int, list[tuple[str, str]]] | None:
+    """Where options begin, and those, if some of them run together with their letters: "A.U.S. Army".
+
+    ``first``: the first line that surely is an option. The first of all is the question's.
+    """
+    places = (place for place in range(first, 0, -1) if lines[place].strip())
+    found = ((place, unglued([line for line in lines[place:] if line.strip()])) for place in places)
+    return next(((place, options) for place, options in found if options), None)
 
 
 def letter_at(index: Any, count: int) -> str:
@@ -91,7 +121,7 @@ def letter_of(gold: str, options: Sequence[str]) -> str:
         SampleError: ``answer_not_in_options``, or ``ambiguous_answer``: letter and text, or several texts, disagree.
     """
     texts = dict(option.split(". ", 1) for option in options)
-    by_text = {letter for letter, text in texts.items() if same_text(gold, text)}
+    by_text = {letter for letter, text in texts.items() if same_text(gold, text) or same_text(gold, f"{letter}.{text}")}
     letter, said = letter_and_text(gold)
     if letter in texts:
         by_letter = {letter} if not said or same_text(said, texts[letter]) else set()

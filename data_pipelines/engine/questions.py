@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_pipelines.engine.fields import unusable
-from data_pipelines.engine.options import letter_and_text, letter_of, split_options
-from vlm_pg.data.gold import answers_in, have_letters
+from data_pipelines.engine.options import check_letters, letter_and_text, letter_of, split_options
+from vlm_pg.data.gold import answers_in
+from vlm_pg.data.option_letters import close_gap, have_letters
+from vlm_pg.rewards.options import same_text
 
 _MARKS = ("<image>", "<video>")
 _OPENS, _CLOSES = "<answer>", "</answer>"
@@ -98,8 +100,11 @@ def open_or_choice(text: str, gold: str) -> dict[str, Any]:
         SampleError: as ``split_options``, ``letter_of`` and ``answered``; ``too_few_options``: the answer is a letter,
             and there are none.
     """
-    question, options = split_options(text)
+    question, options = split_options(text, gap=True)
+    if closed := close_gap(options, gold, same_text):
+        return {"problem": question, **answered("multiple choice", closed.letter, closed.options)}
     if options:
+        check_letters(options)
         # Of lines it is sure that they begin with their letters; in records a few in another order would not be.
         ordered = options if have_letters(options) else sorted(options)
         return {"problem": question, **answered("multiple choice", letter_of(gold, options), ordered)}

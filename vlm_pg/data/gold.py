@@ -1,13 +1,12 @@
-"""What a record asks for: the kind of its answer, its options, the gold answer."""
+"""What a record asks for: the kind of its answer, the gold answer."""
 
 from __future__ import annotations
 
-import re
-import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from vlm_pg.data.fields import fault, field
+from vlm_pg.data.option_letters import LETTER, OPTION, close_gap, have_letters, option_texts
 from vlm_pg.types import NONE_RIGHT, AnswerKind, right_letters
 
 # Read without regard to case, and with a space, "_", "-" or "/" between words: "multiple_choice" is "multiple choice".
@@ -28,13 +27,6 @@ WRITTEN_NAMES: dict[AnswerKind, str] = {
 _BETWEEN_WORDS = str.maketrans("_-/", "   ")
 _KINDS = {kind.translate(_BETWEEN_WORDS): kind for kind in WRITTEN_NAMES}
 _OPENS, _CLOSES = "<answer>", "</answer>"
-# "A. red", "A) red", "(A) red", "A: red"; not "A.M.".
-_OPTION = re.compile(r"\s*\(?([A-Z])\s*[.):](?![A-Za-z][.)])\s*(.*)", re.DOTALL)
-# So many options may have been lost of a list that still has its letters.
-_LOST = 2
-# From so many options on letters may come in another order: no four texts begin with A, B, C and D by chance.
-_TURNED = 4
-_LETTER = re.compile(r"\(?([A-Za-z])\)?[.:)]?")
 
 
 def answer_kind_of(record: Mapping[str, Any]) -> AnswerKind:
@@ -45,54 +37,6 @@ def answer_kind_of(record: Mapping[str, Any]) -> AnswerKind:
         names = ", ".join(WRITTEN_NAMES.values())
         raise fault("unknown_answer_kind", f"'problem_type' is '{written}'", f"One of {names}", "it")
     return kind
-
-
-def options_of(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """The options with their letters; options written without any get theirs, in order.
-
-    A capital and a point before each are letters only if they are those from A on in order, or four and more of them
-    in another: "E. coli", "S. aureus" are texts. What may be letters all the same, some lost or turned, is refused:
-    which option "B" means, the second or the one that begins so, nobody can know.
-    """
-    options = field(record, "options", list, default=[])
-    if not all(isinstance(option, str) for option in options):
-        raise fault("wrong_type", "'options' holds something that is not a string", "A list of strings", "it")
-    if have_letters(options):
-        return tuple(options)
-    letters = [letter for letter, _ in map(_parted, options) if letter]
-    if len(options) > len(string.ascii_uppercase) or (letters and max(letters) <= _last_of(len(options) + _LOST)):
-        raise fault(
-            "bad_options",
-            f"'options' are {len(options)}, of which {len(letters)} begin with the letters {letters[:26]}",
-            "The letters from A on in order before all of at most 26 options, as in 'A. red', or before none",
-            "them",
-        )
-    return tuple(f"{letter}. {option}" for letter, option in zip(string.ascii_uppercase, options, strict=False))
-
-
-def option_texts(options: Sequence[str]) -> dict[str, str]:
-    """Texts by letter: option_texts(["A. red", "(B) .5"]) == {"A": "red", "B": ".5"}.
-
-    ``options``: with their letters, as ``options_of`` returns them.
-    """
-    return dict(map(_parted, options))
-
-
-def have_letters(options: Sequence[str]) -> bool:
-    """Whether options surely are written with their letters; see ``options_of``."""
-    letters = [letter for letter, _ in map(_parted, options)]
-    known = list(string.ascii_uppercase[: len(options)])
-    return bool(options) and (letters == known or (len(options) >= _TURNED and sorted(letters) == known))
-
-
-def _parted(option: str) -> tuple[str, str]:
-    """The letter an option begins with ("" without one), and the text behind it."""
-    found = _OPTION.match(option)
-    return (found[1], found[2].strip()) if found else ("", option)
-
-
-def _last_of(count: int) -> str:
-    return string.ascii_uppercase[min(count, len(string.ascii_uppercase)) - 1]
 
 
 def answer_of(record: Mapping[str, Any], kind: AnswerKind, options: tuple[str, ...]) -> str:
@@ -118,8 +62,11 @@ def answer_of(record: Mapping[str, Any], kind: AnswerKind, options: tuple[str, .
     if len(options) < 2:
         raise fault("too_few_options", f"a multiple choice question has {len(options)} option(s)", "Two or more", "it")
     texts = option_texts(options)
+    written = field(record, "options", list, default=[])
+    if closed := close_gap(written, answer):
+        return closed.letter
     letters = _readings(answer, texts)
-    if answer in texts and have_letters(field(record, "options", list, default=[])):
+    if answer in texts and have_letters(written):
         return answer
     if len({texts[letter] for letter in letters}) > 1:
         raise fault(
@@ -167,10 +114,11 @@ def _selected(answer: str, options: tuple[str, ...]) -> str:
 
 def _readings(answer: str, texts: Mapping[str, str]) -> set[str]:
     """Letters of the options that the answer may mean: by its letter, its text, or both."""
-    letter, spelled = _LETTER.fullmatch(answer), _OPTION.match(answer)
+    letter, spelled = LETTER.fullmatch(answer), OPTION.match(answer)
     found = {letter[1].upper()} & set(texts) if letter else set()
     for option, text in texts.items():
-        if answer == text or (spelled and spelled[1] == option and spelled[2].strip() == text):
+        is_spelled = spelled and spelled[1] == option and spelled[2].strip() == text
+        if is_spelled or answer in (text, f"{option}.{text}"):
             found.add(option)
     return found
 

@@ -26,7 +26,8 @@ from typing import Any
 from vlm_pg.data.embedded import embedded_in
 from vlm_pg.data.fields import check_text, fault, field, id_of
 from vlm_pg.data.files import read_raw
-from vlm_pg.data.gold import WRITTEN_NAMES, answer_kind_of, answer_of, check_gold, options_of
+from vlm_pg.data.gold import WRITTEN_NAMES, answer_kind_of, answer_of, answers_in, check_gold
+from vlm_pg.data.option_letters import options_of
 from vlm_pg.data.references import media_of, parts_of
 from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import ConfigError, SampleError, printable
@@ -148,7 +149,8 @@ def parse_record(record: Any, where: str = "") -> Sample:
     question = field(record, "problem", str)
     if not question.strip():
         raise fault("empty_question", "'problem' is empty", "The text of a question", "it")
-    options = options_of(record)
+    solution = record.get("solution")
+    options = options_of(record, next(iter(answers_in(solution)), "") if isinstance(solution, str) else "")
     _check_unicode(sample_id, question, options)
     token = MEDIA_TOKEN.search("\n".join((question, *options)))
     if token:

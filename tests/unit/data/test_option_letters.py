@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vlm_pg.data.gold import option_texts, options_of
+from vlm_pg.data.option_letters import close_gap, option_texts, options_of
 from vlm_pg.data.records import parse_record, to_record
 from vlm_pg.errors import SampleError
 
@@ -62,6 +62,36 @@ def read(options: list[str], gold: str) -> str:
         (["A. red", "or crimson", "B. blue"], "B", "refused: bad_options"),
         (["x", "B. y"], "B", "refused: bad_options"),
         (["D. w", "A. x", "B. y", "B. z"], "D", "refused: bad_options"),
+        # Some lost: the gold answer must give the text.
+        (["A. x", "B. y", "D. z"], "z", "z"),
+        (["A. x", "B. y", "D. z"], "D. z", "z"),
+        (["A. x", "B. y", "D. z"], "(D) z", "z"),
+        (["A. x", "B. y", "C. z", "E. w"], "w", "w"),
+        (["A. x", "C. y", "D. z"], "y", "y"),
+        (["A. x", "B. y", "D. z"], "B", "refused: bad_options"),
+        (["A. x", "B. y", "D. z"], "D", "refused: bad_options"),
+        (["A. x", "B. y", "D. z"], "C. z", "refused: bad_options"),
+        (["A. x", "B. y", "D. z"], "w", "refused: bad_options"),
+        (["A. z", "B. y", "D. z"], "z", "refused: bad_options"),
+        (["A. x", "B. y", "D. both C and A"], "x", "refused: bad_options"),
+        (["A. x", "B. y C. z", "D. w"], "w", "refused: bad_options"),
+        (["A. x", "B. D", "D. z"], "z", "refused: bad_options"),
+        (["A. x", "B. y", "D. A"], "A", "refused: bad_options"),
+        (["B. x", "C. y", "D. z"], "z", "refused: bad_options"),
+        (["A. x", "B. y", "B. z"], "z", "refused: bad_options"),
+        (["B. x", "A. y"], "y", "refused: bad_options"),
+        # Letters that run together with their texts.
+        (["A.U.S. Army", "B.NATO", "C.UN"], "A", "U.S. Army"),
+        (["A.U.S. Army", "B.NATO", "C.UN"], "U.S. Army", "U.S. Army"),
+        (["A.U.S. Army", "B.NATO", "C.UN"], "A.U.S. Army", "U.S. Army"),
+        (["A.U.S. Army", "B.NATO", "C.UN"], "A. U.S. Army", "U.S. Army"),
+        (["A.U.S. Army", "B.NATO", "C.UN"], "C.UN", "UN"),
+        (["A.U.S. Army", "B.NATO", "C.UN"], "B.U.S. Army", "refused: answer_not_in_options"),
+        (["A. NATO", "B.U.S. Army", "(C) UN"], "B", "U.S. Army"),
+        (["A.D.", "B.C."], "B", "B.C."),
+        (["A.D.", "B.C."], "A.D.", "A.D."),
+        (["A.U.S. Army", "C.NATO", "D.UN"], "A", "refused: bad_options"),
+        (["B.U.S. Army", "A.NATO"], "A", "refused: bad_options"),
     ],
 )
 def test_which_option_a_gold_answer_means(options: list[str], gold: str, text: str) -> None:
@@ -71,6 +101,21 @@ def test_which_option_a_gold_answer_means(options: list[str], gold: str, text: s
 def test_the_refusal_says_what_would_do() -> None:
     with pytest.raises(SampleError, match=r"'options' are 3, of which 2 begin with the letters \['B', 'A'\]\. The let"):
         options_of({"options": ["B. x", "A. y", "z"]})
+
+
+@pytest.mark.parametrize("kind", ["multiple select", "exact", "multiple choice"])
+def test_no_other_answer_takes_options_with_a_gap(kind: str) -> None:
+    options = ["A. x", "B. y", "D. z"]
+    assert options_of({"options": options}, "z") == ("A. x", "B. y", "C. z")
+    with pytest.raises(SampleError) as error:
+        parse_record(RECORD | {"problem_type": kind, "options": options, "solution": "<answer>A, B</answer>"})
+    assert error.value.reason == "bad_options"
+
+
+def test_what_is_no_gap_stays_open() -> None:
+    assert close_gap(["A. x", "B. y", "D. z"], "z") == (("A. x", "B. y", "C. z"), "C")
+    for options in (["A. x", "B. z"], ["x", "z"], ["A. x", "z"], ["A. z"], [], ["A. x", "F. z"]):
+        assert close_gap(options, "z") is None
 
 
 def test_as_many_as_there_are_letters() -> None:

@@ -97,6 +97,10 @@ def test_open_questions_and_captions_are_free_form_or_what_checks_them_better(tm
         ("Why?\nA.To train\n\nB.To rest\n", "B. to  rest", 2, "B"),
         ("Why?\nB. to rest\nA. to train", "A", 2, "A"),
         ("Which letter?\nA. B\nB. A", "A. B.", 2, "A"),
+        ("Why?\nA. to train\nC. to rest", "To rest.", 2, "B"),
+        ("Why?\nA. to train\nB. fun\nD. to rest", "D. to rest.", 3, "C"),
+        ("Why?\nA.U.S. Army\nB.NATO\nC. UN", "A.U.S. Army.", 3, "A"),
+        ("Why?\nA.U.S. Army\nB.NATO\nC. UN", "B.", 3, "B"),
     ],
 )
 def test_options_and_gold_answers_in_their_spellings(
@@ -120,6 +124,10 @@ def test_options_and_gold_answers_in_their_spellings(
         ("Why?\nA. to train\nB. to rest", "<answer>B</answer>", "answer_not_in_options"),
         ("Why?\nA. to rest\nB. to rest", "A.", "bad_options"),
         ("Why?\nA. to train\nC. to rest", "A.", "bad_options"),
+        ("Why?\nA. to train\nC. to rest", "B. to rest", "bad_options"),
+        ("Why?\nA. to train\nC. to rest", "to eat", "bad_options"),
+        ("Why?\nA. rest\nB. Rest.\nD. fun", "rest", "bad_options"),
+        ("Why?\nA. to train\nC. to rest\nD. B and C", "to rest", "bad_options"),
         ("Why?\nA. to train\nA. to rest", "A.", "bad_options"),
         ("Why?\nA. to train\nB. to rest\nor sleep", "A.", "bad_options"),
         ("Why?\nA. to train\nB.", "A.", "bad_options"),

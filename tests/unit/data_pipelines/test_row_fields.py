@@ -37,6 +37,9 @@ def test_known_sentences_leave_both_ends_in_any_order() -> None:
         ("Who?\n  (she asks)\nA.red\nB.blue", "Who?\n  (she asks)", ["A. red", "B. blue"]),
         ("Which?\nA.D. or B.C.?", "Which?\nA.D. or B.C.?", []),
         ("Which of A. and B.?", "Which of A. and B.?", []),
+        ("Which?\nA.U.S. Army\nB.NATO\nC. UN", "Which?", ["A. U.S. Army", "B. NATO", "C. UN"]),
+        ("Which?\nA. NATO\n\nB.U.S. Army\n(C) UN", "Which?", ["A. NATO", "B. U.S. Army", "C. UN"]),
+        ("Which?\nA.D.\nB.C.", "Which?\nA.D.\nB.C.", []),
     ],
 )
 def test_options_in_lines(text: str, question: str, options: list[str]) -> None:
@@ -61,6 +64,13 @@ def test_damaged_lines_of_options_are_refused(text: str) -> None:
     with pytest.raises(SampleError) as raised:
         split_options(text)
     assert raised.value.reason == "bad_options"
+
+
+def test_a_few_letters_may_be_lost_where_the_caller_knows_what_to_do() -> None:
+    assert split_options("Which?\nA. red\nB. blue\nD. green", gap=True)[1] == ["A. red", "B. blue", "D. green"]
+    for text in ("Which?\nB. red\nD. blue", "Which?\nA. red\nA. blue", "Which?\nA. red\nC. blue\nor", "?\nA. x\nG. y"):
+        with pytest.raises(SampleError):
+            split_options(text, gap=True)
 
 
 @pytest.mark.parametrize(

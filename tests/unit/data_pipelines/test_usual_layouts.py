@@ -1,0 +1,161 @@
+"""Layouts that people and mirrors give the sets' media: found where it is certain whose a file is, else refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from data_pipelines.engine.counting import count_rows
+from data_pipelines.engine.finding import MediaFinder
+from data_pipelines.engine.judging import Source
+from data_pipelines.llava_video_178k import LLAVA_VIDEO_178K
+from data_pipelines.vsi import VSI
+from tests.support.pipeline_rows import empty_files
+from tests.unit.data_pipelines.test_finding import dataset_of
+from vlm_pg.errors import SampleError
+
+EARLY, BOTH, LATE = "video_00428.mp4", "video_10428.mp4", "video_13428.mp4"
+FALL, SITS, ID = "0101/2909445186.mp4", "6H78U.mp4", "2909445186.mp4"
+LONG = "longvila_videos/5nKz1hzvSqs.mp4"
+THOUSAND = "video_10000-11000"
+
+FOUND = [
+    ("clevrer", EARLY, f"videos/train/video_00000-01000/{EARLY}", []),
+    ("clevrer", EARLY, f"train/video_00000-01000/{EARLY}", []),
+    ("clevrer", EARLY, f"videos/video_00000-01000/{EARLY}", []),
+    ("clevrer", EARLY, f"clevrer/video_00000-01000/{EARLY}", []),
+    ("clevrer", EARLY, f"train_video/video_00000-01000/{EARLY}", []),
+    ("clevrer", EARLY, f"train/{EARLY}", []),
+    ("clevrer", EARLY, f"videos/train/{EARLY}", []),
+    ("clevrer", "video_15001.mp4", "test_videos/video_15001.mp4", []),
+    *[("clevrer", BOTH, f"{split}/{THOUSAND}/{BOTH}", []) for split in ("val", "validation", "validation_video")],
+    *[("clevrer", BOTH, f"{split}/{BOTH}", [f"{split}/{LATE}"]) for split in ("val", "videos/validation", "valid")],
+    ("clevrer", BOTH, f"clevrer/val/{BOTH}", [f"videos/{BOTH}"]),
+    ("clevrer", BOTH, f"clevrer/video_validation/{BOTH}", [f"perception/videos/{BOTH}"]),
+    *[
+        ("perception_test", BOTH, f"{place}/{BOTH}", [f"video_validation/{THOUSAND}/{BOTH}"])
+        for place in ("validation/videos", "valid/videos", "train/videos", "data/videos", "videos", "val_videos")
+    ],
+    ("perception_test", BOTH, f"videos/part1/{BOTH}", [f"videos/{THOUSAND}/{BOTH}", f"videos/clevrer/val/{BOTH}"]),
+    ("perception_test", "video_428.mp4", "videos/video_428.mp4", [f"videos/{EARLY}"]),
+    *[
+        ("star", SITS, f"{place}/{SITS}", [])
+        for place in ("videos", "Charades", "a/Charades_v1_480", "a/b/Charades_v1")
+    ],
+    *[("charades_sta", SITS, f"{place}/{SITS}", [f"a/{SITS}"]) for place in ("videos", "Charades", "charades")],
+    ("charades_sta", SITS, "videos/6H78U.mkv", [f"videos/trimmed/{SITS}"]),
+    *[
+        ("nextqa", path, f"{place}/{path}", [f"other/{path}"])
+        for place in ("videos", "nextqa/videos", "VidOR/video")
+        for path in (FALL, ID)
+    ],
+    ("nextqa", ID, f"videos/{FALL}", []),
+    ("nextqa", FALL, f"videos/{ID}", []),
+    ("nextqa", FALL, f"videos/{FALL}", [f"videos/0202/{ID}"]),
+    ("nextqa", ID, f"a/b/NExTVideo/{FALL}", []),
+    ("longvideo_reason", LONG, "videos/5nKz1hzvSqs.webm", ["videos/x/5nKz1hzvSqs.mp4"]),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "where", "others"), FOUND)
+def test_usual_layouts_are_found(tmp_path: Path, name: str, path: str, where: str, others: list[str]) -> None:
+    empty_files(tmp_path, where, *others)
+    assert MediaFinder(tmp_path, dataset_of(name)).path_of(path) == where
+
+
+@pytest.mark.parametrize(
+    ("name", "root", "path", "where"),
+    [
+        ("clevrer", "train", EARLY, f"video_00000-01000/{EARLY}"),
+        ("clevrer", "videos", EARLY, f"train/{EARLY}"),
+        ("clevrer", "clevrer", BOTH, f"val/{BOTH}"),
+        ("perception_test", "validation", BOTH, f"videos/{BOTH}"),
+        ("star", "videos", SITS, SITS),
+        ("charades_sta", "Charades", SITS, "Charades_v1_480/6H78U.mp4"),
+        ("charades_sta", "anything", SITS, SITS),
+        ("nextqa", "nextqa/videos", ID, FALL),
+        ("nextqa", "nextqa/videos", FALL, FALL),
+        ("nextqa", "nextqa/videos", FALL, ID),
+        ("nextqa", "nextqa/videos", ID, ID),
+        ("nextqa", "NExTQA", ID, f"videos/{FALL}"),
+    ],
+)
+def test_the_root_may_be_any_of_these_folders(tmp_path: Path, name: str, root: str, path: str, where: str) -> None:
+    empty_files(tmp_path / root, where)
+    assert MediaFinder(tmp_path / root, dataset_of(name)).path_of(path) == where
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "files"),
+    [
+        ("clevrer", BOTH, [f"val/{BOTH}"]),  # Perception Test has a video of this name, and has none of 12000 or more
+        ("clevrer", BOTH, [f"val/{BOTH}", f"val/{LATE}", "val/video_7.mp4"]),
+        ("clevrer", BOTH, [f"train/{BOTH}", f"train/{EARLY}"]),
+        ("clevrer", BOTH, [f"train/videos/{BOTH}", f"train/videos/{LATE}"]),
+        ("clevrer", BOTH, [f"videos/{BOTH}"]),
+        ("clevrer", EARLY, [f"video_00000-01000/masks/{EARLY}"]),
+        ("clevrer", BOTH, [f"videos/video_11000-12000/{BOTH}"]),
+        ("clevrer", EARLY, [f"videos/{EARLY}", f"clevrer/val/{EARLY}"]),
+        ("perception_test", BOTH, [f"videos/val/{THOUSAND}/{BOTH}"]),
+        ("perception_test", BOTH, [f"videos/{THOUSAND}/{BOTH}"]),
+        ("perception_test", BOTH, [f"videos/{BOTH}", f"videos/{EARLY}"]),
+        ("perception_test", BOTH, [f"videos/val/{BOTH}", f"videos/val/{LATE}"]),
+        ("perception_test", BOTH, [f"videos/video_validation/{BOTH}", f"clevrer/videos/{BOTH}"]),
+        ("star", SITS, [f"videos/clips/{SITS}", f"Charades/clips/{SITS}"]),
+        ("nextqa", FALL, [f"videos/0202/{ID}"]),
+        ("nextqa", ID, [f"videos/other/{ID}", f"videos/0101/deep/{ID}", f"videos/0101/0202/{ID}"]),
+        ("longvideo_reason", LONG, ["videos/x/5nKz1hzvSqs.mp4"]),
+    ],
+)
+def test_what_may_be_another_sets_is_not_taken(tmp_path: Path, name: str, path: str, files: list[str]) -> None:
+    empty_files(tmp_path, *files)
+    assert MediaFinder(tmp_path, dataset_of(name)).path_of(path) == path
+
+
+def test_a_name_in_two_folders_of_four_digits_is_refused(tmp_path: Path) -> None:
+    empty_files(tmp_path, f"videos/0101/{ID}", f"videos/0202/{ID}")
+    with pytest.raises(SampleError, match="One file of that name"):
+        MediaFinder(tmp_path, dataset_of("nextqa")).path_of(ID)
+
+
+SCENE, BENCH, OTHER = "scannet/scene0191_00.mp4", "VSI-Bench", "VSI-590K"
+
+
+@pytest.mark.parametrize(
+    ("root", "files", "only", "expected"),
+    [
+        ("media", [SCENE], BENCH, SCENE),
+        ("media", [SCENE], None, f"{BENCH}/{SCENE}"),  # rows of VSI-590K have a video of this path, too
+        ("media", [SCENE, f"{OTHER}/x.mp4"], BENCH, f"{BENCH}/{SCENE}"),
+        ("media", [SCENE, f"{BENCH}/x.mp4"], BENCH, f"{BENCH}/{SCENE}"),
+        (OTHER, [SCENE], BENCH, f"{BENCH}/{SCENE}"),
+        ("media", ["elsewhere/scene0191_00.mp4"], BENCH, f"{BENCH}/{SCENE}"),
+    ],
+)
+def test_the_root_is_a_sets_one_folder_under_another_name_where_no_other_is_meant(
+    tmp_path: Path, root: str, files: list[str], only: str | None, expected: str
+) -> None:
+    empty_files(tmp_path / root, *files)
+    assert MediaFinder(tmp_path / root, VSI, only).path_of(SCENE, BENCH, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("folders", "only"), [((0, 0), OTHER), ((1, 1), BENCH), ((0, 1), None)], ids=["590k", "bench", "both"]
+)
+def test_which_folder_all_rows_are_in_is_read_of_their_files(
+    tmp_path: Path, folders: tuple[int, int], only: str | None
+) -> None:
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for path in paths:
+        path.write_text('{"video": "x"}\n7\n')
+    sources = [Source(path, form, "", "train") for path, form in zip(paths, folders, strict=True)]
+    assert count_rows(VSI, sources) == (dict.fromkeys(paths, 2), only)
+
+
+@pytest.mark.parametrize(("second", "only"), [("0_30_s_nextqa", "0_30_s_nextqa"), ("30_60_s_nextqa", None)])
+def test_so_are_the_subsets_of_rows(tmp_path: Path, second: str, only: str | None) -> None:
+    path = tmp_path / "rows.json"
+    rows = ", ".join(f'{{"data_source": "{name}"}}' for name in ("0_30_s_nextqa", second))
+    path.write_text(f'[{rows}, {{"video": "no source"}}]')
+    assert count_rows(LLAVA_VIDEO_178K, [Source(path, 0, "", "train")]) == ({path: 3}, only)
