@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,28 @@ def test_what_others_take_while_somebody_looks_is_counted(tmp_path: Path, monkey
     with account.opened(folder) as known:
         assert known.used == sum(place.size for place in places(folder)) <= limit
     assert looks == [2]
+
+
+def test_who_comes_after_another_does_not_look_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, looks = tmp_path / "cache", [0]
+    store, other = (Store(folder, "frames", 30 * SIZE) for _ in range(2))
+    epoch(store, range(30))
+    age(folder, 2 * DAY)
+
+    def counted(cache: Path) -> Iterator[Place]:
+        looks[0] += 1
+        return places(cache)
+
+    @contextmanager
+    def after_the_other(cache: Path) -> Iterator[bool]:
+        monkeypatch.setattr(module, "alone", alone)
+        assert other.write(key(100), entry(100)) is Outcome.KEPT
+        with alone(cache) as is_alone:
+            yield is_alone
+
+    monkeypatch.setattr(module, "places", counted)
+    monkeypatch.setattr(module, "alone", after_the_other)
+    assert store.write(key(200), entry(200)) is Outcome.KEPT and looks == [1]
 
 
 def _write_and_be_killed(folder: Path, limit: int, step: int) -> None:
