@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,43 @@ def test_who_is_killed_while_making_room_leaves_an_account_that_others_use(tmp_p
         if writer.exitcode == 0:
             break
     assert writer.exitcode == 0 and step > 12
+
+
+def _ask(folder: Path, limit: int, seed: int) -> None:
+    """For ever. Now and then half of the entries grow old."""
+    store, chance = Store(folder, "frames", limit), random.Random(seed)
+    while True:
+        epoch(store, [chance.randrange(1000) for _ in range(50)])
+        for place in places(folder):
+            if chance.random() < 0.5:
+                with suppress(FileNotFoundError):
+                    os.utime(place.path, (0, 0))
+
+
+@pytest.mark.parametrize("loses_account", [False, True])
+@pytest.mark.parametrize("kills", [pytest.param(200, marks=pytest.mark.matrix), 20])
+def test_the_limit_holds_at_every_moment(tmp_path: Path, kills: int, loses_account: bool) -> None:
+    """While writers are killed and others come, and the account is lost, so that all is counted while they write."""
+    context, chance = multiprocessing.get_context("fork"), random.Random(kills)
+    folder, limit, most = tmp_path / "cache", 100 * SIZE, 0
+    Store(folder, "frames", limit)
+    processes: list[Any] = [None] * PROCESSES
+    for number in range(kills):
+        place = chance.randrange(PROCESSES)
+        if processes[place] is not None:
+            processes[place].kill()
+            processes[place].join()
+        processes[place] = context.Process(target=_ask, args=(folder, limit, number))
+        processes[place].start()
+        for _ in range(chance.randrange(4)):
+            most = max(most, sum(entry.size for entry in places(folder)))
+        if loses_account and chance.random() < 0.1:
+            (folder / account.NAME).unlink(missing_ok=True)
+    while most < 50 * SIZE:
+        most = sum(entry.size for entry in places(folder))
+    for process in processes:
+        if process is not None:
+            process.kill()
+            process.join()
+    print(f"at most {most / SIZE:.0f} entries where 100 are allowed, after {kills} kills")
+    assert most <= limit + PROCESSES * SIZE
