@@ -6,7 +6,8 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from vlm_pg.cache.places import places, prune, verify
+from vlm_pg.cache.places import places, verify
+from vlm_pg.cache.room import prune
 from vlm_pg.cache.store import MARK, open_folder
 from vlm_pg.errors import ConfigError, printable
 

@@ -57,33 +57,28 @@ class Pruned:
     left: int
 
 
-def prune(folder: Path, max_bytes: int, since: float = math.inf, giving_way: Collection[str] = ()) -> Pruned | None:
+def throw_out(
+    found: Collection[Place], max_bytes: int, since: float = math.inf, giving_way: Collection[str] = ()
+) -> Pruned:
     """Throw out entries by last use until nine tenths of ``max_bytes`` are left, where there are more than that.
 
     Args:
+        found: all entries of a cache.
         since: those that were used then (seconds since the epoch) or later stay, and there may be more left than that.
         giving_way: kinds whose entries are thrown out all the same, after the others.
-
-    Returns:
-        What was done; None where somebody else does it at this moment.
     """
-    with _alone(folder) as alone:
-        if not alone:
-            return None
-        _remove_abandoned(folder)
-        found = list(places(folder))
-        left = sum(place.size for place in found)
-        count = freed = 0
-        if left > max_bytes:
-            may_go = [place for place in found if place.used < since or place.kind in giving_way]
-            for place in sorted(may_go, key=lambda place: (place.used >= since, place.used, place.key)):
-                if left <= _DOWN_TO * max_bytes:
-                    break
-                with suppress(FileNotFoundError):
-                    place.path.unlink()
-                    count, freed = count + 1, freed + place.size
-                left -= place.size
-        return Pruned(count, freed, left)
+    left = sum(place.size for place in found)
+    count = freed = 0
+    if left > max_bytes:
+        may_go = [place for place in found if place.used < since or place.kind in giving_way]
+        for place in sorted(may_go, key=lambda place: (place.used >= since, place.used, place.key)):
+            if left <= _DOWN_TO * max_bytes:
+                break
+            with suppress(FileNotFoundError):
+                place.path.unlink()
+                count, freed = count + 1, freed + place.size
+            left -= place.size
+    return Pruned(count, freed, left)
 
 
 def verify(folder: Path) -> Iterator[tuple[Place, bool]]:
@@ -101,7 +96,7 @@ def verify(folder: Path) -> Iterator[tuple[Place, bool]]:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[bool]:
+def alone(folder: Path) -> Iterator[bool]:
     """Whether no other process is in here."""
     # neither a link to a file of the user's, nor a pipe that waits
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -116,7 +111,7 @@ def _alone(folder: Path) -> Iterator[bool]:
         yield True
 
 
-def _remove_abandoned(folder: Path) -> None:
+def remove_abandoned(folder: Path) -> None:
     """Files that a killed process was writing."""
     for kind in _folders(folder):
         for bucket in _folders(kind):

@@ -24,8 +24,8 @@ class CacheSettings(Settings):
     max_gb: float = Field(
         100.0,
         gt=0,
-        description="Most GiB of it all. For more, what was not used for longest is thrown out, but nothing that the "
-        "same run, or another one in the day before, has used, except features for frames.",
+        description="Most GiB of it all. For more, what was not used for longest is thrown out, but nothing that was "
+        "used since the run began, nor in the day before while the run finds some of that; except features for frames.",
     )
 
     def impossible(self) -> list[str]:

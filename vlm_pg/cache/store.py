@@ -22,7 +22,7 @@ from typing import Any
 
 from vlm_pg.cache.entry_file import MOST_BYTES, Damaged, Entry, read_entry, read_regular, serialized
 from vlm_pg.cache.places import SUFFIX
-from vlm_pg.cache.room import Room
+from vlm_pg.cache.room import Outcome, Room
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.files import replacing, write_bytes_atomic
 
@@ -31,7 +31,6 @@ MARK = "vlm_pg_cache.json"
 _MOST_MARK_BYTES = 1 << 16
 # A read entry's time of use is written so often at most: disks need not write for every read.
 _USE_SECONDS = 600.0
-_LATELY_SECONDS = 24 * 3600.0
 # When this process began, as far as a cache is concerned.
 BEGAN = time.time()
 
@@ -58,10 +57,8 @@ class Store:
         folder: the cache; made if need be.
         kind: name of the entries' own folder.
         max_bytes: of all kinds together; None for no limit.
-        since: when the run began (seconds since the epoch), by default this process. What was used since then, or in
-            the day before, by a fill or an earlier run on the same media, is not thrown out for something else: of
-            media that are asked for in turns, epoch after epoch, and do not fit, a part stays and is found each time,
-            where the oldest would always be the next that is wanted.
+        since: when the run began (seconds since the epoch), by default this process. What may be thrown out for
+            something else goes by that, as ``room`` says.
         giving_way: kinds whose entries are thrown out for this one's, whenever they were used.
 
     Raises:
@@ -77,8 +74,8 @@ class Store:
         giving_way: Collection[str] = (),
     ):
         self.folder, self.kind, self.uses = folder, kind, Uses()
-        stays = (BEGAN if since is None else since) - _LATELY_SECONDS
-        self._room = None if max_bytes is None else Room(folder, max_bytes, stays, giving_way)
+        self._since = BEGAN if since is None else since
+        self._room = None if max_bytes is None else Room(folder, max_bytes, self._since, giving_way)
         open_folder(folder)
 
     def read(self, key: str, most_bytes: int = MOST_BYTES) -> Entry | None:
@@ -100,8 +97,11 @@ class Store:
             return None
         self.uses.hits += 1
         with suppress(OSError):  # it may be thrown out at this moment, or the folder be read-only
-            if time.time() - path.stat().st_mtime > _USE_SECONDS:
+            used = path.stat().st_mtime
+            if used < self._since or time.time() - used > _USE_SECONDS:
                 os.utime(path)
+            if self._room is not None:
+                self._room.found(used)
         return entry
 
     def remove_damaged(self, key: str) -> None:
@@ -114,11 +114,11 @@ class Store:
         """Whether there is an entry, damaged or not."""
         return self._path(key).is_file()
 
-    def write(self, key: str, entry: Entry) -> bool:
+    def write(self, key: str, entry: Entry) -> Outcome:
         """Keep an entry, and throw out those that were not used for longest where there is no room.
 
         Returns:
-            Whether it is kept. One that is larger than entries may be is not, nor one for which no room can be made.
+            Whether it is kept. One that is larger than entries may be finds a cache full.
 
         Raises:
             OSError: it cannot be written.
@@ -127,13 +127,17 @@ class Store:
         path = self._path(key)
         if _leads_away(path):
             raise OSError(errno.ELOOP, "a folder in it is a link that leads elsewhere", str(path.parent))
-        if content is None or (self._room is not None and not self._room.take(len(content))):
-            return False
+        if content is None:
+            return Outcome.FULL
+        if self._room is not None:
+            outcome = self._room.take(len(content))
+            if outcome is not Outcome.KEPT:
+                return outcome
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, durable=False) as file:
             file.write(content)
         self.uses.written += 1
-        return True
+        return Outcome.KEPT
 
     def _path(self, key: str) -> Path:
         return self.folder / self.kind / key[:2] / f"{key}{SUFFIX}"

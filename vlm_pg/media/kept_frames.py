@@ -17,6 +17,7 @@ from typing import Any
 
 from vlm_pg.cache.entry_file import Damaged
 from vlm_pg.cache.notes import say
+from vlm_pg.cache.room import Outcome
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.cache.store import Store, key_of
 from vlm_pg.errors import SampleError
@@ -132,13 +133,14 @@ def _read(store: Store, key: str, kind: MediaKind, factor: int, most_bytes: int)
 
 def _write(store: Store, key: str, media: DecodedMedia) -> bool:
     try:
-        if store.write(key, entry_of(media)):
-            return True
-        say(
-            f"cache.folder '{store.folder}' has no room for more frames within cache.max_gb (all that it holds was "
-            "used in this run or the day before): those that do not fit are decoded every time. Raise cache.max_gb, or "
-            "make room with vlm-pg cache prune."
-        )
+        outcome = store.write(key, entry_of(media))
+        if outcome is Outcome.FULL:
+            say(
+                f"cache.folder '{store.folder}' has no room for more frames within cache.max_gb (what this run has "
+                "used is not thrown out): those that do not fit are decoded every time. Raise cache.max_gb, or make "
+                "room with vlm-pg cache prune."
+            )
+        return outcome is Outcome.KEPT
     except OSError as error:  # frames are there all the same
         say(
             f"cache.folder '{store.folder}' cannot be written ({error.strerror or error}): frames are decoded again. "

@@ -13,6 +13,7 @@ import torch
 
 from vlm_pg.cache.entry_file import Entry
 from vlm_pg.cache.notes import say
+from vlm_pg.cache.room import Outcome
 from vlm_pg.cache.store import Store, key_of
 from vlm_pg.models.numerics import numerics_digest
 from vlm_pg.models.vision_pieces import Grid, shares
@@ -74,11 +75,11 @@ class KeptFeatures:
         """Keep features [M, ...] that ``hosts``, by default this process, have made. A disk that fails, and one without
         room, is a warning."""
         try:
-            if not self.store.write(self._key(prompt, hosts), _entry(features)):
+            if self.store.write(self._key(prompt, hosts), _entry(features)) is Outcome.FULL:
                 say(
                     f"cache.folder '{self.store.folder}' has no room for more visual features within cache.max_gb "
-                    "(all that it holds was used in this run or the day before): those that do not fit are computed "
-                    "every time. Raise cache.max_gb, or make room with vlm-pg cache prune."
+                    "(what this run has used is not thrown out): those that do not fit are computed every time. Raise "
+                    "cache.max_gb, or make room with vlm-pg cache prune."
                 )
         except OSError as error:  # features are there all the same
             say(

@@ -119,5 +119,8 @@ def _fill(loader: MediaLoader, refs: list[MediaRef], name: str) -> int:
     kept = len(refs) - faults - not_kept
     print(f"{name}: {kept:,} of {len(refs):,} media are kept, {faults:,} cannot be used", flush=True)
     if not_kept:
-        print(f"{not_kept:,} are not kept: they are URLs, have no room within cache.max_gb, or could not be written")
+        print(
+            f"{not_kept:,} are not kept: they are URLs, have no room within cache.max_gb (or none yet, beside what was "
+            "used in the day before: fill again), or could not be written"
+        )
     return faults

@@ -2,58 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from tests.support.cache_entries import BYTES, entry, epoch, held, key, size_of
+from vlm_pg.cache import account
 from vlm_pg.cache import room as module
-from vlm_pg.cache.entry_file import Entry, serialized
 from vlm_pg.cache.places import places
-from vlm_pg.cache.store import Store, key_of
+from vlm_pg.cache.room import Outcome
+from vlm_pg.cache.store import Store
 
-ENTRIES, BYTES = 40, 1000
-
-
-def entry(number: int, size: int = BYTES) -> Entry:
-    return Entry({"values": np.random.default_rng(number).integers(0, 255, size, dtype=np.uint8)}, {})
-
-
-def key(number: int) -> str:
-    return key_of({"n": number})
-
-
-def size_of(one: Entry) -> int:
-    content = serialized("frames", key(0), one)
-    assert content is not None
-    return len(content)
-
-
-def held(folder: Path, kind: str) -> int:
-    return sum(place.kind == kind for place in places(folder))
-
-
-DAY = 24 * 3600.0
-
-
-def age(folder: Path, seconds: float = 2 * DAY) -> None:
-    """As after a while, in which nobody used it."""
-    for place in places(folder):
-        os.utime(place.path, (place.used - seconds, place.used - seconds))
-
-
-def epoch(store: Store, order: list[int]) -> int:
-    """Each is read, and made where it is not there; how many were there."""
-    hits = store.uses.hits
-    for number in order:
-        if store.read(key(number)) is None:
-            store.write(key(number), entry(number))
-    return store.uses.hits - hits
-
+ENTRIES = 40
 
 ORDERS: dict[str, Callable[[int], list[int]]] = {
     "the same": lambda _: list(range(ENTRIES)),
@@ -71,29 +34,6 @@ def test_a_part_of_the_size_gives_that_part_of_the_hits(tmp_path: Path, order: s
     assert hits == [0, *[int(share * ENTRIES)] * 3]
     assert store.uses.written == int(share * ENTRIES), "nothing is thrown out for its like"
     assert sum(place.size for place in places(tmp_path / "cache")) <= limit
-
-
-@pytest.mark.parametrize("days, hits", [(0.0, [20, 20]), (0.9, [20, 20]), (1.1, [0, 20])])
-def test_what_was_filled_before_a_run_is_there_in_its_first_epoch(tmp_path: Path, days: float, hits: list[int]) -> None:
-    """Or was left by another run on the same media. Of what nobody used for longer others take the place."""
-    limit = int(0.5 * ENTRIES * size_of(entry(0)))
-    assert epoch(Store(tmp_path / "cache", "frames", limit), list(range(ENTRIES))) == 0
-    age(tmp_path / "cache", days * DAY)
-    store = Store(tmp_path / "cache", "frames", limit)
-    # Backwards: what is there comes last.
-    assert [epoch(store, list(range(ENTRIES))[::-1]) for _ in range(2)] == hits
-
-
-def test_what_earlier_runs_used_makes_room(tmp_path: Path) -> None:
-    """Of these what was not used for longest first; what this run has read stays, whenever it was made."""
-    limit = int(0.5 * ENTRIES * size_of(entry(0)))
-    epoch(Store(tmp_path / "cache", "frames", limit), list(range(ENTRIES // 2)))
-    age(tmp_path / "cache")
-    store = Store(tmp_path / "cache", "frames", limit)
-    assert epoch(store, [3, 4]) == 2
-    others = list(range(100, 100 + ENTRIES))
-    assert [epoch(store, others) for _ in range(2)] == [0, ENTRIES // 2 - 2]
-    assert epoch(store, [3, 4]) == 2
 
 
 @pytest.mark.parametrize("first", ["features", "frames"])
@@ -115,39 +55,96 @@ def test_features_take_what_frames_leave(tmp_path: Path, first: str) -> None:
         assert held(folder, "features") == 10
     assert sum(place.size for place in places(folder)) <= limit
     kept = {place.key for place in places(folder)}
-    assert not stores["features"].write(key(1000), entry(0, limit))
+    assert stores["features"].write(key(1000), entry(0, limit)) is Outcome.FULL
     assert {place.key for place in places(folder)} == kept
 
 
 def test_one_that_is_not_kept_says_so(tmp_path: Path) -> None:
     limit = 2 * size_of(entry(0))
     store = Store(tmp_path / "cache", "frames", limit)
-    assert [store.write(key(number), entry(number)) for number in range(4)] == [True, True, False, False]
-    assert not store.write(key(9), entry(9, 10 * BYTES)), "larger than the limit by itself"
+    outcomes = [store.write(key(number), entry(number)) for number in range(4)]
+    assert outcomes == [Outcome.KEPT, Outcome.KEPT, Outcome.FULL, Outcome.FULL]
+    assert store.write(key(9), entry(9, 10 * BYTES)) is Outcome.FULL, "larger than the limit by itself"
     assert (held(tmp_path / "cache", "frames"), store.uses.written) == (2, 2)
 
 
-def test_a_full_cache_is_looked_through_again_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for every entry: it may have a million."""
-    looks: list[int] = []
-    prune = module.prune
-    monkeypatch.setattr(module, "prune", lambda *given: looks.append(1) or prune(*given))  # type: ignore[func-returns-value]
-    folder = tmp_path / "cache"
-    store = Store(folder, "frames", 10 * size_of(entry(0)))
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with every look through a folder."""
+    seen: list[int] = []
+    throw_out = module.throw_out
+    monkeypatch.setattr(module, "throw_out", lambda *given: seen.append(1) or throw_out(*given))  # type: ignore[func-returns-value]
+    return seen
+
+
+def test_a_full_cache_is_looked_through_again_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: list[int]
+) -> None:
+    """Not for every entry: it may have a million. Nor by each process of a run."""
+    folder, limit = tmp_path / "cache", 10 * size_of(entry(0))
+    store, other = (Store(folder, "frames", limit) for _ in range(2))
     epoch(store, list(range(ENTRIES)))
     assert len(looks) == 2, "at the beginning, and when it was full"
     for place in places(folder):
         place.path.unlink()
-    assert not store.write(key(0), entry(0))
-    monkeypatch.setattr(module.time, "monotonic", lambda: 1e9)
-    assert store.write(key(0), entry(0)) and len(looks) == 3
+    assert [one.write(key(0), entry(0)) for one in (store, other)] == [Outcome.FULL, Outcome.FULL]
+    assert len(looks) == 2
+    later = time.time() + 601
+    monkeypatch.setattr(account.time, "time", lambda: later)
+    assert other.write(key(0), entry(0)) is Outcome.KEPT and len(looks) == 3
+    assert store.write(key(1), entry(1)) is Outcome.KEPT and len(looks) == 3
 
 
-@pytest.mark.parametrize("content", [b"", b"-5", b"9" * 40, b"many", b"\xb2" * 32])
+def test_a_clock_that_is_put_back_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: list[int]
+) -> None:
+    store = Store(tmp_path / "cache", "frames", 10 * size_of(entry(0)))
+    epoch(store, list(range(ENTRIES)))
+    earlier = time.time() - 3600
+    monkeypatch.setattr(account.time, "time", lambda: earlier)
+    store.write(key(100), entry(100))
+    assert len(looks) == 3
+
+
+def test_frames_look_though_there_is_nothing_for_features(tmp_path: Path) -> None:
+    """Features give way to frames."""
+    folder, limit = tmp_path / "cache", 10 * (size_of(entry(0)) + 8)
+    features = Store(folder, "features", limit)
+    frames = Store(folder, "frames", limit, giving_way=("features",))
+    assert [features.write(key(number), entry(number)) for number in range(11)][-2:] == [Outcome.KEPT, Outcome.FULL]
+    assert frames.write(key(0), entry(0)) is Outcome.KEPT
+
+
+def test_pruning_by_hand_makes_room_at_once(tmp_path: Path) -> None:
+    store = Store(tmp_path / "cache", "frames", 10 * size_of(entry(0)))
+    epoch(store, list(range(ENTRIES)))
+    assert store.write(key(100), entry(100)) is Outcome.FULL
+    assert module.prune(tmp_path / "cache", 0) is not None
+    assert [store.write(key(number), entry(number)) for number in range(11)] == [Outcome.KEPT] * 10 + [Outcome.FULL]
+
+
+ODD = [
+    b"",
+    b"-5",
+    b"9" * 40,
+    b"many",
+    b"\xb2" * 32,
+    b"\0" * 4096,
+    b"[" * 9000,
+    b'{"used": -1}',
+    b'{"used": true}',
+    b'{"used": 1e3000}',
+    b'{"used": 1' + b"0" * 3000 + b"}",
+    b'{"used": 100, "runs": {"1": {"in_vain": -3}}}',
+    b'{"used": 100000000, "runs": {"' + b"x" * 4000 + b'": {}}}',
+]
+
+
+@pytest.mark.parametrize("content", ODD)
 def test_an_account_that_is_odd_is_made_anew(tmp_path: Path, content: bytes) -> None:
     folder, limit = tmp_path / "cache", 10 * size_of(entry(0))
     epoch(Store(folder, "frames", limit), list(range(5)))
-    (folder / module._ACCOUNT).write_bytes(content)
+    (folder / account.NAME).write_bytes(content)
     store = Store(folder, "frames", limit)
     epoch(store, list(range(ENTRIES)))
     assert held(folder, "frames") == 10 and store.uses.hits == 5
@@ -157,26 +154,7 @@ def test_an_account_that_leads_elsewhere_is_not_written(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     store = Store(folder, "frames", 10**6)
     (tmp_path / "mine").write_text("mine")
-    (folder / module._ACCOUNT).symlink_to(tmp_path / "mine")
+    (folder / account.NAME).symlink_to(tmp_path / "mine")
     with pytest.raises(OSError):
         store.write(key(0), entry(0))
     assert (tmp_path / "mine").read_text() == "mine"
-
-
-def _fill(folder: Path, limit: int, start: int) -> None:
-    store = Store(folder, "frames", limit)
-    for number in range(start, start + 200):
-        store.write(key(number), entry(number))
-    os._exit(0)
-
-
-def test_many_processes_keep_to_one_limit(tmp_path: Path) -> None:
-    """Each of them would fill it alone."""
-    context, folder, limit = multiprocessing.get_context("fork"), tmp_path / "cache", 50 * size_of(entry(0))
-    Store(folder, "frames", limit).write(key(0), entry(0))  # from here on it is known how much there is
-    workers = [context.Process(target=_fill, args=(folder, limit, 1000 * number)) for number in range(6)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert 45 <= held(folder, "frames") <= 50 + len(workers)

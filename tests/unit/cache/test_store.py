@@ -17,7 +17,8 @@ import pytest
 
 from vlm_pg.cache import store as module
 from vlm_pg.cache.entry_file import serialized
-from vlm_pg.cache.places import places, prune, verify
+from vlm_pg.cache.places import places, verify
+from vlm_pg.cache.room import prune
 from vlm_pg.cache.store import MARK, Entry, Store, key_of
 from vlm_pg.errors import ConfigError
 

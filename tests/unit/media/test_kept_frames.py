@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from vlm_pg.cache.places import places
+from vlm_pg.cache.room import Outcome
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.media import kept_frames
@@ -170,6 +171,22 @@ def test_a_cache_that_cannot_be_written_costs_no_frames(
     with pytest.warns(UserWarning, match=r"cannot be written \(No space left on device\): frames are decoded again"):
         media = load_file("video", video, SETTINGS, 28, kept=kept)
     assert same(media, decode_file("video", video, SETTINGS, 28))
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_only_a_full_cache_is_called_full(
+    media_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recwarn: pytest.WarningsRecorder,
+    outcome: Outcome,
+) -> None:
+    """One in which others make room at this moment is not; in neither case are the frames called kept."""
+    monkeypatch.setattr(kept_frames.Store, "write", lambda *_: outcome)
+    kept, video = CacheSettings(folder=tmp_path / "cache"), str(media_dir / "video_90.mov")
+    assert kept_frames.keep_file("video", video, SETTINGS, 28, WHOLE, "", kept, None) == (outcome is Outcome.KEPT)
+    told = [str(one.message) for one in recwarn if "cache" in str(one.message)]
+    assert len(told) == (outcome is Outcome.FULL) and all("has no room for more frames" in one for one in told)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

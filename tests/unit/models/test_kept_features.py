@@ -13,6 +13,7 @@ import torch
 from tests.support.groups import make_case, tiny_policy
 from vlm_pg.cache.entry_file import Entry, read_entry, serialized
 from vlm_pg.cache.places import places
+from vlm_pg.cache.room import Outcome
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.cache.store import Store
 from vlm_pg.distributed import SequenceGroup
@@ -233,6 +234,16 @@ def test_a_full_disk_costs_no_features(tmp_path: Path, prompt: Prompt, monkeypat
     with pytest.warns(UserWarning, match=r"cannot be written \(No space left on device\): visual features are"):
         found = encode(policy, [prompt])
     assert torch.equal(found[0], encode(tiny_policy(**SETTINGS), [prompt])[0]) and calls.count == 1
+
+
+def test_a_cache_in_which_others_make_room_is_not_called_full(
+    tmp_path: Path, prompt: Prompt, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    policy, calls, _ = keeping(tmp_path / "cache")
+    monkeypatch.setattr(Store, "write", lambda *_: Outcome.LATER)
+    found = encode(policy, [prompt])
+    assert torch.equal(found[0], encode(tiny_policy(**SETTINGS), [prompt])[0]) and calls.count == 1
+    assert not [told for told in recwarn if "cache" in str(told.message)]
 
 
 def test_an_entry_beyond_memory_goes_to_disk_and_one_beyond_the_limit_nowhere(tmp_path: Path, prompt: Prompt) -> None:
