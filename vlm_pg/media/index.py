@@ -12,6 +12,7 @@ from typing import Any
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import open_video
 from vlm_pg.media.keyframes import Entry, Syntax, entry, is_looked_into, is_shown, leaves_out, syntax_of
+from vlm_pg.media.shown_order import ShownOrder
 
 
 class TooManyFrames(DecodeFailure):
@@ -38,7 +39,8 @@ class VideoIndex:
     ``flags_are_entries``: whether decoding may start with every flagged key frame, those that are cut away included.
     ``times_hold``: whether a frame that comes with a timestamp is the one shown then. In doubt where a codec that may
     store pictures in another order than they are shown has all in the order of their timestamps: either it stores none
-    so, or those are times of storage (AVI, raw streams put into a container unparsed).
+    so, or those are times of storage (AVI, raw streams put into a container unparsed). They do not hold where pictures
+    come out in another order than that of their timestamps.
     ``starts_at_entry``: whether decoding may start with the first stored packet.
     ``shown_until``: when the last of the frames has been shown for as long as its packet says, in seconds.
     """
@@ -119,6 +121,10 @@ class _Frames:
     latest: int | None = None
     restart: tuple[int, int] | None = None
     until: int | None = None
+    order: ShownOrder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.order = ShownOrder(self.syntax)
 
     def add(self, packet: Any) -> None:
         coded = memoryview(packet)
@@ -144,6 +150,7 @@ class _Frames:
         if packet.is_keyframe:
             self.flagged.append((len(self.pts), kind))
         self.pts.append(packet.pts)
+        self.order.add(coded, packet.pts)
         until = packet.pts + (packet.duration or 0)
         self.until = until if self.until is None else max(self.until, until)
 
@@ -180,6 +187,9 @@ class _Frames:
         entries = self.entries + [point for point in self.cut if point.pts < shown[0]]
         # the place of an entry point that shares its time is not known, but for the first
         entries = [point for point in entries if point.pts not in shared or point is self.start]
+        sure = None if self.in_order else self.order.agree(shown)  # times of storage are checked frame by frame
+        if sure is not None:
+            entries = [point for point in entries if point.pts in sure]
         return VideoIndex(
             pts=tuple(shown),
             entries=tuple(sorted(entries, key=lambda point: point.pts)),
@@ -190,7 +200,7 @@ class _Frames:
             video_reach=video_reach,
             reach=reach,
             flags_are_entries=self.flags_hold and all(kind is not Entry.NONE for _, kind in self.flagged),
-            times_hold=not (self.may_reorder and self.in_order),
+            times_hold=sure is None and not (self.may_reorder and self.in_order),
             starts_at_entry=self.start is not None,
             shown_until=float((self.until or 0) * time_base),
         )

@@ -76,6 +76,12 @@ def leaves_out(first: bytes, kind: Entry, leading: bytes, syntax: Syntax) -> boo
     return syntax.codec == "mpeg4" or kind is Entry.OPEN
 
 
+def mpeg2_kind(packet: bytes) -> int:
+    """The picture_coding_type of MPEG-1 and -2: 1 to 3 for I, P and B; 0 where there is no picture."""
+    place = packet.find(b"\0\0\1\0") + 4
+    return packet[place + 1] >> 3 & 7 if 3 < place < len(packet) - 1 else 0
+
+
 def is_shown(packet: bytes, syntax: Syntax) -> bool:
     """Whether the packet's picture is ever shown; VP8 stores some that only serve as references."""
     return not (syntax.codec == "vp8" and packet and not packet[0] & 0x10)
@@ -108,8 +114,7 @@ def _mpeg4(packet: bytes, syntax: Syntax) -> Entry:
 
 
 def _mpeg2(packet: bytes, syntax: Syntax) -> Entry:
-    place = packet.find(b"\0\0\1\0") + 4
-    return _clean_if(3 < place < len(packet) - 1 and packet[place + 1] >> 3 & 7 == 1)  # picture_coding_type: intra
+    return _clean_if(mpeg2_kind(packet) == 1)  # intra
 
 
 def _vp8(packet: bytes, syntax: Syntax) -> Entry:
