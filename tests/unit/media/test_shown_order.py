@@ -78,9 +78,8 @@ CHANGES = (
 @pytest.mark.parametrize("suffix", ["mkv", "ts"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_every_picture_is_the_one_that_comes_then(change: Any, suffix: str, tmp_path: Path) -> None:
-    whole = encode(
-        tmp_path / "a.mkv", list(range(FRAMES + 1)), "mpeg2video", clock=25, bf="2", sc_threshold="1000000000"
-    )
+    shown = list(range(FRAMES + 1))
+    whole = encode(tmp_path / "a.mkv", shown, "mpeg2video", clock=25, bf="2", sc_threshold="1000000000")
 
     def changed(packets: list[Any]) -> list[Any]:
         change(packets)
