@@ -175,6 +175,7 @@ class _Frames:
         if not self.pts:
             raise DecodeFailure("open", "the video stream has no frames")
         self._doubt_flags()
+        self.order.end()
         if self.restart is not None:
             before, after = (float(pts * time_base) for pts in self.restart)
             raise DecodeFailure(
@@ -187,9 +188,6 @@ class _Frames:
         entries = self.entries + [point for point in self.cut if point.pts < shown[0]]
         # the place of an entry point that shares its time is not known, but for the first
         entries = [point for point in entries if point.pts not in shared or point is self.start]
-        sure = None if self.in_order else self.order.agree(shown)  # times of storage are checked frame by frame
-        if sure is not None:
-            entries = [point for point in entries if point.pts in sure]
         return VideoIndex(
             pts=tuple(shown),
             entries=tuple(sorted(entries, key=lambda point: point.pts)),
@@ -200,7 +198,7 @@ class _Frames:
             video_reach=video_reach,
             reach=reach,
             flags_are_entries=self.flags_hold and all(kind is not Entry.NONE for _, kind in self.flagged),
-            times_hold=sure is None and not (self.may_reorder and self.in_order),
+            times_hold=self.order.ascends and not (self.may_reorder and self.in_order),
             starts_at_entry=self.start is not None,
             shown_until=float((self.until or 0) * time_base),
         )
