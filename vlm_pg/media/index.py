@@ -11,7 +11,7 @@ from typing import Any
 
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import open_video
-from vlm_pg.media.keyframes import Entry, Syntax, entry, is_looked_into, is_shown, leaves_out, syntax_of
+from vlm_pg.media.keyframes import Entry, Syntax, entry, is_looked_into, is_rasl, is_shown, leaves_out, syntax_of
 from vlm_pg.media.shown_order import ShownOrder
 
 
@@ -131,7 +131,7 @@ class _Frames:
         if not is_shown(bytes(coded[:1]), self.syntax):
             return
         if packet.pts is None:
-            if packet.is_discard:
+            if packet.is_discard or (self.first and is_rasl(bytes(coded), self.syntax)):
                 return
             raise DecodeFailure("open", "a frame has no presentation timestamp")
         looked_at = bytes(coded) if packet.is_keyframe and is_looked_into(self.syntax) else bytes(coded[:1])

@@ -68,12 +68,17 @@ def leaves_out(first: bytes, kind: Entry, leading: bytes, syntax: Syntax) -> boo
     Such a picture may need one before ``first``. HEVC says so of the picture, MPEG-1 and -2 of the group.
     """
     if syntax.codec == "hevc":
-        kinds = ((unit[0] >> 1) & 0x3F for unit in _units(leading, syntax.length_bytes))
-        return next((kind for kind in kinds if kind < 32), 0) in _HEVC_RASL
+        return is_rasl(leading, syntax)
     if syntax.codec in ("mpeg1video", "mpeg2video"):
         place = first.find(b"\0\0\1\xb8") + 4  # 25 bits of time, closed_gop
         return not (3 < place < len(first) - 3 and first[place + 3] & 0x40)
     return syntax.codec == "mpeg4" or kind is Entry.OPEN
+
+
+def is_rasl(packet: bytes, syntax: Syntax) -> bool:
+    """Whether it is a picture of HEVC that says itself that it is left out where decoding begins directly before it."""
+    kinds = ((unit[0] >> 1) & 0x3F for unit in _units(packet, syntax.length_bytes))
+    return syntax.codec == "hevc" and next((kind for kind in kinds if kind < 32), 0) in _HEVC_RASL
 
 
 def mpeg2_kind(packet: bytes) -> int:
