@@ -12,6 +12,7 @@ from typing import Any
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import open_video
 from vlm_pg.media.keyframes import Entry, Syntax, entry, is_looked_into, is_rasl, is_shown, leaves_out, syntax_of
+from vlm_pg.media.late_start import LateStart
 from vlm_pg.media.shown_order import ShownOrder
 
 
@@ -122,12 +123,14 @@ class _Frames:
     restart: tuple[int, int] | None = None
     until: int | None = None
     order: ShownOrder = field(init=False)
+    late: LateStart = field(init=False)
 
     def __post_init__(self) -> None:
-        self.order = ShownOrder(self.syntax)
+        self.order, self.late = ShownOrder(self.syntax), LateStart(self.syntax)
 
     def add(self, packet: Any) -> None:
         coded = memoryview(packet)
+        self.late.follow(packet, coded)
         if not is_shown(bytes(coded[:1]), self.syntax):
             return
         if packet.pts is None:
@@ -138,6 +141,8 @@ class _Frames:
         kind = entry(looked_at, packet.is_keyframe, self.syntax)
         if kind is not Entry.NONE:
             point = EntryPoint(packet.pts, packet.pts if packet.dts is None else packet.dts)
+            if self.late.begins and self._all_before(packet.pts):
+                self._forget()
             if not self.pts and not self.cut:
                 self.start, self.first = point, (bytes(coded), kind)
             (self.cut if packet.is_discard else self.entries).append(point)
@@ -162,6 +167,21 @@ class _Frames:
             return False
         return pts < self.start.pts and leaves_out(*self.first, bytes(coded), self.syntax)
 
+    def _all_before(self, pts: int) -> bool:
+        return not self.entries and not self.cut and self.latest is not None and self.latest < pts
+
+    def _forget(self) -> None:
+        """The stream begins here."""
+        self.pts, self.flagged, self.latest, self.until, self.in_order = [], [], None, None, True
+        self.order = ShownOrder(self.syntax)
+
+    def _begin_at(self, first: int) -> None:
+        kept = [place for place, pts in enumerate(self.pts) if pts >= first]
+        moved = {place: new for new, place in enumerate(kept)}
+        self.pts = [self.pts[place] for place in kept]
+        self.flagged = [(moved[place], kind) for place, kind in self.flagged if place in moved]
+        self.entries = [point for point in self.entries if point.pts >= first]
+
     def _follow_clock(self, pts: int, kind: Entry) -> None:
         if self.latest is None or pts > self.latest:
             self.latest = pts
@@ -172,6 +192,8 @@ class _Frames:
 
     def index(self, time_base: Fraction, video_reach: tuple[float, float], reach: tuple[float, float]) -> VideoIndex:
         """Raises DecodeFailure when there is no frame, or more than one clock."""
+        if self.late.first is not None:
+            self._begin_at(self.late.first)
         if not self.pts:
             raise DecodeFailure("open", "the video stream has no frames")
         self._doubt_flags()
