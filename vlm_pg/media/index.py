@@ -11,6 +11,7 @@ from typing import Any
 
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import open_video
+from vlm_pg.media.h264_fields import FieldPairs
 from vlm_pg.media.keyframes import Entry, Syntax, entry, is_looked_into, is_rasl, is_shown, leaves_out, syntax_of
 from vlm_pg.media.late_start import LateStart
 from vlm_pg.media.shown_order import ShownOrder
@@ -109,6 +110,7 @@ class _Frames:
     """
 
     syntax: Syntax
+    extradata: bytes = b""
     all_intra: bool = False
     may_reorder: bool = False
     pts: list[int] = field(default_factory=list)
@@ -124,14 +126,19 @@ class _Frames:
     until: int | None = None
     order: ShownOrder = field(init=False)
     late: LateStart = field(init=False)
+    fields: FieldPairs = field(init=False)
 
     def __post_init__(self) -> None:
         self.order, self.late = ShownOrder(self.syntax), LateStart(self.syntax)
+        self.fields = FieldPairs(self.syntax, self.extradata)
 
     def add(self, packet: Any) -> None:
         coded = memoryview(packet)
         self.late.follow(packet, coded)
         if not is_shown(bytes(coded[:1]), self.syntax):
+            return
+        if self.fields.is_second(coded, packet.is_keyframe):
+            self._lengthen(packet)
             return
         if packet.pts is None:
             if packet.is_discard or (self.first and is_rasl(bytes(coded), self.syntax)):
@@ -156,8 +163,13 @@ class _Frames:
             self.flagged.append((len(self.pts), kind))
         self.pts.append(packet.pts)
         self.order.add(coded, packet.pts)
-        until = packet.pts + (packet.duration or 0)
-        self.until = until if self.until is None else max(self.until, until)
+        self._lengthen(packet)
+
+    def _lengthen(self, packet: Any) -> None:
+        """By what the packet says of when its picture ends."""
+        if packet.pts is not None and not packet.is_discard:
+            until = packet.pts + (packet.duration or 0)
+            self.until = until if self.until is None else max(self.until, until)
 
     def _is_left_out(self, pts: int, coded: memoryview) -> bool:
         """Of the pictures directly behind the first packet."""
@@ -252,7 +264,7 @@ def index_of(container: Any, stream: Any, max_frames: int | None = None) -> Vide
     with reading("open", (av.FFmpegError,)):
         coded = stream.codec_context
         syntax = syntax_of(coded.codec.canonical_name, coded.extradata)
-        frames = _Frames(syntax, coded.codec.intra_only, coded.has_b_frames)
+        frames = _Frames(syntax, coded.extradata or b"", coded.codec.intra_only, coded.has_b_frames)
         reaches: dict[int, _Reach] = {}
         for packet in packets(container):
             if packet.size == 0:  # end marker

@@ -77,7 +77,7 @@ def leaves_out(first: bytes, kind: Entry, leading: bytes, syntax: Syntax) -> boo
 
 def is_rasl(packet: bytes, syntax: Syntax) -> bool:
     """Whether it is a picture of HEVC that says itself that it is left out where decoding begins directly before it."""
-    kinds = ((unit[0] >> 1) & 0x3F for unit in _units(packet, syntax.length_bytes))
+    kinds = ((unit[0] >> 1) & 0x3F for unit in units(packet, syntax.length_bytes))
     return syntax.codec == "hevc" and next((kind for kind in kinds if kind < 32), 0) in _HEVC_RASL
 
 
@@ -94,7 +94,7 @@ def is_shown(packet: bytes, syntax: Syntax) -> bool:
 
 def _h264(packet: bytes, syntax: Syntax) -> Entry:
     recovers = False
-    for unit in _units(packet, syntax.length_bytes):
+    for unit in units(packet, syntax.length_bytes):
         kind = unit[0] & 0x1F
         if kind == 5:
             return Entry.CLEAN
@@ -106,7 +106,7 @@ def _h264(packet: bytes, syntax: Syntax) -> Entry:
 
 
 def _hevc(packet: bytes, syntax: Syntax) -> Entry:
-    for unit in _units(packet, syntax.length_bytes):
+    for unit in units(packet, syntax.length_bytes):
         kind = (unit[0] >> 1) & 0x3F
         if kind < 32:  # the first slice decides
             return Entry.CLEAN if kind in (19, 20) else Entry.OPEN if kind in (16, 17, 18, 21) else Entry.NONE
@@ -147,7 +147,7 @@ _JUDGES: dict[str, Callable[[bytes, Syntax], Entry]] = {
 }
 
 
-def _units(packet: bytes, length_bytes: int) -> Iterator[bytes]:
+def units(packet: bytes, length_bytes: int) -> Iterator[bytes]:
     """The first units of a packet (their beginnings are enough), without those of no byte."""
     place = 0
     for _ in range(MAX_UNITS):
@@ -161,7 +161,7 @@ def _units(packet: bytes, length_bytes: int) -> Iterator[bytes]:
             place = start
         if start >= len(packet):
             return
-        yield packet[start : start + 256]
+        yield packet[start : start + 1024]
 
 
 def _recovers_at_once(unit: bytes) -> bool:
