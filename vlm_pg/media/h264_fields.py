@@ -82,12 +82,16 @@ class _Field:
 class FieldPairs:
     """Follows the packets of a stream as they are stored; where it cannot be sure, none is a second field.
 
+    ``is_alone``: whether the packet before the last one held a field whose other one does not follow. What is made
+    from it comes out wrong, and no decoder says so.
+
     Args:
         syntax, extradata: the stream's.
     """
 
     syntax: Syntax
     extradata: bytes = b""
+    is_alone: bool = False
     _sequences: dict[int, _Sequence] = field(default_factory=dict)
     _pictures: dict[int, int] = field(default_factory=dict)
     _first: _Field | None = None
@@ -103,6 +107,7 @@ class FieldPairs:
             return False
         found = self._only_field(bytes(coded))
         is_second = found is not None and self._first is not None and found.completes(self._first)
+        self.is_alone = self._first is not None and not is_second
         self._first = None if is_second else found
         return is_second
 

@@ -140,6 +140,8 @@ class _Frames:
         if self.fields.is_second(coded, packet.is_keyframe):
             self._lengthen(packet)
             return
+        if self.fields.is_alone and self.entries:
+            raise DecodeFailure("open", "a picture is stored as two fields, of which one is missing")
         if packet.pts is None:
             if packet.is_discard or (self.first and is_rasl(bytes(coded), self.syntax)):
                 return
