@@ -124,6 +124,7 @@ class _Frames:
     latest: int | None = None
     restart: tuple[int, int] | None = None
     until: int | None = None
+    ends: int | None = None
     order: ShownOrder = field(init=False)
     late: LateStart = field(init=False)
     fields: FieldPairs = field(init=False)
@@ -168,10 +169,11 @@ class _Frames:
         self._lengthen(packet)
 
     def _lengthen(self, packet: Any) -> None:
-        """By what the packet says of when its picture ends."""
-        if packet.pts is not None and not packet.is_discard:
-            until = packet.pts + (packet.duration or 0)
-            self.until = until if self.until is None else max(self.until, until)
+        """By what a packet says of how long its picture is shown; a second field may have no time of its own."""
+        start = self.ends if packet.pts is None else packet.pts
+        if start is not None and not packet.is_discard:
+            self.ends = start + (packet.duration or 0)
+            self.until = self.ends if self.until is None else max(self.until, self.ends)
 
     def _is_left_out(self, pts: int, coded: memoryview) -> bool:
         """Of the pictures directly behind the first packet."""
