@@ -126,7 +126,7 @@ class FieldPairs:
         return slices.pop() if len(slices) == 1 and count < MAX_UNITS else None
 
     def _learn(self, unit: bytes) -> None:
-        kind, bits = unit[0] & 0x1F, _Bits(unit)
+        kind, bits = unit[0] & 0x1F, _Bits(unit.split(b"\0\0\1", 1)[0])  # up to the next one
         try:
             if kind == _SPS:
                 place, sequence = _sequence(bits)
