@@ -11,7 +11,10 @@ from typing import Any
 
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import open_video
-from vlm_pg.media.keyframes import Entry, Syntax, entry, is_looked_into, is_shown, leaves_out, syntax_of
+from vlm_pg.media.h264_fields import FieldPairs
+from vlm_pg.media.keyframes import Entry, Syntax, entry, is_looked_into, is_rasl, is_shown, leaves_out, syntax_of
+from vlm_pg.media.late_start import LateStart
+from vlm_pg.media.shown_order import ShownOrder
 
 
 class TooManyFrames(DecodeFailure):
@@ -38,7 +41,8 @@ class VideoIndex:
     ``flags_are_entries``: whether decoding may start with every flagged key frame, those that are cut away included.
     ``times_hold``: whether a frame that comes with a timestamp is the one shown then. In doubt where a codec that may
     store pictures in another order than they are shown has all in the order of their timestamps: either it stores none
-    so, or those are times of storage (AVI, raw streams put into a container unparsed).
+    so, or those are times of storage (AVI, raw streams put into a container unparsed). They do not hold where pictures
+    come out in another order than that of their timestamps.
     ``starts_at_entry``: whether decoding may start with the first stored packet.
     ``shown_until``: when the last of the frames has been shown for as long as its packet says, in seconds.
     """
@@ -106,6 +110,7 @@ class _Frames:
     """
 
     syntax: Syntax
+    extradata: bytes = b""
     all_intra: bool = False
     may_reorder: bool = False
     pts: list[int] = field(default_factory=list)
@@ -119,19 +124,35 @@ class _Frames:
     latest: int | None = None
     restart: tuple[int, int] | None = None
     until: int | None = None
+    ends: int | None = None
+    order: ShownOrder = field(init=False)
+    late: LateStart = field(init=False)
+    fields: FieldPairs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.order, self.late = ShownOrder(self.syntax), LateStart(self.syntax)
+        self.fields = FieldPairs(self.syntax, self.extradata)
 
     def add(self, packet: Any) -> None:
         coded = memoryview(packet)
+        self.late.follow(packet, coded)
         if not is_shown(bytes(coded[:1]), self.syntax):
             return
+        if self.fields.is_second(coded, packet.is_keyframe):
+            self._lengthen(packet)
+            return
+        if self.fields.is_alone and self.entries:
+            raise DecodeFailure("open", "a picture is stored as two fields, of which one is missing")
         if packet.pts is None:
-            if packet.is_discard:
+            if packet.is_discard or (self.first and is_rasl(bytes(coded), self.syntax)):
                 return
             raise DecodeFailure("open", "a frame has no presentation timestamp")
         looked_at = bytes(coded) if packet.is_keyframe and is_looked_into(self.syntax) else bytes(coded[:1])
         kind = entry(looked_at, packet.is_keyframe, self.syntax)
         if kind is not Entry.NONE:
             point = EntryPoint(packet.pts, packet.pts if packet.dts is None else packet.dts)
+            if self.late.begins and self._all_before(packet.pts):
+                self._forget()
             if not self.pts and not self.cut:
                 self.start, self.first = point, (bytes(coded), kind)
             (self.cut if packet.is_discard else self.entries).append(point)
@@ -144,8 +165,15 @@ class _Frames:
         if packet.is_keyframe:
             self.flagged.append((len(self.pts), kind))
         self.pts.append(packet.pts)
-        until = packet.pts + (packet.duration or 0)
-        self.until = until if self.until is None else max(self.until, until)
+        self.order.add(coded, packet.pts)
+        self._lengthen(packet)
+
+    def _lengthen(self, packet: Any) -> None:
+        """By what a packet says of how long its picture is shown; a second field may have no time of its own."""
+        start = self.ends if packet.pts is None else packet.pts
+        if start is not None and not packet.is_discard:
+            self.ends = start + (packet.duration or 0)
+            self.until = self.ends if self.until is None else max(self.until, self.ends)
 
     def _is_left_out(self, pts: int, coded: memoryview) -> bool:
         """Of the pictures directly behind the first packet."""
@@ -154,6 +182,21 @@ class _Frames:
             self.first = None
             return False
         return pts < self.start.pts and leaves_out(*self.first, bytes(coded), self.syntax)
+
+    def _all_before(self, pts: int) -> bool:
+        return not self.entries and not self.cut and self.latest is not None and self.latest < pts
+
+    def _forget(self) -> None:
+        """The stream begins here."""
+        self.pts, self.flagged, self.latest, self.until, self.in_order = [], [], None, None, True
+        self.order = ShownOrder(self.syntax)
+
+    def _begin_at(self, first: int) -> None:
+        kept = [place for place, pts in enumerate(self.pts) if pts >= first]
+        moved = {place: new for new, place in enumerate(kept)}
+        self.pts = [self.pts[place] for place in kept]
+        self.flagged = [(moved[place], kind) for place, kind in self.flagged if place in moved]
+        self.entries = [point for point in self.entries if point.pts >= first]
 
     def _follow_clock(self, pts: int, kind: Entry) -> None:
         if self.latest is None or pts > self.latest:
@@ -165,9 +208,12 @@ class _Frames:
 
     def index(self, time_base: Fraction, video_reach: tuple[float, float], reach: tuple[float, float]) -> VideoIndex:
         """Raises DecodeFailure when there is no frame, or more than one clock."""
+        if self.late.first is not None:
+            self._begin_at(self.late.first)
         if not self.pts:
             raise DecodeFailure("open", "the video stream has no frames")
         self._doubt_flags()
+        self.order.end()
         if self.restart is not None:
             before, after = (float(pts * time_base) for pts in self.restart)
             raise DecodeFailure(
@@ -190,7 +236,7 @@ class _Frames:
             video_reach=video_reach,
             reach=reach,
             flags_are_entries=self.flags_hold and all(kind is not Entry.NONE for _, kind in self.flagged),
-            times_hold=not (self.may_reorder and self.in_order),
+            times_hold=self.order.ascends and not (self.may_reorder and self.in_order),
             starts_at_entry=self.start is not None,
             shown_until=float((self.until or 0) * time_base),
         )
@@ -222,7 +268,7 @@ def index_of(container: Any, stream: Any, max_frames: int | None = None) -> Vide
     with reading("open", (av.FFmpegError,)):
         coded = stream.codec_context
         syntax = syntax_of(coded.codec.canonical_name, coded.extradata)
-        frames = _Frames(syntax, coded.codec.intra_only, coded.has_b_frames)
+        frames = _Frames(syntax, coded.extradata or b"", coded.codec.intra_only, coded.has_b_frames)
         reaches: dict[int, _Reach] = {}
         for packet in packets(container):
             if packet.size == 0:  # end marker

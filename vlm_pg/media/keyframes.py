@@ -68,12 +68,23 @@ def leaves_out(first: bytes, kind: Entry, leading: bytes, syntax: Syntax) -> boo
     Such a picture may need one before ``first``. HEVC says so of the picture, MPEG-1 and -2 of the group.
     """
     if syntax.codec == "hevc":
-        kinds = ((unit[0] >> 1) & 0x3F for unit in _units(leading, syntax.length_bytes))
-        return next((kind for kind in kinds if kind < 32), 0) in _HEVC_RASL
+        return is_rasl(leading, syntax)
     if syntax.codec in ("mpeg1video", "mpeg2video"):
         place = first.find(b"\0\0\1\xb8") + 4  # 25 bits of time, closed_gop
         return not (3 < place < len(first) - 3 and first[place + 3] & 0x40)
     return syntax.codec == "mpeg4" or kind is Entry.OPEN
+
+
+def is_rasl(packet: bytes, syntax: Syntax) -> bool:
+    """Whether it is a picture of HEVC that says itself that it is left out where decoding begins directly before it."""
+    kinds = ((unit[0] >> 1) & 0x3F for unit in units(packet, syntax.length_bytes))
+    return syntax.codec == "hevc" and next((kind for kind in kinds if kind < 32), 0) in _HEVC_RASL
+
+
+def mpeg2_kind(packet: bytes) -> int:
+    """The picture_coding_type of MPEG-1 and -2: 1 to 3 for I, P and B; 0 where there is no picture."""
+    place = packet.find(b"\0\0\1\0") + 4
+    return packet[place + 1] >> 3 & 7 if 3 < place < len(packet) - 1 else 0
 
 
 def is_shown(packet: bytes, syntax: Syntax) -> bool:
@@ -83,7 +94,7 @@ def is_shown(packet: bytes, syntax: Syntax) -> bool:
 
 def _h264(packet: bytes, syntax: Syntax) -> Entry:
     recovers = False
-    for unit in _units(packet, syntax.length_bytes):
+    for unit in units(packet, syntax.length_bytes):
         kind = unit[0] & 0x1F
         if kind == 5:
             return Entry.CLEAN
@@ -95,7 +106,7 @@ def _h264(packet: bytes, syntax: Syntax) -> Entry:
 
 
 def _hevc(packet: bytes, syntax: Syntax) -> Entry:
-    for unit in _units(packet, syntax.length_bytes):
+    for unit in units(packet, syntax.length_bytes):
         kind = (unit[0] >> 1) & 0x3F
         if kind < 32:  # the first slice decides
             return Entry.CLEAN if kind in (19, 20) else Entry.OPEN if kind in (16, 17, 18, 21) else Entry.NONE
@@ -108,8 +119,7 @@ def _mpeg4(packet: bytes, syntax: Syntax) -> Entry:
 
 
 def _mpeg2(packet: bytes, syntax: Syntax) -> Entry:
-    place = packet.find(b"\0\0\1\0") + 4
-    return _clean_if(3 < place < len(packet) - 1 and packet[place + 1] >> 3 & 7 == 1)  # picture_coding_type: intra
+    return _clean_if(mpeg2_kind(packet) == 1)  # intra
 
 
 def _vp8(packet: bytes, syntax: Syntax) -> Entry:
@@ -137,7 +147,7 @@ _JUDGES: dict[str, Callable[[bytes, Syntax], Entry]] = {
 }
 
 
-def _units(packet: bytes, length_bytes: int) -> Iterator[bytes]:
+def units(packet: bytes, length_bytes: int) -> Iterator[bytes]:
     """The first units of a packet (their beginnings are enough), without those of no byte."""
     place = 0
     for _ in range(MAX_UNITS):
@@ -151,7 +161,7 @@ def _units(packet: bytes, length_bytes: int) -> Iterator[bytes]:
             place = start
         if start >= len(packet):
             return
-        yield packet[start : start + 256]
+        yield packet[start : start + 1024]
 
 
 def _recovers_at_once(unit: bytes) -> bool:

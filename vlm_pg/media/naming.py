@@ -8,7 +8,7 @@ those of the index.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -44,7 +44,7 @@ def keep_by_time(frames: Iterable[Any], pts: Sequence[int], start: int, wanted: 
             raise DecodeFailure("decode", f"frames come in another order than their times, as at {frame.time:.3f} s")
         latest = frame.pts
         has_gap |= bisect_left(pts, latest) > expected
-        expected = bisect_right(pts, latest)
+        expected = max(expected, bisect_left(pts, latest)) + 1  # the second of two of one time is still to come
         if left and latest > pts[left[0]]:
             return False
         if left and latest == pts[left[0]]:

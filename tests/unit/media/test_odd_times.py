@@ -137,6 +137,26 @@ def from_second_key(packets: list[Any]) -> list[Any]:
     return cut
 
 
+@pytest.mark.parametrize(("codec", "options"), [("libx265", OPEN_265), ("libx264", OPEN_264)], ids=["hevc", "h264"])
+def test_pictures_left_out_that_have_no_time(codec: str, options: dict[str, str], tmp_path: Path) -> None:
+    """Matroska has no times below 0. HEVC says of a picture that no decoder shows it; of H.264 that is not certain."""
+    whole = encode(tmp_path / "a.mkv", list(range(48)), codec, clock=25, **options)
+    path = remux(whole, tmp_path / "b.mkv", from_second_key)
+    data = bytearray(path.read_bytes())
+    time = data.index(b"\xe7", data.index(b"\x1f\x43\xb6\x75"))  # of the only cluster, in milliseconds
+    assert data[time + 1] == 0x82 and data.count(b"\x1f\x43\xb6\x75") == 1 + data.count(b"\x53\xab\x84\x1f\x43\xb6\x75")
+    data[time + 2 : time + 4] = bytes(2)
+    path.write_bytes(data)
+    shown = decoded(path)
+    assert shown == list(range(12, 48))
+    if codec == "libx264":
+        with pytest.raises(DecodeFailure, match="no presentation timestamp"):
+            read_index(path)
+        return
+    assert read_index(path).pts == tuple(range(0, 36 * RATE, RATE))
+    check_reads(path, shown)
+
+
 @pytest.mark.parametrize("suffix", ["mkv", "ts"])
 def test_leading_pictures_that_need_nothing_earlier_are_shown(suffix: str, tmp_path: Path) -> None:
     """HEVC's RADL pictures: stored behind the key frame, shown before it, made from it alone."""
