@@ -106,7 +106,8 @@ class _Frames:
     codec has no other frames than key frames. ``may_reorder``: it may show pictures in another order than they are
     stored in, and ``in_order`` while none is. ``start``: the first packet, if it is an entry point, and ``first`` what
     it holds while pictures follow that are shown before it. ``latest``: the latest pts. ``restart``: where the clock
-    went back at an entry point, before which all that is stored is shown: from when to when.
+    went back at an entry point, before which all that is stored is shown: from when to when. ``until``: when the last
+    of them has been shown, and ``ends`` the one stored last.
     """
 
     syntax: Syntax
