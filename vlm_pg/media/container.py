@@ -28,8 +28,7 @@ class VideoHeader:
 
     ``duration_seconds``: of the whole file, its longest stream. ``video_seconds``: of the video stream alone, where the
     container has a place for that. ``start_seconds``: the timestamp with which players begin to count, that of the
-    stream that begins first, without what audio decoders throw away; None where nothing is known. ``is_stream``:
-    whether timestamps are those of an MPEG transport stream, as it was sent.
+    stream that begins first, without what audio decoders throw away; None where nothing is known.
     """
 
     width: int
@@ -39,7 +38,6 @@ class VideoHeader:
     stated_fps: float
     codec: str
     start_seconds: float | None = None
-    is_stream: bool = False
 
 
 @contextmanager
@@ -112,5 +110,4 @@ def header_of(container: Any, stream: Any) -> VideoHeader:
             stated_fps=float(stream.average_rate or 0),
             codec=stream.codec_context.codec.canonical_name,
             start_seconds=None if container.start_time is None else container.start_time / 1_000_000,
-            is_stream=container.format.name == "mpegts",
         )

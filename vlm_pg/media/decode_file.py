@@ -25,11 +25,11 @@ from vlm_pg.media.resizing import resize_frames
 from vlm_pg.media.seeking import FrameTooLarge
 from vlm_pg.media.selection import WHOLE, Choice, Part, Timeline, choose
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.subtitles import NONE, Subtitles, cues_within, read_subtitles
+from vlm_pg.media.subtitles import cues_within, read_subtitles
 from vlm_pg.media.torchcodec_decoder import TorchCodecDecoder
 from vlm_pg.media.urls import shown_url
 from vlm_pg.media.video_decoders import Decoder, DecordDecoder, PyAVDecoder
-from vlm_pg.types import DecodedMedia, MediaKind
+from vlm_pg.types import Cue, DecodedMedia, MediaKind
 
 # decoded frames are resized in runs, so that a long video in 4K does not fill the memory
 RUN_BYTES = 256 << 20
@@ -52,13 +52,13 @@ def decode_file(
     """
     name = _name(path)
     try:
-        read = read_subtitles(subtitles, _name(subtitles), settings) if subtitles else NONE
+        cues = read_subtitles(subtitles, _name(subtitles), settings) if subtitles else ()
         if "://" in path:
             # A download has no name in any folder, so that nothing stays behind when this process is killed.
             with download(path, settings) as file:
                 local = Path(f"/proc/self/fd/{file.fileno()}")
-                return _decode_local(kind, local, name, settings, factor, part, read)
-        return _decode_local(kind, Path(path), name, settings, factor, part, read)
+                return _decode_local(kind, local, name, settings, factor, part, cues)
+        return _decode_local(kind, Path(path), name, settings, factor, part, cues)
     except MemoryError as error:
         raise SampleError(
             "out_of_memory",
@@ -79,11 +79,11 @@ def _decode_local(
     settings: MediaSettings,
     factor: int,
     part: Part,
-    subtitles: Subtitles,
+    cues: tuple[Cue, ...],
 ) -> DecodedMedia:
     if kind == "image":
         return decode_image(path, settings, factor, name)
-    return decode_video(path, settings, factor, name, part, subtitles)
+    return decode_video(path, settings, factor, name, part, cues)
 
 
 def decode_video(
@@ -92,11 +92,11 @@ def decode_video(
     factor: int,
     name: str = "",
     part: Part = WHOLE,
-    subtitles: Subtitles = NONE,
+    cues: tuple[Cue, ...] = (),
 ) -> DecodedMedia:
     """Sample, decode, turn upright and resize a video; see ``decode_file``.
 
-    ``name``: what messages call it. ``subtitles``: all of them, of which those of the part are kept.
+    ``name``: what messages call it. ``cues``: all of its subtitles, of which those of the part are kept.
     """
     name = name or path.name
     index, timeline, choice = survey_video(path, name, settings, part)
@@ -108,7 +108,7 @@ def decode_video(
         frame_seconds=tuple(timeline.seconds[place] for place in choice.indices),
         sampled_fps=choice.sampled_fps,
         decoder=decoder,
-        subtitles=cues_within(subtitles, part, timeline),
+        subtitles=cues_within(cues, part, timeline),
     )
 
 
@@ -127,7 +127,7 @@ def survey_video(path: Path, name: str, settings: MediaSettings, part: Part) -> 
     _check_complete(name, header, index, settings)
     zero = index.reach[0] if header.start_seconds is None else header.start_seconds
     clock = zero, index.reach[1]
-    timeline = Timeline.of(pts_seconds, index.time_base, header.stated_fps, index.shown_until, clock, header.is_stream)
+    timeline = Timeline.of(pts_seconds, index.time_base, header.stated_fps, index.shown_until, clock)
     return index, timeline, choose(timeline, part, settings, name)
 
 

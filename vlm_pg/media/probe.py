@@ -12,7 +12,7 @@ from vlm_pg.media.images import decode_image
 from vlm_pg.media.remote import download
 from vlm_pg.media.selection import WHOLE, Part
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.subtitles import NONE, Subtitles, cues_within, read_subtitles
+from vlm_pg.media.subtitles import cues_within, read_subtitles
 from vlm_pg.media.urls import shown_url
 from vlm_pg.types import Cue, MediaKind
 
@@ -54,13 +54,13 @@ def probe_file(
         SampleError: as ``decode_file``, as far as it shows.
     """
     name = shown_url(path) if "://" in path else Path(path).name
-    read = NONE
+    cues: tuple[Cue, ...] = ()
     if subtitles:
-        read = read_subtitles(subtitles, shown_url(subtitles) if "://" in subtitles else Path(subtitles).name, settings)
+        cues = read_subtitles(subtitles, shown_url(subtitles) if "://" in subtitles else Path(subtitles).name, settings)
     if "://" in path:
         with download(path, settings) as file:
-            return _probe(kind, Path(f"/proc/self/fd/{file.fileno()}"), name, settings, factor, part, decode, read)
-    return _probe(kind, Path(path), name, settings, factor, part, decode, read)
+            return _probe(kind, Path(f"/proc/self/fd/{file.fileno()}"), name, settings, factor, part, decode, cues)
+    return _probe(kind, Path(path), name, settings, factor, part, decode, cues)
 
 
 def _probe(
@@ -71,11 +71,10 @@ def _probe(
     factor: int,
     part: Part,
     decode: bool,
-    subtitles: Subtitles,
+    cues: tuple[Cue, ...],
 ) -> MediaFacts:
     seconds = sampled_fps = 0.0
     frame_seconds: tuple[float, ...] = (0.0,)
-    cues = subtitles.cues
     if kind == "image":
         frames, _, height, width = decode_image(path, settings, factor, name).frames.shape
     else:
@@ -87,7 +86,7 @@ def _probe(
             frames, height, width = frames_to_read(path, name, index, choice, settings, factor)
         choice = choice.with_count(frames)
         frame_seconds, sampled_fps = tuple(timeline.seconds[place] for place in choice.indices), choice.sampled_fps
-        cues = cues_within(subtitles, part, timeline)
+        cues = cues_within(cues, part, timeline)
     with path.open("rb") as file:
         content = hashlib.file_digest(file, "sha256").hexdigest()
     # An image is shown as two equal frames, as the tower's temporal patches ask for.

@@ -50,8 +50,7 @@ class Timeline:
 
     ``shown_until``: when the file says that the last frame has been shown; 0 where it says nothing. ``clock_zero``,
     ``clock_end``: when a player's clock, on which subtitles are, is at 0 and when the file ends. Sound may begin before
-    the first frame and go on after the last one. ``stream_zero``: the first frame on the clock of the MPEG-2 stream;
-    None where the file keeps none.
+    the first frame and go on after the last one.
     """
 
     seconds: Sequence[float]
@@ -61,7 +60,6 @@ class Timeline:
     shown_until: float = 0.0
     clock_zero: float = 0.0
     clock_end: float = 0.0
-    stream_zero: float | None = None
 
     @classmethod
     def of(
@@ -71,11 +69,8 @@ class Timeline:
         stated_fps: float,
         shown_until: float | None = None,
         clock: tuple[float, float] | None = None,
-        is_stream: bool = False,
     ) -> Timeline:
         """Of presentation times that begin anywhere; ``shown_until`` and ``clock`` (its 0 and its end) are such times.
-
-        ``is_stream``: whether they are those of an MPEG-2 stream.
 
         Raises:
             SampleError: ``corrupt_media`` where all frames have one time.
@@ -86,8 +81,7 @@ class Timeline:
         until = 0.0 if shown_until is None else shown_until - first
         # Of pictures before the clock's zero there are some that no player shows, so it does not lie after the first.
         zero, end = (0.0, 0.0) if clock is None else (min(0.0, clock[0] - first), clock[1] - first)
-        tolerance, stream_zero = min(float(time_base) / 2, MOST_ROUNDING_SECONDS), first if is_stream else None
-        return cls(seconds, fps, stated_fps, tolerance, until, zero, end, stream_zero)
+        return cls(seconds, fps, stated_fps, min(float(time_base) / 2, MOST_ROUNDING_SECONDS), until, zero, end)
 
     @property
     def end(self) -> float:

@@ -26,7 +26,6 @@ _TWO_CLOCKS = re.compile(r"\s*\d+:\d+:\d+[.,]\d+\W+\d+:\d+:\d", re.ASCII)
 _VTT_HEAD = re.compile(r"WEBVTT(?:[ \t].*)?")
 _VTT_BESIDE = re.compile(r"(?:NOTE|STYLE|REGION)(?:[ \t].*)?")
 _VTT_MAP = re.compile(r"X-TIMESTAMP-MAP\s*=")
-_TICKS = 90_000  # of the clock of MPEG-2 streams in a second
 _VTT_MAP_PARTS = re.compile(
     r"X-TIMESTAMP-MAP\s*=(?=.*MPEGTS:(\d{1,18}))(?=.*LOCAL:(?:(\d{1,9}):)?(\d\d):(\d\d)\.(\d{3})).*", re.ASCII
 )
@@ -43,14 +42,6 @@ class Written:
     start: int
     end: int
     lines: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class StreamMap:
-    """A header ``line`` that puts times on the clock of an MPEG-2 stream, ``seconds`` later (RFC 8216, 3.5)."""
-
-    line: str
-    seconds: float
 
 
 def lines_of(text: str) -> list[str]:
@@ -136,7 +127,7 @@ def read_vtt(lines: Sequence[str]) -> list[Written]:
     Notes, styles and regions are left out. A file that is a header alone has no subtitles.
 
     Raises:
-        Fault: a line belongs to none of these.
+        Fault: a line belongs to none of these; times are moved by X-TIMESTAMP-MAP.
     """
     if not _VTT_HEAD.fullmatch(lines[0]):
         raise Fault("do not begin with WEBVTT")
@@ -180,24 +171,21 @@ def _refuse_times(lines: Sequence[str], block: Sequence[int], expected: bool) ->
 
 def _skip_head(lines: Sequence[str]) -> int:
     """The place of the first line behind the header."""
-    return next((place for place, line in enumerate(lines) if place and (not line or "-->" in line)), len(lines))
+    for place, line in enumerate(lines[1:], 1):
+        if not line or "-->" in line:
+            return place
+        if _VTT_MAP.match(line) and not _moves_nothing(line):
+            _refuse(lines, place, "which moves all times to the clock of a stream; delete the line if they count from the video's beginning")
+    return len(lines)
 
 
-def stream_map(lines: Sequence[str]) -> StreamMap | None:
-    """The X-TIMESTAMP-MAP of a WebVTT file, None where there is none.
-
-    Raises:
-        Fault: it cannot be read, or is not the only one.
-    """
-    found = None
-    for place, line in enumerate(lines[: _skip_head(lines)]):
-        if _VTT_MAP.match(line):
-            parts = _VTT_MAP_PARTS.fullmatch(line)
-            if parts is None or found is not None:
-                _refuse(lines, place, "where one X-TIMESTAMP-MAP=MPEGTS:900000,LOCAL:00:00:00.000 is expected")
-            ticks, *local = (int(part or 0) for part in parts.groups())
-            found = StreamMap(line.strip()[:80], (ticks - _TICKS // 1000 * _total(*local)) / _TICKS)
-    return found
+def _moves_nothing(line: str) -> bool:
+    """Whether an X-TIMESTAMP-MAP (RFC 8216, 3.5) maps a time to itself: ticks of 1/90000 s to a local time."""
+    parts = _VTT_MAP_PARTS.fullmatch(line)
+    if parts is None:
+        return False
+    ticks, *local = (int(part or 0) for part in parts.groups())
+    return ticks == 90 * _total(*local)
 
 
 def _milliseconds(times: re.Match[str]) -> tuple[int, int]:

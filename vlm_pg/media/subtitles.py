@@ -3,47 +3,29 @@
 from __future__ import annotations
 
 import codecs
-import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from vlm_pg.errors import SampleError, printable
+from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.content import open_regular
 from vlm_pg.media.remote import download
 from vlm_pg.media.selection import Part, Timeline
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.subtitle_files import Fault, StreamMap, lines_of, read_srt, read_vtt, stream_map
+from vlm_pg.media.subtitle_files import Fault, lines_of, read_srt, read_vtt
 from vlm_pg.media.subtitle_markup import plain_srt, plain_vtt
 from vlm_pg.media.urls import url_path
 from vlm_pg.types import Cue
 
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_STREAM_CLOCK_SECONDS = 2**33 / 90_000  # then the clock of an MPEG-2 stream begins again at 0
 
 
-@dataclass(frozen=True)
-class Subtitles:
-    """All subtitles of a file ``name``, in the order of their beginnings.
+def read_subtitles(path: str, name: str, settings: MediaSettings) -> tuple[Cue, ...]:
+    """All subtitles of a local file or a URL, in the order of their beginnings.
 
-    ``cues``: in seconds on a player's clock, which begins with the first sound or picture, unless ``moved`` tells how
-    to come from them to the clock of the stream.
-    """
-
-    name: str = ""
-    cues: tuple[Cue, ...] = ()
-    moved: StreamMap | None = None
-
-
-NONE = Subtitles()
-
-
-def read_subtitles(path: str, name: str, settings: MediaSettings) -> Subtitles:
-    """All subtitles of a local file or a URL.
-
-    Markup is taken away and each text put on one line; what has no text then is left out.
+    Markup is taken away and each text put on one line; what has no text then is left out. Their times are those of the
+    file: seconds on a player's clock (``cues_within``).
 
     Raises:
         SampleError: ``bad_subtitles`` for a file that is too large, in another encoding than UTF-8 or UTF-16, or has a
@@ -61,7 +43,7 @@ def read_subtitles(path: str, name: str, settings: MediaSettings) -> Subtitles:
             suffix = Path(path).suffix
         if len(data) > settings.max_subtitle_bytes:
             raise Fault(f"are larger than media.max_subtitle_bytes={settings.max_subtitle_bytes}")
-        return _subtitles(name, _decoded(data), suffix.lower().removeprefix("."))
+        return _cues(_decoded(data), suffix.lower().removeprefix("."))
     except (Fault, DecodeFailure, OSError) as error:
         why = str(error) if isinstance(error, Fault) else f"cannot be read: {error}"
         raise SampleError(
@@ -71,23 +53,19 @@ def read_subtitles(path: str, name: str, settings: MediaSettings) -> Subtitles:
         ) from error
 
 
-def cues_within(subtitles: Subtitles, part: Part, timeline: Timeline) -> tuple[Cue, ...]:
+def cues_within(cues: Sequence[Cue], part: Part, timeline: Timeline) -> tuple[Cue, ...]:
     """The subtitles that are shown at some time of the clip, at one of the moments, or during the whole video.
 
     Args:
-        subtitles: all that the file has.
+        cues: all that the file has, in seconds on a player's clock, which begins with the first sound or picture.
         part: what of the video is shown.
-        timeline: when its frames are shown, and when the clocks of subtitles begin and end.
+        timeline: when its frames are shown, and when that clock begins and ends.
 
     Returns:
         Those of the part, in seconds since the first frame; what is said before it, at 0. Without a start or an end it
         goes to where the file does: sound may begin before the first picture and go on after the last one.
-
-    Raises:
-        SampleError: ``bad_subtitles``: they are on the clock of a stream, and the video's file does not keep it.
     """
-    zero = _zero_of(subtitles, timeline)
-    moved = [Cue(cue.start + zero, cue.end + zero, cue.text) for cue in subtitles.cues]
+    moved = [Cue(cue.start + timeline.clock_zero, cue.end + timeline.clock_zero, cue.text) for cue in cues]
     if part.times:
         shown = [cue for cue in moved if _covers_one(cue, part.times)]
     else:
@@ -96,23 +74,6 @@ def cues_within(subtitles: Subtitles, part: Part, timeline: Timeline) -> tuple[C
         end = last if part.end is None else min(part.end, last)
         shown = [cue for cue in moved if cue.start < end and (cue.end > start or cue.start >= start)]
     return tuple(Cue(max(0.0, cue.start), max(0.0, cue.end), cue.text) for cue in shown)
-
-
-def _zero_of(subtitles: Subtitles, timeline: Timeline) -> float:
-    """When the times of subtitles are 0, in seconds since the first frame."""
-    moved = subtitles.moved
-    # Without a header the rule takes 0 for 0, and a file without one is read by a player's clock.
-    if moved is None or (timeline.stream_zero is None and moved.seconds == 0):
-        return timeline.clock_zero
-    if timeline.stream_zero is None:
-        raise SampleError(
-            "bad_subtitles",
-            f"subtitles '{subtitles.name}' have the header '{printable(moved.line, 80)}': their times are on the clock "
-            "of an MPEG-TS stream, which the video's file does not keep. An MPEG-TS video (.ts), or times from the "
-            "beginning of the video's file on, without that header, are expected. If they are such times, delete the "
-            "line; or leave 'subtitles' out of the record, or set prompt.subtitles=false.",
-        )
-    return math.remainder(moved.seconds - timeline.stream_zero, _STREAM_CLOCK_SECONDS)
 
 
 def _covers_one(cue: Cue, times: Sequence[float]) -> bool:
@@ -128,7 +89,7 @@ def _decoded(data: bytes) -> str:
         raise Fault(f"are not text in {encoding.upper().removesuffix('-SIG')} (byte {error.start})") from error
 
 
-def _subtitles(name: str, text: str, kind: str) -> Subtitles:
+def _cues(text: str, kind: str) -> tuple[Cue, ...]:
     # Files that were put together have such marks in between.
     lines = lines_of(text.replace("\ufeff", "").lstrip(" \t\r\n"))
     read, plain = (read_vtt, plain_vtt) if kind == "vtt" else (read_srt, plain_srt)
@@ -136,5 +97,4 @@ def _subtitles(name: str, text: str, kind: str) -> Subtitles:
     for cue in cues:
         if cue.end < cue.start:
             raise Fault(f"have one that begins at {cue.start:g} s and ends at {cue.end:g} s")
-    with_text = sorted((cue for cue in cues if cue.text), key=lambda cue: (cue.start, cue.end))
-    return Subtitles(name, tuple(with_text), stream_map(lines) if kind == "vtt" else None)
+    return tuple(sorted((cue for cue in cues if cue.text), key=lambda cue: (cue.start, cue.end)))

@@ -158,6 +158,8 @@ def test_subrip_that_cannot_be_read(text: str, words: str) -> None:
         (f"WEBVTT\n\n{V_ONE}\nNOTE this\n\nSTYLE\n{V_TWO}\nREGION", [(1000, "NOTE this"), (3000, "REGION")]),
         (f"WEBVTT\n\n{V_ONE}\nHi\n{V_TWO}\nBye", [(1000, "Hi"), (3000, "Bye")]),
         (f"WEBVTT\n\n{V_ONE}\na\x0cb\u2028\u2028c", [(1000, "a\x0cb\u2028\u2028c")]),
+        (f"WEBVTT\nX-TIMESTAMP-MAP=MPEGTS:90000,LOCAL:00:00:01.000\n\n{V_ONE}\nHi", [(1000, "Hi")]),
+        (f"WEBVTT\nX-TIMESTAMP-MAP=LOCAL:00:00.000,MPEGTS:0\n\n{V_ONE}\nHi", [(1000, "Hi")]),
     ],
 )
 def test_webvtt(text: str, expected: list[tuple[int, str]]) -> None:
@@ -180,6 +182,11 @@ def test_webvtt(text: str, expected: list[tuple[int, str]]) -> None:
         ("WEBVTT\n\n00:61.000 --> 00:62.000\nHi", "in line 3, where times like"),
         ("WEBVTT\n\n1\n00:01.000 --> x\nHi", "in line 4, where times like"),
         (f"WEBVTT\n\n{V_ONE} Lost\nHi", "in line 3, where times like"),
+        (
+            f"WEBVTT\nX-TIMESTAMP-MAP=MPEGTS:900000,LOCAL:00:00:00.000\n\n{V_ONE}\nHi",
+            "in line 2, which moves all times",
+        ),
+        (f"WEBVTT\nX-TIMESTAMP-MAP=here\n\n{V_ONE}\nHi", "in line 2, which moves all times"),
         (f"WEBVTT\n\n{V_ONE}\nHi\n\nWEBVTT\n\n{V_TWO}\nBye", "have 'WEBVTT' in line 6, without times"),
     ],
 )
@@ -257,10 +264,10 @@ def test_what_is_put_together(tmp_path: Path) -> None:
     """Marks of encodings between two files that were joined; a file without a word is none that is broken."""
     path = tmp_path / "a.srt"
     path.write_text(f"\ufeff1\n{ONE}\nHi\n\n\ufeff1\n{TWO}\nBye\n")
-    assert [cue.text for cue in read_subtitles(str(path), path.name, MediaSettings()).cues] == ["Hi", "Bye"]
+    assert [cue.text for cue in read_subtitles(str(path), path.name, MediaSettings())] == ["Hi", "Bye"]
     path = tmp_path / "a.vtt"
     path.write_text("WEBVTT\n")
-    assert read_subtitles(str(path), path.name, MediaSettings()).cues == ()
+    assert read_subtitles(str(path), path.name, MediaSettings()) == ()
 
 
 def test_long_lines_take_no_longer() -> None:

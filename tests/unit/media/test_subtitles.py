@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.odd_clips import encode, remux
 from vlm_pg.errors import SampleError
-from vlm_pg.media.decode_file import decode_file
 from vlm_pg.media.loader import MediaLoader
-from vlm_pg.media.probe import probe_file
 from vlm_pg.media.selection import WHOLE, Part, Timeline
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.subtitles import Subtitles, cues_within, read_subtitles
+from vlm_pg.media.subtitles import cues_within, read_subtitles
 from vlm_pg.types import Cue, DecodedMedia, MediaRef
 
 SRT = """1
@@ -62,7 +59,7 @@ VTT_CUES = (Cue(0.5, 3604.0, "- one - two"), Cue(1.0, 2.0, "Roger: Hi there you 
 
 def read(folder: Path, text: str | bytes, name: str = "a.srt", **settings: int) -> tuple[Cue, ...]:
     (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    return read_subtitles(str(folder / name), name, MediaSettings(**settings)).cues
+    return read_subtitles(str(folder / name), name, MediaSettings(**settings))
 
 
 @pytest.mark.parametrize(("name", "text", "cues"), [("a.srt", SRT, SRT_CUES), ("a.vtt", VTT, VTT_CUES)])
@@ -124,7 +121,7 @@ CUES = (Cue(1.0, 2.0, "a"), Cue(2.0, 4.0, "b"), Cue(3.0, 3.0, "point"), Cue(9.5,
 )
 def test_those_of_a_part(part: Part, expected: list[str]) -> None:
     timeline = Timeline([index / 10 for index in range(100)], 10.0, 10.0, 0.0)
-    assert [cue.text for cue in cues_within(Subtitles(cues=CUES), part, timeline)] == expected
+    assert [cue.text for cue in cues_within(CUES, part, timeline)] == expected
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -154,66 +151,3 @@ def test_they_come_with_their_video(media_dir: Path, tmp_path: Path, workers: in
     assert "subtitles path 'clips/a.mkv' ends in '.mkv'. Subtitles may end in .srt, .vtt." in str(loaded[5])
     with MediaLoader(MediaSettings(workers=workers, max_frames=4), tmp_path, subtitles=False) as loader:
         assert all(isinstance(item, DecodedMedia) and not item.subtitles for item in loader.load(refs))
-
-
-def first_stamp(stream: bytes) -> int:
-    """The presentation time of the first PES packet of a video, as its bytes say (ISO/IEC 13818-1, 2.4.3.6)."""
-    a, b, c, d, e = stream[(at := stream.index(b"\0\0\1\xe0") + 9) : at + 5]
-    return (a >> 1 & 7) << 30 | b << 22 | c >> 1 << 15 | d << 7 | e >> 1
-
-
-@pytest.mark.parametrize(("begins", "audio_seconds"), [(0, 0.0), (10_000, 0.0), (2_000, 3.0), (95_441_717, 0.0)])
-def test_times_on_the_clock_of_a_stream(tmp_path: Path, begins: int, audio_seconds: float) -> None:
-    """A text said a second after the first picture, by the map of RFC 8216 (3.5).
-
-    Wherever the clock begins, in milliseconds, be the sound first or the clock at its end 0.6 s later.
-    """
-    video = encode(tmp_path / "plain.ts", [begins + 40 * place for place in range(100)], "mpeg4")
-    if audio_seconds:
-        video = remux(video, tmp_path / "a.ts", list, audio_seconds)
-    stamp = first_stamp(video.read_bytes())
-    for said, local, ticks in (
-        (1.0, 0, stamp),
-        (3601.0, 3600, stamp),
-        (11.0, 0, stamp - 900_000),
-        (1.0, 0, 2**33 + stamp),
-    ):
-        cue = f"0{int(said) // 3600}:00:{int(said) % 60:02}.000 --> 0{int(said) // 3600}:00:{int(said) % 60 + 1:02}.000"
-        head = f"WEBVTT\nX-TIMESTAMP-MAP=LOCAL:0{local // 3600}:00:00.000,MPEGTS:{ticks % 2**34}"
-        (tmp_path / "a.vtt").write_text(f"{head}\n\n{cue}\nHi\n")
-        media = decode_file("video", str(video), MediaSettings(max_frames=4), 28, WHOLE, str(tmp_path / "a.vtt"))
-        [got] = media.subtitles
-        assert (got.start, got.end) == pytest.approx((1.0, 2.0), abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("line", "reads"),
-    [
-        ("X-TIMESTAMP-MAP=MPEGTS:90000,LOCAL:00:00:01.000", True),
-        ("X-TIMESTAMP-MAP=LOCAL:00:00.000,MPEGTS:0", True),
-        ("X-TIMESTAMP-MAP=LOCAL:00:00:00.000,MPEGTS:900000", False),
-        ("X-TIMESTAMP-MAP=LOCAL:00:00:00.000,MPEGTS:126000", False),
-    ],
-)
-def test_a_clock_that_the_file_does_not_keep(tmp_path: Path, line: str, reads: bool) -> None:
-    video = encode(tmp_path / "a.mp4", [40 * place for place in range(100)], "mpeg4")
-    (tmp_path / "a.vtt").write_text(f"WEBVTT\n{line}\n\n00:01.000 --> 00:02.000\nHi\n")
-    arguments = ("video", str(video), MediaSettings(max_frames=4), 28, WHOLE, str(tmp_path / "a.vtt"))
-    if reads:
-        assert decode_file(*arguments).subtitles == probe_file(*arguments).subtitles == (Cue(1.0, 2.0, "Hi"),)
-        return
-    for read in (decode_file, probe_file):
-        with pytest.raises(
-            SampleError, match=f"'a.vtt' have the header '{line}': .*If they are such times, delete"
-        ) as got:
-            read(*arguments)
-        assert got.value.reason == "bad_subtitles"
-
-
-@pytest.mark.parametrize("head", ["X-TIMESTAMP-MAP=here", "X-TIMESTAMP-MAP=MPEGTS:0", "{0}\n{0}"])
-def test_a_map_that_cannot_be_read(tmp_path: Path, head: str) -> None:
-    head = head.format("X-TIMESTAMP-MAP=MPEGTS:0,LOCAL:00:00.000")
-    with pytest.raises(
-        SampleError, match=r"in line [23], where one X-TIMESTAMP-MAP=MPEGTS:900000,LOCAL:00:00:00.000 is"
-    ):
-        read(tmp_path, f"WEBVTT\n{head}\n\n00:01.000 --> 00:02.000\nHi\n", "a.vtt")
