@@ -179,7 +179,7 @@ class _Frames:
     def _is_left_out(self, pts: int, coded: memoryview) -> bool:
         """Of the pictures directly behind the first packet."""
         assert self.start is not None and self.first is not None
-        if pts > self.start.pts:
+        if pts > self.start.pts or (self.pts and self.order.is_reference(coded)):
             self.first = None
             return False
         return pts < self.start.pts and leaves_out(*self.first, bytes(coded), self.syntax)
@@ -226,7 +226,12 @@ class _Frames:
         shared = {pts for pts, after in pairwise(shown) if pts == after}
         entries = self.entries + [point for point in self.cut if point.pts < shown[0]]
         # the place of an entry point that shares its time is not known, but for the first
-        entries = [point for point in entries if point.pts not in shared or point is self.start]
+        entries = [
+            point
+            for point in entries
+            if (point.pts not in shared or point is self.start)
+            and (self.in_order or self.order.is_at_its_place(point.pts, shown))
+        ]
         return VideoIndex(
             pts=tuple(shown),
             entries=tuple(sorted(entries, key=lambda point: point.pts)),

@@ -6,7 +6,9 @@ one that comes later an earlier one. Source: ITU-T H.262 6.1.1.11.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from vlm_pg.media.keyframes import Syntax, mpeg2_kind
 
@@ -19,12 +21,13 @@ HEAD_BYTES = 4096  # headers and user data before that of the picture
 class ShownOrder:
     """Follows pictures as they are stored: B pictures come out at once, others when the next of these is stored.
 
-    ``ascends``: whether no timestamp is below that of a picture that comes out before. Of other codecs nothing else is
-    known.
+    ``ascends``: whether no timestamp is below that of a picture that comes out before. ``come``: timestamps in the
+    order in which pictures come out. Of other codecs nothing is known.
     """
 
     syntax: Syntax
     ascends: bool = True
+    come: list[int] = field(default_factory=list)
     _latest: int | None = None
     _held: int | None = None
 
@@ -47,3 +50,13 @@ class ShownOrder:
     def _come(self, pts: int) -> None:
         self.ascends &= self._latest is None or pts >= self._latest
         self._latest = pts
+        self.come.append(pts)
+
+    def is_at_its_place(self, pts: int, shown: Sequence[int]) -> bool:
+        """Whether the picture of a time comes as its place among all times says: counting may begin with it."""
+        place = bisect_left(shown, pts)
+        return self.ascends or (place < len(shown) and self.come[place] == pts)
+
+    def is_reference(self, coded: memoryview) -> bool:
+        """Whether it is a picture of MPEG-1 or -2 behind which none is stored that is shown before those before it."""
+        return self.syntax.codec in _CODECS and mpeg2_kind(bytes(coded[:HEAD_BYTES])) in (1, 2)

@@ -175,7 +175,8 @@ def _skip_head(lines: Sequence[str]) -> int:
         if not line or "-->" in line:
             return place
         if _VTT_MAP.match(line) and not _moves_nothing(line):
-            _refuse(lines, place, "which moves all times to the clock of a stream; delete the line if they count from the video's beginning")
+            why = "which moves all times to the clock of a stream; delete it if they count from the video's beginning"
+            _refuse(lines, place, why)
     return len(lines)
 
 

@@ -6,7 +6,9 @@ Sources: ISO/IEC 14496-12 8.3.2 (the matrix of a track); FFmpeg's libavutil/disp
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from vlm_pg.media.images import on_white
 
 # matrices are of rounded numbers; players take what is as near as this for a quarter turn
 _NEAR = math.tan(math.radians(1))
+# Where a file is looked at for what is opaque in it, if the frames that are asked for say nothing, and how long there.
+_PLACES, _FRAMES = 32, 16
 
 
 @dataclass(frozen=True)
@@ -75,11 +79,11 @@ def has_alpha(frame: Any) -> bool:
 class Opacity:
     """Whether a video file says how opaque its pixels are: formats with room for it are used without, too.
 
-    It does where a pixel of any of its frames is not wholly transparent. So a frame looks the same whichever others are
-    asked for, and one that fades in from nothing begins with white.
+    It does where a frame that is asked for, or one of some that lie evenly over the file, has a pixel that is not
+    wholly transparent. So a video that fades in from nothing begins with white, whichever of its frames are asked for.
 
     Args:
-        path: the file. It is decoded until such a pixel comes, if those that are asked for have none.
+        path: the file. Those frames are decoded if what is asked for has no such pixel.
         max_pixels: as in ``open_video``.
     """
 
@@ -88,22 +92,43 @@ class Opacity:
         self._is_said: bool | None = None
 
     def is_said(self, opaque: np.ndarray) -> bool:
-        """Whether it does, given that of a frame's pixels, 0 for wholly transparent.
-
-        Raises:
-            DecodeFailure: the file is damaged before a frame that tells.
-        """
+        """Whether it does, given that of a frame's pixels, 0 for wholly transparent."""
         if self._is_said is None:
-            self._is_said = bool(opaque.any()) or self._is_said_anywhere()
+            self._is_said = bool(opaque.any()) or self._is_said_somewhere()
         return self._is_said
 
-    def _is_said_anywhere(self) -> bool:
+    def _is_said_somewhere(self) -> bool:
+        """A bounded look, however long the file is; what is damaged there was not asked for, and refuses nothing."""
         import av
         from av.video.reformatter import VideoReformatter
 
         scaler = VideoReformatter()
-        with open_video(self._path, self._max_pixels) as (container, stream), reading("decode", (av.FFmpegError,)):
-            return any(has_alpha(frame) and _rgba(frame, scaler)[..., 3].any() for frame in container.decode(stream))
+        with open_video(self._path, self._max_pixels) as (container, stream):
+            for pts in _places_to_look(stream):
+                try:
+                    container.seek(pts, stream=stream)
+                    frames = _up_to(container.decode(stream), pts)
+                    if any(has_alpha(frame) and _rgba(frame, scaler)[..., 3].any() for frame in frames):
+                        return True
+                except av.FFmpegError:
+                    continue
+        return False
+
+
+def _up_to(frames: Iterator[Any], pts: int) -> Iterator[Any]:
+    """Frames from an entry point to the one of a time, but no more than ``_FRAMES``."""
+    for frame in islice(frames, _FRAMES):
+        yield frame
+        if frame.pts is None or frame.pts >= pts:
+            return
+
+
+def _places_to_look(stream: Any) -> list[int]:
+    """Timestamps, evenly over the stream, its end among them; the beginning alone where its length is not known."""
+    start, duration = stream.start_time or 0, stream.duration
+    if duration is None and stream.container.duration is not None:
+        duration = int(stream.container.duration / 1_000_000 / stream.time_base)
+    return [start + (duration or 0) * place // _PLACES for place in range(_PLACES + 1 if duration else 1)]
 
 
 def upright(frame: Any, like: np.ndarray | None, scaler: Any, opacity: Opacity) -> np.ndarray:
@@ -118,7 +143,7 @@ def upright(frame: Any, like: np.ndarray | None, scaler: Any, opacity: Opacity) 
         opacity: of the file.
 
     Raises:
-        DecodeFailure: see ``turn_of`` and ``Opacity``.
+        DecodeFailure: see ``turn_of``.
     """
     turn = turn_of(frame)
     size: dict[str, int] = {}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import av
 import pytest
 
 from tests.support.clips import number_of
 from tests.support.odd_clips import decoded, encode, remux
-from vlm_pg.media.index import read_index
+from vlm_pg.media.index import _Frames, read_index
 from vlm_pg.media.keyframes import Syntax
 from vlm_pg.media.shown_order import ShownOrder
 from vlm_pg.media.video_decoders import PyAVDecoder
@@ -54,6 +55,17 @@ def a_key_frame_comes_too_early(packets: list[Any]) -> None:
     packets[place].pts = packets[place + 1].pts + 10
 
 
+def a_key_frame_comes_too_late(packets: list[Any]) -> None:
+    """Its time is that of the second picture behind it, and theirs are one earlier."""
+    by_time = sorted(packets, key=lambda packet: packet.pts)
+    place = by_time.index(packets[keys(packets)[2]])
+    times = [packet.pts for packet in by_time[place : place + 3]]
+    for packet, pts in zip(by_time[place : place + 3], [times[2], times[0], times[1]], strict=True):
+        packet.pts = pts
+    for packet in packets:
+        packet.dts -= 3 * (times[1] - times[0])
+
+
 def the_last_one_shares_its_time(packets: list[Any]) -> None:
     packets[-3].pts = packets[-2].pts
 
@@ -71,6 +83,7 @@ def keys(packets: list[Any]) -> list[int]:
 CHANGES = (
     a_key_frame_shares_the_time_of_one_before,
     a_key_frame_comes_too_early,
+    a_key_frame_comes_too_late,
     the_last_one_shares_its_time,
     a_hole_that_is_filled_later,
 )
@@ -93,3 +106,19 @@ def test_every_picture_is_the_one_that_comes_then(change: Any, suffix: str, tmp_
     reader = PyAVDecoder(path, index)
     for wanted in (*([place] for place in range(len(shown))), list(range(len(shown)))):
         assert [number_of(picture) for picture in reader.read(wanted)] == [shown[place] for place in wanted]
+
+
+def test_leading_pictures_end_with_the_next_one_that_is_none() -> None:
+    """Stored: I, two B before it, a P of the same time as I, then B pictures of earlier times, which are shown."""
+    frames = _Frames(Syntax("mpeg2video"))
+    kinds = (INTRA, B, B, P, B, B, P)
+    for kind, pts in zip(kinds, (30, 10, 20, 30, 15, 25, 60), strict=True):
+        frames.add(packet_of(kind, pts))
+    assert sorted(frames.pts) == [15, 25, 30, 30, 60]
+
+
+def packet_of(data: bytes, pts: int) -> Any:
+    packet = av.Packet(data)
+    packet.pts = packet.dts = pts
+    packet.is_keyframe = data == INTRA
+    return packet

@@ -13,6 +13,7 @@ from PIL import Image
 
 from tests.support.odd_clips import encode, with_matrix
 from vlm_pg.errors import SampleError
+from vlm_pg.media import upright
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.images import decode_image
@@ -80,14 +81,14 @@ def test_what_mirrors() -> None:
     assert all(Turn(*flags).mirrors for flags in ((True,), (False, True), (False, False, True), (True, True, True)))
 
 
-def clear(path: Path, codec: str, format: str, paint: Callable[[int], np.ndarray]) -> Path:
-    """Six frames [56, 56, 4] of a format with opacity."""
+def clear(path: Path, codec: str, format: str, paint: Callable[[int], np.ndarray], count: int = 6) -> Path:
+    """Frames [56, 56, 4] of a format with opacity."""
     import av
 
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=25)
         stream.width, stream.height, stream.pix_fmt = 56, 56, format
-        for place in range(6):
+        for place in range(count):
             frame = av.VideoFrame.from_ndarray(paint(place), format="rgba").reformat(format=format)
             frame.pts, frame.time_base = place, Fraction(1, 25)
             container.mux(stream.encode(frame))
@@ -138,3 +139,19 @@ def test_opacity_that_nobody_set(tmp_path: Path) -> None:
     )
     frames = decode_video(path, SMALL, 28).frames
     assert frames[-1, :, 5, 5].tolist() == [9, 90, 200]
+
+
+def test_a_long_file_is_looked_at_in_some_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long: and what is damaged where nobody asks refuses nothing."""
+    nothing = np.full((56, 56, 4), (9, 90, 40, 0), np.uint8)
+    path = clear(tmp_path / "a.mov", "png", "rgba", lambda place: nothing, 500)
+    data = bytearray(path.read_bytes())
+    for _ in range(3):  # pictures amid the file
+        at = data.index(b"\x89PNG", len(data) // 2)
+        data[at : at + 24] = bytes(24)
+    path.write_bytes(data)
+    looked: list[int] = []
+    monkeypatch.setattr(upright, "has_alpha", lambda frame: looked.append(frame.pts) or True)
+    frames = decode_video(path, SMALL, 28, part=Part(0.0, 0.5)).frames
+    assert frames[-1, :, 5, 5].tolist() == [9, 90, 40]
+    assert 30 < len(set(looked)) < 80
