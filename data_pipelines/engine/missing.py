@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -72,8 +73,21 @@ class Missing:
             return f"No file of that name is in {searched}. Fetch it, or correct --media-root."
         lies = f"Of that name there is {_listed([place.as_posix() for place in places])}, maybe another data set's"
         roots = [root for place in places[:_FEW] if (root := self._root_for(place, asked)) is not None]
-        remedy = f"give --media-root {_shown(str(roots[0]))}" if roots else f"move it to '{_shown(path)}'"
+        if roots:
+            remedy = f"give --media-root {_shown(str(roots[0]))}"
+        else:
+            remedy = self._renaming(places, wanted, asked) or f"move it to '{_shown(path)}'"
         return f"{lies}. Fetch the file; or, where that is the one meant, {remedy}."
+
+    def _renaming(self, places: Sequence[PurePosixPath], wanted: PurePosixPath, asked: Asked) -> str:
+        """What to call the folder of a row's media that it is in under another name."""
+        holding = [place.parents[len(wanted.parts) - 1] for place in places if place.parts[-len(wanted.parts) :]
+                   == wanted.parts]  # fmt: skip
+        if asked.folder is None or asked.folder not in self._dataset.spelt or not holding:
+            return ""
+        folder = Path(os.path.abspath(self._root / holding[0]))
+        called = folder.with_name(asked.folder)
+        return f"call '{_shown(str(folder))}' '{_shown(asked.folder)}' and give --media-root {_shown(str(called))}"
 
     def _exact(self, wanted: PurePosixPath) -> list[PurePosixPath]:
         """Files of the whole path; else those of the name, unless it is as common as "1.png"."""

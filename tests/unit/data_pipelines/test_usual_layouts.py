@@ -120,24 +120,57 @@ def test_a_name_in_two_folders_of_four_digits_is_refused(tmp_path: Path) -> None
 
 
 SCENE, BENCH, OTHER = "scannet/scene0191_00.mp4", "VSI-Bench", "VSI-590K"
+SUBSET, SECOND = "0_30_s_nextqa", "30_60_s_nextqa"
 
 
 @pytest.mark.parametrize(
     ("root", "files", "only", "expected"),
     [
-        ("media", [SCENE], BENCH, SCENE),
-        ("media", [SCENE], None, f"{BENCH}/{SCENE}"),  # rows of VSI-590K have a video of this path, too
-        ("media", [SCENE, f"{OTHER}/x.mp4"], BENCH, f"{BENCH}/{SCENE}"),
-        ("media", [SCENE, f"{BENCH}/x.mp4"], BENCH, f"{BENCH}/{SCENE}"),
-        (OTHER, [SCENE], BENCH, f"{BENCH}/{SCENE}"),
-        ("media", ["elsewhere/scene0191_00.mp4"], BENCH, f"{BENCH}/{SCENE}"),
+        ("media", [SCENE], SUBSET, SCENE),
+        ("media", [SCENE], None, f"{SUBSET}/{SCENE}"),  # rows of another subset have a video of this path, too
+        ("media", [SCENE, f"{SECOND}/x.mp4"], SUBSET, f"{SUBSET}/{SCENE}"),
+        ("media", [SCENE, f"{SUBSET}/x.mp4"], SUBSET, f"{SUBSET}/{SCENE}"),
+        (SECOND, [SCENE], SUBSET, f"{SUBSET}/{SCENE}"),
+        ("media", ["elsewhere/scene0191_00.mp4"], SUBSET, f"{SUBSET}/{SCENE}"),
     ],
 )
 def test_the_root_is_a_sets_one_folder_under_another_name_where_no_other_is_meant(
     tmp_path: Path, root: str, files: list[str], only: str | None, expected: str
 ) -> None:
     empty_files(tmp_path / root, *files)
-    assert MediaFinder(tmp_path / root, VSI, only).path_of(SCENE, BENCH, tmp_path) == expected
+    assert MediaFinder(tmp_path / root, LLAVA_VIDEO_178K, only).path_of(SCENE, SUBSET, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("root", "annotations", "files", "expected"),
+    [
+        # What lies in a folder of any name may be the other set's, which has videos of the same paths.
+        ("bench", "ann", [SCENE, "test.jsonl"], f"{OTHER}/{SCENE}"),
+        ("bench", "ann", [SCENE, f"vsi590k/{SCENE}"], f"vsi590k/{SCENE}"),
+        ("bench", "ann", [SCENE, "vsi590k/scannet/other.mp4"], f"vsi590k/{SCENE}"),
+        ("bench", "ann", [SCENE, "vsi590k/x.mp4"], f"vsi590k/{SCENE}"),
+        ("media", "ann", [f"{OTHER}/{SCENE}", f"vsi590k/{SCENE}"], f"{OTHER}/{SCENE}"),
+        ("media", "ann", [f"VSI_590K-videos/{SCENE}", f"vsi_bench/{SCENE}"], f"VSI_590K-videos/{SCENE}"),
+        ("media", "ann", [f"vsi590k/{SCENE}", f"vsi-590k/{SCENE}"], "ambiguous_media"),
+        ("media", "ann", [f"vsi590k/{SCENE}", "vsi-590k/scannet/x.mp4"], f"vsi590k/{SCENE}"),
+        ("vsi_590k", "ann", [SCENE], SCENE),
+        ("vsi_bench", "ann", [SCENE], f"{OTHER}/{SCENE}"),
+        ("vsi_bench", "vsi_bench", [SCENE], f"{OTHER}/{SCENE}"),
+        ("media", "media/vsi-bench", [f"vsi-bench/{SCENE}"], f"{OTHER}/{SCENE}"),
+        ("media", "media/vsi_590k_notes", [f"vsi590k/{SCENE}"], f"vsi590k/{SCENE}"),
+        ("media", "media/any", [f"any/{SCENE}"], f"any/{SCENE}"),
+    ],
+)
+def test_each_of_two_sets_takes_what_lies_in_a_folder_of_its_own_name(
+    tmp_path: Path, root: str, annotations: str, files: list[str], expected: str
+) -> None:
+    empty_files(tmp_path / root, *files)
+    (tmp_path / annotations).mkdir(parents=True, exist_ok=True)
+    try:
+        found = MediaFinder(tmp_path / root, VSI, OTHER).path_of(SCENE, OTHER, tmp_path / annotations)
+    except SampleError as error:
+        found = error.reason
+    assert found == expected
 
 
 @pytest.mark.parametrize(
