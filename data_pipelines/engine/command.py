@@ -19,6 +19,7 @@ from data_pipelines.engine.assembling import REFUSED, REPEATED, write_all
 from data_pipelines.engine.counting import count_rows
 from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.doubting import Doubt
+from data_pipelines.engine.finding import MediaFinder
 from data_pipelines.engine.inputs import MANY_FILES, details_of, inputs_of, refuse_changed, sources_of
 from data_pipelines.engine.judging import Rules, Source, Verdict
 from data_pipelines.engine.media_look import MediaLook
@@ -117,11 +118,13 @@ def _prepare(
 ) -> tuple[Tally, dict[str, int]]:
     out = arguments.out
     spool = Spool(out, fingerprint({**inputs, "program": program()}), arguments.overwrite)
-    if rules.media_root is not None and (again := spool.forget(Doubt(rules.media_root))):
-        print(f"Media were not there, or are not there now: {again} part(s) of the run before are judged again.")
     print(f"Counting the rows of {len(sources)} file(s)", flush=True)
     rows, only_folder = count_rows(dataset, sources)
     rules = replace(rules, only_folder=only_folder)
+    if rules.media_root is not None:
+        finder = MediaFinder(rules.media_root, dataset, only_folder)
+        if again := spool.forget(Doubt(rules.media_root, finder)):
+            print(f"Media were not there, or lie elsewhere now: {again} part(s) of the run before are judged again.")
     total = sum(rows[source.path] for source in sources)
     parts = judge_all(sources, dataset, rules, spool, total, arguments.workers)
     with ExitStack() as stack:

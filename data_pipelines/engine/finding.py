@@ -14,6 +14,9 @@ from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.places import EVERYTHING, SUFFIXES, ByStem, alike, below, files_in, folders_of, name_of
 from vlm_pg.errors import SampleError, printable
 
+# A path below the root, and what it was found by: name, folder, and where the folder counts that of the annotations.
+Found = tuple[str, str, str | None, str | None]
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -48,6 +51,7 @@ class MediaFinder:
         self._by_name = dataset.by_name
         self._indexes: dict[tuple[PurePosixPath, str], ByStem] = {}
         self.asked: dict[str, Asked] = {}  # by the paths that were found, for whoever finds that nothing is there
+        self._latest: list[Found] = []
 
     def path_of(self, name: str, folder: str | None = None, annotations: Path | None = None) -> str:
         """Path below the media root of the file that a row calls ``name``, or where it would be.
@@ -68,7 +72,13 @@ class MediaFinder:
         else:
             path = self._found(name, wanted)
         self.asked[path] = Asked(name, folder, annotations)
+        self._latest.append((path, name, folder, None if folder is None else str(annotations)))
         return path
+
+    def latest(self) -> tuple[Found, ...]:
+        """What was asked and found since this was called before."""
+        latest, self._latest = tuple(self._latest), []
+        return latest
 
     def looked_in(self) -> list[str]:
         """The folders that files are looked for in, where rows name none."""

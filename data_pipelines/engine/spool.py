@@ -137,4 +137,5 @@ def _verdict(fields: dict[str, Any]) -> Verdict:
         None if refused is None else BadSample(**refused),
         fields.get("left_out", ""),
         tuple(fields.get("keys", ())),
+        found=tuple((path, name, folder, beside) for path, name, folder, beside in fields.get("found", ())),
     )
