@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
+from heapq import nsmallest
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
@@ -19,7 +20,7 @@ from vlm_pg.errors import SampleError, printable
 SEARCHED = 200_000
 REASON = "missing_media"
 _FEW = 4
-# Other roots that are tried.
+# Other roots that are tried: each looks through folders of its own.
 _ROOTS = 100
 
 
@@ -98,15 +99,25 @@ class Missing:
     def _root_for(self, path: PurePosixPath, asked: Asked) -> Path | None:
         """The media root with which this file would be found; None where there is none."""
         for parent in list(path.parents)[:-1]:
+            if parent not in self._tried:
+                continue
             root = self._root / parent
-            if root not in self._others and len(self._others) >= _ROOTS:
-                continue  # each looks through folders of its own
             if root not in self._others:
                 self._others[root] = MediaFinder(root, self._dataset, self._only_folder)
+            finder = self._others[root]
             with suppress(SampleError):  # several are of that name there
-                if parent / self._others[root].path_of(asked.name, asked.folder, asked.annotations) == path:
+                found = finder.path_of(asked.name, asked.folder, asked.annotations)
+                finder.asked.clear()
+                finder.latest()
+                if parent / found == path:
                     return root
         return None
+
+    @cached_property
+    def _tried(self) -> set[PurePosixPath]:
+        """The folders that are tried as roots: the outermost that hold media, whichever rows were asked for before."""
+        holding = {parent for paths in self._files[0].values() for path in paths for parent in path.parents}
+        return set(nsmallest(_ROOTS, holding - {PurePosixPath()}, key=lambda one: (len(one.parts), one.parts)))
 
     @cached_property
     def _files(self) -> tuple[ByStem, bool]:

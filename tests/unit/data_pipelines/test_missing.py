@@ -102,6 +102,24 @@ def test_the_search_has_an_end_and_is_made_once(tmp_path: Path, monkeypatch: pyt
     assert len(walks) == 1
 
 
+def test_what_is_said_does_not_depend_on_what_was_asked_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As other processes judge other rows."""
+    monkeypatch.setattr(module, "_ROOTS", 4)
+    names = [f"{number}.mp4" for number in range(8)]
+    empty_files(tmp_path, *(f"x{name[0]}/{name}" for name in names))
+
+    def all_said(order: list[str]) -> dict[str, str]:
+        dataset = dataset_of("nextqa")
+        finder, missing = MediaFinder(tmp_path, dataset), Missing(tmp_path, dataset)
+        paths = {name: finder.path_of(name) for name in order}
+        return {name: str(missing.fault(path, finder.asked[path], finder.looked_in())) for name, path in paths.items()}
+
+    expected = all_said(names)
+    assert sum("give --media-root" in told for told in expected.values()) == 4
+    assert all_said(names[::-1]) == expected
+    assert {name: all_said([name])[name] for name in names} == expected
+
+
 def test_the_command_says_so(tmp_path: Path) -> None:
     rows = "".join(f"{video},9,1,1,why {video},0,1,CW,a,b,c,d,e\n" for video in (17, 18, 19))
     (tmp_path / "train.csv").write_text(HEADER + rows)
