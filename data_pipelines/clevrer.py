@@ -42,7 +42,7 @@ from data_pipelines.engine.fields import (
     unusable,
     video_file,
 )
-from data_pipelines.engine.numbered import CLEVRER_SPLITS, is_clevrers
+from data_pipelines.engine.numbered import CLEVRER_SPLITS, clevrers_in
 from data_pipelines.engine.options import lettered
 from data_pipelines.engine.questions import answered
 from vlm_pg.types import NONE_RIGHT
@@ -137,7 +137,7 @@ CLEVRER = DataSet(
     ),
     media=_VIDEOS,
     shared=_SHARED,
-    is_own=is_clevrers,
+    own_in=clevrers_in,
 )
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ from data_pipelines.engine.fields import (
     unusable,
     video_file,
 )
-from data_pipelines.engine.numbered import is_perception_tests
+from data_pipelines.engine.numbered import perception_tests_in
 from data_pipelines.engine.options import letter_at, lettered
 from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import Reader, files_beside, keyed_rows, read_rows
@@ -206,7 +206,7 @@ PERCEPTION_TEST = DataSet(
     ),
     media=_VIDEOS,
     shared=_SHARED,
-    is_own=is_perception_tests,
+    own_in=perception_tests_in,
 )
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,6 +49,7 @@ class MediaFinder:
     def __init__(self, root: Path, dataset: DataSet, only_folder: str | None = None):
         self._root, self._dataset, self._only_folder = root, dataset, only_folder
         self._by_name = dataset.by_name
+        self._own_in_folder: dict[PurePosixPath, Callable[[str], bool]] = {}
         self._indexes: dict[tuple[PurePosixPath, str], ByStem] = {}
         self.asked: dict[str, Asked] = {}  # by the paths that were found, for whoever finds that nothing is there
         self._latest: list[Found] = []
@@ -184,8 +185,13 @@ class MediaFinder:
         return [path for path, number in shared.items() if number == max(shared.values())]
 
     def _is_own(self, path: PurePosixPath) -> bool:
-        is_own = self._dataset.is_own
-        return is_own is None or is_own(name_of(self._root) / path, self._by_stem(path.parent).keys())
+        folder = path.parent
+        if self._dataset.own_in is None:
+            return True
+        if folder not in self._own_in_folder:
+            beside = self._by_stem(folder).keys()
+            self._own_in_folder[folder] = self._dataset.own_in(name_of(self._root) / folder, beside)
+        return self._own_in_folder[folder](path.stem)
 
     @cached_property
     def _folders(self) -> list[list[PurePosixPath]]:

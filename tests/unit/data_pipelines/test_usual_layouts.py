@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from data_pipelines.engine import numbered
 from data_pipelines.engine.counting import count_rows
 from data_pipelines.engine.finding import MediaFinder
 from data_pipelines.engine.judging import Source
@@ -120,6 +121,21 @@ def test_the_root_may_be_any_of_these_folders(tmp_path: Path, name: str, root: s
 def test_what_may_be_another_sets_is_not_taken(tmp_path: Path, name: str, path: str, files: list[str]) -> None:
     empty_files(tmp_path, *files)
     assert MediaFinder(tmp_path, dataset_of(name)).path_of(path) == path
+
+
+@pytest.mark.parametrize(("name", "folder"), [("clevrer", "train"), ("perception_test", "videos")])
+def test_what_lies_beside_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, folder: str
+) -> None:
+    """Not for each of a folder's ten thousand videos."""
+    number, looks, count = numbered._number, [0], 60
+    monkeypatch.setattr(numbered, "_number", lambda stem: looks.__setitem__(0, looks[0] + 1) or number(stem))
+    first = 0 if name == "clevrer" else 10_000  # of Perception Test's names those that both have
+    names = [f"video_{one:05d}.mp4" for one in range(first, first + count)]
+    empty_files(tmp_path, *(f"{folder}/{one}" for one in names))
+    finder = MediaFinder(tmp_path, dataset_of(name))
+    assert [finder.path_of(one) for one in names] == [f"{folder}/{one}" for one in names]
+    assert looks[0] < 10 * count
 
 
 def test_a_name_in_two_folders_of_four_digits_is_refused(tmp_path: Path) -> None:
