@@ -23,7 +23,7 @@ from data_pipelines.engine.finding import MediaFinder
 from data_pipelines.engine.inputs import MANY_FILES, details_of, inputs_of, refuse_changed, sources_of
 from data_pipelines.engine.judging import Rules, Source, Verdict
 from data_pipelines.engine.media_look import MediaLook
-from data_pipelines.engine.outcome import MISSING, check_all_judged, check_outcome
+from data_pipelines.engine.outcome import check_all_judged, check_outcome
 from data_pipelines.engine.repeats import Repeats
 from data_pipelines.engine.running import judge_all
 from data_pipelines.engine.splitting import Splitter
@@ -31,12 +31,12 @@ from data_pipelines.engine.spool import Spool, remove_left
 from data_pipelines.engine.summary import write_summary
 from data_pipelines.engine.tally import Tally
 from data_pipelines.manifest import REPORT, SUMMARY, find_prepared, fingerprint, write_manifest
-from data_pipelines.owned import place, refuse_foreign, settle
+from data_pipelines.owned import MISSING, place, refuse_foreign, settle
 from data_pipelines.program import program
 from vlm_pg.data.ledger import Ledger
 from vlm_pg.data.manifest import MANIFEST
 from vlm_pg.data.prepared import SCHEMA_VERSION
-from vlm_pg.errors import VlmPgError
+from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.files import write_json_atomic
 
 
@@ -68,13 +68,7 @@ def prepare(
     sources = sources_of(dataset, arguments)
     inputs = inputs_of(dataset, sources, arguments)
     look = MediaLook.of(dataset, arguments)
-    identity = {
-        **inputs,
-        **look.identity,
-        "eval_share": arguments.eval_share,
-        "seed": arguments.seed,
-        "format": arguments.format,
-    }
+    identity = _identity(inputs, look, arguments)
     out = arguments.out
     recipe = recipe or (f"data_pipelines.{dataset.name}:{dataset.name.upper()}", ())
     with holding(out):
@@ -105,6 +99,28 @@ def prepare(
     if arguments.train:
         print(f"Train with: {_settings(dataset, arguments)}")
     return 0
+
+
+def is_prepared(dataset: DataSet, description: str, argv: Sequence[str] | None) -> bool:
+    """Whether the set is there already, as these arguments ask for it, so that ``prepare`` would do nothing."""
+    arguments = parse(dataset, description, argv)
+    inputs = inputs_of(dataset, sources_of(dataset, arguments), arguments)
+    identity = _identity(inputs, MediaLook.of(dataset, arguments), arguments)
+    try:
+        return not arguments.overwrite and find_prepared(arguments.out, identity) is not None
+    except ConfigError:  # with other arguments, or its files were changed
+        return False
+
+
+def _identity(inputs: Mapping[str, Any], look: MediaLook, arguments: Arguments) -> dict[str, Any]:
+    """What a prepared set depends on."""
+    return {
+        **inputs,
+        **look.identity,
+        "eval_share": arguments.eval_share,
+        "seed": arguments.seed,
+        "format": arguments.format,
+    }
 
 
 def _prepare(

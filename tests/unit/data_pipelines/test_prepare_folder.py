@@ -95,7 +95,8 @@ def test_a_map_and_a_folder_of_the_hub_are_read_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["train-00000-of-00002.parquet", "report.json", "summary.html", "refused.jsonl", "manifest.json", "repeated.jsonl"],
+    ["train-00000-of-00002.parquet", "report.json", "summary.html", "refused.jsonl", "manifest.json", "repeated.jsonl"]
+    + ["missing_media.txt"],
 )
 def test_files_of_somebody_else_are_not_replaced(tmp_path: Path, name: str) -> None:
     source = lines(tmp_path / "train.jsonl")
