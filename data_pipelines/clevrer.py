@@ -10,10 +10,10 @@ colours, materials, shapes. Explanatory, predictive and counterfactual ones have
 all of these are of the kind multiple select. ``question_id`` restarts in every scene. The test file has no answers. The
 videos unpack to ``video_train/video_00000-01000/video_00428.mp4``, a thousand a folder; they are found by name below
 ``video_train``, ``video_validation`` and ``video_test``, in folders of a thousand two levels below the media root, or
-in the root. In ``train``, ``val``, ``validation`` and ``test`` (``train_video`` and so on; below ``videos`` or another
-folder too) they are taken where they can be nobody else's: Perception Test has a video_10428.mp4, too. So all numbers
-there must be of that split (train below 10000, validation below 15000, test below 20000), one of them 12000 or more for
-those that both have, or the folder is in one called "clevrer".
+in the root. In ``train``, ``val``, ``validation`` and ``test`` (``train_video`` and so on; below ``videos`` or a folder
+called "clevrer..." too) they are taken where they can be nobody else's: Perception Test has a video_10428.mp4, too. So
+all numbers there must be of that split (train below 10000, validation below 15000, test below 20000), one of them 12000
+or more for those that both have, or the folder is in one called "clevrer".
 
 Licence: CC0, says the README of the data.
 
@@ -42,7 +42,7 @@ from data_pipelines.engine.fields import (
     unusable,
     video_file,
 )
-from data_pipelines.engine.numbered import CLEVRER_SPLITS, is_clevrers
+from data_pipelines.engine.numbered import CLEVRER_SPLITS, clevrers_in
 from data_pipelines.engine.options import lettered
 from data_pipelines.engine.questions import answered
 from vlm_pg.types import NONE_RIGHT
@@ -56,7 +56,9 @@ _PARTS = ("video_train", "video_validation", "video_test")
 _THOUSAND = "video_[0-9]*-[0-9]*"
 _VIDEOS = (*_PARTS, *(f"*/{part}" for part in _PARTS), *(f"{outer}{_THOUSAND}" for outer in ("", "*/", "*/*/")))
 _ENDS = ("", "_video", "_videos")
-_SHARED = {f"{outer}{split}{end}": _THOUSAND for outer in ("", "*/") for split in CLEVRER_SPLITS for end in _ENDS}
+# Below a folder of any name they may be anybody's: whoever renders scenes numbers them so.
+_OUTER = ("", "[Vv]ideos/", "[Cc][Ll][Ee][Vv][Rr][Ee][Rr]*/")
+_SHARED = {f"{outer}{split}{end}": _THOUSAND for outer in _OUTER for split in CLEVRER_SPLITS for end in _ENDS}
 _OF_CHOICES = ("explanatory", "predictive", "counterfactual")
 
 
@@ -135,7 +137,7 @@ CLEVRER = DataSet(
     ),
     media=_VIDEOS,
     shared=_SHARED,
-    is_own=is_clevrers,
+    own_in=clevrers_in,
 )
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ on), ``eval_unseen.jsonl`` (clips of the held-out orders) and ``clips/``. Equal 
 from __future__ import annotations
 
 import argparse
-import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from data_pipelines.common import gold_faults, locked, progress, run
 from data_pipelines.flashes import (
@@ -31,11 +32,13 @@ from data_pipelines.manifest import find_prepared, own_manifest, write_manifest
 from data_pipelines.owned import adopt, claim, settle
 from vlm_pg.data.manifest import MANIFEST
 from vlm_pg.data.records import write_records
-from vlm_pg.errors import ConfigError
+from vlm_pg.errors import ConfigError, printable
 from vlm_pg.files import replacing
 from vlm_pg.types import MediaRef, Sample
 
-SOURCE = "flashes"
+SOURCE, PIPELINE = "flashes", "embedded"
+_CLIPS = "[0-9][0-9][0-9][0-9][0-9].mp4"
+_LISTED = 6
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     out: Path = arguments.out
     identity = {
-        "pipeline": "embedded",
+        "pipeline": PIPELINE,
         "render_version": RENDER_VERSION,
         "seed": arguments.seed,
         "train": arguments.train,
@@ -93,12 +96,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _render_split(split: Split, count: int, seed: int, out: Path) -> list[Sample]:
     """Write the clips of one split and return their records; every gold answer was checked."""
-    folder = Path(_names(split)[1])
+    folder = _names(split)[1]
     (out / folder).mkdir(parents=True, exist_ok=True)
     samples = []
     clips = make_clips(count, split.orders, POSITIONS, (seed, split.key))
     for index, clip in enumerate(progress(clips, count, f"Rendering {split.name} clips")):
-        path = folder / f"{index:05d}.mp4"
+        path = Path(_clip(folder, index))
         write_clip(clip, out / path)
         media = MediaRef("video", path.as_posix())
         samples.append(to_sample(clip, f"{split.name}-{index:05d}", media, split.category))
@@ -129,15 +132,54 @@ def write_clip(clip: Clip, path: Path) -> None:
 
 
 def _clear(out: Path) -> None:
-    """Remove what an earlier run of this pipeline wrote, and nothing else."""
-    if own_manifest(out) is None:
+    """Remove the files of an earlier run of this pipeline, as its manifest tells them, and nothing else.
+
+    Raises:
+        ConfigError: another pipeline prepared the folder, or somebody else's files lie under names of clips.
+    """
+    manifest = own_manifest(out)
+    if manifest is None:
         return
+    if manifest["arguments"].get("pipeline") != PIPELINE or "render_version" not in manifest["arguments"]:
+        raise ConfigError(
+            f"'{printable(str(out), 300)}' was prepared by another pipeline, whose files are not replaced. A folder of "
+            "its own, or one that this pipeline prepared, is expected. Choose another --out, or remove that set."
+        )
+    ours = {split.name: _clips_in(manifest, split) for split in SPLITS}
+    for split in SPLITS:
+        _refuse_other_clips(out, _names(split)[1], ours[split.name])
     adopt(out, [MANIFEST, *_all_names()])
     (out / MANIFEST).unlink()
     for split in SPLITS:
         records, clips = _names(split)
-        (out / records).unlink(missing_ok=True)
-        shutil.rmtree(out / clips, ignore_errors=True)
+        for name in (*([records] if records in manifest["files"] else []), *ours[split.name]):
+            if not (out / name).is_dir():
+                (out / name).unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there, or holds something else
+            (out / clips).rmdir()
+
+
+def _clips_in(manifest: Mapping[str, Any], split: Split) -> list[str]:
+    """The clips that a manifest tells of: as many as there are records."""
+    records, folder = _names(split)
+    count = manifest["files"].get(records, 0)
+    return [_clip(folder, index) for index in range(count if isinstance(count, int) else 0)]
+
+
+def _refuse_other_clips(out: Path, folder: str, ours: Collection[str]) -> None:
+    """Of clips that no manifest lists, some would be written over."""
+    others = sorted({path.relative_to(out).as_posix() for path in (out / folder).glob(_CLIPS)}.difference(ours))
+    if others:
+        shown = ", ".join(printable(name, 100) for name in others[:_LISTED]) + (" ..." if others[_LISTED:] else "")
+        raise ConfigError(
+            f"--out '{printable(str(out), 300)}' holds {shown}, which its {MANIFEST} does not list: somebody else's "
+            "files are not replaced. Clips of this program's alone are expected. Choose another --out, or move them "
+            "away."
+        )
+
+
+def _clip(folder: str, index: int) -> str:
+    return f"{folder}/{index:05d}.mp4"
 
 
 def _all_names() -> list[str]:

@@ -52,12 +52,13 @@ from functools import partial
 from pathlib import Path
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
+from data_pipelines.engine.command import is_prepared, prepare
 from data_pipelines.engine.dataset import TABLES, DataSet, Form
 from data_pipelines.engine.discovering import read_alone
 from data_pipelines.engine.field_map import FieldMap, read_map
 from data_pipelines.engine.guarding import refuse_inside
 from data_pipelines.engine.hub_lost import LOST, how_many_lost, rows_and_lost
+from data_pipelines.engine.hub_origin import UnknownOrigin
 from data_pipelines.engine.mapped_rows import mapped_questions, mapped_record
 from data_pipelines.engine.reading import keyed_rows, one_object
 from vlm_pg.errors import ConfigError, printable
@@ -85,7 +86,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     dataset = dataset_of(own.map)
     recipe = ("data_pipelines.generic:dataset_of", (own.map,))
-    return prepare(dataset, __doc__ or "", [*_fetched(dataset, own, rest), *rest], recipe)
+    try:
+        folder = _fetched(dataset, own, rest)
+    except UnknownOrigin:
+        from data_pipelines.engine.hub import shard_of
+
+        # Of a set that was finished with these very files nothing is read again.
+        folder = [str(own.hub_folder)]
+        whole = all((own.hub_folder / shard_of(split)).is_file() for split in own.hub_splits)
+        if not whole or not is_prepared(dataset, __doc__ or "", [*folder, *rest]):
+            raise
+    return prepare(dataset, __doc__ or "", [*folder, *rest], recipe)
 
 
 def dataset_of(map_file: Path) -> DataSet:

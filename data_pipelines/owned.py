@@ -1,6 +1,7 @@
 """Which files of an output folder may be replaced: those that this program put there, and no other.
 
 They are listed by the folder's manifest; until there is one, by ``.placing.json``, which is written before they are.
+Beside parts of a run that wrote no set, the list of missing media is that run's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from vlm_pg.data.manifest import MANIFEST
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.files import sync_path, write_bytes_atomic
 
+MISSING = "missing_media.txt"
+PARTS, IDENTITY = ".parts", "identity.json"  # of what was judged; what these parts depend on
 _PLACING = ".placing.json"
 _LISTED = 6
 
@@ -25,6 +28,8 @@ def owned(out: Path) -> set[str]:
     if manifest is not None:
         written = manifest.get("written")
         names |= {MANIFEST, REPORT, SUMMARY, *manifest["files"], *(written if isinstance(written, dict) else ())}
+    elif (out / PARTS / IDENTITY).is_file() and not _is_there(out / MANIFEST):
+        names.add(MISSING)
     return names
 
 

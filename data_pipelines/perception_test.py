@@ -10,8 +10,9 @@ video: ``metadata`` (``frame_rate``, ``num_frames``, ...) and ``mc_question``, a
 ``answer_id``. Videos with an empty list are left out: other tasks of the set ask about them.
 lmms-lab/PerceptionTest_Val ``mc_question_val/validation-*.parquet``: a row a question, ``video_name``, ``question_id``,
 and the rest as above, all of it text. The videos are ``videos/video_10309.mp4``; ``videos`` may lie in ``train``,
-``valid``, ``validation``, ``data`` or ``perception_test``. What CLEVRER's folders hold is none of them, nor a name that
-both have (from video_10000 on) beside names that only CLEVRER has. Evaluation reports by area.
+``valid``, ``validation``, ``data`` or ``perception_test``; of folders in it ``part1`` and so on count, and all where it
+lies in ``perception_test``. What CLEVRER's folders hold is none of them, nor a name that both have (from video_10000
+on) beside names that only CLEVRER has. Evaluation reports by area.
 
 Of some videos the end shows the answer: under which cup the ball is. ``cut_frame_mapping_{train,valid}.json`` lists the
 videos of its split with the frame they are to be cut at, {"video_10309": 60}, and -1 for those that are shown whole. It
@@ -50,7 +51,7 @@ from data_pipelines.engine.fields import (
     unusable,
     video_file,
 )
-from data_pipelines.engine.numbered import is_perception_tests
+from data_pipelines.engine.numbered import perception_tests_in
 from data_pipelines.engine.options import letter_at, lettered
 from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import Reader, files_beside, keyed_rows, read_rows
@@ -60,7 +61,8 @@ CUTS = ("cut_frame_mapping_*.json", "../cut_frame_mapping_*.json")
 # Other data sets have folders of this name, and a video_10309.mp4 in them.
 _SPLITS = ("train", "valid", "val", "validation", "test", "sample")
 _NAMED = tuple(f"{split}{mark}videos" for split in _SPLITS for mark in "/_")
-_VIDEOS = ("videos", *_NAMED, "data/videos", "[Pp]erception*/videos")
+_VIDEOS = ("[Pp]erception*/videos",)
+_SHARED = dict.fromkeys(("videos", *_NAMED, "data/videos"), "part*")
 _WHOLE = -1
 # Of file names: "mc_question_train.json", "validation-00000-of-00001.parquet", "mc_question_val:validation".
 _SPLIT = re.compile(r"(?<![a-z])(train|val|valid|validation|test)(?![a-z])")
@@ -203,7 +205,8 @@ PERCEPTION_TEST = DataSet(
         ),
     ),
     media=_VIDEOS,
-    is_own=is_perception_tests,
+    shared=_SHARED,
+    own_in=perception_tests_in,
 )
 
 if __name__ == "__main__":

@@ -11,10 +11,9 @@ unit (cm, m, feet, degrees) stands in the question. ``id`` is there in some rows
 nyu-visionx/VSI-Bench ``test.jsonl``, ``test-00000-of-00001.parquet``, ``test_debiased.parquet`` and
 ``test_pruned.parquet``: ``id``, ``dataset``, ``scene_name``, ``question_type``, ``question``, ``ground_truth``,
 ``options`` (with letters; null for numbers); the video is ``<dataset>/<scene_name>.mp4``. Both have videos of the same
-path, so each takes its own only: the media root holds folders of these names, ``VSI-590K`` and ``VSI-Bench``, or is
-that folder, or the one with the annotations. Where only one of the two is prepared, the root may be its folder under
-another name. Where one folder holds both, VSI-590K is trained and VSI-Bench evaluated
-on.
+path, so each takes its own only: the media root holds folders of these names, ``VSI-590K`` and ``VSI-Bench`` (or
+``vsi590k``, ``vsi_bench_videos`` and so on), or is that folder, or the one with the annotations. Where one folder holds
+both, VSI-590K is trained and VSI-Bench evaluated on.
 
 Numbers (absolute_... of VSI-590K; counts, distances and sizes of VSI-Bench) are scored by mean relative accuracy, as
 VSI-Bench does; a 0, to which it is undefined, is refused where golds are checked. For directions in degrees, which
@@ -74,6 +73,7 @@ _BENCH_OF_CHOICE = (
     "route_planning",
 )
 _BENCH_OF_NUMBER = ("object_abs_distance", "object_counting", "object_size_estimation", "room_size_estimation")
+_TRAINED, _EVALUATED = "VSI-590K", "VSI-Bench"
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)")
 
 
@@ -129,12 +129,12 @@ def of_bench(row: Row, name: str) -> dict[str, Any]:
 
 def in_590k(row: Row, annotations: Path) -> str:
     """The folder of VSI-590K's media."""
-    return "VSI-590K"
+    return _TRAINED
 
 
 def in_bench(row: Row, annotations: Path) -> str:
     """The folder of VSI-Bench's media."""
-    return "VSI-Bench"
+    return _EVALUATED
 
 
 def _turns(conversations: Any) -> list[Mapping[str, Any]]:
@@ -187,7 +187,7 @@ VSI = DataSet(
         ),
     ),
     media=(),
-    called=re.compile("VSI-590K|VSI-Bench"),
+    spelt={_TRAINED: re.compile("(?i)vsi[-_]?590k.*"), _EVALUATED: re.compile("(?i)vsi[-_]?bench.*")},
     by_name=False,
 )
 

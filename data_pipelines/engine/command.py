@@ -19,10 +19,11 @@ from data_pipelines.engine.assembling import REFUSED, REPEATED, write_all
 from data_pipelines.engine.counting import count_rows
 from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.doubting import Doubt
+from data_pipelines.engine.finding import MediaFinder
 from data_pipelines.engine.inputs import MANY_FILES, details_of, inputs_of, refuse_changed, sources_of
 from data_pipelines.engine.judging import Rules, Source, Verdict
 from data_pipelines.engine.media_look import MediaLook
-from data_pipelines.engine.outcome import MISSING, check_all_judged, check_outcome
+from data_pipelines.engine.outcome import check_all_judged, check_outcome
 from data_pipelines.engine.repeats import Repeats
 from data_pipelines.engine.running import judge_all
 from data_pipelines.engine.splitting import Splitter
@@ -30,12 +31,12 @@ from data_pipelines.engine.spool import Spool, remove_left
 from data_pipelines.engine.summary import write_summary
 from data_pipelines.engine.tally import Tally
 from data_pipelines.manifest import REPORT, SUMMARY, find_prepared, fingerprint, write_manifest
-from data_pipelines.owned import place, refuse_foreign, settle
+from data_pipelines.owned import MISSING, place, refuse_foreign, settle
 from data_pipelines.program import program
 from vlm_pg.data.ledger import Ledger
 from vlm_pg.data.manifest import MANIFEST
 from vlm_pg.data.prepared import SCHEMA_VERSION
-from vlm_pg.errors import VlmPgError
+from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.files import write_json_atomic
 
 
@@ -67,13 +68,7 @@ def prepare(
     sources = sources_of(dataset, arguments)
     inputs = inputs_of(dataset, sources, arguments)
     look = MediaLook.of(dataset, arguments)
-    identity = {
-        **inputs,
-        **look.identity,
-        "eval_share": arguments.eval_share,
-        "seed": arguments.seed,
-        "format": arguments.format,
-    }
+    identity = _identity(inputs, look, arguments)
     out = arguments.out
     recipe = recipe or (f"data_pipelines.{dataset.name}:{dataset.name.upper()}", ())
     with holding(out):
@@ -106,6 +101,28 @@ def prepare(
     return 0
 
 
+def is_prepared(dataset: DataSet, description: str, argv: Sequence[str] | None) -> bool:
+    """Whether the set is there already, as these arguments ask for it, so that ``prepare`` would do nothing."""
+    arguments = parse(dataset, description, argv)
+    inputs = inputs_of(dataset, sources_of(dataset, arguments), arguments)
+    identity = _identity(inputs, MediaLook.of(dataset, arguments), arguments)
+    try:
+        return not arguments.overwrite and find_prepared(arguments.out, identity) is not None
+    except ConfigError:  # with other arguments, or its files were changed
+        return False
+
+
+def _identity(inputs: Mapping[str, Any], look: MediaLook, arguments: Arguments) -> dict[str, Any]:
+    """What a prepared set depends on."""
+    return {
+        **inputs,
+        **look.identity,
+        "eval_share": arguments.eval_share,
+        "seed": arguments.seed,
+        "format": arguments.format,
+    }
+
+
 def _prepare(
     dataset: DataSet,
     sources: Sequence[Source],
@@ -117,11 +134,13 @@ def _prepare(
 ) -> tuple[Tally, dict[str, int]]:
     out = arguments.out
     spool = Spool(out, fingerprint({**inputs, "program": program()}), arguments.overwrite)
-    if rules.media_root is not None and (again := spool.forget(Doubt(rules.media_root))):
-        print(f"Media were not there, or are not there now: {again} part(s) of the run before are judged again.")
     print(f"Counting the rows of {len(sources)} file(s)", flush=True)
     rows, only_folder = count_rows(dataset, sources)
     rules = replace(rules, only_folder=only_folder)
+    if rules.media_root is not None:
+        finder = MediaFinder(rules.media_root, dataset, only_folder)
+        if again := spool.forget(Doubt(rules.media_root, finder)):
+            print(f"Media were not there, or lie elsewhere now: {again} part(s) of the run before are judged again.")
     total = sum(rows[source.path] for source in sources)
     parts = judge_all(sources, dataset, rules, spool, total, arguments.workers)
     with ExitStack() as stack:

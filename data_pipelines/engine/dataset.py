@@ -90,9 +90,12 @@ class DataSet:
         shared: of sets whose media are found by name: folders, as patterns too, that mirrors put them in and that other
             sets have as well. Files in them count, and those in folders in them whose names fit the pattern that each
             is given ("": none), but none further below.
-        is_own: whether a file in such a folder, or one of ``media``, is surely the set's: by its path, which begins
-            with the root's name, and the names, without endings, of the media beside it. None: all are.
-        called: what the folders of ``Form.folder`` are called, whichever row they are of.
+        own_in: which files in such a folder, or one of ``media``, are surely the set's: made, once for each, of the
+            folder's path, which begins with the root's name, and the names, without endings, of the media in it; says
+            it of such a name. None: all are.
+        called: what the folders of ``Form.folder`` are called, whichever row they are of; where all rows are of one
+            of them, the root may be it under any name that is none of these. None: it may not.
+        spelt: what else a folder of ``Form.folder`` may be called, by its name.
         by_name: whether files in these folders are found by name, however deep. Not in sets whose media share names
             ("split_2.mp4", "1.png"): where some are missing, another's would be taken.
         described_in: files that this description was read from: what is prepared depends on them, too.
@@ -107,8 +110,9 @@ class DataSet:
     forms: tuple[Form, ...]
     media: tuple[str, ...] | None = field(default=None)
     shared: Mapping[str, str] = field(default_factory=dict)
-    is_own: Callable[[PurePosixPath, Collection[str]], bool] | None = None
+    own_in: Callable[[PurePosixPath, Collection[str]], Callable[[str], bool]] | None = None
     called: re.Pattern[str] | None = None
+    spelt: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
     by_name: bool = True
     described_in: tuple[Path, ...] = ()
     option_columns: int = 0

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.engine.dataset import DataSet, Split
-from vlm_pg.data.folders import NoSuchSplit, data_folder, files_of
+from vlm_pg.data.folders import SPLITS as SPLITS_FILE
+from vlm_pg.data.folders import STATE, NoSuchSplit, data_folder, files_of
 from vlm_pg.errors import ConfigError, printable
 
 _LISTED = 12
@@ -20,16 +21,21 @@ SPLITS: tuple[Split, ...] = ("train", "eval")
 
 @dataclass(frozen=True)
 class Recognised:
-    """Annotation files in a folder that a pattern of a form names, for a split."""
+    """Annotation files in a folder that a pattern of a form names, for a split.
+
+    ``fault``: why some of them cannot be read: a split of shards is there in part.
+    """
 
     form: str
     split: Split
     files: tuple[Path, ...]
+    fault: ConfigError | None = None
 
     def __str__(self) -> str:
         first, more = printable(str(self.files[0]), 300), len(self.files) - 1
         shown = f"'{first}'" + (f" and {more:,} more" if more else "")
-        other = f"others are read for {self.split}. Name files with --train and --eval to choose them"
+        part = "not all of its shards are there; " if self.fault is not None else ""
+        other = f"{part}others are read for {self.split}. Name files with --train and --eval to choose them"
         return f"{shown} ({self.form}): {other}"
 
     def told(self) -> dict[str, Any]:
@@ -45,7 +51,8 @@ def annotation_files(dataset: DataSet, folder: Path) -> tuple[Mapping[Split, Seq
     other forms hold the same questions. So training may be of one form and evaluation of another.
 
     Raises:
-        ConfigError: it is no folder, or has none (with what it has and which form is nearest), or has a split in part.
+        ConfigError: it is no folder, or has none (with what it has and which form is nearest), or what would be read
+            is there in part.
     """
     if not folder.is_dir():
         raise ConfigError(
@@ -56,6 +63,9 @@ def annotation_files(dataset: DataSet, folder: Path) -> tuple[Mapping[Split, Seq
     if not found:
         raise ConfigError(_nothing_found(dataset, folder))
     chosen = {split: next((one for one in found if one.split == split), None) for split in SPLITS}
+    for first in chosen.values():
+        if first is not None and first.fault is not None:
+            raise first.fault
     told = {file for one in chosen.values() if one is not None for file in _parts(one.files)}
     unread = []
     for one in found:
@@ -69,32 +79,48 @@ def _recognised(dataset: DataSet, folder: Path) -> Iterator[Recognised]:
     for form in dataset.forms:
         for split in SPLITS:
             for pattern in form.files.get(split, ()):
-                if files := tuple(_matches(folder, pattern)):
-                    yield Recognised(form.name, split, files)
+                files, fault = _matches(folder, pattern)
+                if files:
+                    yield Recognised(form.name, split, tuple(files), fault)
 
 
 def _parts(paths: Sequence[Path]) -> Iterator[Path]:
     """The files themselves: several patterns may name the same shards."""
-    return (file.resolve() for path in paths for file in files_of(path))
+    for path in paths:
+        try:
+            yield from (file.resolve() for file in files_of(path))
+        except ConfigError:  # it is there in part
+            yield path.resolve()
 
 
-def _matches(folder: Path, pattern: str) -> Iterator[Path]:
-    """Files, or for "data:train" that split of a folder of shards.
-
-    Raises:
-        ConfigError: a split is there, and not all of it.
-    """
+def _matches(folder: Path, pattern: str) -> tuple[list[Path], ConfigError | None]:
+    """Files, or for "data:train" that split of a folder of shards; and what is wrong with the first that is in part."""
     before, colon, split = pattern.rpartition(":")
     if not colon:
-        yield from sorted(path for path in folder.glob(pattern) if path.is_file())
-        return
+        return sorted(path for path in folder.glob(pattern) if path.is_file()), None
+    found: list[Path] = []
+    fault: ConfigError | None = None
     for place in [folder] if before == "." else sorted(path for path in folder.glob(before) if path.is_dir()):
         named = Path(f"{place}:{split}")
         try:
             if data_folder(named) is not None:
-                yield named
-        except NoSuchSplit:  # of one that is there in part nobody should learn by its absence
+                found.append(named)
+        except NoSuchSplit:
             continue
+        except ConfigError as error:  # of one that is there in part nobody should learn by its absence
+            if _may_be_there(place, split):
+                found.append(named)
+                fault = fault or error
+    return found, fault
+
+
+def _may_be_there(folder: Path, split: str) -> bool:
+    """Whether what is wrong with a folder may be about this split: in one of shards it is where it has some."""
+    if any((folder / name).is_file() for name in (STATE, SPLITS_FILE)):
+        return True
+    return any(
+        path.name.startswith(f"{split}-") for place in (folder, folder / "data") for path in place.glob("*.parquet")
+    )
 
 
 def _nothing_found(dataset: DataSet, folder: Path) -> str:
@@ -122,8 +148,6 @@ def _nothing_found(dataset: DataSet, folder: Path) -> str:
 def _holds_one(dataset: DataSet, folder: Path) -> bool:
     try:
         return any(True for _ in _recognised(dataset, folder))
-    except ConfigError:  # of a split that is there in part
-        return True
     except OSError:
         return False
 
@@ -148,7 +172,7 @@ def read_alone(dataset: DataSet, names: Iterable[str]) -> set[str]:
             (Path(folder) / os.path.basename(name)).touch()
         for form in dataset.forms:
             for patterns in form.files.values():
-                matches = (list(_matches(Path(folder), pattern)) for pattern in patterns)
+                matches = (_matches(Path(folder), pattern)[0] for pattern in patterns)
                 first = next(filter(None, matches), [])
                 found.update(file.name for path in first for file in files_of(path))
     return found

@@ -5,8 +5,10 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
+from data_pipelines.engine.finding import Found, MediaFinder
 from data_pipelines.engine.judging import Verdict
 from data_pipelines.engine.missing import REASON
+from vlm_pg.errors import SampleError
 from vlm_pg.media.paths import is_url
 
 # Why a question was refused, where it is the files below the media root that decide, not the row.
@@ -18,17 +20,33 @@ class Doubt:
 
     Args:
         root: the media root.
+        finder: finds media as a run that begins now would.
     """
 
-    def __init__(self, root: Path):
-        self._root = root
+    def __init__(self, root: Path, finder: MediaFinder):
+        self._root, self._finder = root, finder
 
     def __call__(self, verdict: Verdict) -> bool:
-        if verdict.refused is not None:
-            return verdict.refused.reason in _OF_FILES
-        media = () if verdict.sample is None else verdict.sample.media
-        # A file that was moved may be found in its new place.
-        return any(not self._is_there(path) for ref in media for path in (ref.path, ref.subtitles) if path)
+        if verdict.refused is not None and verdict.refused.reason in _OF_FILES:
+            return True
+        # One that was fetched or moved meanwhile may be preferred, or leave it open which is meant.
+        if not all(map(self._lies_there, verdict.found)):
+            return True
+        if verdict.sample is not None:
+            paths = [path for ref in verdict.sample.media for path in (ref.path, ref.subtitles) if path]
+        else:  # refused after its media were there: of one that is gone that is said first
+            paths = [path for path, *_ in verdict.found] if verdict.keys else []
+        return any(not self._is_there(path) for path in paths)
+
+    def _lies_there(self, found: Found) -> bool:
+        path, name, folder, annotations = found
+        try:
+            return self._finder.path_of(name, folder, None if annotations is None else Path(annotations)) == path
+        except SampleError:  # several may be meant now
+            return False
+        finally:
+            self._finder.asked.clear()
+            self._finder.latest()
 
     def _is_there(self, path: str) -> bool:
         """Not one that is empty: after a power cut media that stood inside rows may be."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +13,9 @@ from pathlib import Path, PurePosixPath
 from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.places import EVERYTHING, SUFFIXES, ByStem, alike, below, files_in, folders_of, name_of
 from vlm_pg.errors import SampleError, printable
+
+# A path below the root, and what it was found by: name, folder, and where the folder counts that of the annotations.
+Found = tuple[str, str, str | None, str | None]
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,10 @@ class MediaFinder:
     def __init__(self, root: Path, dataset: DataSet, only_folder: str | None = None):
         self._root, self._dataset, self._only_folder = root, dataset, only_folder
         self._by_name = dataset.by_name
+        self._own_in_folder: dict[PurePosixPath, Callable[[str], bool]] = {}
         self._indexes: dict[tuple[PurePosixPath, str], ByStem] = {}
         self.asked: dict[str, Asked] = {}  # by the paths that were found, for whoever finds that nothing is there
+        self._latest: list[Found] = []
 
     def path_of(self, name: str, folder: str | None = None, annotations: Path | None = None) -> str:
         """Path below the media root of the file that a row calls ``name``, or where it would be.
@@ -68,7 +73,13 @@ class MediaFinder:
         else:
             path = self._found(name, wanted)
         self.asked[path] = Asked(name, folder, annotations)
+        self._latest.append((path, name, folder, None if folder is None else str(annotations)))
         return path
+
+    def latest(self) -> tuple[Found, ...]:
+        """What was asked and found since this was called before."""
+        latest, self._latest = tuple(self._latest), []
+        return latest
 
     def looked_in(self) -> list[str]:
         """The folders that files are looked for in, where rows name none."""
@@ -78,19 +89,18 @@ class MediaFinder:
     def _found(self, name: str, wanted: PurePosixPath) -> str:
         found = self._named(wanted) if self._by_name else self._placed(wanted)
         if len(found) > 1:
-            raise SampleError(
-                "ambiguous_media",
-                f"'{printable(name, 200)}' may be {', '.join(printable(str(path), 200) for path in found[:3])}"
-                f"{' ...' if len(found) > 3 else ''}. One file of that name below the media root is expected. Name "
-                "a media root that holds one of them, or move the others away.",
-            )
+            raise _ambiguous(name, found)
         return found[0].as_posix() if found else name.strip()
 
     def _own(self, folder: str, annotations: Path | None, wanted: PurePosixPath) -> PurePosixPath:
         """The one folder of a row's files: that of its annotations if it is called so, else one of that name.
 
-        The root may be that folder itself, where it is called so, or holds the annotations, or where it looks like it,
-        no row is of another folder, and nothing there is called like one of the others.
+        The root may be that folder itself, where it is called so, or holds the annotations, or, in sets that say what
+        all such folders are called, where it looks like it, no row is of another folder, and nothing there is called
+        like one of the others.
+
+        Raises:
+            SampleError: ``ambiguous_media``: the file is in several folders that are called nearly so.
         """
         beside = None if annotations is None else below(annotations, self._root)
         if beside is not None and annotations is not None and name_of(annotations) == folder:
@@ -99,18 +109,43 @@ class MediaFinder:
             return PurePosixPath(folder)
         if name_of(self._root) == folder:
             return PurePosixPath()
-        if beside is not None and (not beside.parts or self._is_folder(beside / wanted.parts[0])):
+        spelt = self._spelt(folder, beside)
+        if likely := [place for place in spelt if self._is_folder(place / wanted.parts[0])]:
+            holding = [place for place in likely if self._is_file(place / wanted)]
+            if len(holding) > 1:
+                raise _ambiguous(wanted.as_posix(), [place / wanted for place in holding])
+            return (holding or likely)[0]
+        # One that is called like another's folder holds that one's files.
+        own = beside is not None and not self._is_anothers(name_of(self._root / beside), folder)
+        if beside is not None and own and (not beside.parts or self._is_folder(beside / wanted.parts[0])):
             return beside
         if folder == self._only_folder and not self._has_others and self._is_folder(PurePosixPath(wanted.parts[0])):
             return PurePosixPath()
-        return PurePosixPath(folder)
+        return (spelt or [PurePosixPath(folder)])[0]
+
+    def _spelt(self, folder: str, beside: PurePosixPath | None) -> list[PurePosixPath]:
+        """The folders that are called nearly as ``folder``: that of the annotations, those in the root, the root."""
+        pattern = self._dataset.spelt.get(folder)
+        if pattern is None:
+            return []
+        places = [PurePosixPath(name) for name in self._inner_folders]
+        places = [*([] if beside is None else [beside]), *places, PurePosixPath()]
+        return [one for one in dict.fromkeys(places) if pattern.fullmatch(name_of(self._root / one))]
+
+    def _is_anothers(self, name: str, folder: str) -> bool:
+        return any(other != folder and pattern.fullmatch(name) for other, pattern in self._dataset.spelt.items())
+
+    @cached_property
+    def _inner_folders(self) -> list[str]:
+        with suppress(OSError):
+            return sorted(name for name in os.listdir(self._root) if self._is_folder(PurePosixPath(name)))
+        return []
 
     @cached_property
     def _has_others(self) -> bool:
         """Whether the root, or a folder in it, is called as a folder that other rows of the set have may be."""
         called = self._dataset.called
-        names = [name_of(self._root), *(name for name in os.listdir(self._root) if (self._root / name).is_dir())]
-        return called is None or any(called.fullmatch(name) for name in names)
+        return called is None or any(called.fullmatch(name) for name in (name_of(self._root), *self._inner_folders))
 
     def _placed(self, wanted: PurePosixPath) -> list[PurePosixPath]:
         first, *inner = wanted.parts
@@ -150,8 +185,13 @@ class MediaFinder:
         return [path for path, number in shared.items() if number == max(shared.values())]
 
     def _is_own(self, path: PurePosixPath) -> bool:
-        is_own = self._dataset.is_own
-        return is_own is None or is_own(name_of(self._root) / path, self._by_stem(path.parent).keys())
+        folder = path.parent
+        if self._dataset.own_in is None:
+            return True
+        if folder not in self._own_in_folder:
+            beside = self._by_stem(folder).keys()
+            self._own_in_folder[folder] = self._dataset.own_in(name_of(self._root) / folder, beside)
+        return self._own_in_folder[folder](path.stem)
 
     @cached_property
     def _folders(self) -> list[list[PurePosixPath]]:
@@ -197,3 +237,12 @@ class MediaFinder:
             return (self._root / relative).is_dir()
         except (OSError, ValueError):
             return False
+
+
+def _ambiguous(name: str, found: Sequence[PurePosixPath]) -> SampleError:
+    return SampleError(
+        "ambiguous_media",
+        f"'{printable(name, 200)}' may be {', '.join(printable(str(path), 200) for path in found[:3])}"
+        f"{' ...' if len(found) > 3 else ''}. One file of that name below the media root is expected. Name "
+        "a media root that holds one of them, or move the others away.",
+    )

@@ -12,6 +12,10 @@ from vlm_pg.files import write_bytes_atomic
 _ENDING = ".fetched"
 
 
+class UnknownOrigin(ConfigError):
+    """A shard is there, and nothing tells what it was fetched from: other versions of this program left no notes."""
+
+
 @dataclass(frozen=True)
 class Origin:
     """A data set as it was asked for.
@@ -40,7 +44,8 @@ def check_origin(shard: Path, origin: Origin) -> None:
     """Refuse a folder that has shards of another data set, or this one from nobody knows where.
 
     Raises:
-        ConfigError: see above.
+        UnknownOrigin: it is not known where the shard is from.
+        ConfigError: one of them is of another data set.
     """
     advice = "A folder holds what was fetched of one data set. Choose another --hub-folder, or remove that file"
     for note in sorted(shard.parent.glob(f".*{_ENDING}")):
@@ -52,9 +57,10 @@ def check_origin(shard: Path, origin: Origin) -> None:
                 f"{origin}. {advice}."
             )
     if shard.is_file() and not _note(shard).is_file():
-        raise ConfigError(
-            f"'{printable(str(shard), 300)}' is there, and it is not known from where: asked for is {origin}. "
-            f"{advice}; or give the folder in the place of --hub."
+        raise UnknownOrigin(
+            f"'{printable(str(shard), 300)}' is there, and it is not known from where: an earlier version may have "
+            f"fetched it. Asked for is {origin}. If that is what it holds, give the folder in the place of --hub; "
+            "else choose another --hub-folder, or remove that file."
         )
 
 

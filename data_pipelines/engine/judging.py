@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_pipelines.common import gold_faults
 from data_pipelines.engine.dataset import DataSet, Split
-from data_pipelines.engine.finding import MediaFinder
+from data_pipelines.engine.finding import Found, MediaFinder
 from data_pipelines.engine.missing import REASON, Missing
 from data_pipelines.engine.rows import LeftOut, RowReader
 from data_pipelines.media_store import MediaStore
@@ -53,7 +53,8 @@ class Verdict:
     """What became of one question: one of ``sample``, ``refused`` and ``left_out`` (why) is there.
 
     ``keys``: what must not be in training and evaluation, of questions that were read, refused ones too: their media's
-    paths, or without media the question. ``facts``: of a sample's media, once they were looked at.
+    paths, or without media the question. ``facts``: of a sample's media, once they were looked at. ``found``: where its
+    media lay, and what was asked for.
     """
 
     split: Split
@@ -62,6 +63,7 @@ class Verdict:
     left_out: str = ""
     keys: tuple[str, ...] = ()
     facts: tuple[MediaFacts, ...] = ()
+    found: tuple[Found, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,19 +118,23 @@ class Judge:
         source = part.source
         reader = RowReader(self._dataset.forms[source.form], self._finder, self._store, root_of(source.path))
         found: list[Verdict] = []
-        if self._finder is not None:
-            self._finder.asked.clear()
+        finder = self._finder
+        if finder is not None:
+            finder.asked.clear()
         for place, row in part.rows:
             for one in reader.samples(row, f"{source.name}-{place.key}", place.within(source.path)):
-                if isinstance(one, BadSample):
-                    found.append(Verdict(source.split, refused=one))
-                elif isinstance(one, LeftOut):
-                    found.append(Verdict(source.split, left_out=one.why))
-                elif left_out := self._filtered_by(one):
-                    found.append(Verdict(source.split, left_out=left_out))
-                else:
-                    found.append(Verdict(source.split, sample=one, keys=split_keys(one)))
+                verdict = self._read(source.split, one)
+                found.append(verdict if finder is None else replace(verdict, found=finder.latest()))
         return self._checked(found)
+
+    def _read(self, split: Split, one: Sample | BadSample | LeftOut) -> Verdict:
+        """What is known of a question before it is checked."""
+        if isinstance(one, BadSample):
+            return Verdict(split, refused=one)
+        if left_out := one.why if isinstance(one, LeftOut) else self._filtered_by(one):
+            return Verdict(split, left_out=left_out)
+        assert isinstance(one, Sample)
+        return Verdict(split, sample=one, keys=split_keys(one))
 
     def _filtered_by(self, sample: Sample) -> str:
         """The filter that leaves a sample out. Filters come first: what nobody asked for need not be right."""

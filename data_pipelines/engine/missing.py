@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
+from heapq import nsmallest
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
@@ -18,7 +20,7 @@ from vlm_pg.errors import SampleError, printable
 SEARCHED = 200_000
 REASON = "missing_media"
 _FEW = 4
-# Other roots that are tried.
+# Other roots that are tried: each looks through folders of its own.
 _ROOTS = 100
 
 
@@ -72,8 +74,21 @@ class Missing:
             return f"No file of that name is in {searched}. Fetch it, or correct --media-root."
         lies = f"Of that name there is {_listed([place.as_posix() for place in places])}, maybe another data set's"
         roots = [root for place in places[:_FEW] if (root := self._root_for(place, asked)) is not None]
-        remedy = f"give --media-root {_shown(str(roots[0]))}" if roots else f"move it to '{_shown(path)}'"
+        if roots:
+            remedy = f"give --media-root {_shown(str(roots[0]))}"
+        else:
+            remedy = self._renaming(places, wanted, asked) or f"move it to '{_shown(path)}'"
         return f"{lies}. Fetch the file; or, where that is the one meant, {remedy}."
+
+    def _renaming(self, places: Sequence[PurePosixPath], wanted: PurePosixPath, asked: Asked) -> str:
+        """What to call the folder of a row's media that it is in under another name."""
+        holding = [place.parents[len(wanted.parts) - 1] for place in places if place.parts[-len(wanted.parts) :]
+                   == wanted.parts]  # fmt: skip
+        if asked.folder is None or asked.folder not in self._dataset.spelt or not holding:
+            return ""
+        folder = Path(os.path.abspath(self._root / holding[0]))
+        called = folder.with_name(asked.folder)
+        return f"call '{_shown(str(folder))}' '{_shown(asked.folder)}' and give --media-root {_shown(str(called))}"
 
     def _exact(self, wanted: PurePosixPath) -> list[PurePosixPath]:
         """Files of the whole path; else those of the name, unless it is as common as "1.png"."""
@@ -84,15 +99,25 @@ class Missing:
     def _root_for(self, path: PurePosixPath, asked: Asked) -> Path | None:
         """The media root with which this file would be found; None where there is none."""
         for parent in list(path.parents)[:-1]:
+            if parent not in self._tried:
+                continue
             root = self._root / parent
-            if root not in self._others and len(self._others) >= _ROOTS:
-                continue  # each looks through folders of its own
             if root not in self._others:
                 self._others[root] = MediaFinder(root, self._dataset, self._only_folder)
+            finder = self._others[root]
             with suppress(SampleError):  # several are of that name there
-                if parent / self._others[root].path_of(asked.name, asked.folder, asked.annotations) == path:
+                found = finder.path_of(asked.name, asked.folder, asked.annotations)
+                finder.asked.clear()
+                finder.latest()
+                if parent / found == path:
                     return root
         return None
+
+    @cached_property
+    def _tried(self) -> set[PurePosixPath]:
+        """The folders that are tried as roots: the outermost that hold media, whichever rows were asked for before."""
+        holding = {parent for paths in self._files[0].values() for path in paths for parent in path.parents}
+        return set(nsmallest(_ROOTS, holding - {PurePosixPath()}, key=lambda one: (len(one.parts), one.parts)))
 
     @cached_property
     def _files(self) -> tuple[ByStem, bool]:

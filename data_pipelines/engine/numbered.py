@@ -7,7 +7,7 @@ from 0, without leading zeros.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import PurePosixPath
 
 CLEVRER_SPLITS = {
@@ -24,44 +24,45 @@ _PART = re.compile(r"video_(?:train|validation|test)")
 _SPLIT = re.compile(r"(?<![a-z])(train|validation|valid|val|test)(?![a-z])")
 
 
-def is_clevrers(path: PurePosixPath, beside: Collection[str]) -> bool:
-    """Whether a file is surely one of CLEVRER's.
+def clevrers_in(folder: PurePosixPath, beside: Collection[str]) -> Callable[[str], bool]:
+    """Which files of a folder are surely CLEVRER's.
 
-    It is in a folder of CLEVRER's name for a thousand videos, for a split, or "clevrer"; else all that lies beside it
-    has numbers of the folder's split, and where Perception Test has the file's name too, one that it has not.
+    It is CLEVRER's folder of a thousand videos, or of a split, or in one called "clevrer"; else all that lies there has
+    numbers of the folder's split, and of file names that Perception Test has too, there is one that it has not.
 
     Args:
-        path: of the file, from the root's name on.
-        beside: names, without ending, of the media in its folder.
+        folder: from the root's name on.
+        beside: names, without ending, of the media in it.
+
+    Returns:
+        Says it of a file's name without ending; whatever it has to know of the folder is looked at once.
     """
-    if not _is_padded(path.stem):
-        return False
-    if thousand := _THOUSAND.fullmatch(path.parent.name):
-        return int(thousand[1]) <= _number(path.stem) < int(thousand[2])
-    split = _SPLIT.search(path.parent.name.lower())
+    if thousand := _THOUSAND.fullmatch(folder.name):
+        numbers = range(int(thousand[1]), int(thousand[2]))
+        return lambda stem: _is_padded(stem) and _number(stem) in numbers
+    split = _SPLIT.search(folder.name.lower())
     known = CLEVRER_SPLITS[split[1]] if split else range(20_000)
-    if _is_in_clevrers(path):
-        return _number(path.stem) in known
+    if _is_in_clevrers(folder):
+        return lambda stem: _is_padded(stem) and _number(stem) in known
     if not split or not all(_is_padded(name) and _number(name) in known for name in beside):
-        return False
-    return _number(path.stem) not in _SHARED or any(_number(name) in _BEYOND for name in beside)
+        return lambda stem: False
+    only_clevrers = any(_number(name) in _BEYOND for name in beside)
+    return lambda stem: _is_padded(stem) and (only_clevrers or _number(stem) not in _SHARED)
 
 
-def is_perception_tests(path: PurePosixPath, beside: Collection[str]) -> bool:
-    """Whether nothing says that a file is CLEVRER's: its folders, or, of a name that both have, what lies beside it.
+def perception_tests_in(folder: PurePosixPath, beside: Collection[str]) -> Callable[[str], bool]:
+    """Which files of a folder nothing says to be CLEVRER's: its name, or, of names that both have, what lies beside.
 
-    Args:
-        path, beside: as of ``is_clevrers``.
+    Args, Returns: as of ``clevrers_in``.
     """
-    if _THOUSAND.fullmatch(path.parent.name) or _is_in_clevrers(path):
-        return False
-    if _number(path.stem) not in _SHARED:
-        return True
-    return not any(_is_padded(name) and _number(name) not in _SHARED for name in beside)
+    if _THOUSAND.fullmatch(folder.name) or _is_in_clevrers(folder):
+        return lambda stem: False
+    has_clevrers = any(_is_padded(name) and _number(name) not in _SHARED for name in beside)
+    return lambda stem: not has_clevrers or _number(stem) not in _SHARED
 
 
-def _is_in_clevrers(path: PurePosixPath) -> bool:
-    return any(_PART.fullmatch(name) or name.lower().startswith("clevrer") for name in path.parts[:-1])
+def _is_in_clevrers(folder: PurePosixPath) -> bool:
+    return any(_PART.fullmatch(name) or name.lower().startswith("clevrer") for name in folder.parts)
 
 
 def _is_padded(stem: str) -> bool:

@@ -8,10 +8,9 @@ from data_pipelines.engine.arguments import Arguments
 from data_pipelines.engine.judging import Verdict
 from data_pipelines.engine.missing import REASON
 from data_pipelines.engine.tally import Tally
-from data_pipelines.owned import claim
+from data_pipelines.owned import MISSING, claim
 from vlm_pg.errors import ConfigError, VlmPgError
 
-MISSING = "missing_media.txt"
 # As records are judged before their share is: a folder of which little was downloaded shows early.
 _JUDGED_FROM = 20
 

@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.engine.judging import Verdict
+from data_pipelines.owned import IDENTITY, PARTS
 from vlm_pg.errors import VlmPgError
 from vlm_pg.files import write_bytes_atomic
 from vlm_pg.types import BadSample, MediaRef, Sample
 
-FOLDER = ".parts"
-_IDENTITY = "identity.json"
 _BEGUN_ANEW = "\nbegun with --overwrite"
 
 
 def remove_left(out: Path) -> None:
     """Remove the parts of a run that was killed when it had written everything."""
-    shutil.rmtree(out / FOLDER, ignore_errors=True)
+    shutil.rmtree(out / PARTS, ignore_errors=True)
 
 
 class Spool:
@@ -39,8 +38,8 @@ class Spool:
     """
 
     def __init__(self, out: Path, identity: str, anew: bool = False):
-        self.folder = out / FOLDER
-        known = self.folder / _IDENTITY
+        self.folder = out / PARTS
+        known = self.folder / IDENTITY
         fitting = [identity + _BEGUN_ANEW] if anew else [identity, identity + _BEGUN_ANEW]
         before = known.read_text(encoding="utf-8") if known.is_file() else ""
         if self.folder.exists() and before not in fitting:
@@ -137,4 +136,5 @@ def _verdict(fields: dict[str, Any]) -> Verdict:
         None if refused is None else BadSample(**refused),
         fields.get("left_out", ""),
         tuple(fields.get("keys", ())),
+        found=tuple((path, name, folder, beside) for path, name, folder, beside in fields.get("found", ())),
     )

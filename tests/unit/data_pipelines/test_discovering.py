@@ -147,6 +147,24 @@ def test_a_split_that_is_there_in_part_is_not_passed_over(tmp_path: Path, there:
         annotation_files(dataset_of_map(tmp_path / "map.yaml"), tmp_path)
 
 
+def test_of_a_split_in_part_that_is_not_read_it_is_told(tmp_path: Path) -> None:
+    """An earlier form of that split is there whole."""
+    gsm8k = dataset_of("gsm8k")
+    (tmp_path / "main").mkdir()
+    (tmp_path / "main/test-00000-of-00002.parquet").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"has 1 of the 2 shards of 'test' only"):
+        annotation_files(gsm8k, tmp_path)
+    (tmp_path / "test.jsonl").write_text("{}")
+    found, (unread,) = annotation_files(gsm8k, tmp_path)
+    assert found == {"train": [], "eval": [tmp_path / "test.jsonl"]}
+    assert str(unread).startswith(f"'{tmp_path}/main:test' (")
+    assert "not all of its shards are there; others" in str(unread)
+    assert unread.told()["files"] == [f"{tmp_path}/main:test"]
+    (tmp_path / "main/train-00000-of-00003.parquet").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"has 1 of the \d shards of"):
+        annotation_files(gsm8k, tmp_path)
+
+
 def test_a_wrong_folder_says_what_is_there_and_what_is_nearest(tmp_path: Path) -> None:
     star = dataset_of("star")
     with pytest.raises(ConfigError, match=r"is not a folder\. The folder that star unpacks to is expected"):

@@ -80,11 +80,30 @@ def test_a_file_from_nobody_knows_where(tmp_path: Path, fetched: list[tuple[Any,
     with pytest.raises(ConfigError, match=r"was fetched from another place; asked for is 'a/a'"):
         fetch("a/a", None, "train", tmp_path)
     (tmp_path / ".train-00000-of-00001.parquet.fetched").unlink()
-    with pytest.raises(ConfigError, match=r"is there, and it is not known from where.*give the folder in the place"):
+    said = r"is there, and it is not known from where: an earlier version may.*give the folder in the place of --hub"
+    with pytest.raises(ConfigError, match=said):
         fetch("a/a", None, "train", tmp_path)
     (tmp_path / "train-00000-of-00001.parquet").unlink()
     fetch("b/b", None, "train", tmp_path)
     assert len(fetched) == 2
+
+
+def test_of_a_set_that_is_finished_it_is_not_asked(
+    tmp_path: Path, fetched: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a version that left no notes of where shards are from."""
+    given = command(tmp_path, "--hub", "a/a")
+    assert generic.main(given) == 0
+    (tmp_path / "raw/.train-00000-of-00001.parquet.fetched").unlink()
+    capsys.readouterr()
+    assert generic.main(given) == 0 and "is already prepared" in capsys.readouterr().out
+    for more in (["--overwrite"], ["--seed", "5"], ["--hub-splits", "train", "test"]):
+        with pytest.raises(ConfigError, match=r"an earlier version may have fetched it"):
+            generic.main([*given, *more])
+    (tmp_path / "raw/.train-00000-of-00001.parquet.fetched").write_text("{")
+    with pytest.raises(ConfigError, match=r"was fetched from another place"):
+        generic.main(given)
+    assert len(fetched) == 1
 
 
 def test_one_that_could_not_be_fetched_stands_in_no_ones_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

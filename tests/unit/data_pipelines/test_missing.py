@@ -69,11 +69,21 @@ def test_it_says_where_it_looked_and_what_would_do(
 
 
 def test_of_a_row_with_one_folder(tmp_path: Path) -> None:
-    empty_files(tmp_path, f"vsi_bench/{SCENE}")
+    empty_files(tmp_path, f"any/{SCENE}")
     told = said(tmp_path, "vsi", SCENE, BENCH, BENCH)
     assert f"looked for in '{BENCH}' below the media root" in told and "alone, which is to be the folder" in told
-    assert told.endswith(f"--media-root {tmp_path / 'vsi_bench'}.")
+    assert told.endswith(f"call '{tmp_path / 'any'}' '{BENCH}' and give --media-root {tmp_path / BENCH}.")
+    told = said(tmp_path / "any", "vsi", SCENE, BENCH, BENCH)
+    assert told.endswith(f"call '{tmp_path / 'any'}' '{BENCH}' and give --media-root {tmp_path / BENCH}.")
+    (tmp_path / "any").rename(tmp_path / BENCH)
+    assert MediaFinder(tmp_path / BENCH, dataset_of("vsi")).path_of(SCENE, BENCH, tmp_path / "notes") == SCENE
+    (tmp_path / BENCH / "scannet").rename(tmp_path / "else")
     assert said(tmp_path, "vsi", SCENE, BENCH).endswith(f"move it to '{BENCH}/{SCENE}'.")
+    subset = "0_30_s_nextqa"
+    empty_files(tmp_path, f"sub/{SCENE}")
+    told = said(tmp_path, "llava_video_178k", SCENE, subset, subset)
+    assert told.endswith(f"--media-root {tmp_path / 'sub'}.")
+    assert said(tmp_path, "llava_video_178k", SCENE, subset).endswith(f"move it to '{subset}/{SCENE}'.")
 
 
 def test_the_search_has_an_end_and_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +102,24 @@ def test_the_search_has_an_end_and_is_made_once(tmp_path: Path, monkeypatch: pyt
     assert len(walks) == 1
 
 
+def test_what_is_said_does_not_depend_on_what_was_asked_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As other processes judge other rows."""
+    monkeypatch.setattr(module, "_ROOTS", 4)
+    names = [f"{number}.mp4" for number in range(8)]
+    empty_files(tmp_path, *(f"x{name[0]}/{name}" for name in names))
+
+    def all_said(order: list[str]) -> dict[str, str]:
+        dataset = dataset_of("nextqa")
+        finder, missing = MediaFinder(tmp_path, dataset), Missing(tmp_path, dataset)
+        paths = {name: finder.path_of(name) for name in order}
+        return {name: str(missing.fault(path, finder.asked[path], finder.looked_in())) for name, path in paths.items()}
+
+    expected = all_said(names)
+    assert sum("give --media-root" in told for told in expected.values()) == 4
+    assert all_said(names[::-1]) == expected
+    assert {name: all_said([name])[name] for name in names} == expected
+
+
 def test_the_command_says_so(tmp_path: Path) -> None:
     rows = "".join(f"{video},9,1,1,why {video},0,1,CW,a,b,c,d,e\n" for video in (17, 18, 19))
     (tmp_path / "train.csv").write_text(HEADER + rows)
@@ -105,19 +133,13 @@ def test_the_command_says_so(tmp_path: Path) -> None:
     assert refused["message"].endswith(f"--media-root {tmp_path / 'else'}.")
 
 
-@pytest.mark.parametrize("files", [["bench"], ["train", "bench"]])
-def test_the_command_takes_the_root_for_a_folder_that_all_rows_are_of(tmp_path: Path, files: list[str]) -> None:
-    turns = [{"from": "human", "value": "How many?"}, {"from": "gpt", "value": "4"}]
-    train = {"conversations": turns, "question_type": "absolute_count", "video": SCENE}
+def test_the_command_takes_the_root_for_a_folder_that_is_called_so(tmp_path: Path) -> None:
     bench = {"id": 1, "dataset": "scannet", "scene_name": "scene0191_00", "question_type": "object_counting"}
     bench |= {"question": "How many?", "ground_truth": "4", "options": None}
-    for name, row in (("train", train), ("bench", bench)):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "bench.jsonl").write_text(json.dumps(bench) + "\n")
     write_media(tmp_path / "media" / SCENE, 1)
-    given = ["--train", *(str(tmp_path / f"{name}.jsonl") for name in files), "--eval-share", "0"]
-    given += ["--media-root", str(tmp_path / "media"), "--out", str(tmp_path / "out")]
-    if files == ["bench"]:
-        assert vsi.main(given) == 0
-    else:  # VSI-590K has a video of this path, too
-        with pytest.raises(ConfigError, match=r"refused +2  missing_media"):
-            vsi.main(given)
+    given = ["--train", str(tmp_path / "bench.jsonl"), "--eval-share", "0", "--out", str(tmp_path / "out")]
+    with pytest.raises(ConfigError, match=r"refused +1  missing_media"):  # VSI-590K has a video of this path, too
+        vsi.main([*given, "--media-root", str(tmp_path / "media")])
+    (tmp_path / "media").rename(tmp_path / "vsi_bench")
+    assert vsi.main([*given, "--media-root", str(tmp_path / "vsi_bench")]) == 0

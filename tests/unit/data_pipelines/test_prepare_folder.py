@@ -95,7 +95,8 @@ def test_a_map_and_a_folder_of_the_hub_are_read_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["train-00000-of-00002.parquet", "report.json", "summary.html", "refused.jsonl", "manifest.json", "repeated.jsonl"],
+    ["train-00000-of-00002.parquet", "report.json", "summary.html", "refused.jsonl", "manifest.json", "repeated.jsonl"]
+    + ["missing_media.txt"],
 )
 def test_files_of_somebody_else_are_not_replaced(tmp_path: Path, name: str) -> None:
     source = lines(tmp_path / "train.jsonl")
@@ -171,3 +172,38 @@ def test_the_set_that_is_rendered_here_replaces_its_own_files_alone(
     assert sorted(path.name for path in out.iterdir() if path.is_file()) == [
         "eval_seen.jsonl", "eval_unseen.jsonl", "manifest.json", "train.jsonl",
     ]  # fmt: skip
+
+
+def test_what_another_pipeline_prepared_is_not_cleared_for_it(tmp_path: Path) -> None:
+    """Whatever lies in its folder under the names of clips."""
+    out = tmp_path / "out"
+    described = MAP | {"name": "embedded"}
+    (tmp_path / "map.yaml").write_text(json.dumps(described))
+    source = str(lines(tmp_path / "rows.jsonl", [{"question": "1?", "answer": "1"}]))
+    for main, more in ((gsm8k.main, []), (generic.main, ["--map", str(tmp_path / "map.yaml"), "--overwrite"])):
+        rows = str(lines(tmp_path / "source.jsonl")) if main is gsm8k.main else source
+        assert main(["--train", rows, "--out", str(out), "--format", "jsonl", "--eval-share", "0", *more]) == 0
+        (out / "clips/train").mkdir(parents=True, exist_ok=True)
+        (out / "clips/train/00000.mp4").write_bytes(b"mine")
+        before = contents(out)
+        with pytest.raises(ConfigError, match=r"was prepared by another pipeline.*Choose another --out"):
+            embedded.main(["--out", str(out), "--train", "1", "--eval", "1", "--overwrite"])
+        assert contents(out) == before
+
+
+def test_of_its_folders_only_what_its_manifest_names_is_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ["--out", str(out), "--eval", "1", "--overwrite", "--train"]
+    assert embedded.main([*arguments, "2"]) == 0
+    mine = {"clips/train/notes.txt": b"mine", "clips/other/00000.mp4": b"mine"}
+    for name, content in mine.items():
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_bytes(content)
+    assert embedded.main([*arguments, "1"]) == 0
+    assert mine.items() <= contents(out).items()
+    assert {path.name for path in (out / "clips/train").iterdir()} == {"00000.mp4", "notes.txt"}
+    (out / "clips/train/00001.mp4").write_bytes(b"mine")
+    before = contents(out)
+    with pytest.raises(ConfigError, match=r"holds clips/train/00001\.mp4, which its manifest"):
+        embedded.main([*arguments, "2"])
+    assert contents(out) == before

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from data_pipelines import generic, gsm8k, video_r1
+from data_pipelines import generic, gsm8k, star, video_r1, vsi
 from data_pipelines.engine import command
 from data_pipelines.engine.doubting import Doubt
+from data_pipelines.engine.finding import MediaFinder
 from data_pipelines.engine.judging import Judge, Part, Verdict
 from data_pipelines.engine.spool import Spool
+from tests.support.pipeline_rows import empty_files
 from vlm_pg.data.prepared_reader import open_records
 from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.types import BadSample, MediaRef, Sample
@@ -117,7 +120,7 @@ def test_a_name_that_is_plain_since(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_what_depends_on_files_is_in_doubt_what_depends_on_the_row_is_not(tmp_path: Path) -> None:
-    doubt = Doubt(tmp_path)
+    doubt = Doubt(tmp_path, MediaFinder(tmp_path, video_r1.VIDEO_R1))
     for reason in ("missing_media", "ambiguous_media", "outside_root"):
         assert doubt(Verdict("train", refused=BadSample("1", reason, "why", "rows:1")))
     for reason in ("no_gold_answer", "unsupported_media", "corrupt_media", "remote_media"):
@@ -138,6 +141,46 @@ def test_what_depends_on_files_is_in_doubt_what_depends_on_the_row_is_not(tmp_pa
         ref = MediaRef("video", path, subtitles=subtitles)
         assert doubt(Verdict("train", Sample("1", "a", (ref,), (), "x", "exact", "y", "z"))) == doubtful, ref
     assert not doubt(Verdict("train", left_out="data type text"))
+    bad = BadSample("1", "no_gold_answer", "why", "rows:1")
+    for name, keys, doubtful in (("here.png", ("x",), False), ("there.png", ("x",), True), ("there.png", (), False)):
+        found = ((name, name, None, None),)
+        assert doubt(Verdict("train", refused=bad, keys=keys, found=found)) == doubtful
+
+
+def test_a_file_that_is_preferred_to_the_one_that_was_found(tmp_path: Path) -> None:
+    """Or that leaves it open which is meant: as a run says that begins now."""
+    empty_files(tmp_path, "Charades/6H78U.mp4")
+    finder = MediaFinder(tmp_path, star.STAR)
+    assert finder.path_of("6H78U.mp4") == "Charades/6H78U.mp4"
+    verdict = Verdict("train", left_out="source x", found=finder.latest())
+    assert not finder.latest() and not Doubt(tmp_path, MediaFinder(tmp_path, star.STAR))(verdict)
+    empty_files(tmp_path, "Charades_v1_480/6H78U.mp4")
+    assert Doubt(tmp_path, MediaFinder(tmp_path, star.STAR))(verdict)
+    empty_files(tmp_path, "set/rows.jsonl", "VSI-590K/a/1.mp4")
+    finder = MediaFinder(tmp_path, vsi.VSI)
+    finder.path_of("a/1.mp4", "VSI-590K", tmp_path / "set")
+    verdict = Verdict("train", left_out="source x", found=finder.latest())
+    assert not Doubt(tmp_path, MediaFinder(tmp_path, vsi.VSI))(verdict)
+    (tmp_path / "VSI-590K").rename(tmp_path / "vsi590k")
+    assert Doubt(tmp_path, MediaFinder(tmp_path, vsi.VSI))(verdict)
+
+
+def test_one_that_goes_on_is_as_one_that_begins_after_media_were_fetched(tmp_path: Path) -> None:
+    """Though what was found before is there still."""
+    root = tmp_path / "media"
+    fields = {name: name for name in ("problem", "data_type", "problem_type", "path")}
+    described = {"fields": {**fields, "answer": {"field": "solution", "given_as": "tagged"}}, "name": "mine"}
+    (tmp_path / "map.yaml").write_text(json.dumps({**described, "media_folders": ["old", "new"]}))
+    files = ["--train", str(questions(tmp_path / "rows.jsonl")), "--media-root", str(root), "--workers", "1"]
+    arguments = ["--map", str(tmp_path / "map.yaml"), *files, "--eval-share", "0", "--format", "jsonl", "--out"]
+    for number in range(COUNT):
+        picture(root / "old" / f"{number}.png", number)
+    killed(generic.main, [*arguments, str(tmp_path / "gone-on")])
+    picture(root / "new/0.png", 7)
+    for out in ("gone-on", "fresh"):
+        assert generic.main([*arguments, str(tmp_path / out)]) == 0
+    assert b"ambiguous_media" in contents(tmp_path / "fresh")["refused.jsonl"]
+    assert contents(tmp_path / "gone-on") == contents(tmp_path / "fresh")
 
 
 def test_to_overwrite_is_to_begin_anew_and_is_gone_on_with(tmp_path: Path, judged: list[int]) -> None:
@@ -212,6 +255,7 @@ def test_no_row_is_lost_without_a_word(tmp_path: Path, monkeypatch: pytest.Monke
 def test_verdicts_come_back_as_they_were(tmp_path: Path) -> None:
     spool = Spool(tmp_path, "a")
     verdict = Verdict("train", Sample("1\u2028", "a\x0bb\x85c", (), (), "x", "exact", "y", "z"), keys=("a\x0bb",))
+    verdict = replace(verdict, found=(("a/1\udc80", "1", None, None), ("b/2", "2", "b", "/ann")))
     spool.write(0, 1, [verdict])
     spool.write(1, 4, [])
     assert spool.has(0, 1) and spool.has(1, 4) and not spool.has(1, 3) and not spool.has(2, 0)

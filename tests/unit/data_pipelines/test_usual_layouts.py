@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from data_pipelines.engine import numbered
 from data_pipelines.engine.counting import count_rows
 from data_pipelines.engine.finding import MediaFinder
 from data_pipelines.engine.judging import Source
@@ -31,6 +32,10 @@ FOUND = [
     ("clevrer", "video_15001.mp4", "test_videos/video_15001.mp4", []),
     *[("clevrer", BOTH, f"{split}/{THOUSAND}/{BOTH}", []) for split in ("val", "validation", "validation_video")],
     *[("clevrer", BOTH, f"{split}/{BOTH}", [f"{split}/{LATE}"]) for split in ("val", "videos/validation", "valid")],
+    ("clevrer", EARLY, f"Videos/train/{EARLY}", [f"my_renders/train/{EARLY}"]),
+    ("clevrer", EARLY, f"CLEVRER_v1/train/{EARLY}", []),
+    ("perception_test", "video_0.mp4", "Perception_Test/videos/a/b/video_0.mp4", ["videos/OTHER/video_0.mp4"]),
+    ("perception_test", "video_0.mp4", "train/videos/part2/video_0.mp4", []),
     ("clevrer", BOTH, f"clevrer/val/{BOTH}", [f"videos/{BOTH}"]),
     ("clevrer", BOTH, f"clevrer/video_validation/{BOTH}", [f"perception/videos/{BOTH}"]),
     *[
@@ -94,6 +99,11 @@ def test_the_root_may_be_any_of_these_folders(tmp_path: Path, name: str, root: s
         ("clevrer", BOTH, [f"train/{BOTH}", f"train/{EARLY}"]),
         ("clevrer", BOTH, [f"train/videos/{BOTH}", f"train/videos/{LATE}"]),
         ("clevrer", BOTH, [f"videos/{BOTH}"]),
+        ("clevrer", EARLY, [f"my_renders/train/{EARLY}"]),
+        ("clevrer", EARLY, [f"my_renders/train_videos/{EARLY}"]),
+        ("perception_test", "video_0.mp4", ["videos/OTHER/video_0.mp4"]),
+        ("perception_test", "video_0.mp4", ["validation/videos/OTHER/video_0.mp4", "data/videos/OTHER/video_0.mp4"]),
+        ("perception_test", "video_0.mp4", ["videos/part1/OTHER/video_0.mp4"]),
         ("clevrer", EARLY, [f"video_00000-01000/masks/{EARLY}"]),
         ("clevrer", BOTH, [f"videos/video_11000-12000/{BOTH}"]),
         ("clevrer", EARLY, [f"videos/{EARLY}", f"clevrer/val/{EARLY}"]),
@@ -113,6 +123,21 @@ def test_what_may_be_another_sets_is_not_taken(tmp_path: Path, name: str, path: 
     assert MediaFinder(tmp_path, dataset_of(name)).path_of(path) == path
 
 
+@pytest.mark.parametrize(("name", "folder"), [("clevrer", "train"), ("perception_test", "videos")])
+def test_what_lies_beside_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, folder: str
+) -> None:
+    """Not for each of a folder's ten thousand videos."""
+    number, looks, count = numbered._number, [0], 60
+    monkeypatch.setattr(numbered, "_number", lambda stem: looks.__setitem__(0, looks[0] + 1) or number(stem))
+    first = 0 if name == "clevrer" else 10_000  # of Perception Test's names those that both have
+    names = [f"video_{one:05d}.mp4" for one in range(first, first + count)]
+    empty_files(tmp_path, *(f"{folder}/{one}" for one in names))
+    finder = MediaFinder(tmp_path, dataset_of(name))
+    assert [finder.path_of(one) for one in names] == [f"{folder}/{one}" for one in names]
+    assert looks[0] < 10 * count
+
+
 def test_a_name_in_two_folders_of_four_digits_is_refused(tmp_path: Path) -> None:
     empty_files(tmp_path, f"videos/0101/{ID}", f"videos/0202/{ID}")
     with pytest.raises(SampleError, match="One file of that name"):
@@ -120,24 +145,57 @@ def test_a_name_in_two_folders_of_four_digits_is_refused(tmp_path: Path) -> None
 
 
 SCENE, BENCH, OTHER = "scannet/scene0191_00.mp4", "VSI-Bench", "VSI-590K"
+SUBSET, SECOND = "0_30_s_nextqa", "30_60_s_nextqa"
 
 
 @pytest.mark.parametrize(
     ("root", "files", "only", "expected"),
     [
-        ("media", [SCENE], BENCH, SCENE),
-        ("media", [SCENE], None, f"{BENCH}/{SCENE}"),  # rows of VSI-590K have a video of this path, too
-        ("media", [SCENE, f"{OTHER}/x.mp4"], BENCH, f"{BENCH}/{SCENE}"),
-        ("media", [SCENE, f"{BENCH}/x.mp4"], BENCH, f"{BENCH}/{SCENE}"),
-        (OTHER, [SCENE], BENCH, f"{BENCH}/{SCENE}"),
-        ("media", ["elsewhere/scene0191_00.mp4"], BENCH, f"{BENCH}/{SCENE}"),
+        ("media", [SCENE], SUBSET, SCENE),
+        ("media", [SCENE], None, f"{SUBSET}/{SCENE}"),  # rows of another subset have a video of this path, too
+        ("media", [SCENE, f"{SECOND}/x.mp4"], SUBSET, f"{SUBSET}/{SCENE}"),
+        ("media", [SCENE, f"{SUBSET}/x.mp4"], SUBSET, f"{SUBSET}/{SCENE}"),
+        (SECOND, [SCENE], SUBSET, f"{SUBSET}/{SCENE}"),
+        ("media", ["elsewhere/scene0191_00.mp4"], SUBSET, f"{SUBSET}/{SCENE}"),
     ],
 )
 def test_the_root_is_a_sets_one_folder_under_another_name_where_no_other_is_meant(
     tmp_path: Path, root: str, files: list[str], only: str | None, expected: str
 ) -> None:
     empty_files(tmp_path / root, *files)
-    assert MediaFinder(tmp_path / root, VSI, only).path_of(SCENE, BENCH, tmp_path) == expected
+    assert MediaFinder(tmp_path / root, LLAVA_VIDEO_178K, only).path_of(SCENE, SUBSET, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("root", "annotations", "files", "expected"),
+    [
+        # What lies in a folder of any name may be the other set's, which has videos of the same paths.
+        ("bench", "ann", [SCENE, "test.jsonl"], f"{OTHER}/{SCENE}"),
+        ("bench", "ann", [SCENE, f"vsi590k/{SCENE}"], f"vsi590k/{SCENE}"),
+        ("bench", "ann", [SCENE, "vsi590k/scannet/other.mp4"], f"vsi590k/{SCENE}"),
+        ("bench", "ann", [SCENE, "vsi590k/x.mp4"], f"vsi590k/{SCENE}"),
+        ("media", "ann", [f"{OTHER}/{SCENE}", f"vsi590k/{SCENE}"], f"{OTHER}/{SCENE}"),
+        ("media", "ann", [f"VSI_590K-videos/{SCENE}", f"vsi_bench/{SCENE}"], f"VSI_590K-videos/{SCENE}"),
+        ("media", "ann", [f"vsi590k/{SCENE}", f"vsi-590k/{SCENE}"], "ambiguous_media"),
+        ("media", "ann", [f"vsi590k/{SCENE}", "vsi-590k/scannet/x.mp4"], f"vsi590k/{SCENE}"),
+        ("vsi_590k", "ann", [SCENE], SCENE),
+        ("vsi_bench", "ann", [SCENE], f"{OTHER}/{SCENE}"),
+        ("vsi_bench", "vsi_bench", [SCENE], f"{OTHER}/{SCENE}"),
+        ("media", "media/vsi-bench", [f"vsi-bench/{SCENE}"], f"{OTHER}/{SCENE}"),
+        ("media", "media/vsi_590k_notes", [f"vsi590k/{SCENE}"], f"vsi590k/{SCENE}"),
+        ("media", "media/any", [f"any/{SCENE}"], f"any/{SCENE}"),
+    ],
+)
+def test_each_of_two_sets_takes_what_lies_in_a_folder_of_its_own_name(
+    tmp_path: Path, root: str, annotations: str, files: list[str], expected: str
+) -> None:
+    empty_files(tmp_path / root, *files)
+    (tmp_path / annotations).mkdir(parents=True, exist_ok=True)
+    try:
+        found = MediaFinder(tmp_path / root, VSI, OTHER).path_of(SCENE, OTHER, tmp_path / annotations)
+    except SampleError as error:
+        found = error.reason
+    assert found == expected
 
 
 @pytest.mark.parametrize(
