@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from vlm_pg.data.folders import data_folder
 from vlm_pg.errors import ConfigError, VlmPgError
@@ -78,24 +79,19 @@ def locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
         ConfigError: the folder cannot be made or written.
         BlockingIOError: ``how`` is not to wait, and another process holds it.
     """
-    lock = folder / ".lock"
-    while True:
+    lock, file = folder / ".lock", None
+    while file is None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # a holder has removed the folder meanwhile
-                file = lock.open("w")
-                fcntl.flock(file, how)
-                if os.path.samestat(lock.stat(), os.fstat(file.fileno())):
-                    break
+            file = _taken(lock, how)
         except BlockingIOError:
             raise
         except FileExistsError:
-            if folder.is_dir() or not os.path.lexists(folder):  # a holder has removed it meanwhile
-                continue
-            raise ConfigError(
-                f"Cannot write to --out '{folder}': it is no folder. A folder that can be made and written is needed. "
-                "Choose another."
-            ) from None
+            if not _may_be_a_folder(folder):
+                raise ConfigError(
+                    f"Cannot write to --out '{folder}': it is no folder. A folder that can be made and written is "
+                    "needed. Choose another."
+                ) from None
         except OSError as error:
             raise ConfigError(
                 f"Cannot write to --out '{folder}': {error.strerror}. A folder that can be made and written is needed. "
@@ -108,6 +104,26 @@ def locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
             lock.unlink(missing_ok=True)
             with suppress(OSError):  # not empty: what was written, or the lock of the next
                 folder.rmdir()
+
+
+def _taken(lock: Path, how: int) -> TextIO | None:
+    """The lock, held and open; None where a holder has removed it, or its folder, meanwhile."""
+    with suppress(FileNotFoundError), ExitStack() as stack:
+        file = stack.enter_context(lock.open("w"))
+        fcntl.flock(file, how)
+        if os.path.samestat(lock.stat(), os.fstat(file.fileno())):
+            stack.pop_all()
+            return file
+    # Closed by now, whatever happens next: others may be waiting for the very file that was removed.
+    return None
+
+
+def _may_be_a_folder(path: Path) -> bool:
+    """Whether it is one, or nothing at this moment. Asked once: holders remove and make it all the time."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError:
+        return not path.is_symlink()
 
 
 def run(main: Callable[[], int]) -> int:

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from data_pipelines import gsm8k
+from data_pipelines import common, gsm8k
 from data_pipelines.common import gold_faults, locked, progress, run
 from data_pipelines.manifest import MANIFEST, find_prepared, write_manifest
 from vlm_pg.errors import ConfigError
@@ -59,12 +61,38 @@ def test_many_at_once_hold_it_one_after_the_other(tmp_path: Path) -> None:
                 with guard:
                     holding -= 1
 
-    threads = [threading.Thread(target=hold) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        for held in [pool.submit(hold) for _ in range(4)]:
+            held.result()
     assert most == 1 and not (tmp_path / "set").exists()
+
+
+def test_a_folder_that_comes_and_goes_is_asked_about_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removed and made again by others, between any two questions whether it is there and what it is."""
+    folder, mkdir, asked = tmp_path / "set", Path.mkdir, iter((True, True, False))
+
+    def made_by_another(path: Path, *arguments: Any, **options: Any) -> None:
+        if next(asked, False):
+            raise FileExistsError(path)
+        mkdir(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", made_by_another)
+    monkeypatch.setattr(common.os.path, "lexists", lambda path: True)
+    with locked(folder):
+        assert folder.is_dir()
+    assert not folder.exists()
+
+
+def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(ConfigError, match="it is no folder"), locked(tmp_path / name):
+            pass
+    (tmp_path / "home").mkdir()
+    (tmp_path / "led").symlink_to(tmp_path / "home")
+    with locked(tmp_path / "led"):
+        assert (tmp_path / "home" / ".lock").exists()
 
 
 def test_a_folder_without_manifest_is_not_prepared(tmp_path: Path) -> None:
