@@ -49,6 +49,7 @@ class MediaFinder:
     def __init__(self, root: Path, dataset: DataSet, only_folder: str | None = None):
         self._root, self._dataset, self._only_folder = root, dataset, only_folder
         self._by_name = dataset.by_name
+        self._below: dict[Path, PurePosixPath | None] = {}
         self._own_in_folder: dict[PurePosixPath, Callable[[str], bool]] = {}
         self._indexes: dict[tuple[PurePosixPath, str], ByStem] = {}
         self.asked: dict[str, Asked] = {}  # by the paths that were found, for whoever finds that nothing is there
@@ -102,7 +103,9 @@ class MediaFinder:
         Raises:
             SampleError: ``ambiguous_media``: the file is in several folders that are called nearly so.
         """
-        beside = None if annotations is None else below(annotations, self._root)
+        if annotations is not None and annotations not in self._below:
+            self._below[annotations] = below(annotations, self._root)
+        beside = None if annotations is None else self._below[annotations]
         if beside is not None and annotations is not None and name_of(annotations) == folder:
             return beside
         if self._is_folder(PurePosixPath(folder)):
