@@ -73,8 +73,10 @@ class Sample:
     where several options may be right all of their letters ("A, C"), or "none". ``process``: the reasoning that leads
     to it, where the data set has one, for supervised training.
     ``dataset``: its set's name, where a run trains on several.
-    ``category`` is what evaluation reports by (falls back to ``source``). ``where``: its place in the file it was read
-    from ("train.jsonl:3"), for messages; samples are equal wherever they stand.
+    ``category`` is what evaluation reports by (falls back to ``source``). ``details``: what an evaluation set publishes
+    of a question beside that, under the set's own names and as JSON has it ({"duration": "short"}); prompts, readers
+    and aggregations of that set look there. ``where``: its place in the file it was read from ("train.jsonl:3"), for
+    messages; samples are equal wherever they stand.
 
         Sample("17", "Which colour is shown first?", (MediaRef("video", "17.mp4"),), ("A. red", "B. blue"), "B",
                "multiple_choice", source="flashes", category="seen order")
@@ -89,6 +91,7 @@ class Sample:
     source: str
     category: str
     process: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict, hash=False)
     dataset: str = ""
     where: str = field(default="", compare=False)
 

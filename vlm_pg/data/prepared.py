@@ -17,12 +17,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from vlm_pg.data.details import written_details
 from vlm_pg.data.gold import WRITTEN_NAMES
 from vlm_pg.data.manifest import read_manifest
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.types import Sample
 
-SCHEMA_VERSION = 1
+# 2: with ``details``.
+SCHEMA_VERSION = 2
+_READABLE_VERSIONS = (1, 2)
 _VERSION_KEY = b"vlm_pg.prepared"
 # Tools that join, cut or change tables keep the version, and this or not: what has another number of rows is no shard.
 _ROWS_KEY = b"vlm_pg.rows"
@@ -49,6 +52,7 @@ def schema() -> Any:
             "path": List(text),
             "data_source": text,
             "category": text,
+            "details": text,
             "start": List(seconds),
             "end": List(seconds),
             "times": List(List(seconds)),
@@ -84,6 +88,7 @@ def to_row(sample: Sample) -> dict[str, Any]:
         "path": [ref.path for ref in sample.media],
         "data_source": sample.source,
         "category": sample.category,
+        "details": written_details(sample.details),
         "start": [ref.start for ref in sample.media],
         "end": [ref.end for ref in sample.media],
         "times": [list(ref.times) for ref in sample.media],
@@ -192,10 +197,11 @@ def check_version(path: Path, metadata: Mapping[bytes, bytes] | None) -> None:
         version = json.loads(written)["schema_version"]
     except (ValueError, KeyError, TypeError):
         version = None
-    if version != SCHEMA_VERSION:
+    if version not in _READABLE_VERSIONS:
         raise ConfigError(
             f"Data file '{printable(str(path), 300)}' has records of schema version {printable(str(version), 50)}. "
-            f"This program reads version {SCHEMA_VERSION}. Update vlm_pg, or prepare the data set again."
+            f"This program reads versions {', '.join(map(str, _READABLE_VERSIONS))}. Update vlm_pg, or prepare the "
+            "data set again."
         )
 
 

@@ -10,7 +10,8 @@ mean relative accuracy. ``process`` is the reasoning that leads to the answer, f
 image, video or text (then ``path`` is empty); for several media ``path`` is a list, and where images and videos are
 mixed ``data_type`` is a list beside it.
 
-May be added: ``category``, which evaluation reports by; of a video ``start`` and ``end`` of the clip that is meant,
+May be added: ``category``, which evaluation reports by; ``details``, an object of what an evaluation set publishes of
+a question beside that (in Parquet its JSON as a text); of a video ``start`` and ``end`` of the clip that is meant,
 ``times`` of the frames to show, in seconds since its first frame, and ``subtitles``, the path of its .srt or .vtt file.
 Where ``path`` is a list each of these is a list with one entry (or null) for each medium. Other keys are ignored.
 """
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vlm_pg.data.details import details_of
 from vlm_pg.data.embedded import embedded_in
 from vlm_pg.data.fields import check_text, fault, field, id_of
 from vlm_pg.data.files import read_raw
@@ -175,6 +177,7 @@ def parse_record(record: Any, where: str = "") -> Sample:
         source=source,
         category=field(record, "category", str, default=source) or source,
         process=field(record, "process", str, default=""),
+        details=details_of(record),
         where=where,
     )
     texts = {"solution": sample.answer, "data_source": source, "category": sample.category, "process": sample.process}
@@ -187,7 +190,7 @@ def to_record(sample: Sample) -> dict[str, Any]:
     """The record of a sample, the inverse of ``parse_record``."""
     kinds = [ref.kind for ref in sample.media]
     paths = [ref.path for ref in sample.media]
-    record = {
+    record: dict[str, Any] = {
         "problem_id": sample.sample_id,
         "problem": sample.question,
         "data_type": "text" if not kinds else kinds[0] if len(set(kinds)) == 1 else kinds,
@@ -200,6 +203,8 @@ def to_record(sample: Sample) -> dict[str, Any]:
     }
     if sample.category != sample.source:
         record["category"] = sample.category
+    if sample.details:
+        record["details"] = dict(sample.details)
     return record | parts_of(sample.media)
 
 

@@ -123,15 +123,26 @@ def test_other_files_are_read_at_once(tmp_path: Path) -> None:
     assert open_records(tmp_path / "b.parquet") == (samples, [])
 
 
-@pytest.mark.parametrize("later", [2, "x", None])
+@pytest.mark.parametrize("later", [3, "x", None])
 def test_another_version_is_refused(tmp_path: Path, later: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "SCHEMA_VERSION", later)
     prepared.schema.cache_clear()
     write_shards(tmp_path, "train", make_samples(5))
     monkeypatch.undo()
     prepared.schema.cache_clear()
-    with pytest.raises(ConfigError, match=rf"schema version {later}\. This program reads version 1\. Update"):
+    with pytest.raises(ConfigError, match=rf"schema version {later}\. This program reads versions 1, 2\. Update"):
         open_records(Path(f"{tmp_path}:train"))
+
+
+def test_shards_of_the_first_version_are_read(tmp_path: Path) -> None:
+    """They have no column of details."""
+    samples = make_samples(40)
+    table = pyarrow.Table.from_pylist([to_row(one) for one in samples], prepared.schema()).drop_columns(["details"])
+    first = {**prepared.schema().metadata, b"vlm_pg.prepared": b'{"schema_version": 1}', b"vlm_pg.rows": b"40"}
+    first.pop(b"huggingface")
+    pyarrow.parquet.write_table(table.replace_schema_metadata(first), tmp_path / "train-00000-of-00001.parquet")
+    opened, bad = open_records(Path(f"{tmp_path}:train"))
+    assert isinstance(opened, PreparedRecords) and list(opened) == samples and not bad
 
 
 def test_damage_is_noticed_where_it_is_read(tmp_path: Path) -> None:

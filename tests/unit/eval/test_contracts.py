@@ -1,0 +1,34 @@
+"""What the parts of evaluation pass to each other: rows that are read back as they were written."""
+
+from __future__ import annotations
+
+import json
+
+from vlm_pg.eval.contracts import Answered, Output, Reading
+from vlm_pg.types import MediaRef, Sample
+
+CLIP = MediaRef("video", "a.mp4", start=2.0, end=5.0)
+SAMPLE = Sample("7", "Which?", (CLIP,), ("A. x", "B. y"), "B", "multiple_choice", "s", "c", details={"level": 1})
+OUTPUTS = (
+    Output("B", Reading("B", 1.0), "stop", 2),
+    Output("A or B", Reading(None, 0.0, "several"), "length", 9),
+    Output("", Reading(None, 0.0, "empty", counts=False)),
+)
+
+
+def test_a_row_is_read_back_equal() -> None:
+    answered = Answered.of(SAMPLE, OUTPUTS)
+    assert Answered.from_row(json.loads(json.dumps(answered.to_row()))) == answered
+    refused = Answered.of(SAMPLE, (), ("cannot_decode", "the file is damaged"))
+    assert Answered.from_row(json.loads(json.dumps(refused.to_row()))) == refused
+
+
+def test_a_question_scores_the_mean_of_what_counts() -> None:
+    assert Answered.of(SAMPLE, OUTPUTS).score == 0.5
+    assert Answered.of(SAMPLE, ()).score is None
+
+
+def test_clips_of_one_video_are_one_cluster() -> None:
+    assert Answered.of(SAMPLE, ()).cluster == "a.mp4"
+    alone = Sample("8", "How many?", (), (), "3", "numerical", "s", "c")
+    assert Answered.of(alone, ()).cluster == "8"

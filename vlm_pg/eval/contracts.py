@@ -1,0 +1,123 @@
+"""What the parts of evaluation pass to each other.
+
+(Sample, output) -> Reading            a reader: ours (``reading/``) or a published rule (``published/``)
+Sample, n Readings -> Answered         one question; a line of ``answers.jsonl``
+Answered of a whole set -> figures     ``measures.py``, ``aggregation.py``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from vlm_pg.types import AnswerKind, FinishReason, Sample
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a reader understood of one output, and what that is worth.
+
+    ``answer``: as one would write it down, for people and for majority votes: "C", "12.5", "[3.2, 9.1]", "yes"; equal
+    answers are spelled alike. None: the output gives no answer, or several. ``score`` in [0, 1]; None where the
+    question itself has no value (its gold answer cannot be used). ``counts``: False where a published rule leaves the
+    output out of its denominator. ``note``: why, in a few words.
+    """
+
+    answer: str | None
+    score: float | None
+    note: str = ""
+    counts: bool = True
+
+
+# (question, output without special tokens, whether it was cut off by the length limit) -> what it says
+Reader = Callable[[Sample, str, bool], Reading]
+
+
+@dataclass(frozen=True)
+class Output:
+    """One answer of a model to a question. ``num_tokens``: its length, end token included; None if nobody counted."""
+
+    text: str
+    reading: Reading
+    finish_reason: FinishReason | None = None
+    num_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One question of an evaluation set and its n outputs, or why it could not be asked.
+
+    ``cluster``: questions of one video (of one clip's whole file), or of one image, have the same; of a question
+    without media its own id. ``num_options``: 0 where nothing is chosen. ``fault``: (reason, message) of a question
+    whose media or prompt could not be used; it has no outputs then.
+    """
+
+    sample_id: str
+    question: str
+    options: tuple[str, ...]
+    gold: str
+    kind: AnswerKind
+    category: str
+    cluster: str
+    details: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    outputs: tuple[Output, ...] = ()
+    fault: tuple[str, str] | None = None
+
+    @classmethod
+    def of(cls, sample: Sample, outputs: tuple[Output, ...], fault: tuple[str, str] | None = None) -> Answered:
+        """A question as its sample has it."""
+        return cls(
+            sample_id=sample.sample_id,
+            question=sample.question,
+            options=sample.options,
+            gold=sample.answer,
+            kind=sample.answer_kind,
+            category=sample.category,
+            cluster=cluster_of(sample),
+            details=sample.details,
+            outputs=outputs,
+            fault=fault,
+        )
+
+    @property
+    def num_options(self) -> int:
+        """How many options there are to choose one of, 0 where none is to be chosen."""
+        return len(self.options) if self.kind == "multiple_choice" else 0
+
+    @property
+    def score(self) -> float | None:
+        """Mean over the outputs that count and have a value (mean@n); None without any."""
+        scores = [o.reading.score for o in self.outputs if o.reading.counts and o.reading.score is not None]
+        return sum(scores) / len(scores) if scores else None
+
+    def to_row(self) -> dict[str, Any]:
+        """As JSON has it; ``from_row`` is the inverse."""
+        row = asdict(self)
+        row["outputs"] = [{**one, **one.pop("reading")} for one in row["outputs"]]
+        return row
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Answered:
+        """The question of a row that ``to_row`` made; keys that it does not know are passed over.
+
+        Raises:
+            KeyError, TypeError: it is no such row.
+        """
+        outputs = tuple(
+            Output(
+                one["text"],
+                Reading(one["answer"], one["score"], one["note"], one["counts"]),
+                one["finish_reason"],
+                one["num_tokens"],
+            )
+            for one in row["outputs"]
+        )
+        names = ("sample_id", "question", "gold", "kind", "category", "cluster", "details")
+        fault = None if row["fault"] is None else (row["fault"][0], row["fault"][1])
+        return cls(**{name: row[name] for name in names}, options=tuple(row["options"]), outputs=outputs, fault=fault)
+
+
+def cluster_of(sample: Sample) -> str:
+    """What the standard error takes for one draw: the media of a question, whichever part of them is shown."""
+    return "|".join(ref.path for ref in sample.media) or sample.sample_id
