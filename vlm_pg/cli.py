@@ -122,12 +122,31 @@ def _eval(arguments: argparse.Namespace) -> int:
     target, overrides = arguments.target, list(arguments.overrides)
     if target is not None and _is_override(target) and not Path(target).exists():
         target, overrides = None, [target, *overrides]
+    if arguments.like is not None:
+        return _eval_like(arguments.like, target, arguments.config, overrides)
     chosen = choose_evaluation(target, arguments.config, DEFAULT_RUN)
     config = load_config(chosen.config, overrides)
     from vlm_pg.eval.main import evaluate
 
     evaluate(config, chosen.checkpoint)
     return EXIT_OK
+
+
+def _eval_like(result: Path, target: str | None, config_path: Path | None, overrides: list[str]) -> int:
+    if target is not None or config_path is not None:
+        raise ConfigError(
+            "--like repeats an evaluation as its result says, with its checkpoint and configuration. Leave CHECKPOINT "
+            "and --config out; paths that have changed are given as key=value."
+        )
+    from vlm_pg.config import config_of
+    from vlm_pg.eval.main import evaluate
+    from vlm_pg.eval.record import read_record
+
+    record = read_record(result)
+    config = config_of(record["config"], result, overrides)
+    # A model that was named in the configuration may be named anew.
+    own = record["checkpoint"] == record["config"]["model"]["path"]
+    return EXIT_OK if evaluate(config, None if own else Path(record["checkpoint"]), result) else EXIT_NOT_EXACT
 
 
 def _export(arguments: argparse.Namespace) -> int:

@@ -99,6 +99,9 @@ def _add_results(add: _Add) -> None:
     evaluate.add_argument(
         "--config", type=Path, help="YAML file (default: config.yaml of the run that CHECKPOINT belongs to)"
     )
+    evaluate.add_argument(
+        "--like", metavar="RESULT", type=Path, help="repeat the evaluation of a result.json, and say what is not equal"
+    )
 
     export = add("export", "write a checkpoint as a plain transformers folder, adapters merged")
     export.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a checkpoint, or an adapter's folder")

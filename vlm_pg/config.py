@@ -10,7 +10,7 @@ is the repository's root for the shipped configs and scripts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -238,10 +238,24 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         ConfigError: a file that is missing or no YAML mapping, an unknown key (with the nearest valid name), a value
             out of range, a missing value, or a combination that cannot be run. All faults of a kind are named at once.
     """
-    tree = read_tree(Path(path))
+    return _overridden(read_tree(Path(path)), overrides, Path(path))
+
+
+def config_of(values: Mapping[str, Any], path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration that a file (``path``) has written down whole among other things.
+
+    Raises:
+        ConfigError: as ``load_config``.
+    """
+    tree = ConfigTree()
+    tree.merge(values, str(path))
+    return _overridden(tree, overrides, path)
+
+
+def _overridden(tree: ConfigTree, overrides: Sequence[str], path: Path) -> RunConfig:
     for override in overrides:
         apply_override(tree, override)
-    return _validate(tree, Path(path))
+    return _validate(tree, path)
 
 
 def dump_config(config: RunConfig) -> str:

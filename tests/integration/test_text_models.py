@@ -86,7 +86,7 @@ def test_with_and_without_pruning_and_resumed(rate: float, home: Path, tmp_path:
     assert [line["step"] for line in lines] == [1, 2]
     assert all(line["pruned_share"] == pytest.approx(rate) and line["grad_norm"] > 0 for line in lines)
     answers = read_lines(tmp_path / "run" / "eval_gsm8k_after.jsonl")
-    assert len(answers) == 4 and all(len(row["responses"]) == 1 for row in answers)
+    assert len(answers) == 4 and all(len(row["outputs"]) == 1 for row in answers)
     checkpoint = tmp_path / "run" / "checkpoints" / "step-000002"
     assert type(Qwen2ForCausalLM.from_pretrained(checkpoint)) is Qwen2ForCausalLM
     assert AutoTokenizer.from_pretrained(checkpoint).chat_template

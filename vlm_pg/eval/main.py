@@ -3,34 +3,52 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
+from vlm_pg.distributed import RankLayout, barrier, disconnect, join_ranks, local_device
 from vlm_pg.errors import ConfigError, TooManyBadSamples
+from vlm_pg.eval.answer_files import AnswerFiles
+from vlm_pg.eval.folder import PROTOCOL, RESULT, OpenedFolder, open_folder
+from vlm_pg.eval.record import protocol_record
+from vlm_pg.eval.repeat import compared
 from vlm_pg.eval.runner import Evaluator, Examinee, table
 from vlm_pg.files import write_json_atomic
 from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.loading import load_policy
+from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.quiet import quiet_libraries
+from vlm_pg.observe.run_folder import RunFolder
+from vlm_pg.observe.thumbnails import save_strip
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.threads import use_threads
-from vlm_pg.types import Prompt
+from vlm_pg.types import Prompt, Sample
 
 
-def evaluate(config: RunConfig, checkpoint: Path | None) -> dict[str, Any]:
+def evaluate(config: RunConfig, checkpoint: Path | None, like: Path | None = None) -> bool:
     """Evaluate ``checkpoint`` (default: ``model.path``), print the figures, and write them beside the answers.
 
     Everything lands in ``eval-<checkpoint name>/`` in the checkpoint's run folder (``runs/`` for other models), with
-    the number of rollouts and temperature in its name unless greedy: ``result.json`` with the figures and the protocol
-    (frames, pixels, sampling), one JSON line of answers per question and set, and the samples that could not be used.
+    the number of rollouts and temperature in its name unless greedy: ``result.json`` with the figures and all that
+    they depended on, one JSON line of answers per question and set, and the samples that could not be used. Where a
+    launcher started several processes, they share the questions.
+
+    Args:
+        like: the result that is repeated, to compare with.
+
+    Returns:
+        False if the answers of ``like`` were not reproduced.
 
     Raises:
-        ConfigError: the configuration names no evaluation sets.
+        ConfigError: the configuration names no evaluation sets, or an unfinished evaluation in the folder had another
+            protocol.
         TooManyBadSamples: no question of a set could be scored; everything is written before.
     """
     if not config.data.eval:
@@ -38,43 +56,88 @@ def evaluate(config: RunConfig, checkpoint: Path | None) -> dict[str, Any]:
             "The configuration names no evaluation sets. Add them as data.eval.NAME=PATH, files of prepared records."
         )
     quiet_libraries()
-    path = Path(config.model.path) if checkpoint is None else checkpoint
-    console = Console(enabled=True)
-    folder = _folder(config, path)
-    folder.mkdir(parents=True, exist_ok=True)
-    start_seconds = time.monotonic()
     use_threads(config.training.torch_threads)
-    policy = load_policy(path, settings=config.model)
-    console.info(f"model: {path}; attention kernel {policy.kernel.name} (checked: {policy.kernel_error:.0e})")
-    console.info(f"positions: {policy.family.describe_positions(config.model.positions)}")
-    if line := keep_features(policy, config.cache):
-        console.info(line)
+    join_ranks()
+    try:
+        return _evaluate(config, Path(config.model.path) if checkpoint is None else checkpoint, like)
+    finally:
+        disconnect()
+
+
+def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
+    ranks = RankLayout.here()
+    console = Console(enabled=ranks.is_first)
+    start_seconds = time.monotonic()
+    folder = _folder(config, path, again=like is not None)
+    with ExitStack() as stack:
+        policy = load_policy(path, device=local_device(), settings=config.model)
+        console.info(f"model: {path}; attention kernel {policy.kernel.name} (checked: {policy.kernel_error:.0e})")
+        console.info(f"positions: {policy.family.describe_positions(config.model.positions)}")
+        if line := keep_features(policy, config.cache):
+            console.info(line)
+        record = protocol_record(config, path, policy)
+        opened = ranks.first_says(lambda: open_folder(folder, record, config.eval.resume, console.info))
+        stack.callback(opened.close)
+        folder.mkdir(parents=True, exist_ok=True)  # of another host
+        results = _answer(config, policy, ranks, console, folder, opened)
+    results["protocol"] = record | {"seconds": round(time.monotonic() - start_seconds, 1)}
+    reproduced = True
+    if ranks.is_first:
+        write_json_atomic(folder / RESULT, results)
+        (folder / PROTOCOL).unlink(missing_ok=True)
+        for line in table(results):
+            console.info(line)
+        console.info(f"written to {folder}")
+        if like is not None:
+            reproduced, lines = compared(like, folder / RESULT)
+            for line in lines:
+                console.info(line)
+    barrier()
+    _refuse_unscored(results, folder)
+    return reproduced
+
+
+def _answer(
+    config: RunConfig, policy: Policy, ranks: RankLayout, console: Console, folder: Path, opened: OpenedFolder
+) -> dict[str, Any]:
     builder = PromptBuilder(policy.processor, config.prompt, policy.positions)
     data = config.data
-    log = BadSampleLog(folder / "bad_samples.jsonl", data.max_bad_share, data.min_seen_for_bad_share, console.warn)
+    log = None
+    if ranks.is_first:
+        path = folder / "bad_samples.jsonl"
+        log = BadSampleLog(path, data.max_bad_share, data.min_seen_for_bad_share, console.warn)
 
     def check(prompt: Prompt) -> None:
         policy.check_length(prompt, config.rollout.max_new_tokens)
 
     with (
-        SourcePool(builder, config.data, config.media, policy.pixel_factor, check, kept=config.cache) as sources,
+        SourcePool(builder, data, config.media, policy.pixel_factor, check, kept=config.cache) as sources,
         Rewarder(config.reward, warn=console.warn) as rewarder,
     ):
-        results = Evaluator(config, Examinee(policy, sources, rewarder), console, log).run("answers", folder)
-    results["protocol"] = {
-        "checkpoint": str(path),
-        "positions": config.model.positions,
-        "media": config.media.model_dump(mode="json"),
-        "eval": config.eval.model_dump(mode="json"),
-        "max_new_tokens": config.rollout.max_new_tokens,
-        "seconds": round(time.monotonic() - start_seconds, 1),
-    }
-    write_json_atomic(folder / "result.json", results)
-    for line in table(results):
-        console.info(line)
-    console.info(f"written to {folder}")
-    _refuse_unscored(results, folder)
-    return results
+        examinee = Examinee(policy, sources, rewarder, ranks)
+        evaluator = Evaluator(config, examinee, console, log, _Pictures(config, folder))
+        files = AnswerFiles(folder, ranks.rank, goes_on=opened.goes_on)
+        return evaluator.run("answers", files)
+
+
+class _Pictures:
+    """What a question's row says of what was shown, and its frames as a picture for the first questions of a set."""
+
+    def __init__(self, config: RunConfig, folder: Path):
+        self._folder, self._limit = RunFolder(folder), config.eval.thumbnails
+        self._frames = config.observe.thumbnails or 8
+
+    def __call__(self, sample: Sample, prompt: Prompt, place: int) -> Mapping[str, Any]:
+        strip = save_strip(self._folder, sample.sample_id, prompt, self._frames) if place < self._limit else None
+        return {
+            "shown": {
+                "frames": [] if strip is None else [strip],
+                "seconds": list(prompt.preview_seconds),
+                "prompt_tokens": prompt.num_tokens,
+                "visual_tokens": prompt.num_visual_tokens,
+                "content": prompt.content_key,
+            }
+        }
 
 
 def _refuse_unscored(results: dict[str, Any], folder: Path) -> None:
@@ -88,10 +151,10 @@ def _refuse_unscored(results: dict[str, Any], folder: Path) -> None:
         )
 
 
-def _folder(config: RunConfig, path: Path) -> Path:
+def _folder(config: RunConfig, path: Path, again: bool) -> Path:
     """Where results go; results under other sampling settings do not overwrite each other."""
     run = Path(config.run.dir)
     home = run if run.resolve() in path.resolve().parents else run.parent
     sampling = config.eval
     suffix = "" if sampling.temperature == 0 else f"-n{sampling.num_generations}-t{sampling.temperature:g}"
-    return home / f"eval-{path.name}{suffix}"
+    return home / f"eval-{path.name}{suffix}{'-again' if again else ''}"

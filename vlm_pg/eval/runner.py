@@ -1,11 +1,10 @@
-"""Answering the questions of evaluation sets and scoring the answers."""
+"""Answering the questions of evaluation sets and reading the answers."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,11 @@ from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.records import read_records
 from vlm_pg.distributed import ALONE, RankLayout, gather_objects
+from vlm_pg.eval.answer_files import AnswerFiles, Row
+from vlm_pg.eval.contracts import Answered, Output, cluster_of
 from vlm_pg.eval.scoring import Scored, summarize
 from vlm_pg.eval.settings import Control
-from vlm_pg.files import write_bytes_atomic
+from vlm_pg.eval.strict import strict_reading
 from vlm_pg.media.controls import repeat_frame, shuffle_frames
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
@@ -26,13 +27,18 @@ from vlm_pg.rewards.response import Response
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.contracts import Sampler
 from vlm_pg.rollout.engine import RolloutEngine
-from vlm_pg.types import BadSample, Prompt, RolloutGroup, Sample
+from vlm_pg.types import BadSample, Prompt, RewardBreakdown, Rollout, Sample
 
 # A question of a control is asked once with each of these; its accuracy is their mean.
 TAMPERS: dict[Control, tuple[Tamper, ...]] = {
     "frames_shuffled": (shuffle_frames,),
     "frame_repeated": tuple(partial(repeat_frame, turn=turn, turns=4) for turn in range(4)),
 }
+# Batches are dealt to ranks whole, so that what is computed together is the same for any number of them.
+MOST_QUESTIONS_A_BATCH = 32
+
+# (sample, its prompt, its place in its set) -> further keys of its row, for whoever looks at it
+Showing = Callable[[Sample, Prompt, int], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -46,20 +52,30 @@ class EvalSet:
     tampers: tuple[Tamper | None, ...] = (None,)
 
 
-@dataclass(frozen=True)
-class _Answers:
-    """What one rank has to say of a set; the questions' pixels are not kept."""
+@dataclass
+class _Question:
+    """What has come of one question so far: its outputs to all tampered forms, or its fault. ``place``: in its set."""
 
-    rows: list[dict[str, Any]]
-    scored: list[Scored]
-    bad: list[BadSample]
+    sample: Sample
+    place: int
+    outputs: list[Output] = field(default_factory=list)
+    formats: list[float | None] = field(default_factory=list)
+    fault: BadSample | None = None
+    shown: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_row(self) -> Row:
+        row = Answered.of(self.sample, tuple(self.outputs)).to_row() | {"formats": self.formats, **self.shown}
+        if self.fault is None:
+            return row
+        fault = (self.fault.reason, self.fault.message)
+        return Answered.of(self.sample, (), fault).to_row() | {"where": self.fault.where, "trace": self.fault.trace}
 
 
 @dataclass(frozen=True)
 class Examinee:
     """A policy, and what its answers take: prompts made and rewards given as in training.
 
-    ``ranks``: questions are dealt out to them in turn. ``weights_at_hand``: entered around sampling.
+    ``ranks``: batches of questions are dealt out to them in turn. ``weights_at_hand``: entered around sampling.
     """
 
     policy: Policy
@@ -75,10 +91,18 @@ class Evaluator:
 
     Args:
         bad_log: where records and questions that cannot be used are written, on the first rank.
+        showing: what else a question's row is to hold.
     """
 
-    def __init__(self, config: RunConfig, examinee: Examinee, console: Console, bad_log: BadSampleLog | None):
-        self._config, self._console, self._bad_log = config, console, bad_log
+    def __init__(
+        self,
+        config: RunConfig,
+        examinee: Examinee,
+        console: Console,
+        bad_log: BadSampleLog | None,
+        showing: Showing = lambda sample, prompt, place: {},
+    ):
+        self._config, self._console, self._bad_log, self._showing = config, console, bad_log, showing
         self._policy, self._sources, self._rewarder = examinee.policy, examinee.sources, examinee.rewarder
         self._ranks, self._weights_at_hand = examinee.ranks, examinee.weights_at_hand
         self._should_stop = examinee.should_stop
@@ -92,7 +116,7 @@ class Evaluator:
             }
         )
         self._sampler: Sampler = RolloutEngine(self._policy, rollout, config.run.seed, self._should_stop)
-        self._per_batch = max(1, rollout.max_batch_rollouts // rollout.num_generations)
+        self._per_batch = min(max(1, rollout.max_batch_rollouts // rollout.num_generations), MOST_QUESTIONS_A_BATCH)
 
     def _read_sets(self) -> list[EvalSet]:
         sets = []
@@ -123,80 +147,133 @@ class Evaluator:
                 self._console.info(f"eval.controls: not run on {name}, which has no video whose frames could be moved")
         return sets
 
-    def run(self, tag: str, folder: Path | None) -> dict[str, Any]:
+    def run(self, tag: str, files: AnswerFiles) -> dict[str, Any]:
         """Evaluate every set: the headline figures, and those of each set under ``sets``.
 
+        Questions that ``files`` holds from an evaluation that did not come to its end are not asked again. The answers
+        of each set go there, in the order of its records.
+
         Args:
-            tag: e.g. "before"; answers go to ``eval_<set>_<tag>.jsonl`` in ``folder`` (None: not written).
+            tag: e.g. "before", for the progress that is shown.
         """
+        # All have looked before any begins to write.
+        kept = gather_objects({item.name: files.kept(item.name) for item in self.sets})[0]
+        if done := sum(map(len, kept.values())):
+            self._console.info(f"going on: {done:,} question(s) were answered before")
         results: dict[str, Any] = {}
         total = sum(len(item.samples) for item in self.sets)
         with self._console.progress(f"evaluating {tag}", total) as bar, self._weights_at_hand():
             # Ranks are at their own pace here: what they found is gathered afterwards.
-            mine = [
-                self._answers_of(item, lambda tried: bar.advance(tried * self._ranks.world_size)) for item in self.sets
-            ]
+            mine = []
+            for item in self.sets:
+                running = _RunningAccuracy()
+
+                def advance(rows: list[Row], running: _RunningAccuracy = running) -> None:
+                    running.add(rows)
+                    bar.advance(min(len(rows) * self._ranks.world_size, total - bar.done), str(running))
+
+                mine.append(self._rows_of(item, kept[item.name], files, advance))
         for item, found in zip(self.sets, mine, strict=True):
-            everywhere = gather_objects(found)
+            rows = _in_order(item, [row for part in gather_objects(found) for row in part])
             if item.kind == "eval" and self._bad_log is not None:
                 # A control shows the same files again; its faults are the set's own.
-                self._bad_log.record_tried(len(item.samples), [fault for part in everywhere for fault in part.bad])
-            scored = [one for part in everywhere for one in part.scored]
-            results[item.name] = summarize(scored, item.kind)
-            results[item.name]["n_bad_media"] = len(item.samples) - len(scored)
-            if folder is not None and self._ranks.is_first:
-                lines = [json.dumps(row, ensure_ascii=False) + "\n" for part in everywhere for row in part.rows]
-                write_bytes_atomic(folder / f"eval_{_file_name(item.name)}_{tag}.jsonl", "".join(lines).encode())
+                faults = [_fault(row) for row in rows if row["fault"] is not None]
+                self._bad_log.record_tried(len(item.samples), faults)
+            results[item.name] = summarize([Scored.of_row(row) for row in rows if row["fault"] is None], item.kind)
+            results[item.name]["n_bad_media"] = sum(row["fault"] is not None for row in rows)
+            if self._ranks.is_first:
+                files.complete(item.name, rows)
         headline = next((name for name in (self._config.eval.headline_set, *results) if name in results), None)
         chosen = results[headline] if headline is not None else {"accuracy": None, "n": 0}
         return {"accuracy": chosen["accuracy"], "n": chosen["n"], "headline_set": headline, "sets": results}
 
-    def _answers_of(self, item: EvalSet, advance: Callable[[int], None]) -> _Answers:
-        answers = _Answers([], [], [])
-        for groups, bad, tried in self._answer(item):
-            answers.rows.extend(_row(group) for group in groups)
-            answers.scored.extend(Scored.of(group) for group in groups)
-            answers.bad.extend(bad)
-            advance(tried)
-        return answers
-
-    def _answer(self, item: EvalSet) -> Iterator[tuple[list[RolloutGroup], list[BadSample], int]]:
-        """Batch by batch: answered and scored questions, those that could not be used, how many were tried."""
+    def _rows_of(
+        self, item: EvalSet, kept: Mapping[str, Row], files: AnswerFiles, advance: Callable[[list[Row]], None]
+    ) -> list[Row]:
+        """The rows of this rank's batches; what is answered now is also appended to its part."""
         source = self._sources.for_records(item.records, item.name)
-        mine = item.samples[self._ranks.rank :: self._ranks.world_size]
-        batches = [mine[i : i + self._per_batch] for i in range(0, len(mine), self._per_batch)]
-        for index, batch in enumerate(batches):
-            if index + 1 < len(batches):
-                source.prefetch(batches[index + 1])
-            groups: dict[str, RolloutGroup] = {}
-            bad: list[BadSample] = []
+        ordered = _media_together(item.samples)
+        batches = [ordered[i : i + self._per_batch] for i in range(0, len(ordered), self._per_batch)]
+        mine = batches[self._ranks.rank :: self._ranks.world_size]
+        rows: list[Row] = []
+        places = {sample.sample_id: place for place, sample in enumerate(item.samples)}
+        # A batch that was cut off is asked whole: what is computed together stays the same.
+        open_batches = [batch for batch in mine if not all(sample.sample_id in kept for sample in batch)]
+        for batch in mine:
+            if all(sample.sample_id in kept for sample in batch):
+                rows += [kept[sample.sample_id] for sample in batch]
+        if rows:
+            advance(rows)
+        for index, batch in enumerate(open_batches):
+            following = open_batches[index + 1] if index + 1 < len(open_batches) else None
+            questions = {sample.sample_id: _Question(sample, places[sample.sample_id]) for sample in batch}
+            if following is not None:
+                source.prefetch([*batch, *following])
             for number, tamper in enumerate(item.tampers):
-                questions, faults = source.load(batch, tamper, self._should_stop)
-                bad.extend(faults)
-                for group in self._ask(questions, f"{item.name}/{number}"):
-                    earlier = groups.get(group.sample.sample_id)
-                    groups[group.sample.sample_id] = group if earlier is None else _joined(earlier, group)
-            yield list(groups.values()), bad, len(batch)
+                prompts, faults = source.load(batch, tamper, self._should_stop)
+                for fault in faults:
+                    questions[fault.sample_id].fault = fault
+                self._ask(prompts, f"{item.name}/{number}", questions)
+            found = [question.to_row() for question in questions.values()]
+            files.append(item.name, found)
+            rows += found
+            advance(found)
+        return rows
 
-    def _ask(self, questions: Sequence[tuple[Sample, Prompt]], name: str) -> list[RolloutGroup]:
-        """Answers and their rewards; ``name`` keys the random numbers beside the sample's id."""
-        rollouts = self._sampler.generate([prompt for _, prompt in questions], f"eval/{name}")
+    def _ask(self, prompts: Sequence[tuple[Sample, Prompt]], name: str, questions: Mapping[str, _Question]) -> None:
+        """Add answers and what they are worth; ``name`` keys the random numbers beside the sample's id."""
+        rollouts = self._sampler.generate([prompt for _, prompt in prompts], f"eval/{name}")
         responses = [
             Response(sample, answer.text, len(answer.token_ids))
-            for (sample, _), answers in zip(questions, rollouts, strict=True)
+            for (sample, _), answers in zip(prompts, rollouts, strict=True)
             for answer in answers
         ]
         rewards = iter(self._rewarder.score(responses, self._should_stop))
-        return [
-            RolloutGroup(
-                sample, prompt, answers, self._policy.weights_version, rewards=tuple(next(rewards) for _ in answers)
-            )
-            for (sample, prompt), answers in zip(questions, rollouts, strict=True)
-        ]
+        for (sample, prompt), answers in zip(prompts, rollouts, strict=True):
+            question = questions[sample.sample_id]
+            question.shown = question.shown or self._showing(sample, prompt, question.place)
+            for answer in answers:
+                reward = next(rewards)
+                question.outputs.append(self._output(sample, answer, reward))
+                question.formats.append(reward.parts.get("format"))
+
+    def _output(self, sample: Sample, answer: Rollout, reward: RewardBreakdown) -> Output:
+        reading = strict_reading(sample, answer.text, reward, self._config.reward)
+        return Output(answer.text, reading, answer.finish_reason, len(answer.token_ids))
 
 
-def _joined(first: RolloutGroup, second: RolloutGroup) -> RolloutGroup:
-    return replace(first, rollouts=first.rollouts + second.rollouts, rewards=first.rewards + second.rewards)
+class _RunningAccuracy:
+    """Of the questions answered so far on this rank, for the progress line."""
+
+    def __init__(self) -> None:
+        self._sum, self._count = 0.0, 0
+
+    def add(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            score = Answered.from_row(row).score
+            if score is not None:
+                self._sum, self._count = self._sum + score, self._count + 1
+
+    def __str__(self) -> str:
+        return f"accuracy {self._sum / self._count:.3f}" if self._count else ""
+
+
+def _media_together(samples: Sequence[Sample]) -> list[Sample]:
+    """In the order of the records, but for questions on one medium, which follow the first of them: they share it."""
+    first: dict[str, int] = {}
+    for place, sample in enumerate(samples):
+        first.setdefault(cluster_of(sample), place)
+    return sorted(samples, key=lambda sample: first[cluster_of(sample)])
+
+
+def _in_order(item: EvalSet, rows: Sequence[Row]) -> list[Row]:
+    by_id = {row["sample_id"]: row for row in rows}
+    return [by_id[sample.sample_id] for sample in item.samples]
+
+
+def _fault(row: Row) -> BadSample:
+    reason, message = row["fault"]
+    return BadSample(row["sample_id"], reason, message, row["where"], row["trace"])
 
 
 def table(results: dict[str, Any]) -> list[str]:
@@ -227,28 +304,3 @@ def _line(name: str, figures: dict[str, Any]) -> str:
     passes = figures.get("pass_at_k", {})
     text += "".join(f", pass@{k} {value:.3f}" for k, value in passes.items() if k != "1" and value is not None)
     return text + ")"
-
-
-def _row(group: RolloutGroup) -> dict[str, Any]:
-    sample = group.sample
-    return {
-        "sample_id": sample.sample_id,
-        "category": sample.category,
-        "question": sample.question,
-        "options": list(sample.options),
-        "gold": sample.answer,
-        "responses": [
-            {
-                "text": rollout.text,
-                "parts": dict(reward.parts),
-                "notes": dict(reward.notes),
-                "finish_reason": rollout.finish_reason,
-                "tokens": len(rollout.token_ids),
-            }
-            for rollout, reward in zip(group.rollouts, group.rewards, strict=True)
-        ],
-    }
-
-
-def _file_name(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_" else "_" for c in name).strip("_")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlm_pg.types import RolloutGroup, Sample
+from vlm_pg.eval.contracts import Answered
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,16 @@ class Scored:
     formats: tuple[float | None, ...]
 
     @classmethod
-    def of(cls, group: RolloutGroup) -> Scored:
-        sample: Sample = group.sample
+    def of_row(cls, row: Mapping[str, Any]) -> Scored:
+        """Of a line of answers."""
+        answered = Answered.from_row(row)
         return cls(
-            sample_id=sample.sample_id,
-            category=sample.category,
-            media="|".join(ref.path for ref in sample.media) or sample.sample_id,
-            num_options=len(sample.options) if sample.answer_kind == "multiple_choice" else 0,
-            accuracies=tuple(reward.parts.get("accuracy") for reward in group.rewards),
-            formats=tuple(reward.parts.get("format") for reward in group.rewards),
+            sample_id=answered.sample_id,
+            category=answered.category,
+            media=answered.cluster,
+            num_options=answered.num_options,
+            accuracies=tuple(output.reading.score for output in answered.outputs),
+            formats=tuple(row["formats"]),
         )
 
     @property

@@ -30,6 +30,14 @@ class EvalSettings(Settings):
     control_sets: tuple[str, ...] | None = Field(
         None, description="Names of the sets the controls run on; default: all that are evaluated."
     )
+    resume: Literal["auto", "never"] = Field(
+        "auto",
+        description="Of vlm-pg eval. auto: an evaluation that was cut off goes on, if all that decides about its answers "
+        "is the same. never: it is moved aside.",
+    )
+    thumbnails: int = Field(
+        200, ge=0, description="Of vlm-pg eval: questions of each set whose frames are kept as pictures, to look at."
+    )
     headline_set: str | None = Field(
         None, description="The set whose accuracy is the run's headline; default: the first that is evaluated."
     )

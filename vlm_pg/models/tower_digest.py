@@ -64,6 +64,11 @@ def tower_digest(model: Any, family: Family, gathered: Gathered = at_hand) -> st
     return key_of(parts)
 
 
+def weights_digest(model: Any) -> str:
+    """64 hexadecimal digits of all weights and buffers of a model as it is here, adapters and their scales too."""
+    return key_of({"weights": _of_weights(model, at_hand), "adapters": _adapters(model)})
+
+
 def _of_weights(tower: torch.nn.Module, gathered: Gathered) -> str:
     """Against accidents, not against people who make weights that collide."""
     digest = xxhash.xxh3_128()

@@ -24,14 +24,14 @@ _COLUMNS = ("question", "gold", "response", "reward", "advantage")
 class ProgressBar:
     """Handle of one running piece of work; ``advance`` it as parts are finished."""
 
-    on_advance: Callable[[int], None]
+    on_advance: Callable[[int, str], None]
     total: int
     done: int = field(default=0)
 
-    def advance(self, n: int = 1) -> None:
-        """Count ``n`` more parts as done."""
+    def advance(self, n: int = 1, note: str = "") -> None:
+        """Count ``n`` more parts as done; ``note``: how it goes, in a few words."""
         self.done += n
-        self.on_advance(self.done)
+        self.on_advance(self.done, note)
 
 
 class Console:
@@ -102,7 +102,7 @@ class Console:
         """
         description = one_line(description)
         if not self._enabled:
-            yield ProgressBar(lambda done: None, total)
+            yield ProgressBar(lambda done, note: None, total)
         elif self._rich is None:
             yield from self._plain_progress(description, total)
         else:
@@ -117,7 +117,12 @@ class Console:
         row = bars.add_task(description, total=total)
         self._open_bars += 1
         try:
-            yield ProgressBar(lambda done: bars.update(row, completed=done), total)
+            yield ProgressBar(
+                lambda done, note: bars.update(
+                    row, completed=done, description=f"{description} ({one_line(note)})" if note else description
+                ),
+                total,
+            )
         finally:
             self._open_bars -= 1
             if self._open_bars:
@@ -130,12 +135,16 @@ class Console:
         start_seconds = time.monotonic()
         last_line_seconds = start_seconds
 
-        def on_advance(done: int) -> None:
+        def on_advance(done: int, note: str) -> None:
             nonlocal last_line_seconds
             now_seconds = time.monotonic()
             if done < total and now_seconds - last_line_seconds >= self._seconds_between_lines:
                 last_line_seconds = now_seconds
-                self._print(f"{description}: {done}/{total} ({100 * done / total:.0f} %)")
+                left_seconds = (now_seconds - start_seconds) * (total - done) / max(done, 1)
+                how = f", {one_line(note)}" if note else ""
+                self._print(
+                    f"{description}: {done}/{total} ({100 * done / total:.0f} %), {left_seconds:.0f} s left{how}"
+                )
 
         bar = ProgressBar(on_advance, total)
         ended = "stopped"

@@ -13,7 +13,7 @@ import vlm_pg
 from vlm_pg.config import RunConfig
 from vlm_pg.distributed import RankLayout, gather_objects
 from vlm_pg.errors import ConfigError, printable
-from vlm_pg.training.setup import versions
+from vlm_pg.versions import versions
 
 # What hosts may have of their own, with all keys inside; of the DeepSpeed file the content counts.
 OF_A_HOST = frozenset(

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
+from vlm_pg.data.digests import changed_data, data_digests
 from vlm_pg.data.mixture import Mixture, asked_of, order_of
 from vlm_pg.data.order import EachInTurn
 from vlm_pg.data.prepared_reader import any_media
 from vlm_pg.data.several import first_of_each, open_training, refuse_empty, usable_of_each
 from vlm_pg.distributed import RankLayout, disconnect, local_device
 from vlm_pg.errors import CheckpointError, ModelError
+from vlm_pg.eval.answer_files import AnswerFiles
 from vlm_pg.eval.runner import Evaluator, Examinee, table
 from vlm_pg.media.loader import decoding_pool
 from vlm_pg.media.pool import WorkerPool
@@ -38,7 +40,6 @@ from vlm_pg.threads import use_threads
 from vlm_pg.training.agreement import refuse_differences
 from vlm_pg.training.best import find_best, point_to_best
 from vlm_pg.training.checkpoints import read_state
-from vlm_pg.training.data_digest import changed_data, data_digests
 from vlm_pg.training.opening import OpenFolder
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import TrainingData
@@ -53,13 +54,13 @@ from vlm_pg.training.setup import (
     refuse_fewer_steps,
     refuse_inputs_inside,
     refuse_nothing_to_train,
-    versions,
 )
 from vlm_pg.training.stop import StopRequest
 from vlm_pg.training.stream_memory import choose_memory
 from vlm_pg.training.summary import RunSummary
 from vlm_pg.training.trainer import Progress, Surroundings, Trainer
 from vlm_pg.types import BadSample, Sample
+from vlm_pg.versions import versions
 from vlm_pg.watch.watch import RankWatch
 
 # As a shell says of a program that Ctrl-C has ended.
@@ -299,7 +300,8 @@ class _Run:
 
     def _evaluate(self, evaluator: Evaluator, tag: str) -> None:
         with self.phases.timed(f"eval_{tag}"), self.stop.together():
-            results = evaluator.run(tag, self.folder.path)
+            files = AnswerFiles(self.folder.path, self.ranks.rank, prefix="eval_", suffix=f"_{tag}")
+            results = evaluator.run(tag, files)
         for line in table(results):
             self.console.info(f"{tag} training, {line}")
         self.summary.set(f"eval_{tag}", results)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import AbstractContextManager, nullcontext
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from vlm_pg.algorithms.own import load_estimator, load_loss
 from vlm_pg.algorithms.settings import AlgorithmSettings
@@ -22,19 +19,6 @@ from vlm_pg.models.settings import LoraSettings, Part
 from vlm_pg.observe.trackers.kinds import refuse_missing
 from vlm_pg.training.engines import Engine, TorchEngine
 from vlm_pg.training.rates import trained_weights
-
-PACKAGES = (
-    "vlm-pg",
-    "torch",
-    "transformers",
-    "deepspeed",
-    "qwen-vl-utils",
-    "decord",
-    "av",
-    "accelerate",
-    "peft",
-    "bitsandbytes",
-)
 
 
 def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: int, mixture: str = "") -> list[str]:
@@ -189,13 +173,3 @@ def make_engine(config: RunConfig, policy: Policy, ranks: RankLayout) -> Engine:
     from vlm_pg.training.deepspeed_engine import DeepSpeedEngine
 
     return DeepSpeedEngine(policy, config.training, ranks, config.rollout.gather)
-
-
-def versions() -> dict[str, str]:
-    found: dict[str, Any] = {"python": sys.version.split()[0]}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found

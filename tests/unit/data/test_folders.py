@@ -15,13 +15,13 @@ import pytest
 
 from tests.support.data_sets import records, save, save_splits, shard
 from tests.support.processes import ROOT
+from vlm_pg.data.digests import changed_data, data_digests
 from vlm_pg.data.files import RecordPlace, read_raw
 from vlm_pg.data.folders import data_folder, files_of, root_of
 from vlm_pg.data.records import read_records
 from vlm_pg.data.settings import DataSettings
 from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import ConfigError
-from vlm_pg.training.data_digest import changed_data, data_digests
 
 ROWS = records(7)
 

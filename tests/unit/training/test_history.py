@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 import pytest
 
 from tests.unit.training.test_saving import config, make
+from vlm_pg.data.digests import changed_data, data_digests
 from vlm_pg.errors import CheckpointError
 from vlm_pg.training import checkpoints, history
-from vlm_pg.training.data_digest import changed_data, data_digests
 from vlm_pg.training.saving import abandon_others, checkpoint_to_resume
 
 

@@ -1,0 +1,118 @@
+"""Answers on disk: a line a question as they come, so that an evaluation that was killed goes on where it was.
+
+answers_NAME.part-0.jsonl    what rank 0 has answered so far of the set NAME; gone when the set is complete
+answers_NAME.jsonl           all of a set, in the order of its records
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlm_pg.eval.contracts import Answered
+from vlm_pg.files import write_bytes_atomic
+
+Row = dict[str, Any]
+
+
+class AnswerFiles:
+    """The files of one evaluation's answers.
+
+    Args:
+        folder: where they lie.
+        rank: of this process, which appends to a part of its own.
+        prefix, suffix: around the set's name in file names.
+        goes_on: whether what an evaluation before left unfinished is taken over; else it is removed.
+    """
+
+    def __init__(self, folder: Path, rank: int, prefix: str = "answers_", suffix: str = "", goes_on: bool = False):
+        self._folder, self._rank, self._prefix, self._suffix = folder, rank, prefix, suffix
+        self._goes_on = goes_on
+
+    def kept(self, name: str) -> dict[str, Row]:
+        """The rows that ranks have left of an unfinished set, by sample id. A line that was cut off is none.
+
+        All ranks ask before any of them appends.
+        """
+        rows: dict[str, Row] = {}
+        if not self._goes_on:
+            if self._rank == 0:
+                self._remove_parts(name)
+            return rows
+        for path in self._parts(name):
+            for line in path.read_bytes().split(b"\n")[:-1]:
+                row = _whole_row(line)
+                if row is not None:
+                    rows[row["sample_id"]] = row
+        return rows
+
+    def append(self, name: str, rows: Sequence[Row]) -> None:
+        """Add rows to this rank's part of a set, at once."""
+        if not rows:
+            return
+        path = self._part(name, self._rank)
+        data = b"".join(_line(row) for row in rows)
+        with path.open("ab") as file:
+            if file.tell() and not _ends_whole(path):
+                data = b"\n" + data  # what a kill cut off becomes a line that is no row
+            file.write(data)
+
+    def complete(self, name: str, rows: Iterable[Row]) -> Path:
+        """Write all rows of a set in one piece, and remove its parts. Of one rank, when all are done."""
+        path = self._folder / f"{self._prefix}{file_name(name)}{self._suffix}.jsonl"
+        write_bytes_atomic(path, b"".join(_line(row) for row in rows))
+        self._remove_parts(name)
+        return path
+
+    def _remove_parts(self, name: str) -> None:
+        for part in self._parts(name):
+            part.unlink()
+
+    def _part(self, name: str, rank: int) -> Path:
+        return self._folder / f"{self._prefix}{file_name(name)}{self._suffix}.part-{rank}.jsonl"
+
+    def _parts(self, name: str) -> list[Path]:
+        stem = f"{self._prefix}{file_name(name)}{self._suffix}.part-"
+        found = [path for path in self._folder.iterdir() if path.name.startswith(stem)]
+        return sorted(path for path in found if path.name[len(stem) :].removesuffix(".jsonl").isdigit())
+
+
+def read_answers(path: Path) -> list[Answered]:
+    """The questions of a finished set's file.
+
+    Raises:
+        ValueError: a line is no row; says which.
+    """
+    answered = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        row = _whole_row(line)
+        if row is None:
+            raise ValueError(f"line {number} of {path} is no question with its answers")
+        answered.append(Answered.from_row(row))
+    return answered
+
+
+def file_name(name: str) -> str:
+    """A set's name as part of a file's."""
+    return "".join(c if c.isalnum() or c in "-_" else "_" for c in name).strip("_")
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _whole_row(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line)
+        Answered.from_row(row)
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return None
+    return row
+
+
+def _ends_whole(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"

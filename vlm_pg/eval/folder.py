@@ -1,0 +1,86 @@
+"""The folder of an evaluation: one at a time in it, gone on with or moved aside, never overwritten.
+
+protocol.json    while an evaluation is unfinished: what its answers depend on (``record.py``)
+result.json      when it is finished: the figures, and the same under "protocol"
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from vlm_pg.errors import ConfigError
+from vlm_pg.eval.record import differences, read_record
+from vlm_pg.files import write_json_atomic
+from vlm_pg.observe.run_folder import free_name
+from vlm_pg.observe.run_lock import LOCK, RunLock
+
+PROTOCOL, RESULT = "protocol.json", "result.json"
+_MOST_DIFFERENCES = 6
+
+
+@dataclass(frozen=True)
+class OpenedFolder:
+    """``goes_on``: whether what lies there is the beginning of this evaluation. ``lock_holder``: the process that holds
+    the folder's lock, and gives it back on ``close``."""
+
+    goes_on: bool
+    path: Path
+    lock_holder: int
+
+    def close(self) -> None:
+        """Give the lock back; nothing in processes that do not hold it."""
+        if os.getpid() == self.lock_holder and (lock := _locks.pop(self.path, None)) is not None:
+            lock.release()
+
+
+_locks: dict[Path, RunLock] = {}
+
+
+def open_folder(
+    folder: Path, record: dict[str, Any], resume: Literal["auto", "never"], announce: Callable[[str], None]
+) -> OpenedFolder:
+    """Make the folder ready for an evaluation with this record, and lock it.
+
+    A finished evaluation in it is moved aside, an unfinished one of the same protocol gone on with.
+
+    Raises:
+        ConfigError: another process evaluates there, or an unfinished evaluation had another protocol.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = RunLock.take(folder, announce)
+    try:
+        goes_on = _goes_on(folder, record, resume)
+        if not goes_on and any(entry.name != LOCK for entry in folder.iterdir()):
+            aside = free_name(folder, datetime.now().strftime("%Y%m%d-%H%M%S"))
+            aside.mkdir()
+            for entry in sorted(folder.iterdir()):
+                if entry.name != LOCK:
+                    entry.rename(aside / entry.name)
+            announce(f"{folder} holds an earlier evaluation: moved it to {aside}")
+        if not goes_on:
+            write_json_atomic(folder / PROTOCOL, record)
+    except BaseException:
+        lock.release()
+        raise
+    _locks[folder] = lock
+    return OpenedFolder(goes_on, folder, os.getpid())
+
+
+def _goes_on(folder: Path, record: dict[str, Any], resume: Literal["auto", "never"]) -> bool:
+    if resume == "never" or not (folder / PROTOCOL).exists() or (folder / RESULT).exists():
+        return False
+    found = differences(read_record(folder / PROTOCOL)["decides"], record["decides"])
+    if not found:
+        return True
+    shown = "; ".join(found[:_MOST_DIFFERENCES])
+    further = f" and {len(found) - _MOST_DIFFERENCES} more" if len(found) > _MOST_DIFFERENCES else ""
+    raise ConfigError(
+        f"{folder} holds an unfinished evaluation with another protocol: {shown}{further}. "
+        "Answers under different protocols are not put together. Repeat it as it was, or set eval.resume=never, which "
+        "moves it aside."
+    )
