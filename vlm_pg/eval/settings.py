@@ -32,7 +32,7 @@ class EvalSettings(Settings):
     )
     resume: Literal["auto", "never"] = Field(
         "auto",
-        description="Of vlm-pg eval. auto: an evaluation that was cut off goes on, if all that decides about its answers "
+        description="Of vlm-pg eval. auto: one that was cut off goes on if all that decides about its answers "
         "is the same. never: it is moved aside.",
     )
     thumbnails: int = Field(

@@ -1,0 +1,179 @@
+"""``vlm-pg eval`` that is killed, shared by ranks, given a broken video or repeated: the same answers, file by file."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_pipelines.embedded import main as prepare_embedded
+from tests.support.processes import ROOT, ModuleProcess, launch_ranks
+from tests.support.runs import read_lines, run_cli, write_config
+
+QUESTIONS, PER_BATCH = 64, 4
+MODEL = str(ROOT / "assets/tiny-qwen2_5-vl")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """64 clips with a question each, another set of the same clips in which one is broken, and a configuration."""
+    path = tmp_path_factory.mktemp("eval")
+    prepare_embedded(["--out", str(path / "clips"), "--train", "4", "--eval", str(QUESTIONS)])
+    records = read_lines(path / "clips" / "eval_seen.jsonl")
+    (path / "clips" / "broken.mp4").write_bytes(b"no video")
+    records[37] = records[37] | {"path": "broken.mp4"}
+    (path / "clips" / "one_broken.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_config(
+        path / "run.yaml",
+        {
+            "run": {"dir": str(path / "runs" / "whole" / "unused")},
+            "model": {"path": MODEL},
+            "data": {"eval": {"seen": str(path / "clips" / "eval_seen.jsonl")}},
+            "media": {"workers": 0},
+            "rollout": {"max_new_tokens": 6, "max_batch_rollouts": 2 * PER_BATCH},
+            "training": {"steps": 1, "torch_threads": 1},
+            "eval": {"num_generations": 2, "temperature": 1.0, "thumbnails": 2},
+            "observe": {"trackers": [], "report": False},
+        },
+    )
+    return path
+
+
+def arguments(folder: Path, run: str, *overrides: str) -> list[str]:
+    return ["eval", "--config", str(folder / "run.yaml"), f"run.dir={folder / 'runs' / run / 'unused'}", *overrides]
+
+
+def evaluate(folder: Path, run: str, *overrides: str, code: int = 0) -> tuple[Path, str]:
+    done = run_cli(*arguments(folder, run, *overrides))
+    assert done.returncode == code, done.stdout + done.stderr
+    return results_of(folder, run), done.stdout + done.stderr
+
+
+def results_of(folder: Path, run: str) -> Path:
+    return folder / "runs" / run / f"eval-{Path(MODEL).name}-n2-t1"
+
+
+def figures(out: Path) -> Any:
+    return json.loads((out / "result.json").read_text())["sets"]
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Path:
+    return evaluate(folder, "whole")[0]
+
+
+def test_a_result_says_what_it_depends_on(whole: Path) -> None:
+    result = json.loads((whole / "result.json").read_text())
+    assert result["sets"]["seen"]["n"] == QUESTIONS
+    decides = result["protocol"]["decides"]
+    assert decides["settings"]["media"]["fps"] and len(decides["weights"]) == len(decides["chat_template"]) == 64
+    assert len(decides["records"]["seen"]) == 64 and "torch" in decides["versions"]
+    rows = read_lines(whole / "answers_seen.jsonl")
+    assert len(rows) == QUESTIONS and all(len(row["outputs"]) == 2 for row in rows)
+    assert [len(row["shown"]["frames"]) for row in rows[:3]] == [1, 1, 0]
+    assert (whole / rows[0]["shown"]["frames"][0]).is_file()
+    assert not list(whole.glob("*.part-*")) and not (whole / "protocol.json").exists()
+
+
+def killed_at(folder: Path, run: str, lines: int, later_seconds: float, *overrides: str) -> ModuleProcess:
+    """An evaluation that is killed when it has so many lines of answers, and a moment later."""
+    process = ModuleProcess("vlm_pg.cli", *arguments(folder, run, *overrides))
+    out = results_of(folder, run)
+    while process.returncode is None:
+        if sum(len(path.read_bytes().splitlines()) for path in out.glob("answers_seen.part-*.jsonl")) >= lines:
+            time.sleep(later_seconds)
+            process.kill()
+            break
+        time.sleep(0.002)
+    process.finish()
+    return process
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.matrix)])
+def test_a_killed_evaluation_goes_on_to_the_same_answers(folder: Path, whole: Path, kills: int) -> None:
+    chance = random.Random(kills)
+    expected = (whole / "answers_seen.jsonl").read_bytes()
+    went_on = 0
+    for number in range(kills):
+        run = f"killed-{kills}-{number}"
+        killed_at(folder, run, chance.randrange(QUESTIONS), chance.random() * 0.05)
+        out, printed = evaluate(folder, run)
+        went_on += "going on: " in printed
+        assert (out / "answers_seen.jsonl").read_bytes() == expected
+        assert figures(out) == figures(whole)
+        assert not list(out.glob("*.part-*"))
+        shutil.rmtree(folder / "runs" / run)
+    assert went_on > kills // 2  # a kill before the first answer, or after the last, leaves nothing to go on with
+
+
+def test_a_line_that_was_cut_off_is_asked_again(folder: Path, whole: Path) -> None:
+    killed_at(folder, "cut", 20, 0.0)
+    out = results_of(folder, "cut")
+    [part] = out.glob("answers_seen.part-*.jsonl")
+    part.write_bytes(part.read_bytes()[:-40])
+    out, printed = evaluate(folder, "cut")
+    assert "going on: " in printed
+    assert (out / "answers_seen.jsonl").read_bytes() == (whole / "answers_seen.jsonl").read_bytes()
+
+
+def test_answers_of_another_protocol_are_not_added_to(folder: Path) -> None:
+    killed_at(folder, "other", 8, 0.0)
+    _, printed = evaluate(folder, "other", "media.fps=1.0", "rollout.max_new_tokens=5", code=2)
+    assert "holds an unfinished evaluation with another protocol: settings.media.fps: 2.0 then, 1.0 now" in printed
+    assert "settings.rollout.max_new_tokens: 6 then, 5 now" in printed and "eval.resume=never" in printed
+    out, printed = evaluate(folder, "other", "media.fps=1.0", "eval.resume=never")
+    assert "moved it to" in printed and figures(out)["seen"]["n"] == QUESTIONS
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_share_the_questions(folder: Path, whole: Path, ranks: int) -> None:
+    run = f"ranks-{ranks}"
+    launch_ranks("vlm_pg.cli", *arguments(folder, run), ranks=ranks)
+    out = results_of(folder, run)
+    assert (out / "answers_seen.jsonl").read_bytes() == (whole / "answers_seen.jsonl").read_bytes()
+    assert figures(out) == figures(whole)
+
+
+def test_one_process_goes_on_where_two_were_killed(folder: Path, whole: Path) -> None:
+    from tests.support.processes import start_ranks
+
+    running = start_ranks("vlm_pg.cli", *arguments(folder, "fewer"), ranks=2)
+    out = results_of(folder, "fewer")
+    while sum(len(path.read_bytes().splitlines()) for path in out.glob("answers_seen.part-*.jsonl")) < 16:
+        assert running[0].returncode is None
+        time.sleep(0.002)
+    for process in running:
+        process.kill()
+    for process in running:
+        process.finish()
+    out, printed = evaluate(folder, "fewer")
+    assert "going on: " in printed
+    assert (out / "answers_seen.jsonl").read_bytes() == (whole / "answers_seen.jsonl").read_bytes()
+
+
+def test_a_broken_video_costs_its_own_question(folder: Path, whole: Path) -> None:
+    out, _ = evaluate(folder, "broken", f"data.eval.seen={folder}/clips/one_broken.jsonl")
+    rows, others = read_lines(out / "answers_seen.jsonl"), read_lines(whole / "answers_seen.jsonl")
+    assert rows[37]["fault"][0] == "corrupt_media" and rows[37]["outputs"] == []
+    assert [row["outputs"] for row in rows[:37] + rows[38:]] == [row["outputs"] for row in others[:37] + others[38:]]
+    assert figures(out)["seen"]["n_bad_media"] == 1
+    assert [line["sample_id"] for line in read_lines(out / "bad_samples.jsonl")] == [rows[37]["sample_id"]]
+
+
+def test_a_result_is_repeated(folder: Path, whole: Path) -> None:
+    done = run_cli("eval", "--like", str(whole / "result.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "64 of 64 questions equal" in done.stdout and "not made equal" not in done.stdout
+    again = whole.with_name(f"{whole.name}-again")
+    assert (again / "answers_seen.jsonl").read_bytes() == (whole / "answers_seen.jsonl").read_bytes()
+    done = run_cli("eval", "--like", str(whole / "result.json"), "run.seed=1")
+    assert done.returncode == 1 and "not made equal: seed: 0 then, 1 now" in done.stdout
+    done = run_cli("eval", MODEL, "--like", str(whole / "result.json"))
+    assert done.returncode == 2 and "Leave CHECKPOINT and --config out" in done.stderr
+    done = run_cli("eval", "--like", str(folder / "run.yaml"))
+    assert done.returncode == 2 and "The result.json of an evaluation is expected" in done.stderr
