@@ -136,6 +136,18 @@ def impossible_combinations(config: RunConfig) -> list[str]:
             f"(rollout.max_new_tokens={config.rollout.max_new_tokens}) may need {longest}. "
             f"Set training.micro_batch_tokens={longest} or more, or lower the other two.",
         ),
+        (
+            bool(config.eval.every) and not config.eval.chosen_sets(list(config.data.eval)),
+            f"eval.every is {config.eval.every} and there is no evaluation set to run. Name sets in data.eval, or set "
+            "eval.every=0.",
+        ),
+        (
+            config.training.keep_best == "eval/accuracy"
+            and (not config.eval.every or config.training.checkpoint_every % config.eval.every != 0),
+            f"training.keep_best is eval/accuracy, with eval.every={config.eval.every} and "
+            f"training.checkpoint_every={config.training.checkpoint_every}: every checkpoint needs an accuracy of its "
+            "own. Set eval.every so that it divides training.checkpoint_every.",
+        ),
         *(
             (
                 part not in config.model.train,

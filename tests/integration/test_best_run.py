@@ -35,3 +35,44 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
 def test_another_metric_is_refused_by_name(tmp_path: Path) -> None:
     ended = train_here(short_run(tmp_path), "training.keep_best=rewards")
     assert ended.code == 2 and "keep_best" in ended.printed and "'reward'" in ended.printed
+
+
+def test_the_checkpoint_that_does_best_on_held_out_questions_stays(tmp_path: Path) -> None:
+    """Its answers are there for every evaluation, and the accuracies stand in the lines of their steps alone."""
+    records = tmp_path / "records.json"
+    config = short_run(
+        tmp_path,
+        data={"train": str(records), "eval": {"held_out": str(records)}},
+        training={
+            "steps": STEPS,
+            "checkpoint_every": 2,
+            "keep_checkpoints": 1,
+            "keep_best": "eval/accuracy",
+            "learning_rate": 1e-3,
+            "prompts_per_step": 2,
+        },
+        eval={"before": False, "after": False, "every": 2},
+    )
+    run = tmp_path / "run"
+    for until in (STEPS - 2, STEPS):
+        ended = train_here(config, f"training.steps={until}")
+        assert ended.code == 0, ended.printed
+        assert f"step-{until:06d}, held_out: accuracy" in ended.printed
+    lines = read_lines(run / "metrics.jsonl")
+    accuracies = {line["step"]: line["eval/accuracy"] for line in lines if "eval/accuracy" in line}
+    assert list(accuracies) == [2, 4, 6]
+    assert all(line["eval/accuracy/held_out"] == line["eval/accuracy"] for line in lines if line["step"] in accuracies)
+    best = max(accuracies, key=lambda step: (accuracies[step], step))
+    assert os.readlink(run / "checkpoints" / "best") == f"step-{best:06d}"
+    score = read_state(run / "checkpoints" / "best")["score"]
+    assert score == {"metric": "eval/accuracy", "mean": accuracies[best], "steps": 1}
+    for step in accuracies:
+        assert len(read_lines(run / f"eval_held_out_step-{step:06d}.jsonl")) == 6
+
+
+def test_an_accuracy_for_every_checkpoint_is_asked_for(tmp_path: Path) -> None:
+    overrides = ["training.keep_best=eval/accuracy", "eval.every=2", f"data.eval.held_out={tmp_path}/records.json"]
+    ended = train_here(short_run(tmp_path), *overrides)
+    assert ended.code == 2 and "Set eval.every so that it divides training.checkpoint_every" in ended.printed
+    ended = train_here(short_run(tmp_path), "eval.every=2")
+    assert ended.code == 2 and "there is no evaluation set to run" in ended.printed

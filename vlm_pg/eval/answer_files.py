@@ -24,12 +24,12 @@ class AnswerFiles:
         folder: where they lie.
         rank: of this process, which appends to a part of its own.
         prefix, suffix: around the set's name in file names.
-        goes_on: whether what an evaluation before left unfinished is taken over; else it is removed.
+        resumable: whether answers are written as they come, and those that are there are taken over.
     """
 
-    def __init__(self, folder: Path, rank: int, prefix: str = "answers_", suffix: str = "", goes_on: bool = False):
+    def __init__(self, folder: Path, rank: int, prefix: str = "answers_", suffix: str = "", resumable: bool = True):
         self._folder, self._rank, self._prefix, self._suffix = folder, rank, prefix, suffix
-        self._goes_on = goes_on
+        self._resumable = resumable
 
     def kept(self, name: str) -> dict[str, Row]:
         """The rows that ranks have left of an unfinished set, by sample id. A line that was cut off is none.
@@ -37,9 +37,7 @@ class AnswerFiles:
         All ranks ask before any of them appends.
         """
         rows: dict[str, Row] = {}
-        if not self._goes_on:
-            if self._rank == 0:
-                self._remove_parts(name)
+        if not self._resumable:
             return rows
         for path in self._parts(name):
             for line in path.read_bytes().split(b"\n")[:-1]:
@@ -50,7 +48,7 @@ class AnswerFiles:
 
     def append(self, name: str, rows: Sequence[Row]) -> None:
         """Add rows to this rank's part of a set, at once."""
-        if not rows:
+        if not rows or not self._resumable:
             return
         path = self._part(name, self._rank)
         data = b"".join(_line(row) for row in rows)

@@ -13,7 +13,7 @@ from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import RankLayout, barrier, disconnect, join_ranks, local_device
 from vlm_pg.errors import ConfigError, TooManyBadSamples
 from vlm_pg.eval.answer_files import AnswerFiles
-from vlm_pg.eval.folder import PROTOCOL, RESULT, OpenedFolder, open_folder
+from vlm_pg.eval.folder import PROTOCOL, RESULT, open_folder
 from vlm_pg.eval.record import protocol_record
 from vlm_pg.eval.repeat import compared
 from vlm_pg.eval.runner import Evaluator, Examinee, table
@@ -79,7 +79,7 @@ def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
         opened = ranks.first_says(lambda: open_folder(folder, record, config.eval.resume, console.info))
         stack.callback(opened.close)
         folder.mkdir(parents=True, exist_ok=True)  # of another host
-        results = _answer(config, policy, ranks, console, folder, opened)
+        results = _answer(config, policy, ranks, console, folder)
     results["protocol"] = record | {"seconds": round(time.monotonic() - start_seconds, 1)}
     reproduced = True
     if ranks.is_first:
@@ -97,9 +97,7 @@ def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
     return reproduced
 
 
-def _answer(
-    config: RunConfig, policy: Policy, ranks: RankLayout, console: Console, folder: Path, opened: OpenedFolder
-) -> dict[str, Any]:
+def _answer(config: RunConfig, policy: Policy, ranks: RankLayout, console: Console, folder: Path) -> dict[str, Any]:
     builder = PromptBuilder(policy.processor, config.prompt, policy.positions)
     data = config.data
     log = None
@@ -116,8 +114,7 @@ def _answer(
     ):
         examinee = Examinee(policy, sources, rewarder, ranks)
         evaluator = Evaluator(config, examinee, console, log, _Pictures(config, folder))
-        files = AnswerFiles(folder, ranks.rank, goes_on=opened.goes_on)
-        return evaluator.run("answers", files)
+        return evaluator.run("answers", AnswerFiles(folder, ranks.rank))
 
 
 class _Pictures:

@@ -18,14 +18,21 @@ SCORE = "score"
 
 
 class RunningScore:
-    """The mean of one metric over the steps since the last checkpoint."""
+    """The mean of one metric over the steps since the last checkpoint.
 
-    def __init__(self, metric: str | None):
-        self._metric = metric
+    Args:
+        metric: its name; None: no checkpoint gets a score.
+        latest: of the last step in place of the mean: of what is measured on the weights as they are.
+    """
+
+    def __init__(self, metric: str | None, latest: bool = False):
+        self._metric, self._latest = metric, latest
         self._values: list[float] = []
 
     def add(self, values: Mapping[str, float | None]) -> None:
         """After every step; one in which the metric has no value does not count."""
+        if self._latest:
+            self._values = []
         value = None if self._metric is None else values.get(self._metric)
         if value is not None:
             self._values.append(value)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
@@ -236,7 +237,7 @@ class _Run:
         self.summary.write(finished=False)
         config, resume_step = self.config, self.progress.step if self.config.run.resume != "never" else None
         evaluator = self._make_evaluator()
-        trainer = self._ready_to_train()
+        trainer = self._ready_to_train(evaluator)
         if trainer is None:
             self.console.warn("stopped on request before the first step; run.resume=auto begins there again")
             return self._finish(finished=False)
@@ -245,21 +246,21 @@ class _Run:
                 if self.progress.step:
                     self.console.warn("no evaluation before training: these weights are trained already")
                 else:
-                    self._evaluate(evaluator, "before")
+                    self._summarize(evaluator, "before")
             if not trainer.run(*self._open_logs(resume_step)):
                 return self._finish(finished=False)
             if evaluator and config.eval.after:
-                self._evaluate(evaluator, "after")
+                self._summarize(evaluator, "after")
         except InterruptedError:
             self.console.warn("stopped on request during evaluation; run.resume=auto goes on from the last checkpoint")
             return self._finish(finished=False)
         return self._finish(finished=True)
 
-    def _ready_to_train(self) -> Trainer | None:
+    def _ready_to_train(self, evaluator: Evaluator | None) -> Trainer | None:
         """None on all ranks where one was asked to stop while it waited: the others may be past that."""
         trainer = None
         with suppress(InterruptedError):
-            trainer = self._make_trainer()  # waits for a server that is away
+            trainer = self._make_trainer(evaluator)  # waits for a server that is away
             self._wait_for_decoding()
         return None if self.stop.agreed(self.policy.device) else trainer
 
@@ -280,31 +281,43 @@ class _Run:
         name, console = self.config.run.name, self.console
         return metrics, rollouts, enter(Trackers(observe, self.folder, name, resume_step, console.info, console.warn))
 
-    def _make_trainer(self) -> Trainer:
+    def _make_trainer(self, evaluator: Evaluator | None) -> Trainer:
         config = self.config
         source = self.sources.for_training(config.data.prompt_cache_mb * 2**20)
         data = TrainingData(self.samples, self.order, source, self.digests)
         around = Surroundings(
-            self.folder, self.console, self.stop, self.phases, self.timeline, self.bad_log, self.presence
+            self.folder,
+            self.console,
+            self.stop,
+            self.phases,
+            self.timeline,
+            self.bad_log,
+            self.presence,
+            None if evaluator is None else partial(self._evaluate, evaluator),
         )
         return Trainer(config, self.engine, self.reference, data, self.rewarder, around, self.progress)
 
     def _make_evaluator(self) -> Evaluator | None:
         config = self.config
-        if not config.data.eval or not (config.eval.before or config.eval.after):
+        if not config.data.eval or not (config.eval.before or config.eval.after or config.eval.every):
             return None
         examinee = Examinee(
             self.policy, self.sources, self.rewarder, self.ranks, self.engine.weights_at_hand, self.stop.between_tokens
         )
         return Evaluator(config, examinee, self.console, self.bad_log)
 
-    def _evaluate(self, evaluator: Evaluator, tag: str) -> None:
-        with self.phases.timed(f"eval_{tag}"), self.stop.together():
-            files = AnswerFiles(self.folder.path, self.ranks.rank, prefix="eval_", suffix=f"_{tag}")
+    def _summarize(self, evaluator: Evaluator, tag: Literal["before", "after"]) -> None:
+        self.summary.set(f"eval_{tag}", self._evaluate(evaluator, tag))
+
+    def _evaluate(self, evaluator: Evaluator, tag: str) -> dict[str, Any]:
+        """Evaluate the weights as they are. ``tag``: when; "step-000020" is said and written as that."""
+        is_step = tag.startswith("step-")
+        with self.phases.timed("eval" if is_step else f"eval_{tag}"), self.stop.together():
+            files = AnswerFiles(self.folder.path, self.ranks.rank, prefix="eval_", suffix=f"_{tag}", resumable=False)
             results = evaluator.run(tag, files)
         for line in table(results):
-            self.console.info(f"{tag} training, {line}")
-        self.summary.set(f"eval_{tag}", results)
+            self.console.info(f"{tag}, {line}" if is_step else f"{tag} training, {line}")
+        return results
 
     def _best_checkpoint(self) -> dict[str, str]:
         best = find_best(self.folder.checkpoints, self.config.training.keep_best) if self.ranks.is_first else None

@@ -61,10 +61,11 @@ class TrainingSettings(Settings):
     max_grad_norm: float = Field(1.0, gt=0.0, description="Gradients are scaled down to this global L2 norm.")
     checkpoint_every: int = Field(100, ge=0, description="Steps between checkpoints; 0 saves only the last one.")
     keep_checkpoints: int = Field(2, ge=1, description="How many of the newest checkpoints stay on disk.")
-    keep_best: Literal["reward"] | None = Field(
+    keep_best: Literal["reward", "eval/accuracy"] | None = Field(
         None,
-        description="Metric by which the best checkpoint stays on disk, too: the one with the highest mean over the "
-        "steps since the checkpoint before. checkpoints/best leads to it. Default: none.",
+        description="Metric by which the best checkpoint stays on disk, too. reward: the one with the highest mean "
+        "over the steps since the checkpoint before. eval/accuracy: the one whose weights did best on the headline set "
+        "(eval.every). checkpoints/best leads to it. Default: none.",
     )
     torch_threads: int | None = Field(None, ge=1, description="CPU threads for torch; default: torch's own choice.")
 

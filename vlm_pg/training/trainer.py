@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import gather_objects, sum_over_ranks
 from vlm_pg.errors import SampleError, TooManyBadSamples, VlmPgError
-from vlm_pg.metrics import SECONDS_CHART, THROUGHPUT_CHART, Metric
+from vlm_pg.metrics import SECONDS_CHART, THROUGHPUT_CHART, Chart, Metric
 from vlm_pg.models.reference import ScoringPolicy, answering
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.metrics import MetricsLog
@@ -57,6 +57,9 @@ STEP_SECONDS = Metric("step_seconds", "s", "same", SECONDS_CHART)
 PHASE_SECONDS = Metric("seconds/", "s", "same", SECONDS_CHART)
 SAMPLED_PER_SECOND = Metric("generation/tokens_per_second", "new tokens per second", "same")
 TOKENS_PER_SECOND = Metric("tokens_per_second", "tokens per second", "same", THROUGHPUT_CHART)
+_ACCURACY_CHART = Chart("Accuracy on evaluation sets", 3)
+EVAL_ACCURACY = Metric("eval/accuracy", "share right", "same", _ACCURACY_CHART)
+SET_ACCURACY = Metric("eval/accuracy/", "share right", "same", _ACCURACY_CHART)
 CORE_WAIT = Metric("core_wait_share", "share of the step", "same")
 
 
@@ -84,7 +87,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where a run writes, what it says, and who ends it.
+    """Where a run writes, what it says, who ends it, and who evaluates its weights (given what they are called).
 
     ``bad_log`` and ``presence`` (of the run's folder) are those of the rank that writes; None elsewhere.
     """
@@ -96,6 +99,7 @@ class Surroundings:
     timeline: Timeline
     bad_log: BadSampleLog | None = None
     presence: Presence | None = None
+    evaluate: Callable[[str], Mapping[str, Any]] | None = None
 
 
 class Trainer:
@@ -134,7 +138,8 @@ class Trainer:
         self._costs = self._costs_of_work() if config.training.balance and engine.ranks.data_size > 1 else None
         self._reward_errors = RewardErrors(rewarder, self.console.warn)
         self._cores, self._told_waiting = CoreWatch(), False
-        self._score = RunningScore(config.training.keep_best)
+        self._evaluate = around.evaluate if config.eval.every else None
+        self._score = RunningScore(config.training.keep_best, latest=config.training.keep_best == EVAL_ACCURACY)
 
     def run(
         self, metrics: MetricsLog | None, rollouts_log: RolloutsLog | None, trackers: Trackers | None = None
@@ -170,6 +175,7 @@ class Trainer:
         self.progress.step += 1
         self.progress.questions = self.stream.place
         self._doing = "showing"
+        stopped = self._evaluate_if_due(values)
         self._score.add(values)
         if self._presence is not None:
             self._presence.check()
@@ -177,10 +183,27 @@ class Trainer:
             self._show(values, groups, metrics, rollouts_log)
             if trackers is not None:
                 trackers.step_done(self.progress.step)
+        if stopped is not None:
+            raise stopped
         self._checkpoint_if_due()
         with self.phases.waiting():
             self.timeline.hand_in()
         self._doing = "sampling"
+
+    def _evaluate_if_due(self, values: dict[str, float | None]) -> InterruptedError | None:
+        """Add accuracies to the step's values. A stop that was asked for meanwhile is returned: the step is over, and
+        its values are written without them."""
+        step = self.progress.step
+        if self._evaluate is None or step % self.config.eval.every != 0:
+            return None
+        try:
+            results = self._evaluate(f"step-{step:06d}")
+        except InterruptedError as stop:
+            self.console.warn(f"stopped on request during the evaluation after step {step}, which is left out")
+            return stop
+        values[EVAL_ACCURACY] = results["accuracy"]
+        values |= {SET_ACCURACY.of(name): figures["accuracy"] for name, figures in results["sets"].items()}
+        return None
 
     def _core_wait_share(self, step: int) -> float | None:
         """How much of the step this process waited for a processor core; said once if that slows a CPU's threads."""

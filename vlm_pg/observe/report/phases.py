@@ -14,6 +14,7 @@ PHASES = {
     "train": ("policy update", "p7"),
     "logs": ("logs", "p8"),
     "checkpoint": ("checkpoints", "p9"),
+    "eval": ("evaluation in between", "p10"),
     "eval_after": ("evaluation after", "p10"),
     "idle": ("waiting for other ranks", "idle"),
 }
