@@ -1,8 +1,8 @@
-# How a training run is started on the machines at hand; sourced by train_video.sh.
+# How a run is started on the machines at hand; sourced by train_video.sh and eval_video.sh.
 # shellcheck shell=bash
 #
 #   find_nodes                      sets HOW (rank, task, srun, hostfile, torchrun or here), NODES, NODE, PROCESSES_HERE
-#   launch ENGINE ARGUMENTS...      becomes `vlm-pg train ARGUMENTS...`, once or on every device of every node
+#   launch ENGINE COMMAND ARG...    becomes `vlm-pg COMMAND ARG...` (train, eval), once or on every device of every node
 #
 # What is looked at, first match wins:
 #   LOCAL_RANK                          a launcher has started this process as one rank
@@ -65,34 +65,34 @@ find_nodes() {
 }
 
 launch() {
-    local engine="$1"
-    shift
+    local engine="$1" command="$2"
+    shift 2
     case "$HOW" in
-    rank | task) exec vlm-pg train "$@" ;;
+    rank | task) exec vlm-pg "$command" "$@" ;;
     srun) _launch_by_slurm "$@" ;;
-    hostfile) _launch_by_hostfile "$@" ;;
+    hostfile) _launch_by_hostfile "$command" "$@" ;;
     torchrun)
         echo "Starting torchrun: node $NODE of $NODES, $PROCESSES_HERE processes on each, the first is $MASTER_ADDR"
         exec torchrun --nnodes="$NODES" --node-rank="$NODE" --nproc-per-node="$PROCESSES_HERE" \
-            --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --module vlm_pg.cli train "$@"
+            --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --module vlm_pg.cli "$command" "$@"
         ;;
     here)
         if [ "$PROCESSES_HERE" -le 1 ]; then
-            exec vlm-pg train "$@"
+            exec vlm-pg "$command" "$@"
         fi
         if [ "$engine" = deepspeed ] && [ -z "${NPROC_PER_NODE:-}${PET_NPROC_PER_NODE:-}" ]; then
             echo "Starting DeepSpeed on $PROCESSES_HERE GPUs"
             # Without --num_gpus the launcher takes all GPUs, or those that CUDA_VISIBLE_DEVICES names.
-            exec deepspeed --no_local_rank --module vlm_pg.cli train "$@"
+            exec deepspeed --no_local_rank --module vlm_pg.cli "$command" "$@"
         fi
         echo "Starting torchrun: $PROCESSES_HERE processes"
-        exec torchrun --standalone --nproc-per-node="$PROCESSES_HERE" --module vlm_pg.cli train "$@"
+        exec torchrun --standalone --nproc-per-node="$PROCESSES_HERE" --module vlm_pg.cli "$command" "$@"
         ;;
     esac
 }
 
 _refuse() {
-    echo "train_video.sh: error: $1" >&2
+    echo "$(basename "$0"): error: $1" >&2
     exit 2
 }
 
@@ -136,7 +136,7 @@ _launch_by_slurm() {
     echo "Starting srun: $NODES nodes, $PROCESSES_HERE tasks on each"
     # The first rank that fails ends them all.
     exec srun --nodes="$NODES" --ntasks-per-node="$PROCESSES_HERE" --kill-on-bad-exit=1 \
-        bash "$REPO_ROOT/scripts/train_video.sh" "$@"
+        bash "$REPO_ROOT/scripts/$(basename "$0")" "$@"
 }
 
 # The first words of lines "HOST slots=N", as DeepSpeed reads them.
@@ -165,6 +165,8 @@ _read_hostfile() {
 }
 
 _launch_by_hostfile() {
+    local command="$1"
+    shift
     local options=(--hostfile "$HOSTFILE" --no_local_rank)
     if [ -n "${NODE_RANK:-}" ]; then
         echo "Starting DeepSpeed: node $NODE of $NODES ($HOSTFILE)"
@@ -179,5 +181,5 @@ Install it, or start this on every node with NODE_RANK=0, 1, ... set."
         [ -z "${MASTER_ADDR:-}" ] || options+=(--master_addr "$MASTER_ADDR")
         [ -z "${MASTER_PORT:-}" ] || options+=(--master_port "$MASTER_PORT")
     fi
-    exec deepspeed "${options[@]}" --module vlm_pg.cli train "$@"
+    exec deepspeed "${options[@]}" --module vlm_pg.cli "$command" "$@"
 }

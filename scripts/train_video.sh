@@ -79,4 +79,4 @@ if [ "$HOW" != rank ] && { [ $((NODES * PROCESSES_HERE)) -gt 1 ] || [ "$HOW" = t
         ;;
     esac
 fi
-launch "$engine" "$config" "$@"
+launch "$engine" train "$config" "$@"

@@ -80,15 +80,12 @@ def _train(arguments: argparse.Namespace) -> int:
     from vlm_pg.config import load_config
 
     config = load_config(arguments.config, arguments.overrides)
-    from vlm_pg.distributed import end_rank
     from vlm_pg.files import file_errors_explained
     from vlm_pg.training.main import train
 
     with file_errors_explained(Path(config.run.dir)):
         code = train(config)
-    if "RANK" in os.environ:
-        end_rank(code)
-    return code
+    return _ended(code)
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
@@ -129,7 +126,16 @@ def _eval(arguments: argparse.Namespace) -> int:
     from vlm_pg.eval.main import evaluate
 
     evaluate(config, chosen.checkpoint)
-    return EXIT_OK
+    return _ended(EXIT_OK)
+
+
+def _ended(code: int) -> int:
+    """The exit code; a rank that has met others ends here, for its interpreter may not come to its end by itself."""
+    if "RANK" in os.environ:
+        from vlm_pg.distributed import end_rank
+
+        end_rank(code)
+    return code
 
 
 def _eval_like(result: Path, target: str | None, config_path: Path | None, overrides: list[str]) -> int:
@@ -146,7 +152,8 @@ def _eval_like(result: Path, target: str | None, config_path: Path | None, overr
     config = config_of(record["config"], result, overrides)
     # A model that was named in the configuration may be named anew.
     own = record["checkpoint"] == record["config"]["model"]["path"]
-    return EXIT_OK if evaluate(config, None if own else Path(record["checkpoint"]), result) else EXIT_NOT_EXACT
+    is_equal = evaluate(config, None if own else Path(record["checkpoint"]), result)
+    return _ended(EXIT_OK if is_equal else EXIT_NOT_EXACT)
 
 
 def _export(arguments: argparse.Namespace) -> int:

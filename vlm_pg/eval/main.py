@@ -10,7 +10,7 @@ from typing import Any
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
-from vlm_pg.distributed import RankLayout, barrier, disconnect, join_ranks, local_device
+from vlm_pg.distributed import RankLayout, disconnect, join_ranks, local_device
 from vlm_pg.errors import ConfigError, TooManyBadSamples
 from vlm_pg.eval.answer_files import AnswerFiles
 from vlm_pg.eval.folder import PROTOCOL, RESULT, open_folder
@@ -30,6 +30,7 @@ from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.threads import use_threads
 from vlm_pg.types import Prompt, Sample
+from vlm_pg.watch.watch import RankWatch
 
 
 def evaluate(config: RunConfig, checkpoint: Path | None, like: Path | None = None) -> bool:
@@ -58,10 +59,14 @@ def evaluate(config: RunConfig, checkpoint: Path | None, like: Path | None = Non
     quiet_libraries()
     use_threads(config.training.torch_threads)
     join_ranks()
-    try:
-        return _evaluate(config, Path(config.model.path) if checkpoint is None else checkpoint, like)
-    finally:
+    with RankWatch(RankLayout.here()) as watch:
+        try:
+            reproduced = _evaluate(config, Path(config.model.path) if checkpoint is None else checkpoint, like)
+        except BaseException as error:
+            watch.fail(error)
+            raise
         disconnect()
+    return reproduced
 
 
 def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
@@ -81,19 +86,23 @@ def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
         folder.mkdir(parents=True, exist_ok=True)  # of another host
         results = _answer(config, policy, ranks, console, folder)
     results["protocol"] = record | {"seconds": round(time.monotonic() - start_seconds, 1)}
-    reproduced = True
-    if ranks.is_first:
-        write_json_atomic(folder / RESULT, results)
-        (folder / PROTOCOL).unlink(missing_ok=True)
-        for line in table(results):
-            console.info(line)
-        console.info(f"written to {folder}")
-        if like is not None:
-            reproduced, lines = compared(like, folder / RESULT)
-            for line in lines:
-                console.info(line)
-    barrier()
+    reproduced = ranks.first_says(lambda: _conclude(results, folder, console, like))
     _refuse_unscored(results, folder)
+    return reproduced
+
+
+def _conclude(results: dict[str, Any], folder: Path, console: Console, like: Path | None) -> bool:
+    """Write and print the result, and compare it with the one that it repeats; whether that was reproduced."""
+    write_json_atomic(folder / RESULT, results)
+    (folder / PROTOCOL).unlink(missing_ok=True)
+    for line in table(results):
+        console.info(line)
+    console.info(f"written to {folder}")
+    if like is None:
+        return True
+    reproduced, lines = compared(like, folder / RESULT)
+    for line in lines:
+        console.info(line)
     return reproduced
 
 

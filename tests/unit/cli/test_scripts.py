@@ -262,7 +262,13 @@ def test_paths_are_relative_to_where_the_user_stands(checkout: Path) -> None:
 
 
 def test_eval_without_arguments(checkout: Path) -> None:
-    assert run(checkout, "scripts/eval_video.sh") == "vlm-pg eval\n"
+    assert run(checkout, "scripts/eval_video.sh", CUDA_VISIBLE_DEVICES="") == "vlm-pg eval\n"
+
+
+def test_eval_is_shared_by_all_gpus(checkout: Path) -> None:
+    out = run(checkout, "scripts/eval_video.sh", "eval.limit=5", CUDA_VISIBLE_DEVICES="0,1")
+    started = "torchrun --standalone --nproc-per-node=2 --module vlm_pg.cli eval eval.limit=5"
+    assert out.splitlines() == ["Starting torchrun: 2 processes", started]
 
 
 @pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt"])
