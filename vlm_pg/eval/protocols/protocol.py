@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from vlm_pg.eval.protocols.template import Template, parse
 from vlm_pg.media.settings import MediaSettings
+from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.settings import Settings
 from vlm_pg.types import Sample
 
@@ -164,6 +165,11 @@ class Protocol(Settings):
         """
         seen = {key: MediaSettings.model_fields[key].get_default() for key in MEDIA_KEYS}
         return MediaSettings.model_validate({**base.model_dump(), **seen, **self.media})
+
+    def prompt_settings(self, base: PromptSettings) -> PromptSettings:
+        """``base`` with the protocol's length limit, and reading subtitles if the protocol shows any."""
+        changes = {"max_prompt_tokens": self.max_prompt_tokens, "subtitles": self.subtitles != "none"}
+        return base.model_copy(update=changes)
 
     def rollout_changes(self) -> dict[str, Any]:
         """What the protocol sets of section ``rollout``; everything else that changes what is drawn is switched off."""
