@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from vlm_pg.eval.protocols.load import load_protocol
+from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.settings import Settings
 
 Control = Literal["frames_shuffled", "frame_repeated"]
@@ -30,9 +32,25 @@ class EvalSettings(Settings):
     control_sets: tuple[str, ...] | None = Field(
         None, description="Names of the sets the controls run on; default: all that are evaluated."
     )
+    protocols: dict[str, str] = Field(
+        default_factory=dict,
+        description="How a set is asked, sampled, read and averaged, by its name in data.eval: the name of a bundled "
+        "protocol such as video_mme/official, or the path of a YAML file. Sets left out go by the configuration.",
+    )
     headline_set: str | None = Field(
         None, description="The set whose accuracy is the run's headline; default: the first that is evaluated."
     )
+
+    @field_validator("protocols")
+    @classmethod
+    def _protocols_load(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value.values():
+            load_protocol(name)
+        return value
+
+    def protocol_of(self, name: str) -> Protocol | None:
+        """The protocol of the set ``name``; None: it goes by the configuration."""
+        return load_protocol(self.protocols[name]) if name in self.protocols else None
 
     def chosen_sets(self, known: Sequence[str]) -> list[str]:
         """Those of the ``known`` sets that are evaluated, in their order."""

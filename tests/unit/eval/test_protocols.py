@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from tests.support.asking import asked, choice
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.eval.protocols.load import load_protocol, protocol_names
 from vlm_pg.eval.protocols.protocol import Protocol
+from vlm_pg.eval.settings import EvalSettings
 from vlm_pg.eval.wording import words
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.rollout.settings import RolloutSettings
@@ -135,6 +137,14 @@ def test_a_detail_that_the_sample_lacks_is_named() -> None:
 def test_an_unknown_name_is_told_the_nearest(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_protocol(name)
+
+
+def test_a_set_of_the_configuration_has_the_protocol_it_names() -> None:
+    settings = EvalSettings(protocols={"mine": "video_mme/lmms"})
+    assert settings.protocol_of("mine") is load_protocol("video_mme/lmms")
+    assert settings.protocol_of("other") is None
+    with pytest.raises(ValidationError, match=r"no protocol 'video_mme/lms'.*Did you mean video_mme/lmms"):
+        EvalSettings(protocols={"mine": "video_mme/lms"})
 
 
 OWN = 'source: "mine"\nmax_new_tokens: 8\ntemplates: {"*": "{question}"}\n'
