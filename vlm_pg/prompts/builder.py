@@ -129,8 +129,7 @@ class PromptBuilder:
 
         Subtitles, which come before them, are not the sample's own (``Prompt.subtitles``, ``user_text``).
         """
-        parts = (sample.question, *sample.options, self._settings.instructions[sample.answer_kind])
-        return "\n".join(part for part in parts if part)
+        return question_words(self._settings, sample)
 
     def _begun(self, messages: list[dict[str, Any]]) -> str:
         """The conversation as text, up to where the model goes on."""
@@ -213,6 +212,22 @@ def is_tokenizer(processor: Any) -> bool:
     from transformers import PreTrainedTokenizerBase
 
     return isinstance(processor, PreTrainedTokenizerBase)
+
+
+def question_words(settings: PromptSettings, sample: Sample) -> str:
+    """See ``PromptBuilder.question_text``; it takes no processor."""
+    parts = (sample.question, *sample.options, settings.instructions[sample.answer_kind])
+    return "\n".join(part for part in parts if part)
+
+
+def settings_wording(settings: PromptSettings) -> Wording:
+    """The words that a builder without a wording asks in, as a wording; it takes no processor."""
+
+    def wording(sample: Sample, media: Sequence[DecodedMedia]) -> tuple[str, str]:
+        subtitles = subtitle_lines(media) if settings.subtitles else ""
+        return settings.system, user_text(subtitles, question_words(settings, sample))
+
+    return wording
 
 
 def user_text(subtitles: str, question: str) -> str:
