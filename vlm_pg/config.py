@@ -181,6 +181,7 @@ def unknown_sets(config: RunConfig) -> list[str]:
     chosen = config.eval
     named_sets = [("eval.sets", name) for name in chosen.sets or ()]
     named_sets += [("eval.control_sets", name) for name in chosen.control_sets or ()]
+    named_sets += [("eval.protocols", name) for name in chosen.protocols]
     if chosen.headline_set is not None:
         named_sets.append(("eval.headline_set", chosen.headline_set))
     known = ", ".join(config.data.eval) or "none"

@@ -53,6 +53,11 @@ def protocol_record(config: RunConfig, checkpoint: Path, policy: Policy) -> dict
             "chat_template": hashlib.sha256(str(template).encode()).hexdigest(),
             "records": {name: records.get(f"data.eval.{name}") for name in chosen},
             "settings": settings,
+            "protocols": {
+                name: protocol.model_dump(mode="json")
+                for name in chosen
+                if (protocol := config.eval.protocol_of(name)) is not None
+            },
             "seed": config.run.seed,
             "versions": versions(),
         },

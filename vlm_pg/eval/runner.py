@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
-from vlm_pg.data.records import read_records
 from vlm_pg.distributed import ALONE, RankLayout, gather_objects
 from vlm_pg.eval.answer_files import AnswerFiles, Row
 from vlm_pg.eval.contracts import Answered, Output, cluster_of
+from vlm_pg.eval.exam import EvalSet, read_sets
 from vlm_pg.eval.scoring import Scored, summarize
-from vlm_pg.eval.settings import Control
 from vlm_pg.eval.strict import strict_reading
-from vlm_pg.media.controls import repeat_frame, shuffle_frames
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
-from vlm_pg.prompts.prompt_source import Tamper
 from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.response import Response
 from vlm_pg.rewards.rewarder import Rewarder
@@ -29,27 +24,11 @@ from vlm_pg.rollout.contracts import Sampler
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.types import BadSample, Prompt, RewardBreakdown, Rollout, Sample
 
-# A question of a control is asked once with each of these; its accuracy is their mean.
-TAMPERS: dict[Control, tuple[Tamper, ...]] = {
-    "frames_shuffled": (shuffle_frames,),
-    "frame_repeated": tuple(partial(repeat_frame, turn=turn, turns=4) for turn in range(4)),
-}
 # Batches are dealt to ranks whole, so that what is computed together is the same for any number of them.
 MOST_QUESTIONS_A_BATCH = 32
 
 # (sample, its prompt, its place in its set) -> further keys of its row, for whoever looks at it
 Showing = Callable[[Sample, Prompt, int], Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class EvalSet:
-    """One set of questions, or a control on it. ``name`` is what results are reported under."""
-
-    name: str
-    records: Path
-    samples: tuple[Sample, ...]
-    kind: str = "eval"
-    tampers: tuple[Tamper | None, ...] = (None,)
 
 
 @dataclass
@@ -106,46 +85,7 @@ class Evaluator:
         self._policy, self._sources, self._rewarder = examinee.policy, examinee.sources, examinee.rewarder
         self._ranks, self._weights_at_hand = examinee.ranks, examinee.weights_at_hand
         self._should_stop = examinee.should_stop
-        self.sets = self._read_sets()
-        rollout = config.rollout.model_copy(
-            update={
-                "num_generations": config.eval.num_generations,
-                "temperature": config.eval.temperature,
-                "top_p": config.eval.top_p,
-                "top_k": 0,
-            }
-        )
-        self._sampler: Sampler = RolloutEngine(self._policy, rollout, config.run.seed, self._should_stop)
-        self._per_batch = min(max(1, rollout.max_batch_rollouts // rollout.num_generations), MOST_QUESTIONS_A_BATCH)
-
-    def _read_sets(self) -> list[EvalSet]:
-        sets = []
-        settings, files = self._config.eval, self._config.data.eval
-        for key, names in (
-            ("eval.control_sets", settings.control_sets),
-            ("eval.headline_set", [settings.headline_set]),
-        ):
-            left_out = [name for name in names or () if name is not None and name not in settings.chosen_sets([name])]
-            if left_out:
-                self._console.info(f"{key}: {', '.join(left_out)} is left out by eval.sets={list(settings.sets or ())}")
-        for name in settings.chosen_sets(list(files)):
-            records = files[name]
-            samples, bad = read_records(records)
-            if self._bad_log is not None:
-                self._bad_log.record_file(bad, len(samples) + len(bad))
-            chosen = tuple(samples[: settings.limit])
-            self._policy.check_samples(chosen, records)
-            sets.append(EvalSet(name, records, chosen))
-            if not settings.controls or not settings.is_controlled(name):
-                continue
-            if any(ref.kind == "video" for sample in chosen for ref in sample.media):
-                sets += [
-                    EvalSet(f"{name} ({control})", records, chosen, "control", TAMPERS[control])
-                    for control in settings.controls
-                ]
-            else:
-                self._console.info(f"eval.controls: not run on {name}, which has no video whose frames could be moved")
-        return sets
+        self.sets = read_sets(config, self._policy, console, bad_log)
 
     def run(self, tag: str, files: AnswerFiles) -> dict[str, Any]:
         """Evaluate every set: the headline figures, and those of each set under ``sets``.
@@ -180,6 +120,7 @@ class Evaluator:
                 faults = [_fault(row) for row in rows if row["fault"] is not None]
                 self._bad_log.record_tried(len(item.samples), faults)
             results[item.name] = summarize([Scored.of_row(row) for row in rows if row["fault"] is None], item.kind)
+            results[item.name]["n_not_asked"] = item.not_asked
             results[item.name]["n_bad_media"] = sum(row["fault"] is not None for row in rows)
             if self._ranks.is_first:
                 files.complete(item.name, rows)
@@ -191,9 +132,13 @@ class Evaluator:
         self, item: EvalSet, kept: Mapping[str, Row], files: AnswerFiles, advance: Callable[[list[Row]], None]
     ) -> list[Row]:
         """The rows of this rank's batches; what is answered now is also appended to its part."""
-        source = self._sources.for_records(item.records, item.name)
+        config, policy = self._config, self._policy
+        source = self._sources.for_records(item.records, item.name, asking=item.asking(config, policy))
+        rollout = item.rollout(config)
+        sampler: Sampler = RolloutEngine(policy, rollout, item.seed(config), self._should_stop)
+        size = min(max(1, rollout.max_batch_rollouts // rollout.num_generations), MOST_QUESTIONS_A_BATCH)
         ordered = _media_together(item.samples)
-        batches = [ordered[i : i + self._per_batch] for i in range(0, len(ordered), self._per_batch)]
+        batches = [ordered[i : i + size] for i in range(0, len(ordered), size)]
         mine = batches[self._ranks.rank :: self._ranks.world_size]
         rows: list[Row] = []
         places = {sample.sample_id: place for place, sample in enumerate(item.samples)}
@@ -213,16 +158,21 @@ class Evaluator:
                 prompts, faults = source.load(batch, tamper, self._should_stop)
                 for fault in faults:
                     questions[fault.sample_id].fault = fault
-                self._ask(prompts, f"{item.name}/{number}", questions)
+                rollouts = sampler.generate([prompt for _, prompt in prompts], f"eval/{item.name}/{number}")
+                self._read(prompts, rollouts, questions)
             found = [question.to_row() for question in questions.values()]
             files.append(item.name, found)
             rows += found
             advance(found)
         return rows
 
-    def _ask(self, prompts: Sequence[tuple[Sample, Prompt]], name: str, questions: Mapping[str, _Question]) -> None:
-        """Add answers and what they are worth; ``name`` keys the random numbers beside the sample's id."""
-        rollouts = self._sampler.generate([prompt for _, prompt in prompts], f"eval/{name}")
+    def _read(
+        self,
+        prompts: Sequence[tuple[Sample, Prompt]],
+        rollouts: Sequence[tuple[Rollout, ...]],
+        questions: Mapping[str, _Question],
+    ) -> None:
+        """Add answers, what was read in them and what that is worth."""
         responses = [
             Response(sample, answer.text, len(answer.token_ids))
             for (sample, _), answers in zip(prompts, rollouts, strict=True)

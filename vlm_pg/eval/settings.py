@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from vlm_pg.eval.protocols.load import load_protocol
+from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.settings import Settings
 
 Control = Literal["frames_shuffled", "frame_repeated"]
@@ -39,9 +41,30 @@ class EvalSettings(Settings):
     thumbnails: int = Field(
         200, ge=0, description="Of vlm-pg eval: questions of each set whose frames are kept as pictures, to look at."
     )
+    protocols: dict[str, str] = Field(
+        default_factory=dict,
+        description="How a set is asked, sampled, read and averaged, by its name in data.eval: the name of a bundled "
+        "protocol such as video_mme/official, or the path of a YAML file. Sets left out go by the configuration.",
+    )
+    reader: Literal["strict", "ours", "published"] | None = Field(
+        None,
+        description="Who reads answers. strict: training's reader of the answer block. ours: one of whole outputs. "
+        "published: the rule that the set's protocol names, faults too. Default: ours with a protocol, else strict.",
+    )
     headline_set: str | None = Field(
         None, description="The set whose accuracy is the run's headline; default: the first that is evaluated."
     )
+
+    @field_validator("protocols")
+    @classmethod
+    def _protocols_load(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value.values():
+            load_protocol(name)
+        return value
+
+    def protocol_of(self, name: str) -> Protocol | None:
+        """The protocol of the set ``name``; None: it goes by the configuration."""
+        return load_protocol(self.protocols[name]) if name in self.protocols else None
 
     def chosen_sets(self, known: Sequence[str]) -> list[str]:
         """Those of the ``known`` sets that are evaluated, in their order."""
@@ -60,7 +83,18 @@ class EvalSettings(Settings):
         return self.control_sets is None or name in self.control_sets
 
     def impossible(self) -> list[str]:
+        without = [name for name, protocol in self.protocols.items() if load_protocol(protocol).reader == "ours"]
         checks = (
+            (
+                self.reader == "published" and bool(without),
+                f"eval.reader is published, and the protocols of {', '.join(without)} name no published rule of "
+                "reading. Choose protocols that do, or eval.reader=ours.",
+            ),
+            (
+                self.reader == "published" and not self.protocols,
+                "eval.reader is published, and eval.protocols names no protocol whose rule could be meant. Name one "
+                "for each set, or choose eval.reader=ours.",
+            ),
             (
                 self.temperature == 0.0 and self.num_generations > 1,
                 f"eval.temperature is 0 and eval.num_generations is {self.num_generations}: greedy rollouts are all "

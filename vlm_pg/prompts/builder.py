@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 PositionFn = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[MediaKind, ...], tuple[float, ...]], torch.Tensor
 ]
+# (sample, its decoded media) -> (system message or "", the words of the user's turn, subtitles among them)
+Wording = Callable[[Sample, Sequence[DecodedMedia]], tuple[str, str]]
 
 
 class PromptBuilder:
@@ -35,6 +37,10 @@ class PromptBuilder:
         position_fn: ``(input_ids [P], mm_token_type_ids [P], grid_thw, media_kinds, second_per_grid_ts)`` to the
             multimodal positions, int64 [3, P]; ``second_per_grid_ts`` has one entry per video.
         previews: whether prompts get thumbnails of what the model sees.
+        wording: says what is asked in place of the settings' own texts; the settings still say whether subtitles are
+            read, and the length limit.
+        answer_prefix: what the model's answer is made to begin with. It stands at the end of the prompt, so that what
+            is sampled goes on behind it.
 
     Raises:
         ModelError: the processor cannot handle chats (with media, unless it is a tokenizer).
@@ -46,6 +52,8 @@ class PromptBuilder:
         settings: PromptSettings,
         position_fn: PositionFn,
         previews: bool = True,
+        wording: Wording | None = None,
+        answer_prefix: str = "",
     ):
         self._reads_media = not is_tokenizer(processor)
         self._processor: Any = processor
@@ -60,6 +68,7 @@ class PromptBuilder:
             )
         self._settings = settings
         self._position_fn, self._previews = position_fn, previews
+        self._wording, self._answer_prefix = wording, answer_prefix
         # Only Qwen2.5-VL's processor passes seconds on to the positions; the others write times into the text, or none.
         self._times_by_rate = "second_per_grid_ts" in self._processor.model_input_names
         tokenizer: Any = self._processor.tokenizer if self._reads_media else self._processor
@@ -74,8 +83,9 @@ class PromptBuilder:
             media: the decoded media of the sample, in its order.
 
         Raises:
-            SampleError: ``media_token_in_text`` or ``prompt_too_long``.
-            ModelError: the sample has media and the model reads text alone.
+            SampleError: ``media_token_in_text`` or ``prompt_too_long``; what the wording raises.
+            ModelError: the sample has media and the model reads text alone, or the chat template begins the answer with
+                thinking and there is an ``answer_prefix``.
         """
         if sample.media and not self._reads_media:
             raise ModelError(
@@ -86,11 +96,15 @@ class PromptBuilder:
         kinds = tuple(item.kind for item in media)
         if kinds != tuple(ref.kind for ref in sample.media):
             raise ValueError(f"sample {sample.sample_id} has media {sample.media}, but {kinds} were handed in")
-        subtitles = subtitle_lines(media) if self._settings.subtitles else ""
-        words = user_text(subtitles, self.question_text(sample))
+        if self._wording is None:
+            subtitles = subtitle_lines(media) if self._settings.subtitles else ""
+            system, words = self._settings.system, user_text(subtitles, self.question_text(sample))
+        else:
+            subtitles = ""
+            system, words = self._wording(sample, media)
+            self._refuse_control_tokens(system)
         self._refuse_control_tokens(words)
-        messages = self._messages(sample, words)
-        text = self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = self._begun(self._messages(sample, system, words))
         inputs = self._process(text, media)
         tokens, visual = int(inputs["input_ids"].shape[1]), int((inputs["mm_token_type_ids"] != 0).sum())
         check_length(tokens, visual, is_mostly(subtitles, words), self._settings.max_prompt_tokens)
@@ -111,18 +125,27 @@ class PromptBuilder:
         return self._settings.subtitles
 
     def question_text(self, sample: Sample) -> str:
-        """The words of the user's turn: question, options on lines of their own, instruction of the answer kind.
+        """The settings' words of the user's turn: question, options on lines of their own, instruction of the kind.
 
         Subtitles, which come before them, are not the sample's own (``Prompt.subtitles``, ``user_text``).
         """
-        parts = (sample.question, *sample.options, self._settings.instructions[sample.answer_kind])
-        return "\n".join(part for part in parts if part)
+        return question_words(self._settings, sample)
 
-    def _messages(self, sample: Sample, words: str) -> list[dict[str, Any]]:
+    def _begun(self, messages: list[dict[str, Any]]) -> str:
+        """The conversation as text, up to where the model goes on."""
+        text: str = self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        if self._answer_prefix and text.rstrip().endswith("<think>"):
+            raise ModelError(
+                f"An answer is to begin with {self._answer_prefix!r}, and the model's chat template begins it with "
+                "<think>. Such a beginning is for models that answer at once. Choose a protocol without answer_prefix."
+            )
+        return text + self._answer_prefix
+
+    def _messages(self, sample: Sample, system: str, words: str) -> list[dict[str, Any]]:
         media: list[dict[str, Any]] = [{"type": ref.kind} for ref in sample.media]
         content = user_content(media, words, self._reads_media)
-        system = [{"role": "system", "content": self._settings.system}] if self._settings.system else []
-        return [*system, {"role": "user", "content": content}]
+        first = [{"role": "system", "content": system}] if system else []
+        return [*first, {"role": "user", "content": content}]
 
     def _process(self, text: str, media: Sequence[DecodedMedia]) -> dict[str, Any]:
         """The processor's outputs for one conversation; frames go in as they are, already sampled and resized."""
@@ -189,6 +212,22 @@ def is_tokenizer(processor: Any) -> bool:
     from transformers import PreTrainedTokenizerBase
 
     return isinstance(processor, PreTrainedTokenizerBase)
+
+
+def question_words(settings: PromptSettings, sample: Sample) -> str:
+    """See ``PromptBuilder.question_text``; it takes no processor."""
+    parts = (sample.question, *sample.options, settings.instructions[sample.answer_kind])
+    return "\n".join(part for part in parts if part)
+
+
+def settings_wording(settings: PromptSettings) -> Wording:
+    """The words that a builder without a wording asks in, as a wording; it takes no processor."""
+
+    def wording(sample: Sample, media: Sequence[DecodedMedia]) -> tuple[str, str]:
+        subtitles = subtitle_lines(media) if settings.subtitles else ""
+        return settings.system, user_text(subtitles, question_words(settings, sample))
+
+    return wording
 
 
 def user_text(subtitles: str, question: str) -> str:

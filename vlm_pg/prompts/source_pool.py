@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 from vlm_pg.cache.settings import CacheSettings
@@ -14,6 +15,15 @@ from vlm_pg.media.settings import MediaSettings
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.prompt_source import PromptSource
 from vlm_pg.types import Prompt
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How the questions of a set are asked, where that is not as the others': see ``SourcePool``."""
+
+    media: MediaSettings
+    builder: PromptBuilder
+    check: Callable[[Prompt], None]
 
 
 class SourcePool(AbstractContextManager["SourcePool"]):
@@ -40,34 +50,39 @@ class SourcePool(AbstractContextManager["SourcePool"]):
         kept: CacheSettings | None = None,
     ):
         self._kept = kept
-        self._builder, self._data, self._media, self._factor = builder, data, media, factor
-        self._check = check
+        self._data, self._factor = data, factor
+        self._asking = Asking(media, builder, check)
         self._pool = decoding_pool(media, kept) if pool is None else pool
-        self._loaders: dict[Path, MediaLoader] = {}
+        self._loaders: dict[tuple[Path, str, bool], MediaLoader] = {}
 
     def for_training(self, cache_bytes: int = 0) -> PromptSource:
         """The source of the samples of ``data.train``."""
-        loaders = {name: self._loader(path, name) for name, path in self._data.train_sets.items()}
-        return PromptSource(loaders, self._builder, self._data.train_shown, self._check, cache_bytes)
+        asking = self._asking
+        loaders = {name: self._loader(path, name, asking) for name, path in self._data.train_sets.items()}
+        return PromptSource(loaders, asking.builder, self._data.train_shown, asking.check, cache_bytes)
 
-    def for_records(self, records: Path, name: str = "", cache_bytes: int = 0) -> PromptSource:
-        """The source of the samples in ``records``; ``name``: of the set."""
-        loaders = {"": self._loader(records, name)}
-        return PromptSource(loaders, self._builder, str(records), self._check, cache_bytes)
+    def for_records(
+        self, records: Path, name: str = "", cache_bytes: int = 0, asking: Asking | None = None
+    ) -> PromptSource:
+        """The source of the samples in ``records``; ``name``: of the set; ``asking``: how, by default as all others."""
+        asking = asking or self._asking
+        loaders = {"": self._loader(records, name, asking)}
+        return PromptSource(loaders, asking.builder, str(records), asking.check, cache_bytes)
 
-    def _loader(self, records: Path, name: str) -> MediaLoader:
+    def _loader(self, records: Path, name: str, asking: Asking) -> MediaLoader:
         root = self._data.root_for(records, name)
-        if root not in self._loaders:
-            self._loaders[root] = MediaLoader(
-                self._media,
+        key = (root, asking.media.model_dump_json(), asking.builder.reads_subtitles)
+        if key not in self._loaders:
+            self._loaders[key] = MediaLoader(
+                asking.media,
                 root,
                 self._data.allow_remote,
                 self._factor,
                 self._pool,
-                self._builder.reads_subtitles,
+                asking.builder.reads_subtitles,
                 self._kept,
             )
-        return self._loaders[root]
+        return self._loaders[key]
 
     @property
     def is_starting(self) -> bool:

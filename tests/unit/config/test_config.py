@@ -184,6 +184,10 @@ def test_missing_values_are_all_named_at_once(tmp_path: Path) -> None:
         (["eval.controls=[frames_shuffled]", "eval.control_sets=[]"], "on nothing. Name sets in eval.control_sets, or"),
         (["eval.control_sets=[a]", "data.eval.a=a.jsonl"], "nothing would run on them. Set eval.controls=[frames_sh"),
         (["eval.sets=[]", "data.eval.a=a.jsonl"], "nothing would be evaluated. Name sets of data.eval in it, or set"),
+        (
+            ["eval.protocols.b=video_mme/lmms", "data.eval.a=a.jsonl"],
+            "eval.protocols names 'b', which is not an evaluation set. Sets in data.eval: a. Add data.eval.b=PATH or",
+        ),
         (["eval.sets=[b]", "data.eval.a=a.jsonl"], "eval.sets names 'b', which is not an evaluation set. Sets in"),
         (
             ["eval.headline_set=a", "data.eval.b=b.jsonl"],

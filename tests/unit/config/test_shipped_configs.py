@@ -17,6 +17,9 @@ CONFIGS = REPO_ROOT / "configs"
 RUNS = sorted([path for path in CONFIGS.glob("*.yaml") if path.stem != "base"] + [*CONFIGS.glob("algorithms/*.yaml")])
 
 
+SUITES = sorted(CONFIGS.glob("eval/*.yaml"))
+
+
 def name_of(path: Path) -> str:
     return str(path.relative_to(CONFIGS))
 
@@ -33,9 +36,26 @@ def test_every_shipped_config_loads(path: Path, monkeypatch: pytest.MonkeyPatch)
     assert config.training.deepspeed_config is None or Path(config.training.deepspeed_config).is_file()
 
 
+@pytest.mark.parametrize("path", SUITES, ids=name_of)
+def test_every_set_of_a_shipped_suite_has_a_protocol_of_its_own_pipeline(path: Path) -> None:
+    config = load_config(path)
+    assert set(config.eval.protocols) == set(config.data.eval)
+    for name, records in config.data.eval.items():
+        protocol = config.eval.protocol_of(name)
+        assert protocol is not None
+        assert str(records) == f"data/{protocol.pipeline}:eval"
+
+
+def test_suites_are_what_is_reported() -> None:
+    video_r1 = {"vsi_bench", "video_mmmu", "mmvu", "mvbench", "tempcompass", "video_mme"}
+    assert shipped("eval/video_r1.yaml").eval.protocols == {name: f"{name}/video_r1" for name in video_r1}
+    assert shipped("eval/qwen2_5_vl.yaml").eval.protocols["mvbench"] == "mvbench/qwen2_5_vl"
+    assert shipped("eval/qwen3_vl.yaml").eval.protocols["video_mme"] == "video_mme/qwen3_vl"
+
+
 def test_no_two_runs_share_a_folder() -> None:
-    folders = [load_config(path).run.dir for path in RUNS]
-    assert len(set(folders)) == len(RUNS)
+    paths = [*RUNS, *SUITES]
+    assert len({load_config(path).run.dir for path in paths}) == len(paths)
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("models/*.yaml")), ids=lambda path: path.stem)

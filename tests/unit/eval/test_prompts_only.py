@@ -1,0 +1,122 @@
+"""Prompts are written without a model's weights: the words, frames and settings that an evaluation would ask with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vlm_pg.config import RunConfig, load_config
+from vlm_pg.errors import ConfigError
+from vlm_pg.eval.prompts_only import write_prompts
+
+REPO_ROOT = Path(__file__).parents[3]
+RECORD = {
+    "problem_id": "1",
+    "problem": "Which frame is last?",
+    "data_type": "video",
+    "problem_type": "multiple choice",
+    "options": ["A. 8", "B. 9"],
+    "solution": "<answer>B</answer>",
+    "path": "h265_video.mp4",
+}
+
+
+def config_of(
+    folder: Path, media: Path, records: list[dict[str, Any]], protocol: str | None, **eval_settings: Any
+) -> RunConfig:
+    (folder / "records.json").write_text(json.dumps(records))
+    protocols = {} if protocol is None else {"protocols": {"mine": protocol}}
+    run = {
+        "model": {"path": str(REPO_ROOT / "assets" / "tiny-qwen2_5-vl")},
+        "data": {"eval": {"mine": str(folder / "records.json")}, "media_root": str(media)},
+        "media": {"workers": 0},
+        "prompt": {"instructions": {"multiple_choice": "One letter."}, "system": "Hi."},
+        "training": {"steps": 1},
+        "eval": {**protocols, **eval_settings},
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump(run))
+    return load_config(folder / "run.yaml")
+
+
+def rows_of(config: RunConfig, folder: Path) -> list[dict[str, Any]]:
+    written = write_prompts(config, folder / "out")["mine"]
+    assert written.path == folder / "out" / "prompts_mine.jsonl"
+    return [json.loads(line) for line in written.path.read_text().splitlines()]
+
+
+def test_a_line_has_words_frames_and_settings(tmp_path: Path, media_dir: Path) -> None:
+    """10 frames at 10 a second: Video-R1 shows its least, 4, evenly; 128 x 128 grows to multiples of 28."""
+    [row] = rows_of(config_of(tmp_path, media_dir, [RECORD], "video_mme/video_r1"), tmp_path)
+    assert (row["id"], row["system"], row["answer_prefix"]) == ("1", "", "")
+    assert row["user"].startswith("Which frame is last?Options:\nA. 8\nB. 9\n\nPlease think about this question as if")
+    [medium] = row["media"]
+    assert (medium["kind"], medium["path"]) == ("video", "h265_video.mp4")
+    assert medium["file"] == str((media_dir / "h265_video.mp4").resolve())
+    assert medium["frame_seconds"] == [0.0, 0.3, 0.6, 0.9]
+    # 128 * sqrt(100,352 / 16,384) = 316.8, and the next multiple of 28 is 336.
+    assert (medium["height"], medium["width"]) == (336, 336)
+    settings = row["settings"]
+    assert (settings["protocol"], settings["reader"]) == ("video_mme/video_r1", "video_mme/video_r1")
+    assert (settings["max_new_tokens"], settings["sampling"]["top_p"]) == (1024, 0.001)
+    assert (settings["media"]["max_frames"], settings["media"]["max_pixels"]) == (16, 100352)
+
+
+def test_a_set_without_a_protocol_goes_by_the_configuration(tmp_path: Path, media_dir: Path) -> None:
+    [row] = rows_of(config_of(tmp_path, media_dir, [RECORD], None), tmp_path)
+    assert (row["system"], row["user"]) == ("Hi.", "Which frame is last?\nA. 8\nB. 9\nOne letter.")
+    # Half a second apart would be 2 frames; media.min_frames is 4, and sizes are near 128 already.
+    assert len(row["media"][0]["frame_seconds"]) == 4
+    assert (row["media"][0]["height"], row["media"][0]["width"]) == (140, 140)
+    assert row["settings"]["protocol"] is None
+
+
+def test_subtitles_are_those_at_the_frames(tmp_path: Path, media_dir: Path) -> None:
+    """Frames stand at 0, 0.3, 0.6 and 0.9: the second text ends before the next of them."""
+    (tmp_path / "h265_video.mp4").write_bytes((media_dir / "h265_video.mp4").read_bytes())
+    (tmp_path / "1.srt").write_text(
+        "1\n00:00:00,200 --> 00:00:00,400\nFirst.\n\n2\n00:00:00,400 --> 00:00:00,500\nSecond.\n"
+    )
+    records = [RECORD | {"subtitles": "1.srt"}]
+    [row] = rows_of(config_of(tmp_path, tmp_path, records, "video_mme/qwen3_vl_subtitles"), tmp_path)
+    assert row["user"].startswith("This video's subtitles are listed below:\nFirst.\nSelect the best answer")
+
+
+def test_faults_have_a_line_and_questions_that_are_not_asked_none(tmp_path: Path, media_dir: Path) -> None:
+    details = {"task": "multi-choice"}
+    records = [
+        RECORD | {"problem_id": "gone", "path": "gone.mp4", "details": details},
+        RECORD | {"problem_id": "yes", "details": {"task": "yes_no"}},
+        RECORD | {"problem_id": "good", "details": details},
+        {"problem_id": "unreadable"},
+    ]
+    config = config_of(tmp_path, media_dir, records, "tempcompass/video_r1")
+    written = write_prompts(config, tmp_path / "out")["mine"]
+    assert (written.asked, written.not_asked, written.faults, written.unreadable) == (2, 1, 1, 1)
+    gone, good = (json.loads(line) for line in written.path.read_text().splitlines())
+    assert (gone["id"], gone["fault"]["reason"]) == ("gone", "missing_media")
+    assert "user" not in gone
+    assert good["id"] == "good"
+    assert good["media"][0]["frame_seconds"] == [0.0, 0.3, 0.6, 0.9]
+
+
+def test_questions_without_media_ask_for_no_model_at_all(tmp_path: Path) -> None:
+    record = {"problem_id": "1", "problem": "1 + 1?", "data_type": "text", "problem_type": "mathematics"}
+    records = [record | {"solution": "<answer>2</answer>", "problem_id": str(number)} for number in (1, 2)]
+    config = config_of(tmp_path, tmp_path, records, "aime2024/cppo", limit=1)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": "/nowhere"})})
+    [row] = rows_of(config, tmp_path)
+    assert (row["user"], row["media"]) == ("1 + 1?", [])
+    assert row["system"].startswith("A conversation between User and Assistant.")
+    assert row["settings"]["sampling"]["num_generations"] == 4
+
+
+def test_without_sets_nothing_is_written(tmp_path: Path) -> None:
+    config = config_of(tmp_path, tmp_path, [RECORD], None)
+    config = config.model_copy(update={"data": config.data.model_copy(update={"eval": {}})})
+    with pytest.raises(ConfigError, match=r"names no evaluation sets. Add them as data.eval.NAME=PATH"):
+        write_prompts(config, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

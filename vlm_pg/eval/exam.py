@@ -1,0 +1,140 @@
+"""The evaluation sets of a configuration as they are asked: which questions, in whose words, how they are answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from vlm_pg.config import RunConfig
+from vlm_pg.data.bad import BadSampleLog
+from vlm_pg.data.records import read_records
+from vlm_pg.errors import ConfigError
+from vlm_pg.eval.protocols.protocol import Protocol
+from vlm_pg.eval.settings import Control, EvalSettings
+from vlm_pg.eval.wording import wording_of
+from vlm_pg.media.controls import repeat_frame, shuffle_frames
+from vlm_pg.models.policy import Policy
+from vlm_pg.observe.console import Console
+from vlm_pg.prompts.builder import PromptBuilder
+from vlm_pg.prompts.prompt_source import Tamper
+from vlm_pg.prompts.source_pool import Asking
+from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.types import Prompt, Sample
+
+# A question of a control is asked once with each of these; its accuracy is their mean.
+TAMPERS: dict[Control, tuple[Tamper, ...]] = {
+    "frames_shuffled": (shuffle_frames,),
+    "frame_repeated": tuple(partial(repeat_frame, turn=turn, turns=4) for turn in range(4)),
+}
+
+
+@dataclass(frozen=True)
+class EvalSet:
+    """One set of questions, or a control on it. ``name`` is what results are reported under.
+
+    ``protocol``: how it is asked, sampled, read and averaged; None: as the configuration says. ``not_asked``: questions
+    of the records that the protocol does not report.
+    """
+
+    name: str
+    records: Path
+    samples: tuple[Sample, ...]
+    kind: str = "eval"
+    tampers: tuple[Tamper | None, ...] = (None,)
+    protocol: Protocol | None = None
+    not_asked: int = 0
+
+    def rollout(self, config: RunConfig) -> RolloutSettings:
+        """How its answers are sampled."""
+        chosen = config.eval
+        changes = {
+            "num_generations": chosen.num_generations,
+            "temperature": chosen.temperature,
+            "top_p": chosen.top_p,
+            "top_k": 0,
+        }
+        return config.rollout.model_copy(update=changes if self.protocol is None else self.protocol.rollout_changes())
+
+    def seed(self, config: RunConfig) -> int:
+        """All random numbers of its answers derive from it."""
+        own = None if self.protocol is None else self.protocol.sampling.seed
+        return config.run.seed if own is None else own
+
+    def asking(self, config: RunConfig, policy: Policy) -> Asking | None:
+        """How its prompts are made; None: as all others.
+
+        Raises:
+            ConfigError: the protocol's frames do not go together with the limits of section ``media``.
+        """
+        protocol = self.protocol
+        if protocol is None:
+            return None
+        try:
+            media = protocol.media_settings(config.media)
+        except ValueError as error:
+            raise ConfigError(f"Protocol {protocol.name} of the set {self.name} cannot be used: {error}") from None
+
+        def check(prompt: Prompt) -> None:
+            policy.check_length(prompt, protocol.max_new_tokens)
+
+        settings = protocol.prompt_settings(config.prompt)
+        wording, prefix = wording_of(protocol), protocol.answer_prefix
+        builder = PromptBuilder(policy.processor, settings, policy.positions, wording=wording, answer_prefix=prefix)
+        return Asking(media, builder, check)
+
+
+def read_sets(config: RunConfig, policy: Policy, console: Console, bad_log: BadSampleLog | None) -> list[EvalSet]:
+    """The sets that are chosen, controls behind the set they are of; what is left out is said."""
+    sets: list[EvalSet] = []
+    settings, files = config.eval, config.data.eval
+    _say_what_is_left_out(settings, console)
+    for name in settings.chosen_sets(list(files)):
+        records, protocol = files[name], settings.protocol_of(name)
+        samples, bad = read_records(records)
+        if bad_log is not None:
+            bad_log.record_file(bad, len(samples) + len(bad))
+        asked = [sample for sample in samples if protocol is None or protocol.asks(sample)]
+        if not asked:
+            raise ConfigError(
+                f"Protocol {settings.protocols[name]} asks none of the {len(samples):,} questions of {records}. It is "
+                f"for records of 'vlm-pg prepare {protocol.pipeline if protocol else name}'. Correct eval.protocols."
+            )
+        chosen = tuple(asked[: settings.limit])
+        policy.check_samples(chosen, records)
+        sets.append(EvalSet(name, records, chosen, protocol=protocol, not_asked=len(samples) - len(asked)))
+        if protocol is not None:
+            _introduce(sets[-1], protocol, console)
+        sets += _controls(sets[-1], settings, console)
+    return sets
+
+
+def _say_what_is_left_out(settings: EvalSettings, console: Console) -> None:
+    for key, names in (
+        ("eval.control_sets", settings.control_sets),
+        ("eval.headline_set", [settings.headline_set]),
+    ):
+        left_out = [name for name in names or () if name is not None and name not in settings.chosen_sets([name])]
+        if left_out:
+            console.info(f"{key}: {', '.join(left_out)} is left out by eval.sets={list(settings.sets or ())}")
+
+
+def _introduce(item: EvalSet, protocol: Protocol, console: Console) -> None:
+    console.info(f"{item.name}: protocol {protocol.name} ({protocol.source}); {len(item.samples):,} questions")
+    if item.not_asked:
+        console.info(f"{item.name}: {item.not_asked:,} questions of other types are not part of it and are not asked")
+    for line in protocol.not_applied():
+        console.warn(f"{item.name}: {line}")
+
+
+def _controls(item: EvalSet, settings: EvalSettings, console: Console) -> list[EvalSet]:
+    name = item.name
+    if not settings.controls or not settings.is_controlled(name):
+        return []
+    if not any(ref.kind == "video" for sample in item.samples for ref in sample.media):
+        console.info(f"eval.controls: not run on {name}, which has no video whose frames could be moved")
+        return []
+    return [
+        EvalSet(f"{name} ({control})", item.records, item.samples, "control", TAMPERS[control], item.protocol)
+        for control in settings.controls
+    ]

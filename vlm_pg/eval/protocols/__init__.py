@@ -1,0 +1,1 @@
+"""Evaluation protocols: how each published set is asked, sampled, read and averaged, by name."""
