@@ -1,0 +1,70 @@
+"""Two runs on the same questions, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.unit.eval.questions import question
+from vlm_pg.errors import VlmPgError
+from vlm_pg.eval.compare import compare
+from vlm_pg.eval.contracts import Answered
+
+
+def test_paired_difference_by_hand() -> None:
+    """Differences 1 (v), 0 (v), 1 (w), 0 (u), -1 (u): mean 1/5, sums of deviations 3/5, 4/5, -7/5.
+
+    Error sqrt(3/2 * (9 + 16 + 49) / 25) / 5 = 0.421426; t of 2 degrees 4.302653: 0.2 -+ 1.813251.
+    """
+    clusters = {"a": "v", "b": "v", "c": "w", "d": "u", "e": "u"}
+    before = {"a": 0.0, "b": 1.0, "c": 0.0, "d": 0.0, "e": 1.0}
+    after = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0, "e": 0.0}
+    result = compare(*([question(name, run[name], cluster=clusters[name]) for name in run] for run in (before, after)))
+    assert result.difference.value == pytest.approx(0.2)
+    assert result.difference.standard_error == pytest.approx(math.sqrt(1.5 * 74 / 25) / 5)
+    assert result.difference.interval == (pytest.approx(-1.613251, abs=1e-5), pytest.approx(2.013251, abs=1e-5))
+    assert (result.first, result.second) == (pytest.approx(0.4), pytest.approx(0.6))
+    assert (result.n_better, result.n_worse, result.n_equal) == (2, 1, 2)
+    assert result.to_row()["difference"]["clusters"] == 3
+
+
+def test_pairs_err_less_than_two_means_would() -> None:
+    """Both runs are right and wrong at the same questions, the second a little better: no error is left."""
+    first = [question(str(index), float(index % 2) / 2) for index in range(10)]
+    second = [question(str(index), float(index % 2) / 2 + 0.25) for index in range(10)]
+    result = compare(first, second)
+    assert result.difference.value == pytest.approx(0.25) and result.difference.standard_error == pytest.approx(0.0)
+
+
+def test_questions_are_paired_by_id_and_those_of_one_run_counted() -> None:
+    first = [question("a", 0.0), question("b", 1.0), question("only first", 1.0), question("e", fault=("bad", ""))]
+    second = [question("x", 1.0), question("y", 1.0), question("b", 1.0), question("a", 1.0), question("e", 1.0)]
+    result = compare(first, second)
+    assert result.difference.value == 0.5 and result.difference.n == 2
+    assert (result.n_only_first, result.n_only_second, result.n_unscored) == (1, 2, 1)
+
+
+def test_runs_without_a_shared_question_are_refused() -> None:
+    with pytest.raises(VlmPgError, match=r"share 0 questions.*'a'.*'b'.*runs on the same set"):
+        compare([question("a", 1.0)], [question("b", 1.0)])
+    with pytest.raises(VlmPgError, match="share 1 questions, and none has a score in both"):
+        compare([question("a", 1.0)], [question("a", fault=("cannot_decode", ""))])
+
+
+def test_one_id_for_two_questions_is_refused() -> None:
+    with pytest.raises(VlmPgError, match=r"1 of 2 shared ids are different questions.*'b'"):
+        compare([question("a", 1.0), question("b", 1.0)], [question("a", 1.0), question("b", 1.0, gold="B")])
+
+
+def test_a_question_twice_in_a_run_is_refused() -> None:
+    with pytest.raises(VlmPgError, match="'a' is twice in the second run"):
+        compare([question("a", 1.0)], [question("a", 1.0), question("a", 0.0)])
+
+
+def test_another_value_than_the_score_can_be_compared() -> None:
+    def recall(one: Answered) -> float | None:
+        return None if one.score is None else float(one.score >= 0.5)
+
+    result = compare([question("a", 0.4), question("b", 0.2)], [question("a", 0.6), question("b", 0.3)], recall)
+    assert result.difference.value == 0.5

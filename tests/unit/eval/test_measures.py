@@ -1,0 +1,194 @@
+"""Measures of a set of answers, by hand and against trying every choice of outputs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import combinations
+from random import Random
+
+import numpy as np
+import pytest
+
+from tests.unit.eval.questions import output, question
+from vlm_pg.eval.estimates import clustered_standard_error, mean_of
+from vlm_pg.eval.majority import majority_at_k
+from vlm_pg.eval.measures import ks_of, measure, pass_at_k
+from vlm_pg.eval.student_t import t_quantile
+
+
+def majority_by_trying(answers: list[str | None], scores: list[float], k: int) -> float:
+    means = {
+        name: sum(score for answer, score in zip(answers, scores, strict=True) if answer == name) / answers.count(name)
+        for name in answers
+    }
+    results = []
+    for chosen in combinations(answers, k):
+        votes = Counter(answer for answer in chosen if answer is not None)
+        winners = [answer for answer, count in votes.items() if count == max(votes.values())]
+        results.append(sum(means[answer] for answer in winners) / len(winners) if winners else 0.0)
+    return sum(results) / len(results)
+
+
+def test_majority_equals_the_mean_over_every_choice_of_outputs() -> None:
+    random = Random(1)
+    for _ in range(200):
+        n = random.randint(1, 8)
+        answers = [random.choice(["A", "B", "C", "D", None]) for _ in range(n)]
+        of_answer = {name: random.random() for name in ("A", "B", "C", "D", None)}
+        # Also where a reader gave equal answers different scores.
+        scores = [of_answer[answer] if random.random() < 0.8 else random.random() for answer in answers]
+        for k in range(1, n + 1):
+            assert majority_at_k(answers, scores, k) == pytest.approx(majority_by_trying(answers, scores, k), abs=1e-12)
+
+
+def test_majority_by_hand() -> None:
+    """A, A, B with A right. Two of them: AA (A wins), AB twice (shared): (1 + 1/2 + 1/2) / 3 = 2/3. Three: A wins."""
+    answers, scores = ["A", "A", "B"], [1.0, 1.0, 0.0]
+    assert majority_at_k(answers, scores, 1) == pytest.approx(2 / 3)
+    assert majority_at_k(answers, scores, 2) == pytest.approx(2 / 3)
+    assert majority_at_k(answers, scores, 3) == 1.0
+
+
+def test_what_is_no_answer_has_no_vote() -> None:
+    """One A among two outputs that say nothing decides whenever it is drawn: 2 of 3 pairs."""
+    assert majority_at_k(["A", None, None], [1.0, 0.0, 0.0], 2) == pytest.approx(2 / 3)
+    assert majority_at_k([None, None], [0.0, 0.0], 2) == 0.0
+
+
+def test_majority_of_all_of_64_outputs_is_their_most_common_answer() -> None:
+    answers = [str(number) for number in range(10) for _ in range(number + 1)] + ["9"] * 9
+    scores = [float(answer == "9") for answer in answers]
+    assert len(answers) == 64
+    assert majority_at_k(answers, scores, 64) == 1.0
+    assert majority_at_k(answers, scores, 1) == pytest.approx(19 / 64)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_votes_of_no_or_too_many_outputs_are_refused(k: int) -> None:
+    with pytest.raises(ValueError, match="k from 1 to their number"):
+        majority_at_k(["A", "B"], [1.0, 0.0], k)
+
+
+def test_pass_at_k_equals_the_share_of_choices_with_a_right_one() -> None:
+    random = Random(2)
+    for _ in range(100):
+        scores = [random.choice([0.0, 0.5, 1.0]) for _ in range(random.randint(1, 8))]
+        for k in range(1, len(scores) + 1):
+            chosen = [max(each) == 1.0 for each in combinations(scores, k)]
+            assert pass_at_k(scores, k) == pytest.approx(sum(chosen) / len(chosen))
+    assert pass_at_k([1.0], 2) is None
+
+
+def test_k_goes_by_powers_of_two_to_the_fewest_outputs() -> None:
+    assert ks_of([question("a", *[1.0] * 6), question("b", *[0.0] * 8)]) == [1, 2, 4, 6]
+    assert ks_of([question("a", *[1.0] * 8)]) == [1, 2, 4, 8]
+    assert ks_of([]) == []
+
+
+def test_standard_error_by_hand() -> None:
+    """Videos v (1, 1, 0), w (0, 1), u (0): mean 1/2, sums of deviations 1/2, 0, -1/2.
+
+    sqrt(3/2 * (1/4 + 1/4)) / 6 = 0.144338; without the factor 3/2: sqrt(1/2) / 6 = 0.117851.
+    """
+    values = [("v", 1.0), ("w", 0.0), ("v", 1.0), ("u", 0.0), ("v", 0.0), ("w", 1.0)]
+    assert clustered_standard_error(values) == pytest.approx(0.1443376, abs=1e-7)
+    assert clustered_standard_error(values, small_sample=False) == pytest.approx(0.1178511, abs=1e-7)
+    estimate = mean_of(values)
+    assert estimate is not None and estimate.standard_error == pytest.approx(0.1443376, abs=1e-7)
+
+
+def test_questions_of_their_own_have_the_textbook_error() -> None:
+    """s / sqrt(n) with s^2 = sum of squared deviations / (n - 1): of 1, 1, 0, 0 it is sqrt(1/3) / 2."""
+    values = [(str(index), value) for index, value in enumerate((1.0, 1.0, 0.0, 0.0))]
+    assert clustered_standard_error(values) == pytest.approx(math.sqrt(1 / 3) / 2)
+
+
+def test_one_video_tells_no_error() -> None:
+    assert clustered_standard_error([("v", 1.0), ("v", 0.0)]) is None
+    result = measure([question("a", 1.0, cluster="v"), question("b", 0.0, cluster="v")])
+    assert result.accuracy.value == 0.5 and result.accuracy.standard_error is None and result.accuracy.interval is None
+
+
+# Tables of Student's t, two-sided 95 %.
+@pytest.mark.parametrize(
+    ("degrees", "expected"),
+    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (10, 2.2281), (39, 2.0227), (120, 1.9799)],
+)
+def test_quantiles_are_those_of_the_tables(degrees: int, expected: float) -> None:
+    assert t_quantile(degrees) == pytest.approx(expected, abs=5e-5)
+
+
+def test_quantiles_of_another_coverage_and_of_none() -> None:
+    assert t_quantile(5, 0.99) == pytest.approx(4.0321, abs=5e-5)
+    with pytest.raises(ValueError, match="At least 1 degree"):
+        t_quantile(0)
+
+
+def test_intervals_hold_the_truth_in_95_of_100_sets() -> None:
+    """2,000 sets of 40 videos with 1 to 5 questions, whose difficulty is the video's own: 93 to 97 % must hold it."""
+    random = np.random.default_rng(7)
+    truth = 2.0 / 3.5
+    held = 0
+    for _ in range(2000):
+        sizes = random.integers(1, 6, size=40)
+        ease = np.repeat(random.beta(2.0, 1.5, size=40), sizes)
+        videos = np.repeat(np.arange(40), sizes)
+        right = random.random(len(ease)) < ease
+        estimate = mean_of([(str(video), float(value)) for video, value in zip(videos, right, strict=True)])
+        assert estimate is not None
+        interval = estimate.figure().interval
+        assert interval is not None
+        held += interval[0] <= truth <= interval[1]
+    assert 0.93 <= held / 2000 <= 0.97
+
+
+def test_what_is_missing_is_counted_by_cause() -> None:
+    result = measure(
+        [
+            question("a", output(1.0, num_tokens=10), output(0.0, None, finish_reason="length", num_tokens=30)),
+            question("b", fault=("cannot_decode", "damaged")),
+            question("c", fault=("no_output", "none was given")),
+            question("d", output(None)),
+            question("e", output(1.0), output(0.0, None, counts=False)),
+            question("f", output(0.0, None, counts=False)),
+        ]
+    )
+    counts = result.counts
+    assert (counts.n_total, counts.n_scored, counts.n_bad_media, counts.n_no_output, counts.n_no_value) == (
+        6,
+        2,
+        1,
+        1,
+        2,
+    )
+    assert (counts.n_outputs, counts.n_unparsed, counts.n_truncated, counts.n_left_out) == (6, 3, 1, 2)
+    # a: (1 + 0) / 2; e: its second output does not count: 1.
+    assert result.accuracy.value == 0.75 and result.accuracy.n == 2
+    assert result.mean_tokens == 20.0 and result.chance == 0.5
+    row = result.to_row()
+    assert row["unparsed_share"] == 0.5 and row["truncated_share"] == pytest.approx(1 / 6)
+
+
+def test_rows_have_what_reports_read() -> None:
+    row = measure(
+        [
+            question("a", output(1.0, "A"), output(1.0, "A"), output(0.0, "B"), category="x"),
+            question(
+                "b", output(0.0, "B"), output(0.0, "B"), output(0.0, "B"), category="y", options=(), kind="numerical"
+            ),
+        ],
+        formats=[1.0, 0.0, None],
+    ).to_row()
+    assert row["accuracy"] == pytest.approx(1 / 3) and row["n"] == 2 and row["n_total"] == 2
+    assert row["by_category"]["x"]["accuracy"] == pytest.approx(2 / 3) and row["by_category"]["y"]["n"] == 1
+    # Of a: 2/3, then 1 (no pair without an A), 1; of b: 0.
+    assert row["pass_at_k"] == {"1": pytest.approx(1 / 3), "2": 0.5, "3": 0.5}
+    assert row["majority_at_k"] == {"1": pytest.approx(1 / 3), "2": pytest.approx(1 / 3), "3": 0.5}
+    assert row["format_rate"] == 0.5 and row["chance"] is None
+
+
+def test_nothing_has_no_figures() -> None:
+    row = measure([]).to_row()
+    assert row["accuracy"] is None and row["standard_error"] is None and row["n"] == 0 and row["unparsed_share"] is None
+    assert row["pass_at_k"] == {} and row["by_category"] == {} and row["chance"] is None

@@ -1,0 +1,156 @@
+"""Means over questions, what is made of several of them, and how far they may be off by the choice of questions.
+
+Questions of one video or image are not independent draws: they are one cluster. With G clusters, n questions and
+cluster sums of deviations D_g = sum over its questions of (x_i - mean), the standard error of a mean is
+
+    sqrt(G / (G - 1) * sum over g of D_g^2) / n
+
+(the cluster-robust sandwich for a mean with its finite-sample factor G / (G - 1): Cameron & Miller, "A Practitioner's
+Guide to Cluster-Robust Inference", Journal of Human Resources 2015; without the factor, "CR0", it is the
+clustered error of Miller, "Adding Error Bars to Evals", arXiv 2411.00640).
+
+A figure made of several means, f(m_1, ..., m_H), moves by df/dm_h for each (the delta method). Cluster g moves it by
+U_g = sum over h of df/dm_h * sqrt(G_h / (G_h - 1)) * D_hg / n_h, and its standard error is sqrt(sum over g of U_g^2).
+With clusters that lie in one group each it is the stratified error sum of w_h^2 * se_h^2; a video whose questions fall
+into two groups brings their covariance with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vlm_pg.eval.student_t import t_quantile
+
+Unit = Literal["fraction", "percent"]
+# (cluster, value) of one question
+Valued = tuple[str, float]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of a table: None where nothing could be scored.
+
+    ``n``: questions behind it. ``clusters``: videos or images behind it. ``standard_error``: see the module; None
+    where it cannot be told, since all questions of a group are about one video.
+
+    Figure(0.625, n=8, clusters=4, standard_error=0.1)
+    """
+
+    value: float | None
+    n: int
+    clusters: int = 0
+    standard_error: float | None = None
+    unit: Unit = "fraction"
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 %: the value and t standard errors to either side, t of clusters - 1 degrees of freedom."""
+        if self.value is None or self.standard_error is None:
+            return None
+        reach = t_quantile(self.clusters - 1) * self.standard_error
+        return self.value - reach, self.value + reach
+
+    def to_row(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "value": self.value,
+            "standard_error": self.standard_error,
+            "interval_95": None if self.interval is None else list(self.interval),
+            "n": self.n,
+            "clusters": self.clusters,
+            "unit": self.unit,
+        }
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value, and by how much each cluster moves it (U_g of the module)."""
+
+    value: float
+    n: int
+    moves: Mapping[str, float]
+    has_error: bool
+
+    @property
+    def standard_error(self) -> float | None:
+        """None where a group has one cluster only."""
+        return math.sqrt(math.fsum(move**2 for move in self.moves.values())) if self.has_error else None
+
+    def figure(self, unit: Unit = "fraction", scale: float = 1.0) -> Figure:
+        """``scale`` times the value."""
+        error = self.standard_error
+        return Figure(
+            self.value * scale, self.n, len(self.moves), None if error is None else abs(scale) * error, unit=unit
+        )
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """None of nothing."""
+    numbers = list(values)
+    return math.fsum(numbers) / len(numbers) if numbers else None
+
+
+def mean_of(values: Sequence[Valued]) -> Estimate | None:
+    """The mean over questions; None without any."""
+    if not values:
+        return None
+    middle, sums = _deviations(values)
+    count = len(sums)
+    factor = math.sqrt(count / (count - 1)) if count > 1 else 1.0
+    moves = {cluster: factor * total / len(values) for cluster, total in sums.items()}
+    return Estimate(middle, len(values), moves, count > 1)
+
+
+def combination(value: float, parts: Iterable[tuple[float, Estimate]]) -> Estimate:
+    """A figure made of several estimates.
+
+    Args:
+        value: the figure.
+        parts: of each estimate, what the figure changes by for a small change of it (its weight in a weighted mean).
+    """
+    parts = list(parts)
+    moves: dict[str, list[float]] = defaultdict(list)
+    for slope, part in parts:
+        for cluster, move in part.moves.items():
+            moves[cluster].append(slope * move)
+    return Estimate(
+        value,
+        sum(part.n for _, part in parts),
+        {cluster: math.fsum(each) for cluster, each in moves.items()},
+        all(part.has_error for _, part in parts),
+    )
+
+
+def mean_of_estimates(estimates: Sequence[Estimate]) -> Estimate | None:
+    """Every estimate counts alike, however many questions it has; None without any."""
+    if not estimates:
+        return None
+    share = 1 / len(estimates)
+    value = math.fsum(part.value for part in estimates) / len(estimates)
+    return combination(value, [(share, part) for part in estimates])
+
+
+def clustered_standard_error(values: Sequence[Valued], small_sample: bool = True) -> float | None:
+    """The standard error of the mean; None with fewer than two clusters.
+
+    Args:
+        small_sample: with the factor G / (G - 1); without it the error of few clusters is understated.
+    """
+    if len({cluster for cluster, _ in values}) < 2:
+        return None
+    _, sums = _deviations(values)
+    factor = len(sums) / (len(sums) - 1) if small_sample else 1.0
+    return math.sqrt(factor * math.fsum(total**2 for total in sums.values())) / len(values)
+
+
+def _deviations(values: Sequence[Valued]) -> tuple[float, dict[str, float]]:
+    """The mean, and the sum of deviations from it in each cluster."""
+    middle = math.fsum(value for _, value in values) / len(values)
+    deviations: dict[str, list[float]] = defaultdict(list)
+    for cluster, value in values:
+        deviations[cluster].append(value - middle)
+    return middle, {cluster: math.fsum(each) for cluster, each in deviations.items()}
