@@ -13,7 +13,7 @@ from vlm_pg.distributed import ALONE, RankLayout, gather_objects
 from vlm_pg.eval.answer_files import AnswerFiles, Row
 from vlm_pg.eval.contracts import Answered, Output, cluster_of
 from vlm_pg.eval.exam import EvalSet, read_sets
-from vlm_pg.eval.scoring import Scored, summarize
+from vlm_pg.eval.figures import check_details, figures_of
 from vlm_pg.eval.strict import strict_reading
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
@@ -86,6 +86,8 @@ class Evaluator:
         self._ranks, self._weights_at_hand = examinee.ranks, examinee.weights_at_hand
         self._should_stop = examinee.should_stop
         self.sets = read_sets(config, self._policy, console, bad_log)
+        for item in self.sets:
+            check_details(item)
 
     def run(self, tag: str, files: AnswerFiles) -> dict[str, Any]:
         """Evaluate every set: the headline figures, and those of each set under ``sets``.
@@ -119,11 +121,10 @@ class Evaluator:
                 # A control shows the same files again; its faults are the set's own.
                 faults = [_fault(row) for row in rows if row["fault"] is not None]
                 self._bad_log.record_tried(len(item.samples), faults)
-            results[item.name] = summarize([Scored.of_row(row) for row in rows if row["fault"] is None], item.kind)
-            results[item.name]["n_not_asked"] = item.not_asked
-            results[item.name]["n_bad_media"] = sum(row["fault"] is not None for row in rows)
             if self._ranks.is_first:
                 files.complete(item.name, rows)
+            formats = [value for row in rows for value in row.get("formats", ())]
+            results[item.name] = figures_of(item, [Answered.from_row(row) for row in rows], formats)
         headline = next((name for name in (self._config.eval.headline_set, *results) if name in results), None)
         chosen = results[headline] if headline is not None else {"accuracy": None, "n": 0}
         return {"accuracy": chosen["accuracy"], "n": chosen["n"], "headline_set": headline, "sets": results}

@@ -1,0 +1,43 @@
+"""The figures of an evaluation set as results have them: by its protocol's aggregation, or the mean over questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from vlm_pg.eval.aggregation import aggregate
+from vlm_pg.eval.contracts import Answered
+from vlm_pg.eval.exam import EvalSet
+from vlm_pg.eval.measures import measure
+
+
+def figures_of(item: EvalSet, answered: Sequence[Answered], formats: Iterable[float | None] = ()) -> dict[str, Any]:
+    """All figures of a set; ``accuracy`` is the one that is cited.
+
+    Args:
+        answered: all of its questions.
+        formats: of each output, whether it has the format that training rewards.
+
+    Raises:
+        VlmPgError: as ``aggregate``.
+    """
+    about = {"kind": item.kind, "n_not_asked": item.not_asked}
+    if item.kind == "control":
+        # Its answers are to different frames: passing one of them says nothing, and they have no majority.
+        of_nothing: dict[str, Any] = {"pass_at_k": {}, "majority_at_k": {}}
+        return measure(answered, formats).to_row() | of_nothing | about
+    return aggregate(aggregation_of(item), answered, formats).to_row() | about
+
+
+def aggregation_of(item: EvalSet) -> str:
+    """The name of its aggregation."""
+    return "mean" if item.protocol is None else item.protocol.aggregation
+
+
+def check_details(item: EvalSet) -> None:
+    """Refuse a set, before any of it is asked, whose questions lack what its figures are made by.
+
+    Raises:
+        VlmPgError: as ``aggregate``.
+    """
+    aggregate(aggregation_of(item), [Answered.of(sample, ()) for sample in item.samples])
