@@ -170,6 +170,19 @@ def test_what_is_missing_is_counted_by_cause() -> None:
     assert row["unparsed_share"] == 0.5 and row["truncated_share"] == pytest.approx(1 / 6)
 
 
+def test_what_does_not_count_is_in_no_vote_and_no_pass() -> None:
+    """A wrong B, and two right outputs of which one is left out: of the pair that counts A and B share the vote."""
+    left_out = output(1.0, "A", counts=False)
+    row = measure([question("a", output(1.0, "A"), output(0.0, "B"), left_out)]).to_row()
+    assert row["pass_at_k"] == {"1": 0.5, "2": 1.0, "3": None}
+    assert row["majority_at_k"] == {"1": 0.5, "2": 0.5, "3": None}
+
+
+def test_a_question_that_nobody_asked_is_no_bad_media() -> None:
+    counts = measure([question("a")]).counts
+    assert (counts.n_no_output, counts.n_bad_media, counts.n_scored) == (1, 0, 0)
+
+
 def test_rows_have_what_reports_read() -> None:
     row = measure(
         [
