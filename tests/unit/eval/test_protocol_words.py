@@ -174,6 +174,11 @@ def of_tempcompass(task: str, published: str) -> Sample:
             LEARN + "open-ended" + LAST_FRAME + "How long?",
         ),
         (
+            "video_mmmu/video_r1",
+            asked("mathematics", "How long?", track="Adaptation"),
+            f"How long?\n{PONDER} Please provide your text answer within the <answer> </answer> tags.",
+        ),
+        (
             "video_mmmu/official",
             choice(track="Perception"),
             "Who is seen?\nA. a cat\nB. a dog\nPlease ignore the Quiz question in last frame of the video.",
