@@ -47,6 +47,11 @@ def user(name: str, sample: Sample) -> str:
     return words(load_protocol(name), sample, (), ())[1]
 
 
+def of_tempcompass(task: str, published: str) -> Sample:
+    """A question whose options were taken out of its text, which ``details`` keep as published."""
+    return replace(choice(), question="Taken apart.", details={"task": task, "question": published})
+
+
 @pytest.mark.parametrize(
     "name,sample,expected",
     [
@@ -102,13 +107,13 @@ def user(name: str, sample: Sample) -> str:
         ),
         (
             "tempcompass/official",
-            choice(task="multi-choice"),
+            of_tempcompass("multi-choice", "Who is seen?\nA. a cat\nB. a dog"),
             "Who is seen?\nA. a cat\nB. a dog\nPlease directly give the best option:",
         ),
         (
             "tempcompass/lmms",
-            asked("multiple_choice", "Which caption?\nA. x\nB. y", task="caption_matching"),
-            "Which caption?\nA. x\nB. y\nPlease directly give the best option:",
+            of_tempcompass("caption_matching", "Which caption?\nCaption A: x\nCaption B: y"),
+            "Which caption?\nCaption A: x\nCaption B: y\nPlease directly give the best option:",
         ),
         (
             "tempcompass/official",
@@ -167,6 +172,11 @@ def user(name: str, sample: Sample) -> str:
             "video_mmmu/lmms",
             asked("free_form", "How long?", track="Adaptation"),
             LEARN + "open-ended" + LAST_FRAME + "How long?",
+        ),
+        (
+            "video_mmmu/video_r1",
+            asked("mathematics", "How long?", track="Adaptation"),
+            f"How long?\n{PONDER} Please provide your text answer within the <answer> </answer> tags.",
         ),
         (
             "video_mmmu/official",

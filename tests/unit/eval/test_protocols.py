@@ -55,7 +55,9 @@ def test_a_bundled_protocol_goes_with_the_settings_it_changes(name: str) -> None
 def test_an_answer_that_mvbench_begins_is_read_from_the_bracket_on() -> None:
     protocol = load_protocol("mvbench/official")
     assert (protocol.answer_prefix, protocol.read_prefix) == ("Best option:(", "(")
+    assert protocol.as_read("B) a dog") == "(B) a dog"
     assert load_protocol("mvbench/lmms").answer_prefix == ""
+    assert load_protocol("mvbench/lmms").as_read("B") == "B"
 
 
 def test_frames_and_sampling_are_the_published_ones() -> None:

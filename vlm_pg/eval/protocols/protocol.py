@@ -185,6 +185,10 @@ class Protocol(Settings):
             "repetition_penalty": 1.0,
         }
 
+    def as_read(self, output: str) -> str:
+        """What readers are given of an output: what was written for the model and is part of its answer, then that."""
+        return self.read_prefix + output
+
     def not_applied(self) -> list[str]:
         """Lines about what is published and not done here, to be shown with the figures."""
         lines = [self.differs] if self.differs else []
