@@ -4,13 +4,13 @@ r"""Video-MME: multiple choice on videos of 11 seconds to an hour, with subtitle
     vlm-pg prepare video_mme --eval videomme/test-00000-of-00001.parquet --media-root Video-MME --out data/video_mme
 
 Published: lmms-lab/Video-MME ``videomme/test-00000-of-00001.parquet``, 2,700 rows, three about each of 900 videos:
-``video_id`` ("001"), ``duration`` (short, medium, long), ``domain``, ``sub_category``, ``url``, ``videoID`` (the name of
-the file), ``question_id`` ("001-1"), ``task_type``, ``question``, four ``options`` with their letters, and ``answer``, a
-letter. The archives ``videos_chunked_NN.zip`` unpack to ``data/<videoID>.mp4``, also .MP4 and .mkv; ``subtitle.zip`` to
-``subtitle/<videoID>.srt`` for 744 of the videos. Unpack it before: a record names its video's subtitles if the file is
-there, and the report counts those without. Videos are found by name in ``data``, ``videos`` and ``video``, and anywhere
-below a folder called ``Video-MME``, however that is spelt. Evaluation reports by ``task_type``; ``details`` hold what
-else it is reported by.
+``video_id`` ("001"), ``duration`` (short, medium, long), ``domain``, ``sub_category``, ``url``, ``videoID`` (what the
+file is called), ``question_id`` ("001-1"), ``task_type``, ``question``, four ``options`` with their letters, and
+``answer``, a letter. The archives ``videos_chunked_NN.zip`` unpack to ``data/<videoID>.mp4``, also .MP4 and .mkv;
+``subtitle.zip`` to ``subtitle/<videoID>.srt`` for 744 of the videos. Unpack it before: a record names its video's
+subtitles if the file is there, and the report counts those without. Videos are found by name
+in ``data``, ``videos`` and ``video``, and anywhere below a folder called ``Video-MME``, however that is spelt.
+Evaluation reports by ``task_type``; ``details`` hold what else it is reported by.
 
 Licence: for academic research alone, see the project (BradyFU/Video-MME); the videos are those of people on YouTube.
 
