@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from data_pipelines.engine.told import Told, as_vtt
 from vlm_pg.data.embedded import Embedded
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.files import write_bytes_atomic
@@ -35,6 +36,17 @@ class MediaStore:
         """
         return {name: self._path(name, value) for name, value in row.items()}
 
+    def write_subtitles(self, told: Told) -> str | None:
+        """The path of a file with these subtitles; None where nothing is said.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        if not any(cue.text.split() for cue in told.cues):
+            return None
+        # Half of a sign that a text was cut in is none that can be written.
+        return self._stored(as_vtt(told.cues).encode(errors="replace"), ".vtt")
+
     def _path(self, name: str, value: Any) -> Any:
         if isinstance(value, list):
             return [self._path(name, one) for one in value]
@@ -49,10 +61,13 @@ class MediaStore:
                 f"'{printable(name, 100)}' should hold {medium.kind or 'an image or video'} and {shown_head(head)}. "
                 "JPEG, PNG, WebP and the usual video containers are read. Convert it, or remove the row.",
             )
-        digest = hashlib.sha256(medium.data).hexdigest()[:_NAME_CHARACTERS]
+        return self._stored(medium.data, suffix)
+
+    def _stored(self, data: bytes, suffix: str) -> str:
+        digest = hashlib.sha256(data).hexdigest()[:_NAME_CHARACTERS]
         relative = Path(FOLDER, digest[:2], f"{digest}{suffix}")
         try:
-            _write_once(self._root / relative, medium.data)
+            _write_once(self._root / relative, data)
         except OSError as error:
             raise ConfigError(
                 f"'{self._root / relative}' cannot be written: {error.strerror}. Media that stand inside rows are "

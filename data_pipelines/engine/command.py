@@ -157,7 +157,7 @@ def _prepare(
         written.mkdir()
         splits = ["train", "eval"] if arguments.train else ["eval"]
         placed = splitter.placed(verdicts())
-        tally = Tally(dataset.option_columns)
+        tally = Tally(dataset.option_columns, any(dataset.forms[source.form].subtitled for source in sources))
         files = write_all(written, placed, Repeats(ledger), splits, arguments.format, tally)
         details = details_of(dataset, sources, rows)
         refuse_changed(inputs, inputs_of(dataset, sources, arguments))

@@ -62,6 +62,8 @@ class Form:
             annotation file, for forms whose paths other forms, or other files of this one, have too.
         empty: what a row with an empty list of questions is counted as, where the set has such rows: it is left out;
             "": it is refused.
+        subtitled: whether its records name subtitles, which only some videos have: a record whose file is not there has
+            none, and the set's report counts these.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Form:
     foreign: Mapping[str, str] = field(default_factory=dict)
     folder: Callable[[Row, Path], str] | None = None
     empty: str = ""
+    subtitled: bool = False
 
 
 @dataclass(frozen=True)

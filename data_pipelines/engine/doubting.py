@@ -34,6 +34,9 @@ class Doubt:
             return True
         if verdict.sample is not None:
             paths = [path for ref in verdict.sample.media for path in (ref.path, ref.subtitles) if path]
+            # Subtitles that were not there: the record does without.
+            if any(self._is_there(path) for path, *_ in verdict.found if path not in paths):
+                return True
         else:  # refused after its media were there: of one that is gone that is said first
             paths = [path for path, *_ in verdict.found] if verdict.keys else []
         return any(not self._is_there(path) for path in paths)

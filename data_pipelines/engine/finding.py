@@ -77,6 +77,10 @@ class MediaFinder:
         self._latest.append((path, name, folder, None if folder is None else str(annotations)))
         return path
 
+    def is_there(self, path: str) -> bool:
+        """Whether a path that was found is that of a file."""
+        return self._is_file(PurePosixPath(path))
+
     def latest(self) -> tuple[Found, ...]:
         """What was asked and found since this was called before."""
         latest, self._latest = tuple(self._latest), []

@@ -12,6 +12,7 @@ from typing import Any
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import unusable
 from data_pipelines.engine.finding import MediaFinder
+from data_pipelines.engine.told import Told
 from data_pipelines.media_store import MediaStore
 from vlm_pg.data.files import RecordPlace
 from vlm_pg.data.folders import data_folder, root_of
@@ -86,6 +87,8 @@ class RowReader:
             record = self._located(record, folder, self.finder)
         if self.store is not None:
             record = with_paths(record, self.store.unpack)
+            if isinstance(told := record.get("subtitles"), Told):
+                record |= {"subtitles": self.store.write_subtitles(told)}
         return parse_record(record, where)
 
     def _located(self, record: dict[str, Any], folder: str | None, finder: MediaFinder) -> dict[str, Any]:
@@ -96,7 +99,11 @@ class RowReader:
                 return [path(one) for one in value]
             return finder.path_of(value, folder, self.annotations) if isinstance(value, str) and value else value
 
-        return record | {name: path(record[name]) for name in ("path", "subtitles") if record.get(name)}
+        found = {name: path(record[name]) for name in ("path", "subtitles") if record.get(name)}
+        subtitles = found.get("subtitles")
+        if self.form.subtitled and isinstance(subtitles, str) and not finder.is_there(subtitles):
+            found["subtitles"] = None
+        return record | found
 
 
 def check_columns(row: Any, form: Form) -> None:

@@ -41,10 +41,13 @@ class Tally:
 
     Args:
         option_columns: how many fields of a row hold an option each; 0 where options come otherwise.
+        subtitled: whether records name subtitles where their video has any.
     """
 
     option_columns: int = 0
+    subtitled: bool = False
     fewer_options: int = 0
+    without_subtitles: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     by_data_type: Counter[str] = field(default_factory=Counter)
     by_answer_kind: Counter[str] = field(default_factory=Counter)
@@ -68,6 +71,7 @@ class Tally:
         self.by_source[sample.source] += 1
         self.words.add(sum(len(text.split()) for text in (sample.question, *sample.options)))
         self.fewer_options += 0 < len(sample.options) < self.option_columns
+        self.without_subtitles += all(not ref.subtitles for ref in sample.media)
         for ref in sample.media:
             if ref.end is not None:
                 self.clips.add(ref.end - (ref.start or 0.0))
@@ -97,6 +101,7 @@ class Tally:
     def report(self) -> dict[str, Any]:
         """As ``report.json`` has it."""
         fewer = {"fewer_options_than_columns": self.fewer_options} if self.option_columns else {}
+        silent = {"without_subtitles": self.without_subtitles} if self.subtitled else {}
         return {
             "train": self.counts["train"],
             "eval": self.counts["eval"],
@@ -107,6 +112,7 @@ class Tally:
             "refused": _sorted(self.refused),
             "repeated": _sorted(self.repeated),
             **fewer,
+            **silent,
         }
 
     def summary(self) -> str:
@@ -121,6 +127,8 @@ class Tally:
             lines.append(
                 f"kept     {self.fewer_options:6}  of them have fewer options than {self.option_columns} columns"
             )
+        if self.subtitled:
+            lines.append(f"kept     {self.without_subtitles:6}  of them have no subtitles")
         return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
 
 import pyarrow
@@ -27,7 +28,8 @@ def dataset_of(name: str) -> DataSet:
 
 def lay_out(folder: Path, pattern: str, rows: int = 1) -> None:
     """A file that a pattern names, or a shard of the split it does."""
-    place, colon, split = pattern.replace("*", "x").replace("[0-9]", "0").replace("[a-z]", "a").rpartition(":")
+    # Of "[0-9]" a 0.
+    place, colon, split = re.sub(r"\[(.)[^]]*\]", r"\1", pattern.replace("*", "x")).rpartition(":")
     path = folder / place / f"{split}-00000-of-00001.parquet" if colon else folder / split
     path.parent.mkdir(parents=True, exist_ok=True)
     if colon:

@@ -1,0 +1,139 @@
+"""MVBench: twenty tasks about time in short videos to checked multiple choice records, for evaluation only.
+
+    vlm-pg prepare mvbench MVBench --out data/mvbench
+    vlm-pg prepare mvbench --eval json/action_sequence.json --media-root MVBench --out data/action_sequence
+
+Published: OpenGVLab/MVBench ``json/<task>.json``, 20 arrays of 200 rows each (copies with 198 or 199 are about):
+``video``, ``question``, ``candidates`` without letters, and ``answer``, the text of one of them. The rows of five tasks
+have ``start`` and ``end`` of a clip in seconds: action_sequence, action_prediction, object_interaction,
+action_localization, episodic_reasoning. Those of others are about the whole video, as in MVBench's own code. The videos
+lie in ``video``, each task's in a folder of one of the sets that they come from (``video/star/Charades_v1_480``), under
+names that other such folders have too: only that folder counts. The copy with clips that are cut already
+(``star/Charades_segment`` and the like) is not read.
+
+Two tasks are not read in full. episodic_reasoning comes as folders of pictures, three a second
+(``tvqa/frames_fps3_hq/<video>/00001.jpg``), which are no video files: its rows are refused (``frames_folder``), and so
+a mean of all tasks is one of nineteen. The videos of fine_grained_pose (NTU RGB+D) must be asked for at their project,
+and are .avi files, which are not read here: convert them to .mp4 in the same folder, ``nturgbd``.
+
+Evaluation reports by task, as ``details`` call it, too; a record is named after its task and its place in the file.
+
+Licence: annotations MIT; the videos come from eleven other data sets under their own terms, see the project.
+
+Record: {"problem_id": "action_sequence-1", "problem": "What happened after the person took the food?",
+"data_type": "video", "problem_type": "multiple choice", "options": ["A. Ate the medicine.",
+"B. Tidied up the blanket.", "C. Put down the cup.", "D. Took the box."], "solution": "<answer>A</answer>",
+"path": "star/Charades_v1_480/ZS9XR.mp4", "start": 10.2, "end": 24.8, "data_source": "mvbench",
+"category": "action_sequence", "details": {"task": "action_sequence"}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_pipelines.common import run
+from data_pipelines.engine.command import prepare
+from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.fields import called, list_of, number_of, text_of, texts_of, unusable
+from data_pipelines.engine.options import letter_of_text, lettered
+from data_pipelines.engine.questions import answered
+from data_pipelines.engine.reading import read_rows
+from vlm_pg.data.files import RecordPlace
+
+# Where each task's videos lie below ``video``: OpenGVLab/Ask-Anything, video_chat2/mvbench.ipynb.
+FOLDERS = {
+    "action_sequence": "star/Charades_v1_480",
+    "action_prediction": "star/Charades_v1_480",
+    "action_antonym": "ssv2_video",
+    "fine_grained_action": "Moments_in_Time_Raw/videos",
+    "unexpected_action": "FunQA_test/test",
+    "object_existence": "clevrer/video_validation",
+    "object_interaction": "star/Charades_v1_480",
+    "object_shuffle": "perception/videos",
+    "moving_direction": "clevrer/video_validation",
+    "action_localization": "sta/sta_video",
+    "scene_transition": "scene_qa/video",
+    "action_count": "perception/videos",
+    "moving_count": "clevrer/video_validation",
+    "moving_attribute": "clevrer/video_validation",
+    "state_change": "perception/videos",
+    "fine_grained_pose": "nturgbd",
+    "character_order": "perception/videos",
+    "egocentric_navigation": "vlnqa",
+    "episodic_reasoning": "tvqa/frames_fps3_hq",
+    "counterfactual_inference": "clevrer/video_validation",
+}
+_OF_CLIPS = ("action_sequence", "action_prediction", "object_interaction", "action_localization")
+_OF_FRAMES = "episodic_reasoning"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
+    return prepare(MVBENCH, __doc__ or "", argv)
+
+
+def to_record(row: Row, name: str) -> dict[str, Any]:
+    """One row as a record.
+
+    Raises:
+        SampleError: a field is missing or of another type, the answer is not one of the candidates, ``unknown_task``
+            or ``frames_folder``.
+    """
+    task = text_of(row, "task")
+    if task not in FOLDERS:
+        raise unusable("unknown_task", f"the file is called '{task[:80]}'", f"One of {', '.join(FOLDERS)}")
+    if task == _OF_FRAMES:
+        came = f"'{called(row, 'video')[:80]}' is a folder of pictures, three a second"
+        raise unusable("frames_folder", came, "A video file, as the other tasks have,")
+    texts = texts_of(list_of(row, "candidates"), "'candidates'")
+    clip = {part: number_of(row, part) for part in ("start", "end")} if task in _OF_CLIPS else {}
+    return {
+        "problem_id": name,
+        "problem": text_of(row, "question"),
+        "data_type": "video",
+        **answered("multiple choice", letter_of_text(text_of(row, "answer"), texts), lettered(texts)),
+        "path": f"{FOLDERS[task]}/{_file(called(row, 'video'))}",
+        **clip,
+        "data_source": "mvbench",
+        "category": task,
+        "details": {"task": task},
+    }
+
+
+def _file(video: str) -> str:
+    """What the video is called here: .avi files are not read, and asked for as what they are converted to."""
+    return f"{video[:-4]}.mp4" if video.lower().endswith(".avi") else video
+
+
+def _of_task(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+    """Rows with their task, which the name of their file tells, and their number from 1 on."""
+    for number, (place, row) in enumerate(read_rows(path), start=1):
+        yield place, {**row, "task": path.stem, "number": number} if isinstance(row, Mapping) else row
+
+
+def _named(row: Row, name: str) -> list[tuple[str, Row]]:
+    """However its file is broken into lines: "action_sequence-17"."""
+    return [(f"{row['task']}-{row['number']}", row)]
+
+
+MVBENCH = DataSet(
+    "mvbench",
+    (
+        Form(
+            "json/<task>.json",
+            {"eval": ("json/*.json", "*/json/*.json")},
+            ("video", "question", "candidates", "answer"),
+            to_record,
+            rows=_of_task,
+            questions=_named,
+            suffixes=(".json",),
+        ),
+    ),
+    media=("video", "[Mm][Vv][Bb]ench/video"),
+    by_name=False,
+)
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))
