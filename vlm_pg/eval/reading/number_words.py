@@ -103,7 +103,8 @@ _NO_ONE_BEFORE = re.compile(
     re.IGNORECASE,
 )
 _NO_ONE_AFTER = re.compile(
-    r"\s{1,3}(?:of|by|another|can|could|must|should|would|might|may|that|which|who|is|has|was|to|at|in|on|for|with|behind|"
+    r"\s{1,3}(?:of|by|another|can|could|must|should|would|might|may|that|which|who|is|has|was|"
+    r"to|at|in|on|for|with|behind|"
     r"more|side|end|after|way|needs?|sees?|thing|near|beside|next|under)\b|['’]s\b",
     re.IGNORECASE,
 )

@@ -66,7 +66,8 @@ _GLUED = re.compile(r"(?<=[0-9])(h|hr|min|m|ft)(?=[0-9])")
 _BOUND_BEFORE = re.compile(
     r"(?:\b(?:more|less|fewer|greater|larger|bigger|smaller|higher|lower|longer|shorter|older|"
     r"younger|other|rather)\s{1,3}than|"
-    r"\bat\s{1,3}(?:least|most)|\bup\s{1,3}to|\b(?:over|under|above|below|beyond|exceed(?:s|ing)?|half|twice|double|triple|"
+    r"\bat\s{1,3}(?:least|most)|\bup\s{1,3}to|\b(?:over|under|above|below|beyond|exceed(?:s|"
+    r"ing)?|half|twice|double|triple|"
     r"minimum|maximum|sqrt|log|ln|sin|cos|tan|mod|modulo|multiple|multiples|error|"
     r"mehr\s{1,3}als|weniger\s{1,3}als|mindestens|"
     r"höchstens|über|unter|plus\s{1,3}de|moins\s{1,3}de|más\s{1,3}de|menos\s{1,3}de|"

@@ -18,7 +18,8 @@ _PROGRAM = re.compile(
 )
 _FENCE = re.compile(r"```\w{0,12}")
 _TEXT = re.compile(
-    r"\\(?:text(?:bf|it|rm|normal|sf|tt|up)?|mbox|math(?:rm|bf|sf|it)|operatorname|fbox|boxed|emph)\s{0,2}\{([^{}]{0,400})\}"
+    r"\\(?:text(?:bf|it|rm|normal|sf|tt|up)?|mbox|math(?:rm|bf|sf|it)|operatorname|fbox|boxed|"
+    r"emph)\s{0,2}\{([^{}]{0,400})\}"
 )
 _NUMBER_IN_BRACES = r"\{?\s{0,2}([+-]?[0-9]{0,15}\.?[0-9]{1,15})\s{0,2}\}?"
 _FRACTION = re.compile(

@@ -8,7 +8,7 @@ from vlm_pg.rewards.clauses import phrases
 
 MAX_STATEMENTS = 400
 
-_SENTENCE = re.compile(r"(?<=[.!?])[)\"”]?\s{1,9}(?=\S)|(?<=[。！？])\s{0,3}|[;；]\s|\n{1,99}")
+_SENTENCE = re.compile(r"(?:(?<=[.?])|(?<=[^\W\d]!))[)\"”]?\s{1,9}(?=\S)|(?<=[。！？])\s{0,3}|[;；]\s|\n{1,99}")
 _BULLET = re.compile(r"^\s{0,20}(?:[-•*–]\s{1,9}|\(?[0-9]{1,2}[.)]\s{1,9}(?=\S)|#{1,6}\s|[>✅✓✔☑]\s{0,3})")
 _RULE = re.compile(r"[\s|:=*_-]{0,400}")
 # What is not the answer whatever it says: notes, courtesy, what is usual, checks of what was said.
@@ -55,9 +55,11 @@ _CORRECTION = re.compile(
     re.IGNORECASE,
 )
 _CONFIRMED = re.compile(
-    r"[✓✔✅☑]|\b(?:correct|yes|right|confirmed|confirms|consistent|holds|matches|works|"
-    r"checks?\s{1,3}out|as\s{1,3}expected|stands|stimmt|richtig|correcto|"
-    r"exact|верно)\b|正确|没错|对的|无误|正しい",
+    r"[✓✔✅☑]|\b(?:is|was|are|that['’]s|it['’]s|seems|looks)\s{1,3}(?:indeed\s{1,3}|"
+    r"all\s{1,3})?(?:correct|right|consistent|fine)\b|"
+    r"(?:^|[.!,:]\s)(?:correct|yes|right|stimmt|richtig|correcto|exact|верно)\s{0,2}[.!,]|"
+    r"\b(?:confirmed|confirms|holds|matches|works|checks?\s{1,3}out|as\s{1,3}expected|"
+    r"stands)\b|正确|没错|对的|无误|正しい",
     re.IGNORECASE,
 )
 _DENIED = re.compile(r"\b(?:not|in)\s{0,3}(?:correct|right)\b|\bwrong\b|n't\b|不正确|不对|错", re.IGNORECASE)
@@ -67,7 +69,8 @@ _EXPLICIT = re.compile(
     r"should\s{1,3}be|must\s{1,3}be|comes\s{1,3}out\s{1,3}(?:as|to)|"
     r"becomes)\b\s{0,3}(?:therefore|thus|then)?\s{0,3}[:：]?|[:：=])"
     r"|\b(?:final\s{1,3}(?:answer|estimate|count|value))\s{0,3}[:：\n-]|####|\banswer\s{0,3}\n"
-    r"|(?:最终|正确|最后)?的?(?:答案|结果|答)(?:应该|应当|就)?(?:是|为|[:：])\s{0,3}[:：]?|答え\s{0,3}(?:は|[:：])|(?:解答|"
+    r"|(?:最终|正确|最后)?的?(?:答案|结果|答)(?:应该|应当|就)?(?:是|为|[:：])\s{0,3}[:：]?|答え\s{0,3}(?:は|[:：])|"
+    r"(?:解答|"
     r"回答)\s{0,3}(?:は|[:：])|정답\s{0,3}(?:은|는|[:：])|답\s{0,3}(?:은|는|[:：])"
     r"|\b(?:respuesta|resposta|réponse|reponse|antwort|risposta|ergebnis|resultado|résultat|"
     r"risultato|antwoord)(?:\s{1,3}(?:correcta|correta|correcte|final|finale|correta))?"
