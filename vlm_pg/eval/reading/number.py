@@ -171,8 +171,9 @@ def _prose(text: str, asked: Asked) -> Found:
         found = _row(one, asked) if table_cells(one) else _line(one, asked, is_list)
         if found.state == "nothing":
             continue
-        if not found.is_weak or (found.state == "unclear" and weak is None):
-            return found
+        if not found.is_weak:
+            # "There were 12. Five of them were eaten": the 12 is not what is left.
+            return found if weak is None or asked.states_left(one) else weak
         weak = weak or found
     return weak or Found("nothing")
 

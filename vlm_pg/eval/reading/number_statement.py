@@ -76,7 +76,7 @@ def read_statement(statement: str, asked: Asked) -> Found:
     read_statement("3 trays are empty, so 18 rolls are left", Asked(noun="roll")) finds 18.
     """
     text = _CONTEST_LETTER.sub("", statement[:MAX_STATEMENT_CHARACTERS])
-    text = re.sub(r"(?<!at )\bleast\b", "smallest", _zeros(text, asked))
+    text = re.sub(r"(?<![aA]t )\bleast\b", "smallest", _zeros(text, asked))
     if not quantities_in(text):
         return Found("nothing")
     kept = _without_asides(affirmed(text))

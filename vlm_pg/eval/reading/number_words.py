@@ -12,13 +12,15 @@ from collections.abc import Iterable
 
 _STOP_WORDS = {
     "en": "the is a of and in to are there it that so for was we i",
-    "de": "der die das ist und ein eine es nicht im auf den dem von zu mit also sind beträgt gibt insgesamt kostete",
-    "fr": "le la les est et un une des dans pour de du au sont il donc y avant coûtait elle reste soit",
-    "es": "el la los las es un una y en de del que son por hay quedan entonces",
-    "pt": "o a os as é um uma e em do da no na são há que era restam",
-    "it": "il lo la gli è un una di e in che sono nel della ci restano quindi",
+    "de": "der die das ist und ein eine es nicht im auf den dem von zu mit also sind beträgt gibt insgesamt "
+    "kostete er sie im am bei hat wird sich einen einem einer aus für man wir",
+    "fr": "le la les est et un une des dans pour de du au sont il donc y avant coûtait elle reste soit en que "
+    "qui ont ce cette par sur",
+    "es": "el la los las es un una y en de del que son por hay quedan entonces lo su se con para",
+    "pt": "o a os as é um uma e em do da no na são há que era restam ele ela com para se",
+    "it": "il lo la gli è un una di e in che sono nel della ci restano quindi del si per con",
     "nl": "de het een en is van in dat zijn er dus staan",
-    "ru": "в и на по это равна поэтому что не с всего",
+    "ru": "в и на по это равна поэтому что не с всего он за к от или",
 }
 _STOPS = {name: frozenset(text.split()) for name, text in _STOP_WORDS.items()}
 _MOST_WORDS_WITHOUT_LANGUAGE = 4

@@ -8,7 +8,9 @@ from vlm_pg.rewards.clauses import phrases
 
 MAX_STATEMENTS = 400
 
-_SENTENCE = re.compile(r"(?:(?<=[.?])|(?<=[^\W\d]!))[)\"”]?\s{1,9}(?=\S)|(?<=[。！？])\s{0,3}|[;；]\s|\n{1,99}")
+_SENTENCE = re.compile(
+    r"(?:(?<=[.?])|(?<=[^\W\d]!))[)\"”]?\s{1,9}(?=\S)|(?<=[。！？])\s{0,3}|[;；]\s(?=[^\W\d_]{2})|\n{1,99}"
+)
 _BULLET = re.compile(r"^\s{0,20}(?:[-•*–]\s{1,9}|\(?[0-9]{1,2}[.)]\s{1,9}(?=\S)|#{1,6}\s|[>✅✓✔☑]\s{0,3})")
 _RULE = re.compile(r"[\s|:=*_-]{0,400}")
 # What is not the answer whatever it says: notes, courtesy, what is usual, checks of what was said.
