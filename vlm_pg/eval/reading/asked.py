@@ -1,0 +1,162 @@
+"""What a question asks a number of: the unit of its answer and the name of what is counted."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from vlm_pg.eval.reading.quantities import unit_named
+from vlm_pg.rewards.numbers import read_quantity
+from vlm_pg.rewards.units import Unit, parse_unit
+from vlm_pg.types import Sample
+
+_PERCENT = re.compile(r"\bpercent(?:age)?\b|\bper\s{1,3}cent\b|百分", re.IGNORECASE)
+_ASKING = re.compile(
+    r"[^.!?。？\n]{0,400}[?？]|(?:find|compute|calculate|determine|evaluate|求)\b[^.!?。？\n]{0,400}", re.I
+)
+_HOW_MANY = re.compile(r"\bhow\s{1,3}many\s{1,3}((?:[A-Za-z'-]{1,24}(?:\(\w{1,2}\))?\s{0,3}){1,6})", re.IGNORECASE)
+_NAMED_UNIT = re.compile(
+    r"\(?\bunit\s{0,3}(?:is|:|=)\s{0,3}(?P<said>[^\s)]{1,20})|"
+    r"\b(?:in|measured\s{1,3}in)\s{1,3}(?P<within>(?:(?:square|cubic)\s{1,3})?[^\s.,?()]{1,20})",
+    re.IGNORECASE,
+)
+# What ends the name of what is counted: "how many red chairs | are there".
+_NAME_END = frozenset(
+    [
+        "are",
+        "is",
+        "was",
+        "were",
+        "do",
+        "does",
+        "did",
+        "can",
+        "could",
+        "will",
+        "would",
+        "have",
+        "has",
+        "had",
+        "in",
+        "on",
+        "of",
+        "at",
+        "to",
+        "from",
+        "with",
+        "that",
+        "which",
+        "who",
+        "there",
+        "be",
+        "pass",
+        "passes",
+        "fit",
+        "stand",
+        "remain",
+        "left",
+        "appear",
+        "need",
+        "needs",
+    ]
+)
+_SYMBOL = re.compile(
+    r"\bfind\s{1,3}(?:the\s{1,3}value\s{1,3}of\s{1,3})?\$?\s?([^$.?]{1,40}?)\s?(?:\$|[.?]|$)", re.IGNORECASE
+)
+_LEFT = re.compile(r"\b(?:left|remain\w{0,3})\b", re.IGNORECASE)
+_STATES_LEFT = re.compile(
+    r"\b(?:left|remain\w{0,3}|over|still|now|übrig|verbleib\w{0,3}|bleib\w{0,3}|rest\w{0,4}|"
+    r"quedan?|restam?|restano)\b|剩|残|остал|남",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """``unit``: of the number that is asked for, None if none is named; ``is_percent``: a percentage is.
+
+    ``noun``: stem of the name of what is counted ("chair"), "" if nothing is. ``symbol``: the variable or term asked
+    for, without blanks ("m+n"). ``is_left``: what is left over is asked for. ``words``: those of
+    the asking sentence.
+    """
+
+    unit: Unit | None = None
+    is_percent: bool = False
+    noun: str = ""
+    symbol: str = ""
+    is_left: bool = False
+    words: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, sample: Sample) -> Asked:
+        """What ``sample`` asks; the unit is ``details["unit"]``, else the one its question or gold answer names."""
+        question = sample.question
+        given = str(sample.details.get("unit") or "").strip()
+        asking = " ".join(match[0] for match in _ASKING.finditer(question[:4000])) or question[:400]
+        is_percent = given.lower() in ("percent", "%", "percentage") or (not given and bool(_PERCENT.search(asking)))
+        unit = None if is_percent else _given_unit(given) or (_question_unit(asking, question) if not given else None)
+        if unit is None and not is_percent:
+            unit = read_quantity(sample.answer)[1]
+        counted = _HOW_MANY.search(asking)
+        name = _counted_name(counted[1]) if counted else ""
+        symbol = _SYMBOL.search(question)
+        words = frozenset(word for word in re.findall(r"[a-z]{4,20}", asking.lower()))
+        return cls(
+            unit,
+            is_percent,
+            "" if unit_named(name) else stem(name),
+            re.sub(r"\s", "", symbol[1]) if symbol else "",
+            bool(_LEFT.search(asking)),
+            words,
+        )
+
+    def is_counted(self, text: str) -> bool:
+        """Whether ``text`` begins with the name of what is counted, at most two words before it."""
+        if not self.noun:
+            return False
+        words = re.findall(r"[^\W\d_]{1,30}|[.,;:]", text[:80])[:3]
+        for word in words:
+            if word in ".,;:" or word.lower() in ("and", "or"):
+                return False
+            if stem(word) == self.noun:
+                return True
+        return False
+
+    def states_left(self, text: str) -> bool:
+        """Whether ``text`` says what is left, where that is asked."""
+        return not self.is_left or _STATES_LEFT.search(text) is not None
+
+
+def stem(word: str) -> str:
+    """An English noun without its plural: "boxes" -> "box", "chair(s)" -> "chair"."""
+    word = re.sub(r"\(\w{1,2}\)", "", word.lower().strip())
+    for ending, left in (("ies", "y"), ("shes", "sh"), ("ches", "ch"), ("xes", "x"), ("sses", "ss"), ("s", "")):
+        if word.endswith(ending) and len(word) > len(ending) + 2 and not word.endswith("ss"):
+            return word[: -len(ending)] + left
+    return word
+
+
+def _counted_name(words: str) -> str:
+    """The last word of a name: "green spheres are left" -> "spheres"."""
+    name = ""
+    for word in words.split():
+        if word.lower() in _NAME_END:
+            break
+        name = word
+    return name
+
+
+def _given_unit(given: str) -> Unit | None:
+    return (parse_unit(given) or unit_named(given)) if given else None
+
+
+def _question_unit(asking: str, question: str) -> Unit | None:
+    counted = _HOW_MANY.search(asking)
+    if counted and (unit := unit_named(_counted_name(counted[1]))):
+        return unit
+    for text in (asking, question[:4000]):
+        for match in _NAMED_UNIT.finditer(text):
+            written = match["said"] or match["within"]
+            if unit := parse_unit(written) or (unit_named(written) if len(written) > 2 else None):
+                return unit
+    return None

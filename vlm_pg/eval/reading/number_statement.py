@@ -1,0 +1,227 @@
+"""One statement: the number that it says is the one asked for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+from vlm_pg.eval.reading.asked import Asked
+from vlm_pg.eval.reading.quantities import Quantity, quantities_in
+from vlm_pg.eval.reading.statements import without_reason
+from vlm_pg.rewards.clauses import affirmed
+from vlm_pg.rewards.numbers import in_unit_of
+
+MAX_STATEMENT_CHARACTERS = 2000
+
+_CUE = re.compile(
+    r"\b(?:so|therefore|thus|hence|consequently|i\.e\.,?|that\s{1,3}is|in\s{1,3}total|altogether|overall|"
+    r"which\s{1,3}(?:is|means|gives|makes|leaves|equals|comes\s{1,3}to)|(?:makes|leaves|leaving|"
+    r"gives|giving|totals?|totall?ing|yields|comes\s{1,3}to|amounts\s{1,3}to|"
+    r"equals|results\s{1,3}in|making|brings)|we\s{1,3}(?:get|have|obtain)|finally|daher|somit|"
+    r"folglich|insgesamt|ergibt|d\.h\.,?|macht|"
+    r"donc|ainsi|au\s{1,3}total|soit|por\s{1,3}(?:lo\s{1,3})?tanto|así\s{1,3}que|en\s{1,3}total|"
+    r"portanto|no\s{1,3}total|ou\s{1,3}seja|quindi|dunque|in\s{1,3}totale|"
+    r"dus|в\s{1,3}итоге|поэтому|значит|итого|следовательно|получаем|получается|т\.е\.,?|dans|"
+    r"also(?=\s{1,3}[a-zäöü]{0,12}\s{0,3}[0-9]))(?!\w)|∴|"
+    r"所以|因此|即|也就是|一共|总共|共有?|合计|剩下|还剩|得到|等于|つまり|したがって|よって|だから|合計|全部で|残り|따라서|그래서|모두|총",
+    re.IGNORECASE,
+)
+_ENGLISH_ALSO = re.compile(r"^also$", re.IGNORECASE)
+_CONTEST_LETTER = re.compile(r"^\W{0,6}\(?\s{0,3}[A-J]\s{0,3}\)\s{1,6}(?=\S)")
+_MODULUS = re.compile(
+    r"\(\s{0,3}mod\s[^()]{1,20}\)|\bmod(?:ulo)?\s{1,3}[0-9]{1,9}|\bp?mod\s?\(?[0-9]{1,9}\)?", re.IGNORECASE
+)
+_BRACKETED = re.compile(r"(?<![\w°+*/^=×·÷-])(?<![+*/^=×·÷-]\s)\([^()]{0,300}\)|（[^（）]{0,300}）")
+_EQUALS = re.compile(r"(?<![<>!≤≥=])=(?![=>])|≈|≡|≅")
+_BOUNDARY = re.compile(r"[,;:](?![0-9])|\s(?:and|und|et|y|so|where|with|therefore)\s|[。，；：]")
+_RELATION = re.compile(r"[<>≤≥≠]")
+_OR = re.compile(r"\s(?:or|oder|ou|o|или|eller|veya|albo|either)\s|或者?|または|또는|أو|\s/\s(?=[0-9$])", re.IGNORECASE)
+_COPULA = re.compile(
+    r"(?:\b(?:is|are|was|were|be|equals?|measures?|contains?|has|have|becomes?|gets|beträgt|ist|"
+    r"sind|war|kostete|est|sont|es|son|é|são|è|sono|era|равн\w|составляет|это)\b|[:：=≈]|是|为|有|は|"
+    r"は約|는|은)"
+    r"\s{0,3}(?:(?:about|approximately|approx|roughly|around|nearly|exactly|only|just|circa|ca|"
+    r"etwa|ungefähr|rund|environ|unos|aproximadamente|cerca\s{1,3}(?:de|di)|около|примерно|大约|约|"
+    r"約|≈|~|now|at)\s{0,3}){0,2}$",
+    re.IGNORECASE,
+)
+_NONE_LEFT = re.compile(
+    r"\b(?:none|nothing|nichts|rien|nada|keine?|"
+    r"aucune?s?)\b(?!\s{1,3}(?:of\s{1,3}the\s{1,3}(?:above|options|answers|choices)|other|more|else))"
+    r"(?=[\s\w]{0,24}\b(?:left|remain\w{0,3}|at\s{1,3}all|übrig|in\s{1,3}(?:the|this)|visible)\b)|^\W{0,9}none\W{0,9}$",
+    re.IGNORECASE,
+)
+_ORPHAN = re.compile(r"\bones?\b", re.IGNORECASE)
+State = Literal["nothing", "one", "unclear"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a statement says: no number, one, or several or something that is not clear.
+
+    ``has_cue``: it says that it concludes ("so", "="). ``is_weak``: its number counts something else by name.
+    """
+
+    state: State
+    quantity: Quantity | None = None
+    has_cue: bool = False
+    is_weak: bool = False
+
+
+def read_statement(statement: str, asked: Asked) -> Found:
+    """The number that one sentence, line or box states as what is asked for.
+
+    read_statement("3 trays are empty, so 18 rolls are left", Asked(noun="roll")) finds 18.
+    """
+    text = _CONTEST_LETTER.sub("", statement[:MAX_STATEMENT_CHARACTERS])
+    text = re.sub(r"(?<![aA]t )\bleast\b", "smallest", _zeros(text, asked))
+    if not quantities_in(text):
+        return Found("nothing")
+    kept = _without_asides(affirmed(text))
+    if not quantities_in(kept):
+        return Found("unclear")
+    concluded = _concluded(without_reason(kept))
+    has_cue = concluded != without_reason(kept)
+    found = _from_equation(concluded, asked) or _from_quantities(concluded, asked)
+    if found.state == "nothing":
+        found = Found("unclear")
+    return replace(found, has_cue=found.has_cue or has_cue, is_weak=found.is_weak and not (found.has_cue or has_cue))
+
+
+def _zeros(text: str, asked: Asked) -> str:
+    """``text`` with 0 where it says that there is none of what is counted."""
+    if asked.noun:
+        noun = rf"((?:[a-z]{{1,20}}\s{{1,3}}){{0,2}}{re.escape(asked.noun)}\w{{0,3}}\b)"
+        text = re.sub(
+            rf"\b(?:no|not\s{{1,3}}any|zero)\s{{1,3}}(?!other|more|additional|further){noun}", r"0 \1", text, flags=re.I
+        )
+        text = re.sub(rf"(?:n't|n’t)\s{{1,3}}any\s{{1,3}}{noun}", r" 0 \1", text, flags=re.I)
+        text = _NONE_LEFT.sub("0", text)
+    return text
+
+
+def _without_asides(text: str) -> str:
+    """``text`` without a modulus, and without what is in brackets unless that holds its only number."""
+    text = _MODULUS.sub(" ", text)
+    shorter = _BRACKETED.sub(" ", text)
+    return shorter if quantities_in(shorter) else text
+
+
+def _concluded(text: str) -> str:
+    """What follows the last word of conclusion that a number follows; all of ``text`` without one."""
+    clean = [quantity.start for quantity in quantities_in(text) if quantity.aside not in ("part", "bound")]
+    start = 0
+    for cue in _CUE.finditer(text):
+        if _ENGLISH_ALSO.match(cue[0]) and re.search(r"\b(?:the|is|are|there)\b", text):
+            continue
+        if clean and clean[-1] >= cue.end():
+            start = cue.end()
+    return text[start:]
+
+
+def _from_equation(text: str, asked: Asked) -> Found | None:
+    """The value of the equation in ``text``; None if there is none."""
+    chains, rest = _chains(text)
+    if not chains:
+        return None
+    behind = [one for one in quantities_in(rest) if not one.aside]
+    if behind and _COPULA.search(rest[: behind[-1].start]):
+        return _from_quantities(rest, asked)
+    values = [(left, _value_of(sides)) for left, sides in chains]
+    asked_for = [value for left, value in values if asked.symbol and re.sub(r"\s", "", left).endswith(asked.symbol)]
+    if asked_for:
+        value = asked_for[-1]
+        return Found("unclear") if value is None else Found("one", value, has_cue=True)
+    distinct = {None if value is None else _key(value, asked) for _, value in values}
+    last_left, last = values[-1]
+    if last is None:
+        return Found("unclear")
+    # "m = 8 and n = 17" gives two things their values; a sum worked out at the end is a result.
+    if len(distinct) > 1 and not _is_computation(last_left):
+        return Found("unclear")
+    return Found("one", last, has_cue=True)
+
+
+def _chains(text: str) -> tuple[list[tuple[str, list[str]]], str]:
+    """Equations, each as its left side and all sides, and the text behind: "a = 2 + 3 = 5 and b = 1" has two."""
+    chains: list[tuple[str, list[str]]] = []
+    begin, rest = 0, 0
+    for piece in [*_BOUNDARY.finditer(text), None]:
+        part = text[begin : piece.start() if piece else len(text)]
+        sides = _EQUALS.split(part)
+        if len(sides) > 1:
+            chains.append((sides[0], sides))
+            rest = piece.end() if piece else len(text)
+        begin = piece.end() if piece else len(text)
+    return chains, text[rest:]
+
+
+def _value_of(sides: list[str]) -> Quantity | None:
+    """The number an equation comes to: its last side that is one, from the right, nothing worked out."""
+    last = _lone(sides[-1])
+    if last is not None:
+        return last
+    return _lone(sides[0], at_end=True) if len(sides) == 2 and _is_computation(sides[1]) else None
+
+
+def _lone(side: str, *, at_end: bool = False) -> Quantity | None:
+    found = quantities_in(side)
+    if at_end:
+        return found[0] if len(found) == 1 and not found[0].aside and not side[found[0].end :].strip() else None
+    if not found or found[0].aside or side[: found[0].start].strip(" ~≈"):
+        return None
+    others = [one for one in found[1:] if not one.aside]
+    return found[0] if not others or not _OR.search(side) else None
+
+
+def _is_computation(side: str) -> bool:
+    return re.search(r"[0-9a-zA-Z)²]\s?[-+×÷*·/^]\s?[0-9a-zA-Z(√]", side) is not None
+
+
+def _from_quantities(text: str, asked: Asked) -> Found:
+    if _RELATION.search(text) and not _EQUALS.search(text):
+        return Found("unclear")
+    clean = [one for one in quantities_in(text) if not one.aside]
+    clean = _of_the_kind(clean, asked)
+    if not clean:
+        is_part = any(one.aside in ("part",) for one in quantities_in(text))
+        return Found("unclear", is_weak=is_part)
+    if len({_key(one, asked) for one in clean}) == 1:
+        return Found("one", clean[-1], is_weak=_is_of_something_else(text, clean[-1], asked))
+    if any(_OR.search(text[one.end : other.start]) for one, other in pairwise(clean)):
+        return Found("unclear")
+    counted = [one for one in clean if asked.is_counted(text[one.end :]) or _ORPHAN.match(text[one.end :].lstrip())]
+    if counted and len({_key(one, asked) for one in counted}) == 1 and asked.states_left(text):
+        return Found("one", counted[-1])
+    stated = [one for one in clean if _COPULA.search(text[max(0, one.start - 60) : one.start])]
+    if len(stated) == 1 and stated[0] is clean[-1] and not text[stated[0].end :].strip(" .!。"):
+        return Found("one", stated[0])
+    return Found("unclear")
+
+
+def _of_the_kind(found: list[Quantity], asked: Asked) -> list[Quantity]:
+    """Those in a unit of the kind asked for, if there are any; else all."""
+    if asked.is_percent:
+        fitting = [one for one in found if one.number.is_percent]
+    elif asked.unit is not None:
+        fitting = [one for one in found if one.unit and one.unit.factor_to(asked.unit) is not None]
+    else:
+        fitting = []
+    return fitting or found
+
+
+def _is_of_something_else(text: str, quantity: Quantity, asked: Asked) -> bool:
+    """Whether a number counts something by a name other than the one asked for: "2 tables"."""
+    if not asked.noun or quantity.unit is not None:
+        return False
+    name = re.match(r"\s{1,3}([a-z]{3,20})\b", text[quantity.end :])
+    return bool(name) and not asked.is_counted(text[quantity.end :])
+
+
+def _key(quantity: Quantity, asked: Asked) -> tuple[float, str]:
+    number = in_unit_of(quantity.number, quantity.unit, asked.unit)
+    if number is None:
+        return quantity.number.value, quantity.unit.name if quantity.unit else ""
+    return round(number.value, 9), "%" if number.is_percent and not asked.is_percent else ""
