@@ -32,7 +32,7 @@ _JOINING = re.compile(
 )
 _THOUGHT = "\x00"  # where thinking stood
 _TAGGED = "\x01"  # where a character of a tag stood
-_STOOD = re.compile("[ \x00\x01]*[\x00\x01][ \x00\x01]*")
+_GAP = re.compile("[ \x00\x01]+")
 _MOST_NESTED = 3
 
 
@@ -57,8 +57,8 @@ class Said:
 def said_in(output: str, truncated: bool) -> Said | None:
     """What ``output`` says; None if it holds nothing but thinking, or nothing.
 
-    A thinking block that never closes reaches to the end, unless the output ends in a complete answer element: then only
-    its closing tag was left out. One that closes without opening begins with the output (some prompts open it).
+    A thinking block that never closes reaches to the end, unless the output ends in a complete answer element: then
+    only its closing tag was left out. One that closes without opening begins with the output (some prompts open it).
 
         said_in("<think>Perhaps A.</think> <answer>B</answer>", False) == Said("B", "B", False)
     """
@@ -137,7 +137,7 @@ def _keep_box(mark: re.Match[str]) -> str:
 
 
 def _final_spans(text: str, truncated: bool) -> tuple[str, list[tuple[int, int]]]:
-    """``text`` with a sign in place of each character of answer tags, and where the contents of tags and boxes lie, in order."""
+    """``text`` with a sign in place of each character of an answer tag; where contents of tags and boxes lie in it."""
     spans: list[tuple[int, int]] = []
     blank, begin, end_of_last = list(text), -1, 0
     for tag in _ANSWER.finditer(text):
@@ -205,4 +205,4 @@ def _between(text: str, start: int, end: int) -> str:
 
 
 def _plain(text: str) -> str:
-    return _STOOD.sub(" ", text).strip()
+    return _GAP.sub(lambda gap: gap[0] if gap[0].isspace() else " ", text).strip()
