@@ -36,9 +36,11 @@ _LABEL_LINE = re.compile(
     re.IGNORECASE,
 )
 _NUMBERED = re.compile(r"\b(?:option|caption|sentence|description|choice)\s1\s?[:.)]", re.IGNORECASE)
+_BY_NUMBER = re.compile(r"(?<=s\s)([1-9])(?=\W{0,3}$)")
 _AROUND = " \t\r\n()[]{}.,:;!*\"'“”‘’`$"
 _LATIN = {"А": "A", "В": "B", "С": "C", "Е": "E"}  # Cyrillic letters of the same shape and, but for one, place
 _HOMOGLYPH = re.compile(r"(?<!\w)[АВСЕ](?!\w)")
+_OTHERWISE = re.compile(r"\W{0,4}(?:otherwise|if\snot|else)\b", re.IGNORECASE)
 _SHORTEST_STATEMENT = 4
 _LONGEST_LOOSE = 25
 _LIST = re.compile(
@@ -124,7 +126,8 @@ class _State:
 
     def by_text(self, letters: frozenset[str], sentence: str) -> None:
         """A sentence names options by their texts: that counts where no letter was stated, or the letter is taken back."""
-        if (self.by == "letter" and not self.is_turned) or (self.letter and is_hypothetical(sentence)):
+        is_kept = self.by == "letter" and not self.is_turned
+        if is_kept or letters <= self.rejected or (self.letter and is_hypothetical(sentence)):
             return
         self.state(min(letters) if len(letters) == 1 else "", "text", 0)
 
@@ -141,7 +144,7 @@ class _Choosing:
         self.question = question
         self.texts: OptionTexts = option_texts(choices, question)
         self.letters = tuple(letter for letter, _ in choices)
-        self.numbers: NumericOptions | None = numeric_options(choices)
+        self.numbers: NumericOptions | None = numeric_options(choices, question)
         sides = {text.casefold().strip(" ."): letter for letter, text in choices}
         self.sides = {side: sides[side] for side in ("yes", "no")} if {"yes", "no"} <= sides.keys() else None
         self.is_numbered = _NUMBERED.search(question) is not None
@@ -167,8 +170,8 @@ class _Choosing:
             left = [letter for letter in self.letters if letter not in state.rejected]
             if len(left) == 1 and points_to_rest(text):
                 return left[0]
-            if ordered := self.texts.named_by_order(text):
-                return min(ordered.letters) if not is_cut else None
+        if state.by != "letter" and not is_cut and (ordered := self.texts.named_by_order(text)):
+            return ordered
         return state.letter or None
 
     def last_turn(self, text: str, letter: str | None) -> str | None:
@@ -202,6 +205,8 @@ class _Choosing:
             if self.sides is None:
                 state.by_text(frozenset(whole), line)
             return
+        if self.is_numbered:
+            line = _BY_NUMBER.sub(r"option \1", line)
         masked = self.texts.masked(rephrased(line, self.letters))
         found = _LABEL_LINE.match(masked)
         if found and not listed and found[1].upper() in labels:
@@ -220,11 +225,16 @@ class _Choosing:
         state.reject(stated.rejected)
         gave_up = gives_up(self.texts.unmasked(sentence))
         if stated.letters:
+            if _OTHERWISE.match(sentence) and state.letter:
+                state.state("", "letter", 3)
+                return
             if is_unfinished and len(sentence.strip()) < _SHORTEST_STATEMENT:
                 return
             weak = is_hypothetical(sentence) and stated.rank < 3
             if not weak or (state.letter is None and not gave_up):
                 state.by_letter(stated.letters, 1 if weak else stated.rank, sentence)
+                last = max(sentence.rfind(letter) for letter in stated.letters)
+                state.take_up(sentence[last + 1 :])
                 return
         if gave_up:
             state.give_up()
@@ -237,7 +247,7 @@ class _Choosing:
             values = self.numbers.named(self.texts.unmasked(sentence))
             if values is not None:
                 return values
-        named = self.texts.named_in_masked(sentence)
+        named = self.texts.named(sentence)
         if named is None or (not named.is_whole and len(sentence.split()) > _LONGEST_LOOSE):
             return frozenset()
         # "Yes" and "no" are read in all that is said.

@@ -11,8 +11,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from vlm_pg.rewards.clauses import clauses, phrases
+from vlm_pg.rewards.plain_text import WORD_LETTER
 
-_X = r"[(\[]?([A-Z])[)\]]?(?![\w'’*^]|\s?[=+]|-\w)"
+_X = rf"[(\[]?([A-Z])[)\]]?(?!{WORD_LETTER}|[0-9_'’*^]|\s?[=+]|-\w)"
 _NAMES = phrases(
     "answer, option, choice, caption, sentence, description, statement, letter, antwort, lösung, réponse, reponse, "
     "respuesta, resposta, risposta, opción, opcion, opção, alternativa, lettre, letra, buchstabe, ответ, вариант"
@@ -22,6 +23,7 @@ _IS = (
     r"(?:\s{1,3}(?:is|are|es|est|é|e|è|ist|lautet|wäre|would\s{1,3}be|should\s{1,3}be|must\s{1,3}be|to\s{1,3}be|be|"
     r"seems\s{1,3}to\s{1,3}be|this|here|هي|هو)\b|\s{0,3}(?:应该是|应该为|应当是|应为|是|为|は|은|는|이|:|=|-)){0,3}"
 )
+_CORRECT = r"(?:\s{1,3}(?:correcta|correcte|correta|corretta|finale?|richtige)\b)?"
 _MILD = phrases(
     "the, la, el, a, o, die, das, clearly, therefore, thus, also, then, definitely, probably, most likely, likely, "
     "still, simply, correcta, correcte, correta, corretta, correct, option, opción, opção, letter, number, indeed, hence, "
@@ -30,7 +32,7 @@ _MILD = phrases(
 _PLACED = rf"(?:\s{{0,3}},?\s{{0,3}}{_MILD}\b,?){{0,3}}\s{{0,3}}[\"'“‘]?"
 # Three ranks: what says that it is the answer, what says that an option is meant, and a letter with its option's text.
 _ANSWERS = re.compile(
-    rf"(?:\b{_NAMES}{_IS}{_PLACED}|(?:{_EAST}){_IS}\s{{0,3}})(?-i:{_X})|"
+    rf"(?:\b{_NAMES}{_CORRECT}{_IS}{_PLACED}|(?:{_EAST}){_IS}\s{{0,3}})(?-i:{_X})|"
     rf"\b{phrases('choose, pick, select, go with, going with, say, vote for, opt for, leaves, remains, only, settle on, prefer, guess is, choice of, wähle, elijo, choisis')}"
     rf"{_PLACED}(?-i:{_X})(?!\s(?-i:[a-z]))|"
     rf"\b{phrases('must be, has to be, should be, it is, it’s, this is, that is, can only be, closest is, would be, richtig ist, also')}"
@@ -46,7 +48,7 @@ _SMALL = re.compile(
 )
 _IS_ANSWER = re.compile(
     rf"(?<![\w'’]){_X}\s{{1,3}}(?:optxt[A-Z]\s{{1,3}})?(?-i:(?:is|was|ist|es|est|seems|fits|matches|works|describes|captures|must be|would be)\b"
-    r"(?=\s(?:(?:clearly|definitely|therefore|also|indeed|the|my|das|la)\s){0,3}(?:what\b|answer|correct|right\b|best|better|true\b|only\b|"
+    r"(?=\s(?:(?:clearly|definitely|therefore|also|indeed|the|my|das|la)\s){0,3}(?:what\b|answer|correct|right\b|best|better|true\b|"
     r"richtig|correcta|vrai|supported|consistent|confirmed|option|closest|most\b|it\b|choice)))|"
     rf"(?<![\w'’]){_X}\s{{1,3}}(?:fits|matches|agrees|describes|captures|works)\b|"
     rf"(?<![A-Za-z]){_X}\s?(?:选项|项)?(?:是?正确|对|है|입니다|이다|です)",
@@ -56,13 +58,15 @@ _TEXT_THEN = re.compile(r"\boptxt([A-Z])\s{0,3}\((?:option\s)?([A-Z])\)")
 _BRACKETED = re.compile(r"\(([A-Z])\)|(?<![\w(])\[([A-Z])\]")
 _ALONE = re.compile(
     rf"(?:{phrases('so, hence, thus, therefore, but, and, then, or, maybe, perhaps, ok, okay, hmm, actually, i e, it is, it’s, either, sorry, also, donc, folglich, entonces, best, yes')}"
-    r"\s{1,3}){0,3}[(\[\"'“‘]?([A-Za-z])[)\]\"'”’.:]{0,3}"
+    r"\s{1,3}){0,3}[(\[\"'“‘]?([A-Za-z])[)\]\"'”’.:]{0,3}",
+    re.IGNORECASE,
 )
 _BARE = re.compile(r"(?<![\w'’(\[-])[(\[]?([A-Z])[)\]]?(?![\w'’(]|-\w|\s?[=+*^/])")
 _UNSURE_LETTERS = "AI"
 _MAYBE = re.compile(
     r"\b(?:or|between|either|maybe|perhaps|possibly|both|and/or)\b|或|还是|oder|\bou\b|\bo\b", re.IGNORECASE
 )
+_AMONG = re.compile(r"\b(?:between|both|of|from|among)\W{1,3}$", re.IGNORECASE)
 _JOINED = re.compile(
     r"\(?\b([A-Z])\)?\s{0,3}(?:,|/|\bor\b|\band\b|&|或|和|oder|und)\s{0,3}(?:(?:maybe|perhaps|option|possibly|even|also)\s){0,2}\(?([A-Z])\b(?!['’]|\s(?:is|are|was|does|shows|would)\b)"
 )
@@ -106,9 +110,15 @@ def stated_in(sentence: str, options: Collection[str], label_counts: bool) -> St
             if letter in options and not (ranked and _only_explains(clause.text, letter)):
                 ranked[letter] = max(rank, ranked.get(letter, 0))
     for pair in _JOINED.finditer(sentence):
+        if max(ranked.values(), default=0) == 3 and _AMONG.search(sentence[: pair.start()]):
+            continue
         if (pair[1] in ranked or pair[2] in ranked) and {pair[1], pair[2]} <= set(options) - rejected:
             open_ones |= {pair[1], pair[2]}
-    mismatched = {m[2] for m in _WITH_TEXT.finditer(sentence) if m[1] in ranked and m[2] != m[1]} - rejected
+    mismatched = {
+        m[2]
+        for m in _WITH_TEXT.finditer(sentence)
+        if m[1] in ranked and m[2] != m[1] and not m[0].startswith(("A ", "I "))
+    } - rejected
     letters = {letter: rank for letter, rank in ranked.items() if letter not in rejected}
     top = max(letters.values(), default=0)
     stated = {letter for letter, rank in letters.items() if rank == top} | (open_ones - rejected) | mismatched
@@ -123,9 +133,11 @@ def _ranked(clause: str, label_counts: bool) -> dict[str, int]:
         for letter in _letters(pattern, clause):
             found[letter] = max(rank, found.get(letter, 0))
     for match in _WITH_TEXT.finditer(clause):
+        if match[0].startswith(("A ", "I ")) and match[1] != match[2]:
+            continue
         if label_counts or match.start() > 3:
             found[match[1]] = max(2, found.get(match[1], 0))
-    if (alone := _ALONE.fullmatch(clause.strip())) and (alone[1].isupper() or len(clause.strip(" ()[].")) == 1):
+    if (alone := _ALONE.fullmatch(clause.strip())) and alone[1].isupper():
         found[alone[1].upper()] = 3
     return found
 

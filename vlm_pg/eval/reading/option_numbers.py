@@ -31,6 +31,7 @@ class NumericOptions:
     """The values of options that are all numbers, with their unit where they have one that is known."""
 
     values: tuple[tuple[str, Fraction, Unit | None], ...]
+    given: frozenset[Fraction] = frozenset()
 
     def named(self, sentence: str) -> frozenset[str] | None:
         """The options whose values a sentence affirms; empty: it says a value of none, or leaves it open; None: no number."""
@@ -43,17 +44,22 @@ class NumericOptions:
         text = main if any(self._of(match) for match in _NUMBER.finditer(main)) else text
         found = list(_NUMBER.finditer(text))
         for match in found:
-            if _TOTAL.match(text, match.end()):
+            if _TOTAL.match(text, match.end(1)):
                 return self._of(match)
         if "=" in text:
             after = [match for match in found if match.start() > text.rindex("=")]
             return self._of(after[0]) if after else frozenset()
-        return frozenset().union(*(self._of(match) for match in found))
+        named = [self._of(match) for match in found if _value(match) not in self.given or len(found) == 1]
+        return frozenset().union(*named)
 
     def _of(self, match: re.Match[str]) -> frozenset[str]:
-        value = Fraction(match[1].replace(",", ""))
+        value = _value(match)
         unit = parse_unit(match[2]) if match[2] else None
         return frozenset(letter for letter, own, own_unit in self.values if _same(value, unit, own, own_unit))
+
+
+def _value(match: re.Match[str]) -> Fraction:
+    return Fraction(match[1].replace(",", ""))
 
 
 def _same(value: Fraction, unit: Unit | None, own: Fraction, own_unit: Unit | None) -> bool:
@@ -64,7 +70,7 @@ def _same(value: Fraction, unit: Unit | None, own: Fraction, own_unit: Unit | No
 
 
 @lru_cache(maxsize=512)
-def numeric_options(choices: Choices) -> NumericOptions | None:
+def numeric_options(choices: Choices, question: str) -> NumericOptions | None:
     """The values of ``choices``; None unless each is one number and no other word but its unit."""
     values: list[tuple[str, Fraction, Unit | None]] = []
     rests: set[str] = set()
@@ -74,9 +80,12 @@ def numeric_options(choices: Choices) -> NumericOptions | None:
             return None
         unit = parse_unit(match[2]) if match[2] else None
         rests.add("" if unit or not match[2] else match[2].casefold().rstrip("s"))
-        values.append((letter, Fraction(match[1].replace(",", "")), unit))
+        values.append((letter, _value(match), unit))
     distinct = {(value, unit.name if unit else "") for _, value, unit in values}
-    return NumericOptions(tuple(values)) if len(distinct) == len(values) > 1 and len(rests) == 1 else None
+    # A value that the question gives is not told as the answer, but where the question lists all options.
+    given = frozenset(_value(match) for match in _NUMBER.finditer(_digits(question)))
+    given = frozenset() if all(value in given for _, value, _ in values) else given
+    return NumericOptions(tuple(values), given) if len(distinct) == len(values) > 1 and len(rests) == 1 else None
 
 
 def _digits(text: str) -> str:

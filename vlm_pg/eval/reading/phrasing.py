@@ -8,6 +8,7 @@ from vlm_pg.rewards.clauses import phrases
 
 _BREAK = re.compile(r"(?<=[.!?])[\"'”’)]{0,2}\s{1,4}(?=\S)|(?<=[。！？；;])\s{0,4}")
 _ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|vs|etc|cf|approx|fig|no)\.$", re.IGNORECASE)
+_LABEL_BEFORE = re.compile(r"\b[A-Z]\.$")
 _SINGLE = re.compile(r"^\W{0,6}(?:[A-Za-z]|[0-9]{1,2})\.$")
 _CORRECTS = re.compile(
     rf"\b{phrases('wait, hmm, hm, actually, sorry, correct myself, correction, on second thought, on reflection, scratch that, double-check, double check, let me check, let me verify, recheck, re-check, my mistake, i misread, i was wrong, however, but, although, though, rather, oops, warte, moment, espera, attends, instead')}\b"
@@ -85,7 +86,8 @@ def sentences(line: str) -> list[str]:
     """The sentences of one line; a label ("B.") and an abbreviation end none."""
     found: list[str] = []
     for piece in _BREAK.split(line):
-        if found and (_ABBREVIATION.search(found[-1]) or _SINGLE.match(found[-1])):
+        labels_next = piece.startswith("optxt") and _LABEL_BEFORE.search(found[-1]) if found else None
+        if found and (labels_next or _ABBREVIATION.search(found[-1]) or _SINGLE.match(found[-1])):
             found[-1] += f" {piece}"
         elif piece.strip():
             found.append(piece)

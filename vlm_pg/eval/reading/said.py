@@ -17,7 +17,7 @@ _FONT = re.compile(
     r"\s{0,3}\{([^{}]{0,1000})\}"
 )
 _DEGREES = re.compile(r"\s{0,2}\^\s{0,2}\{?\s{0,2}\\(?:circ|degree)\s{0,2}\}?")
-_MATH_MARK = re.compile(r"\\[()\[\]]|\${1,2}|\\[,;:! ]|\\quad\b|~(?!~)")
+_MATH_MARK = re.compile(r"\\[()\[\]]|\${1,2}|\\[,;:! ]|\\quad\b|(?<!~)~(?!~)")
 _SIGNS = {r"\rightarrow": "→", r"\to": "→", r"\Rightarrow": "→", r"\times": "×", r"\cdot": "·", r"\checkmark": "✓"}
 _SIGN = re.compile(r"\\(?:rightarrow|to|Rightarrow|times|cdot|checkmark)(?![A-Za-z])")
 _FENCE = re.compile(r"```\w{0,12}\n?|```")

@@ -111,7 +111,8 @@ def side_of(text: str, question: str) -> Side | None:
             if (side not in (None, new) or is_open) and not (is_corrected or (concluded and not was_concluded)):
                 side, is_open = None, True
             else:
-                side, is_open, is_corrected, was_concluded = new, False, False, concluded
+                side, is_open, was_concluded = new, False, concluded
+                is_corrected = corrects(sentence)
     return side
 
 
