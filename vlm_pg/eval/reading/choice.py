@@ -37,6 +37,7 @@ _LABEL_LINE = re.compile(
 )
 _NUMBERED = re.compile(r"\b(?:option|caption|sentence|description|choice)\s1\s?[:.)]", re.IGNORECASE)
 _BY_NUMBER = re.compile(r"(?<=s\s)([1-9])(?=\W{0,3}$)")
+_PAIR = re.compile(r"\b([A-Z])[).:]\s{1,3}optxt")
 _AROUND = " \t\r\n()[]{}.,:;!*\"'“”‘’`$"
 _LATIN = {"А": "A", "В": "B", "С": "C", "Е": "E"}  # Cyrillic letters of the same shape and, but for one, place
 _HOMOGLYPH = re.compile(r"(?<!\w)[АВСЕ](?!\w)")
@@ -170,7 +171,7 @@ class _Choosing:
             left = [letter for letter in self.letters if letter not in state.rejected]
             if len(left) == 1 and points_to_rest(text):
                 return left[0]
-        if state.by != "letter" and not is_cut and (ordered := self.texts.named_by_order(text)):
+        if not (state.by == "letter" or state.rejected or is_cut) and (ordered := self.texts.named_by_order(text)):
             return ordered
         return state.letter or None
 
@@ -208,6 +209,8 @@ class _Choosing:
         if self.is_numbered:
             line = _BY_NUMBER.sub(r"option \1", line)
         masked = self.texts.masked(rephrased(line, self.letters))
+        if label is not None and len(set(_PAIR.findall(masked))) > 1:
+            return  # the options one after the other on one line
         found = _LABEL_LINE.match(masked)
         if found and not listed and found[1].upper() in labels:
             other = self.texts.is_whole_text(line[label.end() :]) if label else None

@@ -34,7 +34,7 @@ _PLACED = rf"(?:\s{{0,3}},?\s{{0,3}}{_MILD}\b,?){{0,3}}\s{{0,3}}[\"'“‘]?"
 _ANSWERS = re.compile(
     rf"(?:\b{_NAMES}{_CORRECT}{_IS}{_PLACED}|(?:{_EAST}){_IS}\s{{0,3}})(?-i:{_X})|"
     rf"\b{phrases('choose, pick, select, go with, going with, say, vote for, opt for, leaves, remains, only, settle on, prefer, guess is, choice of, wähle, elijo, choisis')}"
-    rf"{_PLACED}(?-i:{_X})(?!\s(?-i:[a-z]))|"
+    rf"{_PLACED}(?-i:{_X})(?!\s(?-i:(?!or\b|and\b)[a-z]))|"
     rf"\b{phrases('must be, has to be, should be, it is, it’s, this is, that is, can only be, closest is, would be, richtig ist, also')}"
     rf"{_PLACED}(?-i:{_X})(?=\W{{0,3}}(?:$|[,.;:!(—-]|optxt|because\b|since\b))|"
     rf"\bit's{_PLACED}(?-i:{_X})(?=\W{{0,3}}(?:$|[,.;:!(—-]|optxt|because\b|since\b))|"
@@ -57,11 +57,16 @@ _WITH_TEXT = re.compile(r"(?<![\w'’])[(\[]?([A-Z])(?:[)\]][.:]?|[.:])?\s{1,3}\
 _TEXT_THEN = re.compile(r"\boptxt([A-Z])\s{0,3}\((?:option\s)?([A-Z])\)")
 _BRACKETED = re.compile(r"\(([A-Z])\)|(?<![\w(])\[([A-Z])\]")
 _ALONE = re.compile(
-    rf"(?:{phrases('so, hence, thus, therefore, but, and, then, or, maybe, perhaps, ok, okay, hmm, actually, i e, it is, it’s, either, sorry, also, donc, folglich, entonces, best, yes')}"
+    rf"(?:{phrases('so, hence, thus, therefore, but, and, then, or, otherwise, else, maybe, perhaps, ok, okay, hmm, actually, i e, it is, it’s, either, sorry, also, donc, folglich, entonces, best, yes')}"
     r"\s{1,3}){0,3}[(\[\"'“‘]?([A-Za-z])[)\]\"'”’.:]{0,3}",
     re.IGNORECASE,
 )
 _BARE = re.compile(r"(?<![\w'’(\[-])[(\[]?([A-Z])[)\]]?(?![\w'’(]|-\w|\s?[=+*^/])")
+_REFUTED = re.compile(
+    rf"\b{phrases('contradicted, refuted, disproved, discarded, dismissed, unsupported, off the table, ist ausgeschlossen, scheidet')}\b"
+    r"|可以排除",
+    re.IGNORECASE,
+)
 _UNSURE_LETTERS = "AI"
 _MAYBE = re.compile(
     r"\b(?:or|between|either|maybe|perhaps|possibly|both|and/or)\b|或|还是|oder|\bou\b|\bo\b", re.IGNORECASE
@@ -98,6 +103,9 @@ def stated_in(sentence: str, options: Collection[str], label_counts: bool) -> St
     open_ones: set[str] = set()
     for clause in clauses(sentence):
         bare = {m[1] for m in _BARE.finditer(clause.text) if m[1] in options}
+        if clause.is_affirmed and (refuted := _REFUTED.search(clause.text)):
+            rejected |= {m[1] for m in _BARE.finditer(clause.text[: refuted.start()]) if m[1] in options}
+            continue
         if not clause.is_affirmed:
             if not clause.is_unclear:
                 rejected |= {one for one in bare if one not in _UNSURE_LETTERS or _is_letter(one, clause.text)}
@@ -109,6 +117,8 @@ def stated_in(sentence: str, options: Collection[str], label_counts: bool) -> St
         for letter, rank in found.items():
             if letter in options and not (ranked and _only_explains(clause.text, letter)):
                 ranked[letter] = max(rank, ranked.get(letter, 0))
+    if not ranked and not rejected and _MAYBE.search(sentence) is None:
+        ranked = {letter: 3 for letter in _letters(_SMALL, sentence) if letter in options}
     for pair in _JOINED.finditer(sentence):
         if max(ranked.values(), default=0) == 3 and _AMONG.search(sentence[: pair.start()]):
             continue

@@ -48,7 +48,7 @@ class NumericOptions:
                 return self._of(match)
         if "=" in text:
             after = [match for match in found if match.start() > text.rindex("=")]
-            return self._of(after[0]) if after else frozenset()
+            return self._of(after[0]) if after and _value(after[0]) not in self.given else frozenset()
         named = [self._of(match) for match in found if _value(match) not in self.given or len(found) == 1]
         return frozenset().union(*named)
 

@@ -12,7 +12,7 @@ _LABEL_BEFORE = re.compile(r"\b[A-Z]\.$")
 _SINGLE = re.compile(r"^\W{0,6}(?:[A-Za-z]|[0-9]{1,2})\.$")
 _CORRECTS = re.compile(
     rf"\b{phrases('wait, hmm, hm, actually, sorry, correct myself, correction, on second thought, on reflection, scratch that, double-check, double check, let me check, let me verify, recheck, re-check, my mistake, i misread, i was wrong, however, but, although, though, rather, oops, warte, moment, espera, attends, instead')}\b"
-    r"|^\W{0,3}no\s?[,:.—-]|等等|不对|等一下|但是?|其实",
+    r"|^\W{0,3}no\s?[,:—-]|等等|不对|等一下|但是?|其实",
     re.IGNORECASE,
 )
 _TURNS = re.compile(
