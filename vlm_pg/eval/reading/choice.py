@@ -70,6 +70,19 @@ def read_choice(sample: Sample, said: Said) -> Reading:
     return Reading(letter, 1.0 if {letter} == gold else 0.0)
 
 
+def read_choices(sample: Sample, said: Said) -> Reading:
+    """All options that are selected, as "A, C" or "none"; 1.0 if they are the gold ones and no other."""
+    choices = choices_of(sample)
+    gold = right_letters(sample.answer)
+    if choices and not gold <= dict(choices).keys():
+        return Reading(None, None, "gold answer is no list of the options' letters")
+    for text in candidates(said):
+        selected = _selected(text, choices)
+        if selected is not None:
+            return Reading(", ".join(sorted(selected)) or NONE_RIGHT, 1.0 if selected == gold else 0.0)
+    return Reading(None, 0.0, "no list of options")
+
+
 def chosen(said: Said, choices: Choices, question: str) -> str | None:
     """The letter of the one option that ``said`` chooses; None without one."""
     reader = _Choosing(choices, question)

@@ -121,7 +121,9 @@ def _short(sentence: str, sample: Sample) -> str | None:
     bare = _without_explanation(sentence)
     if len(bare.split()) > _SHORT or _SAYS.search(bare + " "):
         return None
-    return bare if set(words_in(bare)) - _IDLE - set(words_in(sample.question)) or not words_in(bare) else None
+    return (
+        bare if set(words_in(bare)) - _IDLE - set(words_in(sample.question)) or re.search(r"\w[^\w\s]$", bare) else None
+    )
 
 
 def _stated(sentence: str, sample: Sample) -> str | None:
