@@ -150,17 +150,17 @@ SIDES: list[tuple[str, str, str | None]] = [
 
 # (question, gold, output, answer that is read, score)
 TEXTS: list[tuple[str, str, str, str | None, float]] = [
-    ("What is the man eating?", "an apple", "An apple.", "An apple", 1.0),
-    ("What is the man eating?", "an apple", "He is eating an apple.", "an apple", 1.0),
-    ("What is the man eating?", "an apple", "The answer is: a pear", "a pear", 0.0),
+    ("What is the man eating?", "an apple", "An apple.", "apple", 1.0),
+    ("What is the man eating?", "an apple", "He is eating an apple.", "apple", 1.0),
+    ("What is the man eating?", "an apple", "The answer is: a pear", "pear", 0.0),
     ("What is the man eating?", "an apple", "<answer>apple</answer>", "apple", 1.0),
     ("What is the man eating?", "an apple", "Either an apple or a pear.", None, 0.0),
     ("What is the man eating?", "an apple", "I can't tell what he is eating.", None, 0.0),
     ("What is the man eating?", "an apple", "pineapple", "pineapple", 0.0),
     ("What is the man eating?", "an apple", "It is not an apple.", None, 0.0),
-    ("Which city is shown?", "Paris", "The city is Paris.", "Paris", 1.0),
-    ("Which city is shown?", "Paris", "**Paris**", "Paris", 1.0),
-    ("Which city is shown?", "Paris", "The city shown in the video is London, not Paris.", "London", 0.0),
+    ("Which city is shown?", "Paris", "The city is Paris.", "paris", 1.0),
+    ("Which city is shown?", "Paris", "**Paris**", "paris", 1.0),
+    ("Which city is shown?", "Paris", "The city shown in the video is London, not Paris.", "london", 0.0),
     ("Which city is shown?", "Paris", "\\boxed{\\text{paris}}", "paris", 1.0),
     ("How heavy is the stone?", "2 kg", "2000 g", "2000 g", 1.0),
     ("How heavy is the stone?", "2 kg", "2 g", "2 g", 0.0),

@@ -12,21 +12,21 @@ from vlm_pg.eval.reading.option_letters import stated_in
 from vlm_pg.eval.reading.option_numbers import NumericOptions, numeric_options
 from vlm_pg.eval.reading.option_texts import OptionTexts, option_texts
 from vlm_pg.eval.reading.phrasing import (
-    corrects,
     concludes,
+    corrects,
     gives_up,
     is_hypothetical,
     is_question,
+    is_second_best,
     points_to_rest,
     rephrased,
     sentences,
     turns,
-    is_second_best,
 )
 from vlm_pg.eval.reading.said import field_of_object, plain_said
 from vlm_pg.eval.reading.thinking import Said
 from vlm_pg.eval.reading.yes_no import side_of
-from vlm_pg.rewards.lead_ins import explicit_statement, without_lead_in
+from vlm_pg.rewards.lead_ins import without_lead_in
 from vlm_pg.rewards.multiple_choice import letters_in
 from vlm_pg.rewards.options import Choices, choices_of, same_text
 from vlm_pg.types import NONE_RIGHT, Sample, right_letters
@@ -44,6 +44,10 @@ _HOMOGLYPH = re.compile(r"(?<!\w)[АВСЕ](?!\w)")
 _OTHERWISE = re.compile(r"\W{0,4}(?:otherwise|if\snot|else)\b", re.IGNORECASE)
 _SHORTEST_STATEMENT = 4
 _LONGEST_LOOSE = 25
+_SELECTS = re.compile(
+    r"[^\n]{0,80}\b(?:answers?|options?|choices?|statements?|letters?)\s{1,3}(?:is|are)\b\s{0,3}:?|[^\n]{0,40}答案(?:是|为|:)",
+    re.IGNORECASE,
+)
 _LIST = re.compile(
     r"\(?[A-Za-z]\)?\.?(?:\s{0,3}(?:,|;|、|，|&|\+|/|\band\b|\s)\s{0,3}(?:and\s{1,3})?\(?[A-Za-z]\)?\.?){0,25}",
     re.IGNORECASE,
@@ -229,6 +233,8 @@ class _Choosing:
             other = self.texts.is_whole_text(line[label.end() :]) if label else None
             letters = {found[1].upper()} | ({other} if other else set())
             state.by_letter(frozenset(letters), 2, line)
+            if len(letters) > 1:
+                return
         said = sentences(masked)
         for place, sentence in enumerate(said):
             self._read_sentence(state, sentence, listed, is_unfinished and place == len(said) - 1)
@@ -285,8 +291,8 @@ def _selected(text: str, choices: Choices) -> set[str] | None:
     sentence = plain_said(text).strip()
     letters = {letter for letter, _ in choices} or set(string.ascii_uppercase)
     short = (without_lead_in(sentence) or sentence).strip(_AROUND)
-    if explicit := explicit_statement(sentence):
-        short = without_lead_in(explicit).strip(_AROUND)
+    if explicit := _SELECTS.match(sentence):
+        short = sentence[explicit.end() :].strip(_AROUND)
     if _NONE.fullmatch(short):
         return set()
     short = _LETTER_NAMES.sub("", short)

@@ -101,7 +101,7 @@ def stated_in(sentence: str, options: Collection[str], label_counts: bool) -> St
     ranked: dict[str, int] = {}
     rejected: set[str] = set()
     open_ones: set[str] = set()
-    for clause in clauses(sentence):
+    for place, clause in enumerate(clauses(sentence)):
         bare = {m[1] for m in _BARE.finditer(clause.text) if m[1] in options}
         if clause.is_affirmed and (refuted := _REFUTED.search(clause.text)):
             rejected |= {m[1] for m in _BARE.finditer(clause.text[: refuted.start()]) if m[1] in options}
@@ -111,7 +111,7 @@ def stated_in(sentence: str, options: Collection[str], label_counts: bool) -> St
                 rejected |= {one for one in bare if one not in _UNSURE_LETTERS or _is_letter(one, clause.text)}
                 rejected |= _letters(_BRACKETED, clause.text)
             continue
-        found = _ranked(clause.text, label_counts)
+        found = _ranked(clause.text, label_counts, can_be_alone=label_counts or place > 0)
         if clause.is_reason and ranked:
             continue
         for letter, rank in found.items():
@@ -135,7 +135,7 @@ def stated_in(sentence: str, options: Collection[str], label_counts: bool) -> St
     return Stated(frozenset(stated), frozenset(rejected), top)
 
 
-def _ranked(clause: str, label_counts: bool) -> dict[str, int]:
+def _ranked(clause: str, label_counts: bool, can_be_alone: bool) -> dict[str, int]:
     found: dict[str, int] = {}
     for pattern, rank in ((_BRACKETED, 1), (_TEXT_THEN, 2), (_IS_ANSWER, 3), (_SMALL, 3), (_ANSWERS, 3)):
         if pattern is _BRACKETED and not label_counts and re.match(r"\W{0,4}\(", clause):
@@ -147,7 +147,7 @@ def _ranked(clause: str, label_counts: bool) -> dict[str, int]:
             continue
         if label_counts or match.start() > 3:
             found[match[1]] = max(2, found.get(match[1], 0))
-    if (alone := _ALONE.fullmatch(clause.strip())) and alone[1].isupper():
+    if can_be_alone and (alone := _ALONE.fullmatch(clause.strip())) and alone[1].isupper():
         found[alone[1].upper()] = 3
     return found
 

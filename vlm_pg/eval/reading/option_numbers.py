@@ -11,7 +11,7 @@ from vlm_pg.rewards.clauses import affirmed
 from vlm_pg.rewards.options import Choices
 from vlm_pg.rewards.units import Unit, parse_unit
 
-_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
+_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 _SPELLED = {word: str(number) for number, word in enumerate(_WORDS)}
 _SPELLED |= {"once": "1 times", "twice": "2 times", "thrice": "3 times"}
 _SPELLED_OUT = re.compile(rf"\b(?:{'|'.join(_SPELLED)})\b", re.IGNORECASE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from difflib import SequenceMatcher
 
 from vlm_pg.eval.contracts import Reading
@@ -36,7 +37,10 @@ _SAYS = re.compile(
     rf"\b{phrases('is, was, are, were, shows, show, holds, holding, demonstrates, commits, reads, says, uses, used, using, depicts, has, wears, carries, contains, displays, indicates, plays, plays the, becomes, looks like, stands at, must be, is called, in the, into the, in, on the, at the, to the')}\s",
     re.IGNORECASE,
 )
-_ARTICLE = re.compile(r"^(?:an?|the|its|his|her)\s", re.IGNORECASE)
+# Not Markdown's emphasis: "A*".
+_LONE_STAR = re.compile(r"^([^*\n]{1,60}\w)\*(?=\W{0,3}$)")
+_STAR = "\ue000"
+_ARTICLE = re.compile(r"^(?:an?|the)\s(?=\S)", re.IGNORECASE)
 _EITHER = re.compile(r"\b(?:or|both)\b|\beither\b|或者|还是|\boder\b|/", re.IGNORECASE)
 _TEMPLATE = re.compile(
     r"^\W{0,3}(?:answer here|your (?:final )?answer(?: here)?|final answer|\{.{0,40}\}|\$\w{1,20})\W{0,3}$",
@@ -79,7 +83,16 @@ def read_text(sample: Sample, said: Said) -> Reading:
 
 
 def _answer_of(sample: Sample, said: Said) -> str | None:
-    """The words that an output gives for its answer; None: none, or several."""
+    """The words that an output gives for its answer, equal ones spelled alike; None: none, or several."""
+    answer = _given(sample, replace(said, text=_LONE_STAR.sub(rf"\1{_STAR}", said.text)))
+    if answer is None:
+        return None
+    answer = (_ARTICLE.sub("", answer) or answer).replace(_STAR, "*")
+    # Of a quantity case is its unit's: "mV" is no "MV".
+    return answer if any(sign.isdigit() for sign in answer) else answer.casefold()
+
+
+def _given(sample: Sample, said: Said) -> str | None:
     given = field_of_object(said.final or said.text)
     if given is None and said.final is not None:
         given = said.final

@@ -16,7 +16,7 @@ from vlm_pg.types import Sample
 Side = Literal["yes", "no"]
 
 _ALONE = re.compile(
-    r"(?:^|\b(?:answer(?:\sis)?|say|it\sis|it['’]s)\s?:?\s?|[:,]\s)[\"'“(]?(?:yes|no|nope|yeah|yep|true|false|correct|incorrect)\b[\"'”)]?\s{0,3}(?:$|[,.;:!—-])",
+    r"(?:^|\b(?:answer(?:\sis)?|say|it\sis|it['’]s|so|therefore|thus|hence|then)\s?[:,]?\s?|[:,]\s)[\"'“(]?(?:yes|no|nope|yeah|yep|true|false|correct|incorrect)\b[\"'”)]?\s{0,3}(?:$|[,.;:!—-])",
     re.IGNORECASE,
 )
 _BY_THE_WAY = re.compile(
