@@ -81,7 +81,8 @@ CHOICES: list[tuple[tuple[str, tuple[str, ...]], str, str | None]] = [
     (WHY, "Based on the video, the man leaves the shop because he knew the owner. So the answer is D.", "D"),
     (
         WHY,
-        "Let's evaluate:\n\n- A: There is no sign of this.\n- B: The lights are still on.\n- C: His phone rings and he walks out.\n- D: Not supported.\n\nThe best answer is C.",
+        "Let's evaluate:\n\n- A: There is no sign of this.\n- B: The lights are still on.\n"
+        "- C: His phone rings and he walks out.\n- D: Not supported.\n\nThe best answer is C.",
         "C",
     ),
     (

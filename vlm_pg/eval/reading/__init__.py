@@ -37,8 +37,8 @@ def read_output(sample: Sample, output: str, truncated: bool) -> Reading:
     """
     if sample.answer_kind not in _READERS:
         raise ValueError(
-            f"answers of kind {sample.answer_kind!r} have no reader; those that have one: {', '.join(sorted(_READERS))}. "
-            "Correct 'problem_type' of the record."
+            f"answers of kind {sample.answer_kind!r} have no reader; those that have one: "
+            f"{', '.join(sorted(_READERS))}. Correct 'problem_type' of the record."
         )
     module, name = _READERS[sample.answer_kind]
     reader: Callable[[Sample, Said], Reading] = getattr(import_module(f"{__name__}.{module}"), name)

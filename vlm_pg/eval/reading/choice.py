@@ -32,7 +32,8 @@ from vlm_pg.rewards.options import Choices, choices_of, same_text
 from vlm_pg.types import NONE_RIGHT, Sample, right_letters
 
 _LABEL_LINE = re.compile(
-    r"\W{0,8}(?:(?:caption|option|sentence|description|choice|statement)\s{1,2})?[(\[]?([A-Z])(?:[)\].:、]|\s{1,2}[(|:–-])",
+    r"\W{0,8}(?:(?:caption|option|sentence|description|choice|statement)\s{1,2})?[(\[]?([A-Z])(?:[)\].:、]|"
+    r"\s{1,2}[(|:–-])",
     re.IGNORECASE,
 )
 _NUMBERED = re.compile(r"\b(?:option|caption|sentence|description|choice)\s1\s?[:.)]", re.IGNORECASE)
@@ -45,7 +46,8 @@ _OTHERWISE = re.compile(r"\W{0,4}(?:otherwise|if\snot|else)\b", re.IGNORECASE)
 _SHORTEST_STATEMENT = 4
 _LONGEST_LOOSE = 25
 _SELECTS = re.compile(
-    r"[^\n]{0,80}\b(?:answers?|options?|choices?|statements?|letters?)\s{1,3}(?:is|are)\b\s{0,3}:?|[^\n]{0,40}答案(?:是|为|:)",
+    r"[^\n]{0,80}\b(?:answers?|options?|choices?|statements?|letters?)\s{1,3}(?:is|are)\b\s{0,3}:?|"
+    r"[^\n]{0,40}答案(?:是|为|:)",
     re.IGNORECASE,
 )
 _LIST = re.compile(
@@ -143,7 +145,7 @@ class _State:
         self.is_concluded = concluded
 
     def by_text(self, letters: frozenset[str], sentence: str) -> None:
-        """A sentence names options by their texts: that counts where no letter was stated, or the letter is taken back."""
+        """A sentence names options by their texts: it counts where no letter was stated, or that is taken back."""
         is_kept = self.by == "letter" and not self.is_turned
         if is_kept or letters <= self.rejected or (self.letter and is_hypothetical(sentence)):
             return

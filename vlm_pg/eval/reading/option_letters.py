@@ -1,7 +1,7 @@
 """Which option a sentence states by its letter, its number or its place: "so the answer is (C)", "the third option".
 
-A capital letter in running text may be the article, a point or a name; it counts only where the words around it say that
-an option is meant.
+A capital letter in running text may be the article, a point or a name; it counts only where the words around it say
+that an option is meant.
 """
 
 from __future__ import annotations
@@ -26,29 +26,40 @@ _IS = (
 _CORRECT = r"(?:\s{1,3}(?:correcta|correcte|correta|corretta|finale?|richtige)\b)?"
 _MILD = phrases(
     "the, la, el, a, o, die, das, clearly, therefore, thus, also, then, definitely, probably, most likely, likely, "
-    "still, simply, correcta, correcte, correta, corretta, correct, option, opción, opção, letter, number, indeed, hence, "
+    "still, simply, correcta, correcte, correta, corretta, correct, option, opción, opção, letter, number, "
+    "indeed, hence, "
     "again, actually, now, in fact, really, richtige, caption, sentence"
 )
 _PLACED = rf"(?:\s{{0,3}},?\s{{0,3}}{_MILD}\b,?){{0,3}}\s{{0,3}}[\"'“‘]?"
+_CHOOSING = phrases(
+    "choose, pick, select, go with, going with, say, vote for, opt for, leaves, remains, only, settle on, "
+    "prefer, guess is, choice of, wähle, elijo, choisis"
+)
+_MUST_BE = phrases(
+    "must be, has to be, should be, it is, it’s, this is, that is, can only be, closest is, would be, richtig ist, also"
+)
 # Three ranks: what says that it is the answer, what says that an option is meant, and a letter with its option's text.
 _ANSWERS = re.compile(
     rf"(?:\b{_NAMES}{_CORRECT}{_IS}{_PLACED}|(?:{_EAST}){_IS}\s{{0,3}})(?-i:{_X})|"
-    rf"\b{phrases('choose, pick, select, go with, going with, say, vote for, opt for, leaves, remains, only, settle on, prefer, guess is, choice of, wähle, elijo, choisis')}"
+    rf"\b{_CHOOSING}"
     rf"{_PLACED}(?-i:{_X})(?!\s(?-i:(?!or\b|and\b)[a-z]))|"
-    rf"\b{phrases('must be, has to be, should be, it is, it’s, this is, that is, can only be, closest is, would be, richtig ist, also')}"
+    rf"\b{_MUST_BE}"
     rf"{_PLACED}(?-i:{_X})(?=\W{{0,3}}(?:$|[,.;:!(—-]|optxt|because\b|since\b))|"
     rf"\bit's{_PLACED}(?-i:{_X})(?=\W{{0,3}}(?:$|[,.;:!(—-]|optxt|because\b|since\b))|"
     rf"\b(?:is|was|are){_PLACED}(?-i:{_X})(?:['’]s)?(?=\W{{0,3}}$)|\bis\s(?-i:([A-Z]))['’]s\b",
     re.IGNORECASE,
 )
 _SMALL = re.compile(
-    rf"(?:\b{phrases('option, choice, letter')}|\b{_NAMES}\s{{0,3}}:|\b{_NAMES}\s{{1,3}}(?:is|es|est|é|ist)\s{{0,3}}:?)\s{{0,3}}"
+    rf"(?:\b{phrases('option, choice, letter')}|\b{_NAMES}\s{{0,3}}:|\b{_NAMES}\s{{1,3}}(?:is|es|est|é|"
+    rf"ist)\s{{0,3}}:?)\s{{0,3}}"
     r"(?:\(([a-z])\)|(?<![a-z])([a-z])(?=\)|[.,;!]?\s{0,3}$|[.,;!]\s))",
     re.IGNORECASE,
 )
 _IS_ANSWER = re.compile(
-    rf"(?<![\w'’]){_X}\s{{1,3}}(?:optxt[A-Z]\s{{1,3}})?(?-i:(?:is|was|ist|es|est|seems|fits|matches|works|describes|captures|must be|would be)\b"
-    r"(?=\s(?:(?:clearly|definitely|therefore|also|indeed|the|my|das|la)\s){0,3}(?:what\b|answer|correct|right\b|best|better|true\b|"
+    rf"(?<![\w'’]){_X}\s{{1,3}}(?:optxt[A-Z]\s{{1,3}})?(?-i:(?:is|was|ist|es|est|seems|fits|matches|works|"
+    rf"describes|captures|must be|would be)\b"
+    r"(?=\s(?:(?:clearly|definitely|therefore|also|indeed|the|my|das|la)\s){0,3}(?:what\b|answer|correct|"
+    r"right\b|best|better|true\b|"
     r"richtig|correcta|vrai|supported|consistent|confirmed|option|closest|most\b|it\b|choice)))|"
     rf"(?<![\w'’]){_X}\s{{1,3}}(?:fits|matches|agrees|describes|captures|works)\b|"
     rf"(?<![A-Za-z]){_X}\s?(?:选项|项)?(?:是?正确|对|है|입니다|이다|です)",
@@ -56,14 +67,21 @@ _IS_ANSWER = re.compile(
 _WITH_TEXT = re.compile(r"(?<![\w'’])[(\[]?([A-Z])(?:[)\]][.:]?|[.:])?\s{1,3}\(?optxt([A-Z])\b")
 _TEXT_THEN = re.compile(r"\boptxt([A-Z])\s{0,3}\((?:option\s)?([A-Z])\)")
 _BRACKETED = re.compile(r"\(([A-Z])\)|(?<![\w(])\[([A-Z])\]")
+_LEADING = phrases(
+    "so, hence, thus, therefore, but, and, then, or, otherwise, else, maybe, perhaps, ok, okay, hmm, "
+    "actually, i e, it is, it’s, either, sorry, also, donc, folglich, entonces, best, yes"
+)
 _ALONE = re.compile(
-    rf"(?:{phrases('so, hence, thus, therefore, but, and, then, or, otherwise, else, maybe, perhaps, ok, okay, hmm, actually, i e, it is, it’s, either, sorry, also, donc, folglich, entonces, best, yes')}"
+    rf"(?:{_LEADING}"
     r"\s{1,3}){0,3}[(\[\"'“‘]?([A-Za-z])[)\]\"'”’.:]{0,3}",
     re.IGNORECASE,
 )
 _BARE = re.compile(r"(?<![\w'’(\[-])[(\[]?([A-Z])[)\]]?(?![\w'’(]|-\w|\s?[=+*^/])")
+_REFUTING = phrases(
+    "contradicted, refuted, disproved, discarded, dismissed, unsupported, off the table, ist ausgeschlossen, scheidet"
+)
 _REFUTED = re.compile(
-    rf"\b{phrases('contradicted, refuted, disproved, discarded, dismissed, unsupported, off the table, ist ausgeschlossen, scheidet')}\b"
+    rf"\b{_REFUTING}\b"
     r"|可以排除",
     re.IGNORECASE,
 )
@@ -73,7 +91,8 @@ _MAYBE = re.compile(
 )
 _AMONG = re.compile(r"\b(?:between|both|of|from|among)\W{1,3}$", re.IGNORECASE)
 _JOINED = re.compile(
-    r"\(?\b([A-Z])\)?\s{0,3}(?:,|/|\bor\b|\band\b|&|或|和|oder|und)\s{0,3}(?:(?:maybe|perhaps|option|possibly|even|also)\s){0,2}\(?([A-Z])\b(?!['’]|\s(?:is|are|was|does|shows|would)\b)"
+    r"\(?\b([A-Z])\)?\s{0,3}(?:,|/|\bor\b|\band\b|&|或|和|oder|und)\s{0,3}(?:(?:maybe|perhaps|option|possibly|"
+    r"even|also)\s){0,2}\(?([A-Z])\b(?!['’]|\s(?:is|are|was|does|shows|would)\b)"
 )
 
 
@@ -175,7 +194,8 @@ def _is_letter(letter: str, text: str) -> bool:
 
 _FOLLOWS = (
     phrases(
-        "or, and, is, are, was, because, since, as, but, not, over, fits, matches, instead, rather, for, would, could, though, "
+        "or, and, is, are, was, because, since, as, but, not, over, fits, matches, instead, rather, for, would, "
+        "could, though, "
         "seems, describes, captures, best, better, in, 项"
     )
     + r"\b"

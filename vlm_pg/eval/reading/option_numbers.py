@@ -16,7 +16,8 @@ _SPELLED = {word: str(number) for number, word in enumerate(_WORDS)}
 _SPELLED |= {"once": "1 times", "twice": "2 times", "thrice": "3 times"}
 _SPELLED_OUT = re.compile(rf"\b(?:{'|'.join(_SPELLED)})\b", re.IGNORECASE)
 _NUMBER = re.compile(
-    r"(?<![\w.])(-?[0-9]{1,12}(?:,[0-9]{3}){0,3}(?:\.[0-9]{1,9})?)(?![0-9])(?:\s{0,2}(°\s?[CF]?|%|[^\W\d_]{1,12}(?:/[^\W\d_]{1,6}|\^?[23])?))?"
+    r"(?<![\w.])(-?[0-9]{1,12}(?:,[0-9]{3}){0,3}(?:\.[0-9]{1,9})?)(?![0-9])(?:\s{0,2}(°\s?[CF]?|%|"
+    r"[^\W\d_]{1,12}(?:/[^\W\d_]{1,6}|\^?[23])?))?"
 )
 _OPEN = re.compile(
     r"\b(?:or\s(?:more|fewer|less|so)|at\s(?:least|most)|more\sthan|fewer\sthan|less\sthan|between|over|under)\b",
@@ -34,7 +35,7 @@ class NumericOptions:
     given: frozenset[Fraction] = frozenset()
 
     def named(self, sentence: str) -> frozenset[str] | None:
-        """The options whose values a sentence affirms; empty: it says a value of none, or leaves it open; None: no number."""
+        """The options whose values a sentence affirms; empty: a value of none, or it is left open; None: no number."""
         text = _digits(affirmed(sentence))
         if not any(self._of(match) for match in _NUMBER.finditer(text)):
             return frozenset() if _NUMBER.search(text) and len(text) < 80 else None

@@ -15,7 +15,8 @@ from vlm_pg.rewards.plain_text import NO_GAPS
 
 _STOP = frozenset(
     words_in(
-        "a an the of to is are was were be been being it its it's he she they him his her hers them their i you we me my "
+        "a an the of to is are was were be been being it its it's he she they him his her hers them their i you "
+        "we me my "
         "your our and with that this these those there here at by for as into onto has have had do does did will would "
         "can could may might must should so also then first finally next who which what when where while because since "
         "or if than just very something someone thing one's s t down's in on out off from again only"
@@ -33,7 +34,8 @@ _LEAVING = re.compile(
 )
 _FROM = re.compile(r"\bfrom\s(?:the\s)?[\w-]{1,30}(?=\sto\s)", re.IGNORECASE)
 _SET_ASIDE = re.compile(
-    r"^\W{0,4}(?:although|though|while|whereas|even though|besides|apart from|unlike|contrary to)\s[^,\n]{1,300}(?:,|$)|"
+    r"^\W{0,4}(?:although|though|while|whereas|even though|besides|apart from|unlike|"
+    r"contrary to)\s[^,\n]{1,300}(?:,|$)|"
     r"\bnear\s(?:the|an?)\s[^,.\n]{1,40}",
     re.IGNORECASE,
 )

@@ -10,37 +10,64 @@ _BREAK = re.compile(r"(?<=[.!?])[\"'”’)]{0,2}\s{1,4}(?=\S)|(?<=[。！？；
 _ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|vs|etc|cf|approx|fig|no)\.$", re.IGNORECASE)
 _LABEL_BEFORE = re.compile(r"\b[A-Z]\.$")
 _SINGLE = re.compile(r"^\W{0,6}(?:[A-Za-z]|[0-9]{1,2})\.$")
+_TAKING_UP = phrases(
+    "wait, hmm, hm, actually, sorry, correct myself, correction, on second thought, on reflection, "
+    "scratch that, double-check, double check, let me check, let me verify, recheck, re-check, my "
+    "mistake, i misread, i was wrong, however, but, although, though, rather, oops, warte, moment, "
+    "espera, attends, instead"
+)
 _CORRECTS = re.compile(
-    rf"\b{phrases('wait, hmm, hm, actually, sorry, correct myself, correction, on second thought, on reflection, scratch that, double-check, double check, let me check, let me verify, recheck, re-check, my mistake, i misread, i was wrong, however, but, although, though, rather, oops, warte, moment, espera, attends, instead')}\b"
+    rf"\b{_TAKING_UP}\b"
     r"|^\W{0,3}no\s?[,:—-]|等等|不对|等一下|但是?|其实",
     re.IGNORECASE,
 )
+_TAKING_BACK = phrases(
+    "wait, hmm, hm, actually, sorry, correct myself, on second thought, on reflection, scratch that, my "
+    "mistake, i misread, i was wrong, oops, warte, moment, espera"
+)
 _TURNS = re.compile(
-    rf"\b{phrases('wait, hmm, hm, actually, sorry, correct myself, on second thought, on reflection, scratch that, my mistake, i misread, i was wrong, oops, warte, moment, espera')}\b|等等|不对|等一下",
+    rf"\b{_TAKING_BACK}\b|等等|不对|等一下",
     re.IGNORECASE,
 )
+_CONCLUDING = phrases(
+    "so, therefore, thus, hence, final, finally, in conclusion, overall, conclude, in summary, "
+    "consequently, then, is confirmed, correct answer, which leaves, that leaves"
+)
 _CONCLUDES = re.compile(
-    rf"\b{phrases('so, therefore, thus, hence, final, finally, in conclusion, overall, conclude, in summary, consequently, then, is confirmed, correct answer, which leaves, that leaves')}\b|"
+    rf"\b{_CONCLUDING}\b|"
     rf"\b{phrases('also, daher, folglich, donc, por lo tanto, entonces, portanto')}\b|所以|因此|综上|故|最终",
     re.IGNORECASE,
 )
+_TELLING = phrases(
+    "tell, say, decide, determine, identify, see, hear, answer, know, watch, view, choose, judge, make "
+    "out, process, provide, access, give"
+)
 _GIVES_UP = re.compile(
-    rf"\b(?:can(?:no|['’])t|can\snot|could\s?n[o'’]t|couldn['’]t|unable\sto|not\sable\sto|no\sway\sto|impossible\sto|hard\sto)\s"
-    rf"(?:\w{{1,12}}\s){{0,2}}{phrases('tell, say, decide, determine, identify, see, hear, answer, know, watch, view, choose, judge, make out, process, provide, access, give')}\b|"
-    rf"\b(?:lost?|lose)\s(?:track|sight)\b|\b(?:do(?:es)?\s?n['’]t|do(?:es)?\snot|did\s?n['’]t)\s(?:know|show|include|contain|provide|let)\b|"
-    r"\bcan(?:not|['’]t)\sbe\s(?:determined|seen|known|told|answered|decided)\b|\b(?:not\senough|insufficient)\s(?:\w{1,12}\s)?(?:information|detail|context|evidence)|"
-    r"\btoo\s(?:dark|blurry|small|short|far)\sto\b|\bplease\s(?:provide|share|upload|describe)\b|\bnothing\sin\b.{0,40}\b(?:tells?|shows?|says?)\b|"
+    rf"\b(?:can(?:no|['’])t|can\snot|could\s?n[o'’]t|couldn['’]t|unable\sto|not\sable\sto|no\sway\sto|"
+    rf"impossible\sto|hard\sto)\s"
+    rf"(?:\w{{1,12}}\s){{0,2}}{_TELLING}\b|"
+    rf"\b(?:lost?|lose)\s(?:track|sight)\b|\b(?:do(?:es)?\s?n['’]t|do(?:es)?\snot|did\s?n['’]t)\s(?:know|show|"
+    rf"include|contain|provide|let)\b|"
+    r"\bcan(?:not|['’]t)\sbe\s(?:determined|seen|known|told|answered|decided)\b|\b(?:not\senough|"
+    r"insufficient)\s(?:\w{1,12}\s)?(?:information|detail|context|evidence)|"
+    r"\btoo\s(?:dark|blurry|small|short|far)\sto\b|\bplease\s(?:provide|share|upload|describe)\b|"
+    r"\bnothing\sin\b.{0,40}\b(?:tells?|shows?|says?)\b|"
     r"\bi['’]?m\ssorry\b|\bas\san\sai\b|\bnone\sof\sthe\soptions\b|\bnot\s(?:clear|visible|shown)\b|"
     r"无法|不能确定|看不清|不知道",
     re.IGNORECASE,
 )
 _HYPOTHETICAL = re.compile(
-    r"\b(?:would|might|could)\s(?:not\s)?(?:also\s)?(?:have|be|been|mean|need|show|say|call|point|fit|look|seem)\b|^\W{0,4}if\b|\bone\scould\b|"
+    r"\b(?:would|might|could)\s(?:not\s)?(?:also\s)?(?:have|be|been|mean|need|show|say|call|point|fit|look|"
+    r"seem)\b|^\W{0,4}if\b|\bone\scould\b|"
     r"\b(?:looks|seems|appears)\s(?:like|tempting)\b|\bat first (?:sight|glance)\b",
     re.IGNORECASE,
 )
+_REMAINING = phrases(
+    "remaining, other one, one left, option left, last one, remaining one, only one left, one remaining, "
+    "option remaining, remaining option"
+)
 _REST = re.compile(
-    rf"\b(?:only|the|that)\s(?:\w{{1,10}}\s)?{phrases('remaining, other one, one left, option left, last one, remaining one, only one left, one remaining, option remaining, remaining option')}\b|"
+    rf"\b(?:only|the|that)\s(?:\w{{1,10}}\s)?{_REMAINING}\b|"
     r"\bthe\sother\s(?:one|option|answer|choice)\b|\bonly\sone\s(?:option\s)?(?:is\sleft|remains|left)\b",
     re.IGNORECASE,
 )
@@ -63,17 +90,21 @@ _NAMES = phrases("option, choice, answer, caption, sentence, description, statem
 _ORDINAL = re.compile(rf"\bthe\s({'|'.join(_ORDINALS)})\s(?:answer\s)?{_NAMES}\b(?!\s(?:frame|part))", re.IGNORECASE)
 _NUMBER = re.compile(rf"\b{_NAMES}\s(?:number\s)?([1-9][0-9]?)\b(?![.,:]?[0-9%])", re.IGNORECASE)
 _LESS = re.compile(
-    r"\b(.{1,120}?)\s(?:fits?|is|matches|works|describes|captures)\s(?:[^.\n]{0,60}\s)?(?:less|worse)\s(?:[^.\n]{0,40}\s)?than\s(?:the\s)?(.{1,80})",
+    r"\b(.{1,120}?)\s(?:fits?|is|matches|works|describes|captures)\s(?:[^.\n]{0,60}\s)?(?:less|"
+    r"worse)\s(?:[^.\n]{0,40}\s)?than\s(?:the\s)?(.{1,80})",
     re.IGNORECASE,
 )
 _LEFT_ORDINAL = re.compile(rf"^({'|'.join(_ORDINALS)})\b(?!\s\w)", re.IGNORECASE)
 _CAN_ONLY = re.compile(
-    r"\b(?:can(?:no|['’])t|can\snot|cannot|could\s?n['’]t)\s(?:\w{1,10}\s){0,2}(?:anything|any\s(?:other\s)?(?:option|choice|one|answer))\s(?:but|except|other\sthan)\s",
+    r"\b(?:can(?:no|['’])t|can\snot|cannot|could\s?n['’]t)\s(?:\w{1,10}\s){0,2}(?:anything|"
+    r"any\s(?:other\s)?(?:option|choice|one|answer))\s(?:but|except|other\sthan)\s",
     re.IGNORECASE,
 )
 _ALL_BUT = re.compile(
-    r"\b(?:every|all|any|each)\s(?:of\s)?(?:the\s)?(?:other\s)?(?:options?|choices?|answers?|ones?|statements?)\s(?:but|except|besides|other\sthan|save)\s(?:for\s)?"
-    r"(\(?[A-Z]\)?)\s[^.\n]{0,30}(?:contradict|wrong|incorrect|false|exclude|ruled|eliminat|fail|impossible|not\b|n['’]t\b)[^.\n]{0,200}",
+    r"\b(?:every|all|any|each)\s(?:of\s)?(?:the\s)?(?:other\s)?(?:options?|choices?|answers?|ones?|"
+    r"statements?)\s(?:but|except|besides|other\sthan|save)\s(?:for\s)?"
+    r"(\(?[A-Z]\)?)\s[^.\n]{0,30}(?:contradict|wrong|incorrect|false|exclude|ruled|eliminat|fail|impossible|"
+    r"not\b|n['’]t\b)[^.\n]{0,200}",
     re.IGNORECASE,
 )
 _RANKING = re.compile(r"\(?([A-Z])\)?(?:\s{0,2}>\s{0,2}\(?[A-Z]\)?){1,15}")

@@ -40,11 +40,13 @@ _IRREGULAR = {
     form: forms.split()[0]
     for forms in (
         "stand stood", "sit sat seated", "run ran", "throw threw thrown", "catch caught", "take took taken", "get got",
-        "give gave given", "go went gone", "come came", "fall fell fallen", "fly flew flown", "hold held", "hit hitting",
+        "give gave given", "go went gone", "come came", "fall fell fallen", "fly flew flown", "hold held",
+        "hit hitting",
         "make made", "put putting", "see saw seen", "draw drew drawn", "drive drove driven", "drink drank drunk",
         "eat ate eaten", "break broke broken", "build built", "buy bought", "bring brought", "choose chose chosen",
         "cut cutting", "do did done", "feel felt", "find found", "freeze froze frozen", "hide hid hidden", "keep kept",
-        "lay laid", "lie lay lain lying", "lose lost", "meet met", "ride rode ridden", "rise rose risen", "sing sang sung",
+        "lay laid", "lie lay lain lying", "lose lost", "meet met", "ride rode ridden", "rise rose risen",
+        "sing sang sung",
         "sink sank sunk", "sleep slept asleep", "speak spoke spoken", "spin spun", "steal stole stolen", "sweep swept",
         "swim swam swum", "swing swung", "tear tore torn", "tell told", "think thought", "wear wore worn",
         "write wrote written", "blow blew blown", "shake shook shaken", "grow grew grown", "shoot shot", "fight fought",

@@ -23,22 +23,29 @@ from vlm_pg.types import Sample
 _AROUND = " \t\r\n.,;:!\"'“”‘’`"
 _BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
 _ANSWER_LINE = re.compile(
-    r"(?:^|\b)(?:(?:the|my)\s)?(?:(?:final|correct|best|short)\s)?(?:answer|antwort|respuesta|réponse)\s?(?:\bis\b|\bist\b|\bes\b|\best\b|:)\s?:?\s{0,3}(\S.{0,300})$|(?:答案)(?:是|为|:)\s?(\S.{0,300})$",
+    r"(?:^|\b)(?:(?:the|my)\s)?(?:(?:final|correct|best|short)\s)?(?:answer|antwort|respuesta|"
+    r"réponse)\s?(?:\bis\b|\bist\b|\bes\b|\best\b|:)\s?:?\s{0,3}(\S.{0,300})$|(?:答案)(?:是|为|:)\s?(\S.{0,300})$",
     re.IGNORECASE,
 )
 _EXPLAINED = re.compile(
-    r",?\s(?:which|because|since|who|whose|where|as\s(?:it|he|she|they|the|can|seen|shown|well)|so\sthat|judging|based\son|once|when|after\s\w{1,12}ing)\b|,\s(?:as|and)\b|\s[-–—]\s|:\s|\s\((?!\w\))",
+    r",?\s(?:which|because|since|who|whose|where|as\s(?:it|he|she|they|the|can|seen|shown|well)|so\sthat|"
+    r"judging|based\son|once|when|after\s\w{1,12}ing)\b|,\s(?:as|and)\b|\s[-–—]\s|:\s|\s\((?!\w\))",
     re.IGNORECASE,
 )
 _OTHER_WORDS = re.compile(
     rf"\b{phrases('in other words, that is, namely, i e, called, known as, correct myself')}\s?[,:]?\s", re.IGNORECASE
 )
+_SAYING = phrases(
+    "is, was, are, were, shows, show, holds, holding, demonstrates, commits, reads, says, uses, used, "
+    "using, depicts, has, wears, carries, contains, displays, indicates, plays, plays the, becomes, looks "
+    "like, stands at, must be, is called, in the, into the, in, on the, at the, to the"
+)
 _SAYS = re.compile(
-    rf"\b{phrases('is, was, are, were, shows, show, holds, holding, demonstrates, commits, reads, says, uses, used, using, depicts, has, wears, carries, contains, displays, indicates, plays, plays the, becomes, looks like, stands at, must be, is called, in the, into the, in, on the, at the, to the')}\s",
+    rf"\b{_SAYING}\s",
     re.IGNORECASE,
 )
 # Not Markdown's emphasis: "A*".
-_LONE_STAR = re.compile(r"^([^*\n]{1,60}\w)\*(?=\W{0,3}$)")
+_LONE_STAR = re.compile(r"^([^*\n]{0,60}\w)\*(?=\W{0,3}$)")
 _STAR = "\ue000"
 _ARTICLE = re.compile(r"^(?:an?|the)\s(?=\S)", re.IGNORECASE)
 _EITHER = re.compile(r"\b(?:or|both)\b|\beither\b|或者|还是|\boder\b|/", re.IGNORECASE)
@@ -144,11 +151,11 @@ def _stated(sentence: str, sample: Sample) -> str | None:
     if other := list(_OTHER_WORDS.finditer(sentence)):
         return _one(sentence[other[-1].end() :])
     asked = set(words_in(sample.question)) | _IDLE
+    is_quantity = any(sign.isdigit() for sign in sample.answer)
     for clause in reversed([one for one in clauses(sentence) if one.is_affirmed and not one.is_reason]):
         text = _EXPLAINED.split(clause.text, maxsplit=1)[0]
-        if quantity := _QUANTITY.search(text):
-            if any(char.isdigit() for char in sample.answer):
-                return quantity[0].strip()
+        if is_quantity and (quantity := _QUANTITY.search(text)):
+            return quantity[0].strip()
         says = list(_SAYS.finditer(text))
         if not says or not (
             set(words_in(text)) & (asked - _IDLE) or len(says[0].string[: says[0].start()].split()) <= 2

@@ -16,15 +16,18 @@ from vlm_pg.types import Sample
 Side = Literal["yes", "no"]
 
 _ALONE = re.compile(
-    r"(?:^|\b(?:answer(?:\sis)?|say|it\sis|it['’]s|so|therefore|thus|hence|then)\s?[:,]?\s?|[:,]\s)[\"'“(]?(?:yes|no|nope|yeah|yep|true|false|correct|incorrect)\b[\"'”)]?\s{0,3}(?:$|[,.;:!—-])",
+    r"(?:^|\b(?:answer(?:\sis)?|say|it\sis|it['’]s|so|therefore|thus|hence|then)\s?[:,]?\s?|"
+    r"[:,]\s)[\"'“(]?(?:yes|no|nope|yeah|yep|true|false|correct|incorrect)\b[\"'”)]?\s{0,3}(?:$|[,.;:!—-])",
     re.IGNORECASE,
 )
 _BY_THE_WAY = re.compile(
-    r"^\W{0,4}(?:no\s(?:problem|doubt(?:\sabout\s(?:it|that))?|worries|question(?:\sabout\s(?:it|that))?)|there\s(?:is|['’]s)\sno\s(?:doubt|question)|without\s(?:a\s)?doubt)\b(?:\s?[,!.:—-]|\s(?:about|that)\b)?\s{0,3}",
+    r"^\W{0,4}(?:no\s(?:problem|doubt(?:\sabout\s(?:it|that))?|worries|question(?:\sabout\s(?:it|that))?)|"
+    r"there\s(?:is|['’]s)\sno\s(?:doubt|question)|without\s(?:a\s)?doubt)\b(?:\s?[,!.:—-]|\s(?:about|that)\b)?\s{0,3}",
     re.IGNORECASE,
 )
 _UNDECIDED = re.compile(
-    r"\byes\s?(?:/|or|and)\s?no\b|^\W{0,4}(?:i['’]?\s?a?m\s)?(?:not|un)\s?(?:sure|certain|clear)\W{0,3}$|\bnot\senough\b",
+    r"\byes\s?(?:/|or|and)\s?no\b|^\W{0,4}(?:i['’]?\s?a?m\s)?(?:not|un)\s?(?:sure|certain|clear)\W{0,3}$|"
+    r"\bnot\senough\b",
     re.IGNORECASE,
 )
 _HEDGE = re.compile(
@@ -32,7 +35,8 @@ _HEDGE = re.compile(
     re.IGNORECASE,
 )
 _ELLIPSIS = re.compile(
-    r"(?:^|[,:]\s)\s?(?:yes\s)?(?:i\sthink\s|indeed\s)?(?:it|he|she|they|there|we|i|the\s\w{1,20}|that|this)\s(?:really\s|clearly\s|indeed\s|definitely\s)?"
+    r"(?:^|[,:]\s)\s?(?:yes\s)?(?:i\sthink\s|indeed\s)?(?:it|he|she|they|there|we|i|the\s\w{1,20}|that|"
+    r"this)\s(?:really\s|clearly\s|indeed\s|definitely\s)?"
     r"(?P<verb>is|are|was|were|does|do|did|has|have|can|will)(?P<not>n['’]t|\snot)?(?:\sindeed)?\W{0,3}$",
     re.IGNORECASE,
 )
@@ -40,26 +44,32 @@ _DENIES = re.compile(
     r"\b(?:not|never|no|nobody|none|neither|cannot|nowhere|hardly)\b|n['’]t\b|\bfails?\sto\b", re.IGNORECASE
 )
 _DOUBLE = re.compile(
-    r"^\W{0,4}(?:nothing|no\s\w{1,12})\s(?:suggests?|indicates?|speaks?|shows?)\s(?:otherwise|against\s(?:it|that|this))\W{0,3}",
+    r"^\W{0,4}(?:nothing|no\s\w{1,12})\s(?:suggests?|indicates?|speaks?|shows?)\s(?:otherwise|against\s(?:it|"
+    r"that|this))\W{0,3}",
     re.IGNORECASE,
 )
 _OPPOSITES = [
-    {word for word in words_in(pair)}
+    set(words_in(pair))
     for pair in (
-        "bigger smaller", "larger smaller", "big small", "large small", "increasing decreasing", "growing shrinking", "left right", "up down",
-        "upward downward", "rising falling", "faster slower", "open closed", "opening closing", "inside outside", "higher lower",
-        "above below", "more fewer", "more less", "longer shorter", "taller shorter", "lighter darker", "brighter darker",
-        "forward backward", "clockwise counterclockwise", "clockwise anticlockwise", "standing sitting", "moving stationary",
-        "empty full", "hot cold", "wet dry", "same different", "before after", "pushing pulling", "on off", "true false", "front behind",
-        "smaller growing", "bigger shrinking", "approaching leaving", "accelerating decelerating", "zooming panning", "day night",
+        "bigger smaller", "larger smaller", "big small", "large small", "increasing decreasing",
+        "growing shrinking", "left right", "up down", "upward downward", "rising falling", "faster slower",
+        "open closed", "opening closing", "inside outside", "higher lower", "above below", "more fewer",
+        "more less", "longer shorter", "taller shorter", "lighter darker", "brighter darker", "forward backward",
+        "clockwise counterclockwise", "clockwise anticlockwise", "standing sitting", "moving stationary",
+        "empty full", "hot cold", "wet dry", "same different", "before after", "pushing pulling", "on off",
+        "true false", "front behind", "smaller growing", "bigger shrinking", "approaching leaving",
+        "accelerating decelerating", "day night",
     )
 ]  # fmt: skip
 _COUNTER = re.compile(r"\b(?:counter|anti)[\s-](?=clockwise)", re.IGNORECASE)
 _IDLE = frozenset(
     words_in(
-        "a an the of to is are was were be been being it its he she they him his her them their i we you there that this these "
-        "those in on at by for with from and so as do does did have has had any some sign evidence indication frame frames video "
-        "image picture clip scene see seen show shows shown seem seems appear appears clear indeed actually here all one s t "
+        "a an the of to is are was were be been being it its he she they him his her them their i we you there "
+        "that this these "
+        "those in on at by for with from and so as do does did have has had any some sign evidence indication "
+        "frame frames video "
+        "image picture clip scene see seen show shows shown seem seems appear appears clear indeed actually "
+        "here all one s t "
         "isn't aren't doesn't don't didn't wasn't weren't not no never into over"
     )
 )
