@@ -1,0 +1,47 @@
+"""Lists of options in which each is marked: a tick, a cross, yes or no."""
+
+from __future__ import annotations
+
+import re
+
+from vlm_pg.eval.reading.option_texts import OptionTexts
+
+_TICKS, _CROSSES = "✅✔☑✓", "❌✗✘✖❎"
+_SIGN = re.compile(rf"[{_TICKS}{_CROSSES}]")
+_WORD = re.compile(
+    r"(?:[|?:.–-]|\s-|,\s?so|->|→|=)\s{0,3}(?:only\s[^.|\n]{1,40}\s)?(yes|no|correct|incorrect|true|false|right|wrong|not\scorrect)\s{0,3}[.!|)]{0,2}\s{0,3}$",
+    re.IGNORECASE,
+)
+_YES = ("yes", "correct", "true", "right")
+_LABEL = re.compile(r"[\W_]{0,10}(?:option\s)?\(?([A-Z])(?:[).:]|\s{1,3}[|(–-]|\s{0,3}[✅✔☑✓❌✗✘✖❎])")
+_FEWEST_LINES = 2
+
+
+def ticked(lines: list[str], texts: OptionTexts) -> tuple[str, int] | None:
+    """The one option that a list of at least two marks as right, and its last line's number; None without any.
+
+    ticked(["A | the sun is shining | no", "B | it rains | yes"], texts) -> ("B", 1)
+    """
+    marks: dict[str, bool] = {}
+    last = -1
+    for number, line in enumerate(lines):
+        signs = {sign in _TICKS for sign in _SIGN.findall(line)}
+        word = _WORD.search(line[-120:])
+        if len(signs) != 1 and not word:
+            continue
+        letter = _option_of(line, texts)
+        if letter is None:
+            continue
+        marks[letter] = signs.pop() if len(signs) == 1 else bool(word) and word is not None and word[1].lower() in _YES
+        last = number
+    right = [letter for letter, is_right in marks.items() if is_right]
+    return (right[0], last) if len(marks) >= _FEWEST_LINES and len(right) == 1 else None
+
+
+def _option_of(line: str, texts: OptionTexts) -> str | None:
+    if (label := _LABEL.match(line)) and label[1] in texts.choices:
+        return label[1]
+    before = re.split(r"[?|]", line.strip("| "), maxsplit=1)[0]
+    if (whole := texts.is_whole_text(before.strip(" -*•"))) is not None:
+        return whole
+    return None

@@ -1,0 +1,94 @@
+"""Options that are numbers: which one a sentence states by its value, in whatever unit."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from vlm_pg.rewards.clauses import affirmed
+from vlm_pg.rewards.options import Choices
+from vlm_pg.rewards.units import Unit, parse_unit
+
+_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+_SPELLED = {word: str(number) for number, word in enumerate(_WORDS)}
+_SPELLED |= {"once": "1 times", "twice": "2 times", "thrice": "3 times"}
+_SPELLED_OUT = re.compile(rf"\b(?:{'|'.join(_SPELLED)})\b", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"(?<![\w.])(-?[0-9]{1,12}(?:,[0-9]{3}){0,3}(?:\.[0-9]{1,9})?)(?![0-9])(?:\s{0,2}(°\s?[CF]?|%|"
+    r"[^\W\d_]{1,12}(?:/[^\W\d_]{1,6}|\^?[23])?))?"
+)
+_OPEN = re.compile(
+    r"\b(?:or\s(?:more|fewer|less|so)|at\s(?:least|most)|more\sthan|fewer\sthan|less\sthan|between|over|under)\b",
+    re.IGNORECASE,
+)
+_TOTAL = re.compile(r"[^.:;]{0,3}\b(?:in\s(?:all|total)|altogether|overall)\b", re.IGNORECASE)
+_EXPLAINED = re.compile(r":\s|\bbecause\b|\bsince\b")
+
+
+@dataclass(frozen=True)
+class NumericOptions:
+    """The values of options that are all numbers, with their unit where they have one that is known."""
+
+    values: tuple[tuple[str, Fraction, Unit | None], ...]
+    given: frozenset[Fraction] = frozenset()
+
+    def named(self, sentence: str) -> frozenset[str] | None:
+        """The options whose values a sentence affirms; empty: a value of none, or it is left open; None: no number."""
+        text = _digits(affirmed(sentence))
+        if not any(self._of(match) for match in _NUMBER.finditer(text)):
+            return frozenset() if _NUMBER.search(text) and len(text) < 80 else None
+        if _OPEN.search(text):
+            return frozenset()
+        main = _EXPLAINED.split(text, maxsplit=1)[0]
+        text = main if any(self._of(match) for match in _NUMBER.finditer(main)) else text
+        found = list(_NUMBER.finditer(text))
+        for match in found:
+            if _TOTAL.match(text, match.end(1)):
+                return self._of(match)
+        if "=" in text:
+            after = [match for match in found if match.start() > text.rindex("=")]
+            return self._of(after[0]) if after and _value(after[0]) not in self.given else frozenset()
+        named = [self._of(match) for match in found if _value(match) not in self.given or len(found) == 1]
+        return frozenset().union(*named)
+
+    def _of(self, match: re.Match[str]) -> frozenset[str]:
+        value = _value(match)
+        unit = parse_unit(match[2]) if match[2] else None
+        return frozenset(letter for letter, own, own_unit in self.values if _same(value, unit, own, own_unit))
+
+
+def _value(match: re.Match[str]) -> Fraction:
+    return Fraction(match[1].replace(",", ""))
+
+
+def _same(value: Fraction, unit: Unit | None, own: Fraction, own_unit: Unit | None) -> bool:
+    if unit is None or own_unit is None:
+        return value == own
+    factor = unit.factor_to(own_unit)
+    return factor is not None and value * factor == own
+
+
+@lru_cache(maxsize=512)
+def numeric_options(choices: Choices, question: str) -> NumericOptions | None:
+    """The values of ``choices``; None unless each is one number and no other word but its unit."""
+    values: list[tuple[str, Fraction, Unit | None]] = []
+    rests: set[str] = set()
+    for letter, text in choices:
+        match = _NUMBER.fullmatch(_digits(text).strip())
+        if match is None:
+            return None
+        unit = parse_unit(match[2]) if match[2] else None
+        rests.add("" if unit or not match[2] else match[2].casefold().rstrip("s"))
+        values.append((letter, _value(match), unit))
+    distinct = {(value, unit.name if unit else "") for _, value, unit in values}
+    # A value that the question gives is not told as the answer, but where the question lists all options.
+    given = frozenset(_value(match) for match in _NUMBER.finditer(_digits(question)))
+    given = frozenset() if all(value in given for _, value, _ in values) else given
+    return NumericOptions(tuple(values), given) if len(distinct) == len(values) > 1 and len(rests) == 1 else None
+
+
+def _digits(text: str) -> str:
+    text = _SPELLED_OUT.sub(lambda word: _SPELLED[word[0].lower()], text)
+    return re.sub(r"\btimes\s+times\b", "times", text)

@@ -1,0 +1,227 @@
+"""Which option a statement names by its text, in whole or in words that belong to that option alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from vlm_pg.eval.reading.formulas import FORMULAS
+from vlm_pg.eval.reading.option_orders import OptionOrders
+from vlm_pg.eval.reading.stems import stem, words_in
+from vlm_pg.rewards.clauses import clauses
+from vlm_pg.rewards.options import Choices, folded
+from vlm_pg.rewards.plain_text import NO_GAPS
+
+_STOP = frozenset(
+    words_in(
+        "a an the of to is are was were be been being it its it's he she they him his her hers them their i you "
+        "we me my "
+        "your our and with that this these those there here at by for as into onto has have had do does did will would "
+        "can could may might must should so also then first finally next who which what when where while because since "
+        "or if than just very something someone thing one's s t down's in on out off from again only"
+    )
+)
+# These count only where options differ by them.
+_OPPOSITES = (("in", "out"), ("on", "off"))
+_AGREEING = re.compile(
+    r"\b(?:that|you|this)(?:['’]s|['’]re|\sis|\sare)\s(?:quite\s|absolutely\s)?right\b(?!\s(?:hand|side|of))|"
+    r"^\W{0,4}(?:all\s)?right\s?[,!.](?=\s\S)|\bright(?=\s(?:answers?|options?|choices?|one|now)\b)|,\sright(?=\?)",
+    re.IGNORECASE,
+)
+_LEAVING = re.compile(
+    r"\b(?:has|have|had|is|was|been)\s(?:\w{1,12}\s)?left(?=\s(?:the|his|her|their|it|a|an|by)\b)", re.IGNORECASE
+)
+_FROM = re.compile(r"\bfrom\s(?:the\s)?[\w-]{1,30}(?=\sto\s)", re.IGNORECASE)
+_SET_ASIDE = re.compile(
+    r"^\W{0,4}(?:although|though|while|whereas|even though|besides|apart from|unlike|"
+    r"contrary to)\s[^,\n]{1,300}(?:,|$)|"
+    r"\bnear\s(?:the|an?)\s[^,.\n]{1,40}",
+    re.IGNORECASE,
+)
+_EARLIER = re.compile(r"^[^,]{0,80}\bhad\sbeen\s[^,]{1,120}(?:,\s?(?:and\s|but\s)?|$)", re.IGNORECASE)
+_PLACEHOLDER = "optxt"
+_MASK = re.compile(rf"\b{_PLACEHOLDER}([A-Z])\b")
+_LABELLED = re.compile(r"\b([a-z]{3,20})\s([A-Z])\b(?!['’])", re.IGNORECASE)
+_GRANTED = re.compile(r"\W{0,4}(?:although|though|while|whereas|unlike|even though)\b", re.IGNORECASE)
+_TURN = re.compile(r"\b(?:but|however)\b", re.IGNORECASE)
+_NEXT_WORD = re.compile(rf"\b{_PLACEHOLDER}([A-Z])\s{{1,3}}([^\W\d_]{{2,30}})")
+_NO_CHANGE_OPTION = re.compile(r"(?:nothing|no)\b.{0,20}\b(?:chang|differ)", re.IGNORECASE)
+_NO_CHANGE = re.compile(
+    r"\bno\s(?:difference|change)s?\b|\bnothing\s(?:\w{1,10}\s)?(?:chang|differ)\w{1,4}\b", re.IGNORECASE
+)
+_CURVE = re.compile(r"\b([A-Za-z]{4,20})(?:\s(?:curve|line|axis))", re.IGNORECASE)
+_ARTICLE = re.compile(r"(?:an?|the)\s(?=\S)", re.IGNORECASE)
+_NAMED_A = re.compile(r"\bA\b(?!\s[^\W\d_A-Z])")
+_LONGEST_TEXT = 300
+
+
+@dataclass(frozen=True)
+class Named:
+    """The letters that a statement names by their texts. ``is_whole``: the whole text, or all words that tell it."""
+
+    letters: frozenset[str]
+    is_whole: bool
+
+
+class OptionTexts:
+    """The texts of a question's options, prepared for comparison."""
+
+    def __init__(self, choices: Choices, question: str) -> None:
+        self.choices = dict(choices)
+        self._has_from = any(re.search(r"\bfrom\b", text, re.IGNORECASE) for text in self.choices.values())
+        self._folded = {letter: folded(text) for letter, text in choices}
+        self._all = {letter: frozenset(_words(text)) for letter, text in choices}
+        together: frozenset[str] = frozenset().union(*self._all.values())
+        counted = {word for pair in _OPPOSITES if set(pair) <= together for word in pair}
+        asked = frozenset(_words(question))
+        counted |= {word for word in ("only", "first") if word in together and word not in asked}
+        stop = _STOP - counted
+        common = frozenset.intersection(*self._all.values()) if len(self._all) > 1 else frozenset()
+        telling = {letter: words - stop - common for letter, words in self._all.items()}
+        # What the question says tells nothing, unless it lists the options.
+        without_asked = {letter: words - asked for letter, words in telling.items()}
+        is_listed = sum(not words for words in without_asked.values()) * 2 > len(without_asked)
+        self._telling = telling if is_listed else without_asked
+        self._orders = OptionOrders(self.choices, _STOP | (asked if not is_listed else frozenset()))
+        longest_first = sorted(self._folded.items(), key=lambda pair: -len(pair[1]))
+        self._masks = [(letter, _whole_pattern(text)) for letter, text in longest_first if len(text) > 1]
+        self._masks += [(letter, _NO_CHANGE) for letter, text in longest_first if _NO_CHANGE_OPTION.match(text)]
+        # Where the options are letters themselves: "point A" is a text, "A" is a letter.
+        self._labels = {text: letter for letter, text in choices if len(text) == 1 and text.isalpha()}
+        # Formulas are told apart by their whole texts only.
+        self._has_loose = not self._labels and not all("=" in text for text in self.choices.values())
+        symbols = {word for text in self.choices.values() for word in re.findall(r"\b[A-Z]\b", text)}
+        self._symbols = {word[0].upper(): word for word in asked if word[0].upper() in symbols and len(word) > 3}
+        self._asked = asked
+
+    def named(self, sentence: str) -> Named | None:
+        """What ``sentence`` affirms by options' texts; None if it names no option. No letters: not clear which.
+
+        Whole texts are masked in ``sentence``. What is rejected, granted or told of before does not count.
+        """
+        sentence = _EARLIER.sub("", _SET_ASIDE.sub(" ", sentence))
+        parts, reasons, rejected = self._parts(sentence)
+        whole = frozenset(letter for part in parts for letter in placeholders(part)) - rejected
+        if any(self._is_part_of_name(part) for part in parts):
+            return Named(frozenset(), True)
+        if len(whole) > 1 and (turn := _TURN.split(sentence)) and len(turn) > 1:
+            last = frozenset(placeholders(turn[-1])) - rejected
+            whole = last if len(last) == 1 else whole
+        if whole:
+            return Named(whole, True)
+        told = ", ".join(parts)
+        return self._loose(told, rejected) or self._by_reasons(reasons, rejected)
+
+    def _parts(self, sentence: str) -> tuple[list[str], list[str], frozenset[str]]:
+        """The clauses of a sentence that state, those that give reasons, and the options that others reject."""
+        parts: list[str] = []
+        reasons: list[str] = []
+        rejected: frozenset[str] = frozenset()
+        for clause in clauses(sentence):
+            if clause.is_affirmed and _GRANTED.match(clause.text):
+                continue
+            if clause.is_affirmed:
+                (reasons if clause.is_reason else parts).append(clause.text)
+            elif letters := placeholders(clause.text):
+                rejected |= letters
+            elif (loose := self._loose(clause.text, frozenset())) and len(loose.letters) == 1:
+                rejected |= loose.letters
+        return parts, reasons, rejected
+
+    def _by_reasons(self, reasons: list[str], rejected: frozenset[str]) -> Named | None:
+        whole = frozenset(letter for part in reasons for letter in placeholders(part)) - rejected
+        return Named(whole, True) if whole else self._loose(", ".join(reasons), rejected)
+
+    def _is_part_of_name(self, clause: str) -> bool:
+        """Whether a word of another option follows an option's text at once: "a car park" is neither."""
+        for found in _NEXT_WORD.finditer(clause):
+            others = [words for letter, words in self._telling.items() if letter != found[1]]
+            if any(stem(found[2]) in words for words in others) and stem(found[2]) not in self._all.get(found[1], ()):
+                return True
+        return False
+
+    def named_by_order(self, text: str) -> str | None:
+        """The option whose steps are all that ``text`` tells of, in the same order."""
+        return self._orders.named(text)
+
+    def is_whole_text(self, text: str) -> str | None:
+        """The letter of the option whose text ``text`` is, an article before it aside; None without one, or several."""
+        short = folded(text)
+        same = [letter for letter, own in self._folded.items() if own and own == short]
+        if not same and len(short) <= _LONGEST_TEXT and (bare := _words(_ARTICLE.sub("", short))):
+            same = [letter for letter, own in self._folded.items() if _words(_ARTICLE.sub("", own)) == bare]
+        return same[0] if len(same) == 1 else None
+
+    def masked(self, text: str) -> str:
+        """``text`` with a word of its own in place of each option's whole text, so that its letters are none."""
+        text = _LEAVING.sub(" ", _AGREEING.sub(" ", text))
+        text = text if self._has_from else _FROM.sub(" ", text)
+        for letter, pattern in self._masks:
+            text = pattern.sub(f" {_PLACEHOLDER}{letter} ", text)
+        return _LABELLED.sub(self._mask_label, text) if self._labels else text
+
+    def unmasked(self, text: str) -> str:
+        """``text`` with options' texts in place of the words that mask them."""
+        return " ".join(_MASK.sub(lambda mask: self.choices.get(mask[1], ""), text).split())
+
+    def _mask_label(self, found: re.Match[str]) -> str:
+        letter = self._labels.get(found[2])
+        return f"{_PLACEHOLDER}{letter} " if letter and stem(found[1]) in self._asked else found[0]
+
+    def _loose(self, text: str, rejected: frozenset[str]) -> Named | None:
+        """The option that words of ``text`` belong to, where they belong to no other."""
+        text = without_placeholders(text)
+        if ordered := self._orders.named(text):
+            return Named(frozenset({ordered}), True)
+        if not self._has_loose:
+            return None
+        text = _CURVE.sub(self._symbol, text)
+        left = [letter for letter in self.choices if letter not in rejected]
+        telling: frozenset[str] = frozenset().union(*(self._telling[letter] for letter in left))
+        told = frozenset(_words(text)) & telling
+        if not told:
+            return None
+        fitting = [letter for letter in left if told <= self._all[letter]]
+        full = [letter for letter in left if self._telling[letter] and self._telling[letter] <= told]
+        if len(fitting) > 1:
+            fitting = [letter for letter in fitting if letter in full] or fitting
+        if len(fitting) == 1 and fitting[0] not in self._orders.letters:
+            return Named(frozenset(fitting), fitting[0] in full)
+        if not fitting and len(full) == 1 and len(self._telling[full[0]]) > 1:
+            return Named(frozenset(full), True)
+        return Named(frozenset(full if len(full) > 1 else ()), bool(full))
+
+    def _symbol(self, found: re.Match[str]) -> str:
+        """A curve by the symbol that the options have for it: "the supply curve" -> "S"."""
+        word = found[1].casefold()
+        return word[0].upper() if self._symbols.get(word[0].upper()) == stem(word) else found[0]
+
+
+@lru_cache(maxsize=512)
+def option_texts(choices: Choices, question: str) -> OptionTexts:
+    """The texts of ``choices``, prepared; remembered, since many outputs are read with the same ones."""
+    return OptionTexts(choices, question)
+
+
+def _whole_pattern(text: str) -> re.Pattern[str]:
+    words = r"\s{1,3}".join(re.escape(word) for word in text.split())
+    has_gaps = re.search(f"[{NO_GAPS}]", text) is None
+    formula = FORMULAS.get(text)
+    either = rf"(?:{words}|{formula})" if formula else words
+    return re.compile(rf"(?<![\w'’]){either}(?![\w'’])" if has_gaps else either, re.IGNORECASE)
+
+
+def _words(text: str) -> list[str]:
+    """As ``words_in``; a capital A that is no article is a word of its own: "Team A"."""
+    return words_in(_NAMED_A.sub("a_", text).replace("a_", "lettera"))
+
+
+def placeholders(text: str) -> frozenset[str]:
+    """The letters of the options whose whole texts are masked in ``text``."""
+    return frozenset(match[1] for match in _MASK.finditer(text))
+
+
+def without_placeholders(text: str) -> str:
+    """``text`` without the words that mask options' texts."""
+    return _MASK.sub(" ", text)

@@ -1,0 +1,235 @@
+"""Short texts: the words that an output gives for its answer, taken out of the sentence they stand in."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from difflib import SequenceMatcher
+
+from vlm_pg.eval.contracts import Reading
+from vlm_pg.eval.reading.phrasing import gives_up, is_question, sentences
+from vlm_pg.eval.reading.said import field_of_object, plain_said
+from vlm_pg.eval.reading.stems import words_in
+from vlm_pg.eval.reading.thinking import Said
+from vlm_pg.rewards.clauses import clauses, phrases
+from vlm_pg.rewards.exact import check_exact
+from vlm_pg.rewards.free_form import check_free_form
+from vlm_pg.rewards.lead_ins import without_lead_in
+from vlm_pg.rewards.ocr import check_ocr
+from vlm_pg.rewards.settings import RewardSettings
+from vlm_pg.rewards.units import parse_unit
+from vlm_pg.types import Sample
+
+_AROUND = " \t\r\n.,;:!\"'“”‘’`"
+_BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
+_ANSWER_LINE = re.compile(
+    r"(?:^|\b)(?:(?:the|my)\s)?(?:(?:final|correct|best|short)\s)?(?:answer|antwort|respuesta|"
+    r"réponse)\s?(?:\bis\b|\bist\b|\bes\b|\best\b|:)\s?:?\s{0,3}(\S.{0,300})$|(?:答案)(?:是|为|:)\s?(\S.{0,300})$",
+    re.IGNORECASE,
+)
+_EXPLAINED = re.compile(
+    r",?\s(?:which|because|since|who|whose|where|as\s(?:it|he|she|they|the|can|seen|shown|well)|so\sthat|"
+    r"judging|based\son|once|when|after\s\w{1,12}ing)\b|,\s(?:as|and)\b|\s[-–—]\s|:\s|\s\((?!\w\))",
+    re.IGNORECASE,
+)
+_OTHER_WORDS = re.compile(
+    rf"\b{phrases('in other words, that is, namely, i e, called, known as, correct myself')}\s?[,:]?\s", re.IGNORECASE
+)
+_SAYING = phrases(
+    "is, was, are, were, shows, show, holds, holding, demonstrates, commits, reads, says, uses, used, "
+    "using, depicts, has, wears, carries, contains, displays, indicates, plays, plays the, becomes, looks "
+    "like, stands at, must be, is called, in the, into the, in, on the, at the, to the"
+)
+_SAYS = re.compile(
+    rf"\b{_SAYING}\s",
+    re.IGNORECASE,
+)
+# Not Markdown's emphasis: "A*".
+_LONE_STAR = re.compile(r"^([^*\n]{0,60}\w)\*(?=\W{0,3}$)")
+_STAR = "\ue000"
+_ARTICLE = re.compile(r"^(?:an?|the)\s(?=\S)", re.IGNORECASE)
+_EITHER = re.compile(r"\b(?:or|both)\b|\beither\b|或者|还是|\boder\b|/", re.IGNORECASE)
+_TEMPLATE = re.compile(
+    r"^\W{0,3}(?:answer here|your (?:final )?answer(?: here)?|final answer|\{.{0,40}\}|\$\w{1,20})\W{0,3}$",
+    re.IGNORECASE,
+)
+_QUANTITY = re.compile(r"-?[0-9][0-9,]{0,20}(?:\.[0-9]{1,12})?(?:\s?[^\W\d_°%$€£]{1,12}\b|\s?[°%])?")
+_LIST = re.compile(r"\[.{0,200}\]")
+_NUMBERS = re.compile(r"(?<![\w.])-?[0-9]{1,12}(?:\.[0-9]{1,9})?(?![\w])")
+_ENDINGS = re.compile(r"(?:ical|ously|ous|ic|al|y|e|ies|ism|ist|ity|ium)$")
+_IDLE = frozenset(
+    words_in("a an the of to is are was were it its it's he she they in on at with this that and so there here called")
+)
+_SHORT = 8
+_LONGEST_ANSWER = 12
+_MOST_ALIKE, _FEWEST_LETTERS = 0.9, 8
+
+
+def read_text(sample: Sample, said: Said) -> Reading:
+    """The words that answer, and what the checker of the sample's kind makes of them.
+
+    ``exact`` is held against the gold answer as people do: articles, words of the question, inflection, gaps, one
+    letter's slip in a long word and other units of the same value are passed over; ``ocr`` and ``free_form`` by their
+    reward, from all that is said where no short answer stands out.
+    """
+    answer = _answer_of(sample, said)
+    settings = RewardSettings()
+    if sample.answer_kind == "exact":
+        gold = check_exact(sample.answer, sample, settings)
+        if gold.value is None:
+            return Reading(None, None, gold.note)
+        if answer is None:
+            return Reading(None, 0.0, "no short answer")
+        return Reading(answer, 1.0 if _is_same(answer, sample, settings) else 0.0)
+    check = check_ocr if sample.answer_kind == "ocr" else check_free_form
+    whole = (said.final if said.final is not None else said.text).strip()
+    if sample.answer_kind == "free_form":
+        whole = plain_said(whole)
+    verdict = check(whole, sample, settings)
+    return Reading(whole or None, verdict.value, verdict.note)
+
+
+def _answer_of(sample: Sample, said: Said) -> str | None:
+    """The words that an output gives for its answer, equal ones spelled alike; None: none, or several."""
+    answer = _given(sample, replace(said, text=_LONE_STAR.sub(rf"\1{_STAR}", said.text)))
+    if answer is None:
+        return None
+    answer = (_ARTICLE.sub("", answer) or answer).replace(_STAR, "*")
+    # Of a quantity case is its unit's: "mV" is no "MV".
+    return answer if any(sign.isdigit() for sign in answer) else answer.casefold()
+
+
+def _given(sample: Sample, said: Said) -> str | None:
+    given = field_of_object(said.final or said.text)
+    if given is None and said.final is not None:
+        given = said.final
+        if any(_folded(other) != _folded(given) for other in said.beside):
+            return None
+    if given is not None:
+        given = plain_said(given)
+        return _one(given) if len(given.split()) <= _LONGEST_ANSWER else _from_prose(given, sample)
+    if _LIST.fullmatch(sample.answer) and len(numbers := _NUMBERS.findall(plain_said(said.text))) > 1:
+        return f"[{', '.join(numbers)}]"
+    bold = _BOLD.findall(said.text)
+    text = plain_said(said.text)
+    if said.is_cut and not text.endswith((".", "!", "。")):
+        text = text.rpartition("\n")[0] if "\n" in text else ""
+    if bold and text and bold[-1] in said.text.splitlines()[-1] and not bold[-1].rstrip().endswith(":"):
+        return _one(plain_said(bold[-1]))
+    return _from_prose(text, sample)
+
+
+def _from_prose(text: str, sample: Sample) -> str | None:
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        return None
+    if found := _ANSWER_LINE.search(lines[-1]):
+        return _one(_without_explanation(found[1] or found[2]))
+    told = [sentence for line in lines for sentence in sentences(line) if not is_question(sentence)]
+    if not told or gives_up(told[-1]):
+        return None
+    if len(lines) == 1 and len(told) == 1 and (short := _short(told[0], sample)):
+        return _one(short)
+    first = _short(told[0], sample) if len(told[0].split()) <= _SHORT and len(told) > 1 else None
+    return _stated(told[-1], sample) or (_one(first) if first else None)
+
+
+def _short(sentence: str, sample: Sample) -> str | None:
+    """A sentence that is no more than an answer, and perhaps its explanation: "Homophonic, because ..."."""
+    if any(not clause.is_affirmed for clause in clauses(sentence)):
+        return None
+    bare = _without_explanation(sentence)
+    if len(bare.split()) > _SHORT or _SAYS.search(bare + " "):
+        return None
+    return (
+        bare if set(words_in(bare)) - _IDLE - set(words_in(sample.question)) or re.search(r"\w[^\w\s]$", bare) else None
+    )
+
+
+def _stated(sentence: str, sample: Sample) -> str | None:
+    """What the last affirming clause of a sentence says of what was asked."""
+    if other := list(_OTHER_WORDS.finditer(sentence)):
+        return _one(sentence[other[-1].end() :])
+    asked = set(words_in(sample.question)) | _IDLE
+    is_quantity = any(sign.isdigit() for sign in sample.answer)
+    for clause in reversed([one for one in clauses(sentence) if one.is_affirmed and not one.is_reason]):
+        text = _EXPLAINED.split(clause.text, maxsplit=1)[0]
+        if is_quantity and (quantity := _QUANTITY.search(text)):
+            return quantity[0].strip()
+        says = list(_SAYS.finditer(text))
+        if not says or not (
+            set(words_in(text)) & (asked - _IDLE) or len(says[0].string[: says[0].start()].split()) <= 2
+        ):
+            continue
+        rest = text[says[-1].end() :].split()
+        while rest and set(words_in(rest[-1])) <= asked:
+            rest.pop()
+        while rest and set(words_in(rest[0])) <= asked and words_in(rest[0]) != ["a"] and len(rest) > 1:
+            rest.pop(0)
+        if rest and len(rest) <= _SHORT:
+            return _one(" ".join(rest))
+    return None
+
+
+def _without_explanation(text: str) -> str:
+    bare = without_lead_in(text.strip(_AROUND)) or text.strip(_AROUND)
+    return _EXPLAINED.split(bare, maxsplit=1)[0].strip(_AROUND)
+
+
+def _one(text: str) -> str | None:
+    """``text`` if it is one answer, without a lead-in."""
+    text = text.strip(_AROUND)
+    text = (without_lead_in(text) or text).strip(_AROUND)
+    if not text or _TEMPLATE.match(text) or _EITHER.search(text) or gives_up(text):
+        return None
+    return None if any(not clause.is_affirmed for clause in clauses(text)) else text
+
+
+def _is_same(answer: str, sample: Sample, settings: RewardSettings) -> bool:
+    """Whether ``answer`` is the gold answer as people hold them against each other."""
+    if check_exact(answer, sample, settings).value == 1.0:
+        return True
+    if (value := _value(answer)) is not None and (gold_value := _value(sample.answer)) is not None:
+        return value == gold_value
+    if any(char.isdigit() for char in answer + sample.answer) and not _LIST.fullmatch(sample.answer):
+        return False
+    asked = set(words_in(sample.question))
+    told = _core(answer, asked)
+    gold = _core(sample.answer, asked)
+    if not told or not gold:
+        return False
+    if _LIST.fullmatch(sample.answer):
+        return _folded(answer) == _folded(sample.answer)
+    joined, gold_joined = "".join(told), "".join(gold)
+    if joined == gold_joined or (_root(joined) == _root(gold_joined) and len(_root(joined)) > 4):
+        return True
+    is_long = min(len(joined), len(gold_joined)) >= _FEWEST_LETTERS and len(told) == len(gold) == 1
+    return is_long and joined[0] == gold_joined[0] and _is_slip(joined, gold_joined)
+
+
+def _core(text: str, asked: set[str]) -> list[str]:
+    """The words that tell an answer: no articles, and no words of the question unless there are no others."""
+    words = [word for word in words_in(text) if word not in ("a", "an", "the")]
+    return [word for word in words if word not in asked] or words
+
+
+def _root(word: str) -> str:
+    return _ENDINGS.sub("", re.sub(r"i$", "y", word))
+
+
+def _is_slip(one: str, other: str) -> bool:
+    return SequenceMatcher(None, one, other, autojunk=False).ratio() >= _MOST_ALIKE and abs(len(one) - len(other)) <= 1
+
+
+def _value(text: str) -> tuple[object, object] | None:
+    """A quantity's kind and value in the kind's own unit; None where ``text`` is none."""
+    from fractions import Fraction
+
+    text = text.strip(_AROUND)
+    number = re.fullmatch(r"(-?[0-9]{1,15}(?:\.[0-9]{1,12})?)\s?(\D{1,24})", text)
+    unit = parse_unit(number[2]) if number else None
+    return (unit.kind, Fraction(number[1]) * unit.factor) if number and unit else None
+
+
+def _folded(text: str) -> str:
+    return "".join(plain_said(text).casefold().split())

@@ -1,0 +1,166 @@
+"""Yes and no: which of the two an output says, in a word or by stating or denying what was asked."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from vlm_pg.eval.contracts import Reading
+from vlm_pg.eval.reading.phrasing import concludes, corrects, gives_up, is_question, sentences
+from vlm_pg.eval.reading.said import field_of_object, plain_said
+from vlm_pg.eval.reading.stems import words_in
+from vlm_pg.eval.reading.thinking import Said
+from vlm_pg.rewards.yes_no import stated_sides
+from vlm_pg.types import Sample
+
+Side = Literal["yes", "no"]
+
+_ALONE = re.compile(
+    r"(?:^|\b(?:answer(?:\sis)?|say|it\sis|it['’]s|so|therefore|thus|hence|then)\s?[:,]?\s?|"
+    r"[:,]\s)[\"'“(]?(?:yes|no|nope|yeah|yep|true|false|correct|incorrect)\b[\"'”)]?\s{0,3}(?:$|[,.;:!—-])",
+    re.IGNORECASE,
+)
+_BY_THE_WAY = re.compile(
+    r"^\W{0,4}(?:no\s(?:problem|doubt(?:\sabout\s(?:it|that))?|worries|question(?:\sabout\s(?:it|that))?)|"
+    r"there\s(?:is|['’]s)\sno\s(?:doubt|question)|without\s(?:a\s)?doubt)\b(?:\s?[,!.:—-]|\s(?:about|that)\b)?\s{0,3}",
+    re.IGNORECASE,
+)
+_UNDECIDED = re.compile(
+    r"\byes\s?(?:/|or|and)\s?no\b|^\W{0,4}(?:i['’]?\s?a?m\s)?(?:not|un)\s?(?:sure|certain|clear)\W{0,3}$|"
+    r"\bnot\senough\b",
+    re.IGNORECASE,
+)
+_HEDGE = re.compile(
+    r"^\W{0,4}(?:i['’]?\s?a?m\s)?(?:not\s(?:\w{1,12}\s)?|un)(?:sure|certain)[^.]{0,40}?,?\s?(?:but|yet|though)\s",
+    re.IGNORECASE,
+)
+_ELLIPSIS = re.compile(
+    r"(?:^|[,:]\s)\s?(?:yes\s)?(?:i\sthink\s|indeed\s)?(?:it|he|she|they|there|we|i|the\s\w{1,20}|that|"
+    r"this)\s(?:really\s|clearly\s|indeed\s|definitely\s)?"
+    r"(?P<verb>is|are|was|were|does|do|did|has|have|can|will)(?P<not>n['’]t|\snot)?(?:\sindeed)?\W{0,3}$",
+    re.IGNORECASE,
+)
+_DENIES = re.compile(
+    r"\b(?:not|never|no|nobody|none|neither|cannot|nowhere|hardly)\b|n['’]t\b|\bfails?\sto\b", re.IGNORECASE
+)
+_DOUBLE = re.compile(
+    r"^\W{0,4}(?:nothing|no\s\w{1,12})\s(?:suggests?|indicates?|speaks?|shows?)\s(?:otherwise|against\s(?:it|"
+    r"that|this))\W{0,3}",
+    re.IGNORECASE,
+)
+_OPPOSITES = [
+    set(words_in(pair))
+    for pair in (
+        "bigger smaller", "larger smaller", "big small", "large small", "increasing decreasing",
+        "growing shrinking", "left right", "up down", "upward downward", "rising falling", "faster slower",
+        "open closed", "opening closing", "inside outside", "higher lower", "above below", "more fewer",
+        "more less", "longer shorter", "taller shorter", "lighter darker", "brighter darker", "forward backward",
+        "clockwise counterclockwise", "clockwise anticlockwise", "standing sitting", "moving stationary",
+        "empty full", "hot cold", "wet dry", "same different", "before after", "pushing pulling", "on off",
+        "true false", "front behind", "smaller growing", "bigger shrinking", "approaching leaving",
+        "accelerating decelerating", "day night",
+    )
+]  # fmt: skip
+_COUNTER = re.compile(r"\b(?:counter|anti)[\s-](?=clockwise)", re.IGNORECASE)
+_IDLE = frozenset(
+    words_in(
+        "a an the of to is are was were be been being it its he she they him his her them their i we you there "
+        "that this these "
+        "those in on at by for with from and so as do does did have has had any some sign evidence indication "
+        "frame frames video "
+        "image picture clip scene see seen show shows shown seem seems appear appears clear indeed actually "
+        "here all one s t "
+        "isn't aren't doesn't don't didn't wasn't weren't not no never into over"
+    )
+)
+_LONGEST_RESTATEMENT = 24
+
+
+def read_yes_no(sample: Sample, said: Said) -> Reading:
+    """ "yes" or "no", the last that is said; 1.0 if the gold answer says the same.
+
+    A sentence that states what was asked, or what is opposite to it, says the same as a word does.
+    """
+    gold = stated_sides(sample.answer)
+    if len(gold) != 1:
+        return Reading(None, None, "gold answer says neither yes nor no, or both")
+    side = _side_of_said(sample.question, said)
+    if side is None:
+        return Reading(None, 0.0, "neither yes nor no is said, or both are")
+    return Reading(side, 1.0 if {side} == gold else 0.0)
+
+
+def _side_of_said(question: str, said: Said) -> Side | None:
+    whole = field_of_object(said.final or said.text)
+    if whole is not None:
+        return side_of(whole, question)
+    if said.final is None:
+        return side_of(said.text, question)
+    side = side_of(said.final, question)
+    if any(side_of(other, question) != side for other in said.beside):
+        return None
+    later = side_of(said.after, question) if corrects(said.after) else None
+    return later or side
+
+
+def side_of(text: str, question: str) -> Side | None:
+    """Which of yes and no ``text`` says to ``question``; None: neither, or both."""
+    told = [sentence for line in plain_said(text).splitlines() for sentence in sentences(line)]
+    side: Side | None = None
+    is_corrected = was_concluded = is_open = False
+    for sentence in told:
+        is_corrected = is_corrected or (side is not None and corrects(sentence))
+        if is_question(sentence):
+            continue
+        found = _sides(sentence, question, is_first=side is None and not is_open)
+        if len(found) > 1:
+            side, is_open = None, True
+        elif found:
+            (new,) = found
+            concluded = concludes(sentence)
+            if (side not in (None, new) or is_open) and not (is_corrected or (concluded and not was_concluded)):
+                side, is_open = None, True
+            else:
+                side, is_open, was_concluded = new, False, concluded
+                is_corrected = corrects(sentence)
+    return side
+
+
+def _sides(sentence: str, question: str, is_first: bool) -> set[Side]:
+    """What one sentence says of yes and no."""
+    sentence = _HEDGE.sub("", _BY_THE_WAY.sub("", sentence))
+    if _UNDECIDED.search(sentence):
+        return {"yes", "no"} if re.search(r"\byes\s?and\s?no\b", sentence, re.IGNORECASE) else set()
+    is_explicit = is_first or _ALONE.search(sentence) is not None
+    found = stated_sides(sentence) if is_explicit else set()
+    if len(found) > 1 and corrects(sentence):
+        # "No, wait: yes."
+        parts = [stated_sides(part) for part in re.split(r"[,.:;—]", sentence)]
+        stated = [part for part in parts if part]
+        found = stated[-1] if stated else set()
+    if found or gives_up(sentence):
+        return found
+    side = _restated(sentence, question) if is_first else None
+    return {side} if side else set()
+
+
+def _restated(sentence: str, question: str) -> Side | None:
+    """Yes where ``sentence`` states what ``question`` asks, no where it denies that or states the opposite."""
+    sentence = _COUNTER.sub("counter", _DOUBLE.sub("", sentence))
+    if ellipsis := _ELLIPSIS.search(sentence):
+        return "no" if ellipsis["not"] else "yes"
+    words = [word for word in words_in(sentence) if not word.endswith("li")]
+    if len(words) > _LONGEST_RESTATEMENT:
+        return None
+    asked = set(words_in(question.split("\n", maxsplit=1)[0])) - _IDLE
+    told = set(words) - _IDLE
+    denied = _DENIES.search(sentence) is not None
+    opposite = any(pair & asked and (pair - asked) & told and not pair & asked & told for pair in _OPPOSITES)
+    strange = told - asked - {word for pair in _OPPOSITES if pair & asked for word in pair}
+    if strange or not told:
+        return None
+    if opposite:
+        return None if denied else "no"
+    if not told & asked or len(told & asked) * 3 < len(asked):
+        return None
+    return "no" if denied else "yes"
