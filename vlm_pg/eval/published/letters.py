@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from vlm_pg.eval.contracts import Reading
-from vlm_pg.eval.published.rule import chosen, drawn, letters_of
+from vlm_pg.eval.published.rule import chosen, drawn
 from vlm_pg.types import Sample
 
 # As the published list has them: two commas are missing in it, so that four of its entries are two long texts, which no
@@ -53,6 +53,4 @@ def first_of_four(sample: Sample, output: str, cut_off: bool) -> Reading:
 def first_of_five_or_drawn(sample: Sample, output: str, cut_off: bool) -> Reading:
     """The first of A to E; of an output without any, an option is drawn."""
     letter = first_letter(output, LONGVIDEOBENCH_PREFIXES, "ABCDE")
-    if letter:
-        return chosen(sample, letter)
-    return chosen(sample, drawn("longvideobench/lmms", sample, output, letters_of(sample)), "drawn: nothing was read")
+    return chosen(sample, letter) if letter else drawn("longvideobench/lmms", sample, output)

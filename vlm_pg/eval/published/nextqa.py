@@ -18,7 +18,7 @@ def _lmms(sample: Sample, output: str, cut_off: bool) -> Reading:
     found = options_in(text, texts)
     if found:
         return chosen(sample, last_option_text(text, found, texts))
-    return chosen(sample, drawn("nextqa/lmms", sample, output, list(texts)), "drawn: nothing was read")
+    return drawn("nextqa/lmms", sample, output)
 
 
 RULES = (
