@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 from typing import Any
 
 from vlm_pg.rewards.mathematics import PREPARE, mathematics_call, without_evaluation
@@ -11,6 +12,8 @@ from vlm_pg.rewards.pool import Call, CheckerPool
 from vlm_pg.rewards.settings import CheckerSettings
 
 MAX_OUTPUT = 100_000  # characters of an output that is searched for mathematics
+# On long runs of blanks math-verify's patterns take the square of their length.
+_BLANKS = re.compile(r"(\s{20})\s+")
 
 _pools: dict[int, CheckerPool] = {}  # by process: a fork starts a pool of its own
 
@@ -24,12 +27,12 @@ def whole_outputs_agree(gold: str, output: str) -> tuple[bool, str]:
     """``verify(parse(output), parse(gold))`` of math-verify with its defaults, in which plain expressions other than
     numbers are not evaluated.
     """
-    return _ask(Call(f"{__name__}:verify_defaults", (gold, output[:MAX_OUTPUT])))
+    return _ask(Call(f"{__name__}:verify_defaults", (gold, _searched(output))))
 
 
 def latex_of_output_agrees(gold: str, output: str) -> tuple[bool | None, str]:
     """Open-R1's comparison of the LaTeX in an output with that in a gold solution; None if the solution has none."""
-    return _ask(Call(f"{__name__}:verify_latex", (gold, output[:MAX_OUTPUT])))
+    return _ask(Call(f"{__name__}:verify_latex", (gold, _searched(output))))
 
 
 def verify_defaults(gold: str, output: str) -> tuple[bool, str]:
@@ -58,6 +61,10 @@ def verify_latex(gold: str, output: str) -> tuple[bool | None, str]:
         )
         found = parse(output, [configuration], extraction_mode="first_match", parsing_timeout=None)
         return bool(verify(found, wanted, timeout_seconds=None)), ""
+
+
+def _searched(output: str) -> str:
+    return _BLANKS.sub(r"\1", output[:MAX_OUTPUT])
 
 
 def _ask(call: Call) -> tuple[Any, str]:

@@ -102,27 +102,45 @@ def _without_units(text: str) -> str:
 def _number_of_words(text: str) -> str:
     """The number that the number words in a text make, whatever else stands there; the text if it has none.
 
-    As the package word2number has it, for whole numbers. _number_of_words("five apples") == "5"
+    As the package word2number has it. _number_of_words("five apples") == "5"
     """
     spaced = text.replace("-", " ").lower()
     if spaced.isdecimal():
         return str(int(spaced)) if len(spaced) <= 1000 else text
-    words = [word for word in spaced.split() if word in _WORDS]
-    scales = [word for word in words if word in _LARGE]
-    # More than one of a scale, or a smaller one first: no number.
-    if not words or "point" in spaced.split() or scales != [word for word in _LARGE if word in scales]:
+    words = [word for word in spaced.split() if word in _WORDS or word == "point"]
+    if not words or words.count("point") > 1:
         return text
+    if "point" in words:
+        place = words.index("point")
+        words, decimals = words[:place], words[place + 1 :]
+    else:
+        decimals = []
+    whole = _whole_number(words)
+    return text if whole is None else str(whole + _decimals(decimals) if decimals else whole)
+
+
+def _whole_number(words: list[str]) -> int | None:
+    """0 of no words; None of more than one of a scale, of a smaller one first, and of too many words."""
+    scales = [word for word in words if word in _LARGE]
+    if scales != [word for word in _LARGE if word in scales]:
+        return None
     if len(words) == 1:
-        return str(_WORDS[words[0]])
+        return _WORDS[words[0]]
     total = 0
     for scale in scales:
         place = words.index(scale)
         value = _below_thousand(words[:place])
         if value is None:
-            return text
+            return None
         total, words = total + value * _LARGE[scale], words[place + 1 :]
     rest = _below_thousand(words) if words else 0
-    return text if rest is None else str(total + rest)
+    return None if rest is None else total + rest
+
+
+def _decimals(words: list[str]) -> float:
+    """What the words behind "point" make, each of one digit; 0 if one is not."""
+    digits = [_SMALL.index(word) if word in _SMALL[:10] else -1 for word in words]
+    return 0 if -1 in digits else float("0." + "".join(map(str, digits)))
 
 
 def _below_thousand(words: list[str]) -> int | None:
