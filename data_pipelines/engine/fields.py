@@ -24,6 +24,16 @@ def plain_number(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
+def published(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Those of these fields that say something, as the row has them, for a record's ``details``.
+
+    A table has every field in every row, JSON only those that are there: what is empty counts as not there, so that
+    both forms of a set give equal details. published({"unit": None, "grade": "4"}, "unit", "grade") == {"grade": "4"}
+    """
+    empty: tuple[Any, ...] = (None, "", [], {})
+    return {name: row[name] for name in names if name in row and row[name] not in empty}
+
+
 def answer_text(row: Mapping[str, Any], *names: str) -> str:
     """The first of these fields that the row has, a text or a number, as text without space around it.
 
