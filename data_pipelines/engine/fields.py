@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePosixPath
@@ -12,6 +13,8 @@ from typing import Any
 from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import SampleError, printable
 from vlm_pg.media.paths import EXTENSIONS
+
+_WHOLE = re.compile(r"[-+]?[0-9]{1,15}(?:\.0{0,9})?")
 
 
 def first_of(row: Mapping[str, Any], *names: str) -> Any:
@@ -50,6 +53,18 @@ def answer_text(row: Mapping[str, Any], *names: str) -> str:
     if not text:
         raise unusable("no_gold_answer", f"{wanted} is empty", "The right answer")
     return text
+
+
+def whole_number(row: Mapping[str, Any], *names: str) -> str:
+    """The first of these fields as the digits of a whole number: "027", 27.0 and "27.0" are "27", "-1.0" is "-1".
+
+    Raises:
+        SampleError: ``no_gold_answer``: it is no such number; or as ``answer_text``.
+    """
+    text = answer_text(row, *names)
+    if not _WHOLE.fullmatch(text):
+        raise unusable("no_gold_answer", f"the answer is '{text[:80]}'", "A whole number in digits")
+    return str(int(text.partition(".")[0]))
 
 
 def text_of(row: Mapping[str, Any], *names: str) -> str:
