@@ -11,14 +11,14 @@ such an end becomes the video's; a span that begins there is refused. Without th
 lmms-lab/charades_sta ``data/test-*.parquet``: ``video`` ("3MSZA.mp4"), ``caption``, ``timestamp`` of two half precision
 numbers: 24.3 reads 24.296875 there, and becomes 24.3 again. The videos are those of Charades,
 ``Charades_v1_480/<video>.mp4`` (or ``Charades_v1``), or directly in ``Charades`` or ``videos``. Rows have no names of
-their own.
+their own. ``details`` have the ``sentence`` and, where a table says it, the video's ``duration`` in seconds.
 
 Licence: lmms-lab's copy is MIT, of the lines see the project; of the videos see Charades
 (prior.allenai.org/projects/charades).
 
 Record: {"problem_id": "charades_sta_test-1", "problem": "When does this happen in the video: person turn a light on.",
 "data_type": "video", "problem_type": "time span", "options": [], "solution": "<answer>[24.3, 30.4]</answer>",
-"path": "3MSZA.mp4", "data_source": "charades_sta"}
+"path": "3MSZA.mp4", "data_source": "charades_sta", "details": {"sentence": "person turn a light on."}}
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ def _record(name: str, video: str, caption: str, start: float, end: float, lengt
         **answered("time span", _span(start, end, length)),
         "path": video_file(video),
         "data_source": "charades_sta",
+        "details": {"sentence": caption} | ({} if length is None else {"duration": length}),
     }
 
 

@@ -7,13 +7,13 @@ r"""LongVideo-Reason: its questions on long videos, with reasoning, to checked r
 Published: LongVideo-Reason/longvideo-reason, ``train.jsonl``, ``val.jsonl``, ``test.jsonl`` (LongVideo-Reason-eval)
 and ``openended.jsonl``; the same rows as Parquet in ``data`` (named as ``data:train``). Rows ``problem_id``,
 ``problem``, ``data_type``, ``problem_type``, ``reasoning``, ``videos``, ``answer`` ("<answer>B</answer>").
-``problem_type`` (goal, plot, temporal, spatial) is no kind of answer; evaluation reports by it. ``problem_id`` begins
-anew in each file, so records are named after file and line. The four options stand in ``problem`` as lines, not always
-in the order of their letters. A few rows are damaged: of the 1,000 in ``test.jsonl`` two have a letter for an answer
-and no options (379, 857), three have other lines than four options (147, 743, 825). All such are refused. Rows of
-``openended.jsonl`` have none, and an answer in words; they are free-form (yes/no or numerical where the whole answer
-is "Yes" or a number in digits). ``reasoning`` becomes ``process``. In the folder ``train.jsonl`` and ``test.jsonl``
-are read; name the others with ``--train`` or ``--eval``.
+``problem_type`` (goal, plot, temporal, spatial) is no kind of answer; evaluation reports by it, and ``details`` have
+it. ``problem_id`` begins anew in each file, so records are named after file and line. The four options stand in
+``problem`` as lines, not always in the order of their letters. A few rows are damaged: of the 1,000 in ``test.jsonl``
+two have a letter for an answer and no options (379, 857), three have other lines than four options (147, 743, 825). All
+such are refused. Rows of ``openended.jsonl`` have none, and an answer in words; they are free-form (yes/no or numerical
+where the whole answer is "Yes" or a number in digits). ``reasoning`` becomes ``process``. In the folder ``train.jsonl``
+and ``test.jsonl`` are read; name the others with ``--train`` or ``--eval``.
 
 ``videos`` is a path below ``longvila_videos``, one for a row. The test's ten archives
 (LongVideo-Reason/longvideo_eval_videos) unpack to ``longvideo_eval_subset0`` to ``9`` instead; both are found, and so
@@ -28,7 +28,8 @@ Record: {"problem_id": "train-1",
 "options": ["A. Creating a prop replica of Ash's chainsaw hand from \"Evil Dead\"",
 "B. Building a custom storage container for mixed nuts", "C. Installing a ventilation system using pipes and fans",
 "D. Crafting a DIY household appliance"], "process": "Checking the video ...", "solution": "<answer>A</answer>",
-"path": "longvila_videos/5nKz1hzvSqs.mp4", "data_source": "longvideo_reason", "category": "goal"}
+"path": "longvila_videos/5nKz1hzvSqs.mp4", "data_source": "longvideo_reason", "category": "goal",
+"details": {"problem_type": "goal"}}
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from typing import Any
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.engine.fields import text_of, unusable
+from data_pipelines.engine.fields import published, text_of, unusable
 from data_pipelines.engine.questions import open_or_choice, untagged_once, without_mark
 
 _OPTIONS = 4
@@ -70,6 +71,7 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
         "path": _video(row),
         "data_source": LONGVIDEO_REASON.name,
         "category": row.get("problem_type"),
+        "details": published(row, "problem_type"),
     }
 
 

@@ -12,13 +12,14 @@ box of the solution holds. In a folder that holds MATH and MATH-500 (``test.json
 training files are trained and MATH-500 is evaluated on. Problems of the evaluation files are left out of training, so
 that all of MATH may be given to train on beside MATH-500. Drawings stand in the text, as Asymptote code; there are no
 media. Rows of other sets that say their ``source`` (NuminaMath) keep it as ``data_source``; those with media or options
-are refused, and GSM8K's.
+are refused, and GSM8K's. ``details`` have ``subject`` (which MATH calls ``type``), ``level`` and ``unique_id``.
 
 Licence: MIT (MATH, and MATH-500, which is part of it). For AIME and AMC see the files' own project.
 
 Record: {"problem_id": "train/algebra/1.json", "problem": "Half of one?", "data_type": "text",
 "problem_type": "mathematics", "options": [], "process": "So $\\boxed{\\frac{1}{2}}$.",
-"solution": "<answer>\\frac{1}{2}</answer>", "path": "", "data_source": "math", "category": "Algebra"}
+"solution": "<answer>\\frac{1}{2}</answer>", "path": "", "data_source": "math", "category": "Algebra",
+"details": {"subject": "Algebra", "level": "Level 1"}}
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row, in_folders
-from data_pipelines.engine.fields import answer_text, first_of, named, unusable
+from data_pipelines.engine.fields import answer_text, first_of, named, published, unusable
 from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import one_object
 
@@ -58,7 +59,7 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
     Raises:
         SampleError: ``no_gold_answer``, ``other_data_set``, or a field is of a wrong type.
     """
-    solution = first_of(row, *_SOLUTION)
+    solution, subject = first_of(row, *_SOLUTION), row.get("subject") or row.get("type")
     if first_of(row, *_ANSWER) is not None:
         gold = answer_text(row, *_ANSWER)
     elif boxed := last_boxed(answer_text(row, *_SOLUTION)):
@@ -77,7 +78,8 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
         **answered("mathematics", gold),
         "process": solution if isinstance(solution, str) else "",
         "data_source": first_of(row, "data_source", "source") or "math",
-        "category": row.get("subject") or row.get("type"),
+        "category": subject,
+        "details": published({**row, "subject": subject}, "subject", "level", "unique_id"),
     }
 
 

@@ -13,11 +13,16 @@ for, as MathVista's own prompts do, and integers and numbers of one or two decim
 an answer with more decimals than asked for can be wrong here and right there. Other precisions are refused. A list must
 be equal as text; a choice is told by its letter or text, never by the nearest spelling.
 
+``details`` have the question as published, ``question_type``, ``answer_type``, ``precision``, ``unit``, ``choices`` (of
+at most 2,000 characters together), and of the metadata ``task``, ``context``, ``grade``, ``skills`` and ``category``.
+
 Licence: CC BY-SA 4.0; the pictures come from 28 other data sets under their own terms, see the project.
 
 Record: {"problem_id": "7", "problem": "What is the mean? (Unit: $)\\nRound the answer to 1 decimal place.",
 "data_type": "image", "problem_type": "numerical", "options": [], "process": "", "solution": "<answer>1.2</answer>",
-"path": "images/7.jpg", "data_source": "mathvista", "category": "figure question answering"}
+"path": "images/7.jpg", "data_source": "mathvista", "category": "figure question answering",
+"details": {"question": "What is the mean?", "question_type": "free_form", "answer_type": "float", "precision": 1.0,
+"unit": "$", "task": "figure question answering"}}
 """
 
 from __future__ import annotations
@@ -29,7 +34,16 @@ from typing import Any
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.engine.fields import answer_text, first_of, list_of, named, text_of, texts_of, unusable
+from data_pipelines.engine.fields import (
+    answer_text,
+    first_of,
+    list_of,
+    named,
+    published,
+    text_of,
+    texts_of,
+    unusable,
+)
 from data_pipelines.engine.options import letter_of_text, lettered
 from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import keyed_rows
@@ -38,6 +52,9 @@ from vlm_pg.data.embedded import Embedded
 # Rounding to two decimals, as numbers are compared, would take answers of more decimals for equal that are not.
 _PRECISIONS = (1, 2)
 _COLUMNS = ("pid", "question", "question_type", "answer_type", "answer", "choices", "image")
+_METADATA = ("task", "context", "grade", "skills", "category")
+# Of longer ones nothing is kept beside the options: a record's details are short.
+_LONGEST_CHOICES = 2_000
 _INTEGER, _FLOAT = re.compile(r"-?\d+"), re.compile(r"-?\d+(?:\.\d+)?")
 
 
@@ -64,6 +81,17 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
         "path": picture if isinstance(picture, Embedded) else text_of(row, "image"),
         "data_source": "mathvista",
         "category": metadata.get("task") if isinstance(metadata, Mapping) else None,
+        "details": _details(row),
+    }
+
+
+def _details(row: Row) -> dict[str, Any]:
+    choices, metadata = row.get("choices"), row.get("metadata")
+    short = isinstance(choices, list) and sum(len(str(choice)) for choice in choices) <= _LONGEST_CHOICES
+    return {
+        **published(row, "question", "question_type", "answer_type", "precision", "unit"),
+        **(published(row, "choices") if short else {}),
+        **(published(metadata, *_METADATA) if isinstance(metadata, Mapping) else {}),
     }
 
 

@@ -10,14 +10,14 @@ text is one of these. NExTVideo.zip unpacks to ``NExTVideo/0101/2909445186.mp4``
 ``map_vid_vidorID.json`` names; lmms-lab's copy has no folders. The map is read where it lies beside the annotations,
 and is not needed where ``NExTVideo`` is below the media root, or is it: videos are found there by name. They are also
 found in ``videos`` (or ``VidOR/video``), directly or in folders of four digits, and nowhere else. Evaluation reports by
-type: CW, CH, TN, TC, TP, DC, DL, DO.
+type: CW, CH, TN, TC, TP, DC, DL, DO; ``details`` have ``type`` and ``qid``.
 
 Licence: annotations MIT; of the videos see VidOR, which they come from.
 
 Record: {"problem_id": "4010069381_6", "problem": "how do the two man play the instrument", "data_type": "video",
 "problem_type": "multiple choice", "options": ["A. roll the handle", "B. tap their feet", "C. strum the string",
 "D. hit with sticks", "E. pat with hand"], "solution": "<answer>A</answer>", "path": "4010069381.mp4",
-"data_source": "nextqa", "category": "CH"}
+"data_source": "nextqa", "category": "CH", "details": {"type": "CH", "qid": "6"}}
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.engine.fields import called, named, text_of, video_file
+from data_pipelines.engine.fields import called, named, published, text_of, video_file
 from data_pipelines.engine.options import letter_at, lettered
 from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import files_beside, read_rows
@@ -61,6 +61,8 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
         "path": video_file(row.get("mapped") or video),
         "data_source": "nextqa",
         "category": text_of(row, "type"),
+        # Tables have it as a number, CSV as text.
+        "details": published(row, "type") | {name: called(row, name) for name in published(row, "qid")},
     }
 
 

@@ -13,7 +13,8 @@ nyu-visionx/VSI-Bench ``test.jsonl``, ``test-00000-of-00001.parquet``, ``test_de
 ``options`` (with letters; null for numbers); the video is ``<dataset>/<scene_name>.mp4``. Both have videos of the same
 path, so each takes its own only: the media root holds folders of these names, ``VSI-590K`` and ``VSI-Bench`` (or
 ``vsi590k``, ``vsi_bench_videos`` and so on), or is that folder, or the one with the annotations. Where one folder holds
-both, VSI-590K is trained and VSI-Bench evaluated on.
+both, VSI-590K is trained and VSI-Bench evaluated on. Records of VSI-Bench have ``question_type``, ``dataset`` and
+``scene_name`` in their ``details``.
 
 Numbers (absolute_... of VSI-590K; counts, distances and sizes of VSI-Bench) are scored by mean relative accuracy, as
 VSI-Bench does; a 0, to which it is undefined, is refused where golds are checked. For directions in degrees, which
@@ -37,7 +38,7 @@ from typing import Any
 from data_pipelines.common import run
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.engine.fields import answer_text, listed, named, text_of, unusable
+from data_pipelines.engine.fields import answer_text, listed, named, published, text_of, unusable
 from data_pipelines.engine.options import split_options
 from data_pipelines.engine.questions import answered, without_sentences
 
@@ -124,6 +125,7 @@ def of_bench(row: Row, name: str) -> dict[str, Any]:
         "path": f"{text_of(row, 'dataset')}/{scene}.mp4",
         "data_source": "vsi_bench",
         "category": category,
+        "details": published(row, "question_type", "dataset", "scene_name"),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePosixPath
@@ -12,6 +13,8 @@ from typing import Any
 from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import SampleError, printable
 from vlm_pg.media.paths import EXTENSIONS
+
+_WHOLE = re.compile(r"[-+]?[0-9]{1,15}(?:\.0{0,9})?")
 
 
 def first_of(row: Mapping[str, Any], *names: str) -> Any:
@@ -22,6 +25,16 @@ def first_of(row: Mapping[str, Any], *names: str) -> Any:
 def plain_number(value: Any) -> str:
     """A value as text; a whole number that a table holds as a fraction (142.0) without its point."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def published(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Those of these fields that say something, as the row has them, for a record's ``details``.
+
+    A table has every field in every row, JSON only those that are there: what is empty counts as not there, so that
+    both forms of a set give equal details. published({"unit": None, "grade": "4"}, "unit", "grade") == {"grade": "4"}
+    """
+    empty: tuple[Any, ...] = (None, "", [], {})
+    return {name: row[name] for name in names if name in row and row[name] not in empty}
 
 
 def answer_text(row: Mapping[str, Any], *names: str) -> str:
@@ -40,6 +53,18 @@ def answer_text(row: Mapping[str, Any], *names: str) -> str:
     if not text:
         raise unusable("no_gold_answer", f"{wanted} is empty", "The right answer")
     return text
+
+
+def whole_number(row: Mapping[str, Any], *names: str) -> str:
+    """The first of these fields as the digits of a whole number: "027", 27.0 and "27.0" are "27", "-1.0" is "-1".
+
+    Raises:
+        SampleError: ``no_gold_answer``: it is no such number; or as ``answer_text``.
+    """
+    text = answer_text(row, *names)
+    if not _WHOLE.fullmatch(text):
+        raise unusable("no_gold_answer", f"the answer is '{text[:80]}'", "A whole number in digits")
+    return str(int(text.partition(".")[0]))
 
 
 def text_of(row: Mapping[str, Any], *names: str) -> str:

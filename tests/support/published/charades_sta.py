@@ -39,18 +39,25 @@ TABLES = {
 VIDEOS = media(*(f"Charades_v1_480/{name}.mp4" for name in ("3MSZA", "AO8RW", "0A8CF")))
 
 
-def sample(name: str, caption: str, path: str, answer: str) -> Sample:
+def sample(name: str, caption: str, path: str, answer: str, duration: float | None = None) -> Sample:
     asked = f"When does this happen in the video: {caption}"
-    return Sample(name, asked, video(path), (), answer, "time_span", "charades_sta", "charades_sta")
+    details = {"sentence": caption} | ({} if duration is None else {"duration": duration})
+    return Sample(name, asked, video(path), (), answer, "time_span", "charades_sta", "charades_sta", details=details)
 
 
-def of_lines(end: str, last: str) -> tuple[list[Sample], list[Sample]]:
-    """What stays of both files; spans that go beyond their videos end at ``end`` and ``last``."""
+def of_lines(end: str, last: str, *, known: bool) -> tuple[list[Sample], list[Sample]]:
+    """What stays of both files; spans that go beyond their videos end at ``end`` and ``last``.
+
+    ``known``: whether tables say how long the videos are.
+    """
+    first, other = (30.96, 11.17) if known else (None, None)
     folder = "Charades_v1_480"
     return [
-        sample("charades_sta_train-1", "person turn a light on.", f"{folder}/3MSZA.mp4", "[24.3, 30.4]"),
-        sample("charades_sta_train-2", "person sits,  then stands##again.", f"{folder}/3MSZA.mp4", f"[0, {end}]"),
-    ], [sample("charades_sta_test-1", "a person cooks.", f"{folder}/0A8CF.mp4", f"[1.5, {last}]")]
+        sample("charades_sta_train-1", "person turn a light on.", f"{folder}/3MSZA.mp4", "[24.3, 30.4]", first),
+        sample(
+            "charades_sta_train-2", "person sits,  then stands##again.", f"{folder}/3MSZA.mp4", f"[0, {end}]", first
+        ),
+    ], [sample("charades_sta_test-1", "a person cooks.", f"{folder}/0A8CF.mp4", f"[1.5, {last}]", other)]
 
 
 REFUSED = [
@@ -61,7 +68,7 @@ REFUSED = [
     ("charades_sta_test.txt:2", "charades_sta_test-2", "missing_media"),
 ]
 LINES = {"charades_sta_train.txt": TRAIN, "charades_sta_test.txt": TEST}
-UNCUT_TRAIN, UNCUT_TEST = of_lines("32.9", "12")
+UNCUT_TRAIN, UNCUT_TEST = of_lines("32.9", "12", known=False)
 LATE = sample("charades_sta_train-3", "the person laughs.", "Charades_v1_480/AO8RW.mp4", "[31, 35]")
 
 
@@ -80,38 +87,41 @@ PARQUET = halves(
     ("AO8RW.mp4", "the person laughs.", [9.0, 7.7]),
     ("AO8RW.mp4", "", [7.7, 9.0]),
 )
-ON = sample("data-test-1", "person turn a light on.", "Charades_v1_480/3MSZA.mp4", "[24.3, 30.4]")
 
 
-def laughs(number: int, answer: str) -> Sample:
-    return sample(f"data-test-{number}", "the person laughs.", "Charades_v1_480/AO8RW.mp4", answer)
+def turns_on(duration: float | None = None) -> Sample:
+    return sample("data-test-1", "person turn a light on.", "Charades_v1_480/3MSZA.mp4", "[24.3, 30.4]", duration)
+
+
+def laughs(number: int, answer: str, duration: float | None = None) -> Sample:
+    return sample(f"data-test-{number}", "the person laughs.", "Charades_v1_480/AO8RW.mp4", answer, duration)
 
 
 BAD_ROWS = [(f"{SHARD}:4", "data-test-4", "bad_time_span"), (f"{SHARD}:5", "data-test-5", "missing_field")]
 
 CASES = {
-    "lines and tables": Published({**LINES, **TABLES, **VIDEOS}, *of_lines("30.96", "11.17"), REFUSED),
+    "lines and tables": Published({**LINES, **TABLES, **VIDEOS}, *of_lines("30.96", "11.17", known=True), REFUSED),
     "lines in a folder, tables beside it": Published(
         {
             **{f"sta/{name}": text for name, text in LINES.items()},
             **{f"Charades/{name}": text for name, text in TABLES.items()},
             **VIDEOS,
         },
-        *of_lines("30.96", "11.17"),
+        *of_lines("30.96", "11.17", known=True),
         REFUSED,
     ),
     "lines without tables": Published({**LINES, **VIDEOS}, [*UNCUT_TRAIN, LATE], UNCUT_TEST, REFUSED[1:]),
     "Parquet": Published(
         {f"data/{SHARD}": PARQUET, **VIDEOS},
         (),
-        [ON, laughs(2, "[0.1, 33.3]"), laughs(3, "[33.3, 35.1]")],
+        [turns_on(), laughs(2, "[0.1, 33.3]"), laughs(3, "[33.3, 35.1]")],
         BAD_ROWS,
         forms=(1,),
     ),
     "Parquet and tables": Published(
         {f"data/{SHARD}": PARQUET, **TABLES, **VIDEOS},
         (),
-        [ON, laughs(2, "[0.1, 30.5]")],
+        [turns_on(30.96), laughs(2, "[0.1, 30.5]", 30.5)],
         [(f"{SHARD}:3", "data-test-3", "bad_time_span"), *BAD_ROWS],
         forms=(1,),
     ),

@@ -31,7 +31,8 @@ def sample(
     kind: AnswerKind = "multiple_choice",
 ) -> Sample:
     process = f"Checking {path.rpartition('/')[2]} ..."
-    return Sample(name, asked, video(path), options, answer, kind, "longvideo_reason", category, process)
+    details = {"problem_type": category}
+    return Sample(name, asked, video(path), options, answer, kind, "longvideo_reason", category, process, details)
 
 
 TRAIN = [

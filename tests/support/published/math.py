@@ -39,7 +39,9 @@ POINT = TWO | {
 def sample(name: str, published: dict[str, Any], answer: str) -> Sample:
     subject = published.get("subject") or published["type"]
     process = published["solution"]
-    return Sample(name, published["problem"], (), (), answer, "mathematics", "math", subject, process)
+    details = {"subject": subject, "level": published["level"]}
+    details |= {key: published[key] for key in ("unique_id",) if key in published}
+    return Sample(name, published["problem"], (), (), answer, "mathematics", "math", subject, process, details)
 
 
 FILES = {

@@ -9,7 +9,14 @@ import datasets
 from tests.support.published.case import Published, image, media, picture, stored
 from vlm_pg.types import AnswerKind, MediaRef, Sample
 
-TASK = {"task": "figure question answering", "source": "FigureQA", "split": "testmini", "category": "general-vqa"}
+TASK: dict[str, Any] = {"task": "figure question answering", "source": "FigureQA", "split": "testmini"}
+TASK |= {
+    "category": "general-vqa",
+    "context": "scatter plot",
+    "grade": "daily life",
+    "skills": ["statistical reasoning"],
+}
+KEPT_OF_TASK = {name: TASK[name] for name in ("task", "context", "grade", "skills", "category")}
 
 
 def asked(pid: str, kind: str, answer: Any, **changes: Any) -> dict[str, Any]:
@@ -51,7 +58,12 @@ REASONS = [
 def sample(
     pid: str, ref: tuple[MediaRef, ...], kind: AnswerKind, answer: str, more: str = "", options: tuple[str, ...] = ()
 ) -> Sample:
-    return Sample(pid, f"What is the mean?{more}", ref, options, answer, kind, "mathvista", TASK["task"])
+    published = ROWS[int(pid) - 1]
+    names = ("question", "question_type", "answer_type", "precision", "unit", "choices")
+    details = {name: published[name] for name in names if published[name] is not None} | KEPT_OF_TASK
+    return Sample(
+        pid, f"What is the mean?{more}", ref, options, answer, kind, "mathvista", TASK["task"], details=details
+    )
 
 
 def kept(*refs: tuple[MediaRef, ...]) -> list[Sample]:
@@ -81,7 +93,7 @@ TEXT = datasets.Value("string")
 FEATURES = datasets.Features(
     dict.fromkeys(("pid", "question", "image", "unit", "answer", "question_type", "answer_type", "query"), TEXT)
     | {"decoded_image": datasets.Image(), "choices": datasets.List(TEXT), "precision": datasets.Value("float64")}
-    | {"metadata": dict.fromkeys(TASK, TEXT)}
+    | {"metadata": dict.fromkeys(TASK, TEXT) | {"skills": datasets.List(TEXT)}}
 )
 SHARD = "testmini-00000-of-00001-725687bf7a18d64b.parquet"
 PICTURES = [picture(10 * number, "jpeg") for number in range(len(ROWS))]

@@ -30,7 +30,8 @@ VIDEOS = [f"NExTVideo/{MAP[name]}.mp4" for name in ("2909445186", "3238737531", 
 
 
 def sample(name: str, question: str, path: str, options: tuple[str, ...], answer: str, category: str) -> Sample:
-    return Sample(name, question, video(path), options, answer, "multiple_choice", "nextqa", category)
+    details = {"type": category, "qid": name.partition("_")[2]}
+    return Sample(name, question, video(path), options, answer, "multiple_choice", "nextqa", category, details=details)
 
 
 def parquet_row(number: int, qid: int, **changes: Any) -> dict[str, Any]:

@@ -124,41 +124,28 @@ BENCH_ROWS = [
 ]
 TABLES, STOVE = video("arkitscenes/41069025.mp4"), video("scannet/scene0011_00.mp4")
 ASKED = "How many table(s) are in this room?"
-BENCH_KEPT = [
-    Sample("0", ASKED, TABLES, (), "4", "mean_relative_accuracy", "vsi_bench", "object_counting"),
-    Sample(
-        "7",
-        "Is it to my left?",
-        STOVE,
-        ("A. left", "B. right"),
-        "B",
-        "multiple_choice",
-        "vsi_bench",
-        "object_rel_direction_easy",
-    ),
-    Sample(
-        "8",
-        "Is it to my left?",
-        STOVE,
-        ("A. left", "B. right"),
-        "A",
-        "multiple_choice",
-        "vsi_bench",
-        "obj_appearance_order",
-    ),
-    Sample("9", ASKED, TABLES, (), "23.4", "mean_relative_accuracy", "vsi_bench", "room_size_estimation"),
-]
 SAME = BENCH | {"id": 20, "dataset": "scannet", "scene_name": "scene0191_00"}
-SAME_KEPT = Sample(
-    "20",
-    ASKED,
-    video("VSI-Bench/scannet/scene0191_00.mp4"),
-    (),
-    "4",
-    "mean_relative_accuracy",
-    "vsi_bench",
-    "object_counting",
-)
+
+
+def bench(row: dict[str, Any], ref: tuple[MediaRef, ...]) -> Sample:
+    """The record of a row; ``ref``: where its video lies."""
+    kind: AnswerKind = "multiple_choice" if row["options"] else "mean_relative_accuracy"
+    details = {name: row[name] for name in ("question_type", "dataset", "scene_name")}
+    return Sample(
+        str(row["id"]),
+        row["question"],
+        ref,
+        tuple(row["options"] or ()),
+        row["ground_truth"],
+        kind,
+        "vsi_bench",
+        row["question_type"],
+        details=details,
+    )
+
+
+BENCH_KEPT = [bench(row, ref) for row, ref in zip(BENCH_ROWS[:4], (TABLES, STOVE, STOVE, TABLES), strict=True)]
+SAME_KEPT = bench(SAME, video("VSI-Bench/scannet/scene0191_00.mp4"))
 OF_590K = media("scannet/scene0191_00.mp4", "s3dis/room_1.jpg")
 OF_BENCH = media("arkitscenes/41069025.mp4", "scannet/scene0011_00.mp4")
 SHARD = "test-00000-of-00001.parquet"
@@ -209,18 +196,7 @@ CASES = {
             **media("VSI-590K/scannet/scene0191_00.mp4", "bench/arkitscenes/41069025.mp4"),
         },
         (),
-        [
-            Sample(
-                "0",
-                ASKED,
-                video("bench/arkitscenes/41069025.mp4"),
-                (),
-                "4",
-                "mean_relative_accuracy",
-                "vsi_bench",
-                "object_counting",
-            )
-        ],
+        [bench(BENCH, video("bench/arkitscenes/41069025.mp4"))],
         [("test.jsonl:1", "20", "missing_media")],
         ("--eval", "{}/bench/test.jsonl", "--media-root", "{}"),
         forms=(1,),
@@ -232,18 +208,7 @@ CASES = {
             **media(*(f"VSI-590K/{name}" for name in OF_590K), "VSI-Bench/arkitscenes/41069025.mp4"),
         },
         kept("VSI-590K/"),
-        [
-            Sample(
-                "0",
-                ASKED,
-                video("VSI-Bench/arkitscenes/41069025.mp4"),
-                (),
-                "4",
-                "mean_relative_accuracy",
-                "vsi_bench",
-                "object_counting",
-            )
-        ],
+        [bench(BENCH, video("VSI-Bench/arkitscenes/41069025.mp4"))],
         REFUSED,
         ("--train", "{}/VSI-590K/vsi_590k.jsonl", "--eval", "{}/VSI-Bench/test.jsonl", "--media-root", "{}"),
         forms=(0, 1),

@@ -56,6 +56,7 @@ def test_a_published_line_is_the_example(tmp_path: Path) -> None:
             "time_span",
             "charades_sta",
             "charades_sta",
+            details={"sentence": "person turn a light on."},
         )
     ]
     assert kept(CHARADES_STA, file_of(tmp_path, PUBLISHED)) == [example(charades_sta)]
@@ -84,7 +85,10 @@ def test_spans_are_cut_where_the_video_ends(tmp_path: Path, place: str) -> None:
         ("charades_sta_test-6", "[11.2, 120]"),
     ]
     assert not any(gold_faults([one for one in outcomes(CHARADES_STA, lines) if isinstance(one, Sample)]))
-    refused = outcomes(CHARADES_STA, lines)[3]
+    _, cut, _, refused, _, unknown = outcomes(CHARADES_STA, lines)
+    assert isinstance(cut, Sample) and isinstance(unknown, Sample)
+    assert cut.details == {"sentence": "person turn a light on.", "duration": 30.96}
+    assert unknown.details == {"sentence": "a person laughs."}
     assert isinstance(refused, BadSample) and "from 11.2 to 11.17 s of a video of 11.17 s" in refused.message
 
 

@@ -28,8 +28,9 @@ OF_500 = {
 
 def math_sample(name: str) -> Sample:
     return Sample(
-        name, "Half of one?", (), (), r"\frac{1}{2}", "mathematics", "math", "Algebra", process=HALF["solution"]
-    )
+        name, "Half of one?", (), (), r"\frac{1}{2}", "mathematics", "math", "Algebra", process=HALF["solution"],
+        details={"subject": "Algebra", "level": "Level 1"},
+    )  # fmt: skip
 
 
 def test_one_object_a_file(tmp_path: Path) -> None:
@@ -64,6 +65,7 @@ def test_rows_of_math_500_keep_their_name_and_their_answer(tmp_path: Path) -> No
     assert not refused and replace(sample, where="") == Sample(
         "test/number_theory/7.json", "One and one?", (), (), "2", "mathematics", "math", "Number Theory",
         process=r"$\boxed{2.0}$",
+        details={"subject": "Number Theory", "level": 1, "unique_id": "test/number_theory/7.json"},
     )  # fmt: skip
 
 

@@ -152,6 +152,23 @@ def test_the_example_is_what_becomes_of_the_published_row() -> None:
     assert isinstance(sample, Sample) and replace(sample, where="") == example(mathvista)
 
 
+def test_details_are_what_is_published_without_what_is_added_to_the_question() -> None:
+    more = METADATA | {"context": "table", "grade": "high school", "skills": ["algebraic reasoning"], "category": "vqa"}
+    rows = (FLOAT | {"metadata": more}, KEPT["1"] | {"metadata": None}, KEPT["1"] | {"choices": ["yes", "n" * 2_000]})
+    price, choice, long = (one for row in rows for one in one_row(MATHVISTA, row))
+    assert isinstance(price, Sample) and isinstance(choice, Sample) and isinstance(long, Sample)
+    assert price.details == {
+        "question": "What is the mean?", "question_type": "free_form", "answer_type": "float", "precision": 1.0,
+        "unit": "$", "task": "figure question answering", "context": "table", "grade": "high school",
+        "skills": ["algebraic reasoning"], "category": "vqa",
+    }  # fmt: skip
+    assert choice.details == {
+        "question": "What is the mean?", "question_type": "multi_choice", "answer_type": "text",
+        "choices": ["no", "yes"],
+    }  # fmt: skip
+    assert "choices" not in long.details and len(long.options) == 2
+
+
 @pytest.mark.parametrize("pid", KEPT)
 def test_odd_rows_are_refused(pid: str) -> None:
     refused = dict(check_odd_rows(MATHVISTA, KEPT[pid]))

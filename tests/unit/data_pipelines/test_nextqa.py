@@ -49,6 +49,7 @@ SAMPLE = Sample(
     "multiple_choice",
     "nextqa",
     "DC",
+    details={"type": "DC", "qid": "3"},
 )
 
 

@@ -49,6 +49,7 @@ def test_math(data_dir: Path, tmp_path: Path) -> None:
             "math",
             row["subject"],
             row["solution"],
+            {"subject": row["subject"], "level": row["level"], "unique_id": row["unique_id"]},
         )
         for row in rows(path)
     ]
@@ -65,7 +66,7 @@ def test_nextqa(data_dir: Path, tmp_path: Path) -> None:
     for name, _, _, _, question, answer, qid, kind, *texts in lines:
         options = tuple(f"{letter}. {text.strip()}" for letter, text in zip("ABCDE", texts, strict=True))
         fields = (video(f"{name}.mp4"), options, "ABCDE"[int(answer)], "multiple_choice", "nextqa", kind)
-        expected.append(Sample(f"{name}_{qid}", question, *fields))
+        expected.append(Sample(f"{name}_{qid}", question, *fields, details={"type": kind, "qid": qid}))
     assert len(expected) == 4996 and records(out, "eval") == expected and refusals(out) == []
 
 

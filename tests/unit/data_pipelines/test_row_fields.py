@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from data_pipelines.engine.fields import answer_text, list_of, listed, named
+from data_pipelines.engine.fields import answer_text, list_of, listed, named, published
 from data_pipelines.engine.options import split_options
 from data_pipelines.engine.questions import without_sentences
 from vlm_pg.data.unreadable import Unreadable
@@ -127,3 +127,10 @@ def test_fields_of_unequal_length_are_refused() -> None:
     with pytest.raises(SampleError, match=r"'turns' holds lists of 2 of 'from', 1 of 'value'\. As many") as raised:
         list_of({"turns": {"from": ["human", "gpt"], "value": ["Who?"]}}, "turns")
     assert raised.value.reason == "uneven_lists"
+
+
+def test_what_a_set_publishes_is_kept_as_it_is_but_for_what_says_nothing() -> None:
+    """So a table, which has every field in every row, and JSON, which has those that are there, give equal details."""
+    row = {"unit": "", "precision": 0.0, "skills": [], "task": None, "is_new": False, "grade": "4", "other": 1}
+    names = ("unit", "precision", "skills", "task", "is_new", "grade", "lost")
+    assert published(row, *names) == {"precision": 0.0, "is_new": False, "grade": "4"}

@@ -86,9 +86,12 @@ def test_rows_of_vsi_590k(tmp_path: Path) -> None:
 def check_bench(samples: list[Sample]) -> None:
     assert bare(samples) == [
         Sample("0", OF_NUMBER["question"], (MediaRef("video", "arkitscenes/41069025.mp4"),), (), "4",
-               "mean_relative_accuracy", "vsi_bench", "object_counting"),
+               "mean_relative_accuracy", "vsi_bench", "object_counting",
+               details={"question_type": "object_counting", "dataset": "arkitscenes", "scene_name": "41069025"}),
         Sample("7", OF_CHOICE["question"], (MediaRef("video", "scannet/scene0011_00.mp4"),), ("A. left", "B. right"),
-               "B", "multiple_choice", "vsi_bench", "object_rel_direction_easy"),
+               "B", "multiple_choice", "vsi_bench", "object_rel_direction_easy",
+               details={"question_type": "object_rel_direction_easy", "dataset": "scannet",
+                        "scene_name": "scene0011_00"}),
     ]  # fmt: skip
 
 

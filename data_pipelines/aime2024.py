@@ -1,0 +1,196 @@
+"""AIME 2024: 30 problems of the American Invitational Mathematics Examination to checked records, for evaluation only.
+
+    vlm-pg prepare aime2024 aime_2024 --out data/aime2024
+    vlm-pg prepare aime2024 --eval aime_2024_problems.parquet --out data/aime2024
+
+Published: HuggingFaceH4/aime_2024 ``data/train-00000-of-00001.parquet`` (called train, meant for evaluation), rows
+``id``, ``problem``, ``solution``, ``answer`` (text of three digits, "025"), ``url``, ``year``; Maxwell-Jia/AIME_2024
+``aime_2024_problems.parquet``, rows ``ID`` ("2024-II-4"), ``Problem``, ``Solution``, ``Answer`` (a number);
+Qwen2.5-Math ``evaluation/data/aime24/test.jsonl``, as the first; BytedTsinghua-SIA/AIME-2024
+``data/aime-2024.parquet``, rows ``prompt`` (the problem between two sentences that say how to answer, which are taken
+away), ``reward_model`` with ``ground_truth``, ``extra_info`` with ``index`` and, in some copies, ``raw_problem``: each
+problem stands there 32 times. One of each is kept, the other 930 rows are counted as left out; to sample more answers
+is for the evaluation to say. Answers are whole numbers from 0 to 999 and are kept as such: "025" is "25". Problems of
+which ``url``, ``year`` or ``ID`` tells another year, as two thirds of AI-MO/aimo-validation-aime, are refused. A
+``solution`` becomes ``process``. ``details`` have ``id`` and ``url``. No media.
+
+Licence: Maxwell-Jia's copy is MIT, of the others see their cards. The problems are the Mathematical Association of
+America's.
+
+Record: {"problem_id": "2024-II-4", "problem": "Let $x,y$ and $z$ be positive real numbers ...", "data_type": "text",
+"problem_type": "mathematics", "options": [], "process": "Denote ...", "solution": "<answer>33</answer>", "path": "",
+"data_source": "aime2024", "details": {"id": "2024-II-4"}}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_pipelines.common import run
+from data_pipelines.engine.command import prepare
+from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row
+from data_pipelines.engine.fields import (
+    called,
+    first_of,
+    list_of,
+    object_of,
+    plain_number,
+    published,
+    text_of,
+    unusable,
+    whole_number,
+)
+from data_pipelines.engine.questions import answered, without_sentences
+from data_pipelines.engine.reading import read_rows
+from vlm_pg.data.files import RecordPlace
+from vlm_pg.data.sameness import text_key
+from vlm_pg.errors import SampleError
+
+_PROBLEM, _SOLUTION, _ANSWER = ("problem", "Problem", "question"), ("solution", "Solution"), ("answer", "Answer")
+_ID = ("id", "ID")
+_YEARS = (re.compile(r"/([0-9]{4})_AIME"), re.compile(r"([0-9]{4})(?:-I{1,2}-[0-9]{1,2})?"))
+_LARGEST = 999
+_REPEATED = "_repeated"
+# What stands around each problem where rows are made for training.
+_AROUND = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem.",
+    'Remember to put your answer on its own line after "Answer:".',
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
+    return prepare(AIME2024, __doc__ or "", argv)
+
+
+def of_problem(row: Row, name: str) -> dict[str, Any]:
+    """One row of a problem and its answer as a record.
+
+    Raises:
+        SampleError: ``no_gold_answer``: the answer is no whole number from 0 to 999; ``other_data_set``: a problem of
+            another year; or a field is missing or of another type.
+    """
+    _check_year(row)
+    details = published({"id": first_of(row, *_ID), "url": row.get("url")}, "id", "url")
+    solution = first_of(row, *_SOLUTION)
+    record = _record(name, text_of(row, *_PROBLEM), whole_number(row, *_ANSWER), details)
+    return record | {"process": solution if isinstance(solution, str) else ""}
+
+
+def of_prompt(row: Row, name: str) -> dict[str, Any]:
+    """One row of a prompt and the answer that is rewarded as a record.
+
+    Raises:
+        SampleError: as ``of_problem``, or the prompt is not one message.
+    """
+    gold = whole_number(object_of(row["reward_model"], "'reward_model'"), "ground_truth")
+    more = row.get("extra_info")
+    details = {"id": more["index"]} if isinstance(more, dict) and more.get("index") is not None else {}
+    return _record(name, _asked(row), gold, details)
+
+
+def by_id(row: Row, name: str) -> Iterable[tuple[str, Row]]:
+    """The question of a row, called by its id ("60", "2024-II-4") if it has one."""
+    try:
+        return [(called(row, *_ID), row)]
+    except SampleError:
+        return [(name, row)]
+
+
+def once(row: Row, name: str) -> Iterable[tuple[str, Row]]:
+    """The question of a row; none, if an earlier row asks it."""
+    return [] if row.get(_REPEATED) else [(name, row)]
+
+
+def _record(name: str, problem: str, gold: str, details: dict[str, Any]) -> dict[str, Any]:
+    if not 0 <= int(gold) <= _LARGEST:
+        raise unusable("no_gold_answer", f"the answer is {gold}", f"A whole number from 0 to {_LARGEST}")
+    return {
+        "problem_id": name,
+        "problem": problem,
+        "data_type": "text",
+        **answered("mathematics", gold),
+        "data_source": "aime2024",
+        "details": details,
+    }
+
+
+def _check_year(row: Row) -> None:
+    """Refuse a problem of which its address, its year or its name tells another year."""
+    url, year, name = row.get("url"), row.get("year"), row.get("ID")
+    told = [_YEARS[0].search(url) if isinstance(url, str) else None]
+    told += [_YEARS[1].fullmatch(plain_number(value)) for value in (year, name) if value is not None]
+    other = next((found[1] for found in told if found is not None and found[1] != "2024"), None)
+    if other is not None:
+        raise unusable("other_data_set", f"the problem is of {other}", "One of 2024")
+
+
+def _asked(row: Row) -> str:
+    """The problem of a prompt, as published beside it or between the sentences around it."""
+    more = row.get("extra_info")
+    if isinstance(more, dict) and more.get("raw_problem") not in (None, ""):
+        return text_of(more, "raw_problem").strip()
+    messages = list_of(row, "prompt")
+    if len(messages) != 1:
+        raise unusable("bad_conversation", f"'prompt' has {len(messages)} messages", "One, with the problem,")
+    return without_sentences(text_of(object_of(messages[0], "the message"), "content"), _AROUND)
+
+
+def _rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+    """Rows, of which those that say again what an earlier one says are marked."""
+    known: set[str] = set()
+    for place, row in read_rows(path):
+        key = _key(row)
+        yield place, row | {_REPEATED: True} if key in known else row
+        known.update([key] if key else [])
+
+
+def _key(row: Any) -> str:
+    """Problem and answer of a row; "" if it has none, for which it is refused later."""
+    try:
+        gold = called(object_of(object_of(row, "the row").get("reward_model"), "'reward_model'"), "ground_truth")
+        return json.dumps([text_key(_asked(row)), gold])
+    except SampleError:
+        return ""
+
+
+AIME2024 = DataSet(
+    "aime2024",
+    (
+        Form(
+            "BytedTsinghua-SIA/AIME-2024, each problem 32 times",
+            {"eval": ("data/aime-2024.parquet", "aime-2024.parquet")},
+            ("prompt", "reward_model"),
+            of_prompt,
+            rows=_rows,
+            questions=once,
+            suffixes=(".json", ".jsonl", ".parquet"),
+            empty="repeated problems",
+        ),
+        Form(
+            "rows of problem and answer",
+            {
+                "eval": (
+                    ".:train",
+                    "aime_2024_problems.parquet",
+                    "test.jsonl",
+                    "aime24/test.jsonl",
+                    "evaluation/data/aime24/test.jsonl",
+                )
+            },
+            (_PROBLEM, _ANSWER),
+            of_problem,
+            questions=by_id,
+            suffixes=(".json", ".jsonl", ".parquet"),
+            foreign=WITH_MEDIA | WITH_OPTIONS | {"unique_id": "MATH-500"},
+        ),
+    ),
+)
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))

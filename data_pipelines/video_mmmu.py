@@ -1,0 +1,151 @@
+"""Video-MMMU: what is learned from lectures, asked in three tracks, to checked records; for evaluation only.
+
+    vlm-pg prepare video_mmmu VideoMMMU --out data/video_mmmu
+    vlm-pg prepare video_mmmu --eval VideoMMMU/Adaptation:test --media-root VideoMMMU --out data/adaptation
+
+Published: lmms-lab/VideoMMMU ``{Perception,Comprehension,Adaptation}/test-00000-of-00001.parquet``, 300 rows each:
+``id`` (the same three times, of one video), ``question``, ``options`` (a list, or one as text; up to 14), ``answer``,
+``link_selected``, ``question_type``, ``qa_type``, and ``image`` in Adaptation; in the project's repository
+``VideoMMMU/data/*.json``, a file for each track. The track is that of the folder or file name, and stands before the id
+in a record's name. Videos are ``<Art|Business|Engineering|Humanities|Medicine|Science>/<id>.mp4``.
+
+A question of Adaptation (it speaks of "<image 1>") is about a picture that is shown in the last frame of the video
+alone: the medium is the video, and whatever chooses its frames must keep the last one. ``question_only`` in
+``details`` is the video of that picture alone (``question_only/<id>_image.mp4``), for what a model answers without the
+lecture. Frames before the last do not show it; questions of the other tracks are to be answered without it.
+
+Where there are options a question is multiple choice. One of Adaptation's has options and the type "None"; the official
+code asks it without them. 20 are open: numbers and texts, two of them a letter of the picture, which must be that
+letter, and one a list that lost a quotation mark (``['24/7', '3.429', '3.43]``): all are kept as published, so that a
+track has its 300 questions; to the official code no output is right for the last. Evaluation reports by track;
+``details`` have ``track``, ``question_type``, ``subject`` (what stands between the first and last "_" of the id),
+``link_selected``, ``qa_type`` and, in Adaptation, ``question_only``.
+
+Licence: the card asks to accept its conditions; the videos are those of people on YouTube. See the project.
+
+Record: {"problem_id": "Adaptation_validation_Math_2", "problem": "Which graph is it? <image 1>", "data_type": "video",
+"problem_type": "multiple choice", "options": ["A. the first", "B. the second"], "process": "",
+"solution": "<answer>B</answer>", "path": "Science/validation_Math_2.mp4", "data_source": "video_mmmu",
+"category": "Adaptation", "details": {"track": "Adaptation", "question_type": "multiple-choice", "subject": "Math",
+"link_selected": "https://www.youtube.com/watch?v=x", "question_only": "question_only/validation_Math_2_image.mp4"}}
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_pipelines.common import run
+from data_pipelines.engine.command import prepare
+from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.fields import answer_text, called, named, published, text_of, texts_of, unusable, video_file
+from data_pipelines.engine.open_answers import open_answer
+from data_pipelines.engine.options import lettered
+from data_pipelines.engine.questions import answered
+from data_pipelines.engine.reading import read_rows
+from vlm_pg.data.files import RecordPlace
+from vlm_pg.data.option_letters import have_letters
+
+_TRACKS = ("Perception", "Comprehension", "Adaptation")
+_WITH_PICTURE = "Adaptation"
+_DOMAINS = ("Art", "Business", "Engineering", "Humanities", "Medicine", "Science")
+_TYPES = ("multiple-choice", "open", "None")
+# So long a text is no list of options.
+_LONGEST_LIST = 20_000
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
+    return prepare(VIDEO_MMMU, __doc__ or "", argv)
+
+
+def to_record(row: Row, name: str) -> dict[str, Any]:
+    """One row as a record.
+
+    Raises:
+        SampleError: ``unknown_track``, ``unknown_question_type``, ``bad_options``, ``too_few_options``, or a field is
+            missing or of another type.
+    """
+    track, video = row["track"], called(row, "id")
+    if track not in _TRACKS:
+        allowed = f"Files of {', '.join(_TRACKS)}, which their names or their folders' say,"
+        raise unusable("unknown_track", "neither the name of the file nor its folder tells the track", allowed)
+    subject = video.partition("_")[2].rpartition("_")[0]
+    details = {"track": track, "subject": subject, **published(row, "question_type", "link_selected", "qa_type")}
+    if track == _WITH_PICTURE:
+        details["question_only"] = f"question_only/{video}_image.mp4"
+    return {
+        "problem_id": name,
+        "problem": text_of(row, "question"),
+        "data_type": "video",
+        **_answer(row),
+        "path": video_file(video),
+        "data_source": "video_mmmu",
+        "category": track,
+        "details": published(details, *details),
+    }
+
+
+def _answer(row: Row) -> dict[str, Any]:
+    """The fields of a record that say how its answer is checked."""
+    kind, gold, options = text_of(row, "question_type"), answer_text(row, "answer"), _options(row)
+    if kind not in _TYPES:
+        raise unusable("unknown_question_type", f"'question_type' is '{kind[:80]}'", f"One of {', '.join(_TYPES)}")
+    if options:
+        return answered("multiple choice", gold, options if have_letters(options) else lettered(options))
+    if kind == _TYPES[0]:
+        raise unusable("too_few_options", "a multiple choice question has no options", "Two or more")
+    return open_answer(gold)
+
+
+def _options(row: Row) -> list[str]:
+    """The options as published, [] without any."""
+    options = row.get("options")
+    if isinstance(options, str):
+        options = _list_in(options)
+    if options is None:
+        return []
+    if not isinstance(options, list):
+        raise unusable("bad_options", f"'options' is {str(options)[:80]}", "A list, or one as text,")
+    return texts_of(options, "'options'")
+
+
+def _list_in(text: str) -> Any:
+    """The list that a text writes as Python does: "['red', 'blue']"; the text itself if it is none."""
+    if not text.strip() or len(text) > _LONGEST_LIST:
+        return text if text.strip() else None
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return text
+
+
+def _rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+    """With the track, as the file is called or the folder that it is in."""
+    names = [name.lower() for name in reversed(path.absolute().parts[-3:])]
+    track = next((track for name in names for track in _TRACKS if track.lower() in name), None)
+    for place, row in read_rows(path):
+        yield place, row | {"track": track} if isinstance(row, dict) else row
+
+
+VIDEO_MMMU = DataSet(
+    "video_mmmu",
+    (
+        Form(
+            "Parquet or JSON of a track",
+            {"eval": ("*ion:test", "VideoMMMU/*ion:test", "VideoMMMU/data/*.json", "data/*.json", "*ion.json")},
+            ("id", "question", "options", "answer", "question_type"),
+            to_record,
+            rows=_rows,
+            questions=named("track", "id"),
+            suffixes=(".json", ".jsonl", ".parquet"),
+        ),
+    ),
+    media=(*_DOMAINS, *(f"*/{domain}" for domain in _DOMAINS)),
+    shared={"videos": ""},
+)
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))
