@@ -27,14 +27,16 @@ class Room:
     """How large a report may become.
 
     ``text``, ``frames``: characters that the compressed texts and the thumbnails may take in the page.
-    ``questions``: how many questions at most. ``lengths``: to how many characters a text is cut: the first with which
-    all of them fit; what does not fit with the last is left out.
+    ``questions``: how many questions at most. ``lengths``: to how many characters a text is cut, ``frames_each``: how
+    many frames of a question are taken: the first with which all of them fit; what does not fit with the last is left
+    out.
     """
 
     text: int = 60_000_000
     frames: int = 28_000_000
     questions: int = 40_000
     lengths: tuple[int, ...] = (8000, 4000, 2000, 1000, 400)
+    frames_each: tuple[int, ...] = (12, 8, 4)
 
 
 @dataclass
@@ -48,17 +50,15 @@ class Embedded:
     num_questions: int
 
 
-def embed(results: Results, own: Marks, others: Sequence[tuple[str, Marks]], room: Room | None = None) -> Embedded:
+def embed(results: Results, others: Sequence[tuple[str, Marks]], room: Room | None = None) -> Embedded:
     """Pack a folder's questions for the page.
 
     Args:
-        own: the marks of these results.
         others: name and marks of results to compare each question with.
         room: its size; a little below 100 MB by default.
     """
     room = room or Room()
-    pool = FramePool(results.folder)
-    frames = _take_frames(results, pool, room)
+    pool, frames, most = _take_frames(results, room)
     packed = None
     for length in room.lengths:
         packed = _Packed(length, room)
@@ -70,12 +70,11 @@ def embed(results: Results, own: Marks, others: Sequence[tuple[str, Marks]], roo
         if not packed.full:
             break
     assert packed is not None
-    total = sum(map(len, own.values()))
     return Embedded(
         index=_compressed(packed.index([label(name) for name, _ in others])),
         pages=packed.pages,
         frames=pool.chunks(),
-        left_out=_left_out(results, packed, total, frames),
+        left_out=_left_out(results, packed, frames, most),
         num_questions=packed.count,
     )
 
@@ -87,20 +86,33 @@ def _questions(results: Results) -> Iterator[tuple[str, int, Answered]]:
             yield name, place, answered
 
 
-def _take_frames(results: Results, pool: FramePool, room: Room) -> _Frames:
-    """The frames of each question that has some, None where there was no room for them.
+def _take_frames(results: Results, room: Room) -> tuple[FramePool, _Frames, int]:
+    """The frames of each question that has some, None where there was no room, and how many of a question at most."""
+    for most in room.frames_each:
+        pool, frames = FramePool(results.folder), _Frames()
+        if _fill(results, room, most, pool, frames):
+            break
+    return pool, frames, most
+
+
+def _fill(results: Results, room: Room, most: int, pool: FramePool, frames: _Frames) -> bool:
+    """Take ``most`` frames of a question. False as soon as one has no room, unless there is no smaller number to try.
 
     Sets share the room equally, and what one leaves the next may use. Of a set, questions that are not wholly right
     come first: they are what one looks at.
     """
-    frames: _Frames = {}
+    last = most == room.frames_each[-1]
     for done, name in enumerate(results.answers):
         limit = pool.size + (room.frames - pool.size) // (len(results.answers) - done)
         for right in (False, True):
             for place, (answered, shown) in enumerate(results.rows(name)):
                 if shown.get("frames") and right == (questions.outcome_of(answered) == questions.RIGHT):
-                    frames[name, place] = pool.add(shown, limit)
-    return frames
+                    found = frames[name, place] = pool.add(shown, most, limit)
+                    if found is None and not last:
+                        return False
+                    if found is None:
+                        limit = 0  # from now on only frames that the pool has already
+    return True
 
 
 def _score_in(marks: Marks, name: str, answered: Answered) -> float | None:
@@ -110,7 +122,7 @@ def _score_in(marks: Marks, name: str, answered: Answered) -> float | None:
 
 @dataclass
 class _Packed:
-    """Questions packed so far, with texts cut to ``length`` characters."""
+    """Questions packed so far, with texts cut to ``length`` characters. ``full``: a page of them had no room."""
 
     length: int
     room: Room
@@ -131,10 +143,8 @@ class _Packed:
         has_frames: bool,
         scores: Sequence[float | None],
     ) -> bool:
-        """Take a question; False if there is no more room, now or for the page that it would have been on."""
-        if self.count >= self.room.questions:
-            self.full = True
-        if self.full:
+        """Take a question; False if there is no more room, for it or for the page that it was the last of."""
+        if self.full or self.count >= self.room.questions:
             return False
         score = score_of(answered)
         flags = questions.flags_of(answered)
@@ -188,8 +198,9 @@ class _Packed:
         }
 
 
-def _left_out(results: Results, packed: _Packed, total: int, frames: _Frames) -> list[str]:
+def _left_out(results: Results, packed: _Packed, frames: _Frames, most: int) -> list[str]:
     said = []
+    total = sum(1 for _ in _questions(results))
     if packed.count < total:
         said.append(
             f"The first {packed.count:,} of {total:,} questions can be looked at here; the others are in the folder's "
@@ -200,6 +211,8 @@ def _left_out(results: Results, packed: _Packed, total: int, frames: _Frames) ->
             f"Of texts longer than {packed.length:,} characters only beginning and end are shown here, to keep this "
             "file small; the whole is in the folder's answers files."
         )
+    if most < packed.room.frames_each[0] and frames:
+        said.append(f"At most {most} frames of a question are shown, evenly spaced, to keep this file small.")
     absent = sum(found is None for found in frames.values())
     if absent:
         said.append(

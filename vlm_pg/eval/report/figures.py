@@ -91,15 +91,15 @@ def _ks(rates: dict[str, Any]) -> list[int]:
 
 def k_rows(runs: Sequence[Results]) -> tuple[list[int], list[dict[str, Any]]]:
     """pass@k and majority@k of each set and run: all k, and a row with the rates by k for each that has some."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in list(dict.fromkeys(name for run in runs for name in run.sets))[:_MAX_SETS]:
         for run in runs:
             for title, key in (("pass@k", "pass_at_k"), ("majority@k", "majority_at_k")):
                 rates = _by_k(run.sets.get(name, {}).get(key))
                 if rates:
                     rows.append({"set": label(name), "run": label(run.name), "title": title, "rates": rates})
-    ks = sorted({k for row in rows for k in row["rates"]})
-    return ks, rows
+    ks: set[int] = {k for row in rows for k in row["rates"]}
+    return sorted(ks), rows
 
 
 def totals(run: Results) -> dict[str, float | None]:

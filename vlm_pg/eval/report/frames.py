@@ -13,8 +13,8 @@ from typing import Any
 from PIL import Image
 
 from vlm_pg.observe.report.markup import number_or_none
+from vlm_pg.observe.text import visible
 
-MAX_FRAMES = 12  # of a question
 HEIGHT, WIDTH = 120, 320  # of a thumbnail at most, in pixels
 _KEPT_BYTES = 8_000  # a JPEG up to this size is taken as it is
 _MAX_SOURCE_BYTES = 20_000_000
@@ -40,8 +40,8 @@ class FramePool:
         """Each as it stands in the page."""
         return [json.dumps(chunk, separators=(",", ":")) for chunk in self._chunks if chunk]
 
-    def add(self, shown: dict[str, Any], room: int) -> dict[str, Any] | None:
-        """Take a question's frames, at most ``MAX_FRAMES`` of them, evenly spaced.
+    def add(self, shown: dict[str, Any], most: int, room: int) -> dict[str, Any] | None:
+        """Take a question's frames, at most ``most`` of them, evenly spaced.
 
         Returns:
             ``{"at": [[chunk, place], ...], "seconds": [...], "why": "..."}``: where they are, the time of each (None if
@@ -52,22 +52,23 @@ class FramePool:
         frames = frames if isinstance(frames, list) else []
         times = shown.get("seconds")
         times = times if isinstance(times, list) and len(times) == len(frames) else [None] * len(frames)
-        count = min(len(frames), MAX_FRAMES)
+        count = min(len(frames), most)
         chosen = [index * (len(frames) - 1) // max(1, count - 1) for index in range(count)]
+        keys = [hashlib.sha256(str(frames[index]).encode("utf-8", "replace")).digest() for index in chosen]
+        unknown = {key: frames[index] for key, index in zip(keys, chosen, strict=True) if key not in self._places}
+        if unknown and self.size >= room:
+            return None
         new: dict[bytes, str] = {}
         faults: dict[bytes, str] = {}
-        keys = []
-        for index in chosen:
-            key = hashlib.sha256(str(frames[index]).encode("utf-8", "replace")).digest()
-            keys.append(key)
-            if key not in self._places and key not in new and key not in faults:
-                try:
-                    new[key] = base64.b64encode(small_jpeg(self._bytes_of(frames[index]))).decode("ascii")
-                except (OSError, ValueError, SyntaxError, RuntimeError, Image.DecompressionBombError) as error:
-                    faults[key] = str(error)[:300]
+        for key, frame in unknown.items():
+            try:
+                new[key] = base64.b64encode(small_jpeg(self._bytes_of(frame))).decode("ascii")
+            except (OSError, ValueError, SyntaxError, RuntimeError, Image.DecompressionBombError) as error:
+                faults[key] = visible(str(error))[:300]
         if new and self.size + sum(map(len, new.values())) > room:
             return None
-        self._places |= {key: self._place(picture) for key, picture in new.items()} | faults
+        self._places.update({key: self._place(picture) for key, picture in new.items()})
+        self._places.update(faults)
         found = [(self._places[key], number_or_none(times[index])) for key, index in zip(keys, chosen, strict=True)]
         return {
             "at": [place for place, _ in found if not isinstance(place, str)],

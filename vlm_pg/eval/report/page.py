@@ -73,7 +73,7 @@ def _page_of(runs: Sequence[Results], title: str, checkpoints: Sequence[Results]
     this = runs[0]
     marks = [read_marks(run) for run in runs]
     others = [(run.name, found) for run, found in zip(runs[1:], marks[1:], strict=True)]
-    embedded = embed(this, marks[0], others, room)
+    embedded = embed(this, others, room)
     curve = [this, *checkpoints] if checkpoints and this.step is not None else list(checkpoints)
     rows, more_rows = protocol_rows(runs)
     ks, by_k = k_rows(runs)
