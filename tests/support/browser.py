@@ -37,23 +37,32 @@ _KEYS = {"ArrowDown": 40, "ArrowUp": 38, "Home": 36, "End": 35, "Escape": 27, "P
 
 
 class Browser:
-    """One page of one browser. ``requests``: addresses that it has asked for; ``complaints``: errors of its console."""
+    """One page of one browser. ``complaints``: errors in its console."""
 
     def __init__(self, into: int, out_of: int):
         self._into, self._out_of = into, out_of
         self._buffer, self._number = b"", 0
         self._session: str | None = None
-        self.requests: list[str] = []
+        self._requests: dict[str, str] = {}
         self.complaints: list[str] = []
         target = self._call("Target.createTarget", url="about:blank")
         self._session = self._call("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self._call(f"{domain}.enable")
 
+    @property
+    def requests(self) -> list[str]:
+        """Addresses that were asked for since the last page was opened, without those that were blocked before."""
+        return list(self._requests.values())
+
     def open(self, path: Path) -> None:
         """Open a file and wait until its questions can be looked at."""
+        self._requests.clear()
+        self.complaints.clear()
         self._call("Page.navigate", url=path.resolve().as_uri())
         self.wait("document.readyState === 'complete' && document.querySelector('#browser[data-ready]') !== null")
+        # A click must find what it aims at where that was a moment ago.
+        self.read("document.documentElement.style.scrollBehavior = 'auto'")
 
     def read(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""
@@ -127,7 +136,9 @@ class Browser:
     def _note(self, event: dict[str, Any]) -> None:
         parameters = event.get("params", {})
         if event.get("method") == "Network.requestWillBeSent":
-            self.requests.append(parameters["request"]["url"])
+            self._requests[parameters["requestId"]] = parameters["request"]["url"]
+        elif event.get("method") == "Network.loadingFailed" and "blockedReason" in parameters:
+            self._requests.pop(parameters["requestId"], None)
         elif event.get("method") == "Runtime.exceptionThrown":
             self.complaints.append(str(parameters["exceptionDetails"]))
         elif event.get("method") == "Log.entryAdded" and parameters["entry"]["level"] == "error":
