@@ -113,9 +113,14 @@ def _axes(frame: Frame, chart: Chart) -> dict[str, Any]:
         "top": TOP,
         "bottom": HEIGHT - BOTTOM,
         "y_ticks": [(frame.y(tick), tick_label(tick, gap, chart)) for tick in y_ticks if tick <= frame.high],
-        # About 8 units a character: labels stay inside.
-        "x_ticks": [(x, "end" if x + 4 * len(label) > WIDTH else "middle", label) for x, label in labels],
+        "x_ticks": [(x, _anchor(x, label), label) for x, label in labels],
     }
+
+
+def _anchor(x: float, label: str) -> str:
+    """Where a tick's label has its place: at about 8 units a character it stays inside, and right of the word "step"."""
+    half = 4 * len(label)
+    return "end" if x + half > WIDTH else "start" if x - half < LEFT - 6 else "middle"
 
 
 def _lines(curve: Curve, color: int, frame: Frame, chart: Chart) -> dict[str, Any]:

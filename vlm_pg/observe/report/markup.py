@@ -7,7 +7,7 @@ from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from vlm_pg.observe.text import visible
@@ -23,13 +23,14 @@ MAX_NUMBER = 1e100
 
 def render(template: str, **values: Any) -> Markup:
     """A template of this package, filled in; all values but ``Markup`` are ``shown``."""
-    return Markup(_environment().get_template(template).render(values))
+    return Markup(environment("vlm_pg.observe.report").get_template(template).render(values))
 
 
 @cache
-def _environment() -> Environment:
+def environment(*packages: str) -> Environment:
+    """What fills in the templates of these packages, the first that has one by the wanted name."""
     environment = Environment(
-        loader=PackageLoader("vlm_pg.observe.report"),
+        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
         autoescape=True,
         finalize=shown,
         undefined=StrictUndefined,

@@ -1,0 +1,363 @@
+"""The report of an evaluation shows what the results folders hold, stays within its size, and executes none of it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.eval_results import data_uri, output, picture, question, write_results
+from vlm_pg.errors import ConfigError
+from vlm_pg.eval.report import write_eval_report
+from vlm_pg.eval.report.compare import paired_difference
+from vlm_pg.eval.report.embed import Room
+from vlm_pg.eval.report.questions import flags_of, marks_of, outcome_of, pieces
+from vlm_pg.eval.report.results import Mark
+
+HOSTILE = '</script><script>alert(1)</script><img src="https://evil.example/x.png" onerror=alert(2)>\x1b[2J\u202e\u2028'
+RIGHT, WRONG = output(), output("<answer>A</answer>", "A", 0.0)
+UNREAD = output("no idea", None, 0.0, note="no letter")
+CUT_OFF = output("<think>and then", None, 0.0, cut_off=True)
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, and what stands in elements that carry data; checks that tags are balanced."""
+
+    VOID = frozenset(("meta", "img", "br", "input", "link", "line", "circle", "path"))
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.data: dict[str, str] = {}
+        self._open: list[tuple[str, str]] = []
+        self.feed(path.read_text("utf-8"))
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self._open.append((tag, dict(attrs).get("id") or ""))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open[-1][0] == tag, f"</{tag}> closes {self._open[-3:]}"
+        self._open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1][0] == "script" and self._open[-1][1]:
+            self.data[self._open[-1][1]] = self.data.get(self._open[-1][1], "") + data
+
+    def unpacked(self, name: str) -> Any:
+        return json.loads(zlib.decompress(base64.b64decode(self.data[name])))
+
+    def questions(self) -> list[dict[str, Any]]:
+        """All questions, each with its columns of the index."""
+        columns = self.unpacked("index")["columns"]
+        pages = [
+            one for name in sorted(self.data, key=_number) if name.startswith("page-") for one in self.unpacked(name)
+        ]
+        assert all(len(column) == len(pages) for column in columns.values())
+        return [one | {key: columns[key][place] for key in columns} for place, one in enumerate(pages)]
+
+    def pictures(self) -> list[str]:
+        names = [name for name in sorted(self.data, key=_number) if name.startswith("frames-")]
+        return [one for name in names for one in json.loads(self.data[name])]
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("-")[2]) if "-" in name else -1
+
+
+def figures(**more: Any) -> dict[str, Any]:
+    return {"accuracy": 0.625, "standard_error": 0.02, "n": 8, "n_total": 9, "n_bad_media": 1, "n_unparsed": 3, **more}
+
+
+def test_figures_protocol_and_answers_are_shown(tmp_path: Path) -> None:
+    by_category = {"order": {"accuracy": 0.75, "n": 4, "standard_error": 0.1}, "count": {"accuracy": 0.5, "n": 4}}
+    folder = write_results(
+        tmp_path / "eval-a",
+        {"seen": [(question("1", [RIGHT, WRONG, UNREAD, CUT_OFF], details={"duration": "short"}), None)]},
+        {"seen": figures(by_category=by_category, pass_at_k={"1": 0.25, "4": 0.875}, majority_at_k={"4": 0.375})},
+        {"checkpoint": "runs/a/checkpoints/step-000100", "media": {"max_frames": 64}},
+    )
+    path = write_eval_report(folder, "Long video")
+    assert path == folder / "report.html"
+    html = path.read_text("utf-8")
+    for said in (
+        "<h1>Long video</h1>", "62.5\u202f%", "± 2.0", "n = 8", "75.0\u202f% <small>± 10.0</small>", "87.5\u202f%",
+        "37.5\u202f%", "k = 4", "media.max_frames", "<td>64</td>", "runs/a/checkpoints/step-000100",
+        # the whisker of 0.75 ± 0.1
+        'left:65.00%;width:20.00%',
+    ):  # fmt: skip
+        assert said in html, said
+    (one,) = Page(path).questions()
+    assert [output["answer"] for output in one["outputs"]] == ["B", "A", None, None]
+    assert [output["score"] for output in one["outputs"]] == [1.0, 0.0, 0.0, 0.0]
+    assert one["outputs"][2]["note"] == "no letter"
+    assert [output["cut_off"] for output in one["outputs"]] == [False, False, False, True]
+    assert one["details"] == [["duration", "short"]]
+    assert one["gold_at"] == [1] and one["score"] == 0.25 and one["marks"] == "A000"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "outcome", "flags", "marks"),
+    [
+        ([WRONG], 0, 0, "0"),
+        ([WRONG, UNREAD], 0, 1 + 2, "00"),
+        ([RIGHT, WRONG], 1, 2, "A0"),
+        ([output(answer="[1, 2]", score=0.55)], 1, 0, "5"),
+        ([RIGHT, RIGHT], 2, 0, "AA"),
+        ([RIGHT, output(cut_off=True)], 2, 4, "AA"),
+        ([output(score=None)], 3, 0, "-"),
+        ([RIGHT, output("", None, 0.0, counts=False)], 2, 1 + 2, "A-"),
+    ],
+)
+def test_outcome_flags_and_squares_of_a_question(outputs: list[Any], outcome: int, flags: int, marks: str) -> None:
+    """Wrong 0, partly right 1, right 2, no value 3; unparsed 1 + disagreeing 2 + truncated 4 + bad media 8."""
+    one = question("1", outputs)
+    assert (outcome_of(one), flags_of(one), marks_of(one)) == (outcome, flags, marks)
+
+
+def test_a_question_that_could_not_be_asked_has_no_value_and_says_why(tmp_path: Path) -> None:
+    one = question("1", fault=("missing_media", "9.mp4 is not there"))
+    assert (outcome_of(one), flags_of(one)) == (3, 8)
+    page = Page(write_eval_report(write_results(tmp_path / "a", {"seen": [(one, None)]})))
+    assert page.questions()[0]["fault"] == ["missing_media", "9.mp4 is not there"]
+
+
+def test_untrusted_text_is_data_and_never_markup(tmp_path: Path) -> None:
+    def report(folder: Path, text: str) -> Page:
+        evil = output(text, text, 1.0, note=text)
+        one = question(
+            text,
+            [evil, evil],
+            text=text,
+            options=[text],
+            gold=text,
+            category=text,
+            cluster=text,
+            details={text: [text]},
+        )
+        bad = question("2", fault=(text, text))
+        entry = figures(by_category={text: {"accuracy": 0.5, "n": 1}})
+        protocol = {"checkpoint": "step-000001", text: {text: text}}
+        shown = {"frames": [text, data_uri(text.encode())], "seconds": [text, 1.0]}
+        write_results(folder, {"seen": [(one, shown), (bad, None)]}, {"seen": entry, text: entry}, protocol)
+        other = write_results(
+            folder.parent / f"{folder.name}-other", {"seen": [(one, None)]}, {"seen": entry}, protocol
+        )
+        later = write_results(
+            folder.parent / f"{folder.name}-later", {}, {text: figures()}, {"checkpoint": "step-000002"}
+        )
+        return Page(write_eval_report(folder, text, [other], [later]))
+
+    clean, hostile = report(tmp_path / "clean", "plain"), report(tmp_path / "evil", HOSTILE)
+    html = (tmp_path / "evil" / "report.html").read_text("utf-8")
+    assert not re.search("<script>alert|<img|\x1b|\u202e", html)
+    assert [tag for tag, _ in hostile.elements if tag not in ("path", "circle")] == [
+        tag for tag, _ in clean.elements if tag not in ("path", "circle")
+    ]
+    assert not any(key.startswith("on") for _, attributes in hostile.elements for key in attributes)
+    runnable = [attributes for tag, attributes in hostile.elements if tag == "script" and "type" not in attributes]
+    assert len(runnable) == 3  # our own, whose hashes the policy names
+    first = hostile.questions()[0]
+    said = json.dumps(first, ensure_ascii=False)
+    assert "</script>" in first["question"][0]
+    assert "\x1b" not in said and "\u202e" not in said
+
+
+def test_the_page_may_load_nothing_and_run_our_scripts_alone(tmp_path: Path) -> None:
+    shown = {"frames": [data_uri(picture(9))], "seconds": [0.0]}
+    page = Page(write_eval_report(write_results(tmp_path / "a", {"seen": [(question("1", [RIGHT]), shown)]})))
+    sources = [
+        value for _, attributes in page.elements for key, value in attributes.items()
+        if key in ("src", "href", "srcset", "data", "action", "poster") and value
+    ]  # fmt: skip
+    assert sources and all(source.startswith("#") for source in sources)
+    policy = next(str(attributes["content"]) for _, attributes in page.elements if "http-equiv" in attributes)
+    assert re.fullmatch(
+        r"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src( 'sha256-[\w+/=]{44}'){3}", policy
+    )
+
+
+def test_long_texts_keep_beginning_and_end() -> None:
+    assert pieces("abcdefghij", 10) == ["abcdefghij"]
+    assert pieces("abcdefghijk", 4) == ["ab", 7, "jk"]
+
+
+def test_texts_are_cut_until_all_questions_fit(tmp_path: Path) -> None:
+    """Twenty outputs that hardly compress, about 2,000 characters each, and room for less than half of that."""
+
+    def noise(seed: int) -> str:
+        return "".join(hashlib.sha256(f"{seed} {part}".encode()).hexdigest() for part in range(32))[:2000]
+
+    rows = [(question(str(seed), [output(noise(seed))]), None) for seed in range(20)]
+    folder = write_results(tmp_path / "a", {"seen": rows})
+    whole = Page(write_eval_report(folder))
+    assert all(len(one["outputs"][0]["text"]) == 1 for one in whole.questions())
+    size = len(whole.data["page-0"])
+    path = write_eval_report(folder, room=Room(text=size - 1, lengths=(8000, 1000, 10)))
+    cut = Page(path).questions()
+    assert len(cut) == 20
+    assert [one["outputs"][0]["text"] for one in cut] == [
+        [noise(seed)[:500], 1000, noise(seed)[-500:]] for seed in range(20)
+    ]
+    assert "Of texts longer than 1,000 characters only beginning and end are shown" in path.read_text("utf-8")
+
+
+def test_what_has_no_room_at_all_is_left_out_and_counted(tmp_path: Path) -> None:
+    rows = [(question(str(place), [RIGHT]), None) for place in range(450)]
+    folder = write_results(tmp_path / "a", {"seen": rows})
+    whole = Page(write_eval_report(folder))
+    assert len(whole.questions()) == 450
+    first_two = len(whole.data["page-0"]) + len(whole.data["page-1"])
+    for room in (Room(text=first_two, lengths=(8000,)), Room(questions=400)):
+        path = write_eval_report(folder, room=room)
+        kept = [one["id"] for one in Page(path).questions()]
+        assert kept == [str(place) for place in range(400)]
+        html = path.read_text("utf-8")
+        assert "The first 400 of 450 questions can be looked at here" in html
+        assert "only beginning and end" not in html
+
+
+def test_frames_are_kept_once_and_small(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    (folder / "thumbs").mkdir(parents=True)
+    (folder / "thumbs" / "1.png").write_bytes(picture(200, (1280, 720), "PNG"))
+    small = picture(1)
+    shown = {"frames": [data_uri(small), "thumbs/1.png"], "seconds": [0.5, 2.0]}
+    rows = [(question(str(place), [RIGHT]), shown) for place in range(3)]
+    page = Page(write_eval_report(write_results(folder, {"seen": rows})))
+    pictures = [base64.b64decode(one) for one in page.pictures()]
+    assert len(pictures) == 2
+    assert pictures[0] == small
+    assert pictures[1].startswith(b"\xff\xd8\xff") and len(pictures[1]) < 4000
+    assert [one["frames"] for one in page.questions()] == [
+        {"at": [[0, 0], [0, 1]], "seconds": [0.5, 2.0], "why": ""}
+    ] * 3
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        ("../secret.jpg", "the picture ../secret.jpg lies outside the results folder"),
+        ("gone.jpg", "the picture gone.jpg is not there"),
+        ("data:image/jpeg;base64,%%", "a frame's data URI is damaged"),
+        ("data:text/html,<b>", "a frame's data URI is no picture in base64"),
+        (data_uri(b"no picture"), "cannot identify image file"),
+        (7, "a frame is neither a data URI nor a path"),
+    ],
+)
+def test_a_frame_that_cannot_be_used_is_named(tmp_path: Path, frame: object, said: str) -> None:
+    (tmp_path / "secret.jpg").write_bytes(picture(1))
+    rows = [(question("1", [RIGHT]), {"frames": [frame], "seconds": [0.0]})]
+    page = Page(write_eval_report(write_results(tmp_path / "a", {"seen": rows})))
+    (one,) = page.questions()
+    assert one["frames"]["at"] == [] and said in one["frames"]["why"]
+    assert page.pictures() == []
+
+
+def test_frames_beyond_the_room_are_left_out_those_of_wrong_answers_last(tmp_path: Path) -> None:
+    """Six questions of four different pictures each; room for eight: two of each do not fit either."""
+
+    def frames(place: int) -> dict[str, Any]:
+        return {"frames": [data_uri(picture(10 * place + at)) for at in range(4)], "seconds": [0.0, 1.0, 2.0, 3.0]}
+
+    rows = [(question(str(place), [RIGHT if place < 3 else WRONG]), frames(place)) for place in range(6)]
+    folder = write_results(tmp_path / "a", {"seen": rows})
+    longest = max(map(len, Page(write_eval_report(folder)).pictures()))
+    path = write_eval_report(folder, room=Room(frames=8 * longest, frames_each=(4, 2)))
+    html, shown = path.read_text("utf-8"), {one["id"]: one["frames"] for one in Page(path).questions()}
+    assert {name: len(one["at"]) for name, one in shown.items()} == {"0": 2, "1": 0, "2": 0, "3": 2, "4": 2, "5": 2}
+    assert shown["3"]["seconds"] == [0.0, 3.0]
+    assert shown["1"]["why"] == "left out to keep this file small"
+    assert "At most 2 frames of a question are shown" in html
+    assert "Frames of 4 of 6 questions are shown; those of 2 are left out" in html
+
+
+def test_sets_share_the_room_for_frames(tmp_path: Path) -> None:
+    """The first set's twenty pictures would fill the room; the second set's one is shown all the same."""
+    many = [
+        (question(str(place), [RIGHT]), {"frames": [data_uri(picture(place))], "seconds": [0.0]}) for place in range(20)
+    ]
+    one = [(question("x", [RIGHT]), {"frames": [data_uri(picture(99))], "seconds": [0.0]})]
+    folder = write_results(tmp_path / "a", {"first": many, "second": one})
+    longest = max(map(len, Page(write_eval_report(folder)).pictures()))
+    page = Page(write_eval_report(folder, room=Room(frames=4 * longest)))
+    assert sum(bool(one["frames"]["at"]) for one in page.questions()) == 3
+    assert page.questions()[-1]["frames"]["at"]
+
+
+def test_paired_difference_and_its_clustered_error() -> None:
+    """d = (1, 0, -1, 1) with mean 1/4; clusters v: 1 + 0 - 2/4 = 1/2 and w: -1 + 1 - 2/4 = -1/2; sqrt(1/2) / 4."""
+    ours = [Mark(1.0, "v"), Mark(0.0, "v"), Mark(0.0, "w"), Mark(1.0, "w"), Mark(None, "w")]
+    theirs = [Mark(0.0, "v"), Mark(0.0, "v"), Mark(1.0, "w"), Mark(0.0, "w"), Mark(1.0, "w")]
+    found = paired_difference(list(zip(ours, theirs)))
+    assert found == {"n": 4, "difference": 0.25, "error": pytest.approx(0.5**0.5 / 4), "higher": 2, "lower": 1}
+    assert paired_difference([(Mark(None, "v"), Mark(1.0, "v"))]) is None
+
+
+def test_runs_stand_side_by_side(tmp_path: Path) -> None:
+    ours = [(question("1", [RIGHT]), None), (question("2", [WRONG], cluster="2"), None)]
+    theirs = [(question("1", [WRONG]), None), (question("3", [WRONG]), None)]
+    shared = {"checkpoint": "a", "temperature": 0}
+    first = write_results(tmp_path / "a" / "eval", {"seen": ours}, {"seen": figures()}, shared | {"max_tokens": 512})
+    lower = {"seen": figures(accuracy=0.25)}
+    other = write_results(tmp_path / "b" / "eval", {"seen": theirs}, lower, shared | {"max_tokens": 1024})
+    path = write_eval_report(first, "", [other])
+    html = path.read_text("utf-8")
+    assert "a/eval" in html and "b/eval" in html
+    assert "62.5\u202f%" in html and "25.0\u202f%" in html
+    assert "+100.0 points" in html  # of the one question that both have
+    assert '<tr class="differs"><td><code>max_tokens</code></td><td>512</td><td>1024</td></tr>' in html
+    assert "<tr><td><code>temperature</code></td><td>0</td><td>0</td></tr>" in html
+    assert [(one["id"], one["flags"] & 16, one["others"]) for one in Page(path).questions()] == [
+        ("1", 16, [0.0]), ("2", 0, [None]),
+    ]  # fmt: skip
+
+
+def test_checkpoints_make_a_curve_in_order_of_their_steps(tmp_path: Path) -> None:
+    folders = [
+        write_results(tmp_path / str(step), {}, {"seen": figures(accuracy=share)}, {"checkpoint": f"r/step-{step:06d}"})
+        for step, share in ((300, 0.75), (100, 0.25), (200, 0.5))
+    ]
+    html = write_eval_report(folders[0], "", checkpoints=folders[1:]).read_text("utf-8")
+    assert '"steps":[100,200,300],"values":[0.25,0.5,0.75]' in html
+    with pytest.raises(ConfigError, match="are both of step 100"):
+        write_eval_report(folders[0], "", checkpoints=[folders[1], folders[1]])
+    unnamed = write_results(tmp_path / "x", {}, {"seen": figures()}, {"checkpoint": "assets/tiny"})
+    with pytest.raises(ConfigError, match=r"name no training step: .* is 'assets/tiny'"):
+        write_eval_report(folders[0], "", checkpoints=[unnamed])
+
+
+def test_what_is_missing_or_damaged_is_said(tmp_path: Path) -> None:
+    folder = write_results(tmp_path / "a", {"seen": [(question("1", [RIGHT]), None)]})
+    (folder / "answers_seen.part-0.jsonl").write_text("{}\n")  # of an evaluation that goes on
+    with (folder / "answers_seen.jsonl").open("a") as file:
+        file.write('{"half a li\n{"sample_id": "2"}\n')
+    (folder / "result.json").write_text("{")
+    path = write_eval_report(folder)
+    html = path.read_text("utf-8")
+    assert "result.json cannot be read" in html
+    assert "answers_seen.jsonl: 2 line(s) are no question with its answers and were left out." in html
+    assert [one["id"] for one in Page(path).questions()] == ["1"]
+    (folder / "answers_seen.jsonl").unlink()
+    with pytest.raises(ConfigError, match="is no folder of results"):
+        write_eval_report(folder)
+
+
+def test_at_most_six_runs_are_told_apart(tmp_path: Path) -> None:
+    folder = write_results(tmp_path / "a", {"seen": [(question("1", [RIGHT]), None)]})
+    write_eval_report(folder, "", [folder] * 5)
+    with pytest.raises(ConfigError, match=r"6 folders are given for comparison. At most 5"):
+        write_eval_report(folder, "", [folder] * 6)
