@@ -118,7 +118,7 @@ def _axes(frame: Frame, chart: Chart) -> dict[str, Any]:
 
 
 def _anchor(x: float, label: str) -> str:
-    """Where a tick's label has its place: at about 8 units a character it stays inside, and right of the word "step"."""
+    """A label stays inside the picture, at about 8 units a character, and right of the word "step"."""
     half = 4 * len(label)
     return "end" if x + half > WIDTH else "start" if x - half < LEFT - 6 else "middle"
 
