@@ -42,6 +42,10 @@ _PAIR = re.compile(r"\b([A-Z])[).:]\s{1,3}optxt")
 _AROUND = " \t\r\n()[]{}.,:;!*\"'“”‘’`$"
 _LATIN = {"А": "A", "В": "B", "С": "C", "Е": "E"}  # Cyrillic letters of the same shape and, but for one, place
 _HOMOGLYPH = re.compile(r"(?<!\w)[АВСЕ](?!\w)")
+_CONDITION = re.compile(r"\W{0,4}if\s(?!(?:i|we|you)\b|forced|asked)", re.IGNORECASE)
+_ALSO = re.compile(
+    r"(?<![\w'’])\(?([A-Z])\)?\s(?:is|could\sbe|may\sbe|might\sbe|seems|fits|works)\s(?:also|equally|possible|plausible|too)\b"
+)
 _OTHERWISE = re.compile(r"\W{0,4}(?:otherwise|if\snot|else)\b", re.IGNORECASE)
 _SHORTEST_STATEMENT = 4
 _LONGEST_LOOSE = 25
@@ -247,9 +251,15 @@ class _Choosing:
             return
         stated = stated_in(sentence, self.letters, not listed)
         state.reject(stated.rejected)
+        also = {letter for letter in _ALSO.findall(sentence) if letter in self.letters} - stated.rejected
+        if state.by == "letter" and state.letter and also - {state.letter}:
+            state.state("", "letter", 3)
+            return
         gave_up = gives_up(self.texts.unmasked(sentence))
         if stated.letters:
-            if _OTHERWISE.match(sentence) and state.letter:
+            if _CONDITION.match(sentence):
+                return
+            if _OTHERWISE.match(sentence):
                 state.state("", "letter", 3)
                 return
             if is_unfinished and len(sentence.strip()) < _SHORTEST_STATEMENT:
