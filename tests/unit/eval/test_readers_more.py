@@ -23,6 +23,7 @@ ACTION = (
     "What does the girl do after opening the door?",
     ("A. She takes off her shoes", "B. She turns on the light", "C. She calls her mother", "D. She feeds the dog"),
 )
+LETTER = ("Which letter is painted on the door?", ("A. B", "B. D", "C. A", "D. C"))
 TRUE = (
     "Which statement about the museum is correct?",
     ("A. It was founded in 1890", "B. It is closed on Mondays", "C. It has four floors", "D. None of the above"),
@@ -141,6 +142,11 @@ CHOICES: list[tuple[tuple[str, tuple[str, ...]], str, str | None]] = [
     (WHY, "B. He forgot his wallet", None),
     (PLACE, "The cat jumps off the sofa.", None),
     (PLACE, "The cat is no longer on the sofa; it has moved into a cardboard box.", "C"),
+    (WHY, "The owner looks at the phone and smiles.", None),
+    (COLOUR, "B seems more likely than A.", "B"),
+    (LETTER, "The letter on the door is D.", None),
+    (LETTER, "The answer is C.", "C"),
+    (LETTER, "D", "D"),
     (TRUE, "It is closed on Mondays.", "B"),
     (TRUE, "None of the above", "D"),
     (TRUE, "A is false (it was founded in 1902), B is false, and C is false. Hence D.", "D"),

@@ -42,6 +42,10 @@ _PAIR = re.compile(r"\b([A-Z])[).:]\s{1,3}optxt")
 _AROUND = " \t\r\n()[]{}.,:;!*\"'“”‘’`$"
 _LATIN = {"А": "A", "В": "B", "С": "C", "Е": "E"}  # Cyrillic letters of the same shape and, but for one, place
 _HOMOGLYPH = re.compile(r"(?<!\w)[АВСЕ](?!\w)")
+# Where options are letters themselves, what says that an option's letter is meant.
+_NAMES_OPTION = re.compile(
+    r"\b(?:answer|option|choice|choose|select|pick)\b|答案|选|^\W{0,4}[A-Z]\W{0,4}$", re.IGNORECASE
+)
 _CONDITION = re.compile(r"\W{0,4}if\s(?!(?:i|we|you)\b|forced|asked)", re.IGNORECASE)
 _ALSO = re.compile(
     r"(?<![\w'’])\(?([A-Z])\)?\s(?:is|could\sbe|may\sbe|might\sbe|seems|fits|works)\s(?:also|equally|possible|plausible|too)\b"
@@ -250,6 +254,8 @@ class _Choosing:
         if is_question(sentence):
             return
         stated = stated_in(sentence, self.letters, not listed)
+        if self.texts.has_letters and stated.letters and not _NAMES_OPTION.search(sentence):
+            return  # the option's text, or its letter: nobody knows
         state.reject(stated.rejected)
         also = {letter for letter in _ALSO.findall(sentence) if letter in self.letters} - stated.rejected
         if state.by == "letter" and state.letter and also - {state.letter}:

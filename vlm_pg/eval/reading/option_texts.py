@@ -60,6 +60,7 @@ _ATTRIBUTE = re.compile(
 _ARTICLE = re.compile(r"(?:an?|the)\s(?=\S)", re.IGNORECASE)
 _NAMED_A = re.compile(r"\bA\b(?!\s[^\W\d_A-Z])")
 _LONGEST_TEXT = 300
+_MOST_OTHERS = 2
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class OptionTexts:
         self._masks = [(letter, _whole_pattern(text)) for letter, text in longest_first if len(text) > 1]
         self._masks += [(letter, _NO_CHANGE) for letter, text in longest_first if _NO_CHANGE_OPTION.match(text)]
         # Where the options are letters themselves: "point A" is a text, "A" is a letter.
+        self.has_letters = all(len(text) == 1 and text.isalpha() for _, text in choices)
         self._labels = {text: letter for letter, text in choices if len(text) == 1 and text.isalpha()}
         # Formulas are told apart by their whole texts only.
         self._has_loose = not self._labels and not all("=" in text for text in self.choices.values())
@@ -204,7 +206,11 @@ class OptionTexts:
         if len(fitting) == 1 and _is_opposed(self._all[fitting[0]], frozenset(_words(text))):
             return None
         if len(fitting) == 1 and fitting[0] not in self._orders.letters:
-            return Named(frozenset(fitting), fitting[0] in full)
+            is_full = fitting[0] in full
+            # One of two words in a sentence about something else names nothing: "the phone rings and he looks up".
+            others = frozenset(_words(text)) - told - self._all[fitting[0]] - self._asked - _STOP
+            is_enough = is_full or len(told) * 2 > len(self._telling[fitting[0]]) or len(others) <= _MOST_OTHERS
+            return Named(frozenset(fitting), is_full) if is_enough else None
         if not fitting and len(full) == 1 and len(self._telling[full[0]]) > 1:
             return Named(frozenset(full), True)
         return Named(frozenset(full if len(full) > 1 else ()), bool(full))
