@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from fractions import Fraction
 
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.phrasing import gives_up, is_question, sentences
@@ -227,8 +228,6 @@ def _is_slip(one: str, other: str) -> bool:
 
 def _value(text: str) -> tuple[object, object] | None:
     """A quantity's kind and value in the kind's own unit; None where ``text`` is none."""
-    from fractions import Fraction
-
     text = text.strip(_AROUND)
     number = re.fullmatch(r"(-?[0-9]{1,15}(?:\.[0-9]{1,12})?)\s?(\D{1,24})", text)
     unit = parse_unit(number[2]) if number else None
