@@ -42,6 +42,14 @@ _PAIR = re.compile(r"\b([A-Z])[).:]\s{1,3}optxt")
 _AROUND = " \t\r\n()[]{}.,:;!*\"'“”‘’`$"
 _LATIN = {"А": "A", "В": "B", "С": "C", "Е": "E"}  # Cyrillic letters of the same shape and, but for one, place
 _HOMOGLYPH = re.compile(r"(?<!\w)[АВСЕ](?!\w)")
+# Where options are letters themselves, what says that an option's letter is meant.
+_NAMES_OPTION = re.compile(
+    r"\b(?:answer|option|choice|choose|select|pick)\b|答案|选|^\W{0,4}[A-Z]\W{0,4}$", re.IGNORECASE
+)
+_CONDITION = re.compile(r"\W{0,4}if\s(?!(?:i|we|you)\b|forced|asked)", re.IGNORECASE)
+_ALSO = re.compile(
+    r"(?<![\w'’])\(?([A-Z])\)?\s(?:is|could\sbe|may\sbe|might\sbe|seems|fits|works)\s(?:also|equally|possible|plausible|too)\b"
+)
 _OTHERWISE = re.compile(r"\W{0,4}(?:otherwise|if\snot|else)\b", re.IGNORECASE)
 _SHORTEST_STATEMENT = 4
 _LONGEST_LOOSE = 25
@@ -246,10 +254,18 @@ class _Choosing:
         if is_question(sentence):
             return
         stated = stated_in(sentence, self.letters, not listed)
+        if self.texts.has_letters and stated.letters and not _NAMES_OPTION.search(sentence):
+            return  # the option's text, or its letter: nobody knows
         state.reject(stated.rejected)
+        also = {letter for letter in _ALSO.findall(sentence) if letter in self.letters} - stated.rejected
+        if state.by == "letter" and state.letter and also - {state.letter}:
+            state.state("", "letter", 3)
+            return
         gave_up = gives_up(self.texts.unmasked(sentence))
         if stated.letters:
-            if _OTHERWISE.match(sentence) and state.letter:
+            if _CONDITION.match(sentence):
+                return
+            if _OTHERWISE.match(sentence):
                 state.state("", "letter", 3)
                 return
             if is_unfinished and len(sentence.strip()) < _SHORTEST_STATEMENT:

@@ -32,11 +32,12 @@ _MILD = phrases(
 )
 _PLACED = rf"(?:\s{{0,3}},?\s{{0,3}}{_MILD}\b,?){{0,3}}\s{{0,3}}[\"'“‘]?"
 _CHOOSING = phrases(
-    "choose, pick, select, go with, going with, say, vote for, opt for, leaves, remains, only, settle on, "
+    "choose, pick, select, go with, going with, say, vote for, opt for, leaves, leaving, remains, only, settle on, "
     "prefer, guess is, choice of, wähle, elijo, choisis"
 )
 _MUST_BE = phrases(
-    "must be, has to be, should be, it is, it’s, this is, that is, can only be, closest is, would be, richtig ist, also"
+    "must be, has to be, should be, it is, it’s, this is, that is, can only be, closest is, would be, might be, "
+    "richtig ist, also"
 )
 # Three ranks: what says that it is the answer, what says that an option is meant, and a letter with its option's text.
 _ANSWERS = re.compile(
@@ -69,7 +70,7 @@ _TEXT_THEN = re.compile(r"\boptxt([A-Z])\s{0,3}\((?:option\s)?([A-Z])\)")
 _BRACKETED = re.compile(r"\(([A-Z])\)|(?<![\w(])\[([A-Z])\]")
 _LEADING = phrases(
     "so, hence, thus, therefore, but, and, then, or, otherwise, else, maybe, perhaps, ok, okay, hmm, "
-    "actually, i e, it is, it’s, either, sorry, also, donc, folglich, entonces, best, yes"
+    "actually, i e, it is, it’s, either, sorry, also, sondern, donc, folglich, entonces, best, yes"
 )
 _ALONE = re.compile(
     rf"(?:{_LEADING}"
@@ -162,7 +163,7 @@ def _ranked(clause: str, label_counts: bool, can_be_alone: bool) -> dict[str, in
         for letter in _letters(pattern, clause):
             found[letter] = max(rank, found.get(letter, 0))
     for match in _WITH_TEXT.finditer(clause):
-        if match[0].startswith(("A ", "I ")) and match[1] != match[2]:
+        if match[0].startswith(("A ", "I ")):  # the article, or the pronoun
             continue
         if label_counts or match.start() > 3:
             found[match[1]] = max(2, found.get(match[1], 0))

@@ -24,6 +24,7 @@ _OPEN = re.compile(
     re.IGNORECASE,
 )
 _TOTAL = re.compile(r"[^.:;]{0,3}\b(?:in\s(?:all|total)|altogether|overall)\b", re.IGNORECASE)
+_CONCLUDES = re.compile(r"\b(?:so|therefore|thus|hence)\b", re.IGNORECASE)
 _EXPLAINED = re.compile(r":\s|\bbecause\b|\bsince\b")
 
 
@@ -41,6 +42,8 @@ class NumericOptions:
             return frozenset() if _NUMBER.search(text) and len(text) < 80 else None
         if _OPEN.search(text):
             return frozenset()
+        concluded = _CONCLUDES.split(text)[-1]
+        text = concluded if any(self._of(match) for match in _NUMBER.finditer(concluded)) else text
         main = _EXPLAINED.split(text, maxsplit=1)[0]
         text = main if any(self._of(match) for match in _NUMBER.finditer(main)) else text
         found = list(_NUMBER.finditer(text))

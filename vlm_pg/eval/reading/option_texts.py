@@ -51,9 +51,16 @@ _NO_CHANGE = re.compile(
     r"\bno\s(?:difference|change)s?\b|\bnothing\s(?:\w{1,10}\s)?(?:chang|differ)\w{1,4}\b", re.IGNORECASE
 )
 _CURVE = re.compile(r"\b([A-Za-z]{4,20})(?:\s(?:curve|line|axis))", re.IGNORECASE)
+_SO = re.compile(r"\b(?:so|therefore|thus|hence)\b", re.IGNORECASE)
+_ATTRIBUTE = re.compile(
+    rf"\b(?:the|an?)\s{{1,3}}{_PLACEHOLDER}[A-Z]\s{{1,3}}"
+    r"(?!(?:one|ones|is|was|at|in|on|and|or|because|since|as|from|to|with|of|for|by|that|which|who|when|while|into)\b)[a-z]{2,20}\s[a-z]",
+    re.IGNORECASE,
+)
 _ARTICLE = re.compile(r"(?:an?|the)\s(?=\S)", re.IGNORECASE)
 _NAMED_A = re.compile(r"\bA\b(?!\s[^\W\d_A-Z])")
 _LONGEST_TEXT = 300
+_MOST_OTHERS = 2
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,7 @@ class OptionTexts:
         self._masks = [(letter, _whole_pattern(text)) for letter, text in longest_first if len(text) > 1]
         self._masks += [(letter, _NO_CHANGE) for letter, text in longest_first if _NO_CHANGE_OPTION.match(text)]
         # Where the options are letters themselves: "point A" is a text, "A" is a letter.
+        self.has_letters = all(len(text) == 1 and text.isalpha() for _, text in choices)
         self._labels = {text: letter for letter, text in choices if len(text) == 1 and text.isalpha()}
         # Formulas are told apart by their whole texts only.
         self._has_loose = not self._labels and not all("=" in text for text in self.choices.values())
@@ -103,6 +111,8 @@ class OptionTexts:
         sentence = _EARLIER.sub("", _SET_ASIDE.sub(" ", sentence))
         parts, reasons, rejected = self._parts(sentence)
         whole = frozenset(letter for part in parts for letter in placeholders(part)) - rejected
+        if len(whole) == 1 and self._is_aside(sentence):
+            return None
         if any(self._is_part_of_name(part) for part in parts):
             return Named(frozenset(), True)
         if len(whole) > 1 and (turn := _TURN.split(sentence)) and len(turn) > 1:
@@ -112,6 +122,13 @@ class OptionTexts:
             return Named(whole, True)
         told = ", ".join(parts)
         return self._loose(told, rejected) or self._by_reasons(reasons, rejected)
+
+    def _is_aside(self, sentence: str) -> bool:
+        """Whether an option is only an attribute in a sentence that says little of what was asked: "a red light"."""
+        asked = self._asked - _STOP
+        told = asked & set(_words(sentence))
+        is_attribute = _ATTRIBUTE.search(sentence) is not None and _SO.search(sentence) is None
+        return is_attribute and len(told) * 2 < len(asked)
 
     def _parts(self, sentence: str) -> tuple[list[str], list[str], frozenset[str]]:
         """The clauses of a sentence that state, those that give reasons, and the options that others reject."""
@@ -186,8 +203,14 @@ class OptionTexts:
         full = [letter for letter in left if self._telling[letter] and self._telling[letter] <= told]
         if len(fitting) > 1:
             fitting = [letter for letter in fitting if letter in full] or fitting
+        if len(fitting) == 1 and _is_opposed(self._all[fitting[0]], frozenset(_words(text))):
+            return None
         if len(fitting) == 1 and fitting[0] not in self._orders.letters:
-            return Named(frozenset(fitting), fitting[0] in full)
+            is_full = fitting[0] in full
+            # One of two words in a sentence about something else names nothing: "the phone rings and he looks up".
+            others = frozenset(_words(text)) - told - self._all[fitting[0]] - self._asked - _STOP
+            is_enough = is_full or len(told) * 2 > len(self._telling[fitting[0]]) or len(others) <= _MOST_OTHERS
+            return Named(frozenset(fitting), is_full) if is_enough else None
         if not fitting and len(full) == 1 and len(self._telling[full[0]]) > 1:
             return Named(frozenset(full), True)
         return Named(frozenset(full if len(full) > 1 else ()), bool(full))
@@ -215,6 +238,12 @@ def _whole_pattern(text: str) -> re.Pattern[str]:
 def _words(text: str) -> list[str]:
     """As ``words_in``; a capital A that is no article is a word of its own: "Team A"."""
     return words_in(_NAMED_A.sub("a_", text).replace("a_", "lettera"))
+
+
+def _is_opposed(option: frozenset[str], told: frozenset[str]) -> bool:
+    """Whether a statement has "off" or "out" where an option has "on" or "in"."""
+    pairs = list(_OPPOSITES) + [(other, one) for one, other in _OPPOSITES]
+    return any(one in option and other in told and one not in told for one, other in pairs)
 
 
 def placeholders(text: str) -> frozenset[str]:

@@ -95,6 +95,9 @@ _LESS = re.compile(
     re.IGNORECASE,
 )
 _LEFT_ORDINAL = re.compile(rf"^({'|'.join(_ORDINALS)})\b(?!\s\w)", re.IGNORECASE)
+_MORE_LIKELY = re.compile(
+    r"\b([A-Z])\s(?:is|seems|looks|fits)\s(?:much\s)?(?:more\s(?:likely|plausible)|better)\sthan\s[^.\n]{1,80}"
+)
 _CAN_ONLY = re.compile(
     r"\b(?:can(?:no|['’])t|can\snot|cannot|could\s?n['’]t)\s(?:\w{1,10}\s){0,2}(?:anything|"
     r"any\s(?:other\s)?(?:option|choice|one|answer))\s(?:but|except|other\sthan)\s",
@@ -173,6 +176,7 @@ def rephrased(sentence: str, letters: tuple[str, ...]) -> str:
     if (less := _LESS.search(sentence)) and len(letters) > 1:
         better = _LEFT_ORDINAL.sub(lambda one: f"the {one[1]} option", less[2])
         sentence = f"{better} is the best"
+    sentence = _MORE_LIKELY.sub(r"the answer is \1", sentence)
     sentence = _CAN_ONLY.sub("must be ", sentence)
     sentence = _ALL_BUT.sub(r"the answer is \1", sentence)
     if len(letters) > 1 and (ranking := _RANKING.search(sentence)):

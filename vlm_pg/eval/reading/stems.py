@@ -50,7 +50,7 @@ _IRREGULAR = {
         "sink sank sunk", "sleep slept asleep", "speak spoke spoken", "spin spun", "steal stole stolen", "sweep swept",
         "swim swam swum", "swing swung", "tear tore torn", "tell told", "think thought", "wear wore worn",
         "write wrote written", "blow blew blown", "shake shook shaken", "grow grew grown", "shoot shot", "fight fought",
-        "push pushed", "fetch fetched get", "child children", "man men", "woman women", "foot feet", "tooth teeth",
+        "push pushed", "child children", "man men", "woman women", "foot feet", "tooth teeth",
         "person people", "knife knives", "leaf leaves",
     )
     for form in forms.split()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from difflib import SequenceMatcher
+from fractions import Fraction
 
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.phrasing import gives_up, is_question, sentences
@@ -60,9 +60,10 @@ _ENDINGS = re.compile(r"(?:ical|ously|ous|ic|al|y|e|ies|ism|ist|ity|ium)$")
 _IDLE = frozenset(
     words_in("a an the of to is are was were it its it's he she they in on at with this that and so there here called")
 )
+_PLACED = ("in", "on", "at")
 _SHORT = 8
 _LONGEST_ANSWER = 12
-_MOST_ALIKE, _FEWEST_LETTERS = 0.9, 8
+_FEWEST_LETTERS = 8
 
 
 def read_text(sample: Sample, said: Said) -> Reading:
@@ -200,6 +201,8 @@ def _is_same(answer: str, sample: Sample, settings: RewardSettings) -> bool:
         return False
     if _LIST.fullmatch(sample.answer):
         return _folded(answer) == _folded(sample.answer)
+    if _folded(answer) == _folded(sample.answer) or told in (gold, gold[1:] if gold[0] in _PLACED else gold):
+        return True
     joined, gold_joined = "".join(told), "".join(gold)
     if joined == gold_joined or (_root(joined) == _root(gold_joined) and len(_root(joined)) > 4):
         return True
@@ -218,13 +221,13 @@ def _root(word: str) -> str:
 
 
 def _is_slip(one: str, other: str) -> bool:
-    return SequenceMatcher(None, one, other, autojunk=False).ratio() >= _MOST_ALIKE and abs(len(one) - len(other)) <= 1
+    """Whether a letter is missing in one of two words; another letter in its place makes another word: absorption."""
+    short, long = sorted((one, other), key=len)
+    return len(long) == len(short) + 1 and any(long[:place] + long[place + 1 :] == short for place in range(len(long)))
 
 
 def _value(text: str) -> tuple[object, object] | None:
     """A quantity's kind and value in the kind's own unit; None where ``text`` is none."""
-    from fractions import Fraction
-
     text = text.strip(_AROUND)
     number = re.fullmatch(r"(-?[0-9]{1,15}(?:\.[0-9]{1,12})?)\s?(\D{1,24})", text)
     unit = parse_unit(number[2]) if number else None
