@@ -30,6 +30,9 @@ SLOPE = ("What is the value of k?", {"precision": 1}, "2.4")
 YEAR = ("In which year was the lowest value reached?", {"answer_type": "integer"}, "2009")
 ANGLE = ("What is the measure of angle ABC?", {"answer_type": "integer"}, "35")
 DAYS = ("How many days does the work take?", {}, "12")
+CLIPS = ("How many clips did she sell altogether?", {}, "72")
+RED = ("How many red balls are in the image?", {}, "3")
+X = ("Find x.", {}, "24")
 
 # (question, output, number or None, whether that is right)
 NUMBERS: list[tuple[tuple[str, dict[str, Any], str], str, str | None, bool]] = [
@@ -154,6 +157,19 @@ NUMBERS: list[tuple[tuple[str, dict[str, Any], str], str, str | None, bool]] = [
     (DAYS, "The final answer is: $\\boxed{12}$ days, since 24 / 2 = 12.", "12", True),
     (DAYS, "1/12 of the work is done each day. Hence it takes 12 days.", "12", True),
     (DAYS, "The work takes x days, where 1/x = 1/20 + 1/30.", None, False),
+    (CLIPS, "She sold 48 clips in April and 24 clips in May.", None, False),
+    (CLIPS, "She sold 48 clips in April and 24 clips in May, 72 in total.", "72", True),
+    (CLIPS, "72 clips were sold altogether: 48 in April and 24 in May.", "72", True),
+    (CLIPS, "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n#### 72", "72", True),
+    (RED, "There are three red balls and two blue balls.", "3", True),
+    (RED, "None of the 3 boxes contains a red ball.", None, False),
+    (RED, "The answer is: three", "3", True),
+    (X, "x = 24 or x = -24", None, False),
+    (X, "x ≥ 24", None, False),
+    (X, "Let me calculate. 12 + 12 = 24. Check: 24 - 12 = 12. ✓", "24", True),
+    (X, "x = 26? No, x = 24.", "24", True),
+    (X, "The possible values are 24 and 26.", None, False),
+    (X, "Answer: 12\n\nExplanation: 24 is divided by 2.", "12", False),
 ]  # fmt: skip
 
 DOOR = "[5.0, 10.0]"

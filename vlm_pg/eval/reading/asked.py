@@ -77,7 +77,7 @@ class Asked:
 
     ``noun``: stem of the name of what is counted ("chair"), "" if nothing is. ``symbol``: the variable or term asked
     for, without blanks ("m+n"). ``is_left``: what is left over is asked for. ``words``: those of
-    the asking sentence.
+    the asking sentence. ``modifiers``: the words before the noun ("red").
     """
 
     unit: Unit | None = None
@@ -86,6 +86,7 @@ class Asked:
     symbol: str = ""
     is_left: bool = False
     words: frozenset[str] = frozenset()
+    modifiers: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, sample: Sample) -> Asked:
@@ -108,6 +109,7 @@ class Asked:
             re.sub(r"\s", "", symbol[1]) if symbol else "",
             bool(_LEFT.search(asking)),
             words,
+            frozenset(_modifiers(counted[1]) if counted else ()),
         )
 
     def is_counted(self, text: str) -> bool:
@@ -121,6 +123,10 @@ class Asked:
             if stem(word) == self.noun:
                 return True
         return False
+
+    def is_modified(self, text: str) -> bool:
+        """Whether one of the first words of ``text`` is one that tells what is counted from others: "red" chairs."""
+        return bool(self.modifiers & set(re.findall(r"[a-z]{1,24}", text[:60].lower())[:3]))
 
     def states_left(self, text: str) -> bool:
         """Whether ``text`` says what is left, where that is asked."""
@@ -144,6 +150,16 @@ def _counted_name(words: str) -> str:
             break
         name = word
     return name
+
+
+def _modifiers(words: str) -> list[str]:
+    """The words of a name before its last: "red balls are" -> ["red"]."""
+    name: list[str] = []
+    for word in words.lower().split():
+        if word in _NAME_END:
+            break
+        name.append(word)
+    return name[:-1]
 
 
 def _given_unit(given: str) -> Unit | None:

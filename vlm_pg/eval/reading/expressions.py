@@ -49,7 +49,11 @@ def with_words_as_signs(text: str) -> str:
 def runs(text: str) -> list[str]:
     """The formulas of ``text`` that say something, in order, without the words between them."""
     found = (match[0].strip(" ,;:$&") for match in _RUN.finditer(text[:MAX_CHARACTERS]))
-    return [run for one in found if _SUBSTANCE.search(run := _balanced(one)) and not re.fullmatch(r"[-+=.,]+", run)]
+    return [
+        run
+        for one in found
+        if _SUBSTANCE.search(run := _balanced(one)) and run[0] not in "^_" and not re.fullmatch(r"[-+=.,]+", run)
+    ]
 
 
 def result_of(run: str, *, is_equation: bool) -> str:

@@ -65,6 +65,9 @@ _CLAUSE = re.compile(r",\s(?:and|but|while|whereas)\s|;\s")
 _JOIN = re.compile(
     r"[\s,;$]{0,8}(?:(?:or|and|oder|und|ou|o|et|y|或者?|和|或)[\s$]{0,4})?(?:\\q?quad\s?)?[\s$]{0,4}", re.IGNORECASE
 )
+_CONDITION = re.compile(
+    r"\s(?:for|where|when|if|provided(?:\s{1,3}that)?)\s{1,3}(?:all\s{1,3})?\$?\s?[a-z]\s?(?:\\(?:neq?|in|ge|le|geq|leq)(?![A-Za-z])|[≠∈<>≤≥])[^.]{0,80}$"
+)
 _BEHIND = re.compile(
     r"\b(?:ahead\s{1,3}of|than|followed\s{1,3}by|before|whereas|while|unlike|compared|over|"
     r"against|although|though|not)\b",
@@ -225,6 +228,7 @@ def _sentence(sample: Sample, sentence: str, asks_word: bool) -> str | None:
         return _word(sample, sentence)
     several = _SEVERAL.search(sample.question) is not None
     text = affirmed(without_reason(with_words_as_signs(without_marks(sentence, " "))))
+    text = _CONDITION.sub("", text)
     if _UNDECIDED.search(text):
         return None
     clauses = [clause for clause in _CLAUSE.split(text) if not _OF_OTHERS.search(clause)]

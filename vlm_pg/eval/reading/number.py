@@ -173,7 +173,8 @@ def _prose(text: str, asked: Asked) -> Found:
             continue
         if not found.is_weak:
             # "There were 12. Five of them were eaten": the 12 is not what is left.
-            return found if weak is None or asked.states_left(one) else weak
+            is_whole = asked.states_left(one) and (not asked.modifiers or asked.modifiers & set(one.lower().split()))
+            return found if weak is None or is_whole else weak
         weak = weak or found
     return weak or Found("nothing")
 

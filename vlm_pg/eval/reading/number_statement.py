@@ -53,6 +53,10 @@ _NONE_LEFT = re.compile(
     r"(?=[\s\w]{0,24}\b(?:left|remain\w{0,3}|at\s{1,3}all|übrig|in\s{1,3}(?:the|this)|visible)\b)|^\W{0,9}none\W{0,9}$",
     re.IGNORECASE,
 )
+_TOTAL_AFTER = re.compile(
+    r"\s{0,3}(?:[a-z]{1,20}\s{1,3})?(?:in\s{1,3}total|altogether|overall|in\s{1,3}all|insgesamt|au\s{1,3}total|en\s{1,3}total)\b",
+    re.IGNORECASE,
+)
 _ORPHAN = re.compile(r"\bones?\b", re.IGNORECASE)
 State = Literal["nothing", "one", "unclear"]
 
@@ -116,7 +120,7 @@ def _concluded(text: str) -> str:
     for cue in _CUE.finditer(text):
         if _ENGLISH_ALSO.match(cue[0]) and re.search(r"\b(?:the|is|are|there)\b", text):
             continue
-        if clean and clean[-1] >= cue.end():
+        if clean and clean[-1] >= cue.end() and not re.match(r"\s?[:.]", text[cue.end() :]):
             start = cue.end()
     return text[start:]
 
@@ -129,6 +133,9 @@ def _from_equation(text: str, asked: Asked) -> Found | None:
     behind = [one for one in quantities_in(rest) if not one.aside]
     if behind and _COPULA.search(rest[: behind[-1].start]):
         return _from_quantities(rest, asked)
+    clean = [one for one in quantities_in(text) if not one.aside]
+    if len({_key(one, asked) for one in clean}) > 1 and _OR.search(text.replace(" / ", "/")):
+        return Found("unclear")
     values = [(left, _value_of(sides)) for left, sides in chains]
     asked_for = [value for left, value in values if asked.symbol and re.sub(r"\s", "", left).endswith(asked.symbol)]
     if asked_for:
@@ -193,8 +200,12 @@ def _from_quantities(text: str, asked: Asked) -> Found:
     if any(_OR.search(text[one.end : other.start]) for one, other in pairwise(clean)):
         return Found("unclear")
     counted = [one for one in clean if asked.is_counted(text[one.end :]) or _ORPHAN.match(text[one.end :].lstrip())]
+    counted = [one for one in counted if asked.is_modified(text[one.end :])] or counted
     if counted and len({_key(one, asked) for one in counted}) == 1 and asked.states_left(text):
         return Found("one", counted[-1])
+    total = [one for one in clean if _TOTAL_AFTER.match(text[one.end :])]
+    if len(total) == 1:
+        return Found("one", total[0], has_cue=True)
     stated = [one for one in clean if _COPULA.search(text[max(0, one.start - 60) : one.start])]
     if len(stated) == 1 and stated[0] is clean[-1] and not text[stated[0].end :].strip(" .!。"):
         return Found("one", stated[0])

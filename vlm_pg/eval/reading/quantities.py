@@ -18,7 +18,7 @@ _QUANTITY = re.compile(
     rf"(?<!{WORD_LETTER})(?<![0-9_^.])(?<!\^-)(?<!{WORD_LETTER}-)"
     r"(?P<currency>(?:USD|EUR|GBP|RM|US\$|[$€£¥₹])\s?)?"
     rf"(?:[0-9]{{1,9}} (?=[0-9]{{1,6}}\s?/\s?[0-9]))?"
-    rf"(?P<value>{_VALUE})(?:e[+-]?[0-9]{{1,3}}(?![\w.]))?"
+    rf"(?P<value>{_VALUE})(?:e[+-]?[0-9]{{1,3}}(?![\w.])|\s?\^\s?-?[0-9]{{1,2}}(?![0-9.]))?"
     rf"(?P<divisor>(?P<slash>\s?/\s?){_VALUE})?"
     r"(?P<power>\s?[×x*·]\s?10\s?\^\s?\(?[+-]?[0-9]{1,3}\)?)?"
     r"(?P<percent>\s?(?:%|per\s?cents?\b|procent\w?|Prozent\b|pour\s?cent|por\s?cient[oa]|"
@@ -61,6 +61,7 @@ _MINUS_WORD = re.compile(
 _HUNDREDTHS = re.compile(r"百分之\s{0,2}([0-9]{1,9}(?:\.[0-9]{1,9})?)")
 _HOUR_MINUTES = re.compile(r"(?<=[0-9])\s?(h|hr|hrs|hours?)\s?([0-9]{1,2})\s?m(?:in)?(?![\w])")
 _FEET_INCHES = re.compile(r"(?<=[0-9])\s?(?:ft|feet|foot|['’′])\s?([0-9]{1,2})\s?(?:in(?:ches)?\b|\"|″)")
+_MINUTES_SECONDS = re.compile(r"(?<=[0-9])\s?m\s?(?=[0-9]{1,2}\s?s(?:ec)?\b)")
 _GLUED = re.compile(r"(?<=[0-9])(h|hr|min|m|ft)(?=[0-9])")
 
 _BOUND_BEFORE = re.compile(
@@ -166,6 +167,7 @@ def plain_quantities(text: str) -> str:
     )
     text = _HOUR_MINUTES.sub(r" \1 \2 min", text)
     text = _FEET_INCHES.sub(r" ft \1 inches", text)
+    text = _MINUTES_SECONDS.sub(" min ", text)
     return _GLUED.sub(r"\1 ", text)
 
 

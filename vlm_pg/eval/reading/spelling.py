@@ -59,7 +59,7 @@ _SIGNS = {
 }
 _MACRO = re.compile(r"\\([A-Za-z]{1,20})")
 _MATH = re.compile(r"(?<!\\)\$\$([^$]{1,2000})\$\$|(?<!\\)\$(?=[^\s$])([^$\n]{1,1000})(?<!\s)\$(?!\d)")
-_SPACES = re.compile(r"\\[,;:! ]|~|\u200b")
+_SPACES = re.compile(r"\\[,;:! ]|(?<=[A-Za-z}.])~(?=[A-Za-z\\])|\u200b")
 _THEREFORE = str.maketrans({"⇒": " therefore ", "∴": " therefore ", "⟹": " therefore ", "≃": "≈", "≅": "≈", "≒": "≈"})
 _STRONG_TAG = re.compile(r"</?(?:b|i|em|strong|br|p|div|span|sub|sup|u)\s{0,2}/?>", re.IGNORECASE)
 # A dot that ends no sentence.

@@ -95,8 +95,10 @@ def statements(text: str) -> list[str]:
 
 
 def is_beside_the_point(statement: str) -> bool:
-    """Whether a statement is a note, courtesy or about what is usual, and so answers nothing."""
-    return any(pattern.search(statement) for pattern in (_COURTESY, _USUAL)) or _NOTE.match(statement) is not None
+    """Whether a statement is a note, a check, courtesy or about what is usual, and so answers nothing."""
+    return any(pattern.search(statement) for pattern in (_COURTESY, _USUAL)) or any(
+        pattern.match(statement) for pattern in (_NOTE, _CHECK)
+    )
 
 
 def without_reason(statement: str) -> str:
