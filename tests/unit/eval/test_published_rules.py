@@ -492,6 +492,7 @@ def test_gsm8k_by_lmms_ignores_commas() -> None:
         (r"\boxed{100.02}", "100", 0.0),
         (r"\boxed{(1,4.5)}", r"(1,\frac{9}{2})", 1.0),  # element by element, the last by math-verify
         (r"\boxed{073}", "73", 1.0),
+        (r"\boxed{\text{west}}", r"\text{east}", 1.0),  # both are taken for units, and nothing is left of either
         ("", "27", 0.0),
     ],
 )
