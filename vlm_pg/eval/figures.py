@@ -11,17 +11,20 @@ from vlm_pg.eval.exam import EvalSet
 from vlm_pg.eval.measures import measure
 
 
-def figures_of(item: EvalSet, answered: Sequence[Answered], formats: Iterable[float | None] = ()) -> dict[str, Any]:
+def figures_of(
+    item: EvalSet, answered: Sequence[Answered], reader: str, formats: Iterable[float | None] = ()
+) -> dict[str, Any]:
     """All figures of a set; ``accuracy`` is the one that is cited.
 
     Args:
         answered: all of its questions.
+        reader: the name of who read them (``readers.py``).
         formats: of each output, whether it has the format that training rewards.
 
     Raises:
         VlmPgError: as ``aggregate``.
     """
-    about = {"kind": item.kind, "n_not_asked": item.not_asked}
+    about = {"kind": item.kind, "n_not_asked": item.not_asked, "reader": reader}
     if item.kind == "control":
         # Its answers are to different frames: passing one of them says nothing, and they have no majority.
         of_nothing: dict[str, Any] = {"pass_at_k": {}, "majority_at_k": {}}

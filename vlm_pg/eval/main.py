@@ -14,6 +14,7 @@ from vlm_pg.distributed import RankLayout, disconnect, join_ranks, local_device
 from vlm_pg.errors import ConfigError, TooManyBadSamples
 from vlm_pg.eval.answer_files import AnswerFiles
 from vlm_pg.eval.folder import PROTOCOL, RESULT, open_folder
+from vlm_pg.eval.reading import WholeReader
 from vlm_pg.eval.record import protocol_record
 from vlm_pg.eval.repeat import compared
 from vlm_pg.eval.runner import Evaluator, Examinee, table
@@ -120,8 +121,9 @@ def _answer(config: RunConfig, policy: Policy, ranks: RankLayout, console: Conso
     with (
         SourcePool(builder, data, config.media, policy.pixel_factor, check, kept=config.cache) as sources,
         Rewarder(config.reward, warn=console.warn) as rewarder,
+        WholeReader(config.reward, console.warn) as whole,
     ):
-        examinee = Examinee(policy, sources, rewarder, ranks)
+        examinee = Examinee(policy, sources, rewarder, whole, ranks)
         evaluator = Evaluator(config, examinee, console, log, _Pictures(config, folder))
         return evaluator.run("answers", AnswerFiles(folder, ranks.rank))
 

@@ -11,9 +11,11 @@ from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import ALONE, RankLayout, gather_objects
 from vlm_pg.eval.answer_files import AnswerFiles, Row
-from vlm_pg.eval.contracts import Answered, Output, cluster_of
+from vlm_pg.eval.contracts import Answered, Output, Reader, Reading, cluster_of
 from vlm_pg.eval.exam import EvalSet, read_sets
 from vlm_pg.eval.figures import check_details, figures_of
+from vlm_pg.eval.readers import reader_name, reader_of
+from vlm_pg.eval.reading import WholeReader
 from vlm_pg.eval.strict import strict_reading
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
@@ -22,7 +24,7 @@ from vlm_pg.rewards.response import Response
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.contracts import Sampler
 from vlm_pg.rollout.engine import RolloutEngine
-from vlm_pg.types import BadSample, Prompt, RewardBreakdown, Rollout, Sample
+from vlm_pg.types import BadSample, Prompt, Rollout, Sample
 
 # Batches are dealt to ranks whole, so that what is computed together is the same for any number of them.
 MOST_QUESTIONS_A_BATCH = 32
@@ -54,12 +56,14 @@ class _Question:
 class Examinee:
     """A policy, and what its answers take: prompts made and rewards given as in training.
 
-    ``ranks``: batches of questions are dealt out to them in turn. ``weights_at_hand``: entered around sampling.
+    ``whole``: reads whole outputs. ``ranks``: batches of questions are dealt out to them in turn. ``weights_at_hand``:
+    entered around sampling.
     """
 
     policy: Policy
     sources: SourcePool
     rewarder: Rewarder
+    whole: WholeReader
     ranks: RankLayout = ALONE
     weights_at_hand: Callable[[], AbstractContextManager[None]] = nullcontext
     should_stop: Callable[[], bool] = lambda: False
@@ -84,7 +88,7 @@ class Evaluator:
         self._config, self._console, self._bad_log, self._showing = config, console, bad_log, showing
         self._policy, self._sources, self._rewarder = examinee.policy, examinee.sources, examinee.rewarder
         self._ranks, self._weights_at_hand = examinee.ranks, examinee.weights_at_hand
-        self._should_stop = examinee.should_stop
+        self._whole, self._should_stop = examinee.whole, examinee.should_stop
         self.sets = read_sets(config, self._policy, console, bad_log)
         for item in self.sets:
             check_details(item)
@@ -124,7 +128,8 @@ class Evaluator:
             if self._ranks.is_first:
                 files.complete(item.name, rows)
             formats = [value for row in rows for value in row.get("formats", ())]
-            results[item.name] = figures_of(item, [Answered.from_row(row) for row in rows], formats)
+            reader = reader_name(self._config.eval.reader, item.protocol)
+            results[item.name] = figures_of(item, [Answered.from_row(row) for row in rows], reader, formats)
         headline = next((name for name in (self._config.eval.headline_set, *results) if name in results), None)
         chosen = results[headline] if headline is not None else {"accuracy": None, "n": 0}
         return {"accuracy": chosen["accuracy"], "n": chosen["n"], "headline_set": headline, "sets": results}
@@ -135,6 +140,7 @@ class Evaluator:
         """The rows of this rank's batches; what is answered now is also appended to its part."""
         config, policy = self._config, self._policy
         source = self._sources.for_records(item.records, item.name, asking=item.asking(config, policy))
+        reader = reader_of(reader_name(config.eval.reader, item.protocol), item.protocol, self._whole)
         rollout = item.rollout(config)
         sampler: Sampler = RolloutEngine(policy, rollout, item.seed(config), self._should_stop)
         size = min(max(1, rollout.max_batch_rollouts // rollout.num_generations), MOST_QUESTIONS_A_BATCH)
@@ -160,7 +166,7 @@ class Evaluator:
                 for fault in faults:
                     questions[fault.sample_id].fault = fault
                 rollouts = sampler.generate([prompt for _, prompt in prompts], f"eval/{item.name}/{number}")
-                self._read(prompts, rollouts, questions)
+                self._read(prompts, rollouts, questions, reader)
             found = [question.to_row() for question in questions.values()]
             files.append(item.name, found)
             rows += found
@@ -172,25 +178,39 @@ class Evaluator:
         prompts: Sequence[tuple[Sample, Prompt]],
         rollouts: Sequence[tuple[Rollout, ...]],
         questions: Mapping[str, _Question],
+        reader: Reader | None,
     ) -> None:
         """Add answers, what was read in them and what that is worth."""
-        responses = [
-            Response(sample, answer.text, len(answer.token_ids))
-            for (sample, _), answers in zip(prompts, rollouts, strict=True)
-            for answer in answers
-        ]
-        rewards = iter(self._rewarder.score(responses, self._should_stop))
-        for (sample, prompt), answers in zip(prompts, rollouts, strict=True):
+        pairs = [(sample, answer) for (sample, _), each in zip(prompts, rollouts, strict=True) for answer in each]
+        readings = self._strict(pairs) if reader is None else self._whole_readings(pairs, reader)
+        for sample, prompt in prompts:
             question = questions[sample.sample_id]
             question.shown = question.shown or self._showing(sample, prompt, question.place)
-            for answer in answers:
-                reward = next(rewards)
-                question.outputs.append(self._output(sample, answer, reward))
-                question.formats.append(reward.parts.get("format"))
+        for (sample, answer), (reading, has_format) in zip(pairs, readings, strict=True):
+            question = questions[sample.sample_id]
+            question.outputs.append(Output(answer.text, reading, answer.finish_reason, len(answer.token_ids)))
+            question.formats.append(has_format)
 
-    def _output(self, sample: Sample, answer: Rollout, reward: RewardBreakdown) -> Output:
-        reading = strict_reading(sample, answer.text, reward, self._config.reward)
-        return Output(answer.text, reading, answer.finish_reason, len(answer.token_ids))
+    def _strict(self, pairs: Sequence[tuple[Sample, Rollout]]) -> list[tuple[Reading, float | None]]:
+        """By training's reward, and whether each output has the format that it wants."""
+        responses = [Response(sample, answer.text, len(answer.token_ids)) for sample, answer in pairs]
+        rewards = self._rewarder.score(responses, self._should_stop)
+        settings = self._config.reward
+        return [
+            (strict_reading(sample, answer.text, reward, settings), reward.parts.get("format"))
+            for (sample, answer), reward in zip(pairs, rewards, strict=True)
+        ]
+
+    def _whole_readings(
+        self, pairs: Sequence[tuple[Sample, Rollout]], reader: Reader
+    ) -> list[tuple[Reading, float | None]]:
+        """Of whole outputs, of which no format is wanted."""
+        found: list[tuple[Reading, float | None]] = []
+        for sample, answer in pairs:
+            if self._should_stop():
+                raise InterruptedError("stopped while answers were read")
+            found.append((reader(sample, answer.text, answer.finish_reason == "length"), None))
+        return found
 
 
 class _RunningAccuracy:

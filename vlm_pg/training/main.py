@@ -18,6 +18,7 @@ from vlm_pg.data.several import first_of_each, open_training, refuse_empty, usab
 from vlm_pg.distributed import RankLayout, disconnect, local_device
 from vlm_pg.errors import CheckpointError, ModelError
 from vlm_pg.eval.answer_files import AnswerFiles
+from vlm_pg.eval.reading import WholeReader
 from vlm_pg.eval.runner import Evaluator, Examinee, table
 from vlm_pg.media.loader import decoding_pool
 from vlm_pg.media.pool import WorkerPool
@@ -302,7 +303,13 @@ class _Run:
         if not config.data.eval or not (config.eval.before or config.eval.after or config.eval.every):
             return None
         examinee = Examinee(
-            self.policy, self.sources, self.rewarder, self.ranks, self.engine.weights_at_hand, self.stop.between_tokens
+            self.policy,
+            self.sources,
+            self.rewarder,
+            self.stack.enter_context(WholeReader(config.reward, self.console.warn)),
+            self.ranks,
+            self.engine.weights_at_hand,
+            self.stop.between_tokens,
         )
         return Evaluator(config, examinee, self.console, self.bad_log)
 

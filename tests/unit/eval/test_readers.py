@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from vlm_pg.eval.contracts import Reading
-from vlm_pg.eval.reading import read_output
+from vlm_pg.eval.reading import WholeReader
+from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.types import AnswerKind, Sample
 
 TABLES = sorted((Path(__file__).parents[2] / "outputs").glob("*.yaml"))
@@ -34,7 +35,7 @@ def sample_of(question: dict[str, Any]) -> Sample:
 
 
 def read(question: dict[str, Any], output: dict[str, Any]) -> Reading:
-    return read_output(sample_of(question), output["text"], output.get("truncated", False))
+    return WholeReader(RewardSettings()).read(sample_of(question), output["text"], output.get("truncated", False))
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from vlm_pg.eval.reading import read_output
-from vlm_pg.types import AnswerKind, Sample
+from vlm_pg.eval.reading import WholeReader
+from vlm_pg.rewards.settings import RewardSettings
+from vlm_pg.types import ANSWER_KINDS, AnswerKind, Sample
+
+read_output = WholeReader(RewardSettings()).read
 
 COLOUR = ("What colour is the car that turns left at the crossing?", ("A. Red", "B. Blue", "C. Green", "D. Black"))
 WHY = (
@@ -262,6 +265,16 @@ def test_free_texts_have_the_value_of_their_reward() -> None:
     assert read_output(asked, "", False).score == 0.0
 
 
-def test_kinds_without_a_reader_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="kind 'poem' have no reader; those that have one: exact, free_form"):
-        read_output(sample("?", (), "x", "poem"), "x", False)  # type: ignore[arg-type]
+def test_boxes_are_those_stated_last() -> None:
+    asked = sample("Where is the dog?", (), "[10, 10, 20, 20]", "box")
+    reading = read_output(asked, "The cat is at [0, 0, 5, 5].\nThe dog is at [10, 10, 20, 20].", False)
+    assert (reading.answer, reading.score) == ("[10, 10, 20, 20]", 1.0)
+    assert read_output(asked, "[10, 10, 20, 20] or [30, 30, 40, 40]", False).answer is None
+    assert read_output(asked, "nowhere", False).score == 0.0
+
+
+def test_every_kind_of_answer_has_a_reader() -> None:
+    with WholeReader(RewardSettings()) as reader:
+        for kind in ANSWER_KINDS:
+            reading = reader.read(sample("?", ("A. x", "B. y"), "B", kind), "", False)
+            assert reading.answer is None and reading.score in (0.0, None)

@@ -1,0 +1,40 @@
+"""Who reads the outputs of an evaluation set: ours, a published rule, or training's reader of the answer block."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vlm_pg.eval.contracts import Reader
+from vlm_pg.eval.protocols.protocol import Protocol
+from vlm_pg.eval.published.registry import published_rule
+from vlm_pg.eval.reading import WholeReader
+
+Who = Literal["strict", "ours", "published"]
+OURS = "ours"
+
+
+def reader_name(chosen: Who | None, protocol: Protocol | None) -> str:
+    """ "strict", "ours", or the name of the published rule that reads a set.
+
+    Args:
+        chosen: as ``eval.reader`` says; None: ours where there is a protocol, else strict.
+        protocol: the set's.
+    """
+    if protocol is None:
+        return OURS if chosen == OURS else "strict"
+    return protocol.reader if chosen == "published" else chosen or OURS
+
+
+def reader_of(name: str, protocol: Protocol | None, whole: WholeReader) -> Reader | None:
+    """The reader of that name, given what the protocol counts as the answer's beginning; None for "strict", which
+    is the rewarder.
+
+    Raises:
+        ConfigError: there is no such published rule.
+    """
+    if name == "strict":
+        return None
+    reader = whole.read if name == OURS else published_rule(name)
+    if protocol is None or not protocol.read_prefix:
+        return reader
+    return lambda sample, output, truncated: reader(sample, protocol.as_read(output), truncated)
