@@ -54,6 +54,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
             "prepare": _prepare,
             "check": _check,
             "eval": _eval,
+            "score": _score,
             "export": _export,
             "report": _report,
             "bench": _bench,
@@ -119,6 +120,8 @@ def _eval(arguments: argparse.Namespace) -> int:
     target, overrides = arguments.target, list(arguments.overrides)
     if target is not None and _is_override(target) and not Path(target).exists():
         target, overrides = None, [target, *overrides]
+    if arguments.prompts is not None:
+        return _eval_prompts(arguments.prompts, arguments.config, target, overrides)
     if arguments.like is not None:
         return _eval_like(arguments.like, target, arguments.config, overrides)
     chosen = choose_evaluation(target, arguments.config, DEFAULT_RUN)
@@ -156,6 +159,34 @@ def _eval_like(result: Path, target: str | None, config_path: Path | None, overr
     return _ended(EXIT_OK if is_equal else EXIT_NOT_EXACT)
 
 
+def _eval_prompts(name: str, config_path: Path | None, target: str | None, overrides: list[str]) -> int:
+    from vlm_pg.config import load_config
+    from vlm_pg.observe.text import visible
+
+    path = config_path or (None if target is None else Path(target))
+    if path is None:
+        raise ConfigError(
+            "--prompts writes what would be asked of a set, as a configuration says. Give it with --config CONFIG, for "
+            "example configs/eval/video_r1.yaml."
+        )
+    config = load_config(path, [*overrides, f"eval.sets=[{name}]"])
+    from vlm_pg.eval.prompts_only import write_prompts
+
+    for written in write_prompts(config, Path(config.run.dir) / "prompts").values():
+        print(visible(f"{written.path}: {written.asked:,} questions, {written.faults:,} of them cannot be asked"))
+        if written.not_asked or written.unreadable:
+            print(visible(f"left out: {written.not_asked:,} of other types, {written.unreadable:,} unusable records"))
+    return EXIT_OK
+
+
+def _score(arguments: argparse.Namespace) -> int:
+    from vlm_pg.eval.score_command import Scoring, score
+
+    names = ("records", "outputs", "protocol", "reader", "doc_key", "out")
+    score(Scoring(**{name: getattr(arguments, name) for name in names}))
+    return EXIT_OK
+
+
 def _export(arguments: argparse.Namespace) -> int:
     from vlm_pg.observe.quiet import quiet_libraries
     from vlm_pg.observe.text import visible
@@ -172,8 +203,20 @@ def _report(arguments: argparse.Namespace) -> int:
             f"{arguments.run_dir} is not a folder. A report is written from a run's folder. "
             f"Give one, for example {DEFAULT_RUN}."
         )
-    from vlm_pg.observe.report import write_report
     from vlm_pg.observe.text import visible
+
+    if (arguments.run_dir / "result.json").is_file():
+        from vlm_pg.eval.report import write_eval_report
+
+        written = write_eval_report(arguments.run_dir, compare=arguments.compare, checkpoints=arguments.steps)
+        print(visible(str(written)))
+        return EXIT_OK
+    if arguments.compare or arguments.steps:
+        raise ConfigError(
+            f"{arguments.run_dir} has no result.json. --compare and --steps are for the folders of evaluations, such "
+            f"as {DEFAULT_RUN}/eval-step-000100. Give one."
+        )
+    from vlm_pg.observe.report import write_report
 
     print(visible(str(write_report(arguments.run_dir))))
     return EXIT_OK

@@ -103,13 +103,40 @@ def _add_results(add: _Add) -> None:
         "--like", metavar="RESULT", type=Path, help="repeat the evaluation of a result.json, and say what is not equal"
     )
 
+    evaluate.add_argument(
+        "--prompts", metavar="SET", help="ask nothing: write the words, frames and settings of a set (needs --config)"
+    )
+
+    score = add("score", "score outputs that were made elsewhere")
+    score.add_argument("records", metavar="SET", type=Path, help="a prepared set, for example data/video_mme:eval")
+    score.add_argument(
+        "outputs",
+        metavar="OUTPUTS",
+        type=Path,
+        help="question id -> text (.json), lines with id and output (.jsonl), or a samples file of lmms-eval",
+    )
+    score.add_argument(
+        "--protocol", metavar="NAME", help="for example video_mme/lmms (default: the set's official one)"
+    )
+    score.add_argument(
+        "--reader", choices=["ours", "published"], default="ours", help="published: the rule that the protocol names"
+    )
+    score.add_argument("--doc-key", metavar="KEY", help="where lmms-eval's doc holds the question's id")
+    score.add_argument("--out", metavar="FOLDER", type=Path, help="default: scored-NAME beside OUTPUTS")
+
     export = add("export", "write a checkpoint as a plain transformers folder, adapters merged")
     export.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a checkpoint, or an adapter's folder")
     export.add_argument("out", metavar="OUT", type=Path, help="a folder that does not exist yet")
     export.add_argument("--dtype", choices=["fp32", "bf16"], help="default: as the weights are stored")
 
-    report = add("report", "write report.html of a run, finished or not")
+    report = add("report", "write report.html of a run, finished or not, or of an evaluation")
     report.add_argument("run_dir", metavar="RUN_DIR", type=Path, help=f"run folder, for example {DEFAULT_RUN}")
+    report.add_argument(
+        "--compare", metavar="FOLDER", type=Path, nargs="+", default=[], help="other evaluations beside this one"
+    )
+    report.add_argument(
+        "--steps", metavar="FOLDER", type=Path, nargs="+", default=[], help="evaluations of the run's other checkpoints"
+    )
 
 
 def _add_measurements(add: _Add) -> None:

@@ -92,6 +92,11 @@ def read_answers(path: Path) -> list[Answered]:
     return answered
 
 
+def answers_path(folder: Path, name: str) -> Path:
+    """Where ``vlm-pg eval`` and ``score`` put the answers of a finished set."""
+    return folder / f"answers_{file_name(name)}.jsonl"
+
+
 def file_name(name: str) -> str:
     """A set's name as part of a file's."""
     return "".join(c if c.isalnum() or c in "-_" else "_" for c in name).strip("_")

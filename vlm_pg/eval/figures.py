@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vlm_pg.eval.aggregation import aggregate
-from vlm_pg.eval.contracts import Answered
+from vlm_pg.eval.contracts import Answered, Output, Reading
 from vlm_pg.eval.exam import EvalSet
 from vlm_pg.eval.measures import measure
 
@@ -43,4 +43,5 @@ def check_details(item: EvalSet) -> None:
     Raises:
         VlmPgError: as ``aggregate``.
     """
-    aggregate(aggregation_of(item), [Answered.of(sample, ()) for sample in item.samples])
+    made_up = (Output("", Reading(None, 0.0)),)
+    aggregate(aggregation_of(item), [Answered.of(sample, made_up) for sample in item.samples])

@@ -74,6 +74,10 @@ def open_folder(
 def _goes_on(folder: Path, record: dict[str, Any], resume: Literal["auto", "never"]) -> bool:
     if resume == "never" or not (folder / PROTOCOL).exists() or (folder / RESULT).exists():
         return False
+    if not any(folder.glob("answers_*")):  # refused or killed before the first answer
+        for name in (PROTOCOL, "bad_samples.jsonl"):
+            (folder / name).unlink(missing_ok=True)
+        return False
     found = differences(read_record(folder / PROTOCOL)["decides"], record["decides"])
     if not found:
         return True

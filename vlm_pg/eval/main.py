@@ -12,12 +12,15 @@ from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import RankLayout, disconnect, join_ranks, local_device
 from vlm_pg.errors import ConfigError, TooManyBadSamples
-from vlm_pg.eval.answer_files import AnswerFiles
+from vlm_pg.eval.answer_files import AnswerFiles, answers_path, file_name, read_answers
 from vlm_pg.eval.folder import PROTOCOL, RESULT, open_folder
+from vlm_pg.eval.lmms_samples import write_lmms_samples
 from vlm_pg.eval.reading import WholeReader
 from vlm_pg.eval.record import protocol_record
 from vlm_pg.eval.repeat import compared
-from vlm_pg.eval.runner import Evaluator, Examinee, table
+from vlm_pg.eval.report import write_eval_report
+from vlm_pg.eval.runner import Evaluator, Examinee
+from vlm_pg.eval.tables_of_results import table
 from vlm_pg.files import write_json_atomic
 from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.loading import load_policy
@@ -87,18 +90,24 @@ def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
         folder.mkdir(parents=True, exist_ok=True)  # of another host
         results = _answer(config, policy, ranks, console, folder)
     results["protocol"] = record | {"seconds": round(time.monotonic() - start_seconds, 1)}
-    reproduced = ranks.first_says(lambda: _conclude(results, folder, console, like))
+    reproduced = ranks.first_says(lambda: _conclude(results, folder, console, like, config.eval.lmms_samples))
     _refuse_unscored(results, folder)
     return reproduced
 
 
-def _conclude(results: dict[str, Any], folder: Path, console: Console, like: Path | None) -> bool:
+def _conclude(results: dict[str, Any], folder: Path, console: Console, like: Path | None, lmms_samples: bool) -> bool:
     """Write and print the result, and compare it with the one that it repeats; whether that was reproduced."""
     write_json_atomic(folder / RESULT, results)
     (folder / PROTOCOL).unlink(missing_ok=True)
     for line in table(results):
         console.info(line)
-    console.info(f"written to {folder}")
+    if lmms_samples:
+        for name in results["sets"]:
+            write_lmms_samples(
+                folder / f"lmms_samples_{file_name(name)}.jsonl", read_answers(answers_path(folder, name))
+            )
+    write_eval_report(folder)
+    console.info(f"written to {folder}; look at {folder / 'report.html'}")
     if like is None:
         return True
     reproduced, lines = compared(like, folder / RESULT)

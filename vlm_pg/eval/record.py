@@ -24,7 +24,7 @@ _SECTIONS = ("media", "prompt", "rollout", "reward", "eval")
 _NOT_DECIDING = {
     "media": ("workers", "deadline_seconds", "worker_memory_bytes", "remote_timeout_seconds", "max_remote_bytes"),
     "rollout": ("server", "logprobs", "mismatch_every", "num_generations", "temperature", "top_p", "top_k"),
-    "eval": ("before", "after", "every", "headline_set", "sets", "resume", "thumbnails"),
+    "eval": ("before", "after", "every", "headline_set", "sets", "resume", "thumbnails", "lmms_samples", "protocols"),
 }
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.eval.answer_files import file_name, read_answers
+from vlm_pg.eval.answer_files import answers_path, read_answers
 from vlm_pg.eval.record import differences, read_record
 
 _MOST_LINES = 12
@@ -42,7 +42,7 @@ def _of_set(name: str, before: Path, now: Path, figures: list[dict[str, Any]]) -
         return False, f"{name}: only in the {'earlier' if name in figures[0] else 'later'} result"
     scores = [one[name]["accuracy"] for one in figures]
     shown = " and ".join("none" if score is None else f"{score:.4f}" for score in scores)
-    paths = [path.parent / f"answers_{file_name(name)}.jsonl" for path in (before, now)]
+    paths = [answers_path(path.parent, name) for path in (before, now)]
     if not all(path.is_file() for path in paths):
         return scores[0] == scores[1], f"{name}: accuracy {shown}; the answers do not lie beside both results"
     answers = [{one.sample_id: one for one in read_answers(path)} for path in paths]

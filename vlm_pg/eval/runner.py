@@ -245,33 +245,3 @@ def _in_order(item: EvalSet, rows: Sequence[Row]) -> list[Row]:
 def _fault(row: Row) -> BadSample:
     reason, message = row["fault"]
     return BadSample(row["sample_id"], reason, message, row["where"], row["trace"])
-
-
-def table(results: dict[str, Any]) -> list[str]:
-    """Lines for the console: one a set, categories indented."""
-    lines = []
-    for name, figures in results["sets"].items():
-        lines.append(_line(name, figures))
-        if len(figures["by_category"]) > 1:
-            lines += [f"    {_line(category, part)}" for category, part in figures["by_category"].items()]
-    return lines
-
-
-def _line(name: str, figures: dict[str, Any]) -> str:
-    if figures["accuracy"] is None:
-        return f"{name}: no question could be scored"
-    text = f"{name}: accuracy {figures['accuracy']:.3f}"
-    if figures.get("standard_error") is not None:
-        text += f" ± {figures['standard_error']:.3f}"
-    text += f" (n {figures['n']}"
-    if figures.get("chance") is not None:
-        text += f", chance {figures['chance']:.2f}"
-    if figures.get("format_rate") is not None:
-        text += f", format {figures['format_rate']:.2f}"
-    if figures.get("n_no_value"):
-        text += f", {figures['n_no_value']} without a value"
-    if figures.get("n_bad_media"):
-        text += f", {figures['n_bad_media']} unusable"
-    passes = figures.get("pass_at_k", {})
-    text += "".join(f", pass@{k} {value:.3f}" for k, value in passes.items() if k != "1" and value is not None)
-    return text + ")"

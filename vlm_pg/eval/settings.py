@@ -38,6 +38,7 @@ class EvalSettings(Settings):
         description="Of vlm-pg eval. auto: one that was cut off goes on if all that decides about its answers "
         "is the same. never: it is moved aside.",
     )
+    lmms_samples: bool = Field(False, description="Of vlm-pg eval: write answers in lmms-eval's sample format, too.")
     thumbnails: int = Field(
         200, ge=0, description="Of vlm-pg eval: questions of each set whose frames are kept as pictures, to look at."
     )

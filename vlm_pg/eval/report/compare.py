@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from vlm_pg.eval.estimates import mean_of
 from vlm_pg.eval.report.results import Mark, Marks, label
 
 
@@ -26,22 +25,17 @@ def comparison_rows(own: Marks, others: Sequence[tuple[str, Marks]]) -> list[dic
 def paired_difference(pairs: Sequence[tuple[Mark, Mark]]) -> dict[str, Any] | None:
     """Mean difference of scores (the first less the second) and its standard error, clustered as the first has it.
 
-    With d_i = a_i - b_i of n questions and their mean D, the error is sqrt(sum over clusters of (sum of d_i - D)^2) / n
-    (Miller, "Adding Error Bars to Evals", arXiv 2411.00640, paired differences and clustered errors). Pairs of which
-    one has no score are passed over; None without any pair, an error of None with a single cluster.
+    See ``estimates.py``. Pairs of which one has no score are passed over; None without any pair, an error of None with
+    a single cluster.
     """
-    valued = [(a.score - b.score, a.cluster) for a, b in pairs if a.score is not None and b.score is not None]
-    if not valued:
+    valued = [(a.cluster, a.score - b.score) for a, b in pairs if a.score is not None and b.score is not None]
+    estimate = mean_of(valued)
+    if estimate is None:
         return None
-    count = len(valued)
-    mean = math.fsum(difference for difference, _ in valued) / count
-    clusters: dict[str, float] = defaultdict(float)
-    for difference, cluster in valued:
-        clusters[cluster] += difference - mean
     return {
-        "n": count,
-        "difference": mean,
-        "error": math.sqrt(math.fsum(total**2 for total in clusters.values())) / count if len(clusters) > 1 else None,
-        "higher": sum(difference > 1e-9 for difference, _ in valued),
-        "lower": sum(difference < -1e-9 for difference, _ in valued),
+        "n": estimate.n,
+        "difference": estimate.value,
+        "error": estimate.standard_error,
+        "higher": sum(difference > 1e-9 for _, difference in valued),
+        "lower": sum(difference < -1e-9 for _, difference in valued),
     }

@@ -1,0 +1,113 @@
+"""``vlm-pg score``: outputs that were made elsewhere, read, scored and shown as our own are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlm_pg.data.records import read_records
+from vlm_pg.errors import ConfigError, printable
+from vlm_pg.eval.answer_files import AnswerFiles
+from vlm_pg.eval.elsewhere import read_outputs, score_outputs
+from vlm_pg.eval.protocols.load import load_protocol, protocol_names
+from vlm_pg.eval.protocols.protocol import Protocol
+from vlm_pg.eval.readers import OURS, Who, reader_name, reader_of
+from vlm_pg.eval.reading import WholeReader
+from vlm_pg.eval.record import SCHEMA
+from vlm_pg.eval.report import write_eval_report
+from vlm_pg.eval.tables_of_results import table
+from vlm_pg.files import write_json_atomic
+from vlm_pg.observe.console import Console
+from vlm_pg.rewards.settings import RewardSettings
+from vlm_pg.types import Sample
+from vlm_pg.versions import versions
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What is to be scored, and how.
+
+    ``records``: the prepared set. ``outputs``: see ``elsewhere.py``. ``protocol``: its name; None: the official one of
+    the set that the records are of, else the first. ``reader``: ours or published. ``doc_key``: where lmms-eval's "doc"
+    holds the question's id. ``out``: the folder of the result; None: one beside the outputs.
+    """
+
+    records: Path
+    outputs: Path
+    protocol: str | None = None
+    reader: Who = "ours"
+    doc_key: str | None = None
+    out: Path | None = None
+
+
+def score(scoring: Scoring) -> Path:
+    """Score outputs, print the figures, and write ``result.json``, answers and ``report.html``; their folder.
+
+    Raises:
+        ConfigError: records or outputs cannot be read, no protocol has the name, or it names no published rule.
+        VlmPgError: no output belongs to a question.
+    """
+    console = Console(enabled=True)
+    samples, bad = read_records(scoring.records)
+    for fault in bad:
+        console.warn(str(fault))
+    protocol = _protocol(scoring.protocol, samples)
+    if scoring.reader == "published" and (protocol is None or protocol.reader == OURS):
+        name = "there is none for these records" if protocol is None else f"protocol {protocol.name} names none"
+        raise ConfigError(f"--reader is published, and {name}. Give a protocol that names a rule, or --reader ours.")
+    asked = [sample for sample in samples if protocol is None or protocol.asks(sample)]
+    name = "outputs" if protocol is None else protocol.name.partition("/")[0]
+    who = reader_name(scoring.reader, protocol)
+    console.info(f"{len(asked):,} questions; protocol {protocol.name if protocol else 'none'}; read by {who}")
+    outputs = read_outputs(scoring.outputs, asked, scoring.doc_key)
+    with WholeReader(RewardSettings(), console.warn) as whole:
+        reader = reader_of(who, protocol, whole)
+        assert reader is not None
+        answered, figures = score_outputs(asked, outputs, reader, "mean" if protocol is None else protocol.aggregation)
+    folder = scoring.out or scoring.outputs.with_name(f"scored-{scoring.outputs.stem}")
+    folder.mkdir(parents=True, exist_ok=True)
+    AnswerFiles(folder, rank=0).complete(name, [one.to_row() for one in answered])
+    row = figures.to_row() | {"kind": "eval", "reader": who, "n_not_asked": len(samples) - len(asked)}
+    result = {"sets": {name: row}, "protocol": _record(scoring, protocol, who)}
+    write_json_atomic(folder / "result.json", result)
+    for line in table(result):
+        console.info(line)
+    for note in figures.notes:
+        console.warn(note)
+    console.info(f"written to {write_eval_report(folder)}")
+    return folder
+
+
+def _protocol(name: str | None, samples: Sequence[Sample]) -> Protocol | None:
+    """The one of that name, else the official or first one of the records' pipeline; None: there is none."""
+    if name is not None:
+        return load_protocol(name)
+    sources = {sample.source for sample in samples}
+    fitting = [one for one in protocol_names() if load_protocol(one).pipeline in sources] if len(sources) == 1 else []
+    sets = {one.partition("/")[0] for one in fitting}
+    if len(sets) > 1:
+        raise ConfigError(
+            f"Records of {printable(next(iter(sources)), 100)} are asked in several ways: {', '.join(fitting)}. Give "
+            "one of them with --protocol."
+        )
+    official = [one for one in fitting if one.endswith("/official")]
+    return load_protocol((official or fitting)[0]) if fitting else None
+
+
+def _record(scoring: Scoring, protocol: Protocol | None, reader: str) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "checkpoint": str(scoring.outputs),
+        "decides": {
+            "outputs": hashlib.sha256(scoring.outputs.read_bytes()).hexdigest(),
+            "records": str(scoring.records),
+            "reader": reader,
+            "protocol": None if protocol is None else protocol.model_dump(mode="json"),
+            "versions": versions(),
+        },
+        "machine": {},
+        "config": {},
+    }
