@@ -209,6 +209,10 @@ def _report(arguments: argparse.Namespace) -> int:
         from vlm_pg.eval.report import write_eval_report
 
         written = write_eval_report(arguments.run_dir, compare=arguments.compare, checkpoints=arguments.steps)
+        from vlm_pg.eval.compare import comparison_lines
+
+        for line in comparison_lines(arguments.run_dir, arguments.compare):
+            print(visible(line))
         print(visible(str(written)))
         return EXIT_OK
     if arguments.compare or arguments.steps:

@@ -109,7 +109,10 @@ def test_outputs_made_elsewhere_are_scored(folder: Path, capsys: pytest.CaptureF
     assert main(["score", str(records), str(folder / "outputs.json"), *rules]) == 0
     assert result_in(folder / "by-rule")["sets"]["own"]["reader"] == "video_mme/lmms"
     both = ["--compare", str(folder / "by-rule")]
+    (folder / "by-rule" / "answers_own.jsonl").rename(folder / "by-rule" / "answers_outputs.jsonl")
+    capsys.readouterr()
     assert main(["report", str(folder / "scored-outputs"), *both]) == 0
+    assert "outputs: 0.800, +0.000 against by-rule, 95 % interval" in capsys.readouterr().out
     (folder / "none.json").write_text(json.dumps({"x": "A"}))
     assert main(["score", str(records), str(folder / "none.json")]) == 2
     assert "None of the 1 outputs belongs to one of the 6 questions" in capsys.readouterr().err

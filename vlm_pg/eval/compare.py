@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vlm_pg.errors import VlmPgError
+from vlm_pg.eval.answer_files import read_answers
 from vlm_pg.eval.contracts import Answered
 from vlm_pg.eval.estimates import Figure, mean, mean_of
 from vlm_pg.eval.measures import Value
@@ -87,6 +89,29 @@ def compare(
         n_only_second=len(right) - len(shared),
         n_unscored=len(shared) - len(scored),
     )
+
+
+def comparison_lines(folder: Path, others: Sequence[Path]) -> list[str]:
+    """Lines for the console: the evaluation in ``folder`` against each other one, for the sets that both have.
+
+    Raises:
+        VlmPgError: as ``compare``.
+    """
+    lines = []
+    for other in others:
+        for path in sorted(folder.glob("answers_*.jsonl")):
+            twin = other / path.name
+            if not twin.is_file():
+                continue
+            found = compare(read_answers(twin), read_answers(path))
+            reach = found.difference.interval
+            shown = "" if reach is None else f", 95 % interval {reach[0]:+.3f} to {reach[1]:+.3f}"
+            lines.append(
+                f"{path.stem.removeprefix('answers_')}: {found.second:.3f}, {found.second - found.first:+.3f} against "
+                f"{other.name}{shown} ({found.difference.n} questions; better at {found.n_better}, worse at "
+                f"{found.n_worse})"
+            )
+    return lines
 
 
 def _by_id(answered: Sequence[Answered], which: str) -> Mapping[str, Answered]:

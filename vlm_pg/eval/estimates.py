@@ -134,19 +134,6 @@ def mean_of_estimates(estimates: Sequence[Estimate]) -> Estimate | None:
     return combination(value, [(share, part) for part in estimates])
 
 
-def clustered_standard_error(values: Sequence[Valued], small_sample: bool = True) -> float | None:
-    """The standard error of the mean; None with fewer than two clusters.
-
-    Args:
-        small_sample: with the factor G / (G - 1); without it the error of few clusters is understated.
-    """
-    if len({cluster for cluster, _ in values}) < 2:
-        return None
-    _, sums = _deviations(values)
-    factor = len(sums) / (len(sums) - 1) if small_sample else 1.0
-    return math.sqrt(factor * math.fsum(total**2 for total in sums.values())) / len(values)
-
-
 def _deviations(values: Sequence[Valued]) -> tuple[float, dict[str, float]]:
     """The mean, and the sum of deviations from it in each cluster."""
     middle = math.fsum(value for _, value in values) / len(values)

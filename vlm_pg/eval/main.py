@@ -13,6 +13,7 @@ from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import RankLayout, disconnect, join_ranks, local_device
 from vlm_pg.errors import ConfigError, TooManyBadSamples
 from vlm_pg.eval.answer_files import AnswerFiles, answers_path, file_name, read_answers
+from vlm_pg.eval.figure_lines import table
 from vlm_pg.eval.folder import PROTOCOL, RESULT, open_folder
 from vlm_pg.eval.lmms_samples import write_lmms_samples
 from vlm_pg.eval.reading import WholeReader
@@ -20,7 +21,6 @@ from vlm_pg.eval.record import protocol_record
 from vlm_pg.eval.repeat import compared
 from vlm_pg.eval.report import write_eval_report
 from vlm_pg.eval.runner import Evaluator, Examinee
-from vlm_pg.eval.tables_of_results import table
 from vlm_pg.files import write_json_atomic
 from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.loading import load_policy

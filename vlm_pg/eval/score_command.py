@@ -12,13 +12,13 @@ from vlm_pg.data.records import read_records
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.eval.answer_files import AnswerFiles
 from vlm_pg.eval.elsewhere import read_outputs, score_outputs
+from vlm_pg.eval.figure_lines import table
 from vlm_pg.eval.protocols.load import load_protocol, protocol_names
 from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.eval.readers import OURS, Who, reader_name, reader_of
 from vlm_pg.eval.reading import WholeReader
 from vlm_pg.eval.record import SCHEMA
 from vlm_pg.eval.report import write_eval_report
-from vlm_pg.eval.tables_of_results import table
 from vlm_pg.files import write_json_atomic
 from vlm_pg.observe.console import Console
 from vlm_pg.rewards.settings import RewardSettings

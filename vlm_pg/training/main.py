@@ -18,9 +18,9 @@ from vlm_pg.data.several import first_of_each, open_training, refuse_empty, usab
 from vlm_pg.distributed import RankLayout, disconnect, local_device
 from vlm_pg.errors import CheckpointError, ModelError
 from vlm_pg.eval.answer_files import AnswerFiles
+from vlm_pg.eval.figure_lines import table
 from vlm_pg.eval.reading import WholeReader
 from vlm_pg.eval.runner import Evaluator, Examinee
-from vlm_pg.eval.tables_of_results import table
 from vlm_pg.media.loader import decoding_pool
 from vlm_pg.media.pool import WorkerPool
 from vlm_pg.memory import gpu_bytes

@@ -299,11 +299,11 @@ def test_sets_share_the_room_for_frames(tmp_path: Path) -> None:
 
 
 def test_paired_difference_and_its_clustered_error() -> None:
-    """d = (1, 0, -1, 1) with mean 1/4; clusters v: 1 + 0 - 2/4 = 1/2 and w: -1 + 1 - 2/4 = -1/2; sqrt(1/2) / 4."""
+    """d = (1, 0, -1, 1) with mean 1/4; clusters v: 1 + 0 - 2/4 = 1/2 and w: -1 + 1 - 2/4 = -1/2; sqrt(2 * 1/2) / 4."""
     ours = [Mark(1.0, "v"), Mark(0.0, "v"), Mark(0.0, "w"), Mark(1.0, "w"), Mark(None, "w")]
     theirs = [Mark(0.0, "v"), Mark(0.0, "v"), Mark(1.0, "w"), Mark(0.0, "w"), Mark(1.0, "w")]
     found = paired_difference(list(zip(ours, theirs)))
-    assert found == {"n": 4, "difference": 0.25, "error": pytest.approx(0.5**0.5 / 4), "higher": 2, "lower": 1}
+    assert found == {"n": 4, "difference": 0.25, "error": pytest.approx(0.25), "higher": 2, "lower": 1}
     assert paired_difference([(Mark(None, "v"), Mark(1.0, "v"))]) is None
 
 

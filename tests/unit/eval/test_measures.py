@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.unit.eval.questions import output, question
-from vlm_pg.eval.estimates import clustered_standard_error, mean_of
+from vlm_pg.eval.estimates import mean_of
 from vlm_pg.eval.majority import majority_at_k
 from vlm_pg.eval.measures import ks_of, measure, pass_at_k
 from vlm_pg.eval.student_t import t_quantile
@@ -89,11 +89,9 @@ def test_k_goes_by_powers_of_two_to_the_fewest_outputs() -> None:
 def test_standard_error_by_hand() -> None:
     """Videos v (1, 1, 0), w (0, 1), u (0): mean 1/2, sums of deviations 1/2, 0, -1/2.
 
-    sqrt(3/2 * (1/4 + 1/4)) / 6 = 0.144338; without the factor 3/2: sqrt(1/2) / 6 = 0.117851.
+    sqrt(3/2 * (1/4 + 1/4)) / 6 = 0.144338.
     """
     values = [("v", 1.0), ("w", 0.0), ("v", 1.0), ("u", 0.0), ("v", 0.0), ("w", 1.0)]
-    assert clustered_standard_error(values) == pytest.approx(0.1443376, abs=1e-7)
-    assert clustered_standard_error(values, small_sample=False) == pytest.approx(0.1178511, abs=1e-7)
     estimate = mean_of(values)
     assert estimate is not None and estimate.standard_error == pytest.approx(0.1443376, abs=1e-7)
 
@@ -101,11 +99,11 @@ def test_standard_error_by_hand() -> None:
 def test_questions_of_their_own_have_the_textbook_error() -> None:
     """s / sqrt(n) with s^2 = sum of squared deviations / (n - 1): of 1, 1, 0, 0 it is sqrt(1/3) / 2."""
     values = [(str(index), value) for index, value in enumerate((1.0, 1.0, 0.0, 0.0))]
-    assert clustered_standard_error(values) == pytest.approx(math.sqrt(1 / 3) / 2)
+    estimate = mean_of(values)
+    assert estimate is not None and estimate.standard_error == pytest.approx(math.sqrt(1 / 3) / 2)
 
 
 def test_one_video_tells_no_error() -> None:
-    assert clustered_standard_error([("v", 1.0), ("v", 0.0)]) is None
     result = measure([question("a", 1.0, cluster="v"), question("b", 0.0, cluster="v")])
     assert result.accuracy.value == 0.5 and result.accuracy.standard_error is None and result.accuracy.interval is None
 

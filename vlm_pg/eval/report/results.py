@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlm_pg.errors import ConfigError
+from vlm_pg.eval.answer_files import file_name
 from vlm_pg.eval.contracts import Answered
 from vlm_pg.files import parse_json_line
 from vlm_pg.observe.report.markup import dict_at, number_or_none
@@ -83,7 +84,7 @@ def read_results(folder: Path) -> Results:
             f"'{folder}' is no folder of results: {missing} It holds result.json and answers_<set>.jsonl. Give the "
             "folder that an evaluation wrote, e.g. runs/mine/eval-step-000100."
         )
-    by_file = {_in_file_name(name): name for name in sets}
+    by_file = {file_name(name): name for name in sets}
     stems = {path: path.stem.removeprefix("answers_") for path in files}
     answers = {by_file.get(stem, stem): path for path, stem in stems.items()}
     # In the order of result.json, which is that of the configuration.
@@ -102,11 +103,6 @@ def _read_figures(path: Path) -> tuple[dict[str, Any], str]:
     if not isinstance(figures, dict):
         return {}, "result.json holds no figures: it is not a JSON object."
     return figures, ""
-
-
-def _in_file_name(name: str) -> str:
-    """A set's name as it stands in the name of its answers' file."""
-    return "".join(char if char.isalnum() or char in "-_" else "_" for char in name).strip("_")
 
 
 def read_marks(results: Results) -> Marks:
