@@ -143,10 +143,14 @@ def impossible_combinations(config: RunConfig) -> list[str]:
         ),
         (
             config.training.keep_best == "eval/accuracy"
-            and (not config.eval.every or config.training.checkpoint_every % config.eval.every != 0),
-            f"training.keep_best is eval/accuracy, with eval.every={config.eval.every} and "
-            f"training.checkpoint_every={config.training.checkpoint_every}: every checkpoint needs an accuracy of its "
-            "own. Set eval.every so that it divides training.checkpoint_every.",
+            and (
+                not config.eval.every
+                or config.training.checkpoint_every % config.eval.every != 0
+                or config.training.steps % config.eval.every != 0
+            ),
+            f"training.keep_best is eval/accuracy, with eval.every={config.eval.every}, "
+            f"training.checkpoint_every={config.training.checkpoint_every} and training.steps={config.training.steps}: "
+            "every checkpoint needs an accuracy of its own, the last one too. Set eval.every so that it divides both.",
         ),
         *(
             (

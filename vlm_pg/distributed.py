@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ _OF_COLLECTIVES = re.compile(r"gloo|nccl|Connection closed by peer|Connection re
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Tensors are joined up to this size for one collective: a call for each of thousands of small ones would cost more.
 BUCKET_BYTES = 64 * 2**20
+# Between two looks whether all ranks have come.
+_MEETING_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -352,6 +355,32 @@ class SharedFlag(SharedNote):
 
     def is_set(self) -> bool:
         return self.is_there()
+
+
+class Meeting:
+    """Where ranks that work at their own pace wait for each other for as long as that takes: collectives give up after
+    minutes. All ranks make their meetings in the same order."""
+
+    _number = 0
+
+    def __init__(self) -> None:
+        Meeting._number += 1
+        self._key = f"vlm_pg/meeting/{Meeting._number}"
+
+    def wait(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Until all ranks wait here.
+
+        Raises:
+            InterruptedError: ``should_stop`` said so; it is asked several times a second.
+        """
+        if not is_distributed():
+            return
+        store = dist.distributed_c10d._get_default_store()
+        store.add(self._key, 1)
+        while store.add(self._key, 0) < dist.get_world_size():
+            if should_stop():
+                raise InterruptedError("stopped while waiting for the other ranks")
+            time.sleep(_MEETING_SECONDS)
 
 
 def is_about_other_ranks(error: BaseException) -> bool:

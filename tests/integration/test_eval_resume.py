@@ -165,12 +165,39 @@ def test_a_broken_video_costs_its_own_question(folder: Path, whole: Path) -> Non
     assert [line["sample_id"] for line in read_lines(out / "bad_samples.jsonl")] == [rows[37]["sample_id"]]
 
 
+def test_a_fault_that_was_put_right_is_asked_again(folder: Path, whole: Path) -> None:
+    clips = folder / "mended"
+    shutil.copytree(folder / "clips", clips)
+    name = read_lines(clips / "eval_seen.jsonl")[3]["path"]
+    good = (clips / name).read_bytes()
+    (clips / name).write_bytes(b"no video")
+    own = [f"data.eval.seen={clips}/eval_seen.jsonl"]
+    killed_at(folder, "mended", QUESTIONS // 2, 0.0, *own)
+    (clips / name).write_bytes(good)
+    out, printed = evaluate(folder, "mended", *own)
+    assert "going on: " in printed and figures(out)["seen"]["n_bad_media"] == 0
+    rows, others = read_lines(out / "answers_seen.jsonl"), read_lines(whole / "answers_seen.jsonl")
+    assert [row["outputs"] for row in rows] == [row["outputs"] for row in others]
+
+
+def test_sets_with_one_file_are_refused(folder: Path) -> None:
+    clips = f"{folder}/clips/eval_seen.jsonl"
+    _, printed = evaluate(folder, "twins", f"data.eval={{a b: {clips}, a_b: {clips}}}", code=2)
+    assert "The answers of 'a b', 'a_b' would have one file" in printed
+
+
 def test_a_result_is_repeated(folder: Path, whole: Path) -> None:
     done = run_cli("eval", "--like", str(whole / "result.json"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "64 of 64 questions equal" in done.stdout and "not made equal" not in done.stdout
     again = whole.with_name(f"{whole.name}-again")
     assert (again / "answers_seen.jsonl").read_bytes() == (whole / "answers_seen.jsonl").read_bytes()
+    # A repetition can be repeated: what it is compared with is not what it writes.
+    result = json.loads((again / "result.json").read_text())
+    result["sets"]["seen"]["accuracy"] = 0.75
+    (again / "result.json").write_text(json.dumps(result))
+    done = run_cli("eval", "--like", str(again / "result.json"))
+    assert done.returncode == 1 and "accuracy 0.7500 and" in done.stdout, done.stdout + done.stderr
     done = run_cli("eval", "--like", str(whole / "result.json"), "run.seed=1")
     assert done.returncode == 1 and "not made equal: seed: 0 then, 1 now" in done.stdout
     done = run_cli("eval", MODEL, "--like", str(whole / "result.json"))

@@ -39,10 +39,12 @@ class AnswerFiles:
         rows: dict[str, Row] = {}
         if not self._resumable:
             return rows
-        for path in self._parts(name):
+        done = self._done(name)
+        for path in [*([done] if done.is_file() else []), *self._parts(name)]:
             for line in path.read_bytes().split(b"\n")[:-1]:
                 row = _whole_row(line)
-                if row is not None:
+                # A fault may have been put right by another rank since.
+                if row is not None and (row["fault"] is None or row["sample_id"] not in rows):
                     rows[row["sample_id"]] = row
         return rows
 
@@ -59,7 +61,7 @@ class AnswerFiles:
 
     def complete(self, name: str, rows: Iterable[Row]) -> Path:
         """Write all rows of a set in one piece, and remove its parts. Of one rank, when all are done."""
-        path = self._folder / f"{self._prefix}{file_name(name)}{self._suffix}.jsonl"
+        path = self._done(name)
         write_bytes_atomic(path, b"".join(_line(row) for row in rows))
         self._remove_parts(name)
         return path
@@ -67,6 +69,9 @@ class AnswerFiles:
     def _remove_parts(self, name: str) -> None:
         for part in self._parts(name):
             part.unlink()
+
+    def _done(self, name: str) -> Path:
+        return self._folder / f"{self._prefix}{file_name(name)}{self._suffix}.jsonl"
 
     def _part(self, name: str, rank: int) -> Path:
         return self._folder / f"{self._prefix}{file_name(name)}{self._suffix}.part-{rank}.jsonl"

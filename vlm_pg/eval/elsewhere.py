@@ -25,12 +25,15 @@ _FORMS = (
 )
 
 
-def read_outputs(path: Path, samples: Sequence[Sample], doc_key: str | None = None) -> dict[str, tuple[str, ...]]:
+def read_outputs(
+    path: Path, samples: Sequence[Sample], doc_key: str | None = None, has_all: bool = True
+) -> dict[str, tuple[str, ...]]:
     """The outputs of a file by question id.
 
     Args:
         samples: the set's questions in their published order, by which lmms-eval numbers them.
         doc_key: the name in lmms-eval's "doc" that holds the question's id, where that is saved.
+        has_all: whether ``samples`` has every row of the published set, so that places can be told.
 
     Raises:
         ConfigError: the file is missing, or is in no form that is read; with the line.
@@ -43,6 +46,11 @@ def read_outputs(path: Path, samples: Sequence[Sample], doc_key: str | None = No
         raise ConfigError(f"{path} is no file of outputs by its name. {_FORMS}.")
     lines = list(read_lines(path))
     if lines and is_lmms_sample(lines[0][1]):
+        if doc_key is None and not has_all:
+            raise ConfigError(
+                f"{path} names questions by their places in the set, and some records of the set cannot be used, so "
+                "that places cannot be told. Name the key of doc that holds a question's id with --doc-key."
+            )
         return outputs_of_lmms_samples(path, lines, samples, doc_key)
     return _once(path, (_members(path, line, value) for line, value in lines))
 

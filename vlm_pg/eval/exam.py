@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,6 +12,7 @@ from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.records import read_records
 from vlm_pg.errors import ConfigError
+from vlm_pg.eval.answer_files import file_name
 from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.eval.settings import Control, EvalSettings
 from vlm_pg.eval.wording import wording_of
@@ -106,7 +109,18 @@ def read_sets(config: RunConfig, policy: Policy, console: Console, bad_log: BadS
         if protocol is not None:
             _introduce(sets[-1], protocol, console)
         sets += _controls(sets[-1], settings, console)
+    _refuse_equal_files(sets)
     return sets
+
+
+def _refuse_equal_files(sets: Sequence[EvalSet]) -> None:
+    files = Counter(file_name(item.name) for item in sets)
+    clash = [item.name for item in sets if files[file_name(item.name)] > 1 or not file_name(item.name)]
+    if clash:
+        raise ConfigError(
+            f"The answers of {', '.join(map(repr, clash))} would have one file, whose name has letters, digits, - and "
+            "_ alone. Give each set of data.eval a name that differs in these."
+        )
 
 
 def _say_what_is_left_out(settings: EvalSettings, console: Console) -> None:
@@ -120,7 +134,13 @@ def _say_what_is_left_out(settings: EvalSettings, console: Console) -> None:
 
 
 def _introduce(item: EvalSet, protocol: Protocol, console: Console) -> None:
+    sampling = protocol.sampling
     console.info(f"{item.name}: protocol {protocol.name} ({protocol.source}); {len(item.samples):,} questions")
+    console.info(
+        f"{item.name}: {sampling.num_generations} answer(s) each at temperature {sampling.temperature:g}, at most "
+        f"{protocol.max_new_tokens:,} tokens; eval.num_generations, temperature and top_p, frames and sizes of media, "
+        "and the texts of prompt do not count here"
+    )
     if item.not_asked:
         console.info(f"{item.name}: {item.not_asked:,} questions of other types are not part of it and are not asked")
     for line in protocol.not_applied():

@@ -8,7 +8,6 @@ from typing import Any
 from vlm_pg.eval.aggregation import aggregate
 from vlm_pg.eval.contracts import Answered, Output, Reading
 from vlm_pg.eval.exam import EvalSet
-from vlm_pg.eval.measures import measure
 
 
 def figures_of(
@@ -25,11 +24,9 @@ def figures_of(
         VlmPgError: as ``aggregate``.
     """
     about = {"kind": item.kind, "n_not_asked": item.not_asked, "reader": reader}
-    if item.kind == "control":
-        # Its answers are to different frames: passing one of them says nothing, and they have no majority.
-        of_nothing: dict[str, Any] = {"pass_at_k": {}, "majority_at_k": {}}
-        return measure(answered, formats).to_row() | of_nothing | about
-    return aggregate(aggregation_of(item), answered, formats).to_row() | about
+    figures = aggregate(aggregation_of(item), answered, formats).to_row() | about
+    # A control's answers are to different frames: passing one of them says nothing, and they have no majority.
+    return figures | ({"pass_at_k": {}, "majority_at_k": {}} if item.kind == "control" else {})
 
 
 def aggregation_of(item: EvalSet) -> str:

@@ -25,11 +25,11 @@ _MOST_DIFFERENCES = 6
 
 @dataclass(frozen=True)
 class OpenedFolder:
-    """``goes_on``: whether what lies there is the beginning of this evaluation. ``lock_holder``: the process that holds
-    the folder's lock, and gives it back on ``close``."""
+    """``path``: the folder. ``machines_before``: those that began this evaluation, if it goes on (``record.py``).
+    ``lock_holder``: the process that holds the folder's lock, and gives it back on ``close``."""
 
-    goes_on: bool
     path: Path
+    machines_before: list[dict[str, Any]]
     lock_holder: int
 
     def close(self) -> None:
@@ -54,33 +54,43 @@ def open_folder(
     folder.mkdir(parents=True, exist_ok=True)
     lock = RunLock.take(folder, announce)
     try:
-        goes_on = _goes_on(folder, record, resume)
-        if not goes_on and any(entry.name != LOCK for entry in folder.iterdir()):
+        before = _begun(folder, record, resume)
+        if before is None and any(entry.name != LOCK for entry in folder.iterdir()):
             aside = free_name(folder, datetime.now().strftime("%Y%m%d-%H%M%S"))
             aside.mkdir()
             for entry in sorted(folder.iterdir()):
                 if entry.name != LOCK:
                     entry.rename(aside / entry.name)
             announce(f"{folder} holds an earlier evaluation: moved it to {aside}")
-        if not goes_on:
-            write_json_atomic(folder / PROTOCOL, record)
+        machines = [] if before is None else _machines(before, record, announce)
+        write_json_atomic(folder / PROTOCOL, record | {"machines_before": machines})
     except BaseException:
         lock.release()
         raise
     _locks[folder] = lock
-    return OpenedFolder(goes_on, folder, os.getpid())
+    return OpenedFolder(folder, machines, os.getpid())
 
 
-def _goes_on(folder: Path, record: dict[str, Any], resume: Literal["auto", "never"]) -> bool:
+def _machines(before: dict[str, Any], record: dict[str, Any], announce: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Those that answered before this one; what differs between the last of them and this one is said."""
+    for line in differences(before["machine"], record["machine"]):
+        announce(f"answers so far were given on another machine, which may round otherwise: {line}")
+    machines = [*before.get("machines_before", []), before["machine"]]
+    return [one for place, one in enumerate(machines) if one != record["machine"] and one not in machines[:place]]
+
+
+def _begun(folder: Path, record: dict[str, Any], resume: Literal["auto", "never"]) -> dict[str, Any] | None:
+    """The record of the unfinished evaluation to go on with; None: there is none."""
     if resume == "never" or not (folder / PROTOCOL).exists() or (folder / RESULT).exists():
-        return False
+        return None
     if not any(folder.glob("answers_*")):  # refused or killed before the first answer
         for name in (PROTOCOL, "bad_samples.jsonl"):
             (folder / name).unlink(missing_ok=True)
-        return False
-    found = differences(read_record(folder / PROTOCOL)["decides"], record["decides"])
+        return None
+    before = read_record(folder / PROTOCOL)
+    found = differences(before["decides"], record["decides"])
     if not found:
-        return True
+        return before
     shown = "; ".join(found[:_MOST_DIFFERENCES])
     further = f" and {len(found) - _MOST_DIFFERENCES} more" if len(found) > _MOST_DIFFERENCES else ""
     raise ConfigError(

@@ -77,7 +77,11 @@ def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
     ranks = RankLayout.here()
     console = Console(enabled=ranks.is_first)
     start_seconds = time.monotonic()
-    folder = _folder(config, path, again=like is not None)
+    folder = _folder(config, path)
+    if like is not None:
+        folder = folder.with_name(f"{folder.name}-again")
+        if like.resolve().parent == folder.resolve():
+            folder = folder.with_name(f"{folder.name}-again")
     with ExitStack() as stack:
         policy = load_policy(path, device=local_device(), settings=config.model)
         console.info(f"model: {path}; attention kernel {policy.kernel.name} (checked: {policy.kernel_error:.0e})")
@@ -89,8 +93,9 @@ def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
         stack.callback(opened.close)
         folder.mkdir(parents=True, exist_ok=True)  # of another host
         results = _answer(config, policy, ranks, console, folder)
-    results["protocol"] = record | {"seconds": round(time.monotonic() - start_seconds, 1)}
-    reproduced = ranks.first_says(lambda: _conclude(results, folder, console, like, config.eval.lmms_samples))
+        seconds = round(time.monotonic() - start_seconds, 1)
+        results["protocol"] = record | {"machines_before": opened.machines_before, "seconds": seconds}
+        reproduced = ranks.first_says(lambda: _conclude(results, folder, console, like, config.eval.lmms_samples))
     _refuse_unscored(results, folder)
     return reproduced
 
@@ -168,10 +173,12 @@ def _refuse_unscored(results: dict[str, Any], folder: Path) -> None:
         )
 
 
-def _folder(config: RunConfig, path: Path, again: bool) -> Path:
+def _folder(config: RunConfig, path: Path) -> Path:
     """Where results go; results under other sampling settings do not overwrite each other."""
     run = Path(config.run.dir)
     home = run if run.resolve() in path.resolve().parents else run.parent
     sampling = config.eval
-    suffix = "" if sampling.temperature == 0 else f"-n{sampling.num_generations}-t{sampling.temperature:g}"
-    return home / f"eval-{path.name}{suffix}{'-again' if again else ''}"
+    goes_by_it = any(name not in sampling.protocols for name in sampling.chosen_sets(list(config.data.eval)))
+    is_sampled = goes_by_it and sampling.temperature != 0
+    suffix = f"-n{sampling.num_generations}-t{sampling.temperature:g}" if is_sampled else ""
+    return home / f"eval-{path.name}{suffix}"

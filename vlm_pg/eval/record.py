@@ -16,6 +16,7 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.models.numerics import numerics_digest
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.tower_digest import weights_digest
+from vlm_pg.rollout.engine import stop_token_ids
 from vlm_pg.versions import versions
 
 SCHEMA = 1
@@ -51,6 +52,10 @@ def protocol_record(config: RunConfig, checkpoint: Path, policy: Policy) -> dict
             "share_prefix": config.model.share_prefix,
             "positions": config.model.positions,
             "chat_template": hashlib.sha256(str(template).encode()).hexdigest(),
+            "processor": _processor_digest(policy.processor),
+            "end_tokens": sorted(stop_token_ids(policy)),
+            "media_roots": {name: str(config.data.root_for(config.data.eval[name], name)) for name in chosen},
+            "allow_remote": config.data.allow_remote,
             "records": {name: records.get(f"data.eval.{name}") for name in chosen},
             "settings": settings,
             "protocols": {
@@ -69,6 +74,19 @@ def protocol_record(config: RunConfig, checkpoint: Path, policy: Policy) -> dict
         },
         "config": whole,
     }
+
+
+def _processor_digest(processor: Any) -> str:
+    """Of how pictures become patches, and of the vocabulary; not of where these lie."""
+    digest = hashlib.sha256()
+    for name in ("image_processor", "video_processor"):
+        part = getattr(processor, name, None)
+        values = {} if part is None else part.to_dict()
+        values = {key: value for key, value in values.items() if not key.startswith("_") and "path" not in key}
+        digest.update(json.dumps(values, sort_keys=True, default=str).encode())
+    tokenizer = getattr(processor, "tokenizer", processor)
+    digest.update(json.dumps(sorted(tokenizer.get_vocab().items())).encode())
+    return digest.hexdigest()
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

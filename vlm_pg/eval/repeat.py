@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from vlm_pg.errors import ConfigError
 from vlm_pg.eval.answer_files import answers_path, read_answers
 from vlm_pg.eval.record import differences, read_record
 
@@ -19,8 +20,10 @@ def compared(before: Path, now: Path) -> tuple[bool, list[str]]:
         Whether all figures and answers are equal, and lines that say so, set by set.
 
     Raises:
-        ConfigError: one of them is no result.
+        ConfigError: one of them is no result, or both are the same file.
     """
+    if before.resolve() == now.resolve():
+        raise ConfigError(f"{before} would be compared with itself. Two results are expected. Give another one.")
     then, here = read_record(before), read_record(now)
     lines = []
     for what in ("decides", "machine"):

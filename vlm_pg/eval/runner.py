@@ -9,7 +9,7 @@ from typing import Any
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
-from vlm_pg.distributed import ALONE, RankLayout, gather_objects
+from vlm_pg.distributed import ALONE, Meeting, RankLayout, gather_objects
 from vlm_pg.eval.answer_files import AnswerFiles, Row
 from vlm_pg.eval.contracts import Answered, Output, Reader, Reading, cluster_of
 from vlm_pg.eval.exam import EvalSet, read_sets
@@ -89,6 +89,7 @@ class Evaluator:
         self._policy, self._sources, self._rewarder = examinee.policy, examinee.sources, examinee.rewarder
         self._ranks, self._weights_at_hand = examinee.ranks, examinee.weights_at_hand
         self._whole, self._should_stop = examinee.whole, examinee.should_stop
+        self._recorded: set[str] = set()
         self.sets = read_sets(config, self._policy, console, bad_log)
         for item in self.sets:
             check_details(item)
@@ -119,10 +120,12 @@ class Evaluator:
                     bar.advance(min(len(rows) * self._ranks.world_size, total - bar.done), str(running))
 
                 mine.append(self._rows_of(item, kept[item.name], files, advance))
+            Meeting().wait(self._should_stop)
         for item, found in zip(self.sets, mine, strict=True):
             rows = _in_order(item, [row for part in gather_objects(found) for row in part])
-            if item.kind == "eval" and self._bad_log is not None:
-                # A control shows the same files again; its faults are the set's own.
+            if item.kind == "eval" and self._bad_log is not None and item.name not in self._recorded:
+                # A control shows the same files again, and so does the next evaluation; its faults are the set's own.
+                self._recorded.add(item.name)
                 faults = [_fault(row) for row in rows if row["fault"] is not None]
                 self._bad_log.record_tried(len(item.samples), faults)
             if self._ranks.is_first:
@@ -149,11 +152,15 @@ class Evaluator:
         mine = batches[self._ranks.rank :: self._ranks.world_size]
         rows: list[Row] = []
         places = {sample.sample_id: place for place, sample in enumerate(item.samples)}
-        # A batch that was cut off is asked whole: what is computed together stays the same.
-        open_batches = [batch for batch in mine if not all(sample.sample_id in kept for sample in batch)]
+        # A batch that was cut off is asked whole: what is computed together stays the same. So is one with a fault,
+        # which may have been put right since.
+        open_batches = []
         for batch in mine:
-            if all(sample.sample_id in kept for sample in batch):
-                rows += [kept[sample.sample_id] for sample in batch]
+            found = [kept[sample.sample_id] for sample in batch if sample.sample_id in kept]
+            if len(found) == len(batch) and all(row["fault"] is None for row in found):
+                rows += found
+            else:
+                open_batches.append(batch)
         if rows:
             advance(rows)
         for index, batch in enumerate(open_batches):

@@ -13,11 +13,12 @@ from vlm_pg.errors import ConfigError, printable
 from vlm_pg.eval.answer_files import AnswerFiles
 from vlm_pg.eval.elsewhere import read_outputs, score_outputs
 from vlm_pg.eval.figure_lines import table
+from vlm_pg.eval.folder import PROTOCOL, RESULT
 from vlm_pg.eval.protocols.load import load_protocol, protocol_names
 from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.eval.readers import OURS, Who, reader_name, reader_of
 from vlm_pg.eval.reading import WholeReader
-from vlm_pg.eval.record import SCHEMA
+from vlm_pg.eval.record import SCHEMA, read_record
 from vlm_pg.eval.report import write_eval_report
 from vlm_pg.files import write_json_atomic
 from vlm_pg.observe.console import Console
@@ -62,12 +63,16 @@ def score(scoring: Scoring) -> Path:
     name = "outputs" if protocol is None else protocol.name.partition("/")[0]
     who = reader_name(scoring.reader, protocol)
     console.info(f"{len(asked):,} questions; protocol {protocol.name if protocol else 'none'}; read by {who}")
-    outputs = read_outputs(scoring.outputs, asked, scoring.doc_key)
+    folder = scoring.out or scoring.outputs.with_name(f"scored-{scoring.outputs.stem}")
+    _refuse_evaluation(folder)
+    # lmms-eval numbers questions by their place among all rows, so those that are not asked have theirs, too.
+    outputs = read_outputs(scoring.outputs, samples, scoring.doc_key, has_all=not bad)
+    not_asked = {sample.sample_id for sample in samples} - {sample.sample_id for sample in asked}
+    outputs = {name: texts for name, texts in outputs.items() if name not in not_asked}
     with WholeReader(RewardSettings(), console.warn) as whole:
         reader = reader_of(who, protocol, whole)
         assert reader is not None
         answered, figures = score_outputs(asked, outputs, reader, "mean" if protocol is None else protocol.aggregation)
-    folder = scoring.out or scoring.outputs.with_name(f"scored-{scoring.outputs.stem}")
     folder.mkdir(parents=True, exist_ok=True)
     AnswerFiles(folder, rank=0).complete(name, [one.to_row() for one in answered])
     row = figures.to_row() | {"kind": "eval", "reader": who, "n_not_asked": len(samples) - len(asked)}
@@ -95,6 +100,14 @@ def _protocol(name: str | None, samples: Sequence[Sample]) -> Protocol | None:
         )
     official = [one for one in fitting if one.endswith("/official")]
     return load_protocol((official or fitting)[0]) if fitting else None
+
+
+def _refuse_evaluation(folder: Path) -> None:
+    """What a model answered is not to be replaced by scores of outputs from elsewhere."""
+    if (folder / PROTOCOL).exists() or any(folder.glob("answers_*.part-*")):
+        raise ConfigError(f"{folder} holds an unfinished evaluation. Give another folder with --out.")
+    if (folder / RESULT).exists() and "outputs" not in read_record(folder / RESULT)["decides"]:
+        raise ConfigError(f"{folder} holds an evaluation. Give another folder with --out.")
 
 
 def _record(scoring: Scoring, protocol: Protocol | None, reader: str) -> dict[str, Any]:

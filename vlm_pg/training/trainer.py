@@ -106,7 +106,7 @@ class Trainer:
     """Owns nothing heavy itself; ``run`` takes a policy from one step to the last."""
 
     # While a step is sampled, its weights are those of the step before; within its updates they are those of no step.
-    _doing: Literal["sampling", "updating", "showing"] = "sampling"
+    _doing: Literal["sampling", "updating", "evaluating", "showing"] = "sampling"
 
     def __init__(
         self,
@@ -174,8 +174,9 @@ class Trainer:
         values[CORE_WAIT] = self._core_wait_share(self.progress.step + 1)
         self.progress.step += 1
         self.progress.questions = self.stream.place
-        self._doing = "showing"
+        self._doing = "evaluating"
         stopped = self._evaluate_if_due(values)
+        self._doing = "showing"
         self._score.add(values)
         if self._presence is not None:
             self._presence.check()
@@ -232,6 +233,8 @@ class Trainer:
 
     def _is_worth_keeping(self, error: Exception) -> bool:
         """Whether the weights are those of the last finished step, and that step is not what is at fault."""
+        if self._doing == "evaluating":
+            return True
         if self._doing == "sampling":
             return self.progress.step > 0 or isinstance(error, ServerError | SampleError)
         return self._doing == "showing" and isinstance(error, OSError | FolderGone)

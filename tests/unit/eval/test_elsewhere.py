@@ -112,7 +112,7 @@ def test_samples_in_another_order_are_refused(tmp_path: Path, target: str) -> No
 
 def test_an_order_that_nothing_confirms_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "s.jsonl", lmms(0, "crimson", "A"))
-    with pytest.raises(ConfigError, match="no target confirms"):
+    with pytest.raises(ConfigError, match="0 of 1 targets confirm"):
         read_outputs(path, SAMPLES)
 
 

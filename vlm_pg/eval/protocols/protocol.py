@@ -183,6 +183,8 @@ class Protocol(Settings):
             "top_k": sampling.top_k,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
+            "stop_token_ids": (),
+            "stop_strings": (),
         }
 
     def as_read(self, output: str) -> str:
