@@ -16,11 +16,13 @@ from vlm_pg.eval.reading.phrasing import (
     corrects,
     gives_up,
     is_hypothetical,
+    is_of_others,
     is_question,
     is_second_best,
     points_to_rest,
     rephrased,
     sentences,
+    surveys,
     turns,
 )
 from vlm_pg.eval.reading.said import field_of_object, plain_said
@@ -48,7 +50,8 @@ _NAMES_OPTION = re.compile(
 )
 _CONDITION = re.compile(r"\W{0,4}if\s(?!(?:i|we|you)\b|forced|asked)", re.IGNORECASE)
 _ALSO = re.compile(
-    r"(?<![\w'’])\(?([A-Z])\)?\s(?:is|could\sbe|may\sbe|might\sbe|seems|fits|works)\s(?:also|equally|possible|plausible|too)\b"
+    r"(?<![\w'’])\(?([A-Z])\)?\s(?:is|could\sbe|may\sbe|might\sbe|seems|fits|works)\s(?:also|equally|possible|plausible|too)\b|"
+    r"\b(?:might|may|could|can)\s(?:just\s)?(?:as\swell|equally|also)(?:\swell)?\sbe\s\(?([A-Z])(?![\w'’])"
 )
 _OTHERWISE = re.compile(r"\W{0,4}(?:otherwise|if\snot|else)\b", re.IGNORECASE)
 _SHORTEST_STATEMENT = 4
@@ -212,6 +215,8 @@ class _Choosing:
     def _read_lines(self, lines: list[str], is_cut: bool) -> _State:
         state = _State()
         labels = {label[1].upper() for line in lines if (label := _LABEL_LINE.match(line))} & set(self.letters)
+        if is_cut and any(surveys(line) for line in lines[:-1]):
+            lines = lines[:-1] if _LABEL_LINE.match(lines[-1]) else lines
         checked = ticked(lines, self.texts)
         for number, line in enumerate(lines):
             if checked and number <= checked[1]:
@@ -236,7 +241,8 @@ class _Choosing:
         if self.is_numbered:
             line = _BY_NUMBER.sub(r"option \1", line)
         masked = self.texts.masked(rephrased(line, self.letters))
-        if label is not None and len(set(_PAIR.findall(masked))) > 1:
+        num_pairs = len(set(_PAIR.findall(masked)))
+        if num_pairs > 1 and (label is not None or num_pairs == len(self.letters)):
             return  # the options one after the other on one line
         found = _LABEL_LINE.match(masked)
         if found and not listed and found[1].upper() in labels:
@@ -253,11 +259,14 @@ class _Choosing:
         state.take_up(sentence)
         if is_question(sentence):
             return
+        if is_of_others(sentence):
+            return
         stated = stated_in(sentence, self.letters, not listed)
         if self.texts.has_letters and stated.letters and not _NAMES_OPTION.search(sentence):
             return  # the option's text, or its letter: nobody knows
         state.reject(stated.rejected)
-        also = {letter for letter in _ALSO.findall(sentence) if letter in self.letters} - stated.rejected
+        also = {letter for pair in _ALSO.findall(sentence) for letter in pair if letter in self.letters}
+        also -= stated.rejected
         if state.by == "letter" and state.letter and also - {state.letter}:
             state.state("", "letter", 3)
             return
