@@ -10,7 +10,7 @@ from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.checklist import ticked
 from vlm_pg.eval.reading.option_letters import stated_in
 from vlm_pg.eval.reading.option_numbers import NumericOptions, numeric_options
-from vlm_pg.eval.reading.option_texts import OptionTexts, option_texts
+from vlm_pg.eval.reading.option_texts import OptionTexts, option_texts, placeholders, without_placeholders
 from vlm_pg.eval.reading.phrasing import (
     concludes,
     corrects,
@@ -28,6 +28,7 @@ from vlm_pg.eval.reading.phrasing import (
 from vlm_pg.eval.reading.said import field_of_object, plain_said
 from vlm_pg.eval.reading.thinking import Said
 from vlm_pg.eval.reading.yes_no import side_of
+from vlm_pg.rewards.clauses import clauses
 from vlm_pg.rewards.lead_ins import without_lead_in
 from vlm_pg.rewards.multiple_choice import letters_in
 from vlm_pg.rewards.options import Choices, choices_of, same_text
@@ -54,6 +55,9 @@ _ALSO = re.compile(
     r"\b(?:might|may|could|can)\s(?:just\s)?(?:as\swell|equally|also)(?:\swell)?\sbe\s\(?([A-Z])(?![\w'’])"
 )
 _OTHERWISE = re.compile(r"\W{0,4}(?:otherwise|if\snot|else)\b", re.IGNORECASE)
+_EXPLAINS = re.compile(r"\W{0,4}(?:explanation|reason|reasoning|rationale|justification)\W{0,4}:", re.IGNORECASE)
+_LETTER = re.compile(r"(?<![\w'’])[A-Z](?![\w'’])")
+_FEWEST_BESIDE = 1
 _SHORTEST_STATEMENT = 4
 _LONGEST_LOOSE = 25
 _SELECTS = re.compile(
@@ -235,7 +239,10 @@ class _Choosing:
             and not is_unfinished
             and (whole := self.texts.is_whole_text(line.rpartition(": ")[2])) is not None
         ):
-            if self.sides is None:
+            if self.sides is None and state.by == "letter" and state.letter and _EXPLAINS.match(line):
+                if whole != state.letter:
+                    state.state("", "letter", 3)
+            elif self.sides is None:
                 state.by_text(frozenset(whole), line)
             return
         if self.is_numbered:
@@ -252,6 +259,8 @@ class _Choosing:
             if len(letters) > 1:
                 return
         said = sentences(masked)
+        if is_unfinished and len(said) > 1 and any(surveys(one) for one in said[:-1]):
+            said = said[:-1]
         for place, sentence in enumerate(said):
             self._read_sentence(state, sentence, listed, is_unfinished and place == len(said) - 1)
 
@@ -267,6 +276,9 @@ class _Choosing:
         state.reject(stated.rejected)
         also = {letter for pair in _ALSO.findall(sentence) for letter in pair if letter in self.letters}
         also -= stated.rejected
+        if stated.letters and (also - stated.letters or self._is_contradicted(sentence, stated.letters)):
+            state.state("", "letter", 3)
+            return
         if state.by == "letter" and state.letter and also - {state.letter}:
             state.state("", "letter", 3)
             return
@@ -289,6 +301,15 @@ class _Choosing:
             state.give_up()
         elif not listed and not is_unfinished and (letters := self._by_texts(sentence)):
             state.by_text(letters, sentence)
+
+    def _is_contradicted(self, sentence: str, letters: frozenset[str]) -> bool:
+        """Whether a clause that is nothing but one option's text stands beside another one's letter."""
+        for clause in clauses(sentence):
+            named = placeholders(clause.text)
+            if clause.is_affirmed and not clause.is_reason and len(named) == 1 and not named & letters:
+                if len(without_placeholders(clause.text).split()) <= _FEWEST_BESIDE and not _LETTER.search(clause.text):
+                    return True
+        return False
 
     def _by_texts(self, sentence: str) -> frozenset[str]:
         """The options that a sentence names by their texts."""
