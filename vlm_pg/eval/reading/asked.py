@@ -35,7 +35,7 @@ _DIMENSIONS = {
     "radius": r"radius|radii",
     "diameter": r"diameters?",
 }
-_DIMENSION = {name: re.compile(rf"\\b(?:{words})\\b", re.IGNORECASE) for name, words in _DIMENSIONS.items()}
+_DIMENSION = {name: re.compile(rf"\b(?:{words})\b", re.IGNORECASE) for name, words in _DIMENSIONS.items()}
 _METRE, _SQUARE_METRE = parse_unit("m"), parse_unit("m^2")
 # What ends the name of what is counted: "how many red chairs | are there".
 _NAME_END = frozenset(
@@ -75,6 +75,15 @@ _NAME_END = frozenset(
         "appear",
         "need",
         "needs",
+        "wear",
+        "wears",
+        "enter",
+        "hold",
+        "carry",
+        "sit",
+        "walk",
+        "cross",
+        "jump",
     ]
 )
 _SYMBOL = re.compile(

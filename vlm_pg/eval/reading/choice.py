@@ -57,6 +57,7 @@ _ALSO = re.compile(
 _OTHERWISE = re.compile(r"\W{0,4}(?:otherwise|if\snot|else)\b", re.IGNORECASE)
 _EXPLAINS = re.compile(r"\W{0,4}(?:explanation|reason|reasoning|rationale|justification)\W{0,4}:", re.IGNORECASE)
 _LETTER = re.compile(r"(?<![\w'’])[A-Z](?![\w'’])")
+_ENDS_IN_TEXT = re.compile(r"\boptxt([A-Z])\W{0,3}$")
 _FEWEST_BESIDE = 1
 _SHORTEST_STATEMENT = 4
 _LONGEST_LOOSE = 25
@@ -197,6 +198,8 @@ class _Choosing:
         if (whole := self.texts.is_whole_text(text)) is not None:
             return whole
         lines = [line for line in text.splitlines() if line.strip() and not is_second_best(line)]
+        if self._is_two_answers(lines):
+            return None
         state = self._read_lines(lines, is_cut)
         if self.sides is not None and state.by == "":
             side = side_of(text, self.question)
@@ -208,6 +211,16 @@ class _Choosing:
         if not (state.by == "letter" or state.rejected or is_cut) and (ordered := self.texts.named_by_order(text)):
             return ordered
         return state.letter or None
+
+    def _is_two_answers(self, lines: list[str]) -> bool:
+        """Whether all that is said is one sentence that comes to an option's text, and another option's letter."""
+        said = [one for line in lines for one in sentences(self.texts.masked(rephrased(line, self.letters)))]
+        if len(said) != 2 or corrects(said[1]) or self.texts.has_letters:
+            return False
+        told = _ENDS_IN_TEXT.search(said[0])
+        stated = stated_in(said[1], self.letters, True).letters
+        named = self.texts.named(said[0]) if told and stated and told[1] not in stated else None
+        return named is not None and len(named.letters) == 1 and not named.letters & stated
 
     def last_turn(self, text: str, letter: str | None) -> str | None:
         """The option that ``text``, which follows an answer, decides for instead; None where it keeps to that."""

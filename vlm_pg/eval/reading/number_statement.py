@@ -66,6 +66,8 @@ _CANNOT_TELL = re.compile(
 _OTHERWISE = re.compile(r"^\W{0,4}(?:otherwise|else|if\snot)\b|否则", re.IGNORECASE)
 _FRACTION_WORD = re.compile(r"\s{1,3}(?:halves|thirds|quarters|fourths|fifths|sixths|eighths|tenths)\b", re.IGNORECASE)
 _OF_THEM = re.compile(r"\s{1,3}of\s(?:them|these|those)\b", re.IGNORECASE)
+_OF_WHOM = re.compile(r"\bof\s(?:them|these|those|whom|which),?\s(?:only\s|just\s|exactly\s|about\s)?$", re.IGNORECASE)
+_NOBODY = re.compile(r"\b(?:nobody|no\s?one)\b(?!\s(?:knows?|can|could|else|but|except)\b)", re.IGNORECASE)
 _ORPHAN = re.compile(r"\bones?\b", re.IGNORECASE)
 State = Literal["nothing", "one", "unclear"]
 
@@ -120,7 +122,7 @@ def _zeros(text: str, asked: Asked) -> str:
         text = re.sub(rf"(?:n't|n’t)\s{{1,3}}any\s{{1,3}}{noun}", r" 0 \1", text, flags=re.I)
         text = _NONE_LEFT.sub("0", text)
         if asked.noun in ("people", "person"):
-            text = re.sub(r"\b(?:nobody|no\s?one)\b(?!\s(?:knows?|can|could|else|but|except)\b)", "0 people", text, flags=re.I)
+            text = _NOBODY.sub("0 people", text)
     return text
 
 
@@ -208,6 +210,8 @@ def _is_computation(side: str) -> bool:
 def _from_quantities(text: str, asked: Asked) -> Found:
     if _RELATION.search(text) and not _EQUALS.search(text):
         return Found("unclear")
+    if asked.noun and (part := _of_them(text, asked)):
+        return Found("one", part)
     clean = [one for one in quantities_in(text) if not one.aside]
     clean = _of_the_kind(clean, asked)
     if not clean:
@@ -221,8 +225,6 @@ def _from_quantities(text: str, asked: Asked) -> Found:
         return Found("unclear")
     counted = [one for one in clean if asked.is_counted(text[one.end :]) or _ORPHAN.match(text[one.end :].lstrip())]
     counted = [one for one in counted if asked.is_modified(text[one.end :])] or counted
-    if counted and (later := _of_them(text, counted[-1], clean, asked)):
-        return Found("one", later)
     if counted and len({_key(one, asked) for one in counted}) == 1 and asked.states_left(text):
         return Found("one", counted[-1])
     total = [one for one in clean if _TOTAL_AFTER.match(text[one.end :])]
@@ -245,14 +247,25 @@ def _of_the_kind(found: list[Quantity], asked: Asked) -> list[Quantity]:
     return fitting or found
 
 
-def _of_them(text: str, counted: Quantity, found: list[Quantity], asked: Asked) -> Quantity | None:
+def _of_them(text: str, asked: Asked) -> Quantity | None:
     """Of those counted the number that the question asks for: "6 people, and 4 of them wear a hat"."""
-    for one in found:
-        if one.start > counted.end and _OF_THEM.match(text, one.end):
-            said = {stem(word) for word in re.findall(r"[a-z]{4,20}", text[one.end :].lower())}
-            between = {stem(word) for word in re.findall(r"[a-z]{4,20}", text[: one.start].lower())}
-            return one if (said - between) & {stem(word) for word in asked.words} else None
-    return None
+    found = quantities_in(text)
+    counted = [one for one in found if asked.is_counted(text[one.end :])]
+    parts = [
+        one
+        for one in found
+        if counted
+        and one.start > counted[-1].end
+        and (_OF_THEM.match(text, one.end) or _OF_WHOM.search(text[: one.start]))
+    ]
+    if len(parts) != 1 or len(counted) != 1:
+        return None
+    said = _long_words(text[parts[0].end :]) - _long_words(text[: parts[0].start])
+    return replace(parts[0], aside="") if said & {stem(word) for word in asked.words} else None
+
+
+def _long_words(text: str) -> set[str]:
+    return {stem(word) for word in re.findall(r"[a-z]{4,20}", text.lower())}
 
 
 def _are_of_different_things(text: str, found: list[Quantity], asked: Asked) -> bool:

@@ -87,7 +87,9 @@ _REFUTED = re.compile(
     r"|可以排除",
     re.IGNORECASE,
 )
-_TEMPTING = re.compile(r"\btempt(?:ing|ed)\s(?:to\b|by\b)|\blooks?\s(?:right|correct|plausible)\sat\sfirst\b", re.IGNORECASE)
+_TEMPTING = re.compile(
+    r"\btempt(?:ing|ed)\s(?:to\b|by\b)|\blooks?\s(?:right|correct|plausible)\sat\sfirst\b", re.IGNORECASE
+)
 _SETTLES = re.compile(r"(?<![\w'’])\(?([A-Z])\)?\s(?:it\s(?:is|must\sbe|has\sto\sbe))\W{0,3}$")
 _UNSURE_LETTERS = "AI"
 _MAYBE = re.compile(

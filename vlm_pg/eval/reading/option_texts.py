@@ -139,7 +139,9 @@ class OptionTexts:
             last = frozenset(placeholders(turn[-1])) - rejected
             whole = last if len(last) == 1 else whole
         if whole:
-            other = self._loose(", ".join(parts), whole | rejected) if len(whole) == 1 and self._is_joined(parts) else None
+            other = (
+                self._loose(", ".join(parts), whole | rejected) if len(whole) == 1 and self._is_joined(parts) else None
+            )
             return Named(whole | (other.letters if other and other.is_whole else frozenset()), True)
         told = ", ".join(parts)
         return self._loose(told, rejected) or self._by_reasons(reasons, rejected)
@@ -172,7 +174,7 @@ class OptionTexts:
 
     def _is_joined(self, parts: list[str]) -> bool:
         """Whether something is said beside an option's text in the same breath: "she sings and he dances"."""
-        return any(re.search(rf"\b{_PLACEHOLDER}[A-Z]\s{{1,3}}and\s(?!then\b)", part) for part in parts)
+        return any(re.search(rf"\b{_PLACEHOLDER}[A-Z]\s{{1,3}}(?:and\s(?!then\b)|after\s)", part) for part in parts)
 
     def _is_denied(self, clause: str) -> bool:
         """Whether a clause tells of what is advised against or only nearly happens, where no option does."""

@@ -137,7 +137,8 @@ _SURVEYS = re.compile(
     re.IGNORECASE,
 )
 _OTHER_REASON = re.compile(
-    r"\b(?:for|because\sof|due\sto)\s(?:another|a\sdifferent|some\sother|other)\s(?:reason|cause)s?\W{0,3}$", re.IGNORECASE
+    r"\b(?:for|because\sof|due\sto)\s(?:another|a\sdifferent|some\sother|other)\s(?:reason|cause)s?\W{0,3}$",
+    re.IGNORECASE,
 )
 _RANKING = re.compile(r"\(?([A-Z])\)?(?:\s{0,2}>\s{0,2}\(?[A-Z]\)?){1,15}")
 _SECOND_BEST = re.compile(

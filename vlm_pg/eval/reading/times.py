@@ -213,6 +213,8 @@ def _labelled(text: str, times: list[Time]) -> list[Span]:
     begin = 0
     for time in times:
         before = text[max(begin, time.start - _WINDOW) : time.start]
+        if _RANGE_OF_ONE.search(before):
+            return []
         if _LASTS.search(before):
             lengths.append(time.seconds)
         elif (stop := _STOP.search(before)) and not ((start := _START.search(before)) and start.start() > stop.start()):

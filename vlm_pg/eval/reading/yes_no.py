@@ -150,7 +150,7 @@ def _sides(sentence: str, question: str, is_first: bool) -> set[Side]:
         parts = [stated_sides(part) for part in re.split(r"[,.:;—]", sentence)]
         stated = [part for part in parts if part]
         found = stated[-1] if stated else set()
-    if len(found) == 1 and (lead := _LEADING_WORD.match(sentence)) and not corrects(sentence):
+    if len(found) == 1 and (lead := _LEADING_WORD.match(sentence)) and not corrects(sentence[lead.end() :]):
         rest = sentence[lead.end() :]
         if _has_other_number(rest, question) and found == {"yes"}:
             return {"yes", "no"}
@@ -181,7 +181,9 @@ def _counts(text: str) -> dict[str, set[str]]:
 def _is_turned_round(sentence: str, question: str) -> bool:
     """Whether a sentence has the two that a question compares in the other order: "blue left of red"."""
     asked, told = words_in(question), words_in(sentence)
-    if not _BETWEEN_TWO & set(asked) & set(told) and not any(pair & set(told) for pair in _OPPOSITES if pair & set(asked)):
+    if not _BETWEEN_TWO & set(asked) & set(told) and not any(
+        pair & set(told) for pair in _OPPOSITES if pair & set(asked)
+    ):
         return False
     both = set(asked) & set(told) - _IDLE - _BETWEEN_TWO
     once = [word for word in asked if word in both and asked.count(word) == told.count(word) == 1]
