@@ -219,8 +219,8 @@ class _Choosing:
             return False
         told = _ENDS_IN_TEXT.search(said[0])
         stated = stated_in(said[1], self.letters, True).letters
-        named = self.texts.named(said[0]) if told and stated and told[1] not in stated else None
-        return named is not None and len(named.letters) == 1 and not named.letters & stated
+        named = self.texts.named(said[0]) if stated and (told or not placeholders(said[0])) else None
+        return named is not None and named.is_whole and len(named.letters) == 1 and not named.letters & stated
 
     def last_turn(self, text: str, letter: str | None) -> str | None:
         """The option that ``text``, which follows an answer, decides for instead; None where it keeps to that."""

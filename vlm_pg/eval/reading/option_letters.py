@@ -37,8 +37,8 @@ _CHOOSING = phrases(
     "points to, wähle, elijo, choisis"
 )
 _MUST_BE = phrases(
-    "must be, has to be, should be, could be, it is, it’s, this is, that is, can only be, closest is, would be, might be, "
-    "richtig ist, also"
+    "must be, has to be, should be, could be, it is, it’s, this is, that is, can only be, closest is, "
+    "would be, might be, richtig ist, also"
 )
 # Three ranks: what says that it is the answer, what says that an option is meant, and a letter with its option's text.
 _ANSWERS = re.compile(
@@ -80,7 +80,8 @@ _ALONE = re.compile(
 )
 _BARE = re.compile(r"(?<![\w'’(\[-])[(\[]?([A-Z])[)\]]?(?![\w'’(]|-\w|\s?[=+*^/])")
 _REFUTING = phrases(
-    "distractor, decoy, contradicted, refuted, disproved, discarded, dismissed, unsupported, off the table, ist ausgeschlossen, scheidet"
+    "distractor, decoy, contradicted, refuted, disproved, discarded, dismissed, unsupported, "
+    "off the table, ist ausgeschlossen, scheidet"
 )
 _REFUTED = re.compile(
     rf"\b{_REFUTING}\b"

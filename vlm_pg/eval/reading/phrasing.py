@@ -184,7 +184,7 @@ def is_hypothetical(sentence: str) -> bool:
 
 
 def is_of_others(sentence: str) -> bool:
-    """Whether a sentence tells what others would answer, what an option says, or what would be if something else were."""
+    """Whether a sentence tells what others would answer, what an option says, or what would be otherwise."""
     return any(pattern.search(sentence) for pattern in (_OF_OTHERS, _QUOTES, _COUNTERFACTUAL))
 
 
