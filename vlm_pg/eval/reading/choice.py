@@ -319,9 +319,10 @@ class _Choosing:
         """Whether a clause that is nothing but one option's text stands beside another one's letter."""
         for clause in clauses(sentence):
             named = placeholders(clause.text)
-            if clause.is_affirmed and not clause.is_reason and len(named) == 1 and not named & letters:
-                if len(without_placeholders(clause.text).split()) <= _FEWEST_BESIDE and not _LETTER.search(clause.text):
-                    return True
+            is_other = clause.is_affirmed and not clause.is_reason and len(named) == 1 and not named & letters
+            is_alone = len(without_placeholders(clause.text).split()) <= _FEWEST_BESIDE
+            if is_other and is_alone and not _LETTER.search(clause.text):
+                return True
         return False
 
     def _by_texts(self, sentence: str) -> frozenset[str]:
