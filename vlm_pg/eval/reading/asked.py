@@ -20,6 +20,23 @@ _NAMED_UNIT = re.compile(
     r"\b(?:in|measured\s{1,3}in)\s{1,3}(?P<within>(?:(?:square|cubic)\s{1,3})?[^\s.,?()]{1,20})",
     re.IGNORECASE,
 )
+# What a number measures, by the words that say so; what is asked for is not what another of them measures.
+_DIMENSIONS = {
+    "height": r"heights?|high|tall",
+    "width": r"widths?|wide",
+    "length": r"lengths?|long",
+    "depth": r"depths?|deep",
+    "thickness": r"thickness|thick",
+    "distance": r"distances?|apart|away|far|gap",
+    "area": r"areas?|sizes?",
+    "perimeter": r"perimeters?|circumferences?",
+    "volume": r"volumes?",
+    "weight": r"weights?|weighs?|heavy",
+    "radius": r"radius|radii",
+    "diameter": r"diameters?",
+}
+_DIMENSION = {name: re.compile(rf"\b(?:{words})\b", re.IGNORECASE) for name, words in _DIMENSIONS.items()}
+_METRE, _SQUARE_METRE = parse_unit("m"), parse_unit("m^2")
 # What ends the name of what is counted: "how many red chairs | are there".
 _NAME_END = frozenset(
     [
@@ -58,6 +75,15 @@ _NAME_END = frozenset(
         "appear",
         "need",
         "needs",
+        "wear",
+        "wears",
+        "enter",
+        "hold",
+        "carry",
+        "sit",
+        "walk",
+        "cross",
+        "jump",
     ]
 )
 _SYMBOL = re.compile(
@@ -77,7 +103,8 @@ class Asked:
 
     ``noun``: stem of the name of what is counted ("chair"), "" if nothing is. ``symbol``: the variable or term asked
     for, without blanks ("m+n"). ``is_left``: what is left over is asked for. ``words``: those of
-    the asking sentence. ``modifiers``: the words before the noun ("red").
+    the asking sentence. ``modifiers``: the words before the noun ("red"). ``dimensions``: those
+    that the question names, of a length or an area ("height").
     """
 
     unit: Unit | None = None
@@ -87,6 +114,7 @@ class Asked:
     is_left: bool = False
     words: frozenset[str] = frozenset()
     modifiers: frozenset[str] = frozenset()
+    dimensions: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, sample: Sample) -> Asked:
@@ -110,6 +138,7 @@ class Asked:
             bool(_LEFT.search(asking)),
             words,
             frozenset(_modifiers(counted[1]) if counted else ()),
+            _dimensions(asking) if unit and _is_spatial(unit) else frozenset(),
         )
 
     def is_counted(self, text: str) -> bool:
@@ -128,6 +157,11 @@ class Asked:
         """Whether one of the first words of ``text`` is one that tells what is counted from others: "red" chairs."""
         return bool(self.modifiers & set(re.findall(r"[a-z]{1,24}", text[:60].lower())[:3]))
 
+    def is_of_another_kind(self, text: str) -> bool:
+        """Whether ``text`` names another dimension than the question does: a width where a distance is asked for."""
+        named = _dimensions(text) if self.dimensions else frozenset()
+        return bool(named) and not named & self.dimensions
+
     def states_left(self, text: str) -> bool:
         """Whether ``text`` says what is left, where that is asked."""
         return not self.is_left or _STATES_LEFT.search(text) is not None
@@ -140,6 +174,14 @@ def stem(word: str) -> str:
         if word.endswith(ending) and len(word) > len(ending) + 2 and not word.endswith("ss"):
             return word[: -len(ending)] + left
     return word
+
+
+def _dimensions(text: str) -> frozenset[str]:
+    return frozenset(name for name, pattern in _DIMENSION.items() if pattern.search(text))
+
+
+def _is_spatial(unit: Unit) -> bool:
+    return any(known is not None and unit.factor_to(known) is not None for known in (_METRE, _SQUARE_METRE))
 
 
 def _counted_name(words: str) -> str:

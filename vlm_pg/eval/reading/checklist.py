@@ -9,7 +9,11 @@ from vlm_pg.eval.reading.option_texts import OptionTexts
 _TICKS, _CROSSES = "✅✔☑✓", "❌✗✘✖❎"
 _SIGN = re.compile(rf"[{_TICKS}{_CROSSES}]")
 _WORD = re.compile(
-    r"(?:[|?:.–-]|\s-|,\s?so|->|→|=)\s{0,3}(?:only\s[^.|\n]{1,40}\s)?(yes|no|correct|incorrect|true|false|right|wrong|not\scorrect)\s{0,3}[.!|)]{0,2}\s{0,3}$",
+    r"(?:[|?:.,–-]|\s-|,\s?so(?:\s(?:this|that|it)\sis)?|->|→|=)\s{0,3}(?:only\s[^.|\n]{1,40}\s)?(yes|no|correct|incorrect|true|false|right|wrong|not\scorrect)\s{0,3}[.!|)]{0,2}\s{0,3}$",
+    re.IGNORECASE,
+)
+_FIRST_WORD = re.compile(
+    r"[\W_]{0,10}(?:option\s)?\(?[A-Z]\)?[.:]\s{0,3}[\W_]{0,4}(yes|no|correct|incorrect|true|false|right|wrong|not\scorrect)\s?[,.;–-]",
     re.IGNORECASE,
 )
 _YES = ("yes", "correct", "true", "right")
@@ -26,7 +30,7 @@ def ticked(lines: list[str], texts: OptionTexts) -> tuple[str, int] | None:
     last = -1
     for number, line in enumerate(lines):
         signs = {sign in _TICKS for sign in _SIGN.findall(line)}
-        word = _WORD.search(line[-120:])
+        word = _WORD.search(line[-120:]) or _FIRST_WORD.match(line)
         if len(signs) != 1 and not word:
             continue
         letter = _option_of(line, texts)

@@ -10,22 +10,25 @@ from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.checklist import ticked
 from vlm_pg.eval.reading.option_letters import stated_in
 from vlm_pg.eval.reading.option_numbers import NumericOptions, numeric_options
-from vlm_pg.eval.reading.option_texts import OptionTexts, option_texts
+from vlm_pg.eval.reading.option_texts import OptionTexts, option_texts, placeholders, without_placeholders
 from vlm_pg.eval.reading.phrasing import (
     concludes,
     corrects,
     gives_up,
     is_hypothetical,
+    is_of_others,
     is_question,
     is_second_best,
     points_to_rest,
     rephrased,
     sentences,
+    surveys,
     turns,
 )
 from vlm_pg.eval.reading.said import field_of_object, plain_said
 from vlm_pg.eval.reading.thinking import Said
 from vlm_pg.eval.reading.yes_no import side_of
+from vlm_pg.rewards.clauses import clauses
 from vlm_pg.rewards.lead_ins import without_lead_in
 from vlm_pg.rewards.multiple_choice import letters_in
 from vlm_pg.rewards.options import Choices, choices_of, same_text
@@ -48,9 +51,14 @@ _NAMES_OPTION = re.compile(
 )
 _CONDITION = re.compile(r"\W{0,4}if\s(?!(?:i|we|you)\b|forced|asked)", re.IGNORECASE)
 _ALSO = re.compile(
-    r"(?<![\w'’])\(?([A-Z])\)?\s(?:is|could\sbe|may\sbe|might\sbe|seems|fits|works)\s(?:also|equally|possible|plausible|too)\b"
+    r"(?<![\w'’])\(?([A-Z])\)?\s(?:is|could\sbe|may\sbe|might\sbe|seems|fits|works)\s(?:also|equally|possible|plausible|too)\b|"
+    r"\b(?:might|may|could|can)\s(?:just\s)?(?:as\swell|equally|also)(?:\swell)?\sbe\s\(?([A-Z])(?![\w'’])"
 )
 _OTHERWISE = re.compile(r"\W{0,4}(?:otherwise|if\snot|else)\b", re.IGNORECASE)
+_EXPLAINS = re.compile(r"\W{0,4}(?:explanation|reason|reasoning|rationale|justification)\W{0,4}:", re.IGNORECASE)
+_LETTER = re.compile(r"(?<![\w'’])[A-Z](?![\w'’])")
+_ENDS_IN_TEXT = re.compile(r"\boptxt([A-Z])\W{0,3}$")
+_FEWEST_BESIDE = 1
 _SHORTEST_STATEMENT = 4
 _LONGEST_LOOSE = 25
 _SELECTS = re.compile(
@@ -190,6 +198,8 @@ class _Choosing:
         if (whole := self.texts.is_whole_text(text)) is not None:
             return whole
         lines = [line for line in text.splitlines() if line.strip() and not is_second_best(line)]
+        if self._is_two_answers(lines):
+            return None
         state = self._read_lines(lines, is_cut)
         if self.sides is not None and state.by == "":
             side = side_of(text, self.question)
@@ -202,6 +212,16 @@ class _Choosing:
             return ordered
         return state.letter or None
 
+    def _is_two_answers(self, lines: list[str]) -> bool:
+        """Whether all that is said is one sentence that comes to an option's text, and another option's letter."""
+        said = [one for line in lines for one in sentences(self.texts.masked(rephrased(line, self.letters)))]
+        if len(said) != 2 or corrects(said[1]) or self.texts.has_letters:
+            return False
+        told = _ENDS_IN_TEXT.search(said[0])
+        stated = stated_in(said[1], self.letters, True).letters
+        named = self.texts.named(said[0]) if stated and (told or not placeholders(said[0])) else None
+        return named is not None and named.is_whole and len(named.letters) == 1 and not named.letters & stated
+
     def last_turn(self, text: str, letter: str | None) -> str | None:
         """The option that ``text``, which follows an answer, decides for instead; None where it keeps to that."""
         if not text or not (corrects(text) or concludes(text)):
@@ -212,6 +232,8 @@ class _Choosing:
     def _read_lines(self, lines: list[str], is_cut: bool) -> _State:
         state = _State()
         labels = {label[1].upper() for line in lines if (label := _LABEL_LINE.match(line))} & set(self.letters)
+        if is_cut and any(surveys(line) for line in lines[:-1]):
+            lines = lines[:-1] if _LABEL_LINE.match(lines[-1]) else lines
         checked = ticked(lines, self.texts)
         for number, line in enumerate(lines):
             if checked and number <= checked[1]:
@@ -230,13 +252,17 @@ class _Choosing:
             and not is_unfinished
             and (whole := self.texts.is_whole_text(line.rpartition(": ")[2])) is not None
         ):
-            if self.sides is None:
+            if self.sides is None and state.by == "letter" and state.letter and _EXPLAINS.match(line):
+                if whole != state.letter:
+                    state.state("", "letter", 3)
+            elif self.sides is None:
                 state.by_text(frozenset(whole), line)
             return
         if self.is_numbered:
             line = _BY_NUMBER.sub(r"option \1", line)
         masked = self.texts.masked(rephrased(line, self.letters))
-        if label is not None and len(set(_PAIR.findall(masked))) > 1:
+        num_pairs = len(set(_PAIR.findall(masked)))
+        if num_pairs > 1 and (label is not None or num_pairs == len(self.letters)):
             return  # the options one after the other on one line
         found = _LABEL_LINE.match(masked)
         if found and not listed and found[1].upper() in labels:
@@ -246,6 +272,8 @@ class _Choosing:
             if len(letters) > 1:
                 return
         said = sentences(masked)
+        if is_unfinished and len(said) > 1 and any(surveys(one) for one in said[:-1]):
+            said = said[:-1]
         for place, sentence in enumerate(said):
             self._read_sentence(state, sentence, listed, is_unfinished and place == len(said) - 1)
 
@@ -253,11 +281,17 @@ class _Choosing:
         state.take_up(sentence)
         if is_question(sentence):
             return
+        if is_of_others(sentence):
+            return
         stated = stated_in(sentence, self.letters, not listed)
         if self.texts.has_letters and stated.letters and not _NAMES_OPTION.search(sentence):
             return  # the option's text, or its letter: nobody knows
         state.reject(stated.rejected)
-        also = {letter for letter in _ALSO.findall(sentence) if letter in self.letters} - stated.rejected
+        also = {letter for pair in _ALSO.findall(sentence) for letter in pair if letter in self.letters}
+        also -= stated.rejected
+        if stated.letters and (also - stated.letters or self._is_contradicted(sentence, stated.letters)):
+            state.state("", "letter", 3)
+            return
         if state.by == "letter" and state.letter and also - {state.letter}:
             state.state("", "letter", 3)
             return
@@ -280,6 +314,16 @@ class _Choosing:
             state.give_up()
         elif not listed and not is_unfinished and (letters := self._by_texts(sentence)):
             state.by_text(letters, sentence)
+
+    def _is_contradicted(self, sentence: str, letters: frozenset[str]) -> bool:
+        """Whether a clause that is nothing but one option's text stands beside another one's letter."""
+        for clause in clauses(sentence):
+            named = placeholders(clause.text)
+            is_other = clause.is_affirmed and not clause.is_reason and len(named) == 1 and not named & letters
+            is_alone = len(without_placeholders(clause.text).split()) <= _FEWEST_BESIDE
+            if is_other and is_alone and not _LETTER.search(clause.text):
+                return True
+        return False
 
     def _by_texts(self, sentence: str) -> frozenset[str]:
         """The options that a sentence names by their texts."""

@@ -60,6 +60,12 @@ _CUE = re.compile(
     r"\\(?:therefore|implies|Rightarrow)(?![A-Za-z])|⇒|∴|所以|因此|即|得",
     re.IGNORECASE,
 )
+_BOUND = re.compile(
+    r"\b(?:less|greater|more|fewer|larger|smaller|higher|lower)\s{1,3}than\s{1,3}(?:or\s{1,3}equal\s{1,3}to\s{1,3})?$|"
+    r"\bat\s{1,3}(?:least|most)\s{1,3}$",
+    re.IGNORECASE,
+)
+_ODDS = re.compile(r"\s{0,3}[0-9]{1,9}\s?(?::|\\colon)\s?[0-9]{1,9}\s{0,3}")
 _OF_OTHERS = re.compile(r"\b(?:any\s{1,3}other|the\s{1,3}others?|all\s{1,3}other|complement\w{0,4})\b", re.IGNORECASE)
 _CLAUSE = re.compile(r",\s(?:and|but|while|whereas)\s|;\s")
 _JOIN = re.compile(
@@ -137,6 +143,8 @@ def read_mathematics(sample: Sample, said: Said, grade: Grade) -> Reading:
         The answer as it was written. Its score is 0 where the question asks for simplest radical form and it is not.
     """
     answer = answer_of_mathematics(sample, said)
+    if answer and _ODDS.fullmatch(answer) and ":" not in sample.answer and "ratio" not in sample.question.lower():
+        return Reading(answer, 0.0, "odds, where no ratio is asked for")
     verdict = grade(answer or "", sample)
     if answer and verdict.value and _RADICAL_FORM.search(sample.question) and has_square_factor_under_root(answer):
         return Reading(answer, 0.0, "not in simplest radical form")
@@ -243,6 +251,8 @@ def _sentence(sample: Sample, sentence: str, asks_word: bool) -> str | None:
     is_equation = _EQUATION.search(sample.question) is not None
     results = [result_of(found[-1], is_equation=is_equation)]
     place = text.rfind(found[-1])
+    if _BOUND.search(text[:place].rstrip("$ ") + " "):
+        return None
     for run in reversed(found[:-1]):
         begin = text.rfind(run, 0, place)
         gap = text[begin + len(run) : place]

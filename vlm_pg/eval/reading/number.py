@@ -32,6 +32,11 @@ _TOTAL = re.compile(
     r"somme|suma|soma|totale|restante?|итого|всего)\b|合计|总|共|结果|剩|合計|합계|총",
     re.IGNORECASE,
 )
+_COMPARES = re.compile(
+    r"\b(?:is|are|looks?|seems?)\s(?:\w{1,12}\s)?(?:taller|higher|lower|longer|shorter|wider|larger|smaller|bigger|farther|"
+    r"further|closer|nearer)\W{0,3}$",
+    re.IGNORECASE,
+)
 _MOST_EQUAL = 3  # a loop of one value is cut off as soon as it was seen this often
 
 
@@ -170,6 +175,8 @@ def _prose(text: str, asked: Asked) -> Found:
             continue
         found = _row(one, asked) if table_cells(one) else _line(one, asked, is_list)
         if found.state == "nothing":
+            if asked.dimensions and _COMPARES.search(one) and place > 0:
+                return Found("unclear")
             continue
         if not found.is_weak:
             # "There were 12. Five of them were eaten": the 12 is not what is left.

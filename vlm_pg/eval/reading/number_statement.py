@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from vlm_pg.eval.reading.asked import Asked
+from vlm_pg.eval.reading.asked import Asked, stem
 from vlm_pg.eval.reading.quantities import Quantity, quantities_in
 from vlm_pg.eval.reading.statements import without_reason
 from vlm_pg.rewards.clauses import affirmed
@@ -17,7 +17,7 @@ MAX_STATEMENT_CHARACTERS = 2000
 
 _CUE = re.compile(
     r"\b(?:so|therefore|thus|hence|consequently|i\.e\.,?|that\s{1,3}is|in\s{1,3}total|altogether|overall|"
-    r"which\s{1,3}(?:is|means|gives|makes|leaves|equals|comes\s{1,3}to)|(?:makes|leaves|leaving|"
+    r"a\s{1,3}total\s{1,3}of|which\s{1,3}(?:is|means|gives|makes|leaves|equals|comes\s{1,3}to)|(?:makes|leaves|leaving|"
     r"gives|giving|totals?|totall?ing|yields|comes\s{1,3}to|amounts\s{1,3}to|"
     r"equals|results\s{1,3}in|making|brings)|we\s{1,3}(?:get|have|obtain)|finally|daher|somit|"
     r"folglich|insgesamt|ergibt|d\.h\.,?|macht|"
@@ -57,6 +57,17 @@ _TOTAL_AFTER = re.compile(
     r"\s{0,3}(?:[a-z]{1,20}\s{1,3})?(?:in\s{1,3}total|altogether|overall|in\s{1,3}all|insgesamt|au\s{1,3}total|en\s{1,3}total)\b",
     re.IGNORECASE,
 )
+_CANNOT_TELL = re.compile(
+    r"\b(?:can(?:no|['’])t|can\snot|could\s?n[o'’]t|unable\sto|impossible\sto|hard\sto|do(?:es)?\s?n['’]t|do(?:es)?\snot)\s"
+    r"(?:\w{1,12}\s){0,2}(?:tell|say|determine|know|see|make\sout|show)\s(?:\w{1,12}\s){0,1}(?:how|what|which|whether)\b|"
+    r"(?:无法|不能|看不)[^。0-9]{0,8}(?:多少|几)",
+    re.IGNORECASE,
+)
+_OTHERWISE = re.compile(r"^\W{0,4}(?:otherwise|else|if\snot)\b|否则", re.IGNORECASE)
+_FRACTION_WORD = re.compile(r"\s{1,3}(?:halves|thirds|quarters|fourths|fifths|sixths|eighths|tenths)\b", re.IGNORECASE)
+_OF_THEM = re.compile(r"\s{1,3}of\s(?:them|these|those)\b", re.IGNORECASE)
+_OF_WHOM = re.compile(r"\bof\s(?:them|these|those|whom|which),?\s(?:only\s|just\s|exactly\s|about\s)?$", re.IGNORECASE)
+_NOBODY = re.compile(r"\b(?:nobody|no\s?one)\b(?!\s(?:knows?|can|could|else|but|except)\b)", re.IGNORECASE)
 _ORPHAN = re.compile(r"\bones?\b", re.IGNORECASE)
 State = Literal["nothing", "one", "unclear"]
 
@@ -81,8 +92,15 @@ def read_statement(statement: str, asked: Asked) -> Found:
     """
     text = _CONTEST_LETTER.sub("", statement[:MAX_STATEMENT_CHARACTERS])
     text = re.sub(r"(?<![aA]t )\bleast\b", "smallest", _zeros(text, asked))
-    if not quantities_in(text):
+    found_in = quantities_in(text)
+    if not found_in:
         return Found("nothing")
+    if _OTHERWISE.match(text) or _FRACTION_WORD.match(text, found_in[-1].end):
+        return Found("unclear")
+    if (untold := _CANNOT_TELL.search(text)) and untold.start() > found_in[-1].start:
+        return Found("unclear")
+    if asked.is_of_another_kind(text):
+        return Found("unclear", is_weak=True)
     kept = _without_asides(affirmed(text))
     if not quantities_in(kept):
         return Found("unclear")
@@ -103,6 +121,8 @@ def _zeros(text: str, asked: Asked) -> str:
         )
         text = re.sub(rf"(?:n't|n’t)\s{{1,3}}any\s{{1,3}}{noun}", r" 0 \1", text, flags=re.I)
         text = _NONE_LEFT.sub("0", text)
+        if asked.noun in ("people", "person"):
+            text = _NOBODY.sub("0 people", text)
     return text
 
 
@@ -190,11 +210,15 @@ def _is_computation(side: str) -> bool:
 def _from_quantities(text: str, asked: Asked) -> Found:
     if _RELATION.search(text) and not _EQUALS.search(text):
         return Found("unclear")
+    if asked.noun and (part := _of_them(text, asked)):
+        return Found("one", part)
     clean = [one for one in quantities_in(text) if not one.aside]
     clean = _of_the_kind(clean, asked)
     if not clean:
         is_part = any(one.aside in ("part",) for one in quantities_in(text))
         return Found("unclear", is_weak=is_part)
+    if _are_of_different_things(text, clean, asked):
+        return Found("unclear")
     if len({_key(one, asked) for one in clean}) == 1:
         return Found("one", clean[-1], is_weak=_is_of_something_else(text, clean[-1], asked))
     if any(_OR.search(text[one.end : other.start]) for one, other in pairwise(clean)):
@@ -221,6 +245,36 @@ def _of_the_kind(found: list[Quantity], asked: Asked) -> list[Quantity]:
     else:
         fitting = []
     return fitting or found
+
+
+def _of_them(text: str, asked: Asked) -> Quantity | None:
+    """Of those counted the number that the question asks for: "6 people, and 4 of them wear a hat"."""
+    found = quantities_in(text)
+    counted = [one for one in found if asked.is_counted(text[one.end :])]
+    parts = [
+        one
+        for one in found
+        if counted
+        and one.start > counted[-1].end
+        and (_OF_THEM.match(text, one.end) or _OF_WHOM.search(text[: one.start]))
+    ]
+    if len(parts) != 1 or len(counted) != 1:
+        return None
+    said = _long_words(text[parts[0].end :]) - _long_words(text[: parts[0].start])
+    return replace(parts[0], aside="") if said & {stem(word) for word in asked.words} else None
+
+
+def _long_words(text: str) -> set[str]:
+    return {stem(word) for word in re.findall(r"[a-z]{4,20}", text.lower())}
+
+
+def _are_of_different_things(text: str, found: list[Quantity], asked: Asked) -> bool:
+    """Whether equal numbers count things by two names, neither of them the one asked for: "2 men and 2 women"."""
+    if not asked.noun or len(found) < 2 or any(asked.is_counted(text[one.end :]) for one in found):
+        return False
+    names = [re.match(r"\s{1,3}([a-z]{3,20})\b", text[one.end :]) for one in found]
+    joined = all(re.search(r"\band\b|,", text[one.end : other.start]) for one, other in pairwise(found))
+    return joined and all(names) and len({name[1] for name in names if name}) == len(found)
 
 
 def _is_of_something_else(text: str, quantity: Quantity, asked: Asked) -> bool:

@@ -33,20 +33,21 @@ _MILD = phrases(
 _PLACED = rf"(?:\s{{0,3}},?\s{{0,3}}{_MILD}\b,?){{0,3}}\s{{0,3}}[\"'“‘]?"
 _CHOOSING = phrases(
     "choose, pick, select, go with, going with, say, vote for, opt for, leaves, leaving, remains, only, settle on, "
-    "prefer, guess is, choice of, wähle, elijo, choisis"
+    "prefer, guess is, choice of, leaning towards, leaning toward, lean towards, lean toward, inclined to, supports, "
+    "points to, wähle, elijo, choisis"
 )
 _MUST_BE = phrases(
-    "must be, has to be, should be, it is, it’s, this is, that is, can only be, closest is, would be, might be, "
-    "richtig ist, also"
+    "must be, has to be, should be, could be, it is, it’s, this is, that is, can only be, closest is, "
+    "would be, might be, richtig ist, also"
 )
 # Three ranks: what says that it is the answer, what says that an option is meant, and a letter with its option's text.
 _ANSWERS = re.compile(
-    rf"(?:\b{_NAMES}{_CORRECT}{_IS}{_PLACED}|(?:{_EAST}){_IS}\s{{0,3}})(?-i:{_X})|"
+    rf"(?:\b{_NAMES}{_CORRECT}{_IS}{_PLACED}|(?:{_EAST}){_IS}\s{{0,3}}|而是\s{{0,3}})(?-i:{_X})|"
     rf"\b{_CHOOSING}"
     rf"{_PLACED}(?-i:{_X})(?!\s(?-i:(?!or\b|and\b)[a-z]))|"
     rf"\b{_MUST_BE}"
     rf"{_PLACED}(?-i:{_X})(?=\W{{0,3}}(?:$|[,.;:!(—-]|optxt|because\b|since\b))|"
-    rf"\bit's{_PLACED}(?-i:{_X})(?=\W{{0,3}}(?:$|[,.;:!(—-]|optxt|because\b|since\b))|"
+    rf"\bit's{_PLACED}(?-i:{_X})(?=\W{{0,3}}(?:$|[,.;:!(—-]|optxt|because\b|since\b|for\s(?:sure|certain)\b))|"
     rf"\b(?:is|was|are){_PLACED}(?-i:{_X})(?:['’]s)?(?=\W{{0,3}}$)|\bis\s(?-i:([A-Z]))['’]s\b",
     re.IGNORECASE,
 )
@@ -79,13 +80,18 @@ _ALONE = re.compile(
 )
 _BARE = re.compile(r"(?<![\w'’(\[-])[(\[]?([A-Z])[)\]]?(?![\w'’(]|-\w|\s?[=+*^/])")
 _REFUTING = phrases(
-    "contradicted, refuted, disproved, discarded, dismissed, unsupported, off the table, ist ausgeschlossen, scheidet"
+    "distractor, decoy, contradicted, refuted, disproved, discarded, dismissed, unsupported, "
+    "off the table, ist ausgeschlossen, scheidet"
 )
 _REFUTED = re.compile(
     rf"\b{_REFUTING}\b"
     r"|可以排除",
     re.IGNORECASE,
 )
+_TEMPTING = re.compile(
+    r"\btempt(?:ing|ed)\s(?:to\b|by\b)|\blooks?\s(?:right|correct|plausible)\sat\sfirst\b", re.IGNORECASE
+)
+_SETTLES = re.compile(r"(?<![\w'’])\(?([A-Z])\)?\s(?:it\s(?:is|must\sbe|has\sto\sbe))\W{0,3}$")
 _UNSURE_LETTERS = "AI"
 _MAYBE = re.compile(
     r"\b(?:or|between|either|maybe|perhaps|possibly|both|and/or)\b|或|还是|oder|\bou\b|\bo\b", re.IGNORECASE
@@ -121,7 +127,11 @@ def stated_in(sentence: str, options: Collection[str], label_counts: bool) -> St
     ranked: dict[str, int] = {}
     rejected: set[str] = set()
     open_ones: set[str] = set()
+    if (settled := _SETTLES.search(sentence)) and settled[1] in options:
+        return Stated(frozenset(settled[1]), frozenset(), 3)
     for place, clause in enumerate(clauses(sentence)):
+        if clause.is_affirmed and _TEMPTING.search(clause.text):
+            continue
         bare = {m[1] for m in _BARE.finditer(clause.text) if m[1] in options}
         if clause.is_affirmed and (refuted := _REFUTED.search(clause.text)):
             rejected |= {m[1] for m in _BARE.finditer(clause.text[: refuted.start()]) if m[1] in options}
@@ -149,6 +159,7 @@ def stated_in(sentence: str, options: Collection[str], label_counts: bool) -> St
         for m in _WITH_TEXT.finditer(sentence)
         if m[1] in ranked and m[2] != m[1] and not m[0].startswith(("A ", "I "))
     } - rejected
+    mismatched |= {m[1] for m in _TEXT_THEN.finditer(sentence) if m[2] in ranked and m[1] != m[2]} - rejected
     letters = {letter: rank for letter, rank in ranked.items() if letter not in rejected}
     top = max(letters.values(), default=0)
     stated = {letter for letter, rank in letters.items() if rank == top} | (open_ones - rejected) | mismatched
@@ -196,7 +207,7 @@ def _is_letter(letter: str, text: str) -> bool:
 _FOLLOWS = (
     phrases(
         "or, and, is, are, was, because, since, as, but, not, over, fits, matches, instead, rather, for, would, "
-        "could, though, "
+        "could, though, cannot, can be, can not, isn, does, doesn, may, might, should, has, "
         "seems, describes, captures, best, better, in, 项"
     )
     + r"\b"

@@ -39,6 +39,22 @@ _SET_ASIDE = re.compile(
     r"\bnear\s(?:the|an?)\s[^,.\n]{1,40}",
     re.IGNORECASE,
 )
+# "Newton's method over random search", "Anna beats Ben": the second is not what is said.
+_SECOND = re.compile(
+    r"\b(?:over|ahead\sof|in\sfront\sof|instead\sof|rather\sthan|beats?|defeats?|overtakes?|outruns?)\s{1,3}(?:the\s|an?\s)?"
+    r"optxt[A-Z]\b",
+    re.IGNORECASE,
+)
+_DISCOURAGED = re.compile(
+    r"\b(?:warn|advis|argu|decid|recommend|caution|vot)\w{0,4}\s(?:\w{1,12}\s){0,2}(?:against|off|of)\b|"
+    r"\b(?:discourag|avoid)\w{0,4}\b",
+    re.IGNORECASE,
+)
+_NEARLY = re.compile(
+    r"\b(?:nearly|almost)\s(?!certainly|surely|definitely|all\b|every|always|exactly|the\ssame|entirely|completely|"
+    r"identical)\w",
+    re.IGNORECASE,
+)
 _EARLIER = re.compile(r"^[^,]{0,80}\bhad\sbeen\s[^,]{1,120}(?:,\s?(?:and\s|but\s)?|$)", re.IGNORECASE)
 _PLACEHOLDER = "optxt"
 _MASK = re.compile(rf"\b{_PLACEHOLDER}([A-Z])\b")
@@ -102,6 +118,8 @@ class OptionTexts:
         symbols = {word for text in self.choices.values() for word in re.findall(r"\b[A-Z]\b", text)}
         self._symbols = {word[0].upper(): word for word in asked if word[0].upper() in symbols and len(word) > 3}
         self._asked = asked
+        told = " ".join([question, *self.choices.values()])
+        self._denials = [pattern for pattern in (_DISCOURAGED, _NEARLY) if not pattern.search(told)]
 
     def named(self, sentence: str) -> Named | None:
         """What ``sentence`` affirms by options' texts; None if it names no option. No letters: not clear which.
@@ -109,6 +127,8 @@ class OptionTexts:
         Whole texts are masked in ``sentence``. What is rejected, granted or told of before does not count.
         """
         sentence = _EARLIER.sub("", _SET_ASIDE.sub(" ", sentence))
+        if len(placeholders(sentence)) > 1:
+            sentence = _SECOND.sub(" ", sentence)
         parts, reasons, rejected = self._parts(sentence)
         whole = frozenset(letter for part in parts for letter in placeholders(part)) - rejected
         if len(whole) == 1 and self._is_aside(sentence):
@@ -119,7 +139,10 @@ class OptionTexts:
             last = frozenset(placeholders(turn[-1])) - rejected
             whole = last if len(last) == 1 else whole
         if whole:
-            return Named(whole, True)
+            other = (
+                self._loose(", ".join(parts), whole | rejected) if len(whole) == 1 and self._is_joined(parts) else None
+            )
+            return Named(whole | (other.letters if other and other.is_whole else frozenset()), True)
         told = ", ".join(parts)
         return self._loose(told, rejected) or self._by_reasons(reasons, rejected)
 
@@ -138,6 +161,9 @@ class OptionTexts:
         for clause in clauses(sentence):
             if clause.is_affirmed and _GRANTED.match(clause.text):
                 continue
+            if clause.is_affirmed and self._is_denied(clause.text):
+                rejected |= placeholders(clause.text)
+                continue
             if clause.is_affirmed:
                 (reasons if clause.is_reason else parts).append(clause.text)
             elif letters := placeholders(clause.text):
@@ -145,6 +171,14 @@ class OptionTexts:
             elif (loose := self._loose(clause.text, frozenset())) and len(loose.letters) == 1:
                 rejected |= loose.letters
         return parts, reasons, rejected
+
+    def _is_joined(self, parts: list[str]) -> bool:
+        """Whether something is said beside an option's text in the same breath: "she sings and he dances"."""
+        return any(re.search(rf"\b{_PLACEHOLDER}[A-Z]\s{{1,3}}(?:and\s(?!then\b)|after\s)", part) for part in parts)
+
+    def _is_denied(self, clause: str) -> bool:
+        """Whether a clause tells of what is advised against or only nearly happens, where no option does."""
+        return any(pattern.search(clause) for pattern in self._denials)
 
     def _by_reasons(self, reasons: list[str], rejected: frozenset[str]) -> Named | None:
         whole = frozenset(letter for part in reasons for letter in placeholders(part)) - rejected

@@ -110,6 +110,36 @@ _ALL_BUT = re.compile(
     r"not\b|n['’]t\b)[^.\n]{0,200}",
     re.IGNORECASE,
 )
+# "None of them, except A": what is excepted is the answer.
+_NONE_BUT = re.compile(
+    r"\bnone\s(?:of\s)?[^.\n]{0,80}?,?\s(?:except|but|besides|other\sthan|apart\sfrom|save)\s(?:for\s)?(\(?[A-Z]\)?)(?![\w'’])",
+    re.IGNORECASE,
+)
+_OF_OTHERS = re.compile(
+    r"\b(?:most|many|some|other)\s(?:people|viewers|users|students|models|observers)\b|\b(?:others|everyone\selse)\s"
+    r"(?:would|might|may|will|could)?\s?(?:say|answer|choose|pick|think|select|guess)\b",
+    re.IGNORECASE,
+)
+_QUOTES = re.compile(
+    r"\b(?:option|choice|answer|statement)\s\(?[A-Z]\)?\s(?:only\s)?(?:says|states|claims|suggests|mentions|proposes|reads|"
+    r"refers\sto|talks\sabout)\b(?!.{0,200}\b(?:exactly|indeed|correct|right|true|matches|confirmed|"
+    r"consistent)\b)",
+    re.IGNORECASE,
+)
+_COUNTERFACTUAL = re.compile(
+    r"\bwould\s(?:only\s)?(?:have\s)?(?:be|been)\b[^.\n]{0,60}\bif\b(?!\s(?:i|we|you)\b|\s(?:forced|asked))|"
+    r"^\W{0,4}(?:if|had)\b[^.\n]{0,120}\b(?:had|were|did)\b[^.\n]{0,120}\bwould\b",
+    re.IGNORECASE,
+)
+_SURVEYS = re.compile(
+    r"\b(?:each|every|all|the)\s(?:of\sthe\s)?(?:given\s|possible\s|provided\s|answer\s){0,2}(?:options?|choices?|answers?|"
+    r"statements?)\b|\bone\sby\sone\b|选项",
+    re.IGNORECASE,
+)
+_OTHER_REASON = re.compile(
+    r"\b(?:for|because\sof|due\sto)\s(?:another|a\sdifferent|some\sother|other)\s(?:reason|cause)s?\W{0,3}$",
+    re.IGNORECASE,
+)
 _RANKING = re.compile(r"\(?([A-Z])\)?(?:\s{0,2}>\s{0,2}\(?[A-Z]\)?){1,15}")
 _SECOND_BEST = re.compile(
     r"^\W{0,6}(?:second|third|next|2nd|3rd)[\s-](?:best|choice|most likely)\b|^\W{0,6}runner-up\b", re.IGNORECASE
@@ -145,12 +175,22 @@ def concludes(sentence: str) -> bool:
 
 def gives_up(sentence: str) -> bool:
     """Whether a sentence says that there is no answer: a refusal, or something that cannot be told."""
-    return _GIVES_UP.search(sentence) is not None
+    return _GIVES_UP.search(sentence) is not None or _OTHER_REASON.search(sentence) is not None
 
 
 def is_hypothetical(sentence: str) -> bool:
     """Whether a sentence tells what could be, not what is."""
     return _HYPOTHETICAL.search(sentence) is not None
+
+
+def is_of_others(sentence: str) -> bool:
+    """Whether a sentence tells what others would answer, what an option says, or what would be otherwise."""
+    return any(pattern.search(sentence) for pattern in (_OF_OTHERS, _QUOTES, _COUNTERFACTUAL))
+
+
+def surveys(text: str) -> bool:
+    """Whether ``text`` is about to go through the options: "Let's look at each option"."""
+    return _SURVEYS.search(text) is not None
 
 
 def is_question(sentence: str) -> bool:
@@ -178,7 +218,7 @@ def rephrased(sentence: str, letters: tuple[str, ...]) -> str:
         sentence = f"{better} is the best"
     sentence = _MORE_LIKELY.sub(r"the answer is \1", sentence)
     sentence = _CAN_ONLY.sub("must be ", sentence)
-    sentence = _ALL_BUT.sub(r"the answer is \1", sentence)
+    sentence = _NONE_BUT.sub(r"the answer is \1", _ALL_BUT.sub(r"the answer is \1", sentence))
     if len(letters) > 1 and (ranking := _RANKING.search(sentence)):
         sentence = f"{sentence[: ranking.start()]} the answer is {ranking[1]}"
 

@@ -46,6 +46,10 @@ _BETWEEN = re.compile(
     rf"\s{{0,3}}{_THE_SECOND}$",
     re.IGNORECASE,
 )
+# "It starts between 4 and 5 s" tells of the start alone.
+_RANGE_OF_ONE = re.compile(
+    r"\b(?:starts?|begins?|ends?|stops?|finishes)\s(?:\w{1,12}\s)?between\s{0,3}$", re.IGNORECASE
+)
 _BEGINNING = re.compile(
     r"\b(?:(?:very\s{1,3})?(?:beginning|start)(?:\s{1,3}of\s{1,3}the\s{1,3}(?:video|clip))?|"
     r"anfang(?:\s{1,3}des\s{1,3}videos)?|début(?:\s{1,3}de\s{1,3}la\s{1,3}vidéo)?|"
@@ -187,6 +191,8 @@ def _is_pair(text: str, gap: str, before: str, first: Time, second: Time) -> boo
         alone = not text[: first.start].strip(" [(<") and not text[second.end :].strip(" ])>.")
         return in_brackets or alone
     if _AND.fullmatch(gap):
+        if _RANGE_OF_ONE.search(before):
+            return False
         return _BETWEEN.search(before) is not None or not (text[: first.start] + text[second.end :]).strip(" .[]()<>")
     return False
 
@@ -207,6 +213,8 @@ def _labelled(text: str, times: list[Time]) -> list[Span]:
     begin = 0
     for time in times:
         before = text[max(begin, time.start - _WINDOW) : time.start]
+        if _RANGE_OF_ONE.search(before):
+            return []
         if _LASTS.search(before):
             lengths.append(time.seconds)
         elif (stop := _STOP.search(before)) and not ((start := _START.search(before)) and start.start() > stop.start()):

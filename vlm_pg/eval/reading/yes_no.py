@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Literal
 
 from vlm_pg.eval.contracts import Reading
@@ -74,6 +75,16 @@ _IDLE = frozenset(
     )
 )
 _LONGEST_RESTATEMENT = 24
+_IF = re.compile(r"\W{0,4}if\s(?!(?:i|we|you)\b|forced|asked)", re.IGNORECASE)
+_EXPLAINS = re.compile(r"\W{0,4}(?:explanation|reason|reasoning|rationale|justification)\W{0,4}:", re.IGNORECASE)
+_LEADING_WORD = re.compile(r"^\W{0,4}(?:yes|no)\W{1,4}(?=\w)", re.IGNORECASE)
+# Relations that are turned round when the two they hold between are: "A is left of B".
+_BETWEEN_TWO = frozenset(
+    words_in(
+        "bigger smaller larger left right faster slower higher lower above below more fewer less longer shorter taller "
+        "lighter darker brighter before after front behind inside"
+    )
+)
 
 
 def read_yes_no(sample: Sample, said: Said) -> Reading:
@@ -109,8 +120,9 @@ def side_of(text: str, question: str) -> Side | None:
     side: Side | None = None
     is_corrected = was_concluded = is_open = False
     for sentence in told:
-        is_corrected = is_corrected or (side is not None and corrects(sentence))
-        if is_question(sentence):
+        is_explained = side is not None and _EXPLAINS.match(sentence) is not None
+        is_corrected = is_corrected or (side is not None and not is_explained and corrects(sentence))
+        if is_question(sentence) or _IF.match(sentence):
             continue
         found = _sides(sentence, question, is_first=side is None and not is_open)
         if len(found) > 1:
@@ -138,13 +150,47 @@ def _sides(sentence: str, question: str, is_first: bool) -> set[Side]:
         parts = [stated_sides(part) for part in re.split(r"[,.:;—]", sentence)]
         stated = [part for part in parts if part]
         found = stated[-1] if stated else set()
+    if len(found) == 1 and (lead := _LEADING_WORD.match(sentence)) and not corrects(sentence[lead.end() :]):
+        rest = sentence[lead.end() :]
+        if _has_other_number(rest, question) and found == {"yes"}:
+            return {"yes", "no"}
+        if (told := _restated(rest, question, is_full=True)) and {told} != found:
+            return {"yes", "no"}
     if found or gives_up(sentence):
         return found
     side = _restated(sentence, question) if is_first else None
     return {side} if side else set()
 
 
-def _restated(sentence: str, question: str) -> Side | None:
+def _has_other_number(sentence: str, question: str) -> bool:
+    """Whether a sentence counts as many others of what the question counts: "three dogs" for "two dogs"."""
+    asked, told = _counts(question), _counts(sentence)
+    same = asked.keys() & told.keys()
+    return any(not asked[noun] & told[noun] for noun in same)
+
+
+def _counts(text: str) -> dict[str, set[str]]:
+    words = words_in(text)
+    counts: dict[str, set[str]] = {}
+    for number, noun in pairwise(words):
+        if number.isdecimal() and noun.isalpha():
+            counts.setdefault(noun, set()).add(number)
+    return counts
+
+
+def _is_turned_round(sentence: str, question: str) -> bool:
+    """Whether a sentence has the two that a question compares in the other order: "blue left of red"."""
+    asked, told = words_in(question), words_in(sentence)
+    if not _BETWEEN_TWO & set(asked) & set(told) and not any(
+        pair & set(told) for pair in _OPPOSITES if pair & set(asked)
+    ):
+        return False
+    both = set(asked) & set(told) - _IDLE - _BETWEEN_TWO
+    once = [word for word in asked if word in both and asked.count(word) == told.count(word) == 1]
+    return bool(_BETWEEN_TWO & set(asked)) and once != [word for word in told if word in once]
+
+
+def _restated(sentence: str, question: str, *, is_full: bool = False) -> Side | None:
     """Yes where ``sentence`` states what ``question`` asks, no where it denies that or states the opposite."""
     sentence = _COUNTER.sub("counter", _DOUBLE.sub("", sentence))
     if ellipsis := _ELLIPSIS.search(sentence):
@@ -159,8 +205,10 @@ def _restated(sentence: str, question: str) -> Side | None:
     strange = told - asked - {word for pair in _OPPOSITES if pair & asked for word in pair}
     if strange or not told:
         return None
+    if _is_turned_round(sentence, question):
+        return None
     if opposite:
         return None if denied else "no"
-    if not told & asked or len(told & asked) * 3 < len(asked):
+    if not told & asked or len(told & asked) * (1 if is_full else 3) < len(asked):
         return None
     return "no" if denied else "yes"
