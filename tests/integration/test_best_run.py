@@ -73,6 +73,6 @@ def test_the_checkpoint_that_does_best_on_held_out_questions_stays(tmp_path: Pat
 def test_an_accuracy_for_every_checkpoint_is_asked_for(tmp_path: Path) -> None:
     overrides = ["training.keep_best=eval/accuracy", "eval.every=2", f"data.eval.held_out={tmp_path}/records.json"]
     ended = train_here(short_run(tmp_path), *overrides)
-    assert ended.code == 2 and "Set eval.every so that it divides training.checkpoint_every" in ended.printed
+    assert ended.code == 2 and "Set eval.every so that it divides both" in ended.printed
     ended = train_here(short_run(tmp_path), "eval.every=2")
     assert ended.code == 2 and "there is no evaluation set to run" in ended.printed
