@@ -11,7 +11,7 @@ from tests.support.runs import read_lines
 from tests.support.small_run import STEPS, small_run
 
 
-@pytest.mark.parametrize("engine", ["torch", "zero3"])
+@pytest.mark.parametrize("engine", ["torch", "zero3", "zero3 in turns"])
 def test_the_last_step_is_evaluated_as_the_end_is(tmp_path: Path, engine: str) -> None:
     config, run = small_run(tmp_path), tmp_path / "run"
     overrides = [
@@ -23,8 +23,9 @@ def test_the_last_step_is_evaluated_as_the_end_is(tmp_path: Path, engine: str) -
         "eval.before=true",
         "eval.after=true",
     ]
-    if engine == "zero3":
+    if engine != "torch":
         overrides += ["training.engine=deepspeed", f"training.deepspeed_config={ROOT}/configs/deepspeed/zero3.json"]
+        overrides.append(f"rollout.gather={'layers' if 'turns' in engine else 'all'}")
     launch_ranks("vlm_pg.cli", "train", str(config), *overrides)
     answers = {path.name: path.read_bytes() for path in run.glob("eval_seen_*.jsonl")}
     steps = [f"eval_seen_step-{step:06d}.jsonl" for step in range(1, STEPS + 1)]

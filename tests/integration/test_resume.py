@@ -140,8 +140,8 @@ def test_the_eval_command_repeats_the_runs_own_figures(uninterrupted: Path) -> N
     result = json.loads((uninterrupted / f"eval-step-{STEPS:06d}" / "result.json").read_text())
     summary = json.loads((uninterrupted / "summary.json").read_text())
     assert result["sets"] == summary["eval_after"]["sets"]
-    assert result["protocol"]["media"]["max_frames"] == 8
-    assert result["protocol"]["positions"] == "qwen" and "positions: qwen (" in done.stdout
+    assert result["protocol"]["config"]["media"]["max_frames"] == 8
+    assert result["protocol"]["decides"]["positions"] == "qwen" and "positions: qwen (" in done.stdout
     assert "seen_orders: accuracy" in done.stdout
 
 

@@ -120,7 +120,8 @@ class Evaluator:
                     bar.advance(min(len(rows) * self._ranks.world_size, total - bar.done), str(running))
 
                 mine.append(self._rows_of(item, kept[item.name], files, advance))
-            Meeting().wait(self._should_stop)
+        # Behind the block: where weights are gathered in turns, a rank that is done helps the others to its end.
+        Meeting().wait(self._should_stop)
         for item, found in zip(self.sets, mine, strict=True):
             rows = _in_order(item, [row for part in gather_objects(found) for row in part])
             if item.kind == "eval" and self._bad_log is not None and item.name not in self._recorded:
