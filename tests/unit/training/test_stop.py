@@ -75,7 +75,7 @@ def test_a_stop_while_one_rank_waits_is_one_for_all(here: bool) -> None:
     run.stop = SimpleNamespace(agreed=agreed)  # type: ignore[assignment]
     waits = Mock(side_effect=InterruptedError if here else None)
     with patch.multiple(run, _make_trainer=Mock(), _wait_for_decoding=waits, create=True):
-        assert run._ready_to_train() is None
+        assert run._ready_to_train(None) is None
         agreed.assert_called_once()
         agreed.return_value = False
-        assert here or run._ready_to_train() is run._make_trainer.return_value  # type: ignore[attr-defined]
+        assert here or run._ready_to_train(None) is run._make_trainer.return_value  # type: ignore[attr-defined]
