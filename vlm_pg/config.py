@@ -17,9 +17,15 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from vlm_pg.algorithms.pruning import num_kept
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.cache.settings import CacheSettings
+from vlm_pg.config_checks import (
+    algorithm_faults,
+    budget_faults,
+    evaluation_faults,
+    generation_faults,
+    weight_faults,
+)
 from vlm_pg.config_errors import describe
 from vlm_pg.config_files import COMMAND_LINE, ConfigTree, apply_override, read_tree
 from vlm_pg.data.settings import DataSettings
@@ -84,168 +90,14 @@ class RunConfig(Settings):
     def _combinations_are_possible(self) -> Self:
         sections: list[Settings] = [getattr(self, name) for name in type(self).model_fields]
         problems = [problem for section in sections for problem in section.impossible()]
-        problems += impossible_combinations(self) + impossible_algorithms(self) + unknown_sets(self)
+        problems += generation_faults(self.rollout, self.training, self.model)
+        problems += budget_faults(self.prompt, self.rollout, self.training)
+        problems += evaluation_faults(self.eval, self.data, self.training)
+        problems += weight_faults(self.model, self.training, self.cache)
+        problems += algorithm_faults(self.algorithm, self.rollout, self.training)
         if problems:
             raise ValueError("\n".join(problems))
         return self
-
-
-def impossible_combinations(config: RunConfig) -> list[str]:
-    """As ``Settings.impossible``, for settings of several sections."""
-    longest = config.prompt.max_prompt_tokens + config.rollout.max_new_tokens
-    ranks, rollout = config.training.sequence_parallel, config.rollout
-    divides = rollout.divide_prefix == "always"
-    checks = (
-        (
-            rollout.split == "prompts" and (ranks == 1 or rollout.engine == "server" or not config.model.share_prefix),
-            "rollout.split is prompts, which is for training.sequence_parallel above 1 with rollout.engine=in_process "
-            "and model.share_prefix=true. Set rollout.split=auto.",
-        ),
-        (
-            divides and (ranks == 1 or rollout.engine == "server" or not config.model.share_prefix),
-            "rollout.divide_prefix is always, which is for training.sequence_parallel above 1 with "
-            "rollout.engine=in_process and model.share_prefix=true. Set rollout.divide_prefix=auto.",
-        ),
-        (
-            divides and (rollout.split == "questions" or rollout.gather == "layers"),
-            "rollout.divide_prefix is always, so that processes sample every question together, but rollout.split is "
-            f"{rollout.split} and rollout.gather is {rollout.gather}. Set rollout.split=auto and rollout.gather=all, "
-            "or rollout.divide_prefix=auto.",
-        ),
-        (
-            divides and rollout.num_generations < ranks,
-            f"rollout.divide_prefix is always with training.sequence_parallel={ranks}, but there are only "
-            f"{rollout.num_generations} rollouts of a question to share. Set rollout.num_generations={ranks} or more, "
-            "or rollout.divide_prefix=auto.",
-        ),
-        (
-            rollout.split == "prompts" and rollout.num_generations < ranks,
-            f"rollout.split is prompts with training.sequence_parallel={ranks}, but there are only "
-            f"{rollout.num_generations} rollouts of a question to share. Set rollout.num_generations={ranks} or more, "
-            "or rollout.split=questions.",
-        ),
-        (
-            rollout.split == "prompts" and rollout.gather == "layers",
-            "rollout.split is prompts and rollout.gather is layers: a process that waits for another one's prompt "
-            "would hold up its weights. Set rollout.split=questions or rollout.gather=all.",
-        ),
-        (
-            config.training.micro_batch_tokens < longest,
-            f"training.micro_batch_tokens is {config.training.micro_batch_tokens}, but one prompt "
-            f"(prompt.max_prompt_tokens={config.prompt.max_prompt_tokens}) with one response "
-            f"(rollout.max_new_tokens={config.rollout.max_new_tokens}) may need {longest}. "
-            f"Set training.micro_batch_tokens={longest} or more, or lower the other two.",
-        ),
-        (
-            bool(config.eval.every) and not config.eval.chosen_sets(list(config.data.eval)),
-            f"eval.every is {config.eval.every} and there is no evaluation set to run. Name sets in data.eval, or set "
-            "eval.every=0.",
-        ),
-        (
-            config.training.keep_best == "eval/accuracy"
-            and (
-                not config.eval.every
-                or config.training.checkpoint_every % config.eval.every != 0
-                or config.training.steps % config.eval.every != 0
-            ),
-            f"training.keep_best is eval/accuracy, with eval.every={config.eval.every}, "
-            f"training.checkpoint_every={config.training.checkpoint_every} and training.steps={config.training.steps}: "
-            "every checkpoint needs an accuracy of its own, the last one too. Set eval.every so that it divides both.",
-        ),
-        *(
-            (
-                part not in config.model.train,
-                f"training.learning_rates.{part} is {rate}, but model.train is [{', '.join(config.model.train)}], so "
-                f"that part is frozen and has no rate. Add {part} to model.train, or leave its rate out.",
-            )
-            for part, rate in config.training.learning_rates.items()
-        ),
-        (
-            bool(config.cache.features) and config.model.trains_vision,
-            f"cache.features is true and model.train is [{', '.join(config.model.train)}], so that visual features "
-            "change with every update and none could be used again. Set cache.features=false or leave it out, or leave "
-            "tower and merger out of model.train.",
-        ),
-        (
-            bool(config.cache.features) and not config.model.share_prefix,
-            "cache.features is true and model.share_prefix is false, where everything is computed anew for comparison. "
-            "Set cache.features=false or leave it out, or model.share_prefix=true.",
-        ),
-        (
-            config.eval.sets == () and bool(config.data.eval),
-            "eval.sets is empty, so that nothing would be evaluated. Name sets of data.eval in it, or set it to null "
-            "for all; without evaluation, eval.before=false and eval.after=false.",
-        ),
-    )
-    return [message for impossible, message in checks if impossible]
-
-
-def unknown_sets(config: RunConfig) -> list[str]:
-    """As ``Settings.impossible``, for names of evaluation sets."""
-    chosen = config.eval
-    named_sets = [("eval.sets", name) for name in chosen.sets or ()]
-    named_sets += [("eval.control_sets", name) for name in chosen.control_sets or ()]
-    named_sets += [("eval.protocols", name) for name in chosen.protocols]
-    if chosen.headline_set is not None:
-        named_sets.append(("eval.headline_set", chosen.headline_set))
-    known = ", ".join(config.data.eval) or "none"
-    return [
-        f"{key} names {name!r}, which is not an evaluation set. Sets in data.eval: {known}. "
-        f"Add data.eval.{name}=PATH or change {key}."
-        for key, name in named_sets
-        if name not in config.data.eval
-    ]
-
-
-def impossible_algorithms(config: RunConfig) -> list[str]:
-    """As ``impossible_combinations``, for the algorithm with what surrounds it."""
-    algorithm, rollout = config.algorithm, config.rollout
-    checks = (
-        (
-            rollout.num_generations < 2 and algorithm.baseline != "none" and not algorithm.own_advantages,
-            f"rollout.num_generations is {rollout.num_generations}, and algorithm.baseline="
-            f"{algorithm.baseline} compares the rollouts of a group, so at least 2 are needed. Set "
-            "rollout.num_generations=2 or more, or algorithm.preset=reinforce_pp.",
-        ),
-        (
-            algorithm.importance_cap is not None and rollout.logprobs != "recompute",
-            f"algorithm.importance_cap is {algorithm.importance_cap} and rollout.logprobs is {rollout.logprobs}, so "
-            "that both log-probabilities it compares are the same ones. Set rollout.logprobs=recompute.",
-        ),
-        (
-            algorithm.importance_cap is not None and rollout.engine == "server",
-            "algorithm.importance_cap is set and rollout.engine is server, whose rollouts the trainer scores itself: "
-            "there is nothing to weigh. Set algorithm.importance_cap=null.",
-        ),
-        (
-            algorithm.temporal_bonus > 0 and rollout.engine == "server",
-            "algorithm.temporal_bonus is set and rollout.engine is server: a server reads the media file itself and "
-            "cannot be shown its frames in another order. Set rollout.engine=in_process or algorithm.temporal_bonus=0.",
-        ),
-        (
-            algorithm.length_bonus > 0 and algorithm.length_bonus_tokens[0] > rollout.max_new_tokens,
-            f"algorithm.length_bonus goes to responses of {algorithm.length_bonus_tokens[0]} tokens and more, and "
-            f"rollout.max_new_tokens is {rollout.max_new_tokens}, so nobody can earn it. Set "
-            "algorithm.length_bonus_tokens to shorter ones, or algorithm.length_bonus=0.",
-        ),
-        (
-            algorithm.resample_rounds > 0 and rollout.num_generations < 2,
-            "algorithm.resample_rounds replaces groups whose rewards are all equal, and rollout.num_generations is 1: "
-            "one reward always is. Set algorithm.resample_rounds=0.",
-        ),
-        (
-            algorithm.minibatches > config.training.prompts_per_step,
-            f"algorithm.minibatches is {algorithm.minibatches}, more than training.prompts_per_step="
-            f"{config.training.prompts_per_step}. Set it to that or less.",
-        ),
-    )
-    problems = [message for impossible, message in checks if impossible]
-    if algorithm.prune_rate > 0:
-        try:
-            num_kept(rollout.num_generations, algorithm.prune_rate)
-        except ValueError as error:
-            problems.append(f"algorithm.prune_rate with rollout.num_generations: {error}")
-    return problems
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:

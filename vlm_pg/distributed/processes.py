@@ -1,0 +1,115 @@
+"""The processes that a launcher started: meeting, leaving, whose fault an error is."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import sys
+from functools import cache
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from vlm_pg.errors import ConfigError
+
+_OF_COLLECTIVES = re.compile(r"gloo|nccl|Connection closed by peer|Connection reset by peer|Broken pipe", re.IGNORECASE)
+
+# What a launcher tells each process.
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def launched_world_size() -> int:
+    """Processes the launcher started, known before they are connected."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def join_ranks() -> None:
+    """Join the processes that the launcher started: NCCL with GPUs, gloo without. Nothing where it started one.
+
+    Raises:
+        ConfigError: the launcher did not say where this process stands, or another one has gone meanwhile.
+    """
+    if launched_world_size() == 1 or is_distributed():
+        return
+    if missing := [name for name in LAUNCHER_VARIABLES if name not in os.environ]:
+        raise ConfigError(
+            f"WORLD_SIZE is {launched_world_size()}, but {', '.join(missing)} is not set, so this process cannot find "
+            f"the others. Start it with torchrun or deepspeed, or set {', '.join(LAUNCHER_VARIABLES)}."
+        )
+    local_device()  # NCCL takes the current one
+    store, rank, world_size = next(rendezvous("env://"))
+    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        # torchrun that starts its ranks anew keeps the store: what those before left there must not be found.
+        # On several nodes the counts may differ, for one that restarts because another does counts nothing.
+        store = dist.distributed_c10d.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    try:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    except RuntimeError as error:
+        if not is_about_other_ranks(error):
+            raise
+        raise ConfigError(
+            f"Rank {rank} was left by another one while the {world_size} processes of this run met. Start all of them "
+            "again; what the other printed itself says why."
+        ) from error
+
+
+def local_device() -> torch.device:
+    """The accelerator of this process, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@cache
+def host_group() -> Any:
+    """All ranks, on the host: a question through the devices would wait for the work that they have queued."""
+    return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+
+
+def is_about_other_ranks(error: BaseException) -> bool:
+    """Whether ``error``, or what led to it, is what a collective says when another rank is gone.
+
+    It may be: the same libraries say it of faults of their own.
+    """
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, dist.DistError) or (
+            isinstance(chain, RuntimeError) and _OF_COLLECTIVES.search(str(chain))
+        ):
+            return True
+        chain = chain.__cause__ or chain.__context__
+    return False
+
+
+def barrier() -> None:
+    if is_distributed():
+        dist.barrier()
+
+
+def disconnect() -> None:
+    """Leave together: a rank that simply goes takes its end of a collective with it that others may still be in."""
+    if is_distributed():
+        dist.barrier()
+        host_group.cache_clear()
+        dist.destroy_process_group()
+
+
+def end_rank(code: int) -> NoReturn:
+    """End a connected process without taking its interpreter apart.
+
+    DeepSpeed keeps groups that were destroyed, and their gloo threads live on. One that lets go of a tensor of Python's
+    while the interpreter ends aborts the process, after all its work was done (pytorch/pytorch issue 190489).
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
