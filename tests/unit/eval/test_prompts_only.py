@@ -62,7 +62,7 @@ def test_a_line_has_words_frames_and_settings(tmp_path: Path, media_dir: Path) -
     settings = row["settings"]
     assert (settings["protocol"], settings["reader"]) == ("video_mme/video_r1", "video_mme/video_r1")
     assert (settings["max_new_tokens"], settings["sampling"]["top_p"]) == (1024, 0.001)
-    assert (settings["media"]["max_frames"], settings["media"]["max_pixels"]) == (16, 100352)
+    assert (settings["media"]["max_frames"], settings["media"]["max_pixels"]) == (16, 200704)
 
 
 def test_a_set_without_a_protocol_goes_by_the_configuration(tmp_path: Path, media_dir: Path) -> None:
