@@ -343,7 +343,8 @@ def test_system_messages_are_the_published_ones() -> None:
     )
     in_the_end = (
         "And the answer should be of the following format: 'Therefore, the final answer is: $\\boxed{{ANSWER}}$. I "
-        "hope it is correct' (without quotes) where ANSWER is just the final number or expression that solves the problem. "
+        "hope it is correct' (without quotes) where ANSWER is just the final number or expression that solves the "
+        "problem. "
     )
     tags = (
         "The reasoning process and answer are enclosed within <think> </think> and <answer> </answer> tags, "
