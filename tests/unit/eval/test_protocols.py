@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from vlm_pg.eval.settings import EvalSettings
 from vlm_pg.eval.wording import words
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.types import MediaRef
 
 SETS = {
     "aime2024",
@@ -140,6 +142,20 @@ def test_what_a_variant_differs_in_besides_stands_behind_what_its_base_does(tmp_
     mine.write_text("base: math500/cppo\ndiffers_also: [1]\n")
     with pytest.raises(ConfigError, match="differs_also"):
         load_protocol(str(mine))
+
+
+def test_video_r1_shows_mvbench_whole_videos_where_others_show_clips() -> None:
+    media = (MediaRef("video", "1.mp4", start=2.0, end=5.5, subtitles="1.srt"), MediaRef("image", "2.png"))
+    of_a_clip = replace(choice(), media=media)
+    whole = load_protocol("mvbench/video_r1").as_asked(of_a_clip)
+    assert whole.media == (MediaRef("video", "1.mp4", subtitles="1.srt"), MediaRef("image", "2.png"))
+    assert replace(whole, media=media) == of_a_clip
+    not_cut = choice()
+    assert load_protocol("mvbench/video_r1").as_asked(not_cut) is not_cut
+    assert {name for name in protocol_names() if not load_protocol(name).clips} == {
+        f"mvbench/video_r1{frames}" for frames in ("", "_32", "_64")
+    }
+    assert load_protocol("mvbench/official").as_asked(of_a_clip) is of_a_clip
 
 
 def test_what_is_published_and_not_done_is_said() -> None:
