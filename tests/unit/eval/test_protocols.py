@@ -62,6 +62,20 @@ def test_an_answer_that_mvbench_begins_is_read_from_the_bracket_on() -> None:
     assert load_protocol("mvbench/lmms").as_read("B") == "B"
 
 
+def test_video_r1_shows_mvbench_whole_videos_where_others_show_clips() -> None:
+    media = (MediaRef("video", "1.mp4", start=2.0, end=5.5, subtitles="1.srt"), MediaRef("image", "2.png"))
+    of_a_clip = replace(choice(), media=media)
+    whole = load_protocol("mvbench/video_r1").as_asked(of_a_clip)
+    assert whole.media == (MediaRef("video", "1.mp4", subtitles="1.srt"), MediaRef("image", "2.png"))
+    assert replace(whole, media=media) == of_a_clip
+    not_cut = choice()
+    assert load_protocol("mvbench/video_r1").as_asked(not_cut) is not_cut
+    assert {name for name in protocol_names() if not load_protocol(name).clips} == {
+        f"mvbench/video_r1{frames}" for frames in ("", "_32", "_64")
+    }
+    assert load_protocol("mvbench/official").as_asked(of_a_clip) is of_a_clip
+
+
 def test_frames_and_sampling_are_the_published_ones() -> None:
     base = MediaSettings(workers=0, frames="uniform", num_frames=8)
     qwen3 = load_protocol("video_mme/qwen3_vl")
@@ -144,24 +158,10 @@ def test_what_a_variant_differs_in_besides_stands_behind_what_its_base_does(tmp_
         load_protocol(str(mine))
 
 
-def test_video_r1_shows_mvbench_whole_videos_where_others_show_clips() -> None:
-    media = (MediaRef("video", "1.mp4", start=2.0, end=5.5, subtitles="1.srt"), MediaRef("image", "2.png"))
-    of_a_clip = replace(choice(), media=media)
-    whole = load_protocol("mvbench/video_r1").as_asked(of_a_clip)
-    assert whole.media == (MediaRef("video", "1.mp4", subtitles="1.srt"), MediaRef("image", "2.png"))
-    assert replace(whole, media=media) == of_a_clip
-    not_cut = choice()
-    assert load_protocol("mvbench/video_r1").as_asked(not_cut) is not_cut
-    assert {name for name in protocol_names() if not load_protocol(name).clips} == {
-        f"mvbench/video_r1{frames}" for frames in ("", "_32", "_64")
-    }
-    assert load_protocol("mvbench/official").as_asked(of_a_clip) is of_a_clip
-
-
 def test_what_is_published_and_not_done_is_said() -> None:
-    assert load_protocol("video_mme/qwen3_vl").not_applied() == [
-        "a presence penalty of 1.5 is published and is not applied"
-    ]
+    judge, penalty = load_protocol("video_mme/qwen3_vl").not_applied()
+    assert judge.startswith("Its script reads by a rule, then asks a judge model")
+    assert penalty == "a presence penalty of 1.5 is published and is not applied"
     assert load_protocol("video_mme/video_r1").not_applied() == []
 
 
