@@ -184,8 +184,19 @@ def of_tempcompass(task: str, published: str) -> Sample:
         ),
         (
             "video_mmmu/video_r1",
-            asked("mathematics", "How long?", track="Adaptation"),
-            f"How long?\n{PONDER} Please provide your text answer within the <answer> </answer> tags.",
+            asked("mathematics", "How long is it in <image 1>?", track="Adaptation"),
+            f"How long is it in ?\n{PONDER} Please provide the numerical value (e.g., 42 or 3.14) within the <answer> "
+            "</answer> tags.",
+        ),
+        (
+            "video_mmmu/video_r1",
+            asked("free_form", "What is it? <image 1>", track="Adaptation"),
+            f"What is it?\n{PONDER} Please provide your text answer within the <answer> </answer> tags.",
+        ),
+        (
+            "video_mmmu/lmms",
+            asked("free_form", "What is it? <image 1>", track="Adaptation"),
+            LEARN + "open-ended" + LAST_FRAME + "What is it? <image 1>",
         ),
         (
             "video_mmmu/official",

@@ -77,6 +77,7 @@ class Protocol(Settings):
     system: str = Field("", description="System message, as it is; empty: none.")
     template_by: tuple[str, ...] = Field((BY_KIND,), min_length=1, description="Keys of details, or answer_kind.")
     templates: dict[str, str] = Field(min_length=1, description="The words of the user's turn, by question type.")
+    without: tuple[str, ...] = Field((), description="Texts left out of {question}, as '<image 1>'; ends are trimmed.")
     option_style: OptionStyle = Field("A. text", description="How options are lettered in {options}.")
     subtitles: SubtitleRule = Field("none", description="Which subtitles {subtitles} holds; see wording.py.")
     clips: bool = Field(True, description="Show the clip that a record names of a video; false: the whole video.")
