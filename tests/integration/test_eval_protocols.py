@@ -67,6 +67,24 @@ def test_a_set_is_asked_as_its_protocol_says(folder: Path, capsys: pytest.Captur
     assert result_in(out)["sets"]["seen"]["reader"] == "strict"
 
 
+def test_a_protocol_without_clips_shows_whole_videos(folder: Path) -> None:
+    """Videos have 8 frames, 2 a second; half a second from the first on has 2 of them."""
+    whole = read_lines(folder / "clips" / "eval_seen.jsonl")[:1]
+    cut = [row | {"start": 0.0, "end": 0.5} for row in whole]
+    shown = []
+    for name, rows, clips in (("whole", whole, True), ("cut", cut, True), ("cut", cut, False)):
+        records = folder / "clips" / f"{name}.jsonl"
+        records.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        own = {"base": "video_mme/lmms", "source": "made up", "aggregation": "mean", "max_new_tokens": 2}
+        media = {"frames": "fps", "fps": 2.0, "num_frames": None}
+        write_config(folder / "clips.yaml", own | {"clips": clips, "media": media})
+        sets = [f"data.eval.mine={records}", f"eval.protocols.mine={folder / 'clips.yaml'}", "eval.sets=[mine]"]
+        assert main(["eval", "--config", str(folder / "run.yaml"), *sets, "eval.controls=[]"]) == 0
+        [row] = read_lines(folder / "runs" / "eval-tiny-qwen2_5-vl" / "answers_mine.jsonl")
+        shown.append(row["shown"]["seconds"])
+    assert shown == [[0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5], [0.0, 0.5], [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]]
+
+
 def test_the_published_rule_reads_the_same_answers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "--config", str(folder / "run.yaml"), "eval.reader=published"]) == 0
     result = result_in(folder / "runs" / "eval-tiny-qwen2_5-vl")

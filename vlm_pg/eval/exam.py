@@ -97,7 +97,7 @@ def read_sets(config: RunConfig, policy: Policy, console: Console, bad_log: BadS
         samples, bad = read_records(records)
         if bad_log is not None:
             bad_log.record_file(bad, len(samples) + len(bad))
-        asked = [sample for sample in samples if protocol is None or protocol.asks(sample)]
+        asked = samples if protocol is None else [protocol.as_asked(one) for one in samples if protocol.asks(one)]
         if not asked:
             raise ConfigError(
                 f"Protocol {settings.protocols[name]} asks none of the {len(samples):,} questions of {records}. It is "

@@ -151,7 +151,7 @@ def _settings(config: RunConfig, protocol: Protocol | None, media: MediaSettings
 
 def _write_set(samples: Sequence[Sample], protocol: Protocol | None, asking: _Asking, path: Path) -> tuple[int, int]:
     """How many questions were asked, and how many of them have a fault."""
-    asked = [sample for sample in samples if protocol is None or protocol.asks(sample)]
+    asked = samples if protocol is None else [protocol.as_asked(one) for one in samples if protocol.asks(one)]
     prefix = "" if protocol is None else protocol.answer_prefix
     faults = 0
     with replacing(path, durable=False) as file:

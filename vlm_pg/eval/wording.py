@@ -47,7 +47,7 @@ def words(
             key = place.removeprefix(DETAILS)
             return "" if is_optional and key not in sample.details else _detail(protocol, sample, key)
         return {
-            "question": sample.question,
+            "question": _without(sample.question, protocol.without),
             "options": "\n".join(restyled(option, protocol.option_style) for option in sample.options),
             "subtitles": subtitles,
         }[place]
@@ -98,6 +98,12 @@ def shown_subtitles(rule: SubtitleRule, sample: Sample, cues: Sequence[Cue], fra
     if rule == "qwen3_vl":
         return " ".join(cue.text for cue in cues if any(cue.start < t < cue.end for t in frame_seconds))
     return "\n".join(cue.text for cue in cues if any(cue.start <= t < cue.end for t in frame_seconds))
+
+
+def _without(text: str, left_out: Sequence[str]) -> str:
+    for part in left_out:
+        text = text.replace(part, "").strip()
+    return text
 
 
 def _detail(protocol: Protocol, sample: Sample, key: str) -> str:

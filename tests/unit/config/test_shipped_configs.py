@@ -48,7 +48,8 @@ def test_every_set_of_a_shipped_suite_has_a_protocol_of_its_own_pipeline(path: P
 
 def test_suites_are_what_is_reported() -> None:
     video_r1 = {"vsi_bench", "video_mmmu", "mmvu", "mvbench", "tempcompass", "video_mme"}
-    assert shipped("eval/video_r1.yaml").eval.protocols == {name: f"{name}/video_r1" for name in video_r1}
+    for variant in ("video_r1", "video_r1_32", "video_r1_64"):
+        assert shipped(f"eval/{variant}.yaml").eval.protocols == {name: f"{name}/{variant}" for name in video_r1}
     assert shipped("eval/qwen2_5_vl.yaml").eval.protocols["mvbench"] == "mvbench/qwen2_5_vl"
     assert shipped("eval/qwen3_vl.yaml").eval.protocols["video_mme"] == "video_mme/qwen3_vl"
 

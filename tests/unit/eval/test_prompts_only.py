@@ -62,7 +62,16 @@ def test_a_line_has_words_frames_and_settings(tmp_path: Path, media_dir: Path) -
     settings = row["settings"]
     assert (settings["protocol"], settings["reader"]) == ("video_mme/video_r1", "video_mme/video_r1")
     assert (settings["max_new_tokens"], settings["sampling"]["top_p"]) == (1024, 0.001)
-    assert (settings["media"]["max_frames"], settings["media"]["max_pixels"]) == (16, 100352)
+    assert (settings["media"]["max_frames"], settings["media"]["max_pixels"]) == (16, 200704)
+
+
+def test_a_clip_is_shown_as_the_protocol_has_it(tmp_path: Path, media_dir: Path) -> None:
+    """10 frames a second: frames 4 to 9 are the clip, of which 4 evenly are 4, 6, 7, 9; Video-R1 shows it whole."""
+    clip = RECORD | {"start": 0.4, "end": 0.9}
+    [row] = rows_of(config_of(tmp_path, media_dir, [clip], "mvbench/qwen2_5_vl"), tmp_path)
+    assert row["media"][0]["frame_seconds"] == pytest.approx([0.4, 0.6, 0.7, 0.9])
+    [row] = rows_of(config_of(tmp_path, media_dir, [clip], "mvbench/video_r1"), tmp_path)
+    assert row["media"][0]["frame_seconds"] == pytest.approx([0.0, 0.3, 0.6, 0.9])
 
 
 def test_a_set_without_a_protocol_goes_by_the_configuration(tmp_path: Path, media_dir: Path) -> None:

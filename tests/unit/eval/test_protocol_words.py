@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.asking import CAT_OR_DOG, asked, choice
-from vlm_pg.eval.protocols.load import load_protocol
+from vlm_pg.eval.protocols.load import load_protocol, protocol_names
 from vlm_pg.eval.wording import words
 from vlm_pg.types import Sample
 
@@ -80,7 +80,14 @@ def of_tempcompass(task: str, published: str) -> Sample:
         (
             "video_mme/kit",
             choice(),
-            "These are the frames of a video. " + SELECT + "Question: Who is seen?\nA. a cat\nB. a dog\nAnswer: ",
+            "\nThese are the frames of a video. " + SELECT + "Question: Who is seen?\nA. a cat\nB. a dog\nAnswer: ",
+        ),
+        (
+            "video_mme/kit_subtitles",
+            choice(),
+            "\nThese are the frames of a video. This video's subtitles are listed below:\n\n"
+            + SELECT
+            + "Question: Who is seen?\nA. a cat\nB. a dog\nAnswer: ",
         ),
         (
             "video_mme/qwen3_vl",
@@ -92,7 +99,7 @@ def of_tempcompass(task: str, published: str) -> Sample:
         (
             "mvbench/official",
             choice(),
-            "Question: Who is seen?\nOptions:\n(A) a cat\n(B) a dog\nOnly give the best option.",
+            CAREFULLY + "Question: Who is seen?\nOptions:\n(A) a cat\n(B) a dog\nOnly give the best option.",
         ),
         (
             "mvbench/lmms",
@@ -102,8 +109,10 @@ def of_tempcompass(task: str, published: str) -> Sample:
         (
             "mvbench/qwen3_vl",
             choice(),
-            "Question: Who is seen?\nOptions:\n(A) a cat\n(B) a dog\nAnswer with the option's letter from the given "
-            "choices directly and only give the best option.",
+            "Carefully watch the video and pay attention to the cause and sequence of events, the detail and movement "
+            "of objects and the action and pose of persons.\nBased on your observations, select the best option that "
+            "accurately addresses the question.\nQuestion: Who is seen?\nOptions:\n(A) a cat\n(B) a dog\nAnswer with "
+            "the option's letter from the given choices directly and only give the best option.",
         ),
         (
             "tempcompass/official",
@@ -175,8 +184,19 @@ def of_tempcompass(task: str, published: str) -> Sample:
         ),
         (
             "video_mmmu/video_r1",
-            asked("mathematics", "How long?", track="Adaptation"),
-            f"How long?\n{PONDER} Please provide your text answer within the <answer> </answer> tags.",
+            asked("mathematics", "How long is it in <image 1>?", track="Adaptation"),
+            f"How long is it in ?\n{PONDER} Please provide the numerical value (e.g., 42 or 3.14) within the <answer> "
+            "</answer> tags.",
+        ),
+        (
+            "video_mmmu/video_r1",
+            asked("free_form", "What is it? <image 1>", track="Adaptation"),
+            f"What is it?\n{PONDER} Please provide your text answer within the <answer> </answer> tags.",
+        ),
+        (
+            "video_mmmu/lmms",
+            asked("free_form", "What is it? <image 1>", track="Adaptation"),
+            LEARN + "open-ended" + LAST_FRAME + "What is it? <image 1>",
         ),
         (
             "video_mmmu/official",
@@ -240,7 +260,7 @@ def of_tempcompass(task: str, published: str) -> Sample:
             "longvideobench/official",
             choice(),
             "Question: Who is seen?\nA. a cat\nB. a dog\nAnswer with the option's letter from the given choices "
-            "directly.\n",
+            "directly.",
         ),
         (
             "longvideo_reason/official",
@@ -326,22 +346,35 @@ def test_mathvista_asks_its_published_question_with_unit_and_hint(
 
 def test_system_messages_are_the_published_ones() -> None:
     assert load_protocol("mvbench/official").system == CAREFULLY
-    assert load_protocol("mvbench/qwen2_5_vl").system == CAREFULLY
     step_by_step = "Please reason step by step, and put your final answer within \\boxed{}."
     assert load_protocol("gsm8k/qwen2_5_math").system == step_by_step
-    cppo = (
-        "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. "
-        "The assistant "
-        "first thinks about the reasoning process in the mind and then provides the user with the answer. "
-        "And the answer "
-        "should be of the following format: 'Therefore, the final answer is: $\\boxed{{ANSWER}}$. I hope it "
-        "is correct' "
-        "(without quotes) where ANSWER is just the final number or expression that solves the problem. The reasoning "
-        "process and answer are enclosed within <think> </think> and <answer> </answer> tags, respectively, i.e., "
-        "<think> reasoning process here </think>\n<answer> answer here </answer>. "
+    begin = (
+        "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The "
+        "assistant first thinks about the reasoning process in the mind and then provides the user with the answer. "
     )
-    assert {load_protocol(f"{name}/cppo").system for name in ("gsm8k", "math500", "amc2023", "aime2024")} == {cppo}
+    in_the_end = (
+        "And the answer should be of the following format: 'Therefore, the final answer is: $\\boxed{{ANSWER}}$. I "
+        "hope it is correct' (without quotes) where ANSWER is just the final number or expression that solves the "
+        "problem. "
+    )
+    tags = (
+        "The reasoning process and answer are enclosed within <think> </think> and <answer> </answer> tags, "
+        "respectively, i.e., <think> reasoning process here </think>\n<answer> answer here </answer>."
+    )
+    assert load_protocol("gsm8k/cppo").system == begin + tags
+    # This recipe's ends in a blank.
+    mathematics = begin + in_the_end + tags + " "
+    assert {load_protocol(f"{name}/cppo").system for name in ("math500", "amc2023", "aime2024")} == {mathematics}
     assert load_protocol("video_mme/video_r1").system == ""
+
+
+def test_lmms_eval_puts_a_system_message_before_videos_whatever_the_model() -> None:
+    """Qwen2.5-VL's chat template has this one by itself, Qwen3-VL's none."""
+    of_videos = [name for name in protocol_names() if name.partition("/")[2].startswith("lmms") and "aime" not in name]
+    assert len(of_videos) == 12
+    assert {load_protocol(name).system for name in of_videos} == {"You are a helpful assistant."}
+    others = ("longvideobench/qwen2_5_vl", "longvideobench/qwen3_vl", "nextqa/official", "mvbench/qwen3_vl")
+    assert {load_protocol(name).system for name in others} == {""}
 
 
 def test_words_of_a_question_are_never_taken_for_places() -> None:

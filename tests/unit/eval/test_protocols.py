@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from vlm_pg.eval.settings import EvalSettings
 from vlm_pg.eval.wording import words
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.types import MediaRef
 
 SETS = {
     "aime2024",
@@ -60,6 +62,20 @@ def test_an_answer_that_mvbench_begins_is_read_from_the_bracket_on() -> None:
     assert load_protocol("mvbench/lmms").as_read("B") == "B"
 
 
+def test_video_r1_shows_mvbench_whole_videos_where_others_show_clips() -> None:
+    media = (MediaRef("video", "1.mp4", start=2.0, end=5.5, subtitles="1.srt"), MediaRef("image", "2.png"))
+    of_a_clip = replace(choice(), media=media)
+    whole = load_protocol("mvbench/video_r1").as_asked(of_a_clip)
+    assert whole.media == (MediaRef("video", "1.mp4", subtitles="1.srt"), MediaRef("image", "2.png"))
+    assert replace(whole, media=media) == of_a_clip
+    not_cut = choice()
+    assert load_protocol("mvbench/video_r1").as_asked(not_cut) is not_cut
+    assert {name for name in protocol_names() if not load_protocol(name).clips} == {
+        f"mvbench/video_r1{frames}" for frames in ("", "_32", "_64")
+    }
+    assert load_protocol("mvbench/official").as_asked(of_a_clip) is of_a_clip
+
+
 def test_frames_and_sampling_are_the_published_ones() -> None:
     base = MediaSettings(workers=0, frames="uniform", num_frames=8)
     qwen3 = load_protocol("video_mme/qwen3_vl")
@@ -76,16 +92,15 @@ def test_frames_and_sampling_are_the_published_ones() -> None:
     assert (thinking.sampling.seed, thinking.max_new_tokens) == (1234, 40960)
     r1 = load_protocol("vsi_bench/video_r1")
     seen = r1.media_settings(base)
-    assert (seen.fps, seen.min_frames, seen.max_frames, seen.max_pixels) == (2.0, 4, 16, 128 * 28 * 28)
+    assert (seen.fps, seen.min_frames, seen.max_frames) == (2.0, 4, 16)
+    assert (seen.min_pixels, seen.max_pixels, seen.video_tokens) == (128 * 28 * 28, 256 * 28 * 28, None)
     assert (r1.sampling.temperature, r1.sampling.top_p, r1.max_new_tokens) == (0.1, 0.001, 1024)
     lmms = load_protocol("video_mme/lmms")
     seen = lmms.media_settings(MediaSettings())
-    assert (seen.frames, seen.num_frames, seen.min_pixels, seen.max_pixels) == (
-        "uniform",
-        32,
-        256 * 28 * 28,
-        1605632,
-    )
+    assert (seen.frames, seen.num_frames, seen.video_tokens) == ("uniform", 32, None)
+    assert (seen.min_pixels, seen.max_pixels) == (256 * 28 * 28, 1605632)
+    # Those that begin with a set's official protocol, too.
+    assert {load_protocol(f"{name}/lmms").media["video_tokens"] for name in ("vsi_bench", "tempcompass")} == {None}
     lengths = {"video_mme": 16, "mvbench": 16, "vsi_bench": 16, "video_mmmu": 1024, "mmvu": 1024}
     lengths |= {"longvideobench": 32, "charades_sta": 50}
     assert {name: load_protocol(f"{name}/lmms").max_new_tokens for name in lengths} == lengths
@@ -100,12 +115,53 @@ def test_frames_and_sampling_are_the_published_ones() -> None:
         )
     aime = load_protocol("aime2024/cppo").sampling
     assert (aime.num_generations, aime.temperature, aime.top_p) == (4, 0.6, 0.95)
+    assert load_protocol("aime2024/lmms").max_new_tokens == 32768
+
+
+def test_official_frames_and_lengths_are_those_of_the_sets_own_scripts() -> None:
+    base = MediaSettings(workers=0)
+    tempcompass, mmvu, vsi = (load_protocol(f"{name}/official") for name in ("tempcompass", "mmvu", "vsi_bench"))
+    seen = tempcompass.media_settings(base)
+    assert (seen.fps, seen.max_pixels, tempcompass.max_new_tokens) == (1.0, 720 * 720, 128)
+    seen = mmvu.media_settings(base)
+    assert (seen.fps, seen.max_frames, mmvu.max_new_tokens) == (1.0, 64, 1024)
+    assert (vsi.max_new_tokens, vsi.sampling.temperature) == (16, 0.0)
+    assert load_protocol("mvbench/official").max_new_tokens == 100
+    # What Qwen reports on these sets has Qwen's frames and lengths.
+    for name in ("tempcompass", "mmvu", "vsi_bench"):
+        qwen = load_protocol(f"{name}/qwen2_5_vl")
+        seen = qwen.media_settings(base)
+        assert (seen.fps, seen.max_frames, seen.max_pixels, qwen.max_new_tokens) == (2.0, 768, 602112, 1024)
+
+
+@pytest.mark.parametrize("name", ["vsi_bench", "video_mmmu", "mmvu", "mvbench", "tempcompass", "video_mme"])
+@pytest.mark.parametrize("frames", [32, 64])
+def test_video_r1_reports_more_frames_and_changes_nothing_else(name: str, frames: int) -> None:
+    with_16, more = load_protocol(f"{name}/video_r1"), load_protocol(f"{name}/video_r1_{frames}")
+    assert more.media == with_16.media | {"max_frames": frames}
+    assert f"at most {frames} frames" in more.source
+    told = {"name", "source", "media"}
+    assert more.model_dump(exclude=told) == with_16.model_dump(exclude=told)
+
+
+def test_what_a_variant_differs_in_besides_stands_behind_what_its_base_does(tmp_path: Path) -> None:
+    shared = load_protocol("video_mme/lmms").differs
+    assert shared.startswith("lmms-eval takes its 32 frames out of those at 2 a second")
+    assert load_protocol("video_mme/lmms_subtitles").differs.startswith(f"{shared} lmms-eval takes only subtitles")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("base: video_mme/lmms\ndiffers_also: One thing.\n")
+    assert load_protocol(str(mine)).differs == f"{shared} One thing."
+    mine.write_text("base: math500/cppo\ndiffers_also: One thing.\n")
+    assert load_protocol(str(mine)).differs == "One thing."
+    mine.write_text("base: math500/cppo\ndiffers_also: [1]\n")
+    with pytest.raises(ConfigError, match="differs_also"):
+        load_protocol(str(mine))
 
 
 def test_what_is_published_and_not_done_is_said() -> None:
-    assert load_protocol("video_mme/qwen3_vl").not_applied() == [
-        "a presence penalty of 1.5 is published and is not applied"
-    ]
+    judge, penalty = load_protocol("video_mme/qwen3_vl").not_applied()
+    assert judge.startswith("Its script reads by a rule, then asks a judge model")
+    assert penalty == "a presence penalty of 1.5 is published and is not applied"
     assert load_protocol("video_mme/video_r1").not_applied() == []
 
 

@@ -358,7 +358,14 @@ def test_video_r1_wants_the_letter_alone(output: str, expected: float) -> None:
 def test_video_r1_numbers_are_rounded_and_written_alike() -> None:
     assert score("video_mmmu/video_r1", "<answer>3.431</answer>", "3.43", "numerical") == 1.0
     assert score("video_mmmu/video_r1", "<answer>3</answer>", "3.0", "numerical") == 0.0  # one has a point
-    assert score("video_mmmu/video_r1", "B", "text", "free_form") is None
+    assert score("video_mmmu/video_r1", "3.43", "3.429", "mathematics") == 1.0
+
+
+def test_video_r1_scores_answers_in_words_0_and_counts_them() -> None:
+    assert score("video_mmmu/video_r1", "text", "text", "free_form") == 0.0
+    assert score("video_mmmu/video_r1", "yes", "yes", "yes_no") == 0.0
+    assert score("video_mmmu/video_r1", "1/2", "1/2", "mathematics") == 0.0
+    assert score("video_mmmu/video_r1", "3", "three", "numerical") is None
 
 
 # --- MMVU ---

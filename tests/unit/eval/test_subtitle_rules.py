@@ -68,7 +68,7 @@ SELECT = (
         ),
         (
             "video_mme/kit_subtitles",
-            "These are the frames of a video. This video's subtitles are listed below:\none\n"
+            "\nThese are the frames of a video. This video's subtitles are listed below:\none\n"
             + SELECT
             + "Question: Who?\nA. x\nB. y\nAnswer: ",
         ),
@@ -81,7 +81,8 @@ SELECT = (
     ],
 )
 def test_subtitles_stand_before_the_question(name: str, expected: str) -> None:
-    assert words(load_protocol(name), sample(), CUES, (2.75,)) == ("", expected)
+    system = "You are a helpful assistant." if name == "video_mme/lmms_subtitles" else ""
+    assert words(load_protocol(name), sample(), CUES, (2.75,)) == (system, expected)
 
 
 def test_without_subtitles_qwen3_vl_leaves_their_heading_out() -> None:

@@ -1,8 +1,8 @@
 """Protocols by name: those that come with the package, and files of the user's own.
 
 A bundled file has ``common``, what its variants share, and ``variants``. ``base`` of a variant, or of a file of one's
-own, names one or several that it begins with. ``media`` and ``sampling`` are laid over each other key by key; all else
-replaces what was there.
+own, names one or several that it begins with. ``media`` and ``sampling`` are laid over each other key by key,
+``differs_also`` is put behind what ``differs`` of the bases says; all else replaces what was there.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _SETS = Path(__file__).parent / "sets"
 # What variants of several sets begin with; no set of its own.
 _SHARED = "shared"
 _MERGED = ("media", "sampling")
+_DIFFERS, _ALSO = "differs", "differs_also"
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -91,6 +92,8 @@ def _based(common: Mapping[str, Any], variant: Mapping[str, Any]) -> dict[str, A
 
 def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = {**below, **above}
+    if isinstance(merged.get(_ALSO), str):
+        merged[_DIFFERS] = f"{merged.get(_DIFFERS, '')} {merged.pop(_ALSO)}".strip()
     for key in _MERGED:
         if isinstance(below.get(key), Mapping) and isinstance(above.get(key), Mapping):
             merged[key] = {**below[key], **above[key]}

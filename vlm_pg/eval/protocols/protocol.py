@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal, Self
 
@@ -76,8 +77,10 @@ class Protocol(Settings):
     system: str = Field("", description="System message, as it is; empty: none.")
     template_by: tuple[str, ...] = Field((BY_KIND,), min_length=1, description="Keys of details, or answer_kind.")
     templates: dict[str, str] = Field(min_length=1, description="The words of the user's turn, by question type.")
+    without: tuple[str, ...] = Field((), description="Texts left out of {question}, as '<image 1>'; ends are trimmed.")
     option_style: OptionStyle = Field("A. text", description="How options are lettered in {options}.")
     subtitles: SubtitleRule = Field("none", description="Which subtitles {subtitles} holds; see wording.py.")
+    clips: bool = Field(True, description="Show the clip that a record names of a video; false: the whole video.")
     answer_prefix: str = Field("", description="Written for the model at the beginning of its answer.")
     read_prefix: str = Field("", description="The end of answer_prefix that is read as part of the answer.")
     media: dict[str, Any] = Field(default_factory=dict, description="Media settings that differ from the defaults.")
@@ -156,6 +159,12 @@ class Protocol(Settings):
     def asks(self, sample: Sample) -> bool:
         """Whether the question belongs to what the protocol reports; one without a template does not."""
         return self.template_for(sample) is not None
+
+    def as_asked(self, sample: Sample) -> Sample:
+        """The question with the media that are shown: with ``clips`` false, whole videos in place of their clips."""
+        if self.clips or all(ref.start is None and ref.end is None for ref in sample.media):
+            return sample
+        return replace(sample, media=tuple(replace(ref, start=None, end=None) for ref in sample.media))
 
     def media_settings(self, base: MediaSettings) -> MediaSettings:
         """``base`` with what the protocol sets; frames and sizes that it does not are those of the defaults.

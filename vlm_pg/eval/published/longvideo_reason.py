@@ -37,7 +37,7 @@ RULES = (
         "longvideo_reason/long_rl",
         _long_rl,
         "the rule of Long-RL, the set's authors",
-        "NVlabs/Long-RL, eval/eval.py, accuracy_reward",
+        "NVlabs/Long-RL, longvideo-reason/eval.py, accuracy_reward",
         "The first answer tags on one line, or the whole output, must equal the gold answer: '(B)' and 'B.' are wrong. "
         "Other golds than letters are also compared by math-verify on the whole output.",
     ),

@@ -26,14 +26,14 @@ def plain_number(text: str) -> float | None:
 
 def video_r1(sample: Sample, output: str, cut_off: bool) -> Reading:
     """Choices: the tagged text, or the whole output without one, equals the letter. Numbers: equal after rounding to 2
-    places, and both written with a "." or "," or both without.
+    places, and both written with a "." or "," or both without. Every answer in words is wrong, and counts.
     """
     text = (tagged(output) or output).strip()
     if sample.answer_kind == "multiple_choice":
         return chosen(sample, text if text in letters_of(sample) else "")
-    if sample.answer_kind != "numerical":
-        return unusable(f"this rule reads choices and numbers; this question's answer is of kind {sample.answer_kind}")
     gold, number = plain_number(sample.answer), plain_number(text)
+    if sample.answer_kind not in ("numerical", "mathematics") or (gold is None and sample.answer_kind != "numerical"):
+        return Reading(short(text), 0.0, "the rule scores every answer in words 0")
     if gold is None:
         return unusable(f"gold answer {sample.answer[:80]!r} is no number")
     if number is None:

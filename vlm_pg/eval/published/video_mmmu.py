@@ -80,6 +80,7 @@ RULES = (
         video_r1,
         "Video-R1's rule",
         "tulerfeng/Video-R1, src/eval_bench.py",
-        "Whole text in the first answer tags, or whole output: '(B)' and 'B.' are wrong.",
+        "Whole text in the first answer tags, or whole output: '(B)' and 'B.' are wrong, "
+        "and so is every answer in words.",
     ),
 )
