@@ -69,6 +69,8 @@ _OF_THEM = re.compile(r"\s{1,3}of\s(?:them|these|those)\b", re.IGNORECASE)
 _OF_WHOM = re.compile(r"\bof\s(?:them|these|those|whom|which),?\s(?:only\s|just\s|exactly\s|about\s)?$", re.IGNORECASE)
 _NOBODY = re.compile(r"\b(?:nobody|no\s?one)\b(?!\s(?:knows?|can|could|else|but|except)\b)", re.IGNORECASE)
 _ORPHAN = re.compile(r"\bones?\b", re.IGNORECASE)
+_OF_A_GROUP = re.compile(r"(?<![\w.,-])(one|[0-9]{1,6})\sof\s(?:the|these|those|all)\s$", re.IGNORECASE)
+_NEGATED = re.compile(r"\b(?:no|not|none|never|without)\b|n['’]t\b", re.IGNORECASE)
 State = Literal["nothing", "one", "unclear"]
 
 
@@ -91,6 +93,7 @@ def read_statement(statement: str, asked: Asked) -> Found:
     read_statement("3 trays are empty, so 18 rolls are left", Asked(noun="roll")) finds 18.
     """
     text = _CONTEST_LETTER.sub("", statement[:MAX_STATEMENT_CHARACTERS])
+    text = asked.of_year(asked.at_start(text))
     text = re.sub(r"(?<![aA]t )\bleast\b", "smallest", _zeros(text, asked))
     found_in = quantities_in(text)
     if not found_in:
@@ -106,6 +109,8 @@ def read_statement(statement: str, asked: Asked) -> Found:
         return Found("unclear")
     concluded = _concluded(without_reason(kept))
     has_cue = concluded != without_reason(kept)
+    if asked.is_opposed(concluded):
+        return Found("unclear")
     found = _from_equation(concluded, asked) or _from_quantities(concluded, asked)
     if found.state == "nothing":
         found = Found("unclear")
@@ -210,7 +215,7 @@ def _is_computation(side: str) -> bool:
 def _from_quantities(text: str, asked: Asked) -> Found:
     if _RELATION.search(text) and not _EQUALS.search(text):
         return Found("unclear")
-    if asked.noun and (part := _of_them(text, asked)):
+    if asked.noun and (part := _of_them(text, asked) or _of_a_group(text, asked)):
         return Found("one", part)
     clean = [one for one in quantities_in(text) if not one.aside]
     clean = _of_the_kind(clean, asked)
@@ -262,6 +267,19 @@ def _of_them(text: str, asked: Asked) -> Quantity | None:
         return None
     said = _long_words(text[parts[0].end :]) - _long_words(text[: parts[0].start])
     return replace(parts[0], aside="") if said & {stem(word) for word in asked.words} else None
+
+
+def _of_a_group(text: str, asked: Asked) -> Quantity | None:
+    """How many of a counted group the question asks for: "one of the 4 people wears a hat"."""
+    counted = [one for one in quantities_in(text) if asked.is_counted(text[one.end :])]
+    if len(counted) != 1 or not (part := _OF_A_GROUP.search(text[: counted[0].start])):
+        return None
+    rest = text[counted[0].end :]
+    said = _long_words(rest) - {asked.noun}
+    if _NEGATED.search(text) or not said & {stem(word) for word in asked.words}:
+        return None
+    digits = "1" if part[1].lower() == "one" else part[1]
+    return replace(quantities_in(digits)[0], start=part.start(1), end=part.end(1))
 
 
 def _long_words(text: str) -> set[str]:

@@ -199,7 +199,11 @@ def _is_letter(letter: str, text: str) -> bool:
     if letter not in _UNSURE_LETTERS:
         return True
     return (
-        re.search(rf"(?<![\w'’]){letter}(?![\w'’])(?!\s{{1,3}}(?!{_FOLLOWS})(?!optxt{letter})[^\W\d_A-Z])", text)
+        re.search(
+            rf"(?<!{WORD_LETTER})(?<![0-9_'’]){letter}(?!{WORD_LETTER}|[0-9_'’])"
+            rf"(?!\s{{1,3}}(?!{_FOLLOWS})(?!optxt{letter})[^\W\d_A-Z])",
+            text,
+        )
         is not None
     )
 

@@ -24,7 +24,7 @@ _OPEN = re.compile(
     re.IGNORECASE,
 )
 _TOTAL = re.compile(r"[^.:;]{0,3}\b(?:in\s(?:all|total)|altogether|overall)\b", re.IGNORECASE)
-_CONCLUDES = re.compile(r"\b(?:so|therefore|thus|hence)\b", re.IGNORECASE)
+_CONCLUDES = re.compile(r"\b(?:so|therefore|thus|hence)\b|,\s(?:that\sis|i\.e\.),?\s", re.IGNORECASE)
 _EXPLAINED = re.compile(r":\s|\bbecause\b|\bsince\b")
 
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from vlm_pg.eval.reading.formulas import FORMULAS
 from vlm_pg.eval.reading.option_orders import OptionOrders
+from vlm_pg.eval.reading.phrasing import gives_up
 from vlm_pg.eval.reading.stems import stem, words_in
 from vlm_pg.rewards.clauses import clauses
 from vlm_pg.rewards.options import Choices, folded
@@ -75,6 +76,25 @@ _ATTRIBUTE = re.compile(
 )
 _ARTICLE = re.compile(r"(?:an?|the)\s(?=\S)", re.IGNORECASE)
 _NAMED_A = re.compile(r"\bA\b(?!\s[^\W\d_A-Z])")
+_ALL_OF_THEM = re.compile(
+    r"(?:all\s(?:of\s)?(?:the\s)?(?:above|them|these)|all\sof\sthe\s(?:options|statements))", re.IGNORECASE
+)
+_LETTERS = r"(?:(?:options?|choices?|statements?)\s)?([A-Z](?:(?:,\s?(?:and\s)?|\sand\s|\s?&\s?)[A-Z]){1,8})"
+_ALL_LISTED = re.compile(
+    rf"\W{{0,4}}(?:(?i:all\sof)\s{_LETTERS}|{_LETTERS}\sare\sall\s(?:true|correct|right|shown|mentioned|seen))\W{{0,3}}"
+)
+# "I would pick the hallway" decides between two that were named before.
+_PICKS = re.compile(
+    r"\b(?:I|we)(?:['’](?:d|ll)|\swould|\swill|\sshould)?\s(?:rather\s|still\s)?(?:pick|choose|select|go\swith|say|opt\sfor|"
+    r"guess|settle\son)\b",
+    re.IGNORECASE,
+)
+_HEDGED = re.compile(r"\bor\b|\b(?:both|either)\b", re.IGNORECASE)
+_EARLY = re.compile(r"\b(?:at\sfirst|initially|in\sthe\sbeginning|at\sthe\s(?:beginning|start))\b", re.IGNORECASE)
+_LATE = re.compile(r"\b(?:at\sthe\s(?:very\s)?end|finally|eventually|in\sthe\send|last)\b", re.IGNORECASE)
+_THEN = re.compile(r"[,;]\s(?:and\s|but\s)?(?:then|later|finally|in\sthe\send|at\sthe\send)\b", re.IGNORECASE)
+_OWN_SUBJECT = re.compile(r"\W{0,4}(?:the|an?)\s(\w{1,20})\s(?:is|are|was|were)\s", re.IGNORECASE)
+_JOINS = re.compile(r",?\s(?:and|while|whereas|but)\s|[,;]\s")
 _LONGEST_TEXT = 300
 _MOST_OTHERS = 2
 
@@ -118,6 +138,7 @@ class OptionTexts:
         symbols = {word for text in self.choices.values() for word in re.findall(r"\b[A-Z]\b", text)}
         self._symbols = {word[0].upper(): word for word in asked if word[0].upper() in symbols and len(word) > 3}
         self._asked = asked
+        self._asks_end = _LATE.search(question) is not None and _EARLY.search(question) is None
         told = " ".join([question, *self.choices.values()])
         self._denials = [pattern for pattern in (_DISCOURAGED, _NEARLY) if not pattern.search(told)]
 
@@ -128,7 +149,7 @@ class OptionTexts:
         """
         sentence = _EARLIER.sub("", _SET_ASIDE.sub(" ", sentence))
         if len(placeholders(sentence)) > 1:
-            sentence = _SECOND.sub(" ", sentence)
+            sentence = self._of_the_end(self._of_the_asked(_SECOND.sub(" ", sentence)))
         parts, reasons, rejected = self._parts(sentence)
         whole = frozenset(letter for part in parts for letter in placeholders(part)) - rejected
         if len(whole) == 1 and self._is_aside(sentence):
@@ -138,6 +159,9 @@ class OptionTexts:
         if len(whole) > 1 and (turn := _TURN.split(sentence)) and len(turn) > 1:
             last = frozenset(placeholders(turn[-1])) - rejected
             whole = last if len(last) == 1 else whole
+        if len(whole) > 1 and _PICKS.search(parts[-1]) and not _HEDGED.search(parts[-1]):
+            picked = placeholders(parts[-1]) - rejected
+            whole = picked if len(picked) == 1 else whole
         if whole:
             other = (
                 self._loose(", ".join(parts), whole | rejected) if len(whole) == 1 and self._is_joined(parts) else None
@@ -145,6 +169,45 @@ class OptionTexts:
             return Named(whole | (other.letters if other and other.is_whole else frozenset()), True)
         told = ", ".join(parts)
         return self._loose(told, rejected) or self._by_reasons(reasons, rejected)
+
+    def all_listed(self, text: str) -> str | None:
+        """The option that says "all of the above", where ``text`` only lists all those above it.
+
+        "" for a list of others, None for any other text.
+        """
+        listed = _ALL_LISTED.fullmatch(text)
+        if listed is None:
+            return None
+        letters = re.findall(r"\b[A-Z]\b", listed[1] or listed[2])
+        for place, (letter, option) in enumerate(self.choices.items()):
+            if _ALL_OF_THEM.fullmatch(option.strip(" .")):
+                return letter if sorted(letters) == sorted(self.choices)[:place] else ""
+        return ""
+
+    def says_undecidable(self, sentence: str) -> bool:
+        """Whether ``sentence`` gives up by naming an option that does: "Cannot be determined"."""
+        named = placeholders(sentence)
+        return len(named) == 1 and gives_up(self.choices[min(named)]) and not gives_up(without_placeholders(sentence))
+
+    def num_asked_in(self, sentence: str) -> int:
+        """How many words of the question ``sentence`` has, little ones and those of options aside."""
+        return len((self._asked - _STOP) & set(_words(without_placeholders(sentence))))
+
+    def _of_the_end(self, sentence: str) -> str:
+        """Of "he is happy at first, then sad" what comes last, where the end is asked for."""
+        then = _THEN.search(sentence)
+        if not self._asks_end or then is None or not _EARLY.search(sentence[: then.start()]):
+            return sentence
+        return sentence[then.end() :] if placeholders(sentence[then.end() :]) else sentence
+
+    def _of_the_asked(self, sentence: str) -> str:
+        """Of "the window is left and the door is right" what is said of that which the question names."""
+        pieces = _JOINS.split(sentence)
+        subjects = [subject[1] if (subject := _OWN_SUBJECT.match(one)) else "" for one in pieces]
+        if len(pieces) < 2 or not all(subjects) or any(len(placeholders(one)) != 1 for one in pieces):
+            return sentence
+        asked = [one for one, subject in zip(pieces, subjects, strict=True) if stem(subject) in self._asked]
+        return asked[0] if len(asked) == 1 else sentence
 
     def _is_aside(self, sentence: str) -> bool:
         """Whether an option is only an attribute in a sentence that says little of what was asked: "a red light"."""
