@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -104,6 +105,20 @@ NUMBERS: list[tuple[tuple[str, dict[str, str]], str, float | None]] = [
     (OVEN, "Three quarters of an hour.", 45),
     (OVEN, "Three quarters of the cake are eaten.", None),
 ]
+HEIGHT = ("What is the height of the cabinet in centimeters?", {"unit": "cm"})
+NUMBERS += [
+    (HEIGHT, "The door is 200 cm high and the cabinet is slightly lower, about 180 cm.", 180),
+    (HEIGHT, "The cabinet is 180 cm high and the door is 200 cm high.", 180),
+    (HEIGHT, "The cabinet is 20 cm lower than the door, and the door is 200 cm high.", None),
+]
+# Outputs to "When is the door opened?", and the span.
+SPANS: list[tuple[str, list[float] | None]] = [
+    ("The door is opened from 5 to 10 seconds, and then the man sits from 10 to 20 seconds.", [5, 10]),
+    ("The door is opened from 5 to 10 seconds and closed from 10 to 20 seconds.", None),
+    ("The door opens from 5 to 10 seconds and the door closes from 10 to 20 seconds.", None),
+    ("The door handle moves from 5 to 10 seconds, and the man sits from 10 to 20 seconds.", None),
+    ("The man sits from 10 to 20 seconds, and the door is not opened from 5 to 10 seconds.", None),
+]
 TWO = ("Solve $x^2 - 5x + 6 = 0$.", "2, 3")
 ONE = ("Solve $2x = 6$.", "3")
 HEADS = ("What is the probability of heads?", "\\frac{1}{4}")
@@ -167,6 +182,13 @@ def test_numbers(reader: WholeReader, asked: tuple[str, dict[str, str]], output:
     reading = reader.read(sample, output, False)
     assert (None if reading.answer is None else float(reading.answer)) == number
     assert reading.score == float(number is not None)
+
+
+@pytest.mark.parametrize("output,span", SPANS, ids=[row[0][:60] for row in SPANS])
+def test_spans(reader: WholeReader, output: str, span: list[float] | None) -> None:
+    sample = Sample("1", "When is the door opened?", (), (), "[5.0, 10.0]", "time_span", "s", "c")
+    answer = reader.read(sample, output, False).answer
+    assert (None if answer is None else json.loads(answer)) == span
 
 
 @pytest.mark.parametrize("asked,output,is_right", MATHEMATICS, ids=[row[1][:60] for row in MATHEMATICS])

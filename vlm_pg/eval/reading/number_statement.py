@@ -10,6 +10,7 @@ from typing import Literal
 from vlm_pg.eval.reading.asked import Asked, stem
 from vlm_pg.eval.reading.quantities import Quantity, quantities_in
 from vlm_pg.eval.reading.statements import without_reason
+from vlm_pg.eval.reading.subjects import about_the_asked
 from vlm_pg.rewards.clauses import affirmed
 from vlm_pg.rewards.numbers import in_unit_of
 
@@ -94,6 +95,7 @@ def read_statement(statement: str, asked: Asked) -> Found:
     """
     text = _CONTEST_LETTER.sub("", statement[:MAX_STATEMENT_CHARACTERS])
     text = asked.of_year(asked.at_start(text))
+    text = about_the_asked(text, asked.stems, lambda part: len(quantities_in(part)) == 1 and " than " not in part)
     text = re.sub(r"(?<![aA]t )\bleast\b", "smallest", _zeros(text, asked))
     found_in = quantities_in(text)
     if not found_in:

@@ -10,6 +10,7 @@ from vlm_pg.eval.reading.formulas import FORMULAS
 from vlm_pg.eval.reading.option_orders import OptionOrders
 from vlm_pg.eval.reading.phrasing import gives_up
 from vlm_pg.eval.reading.stems import stem, words_in
+from vlm_pg.eval.reading.subjects import about_the_asked
 from vlm_pg.rewards.clauses import clauses
 from vlm_pg.rewards.options import Choices, folded
 from vlm_pg.rewards.plain_text import NO_GAPS
@@ -93,8 +94,6 @@ _HEDGED = re.compile(r"\bor\b|\b(?:both|either)\b", re.IGNORECASE)
 _EARLY = re.compile(r"\b(?:at\sfirst|initially|in\sthe\sbeginning|at\sthe\s(?:beginning|start))\b", re.IGNORECASE)
 _LATE = re.compile(r"\b(?:at\sthe\s(?:very\s)?end|finally|eventually|in\sthe\send|last)\b", re.IGNORECASE)
 _THEN = re.compile(r"[,;]\s(?:and\s|but\s)?(?:then|later|finally|in\sthe\send|at\sthe\send)\b", re.IGNORECASE)
-_OWN_SUBJECT = re.compile(r"\W{0,4}(?:the|an?)\s(\w{1,20})\s(?:is|are|was|were)\s", re.IGNORECASE)
-_JOINS = re.compile(r",?\s(?:and|while|whereas|but)\s|[,;]\s")
 _LONGEST_TEXT = 300
 _MOST_OTHERS = 2
 
@@ -149,7 +148,10 @@ class OptionTexts:
         """
         sentence = _EARLIER.sub("", _SET_ASIDE.sub(" ", sentence))
         if len(placeholders(sentence)) > 1:
-            sentence = self._of_the_end(self._of_the_asked(_SECOND.sub(" ", sentence)))
+            sentence = about_the_asked(
+                _SECOND.sub(" ", sentence), self._asked, lambda part: len(placeholders(part)) == 1
+            )
+            sentence = self._of_the_end(sentence)
         parts, reasons, rejected = self._parts(sentence)
         whole = frozenset(letter for part in parts for letter in placeholders(part)) - rejected
         if len(whole) == 1 and self._is_aside(sentence):
@@ -199,15 +201,6 @@ class OptionTexts:
         if not self._asks_end or then is None or not _EARLY.search(sentence[: then.start()]):
             return sentence
         return sentence[then.end() :] if placeholders(sentence[then.end() :]) else sentence
-
-    def _of_the_asked(self, sentence: str) -> str:
-        """Of "the window is left and the door is right" what is said of that which the question names."""
-        pieces = _JOINS.split(sentence)
-        subjects = [subject[1] if (subject := _OWN_SUBJECT.match(one)) else "" for one in pieces]
-        if len(pieces) < 2 or not all(subjects) or any(len(placeholders(one)) != 1 for one in pieces):
-            return sentence
-        asked = [one for one, subject in zip(pieces, subjects, strict=True) if stem(subject) in self._asked]
-        return asked[0] if len(asked) == 1 else sentence
 
     def _is_aside(self, sentence: str) -> bool:
         """Whether an option is only an attribute in a sentence that says little of what was asked: "a red light"."""
