@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 
-_SMALL = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-    "seventeen eighteen nineteen"
-)
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-_WORDS = {word: value for value, word in enumerate(_SMALL.split())}
-_WORDS |= {word: 10 * value for value, word in enumerate(_TENS.split(), start=2)}
+from vlm_pg.eval.english_numbers import ONES, TENS
+
+_WORDS = {word: value for value, word in enumerate(ONES)}
+_WORDS |= {word: 10 * value for value, word in enumerate(TENS, start=2)}
 _WORDS |= {"hundred": 100, "thousand": 1000}
 
 _FIGURES = re.compile(r"-?\d+(?:\.\d+)?")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
+from vlm_pg.eval.english_numbers import ONES, TENS
+
 _UNSEEN = re.compile("[\u200b\u200c\u200d\ufeff]")
 _OPEN = r"<\s*answer\b[^>]*+>\s*+"
 _CLOSE = re.compile(r"<\s*/\s*answer\s*>", re.IGNORECASE)
@@ -12,11 +14,7 @@ _NUMBER = r"[-+]?(?:\d*\.\d+|\d+)(?:e[-+]?\d+)?"
 _TAGGED_LETTER = re.compile(_OPEN + "([A-J])", re.IGNORECASE)
 _TAGGED_NUMBER = re.compile(rf"{_OPEN}({_NUMBER})(?:[^\d<][^<]*+)?<\s*/\s*answer\s*>", re.IGNORECASE)
 _BARE_NUMBER = re.compile(_NUMBER, re.IGNORECASE)
-_TO_TWENTY = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-    "seventeen eighteen nineteen twenty"
-)
-_NUMBER_WORDS = _TO_TWENTY.split()
+_NUMBER_WORDS = [*ONES, TENS[0]]
 _NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(_NUMBER_WORDS)})\b", re.IGNORECASE)
 _THINK_END = re.compile(r"</\s*think\s*>", re.IGNORECASE)
 _THINK_START = re.compile(r"<\s*think\s*>", re.IGNORECASE)

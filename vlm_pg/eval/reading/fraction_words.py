@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-_COUNTS = "one two three four five six seven eight nine"
+from vlm_pg.eval.english_numbers import ONES
+
 _PARTS = "half=halves third quarter=fourth fifth sixth seventh eighth ninth tenth"
-_NUMERATORS = {word: place for place, word in enumerate(_COUNTS.split(), start=1)}
+_NUMERATORS = {word: place for place, word in enumerate(ONES[1:10], start=1)}
 _DENOMINATORS = {word: place for place, words in enumerate(_PARTS.split(), start=2) for word in words.split("=")}
 _WORDS = rf"(?<![\w-])({'|'.join(_NUMERATORS)})[\s-]({'|'.join(_DENOMINATORS)})s?(?![\w-])"
 _FRACTION = re.compile(_WORDS, re.IGNORECASE)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+from vlm_pg.eval.english_numbers import ONES, TENS
 from vlm_pg.rewards.clauses import affirmed
 from vlm_pg.rewards.options import Choices
 from vlm_pg.rewards.units import Unit, parse_unit
 
-_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-_SPELLED = {word: str(number) for number, word in enumerate(_WORDS)}
+_SPELLED = {word: str(number) for number, word in enumerate([*ONES, TENS[0]])}
 _SPELLED |= {"once": "1 times", "twice": "2 times", "thrice": "3 times"}
 _SPELLED_OUT = re.compile(rf"\b(?:{'|'.join(_SPELLED)})\b", re.IGNORECASE)
 _NUMBER = re.compile(
