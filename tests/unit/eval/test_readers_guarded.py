@@ -29,6 +29,10 @@ TRUE = ("Which of these is true?", ("The dough rests", "Butter is added", "The o
 KEYS = ("In which room does the woman leave the keys?", ("Kitchen", "Bathroom", "Hallway", "Bedroom"))
 HOW = ("How are x and y related?", ("They are proportional", "They are equal", "Cannot be determined"))
 SPEAK = ("How many people speak in the video?", ("2", "3", "4", "5"))
+BOX = (
+    "What happens after the girl opens the box?",
+    ("A cat jumps out", "She closes it again", "Nothing happens", "She calls her brother"),
+)
 # (question and options, output, letter)
 CHOICES: list[tuple[tuple[str, tuple[str, ...]], str, str | None]] = [
     (MOOD, "He is happy at first, then sad.", "B"),
@@ -63,6 +67,10 @@ CHOICES: list[tuple[tuple[str, tuple[str, ...]], str, str | None]] = [
     (HOW, "I cannot tell how they are related.", None),
     (SPEAK, "There are 2 women and 2 men, that is 4 people.", "C"),
     (SPEAK, "There are 2 women and 3 men.", None),
+    (BOX, "The girl calls her brother.", "D"),
+    (BOX, "She calls her sister.", None),
+    (BOX, "Her brother calls her.", None),
+    (BOX, "A dog jumps out", None),
 ]
 # (question, output, side)
 SIDES: list[tuple[str, str, str | None]] = [
@@ -105,10 +113,14 @@ NUMBERS: list[tuple[tuple[str, dict[str, str]], str, float | None]] = [
     (OVEN, "Three quarters of an hour.", 45),
     (OVEN, "Three quarters of the cake are eaten.", None),
 ]
+FAR = ("What is the distance between the sofa and the stove (in meters)?", {"unit": "m"})
 HEIGHT = ("What is the height of the cabinet in centimeters?", {"unit": "cm"})
 NUMBERS += [
     (HEIGHT, "The door is 200 cm high and the cabinet is slightly lower, about 180 cm.", 180),
     (HEIGHT, "The cabinet is 180 cm high and the door is 200 cm high.", 180),
+    (FAR, "The sofa is 2.5 m from the stove.", 2.5),
+    (FAR, "2.5 m from the left edge of the sofa", 2.5),
+    (FAR, "The sofa is 2.5 m away from the window.", None),
     (HEIGHT, "The cabinet is 20 cm lower than the door, and the door is 200 cm high.", None),
 ]
 # Outputs to "When is the door opened?", and the span.
@@ -121,6 +133,7 @@ SPANS: list[tuple[str, list[float] | None]] = [
 ]
 TWO = ("Solve $x^2 - 5x + 6 = 0$.", "2, 3")
 ONE = ("Solve $2x = 6$.", "3")
+VALUE = ("What is the value of $f(3)$?", "8")
 HEADS = ("What is the probability of heads?", "\\frac{1}{4}")
 MANY = ("How many coins are in the bag?", "4")
 # (question and gold, output, whether it is right)
@@ -134,6 +147,8 @@ MATHEMATICS: list[tuple[tuple[str, str], str, bool]] = [
     (ONE, "$x = 7$ and $x = 3$", False),
     (ONE, "$2x = 6$ and $x = 3$", True),
     (ONE, "$y = 4$ and $x = 3$", True),
+    (VALUE, "$f(3) = 8$ and $f(2) = 3$.", True),
+    (VALUE, "$f(3) = 3$ and $f(2) = 8$.", False),
     (HEADS, "One quarter.", True),
     (HEADS, "It is 1 in 4.", True),
     (HEADS, "It is 1 in 5.", False),

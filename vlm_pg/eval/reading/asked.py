@@ -107,6 +107,9 @@ _AFTERWARDS = re.compile(
     re.IGNORECASE,
 )
 _PIECE = re.compile(r"(?<=[,;])\s|\s(?=(?:so|and|but|while)\s)")
+_FROM_THING = re.compile(
+    r"\s{0,3}(?:away\s|apart\s|far\s)?(?:from|to)\s(?:the|an?|its|your)\s((?:[\w-]{1,20}\s?){1,6})", re.IGNORECASE
+)
 _YEAR = re.compile(r"(?<![\d.,])(?:1[89]|20)\d\d(?![\d%]|[.,]\d)")
 
 
@@ -185,6 +188,11 @@ class Asked:
     def is_opposed(self, text: str) -> bool:
         """Whether ``text`` tells of the opposite of what is asked: who failed, where those who passed are counted."""
         return says_opposite(words_in(text), self.stems, STATES)
+
+    def is_from_elsewhere(self, text: str) -> bool:
+        """Whether ``text``, which follows a distance, measures it from a thing that the question does not name."""
+        end = _FROM_THING.match(text) if "distance" in self.dimensions else None
+        return end is not None and not self.stems & set(words_in(end[1]))
 
     def at_start(self, text: str) -> str:
         """``text`` without what it tells of afterwards, where the beginning is asked for."""

@@ -254,6 +254,11 @@ def _sentence(sample: Sample, sentence: str, asks_word: bool) -> str | None:
     found = runs(text)
     if not found:
         return None
+    # "f(3) = 8 and f(2) = 3", asked for f(3).
+    symbols = {_bare(one) for one in _ECHO.findall(sample.question)}
+    of_asked = [run for run in found if _left_side(run) in symbols]
+    if len(of_asked) == 1 and len(found) > 1 and not several:
+        found = of_asked
     is_equation = _EQUATION.search(sample.question) is not None
     results = [result_of(found[-1], is_equation=is_equation)]
     place = text.rfind(found[-1])

@@ -189,6 +189,7 @@ def _prose(text: str, asked: Asked) -> Found:
 
 def _is_list(said: list[str]) -> bool:
     """Whether several lines give a value each: labelled ones, or bare numbers."""
+    said = [one for one in said if not is_beside_the_point(one)]
     labelled = sum(1 for one in said if (sides := label_and_value(one)) and re.search(r"\d", sides[1]))
     bare = {one for one in said if re.fullmatch(r"[-+]?[0-9.]{1,20}\W{0,3}", one)}
     return labelled >= 2 or len(bare) >= _MOST_EQUAL

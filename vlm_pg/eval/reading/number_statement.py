@@ -104,7 +104,7 @@ def read_statement(statement: str, asked: Asked) -> Found:
         return Found("unclear")
     if (untold := _CANNOT_TELL.search(text)) and untold.start() > found_in[-1].start:
         return Found("unclear")
-    if asked.is_of_another_kind(text):
+    if asked.is_of_another_kind(text) or any(asked.is_from_elsewhere(text[one.end :]) for one in found_in):
         return Found("unclear", is_weak=True)
     kept = _without_asides(affirmed(text))
     if not quantities_in(kept):

@@ -94,6 +94,9 @@ _HEDGED = re.compile(r"\bor\b|\b(?:both|either)\b", re.IGNORECASE)
 _EARLY = re.compile(r"\b(?:at\sfirst|initially|in\sthe\sbeginning|at\sthe\s(?:beginning|start))\b", re.IGNORECASE)
 _LATE = re.compile(r"\b(?:at\sthe\s(?:very\s)?end|finally|eventually|in\sthe\send|last)\b", re.IGNORECASE)
 _THEN = re.compile(r"[,;]\s(?:and\s|but\s)?(?:then|later|finally|in\sthe\send|at\sthe\send)\b", re.IGNORECASE)
+_AGENT = re.compile(r"\W{0,4}(?:the|her|his|their)\s(\w{2,20})\s\w{2,20}s\s(?:her|him|them|it)\b", re.IGNORECASE)
+_PRONOUN = re.compile(r"\W{0,4}(?:she|he|they|it)\s", re.IGNORECASE)
+_FEWEST_ALIKE = 4
 _LONGEST_TEXT = 300
 _MOST_OTHERS = 2
 
@@ -293,7 +296,11 @@ class OptionTexts:
         full = [letter for letter in left if self._telling[letter] and self._telling[letter] <= told]
         if len(fitting) > 1:
             fitting = [letter for letter in fitting if letter in full] or fitting
-        if len(fitting) == 1 and _is_opposed(self._all[fitting[0]], frozenset(_words(text))):
+        if len(fitting) == 1 and (
+            _is_opposed(self._all[fitting[0]], frozenset(_words(text)))
+            or _is_substituted(_words(self.choices[fitting[0]]), _words(text))
+            or _is_done_to(self.choices[fitting[0]], text)
+        ):
             return None
         if len(fitting) == 1 and fitting[0] not in self._orders.letters:
             is_full = fitting[0] in full
@@ -334,6 +341,20 @@ def _is_opposed(option: frozenset[str], told: frozenset[str]) -> bool:
     """Whether a statement has "off" or "out" where an option has "on" or "in"."""
     pairs = list(_OPPOSITES) + [(other, one) for one, other in _OPPOSITES]
     return any(one in option and other in told and one not in told for one, other in pairs)
+
+
+def _is_substituted(option: list[str], told: list[str]) -> bool:
+    """Whether a statement is an option but for one word that says another thing: "she calls her sister"."""
+    if len(option) != len(told) or len(option) < _FEWEST_ALIKE:
+        return False
+    other = [(one, word) for one, word in zip(option, told, strict=True) if one != word]
+    return len(other) == 1 and not set(other[0]) & _STOP
+
+
+def _is_done_to(option: str, told: str) -> bool:
+    """Whether a statement has another do what an option's "she" does: "her brother calls her"."""
+    agent = _AGENT.match(told)
+    return agent is not None and _PRONOUN.match(option) is not None and stem(agent[1]) in _words(option)
 
 
 def placeholders(text: str) -> frozenset[str]:
