@@ -110,6 +110,13 @@ _PIECE = re.compile(r"(?<=[,;])\s|\s(?=(?:so|and|but|while)\s)")
 _FROM_THING = re.compile(
     r"\s{0,3}(?:away\s|apart\s|far\s)?(?:from|to)\s(?:the|an?|its|your)\s((?:[\w-]{1,20}\s?){1,6})", re.IGNORECASE
 )
+_PLACE = re.compile(r"\bin\s(?:the|this)\s(?:\w{1,15}\s)?(\w{3,20})\b", re.IGNORECASE)
+# What says where without naming another place.
+_NEUTRAL = (
+    "room scene video clip frame image picture shot footage photo view background foreground middle center centre "
+    "corner front back end beginning start total question sentence group chart graph table figure line row"
+)
+_ANY_PLACE = frozenset(_NEUTRAL.split())
 _YEAR = re.compile(r"(?<![\d.,])(?:1[89]|20)\d\d(?![\d%]|[.,]\d)")
 
 
@@ -122,6 +129,7 @@ class Asked:
     the asking sentence. ``modifiers``: the words before the noun ("red"). ``dimensions``: those
     that the question names, of a length or an area ("height"). ``is_at_start``: what there is at the beginning is asked
     for. ``year``: the one year that the question names, "" without one. ``stems``: of all words of the asking sentence.
+    ``places``: where things are counted ("kitchen").
     """
 
     unit: Unit | None = None
@@ -135,6 +143,7 @@ class Asked:
     is_at_start: bool = False
     year: str = ""
     stems: frozenset[str] = frozenset()
+    places: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, sample: Sample) -> Asked:
@@ -162,6 +171,7 @@ class Asked:
             _AT_START.search(asking) is not None and not _AFTERWARDS.search(asking),
             years[0] if len(years := sorted(set(_YEAR.findall(asking)))) == 1 else "",
             frozenset(words_in(asking)),
+            frozenset(stem(one) for one in _PLACE.findall(asking)) - _ANY_PLACE,
         )
 
     def is_counted(self, text: str) -> bool:
@@ -193,6 +203,15 @@ class Asked:
         """Whether ``text``, which follows a distance, measures it from a thing that the question does not name."""
         end = _FROM_THING.match(text) if "distance" in self.dimensions else None
         return end is not None and not self.stems & set(words_in(end[1]))
+
+    def is_elsewhere(self, text: str) -> bool:
+        """Whether ``text`` counts in another place than the one that the question names."""
+        places = {stem(one) for one in _PLACE.findall(text)}
+        return (
+            bool(self.places and places)
+            and not places & (self.places | _ANY_PLACE)
+            and not self.places & set(words_in(text))
+        )
 
     def at_start(self, text: str) -> str:
         """``text`` without what it tells of afterwards, where the beginning is asked for."""

@@ -45,6 +45,12 @@ _PLACEHOLDER = re.compile(
 )
 _CONTEST_LETTER = re.compile(r"^\W{0,6}(?:\\text\w{0,2}\s?\{\s?)?\(?\s?[A-J]\s?\)\s?\}?(?:\\[ ,;:]|\s)+(?=\S)")
 _SEVERAL = re.compile(r"\b(?:all|solutions|roots|zeros|zeroes|values|numbers|pairs|integers)\b|所有|解", re.IGNORECASE)
+_SUPPOSED = re.compile(r"^\W{0,4}if\b.{0,400}?(?:,|\bthen\b)|^\W{0,4}if\b.*$", re.IGNORECASE | re.DOTALL)
+_REFUTED = re.compile(r"\bcontradict|\bimpossible\b|\bwould\simply\b|矛盾", re.IGNORECASE)
+_TAKEN_BACK = re.compile(r"\W{0,6}(?:is|was|would\sbe)\s(?:wrong|incorrect|not\b)", re.IGNORECASE)
+_TERM = re.compile(
+    r"(?:\bwhat\sis|\bvalue\sof|\bfind|\bcompute|\bdetermine)\s(?:the\svalue\sof\s)?\$([^$=]{2,40})\$", re.I
+)
 _CHANCE = re.compile(r"\bprobabilit|\bchance|\blikelihood|\bfraction\b|\bproportion\b|概率", re.IGNORECASE)
 _ONE_IN = re.compile(r"(?<![\d.,/])([0-9]{1,9})\s(?:in|out\sof)\s(?:every\s)?([0-9]{1,9})(?![\d.,]*\d)", re.IGNORECASE)
 # "2, 3" holds two values; "1,250" and "(2,5)" one.
@@ -177,6 +183,8 @@ def answer_of_mathematics(sample: Sample, said: Said) -> str | None:
 
 def _in_final(sample: Sample, said: Said, text: str, asks_word: bool) -> str | None:
     after = said.after
+    if _TAKEN_BACK.match(after):
+        return None if said.is_cut else _in_prose(sample, after, asks_word)
     place = first_correction(after)
     if place is not None and not is_check(after[place:]):
         return None if said.is_cut else _in_prose(sample, after[place:], asks_word)
@@ -242,8 +250,8 @@ def _sentence(sample: Sample, sentence: str, asks_word: bool) -> str | None:
         return _word(sample, sentence)
     several = _asks_several(sample)
     text = affirmed(without_reason(_signs(without_marks(sentence, " "), sample)))
-    text = _CONDITION.sub("", text)
-    if _UNDECIDED.search(text):
+    text = _SUPPOSED.sub("", _CONDITION.sub("", text))
+    if _UNDECIDED.search(text) or _REFUTED.search(text):
         return None
     clauses = [clause for clause in _CLAUSE.split(text) if not _OF_OTHERS.search(clause)]
     text = ", ".join(clauses) or text
@@ -257,8 +265,10 @@ def _sentence(sample: Sample, sentence: str, asks_word: bool) -> str | None:
     # "f(3) = 8 and f(2) = 3", asked for f(3).
     symbols = {_bare(one) for one in _ECHO.findall(sample.question)}
     of_asked = [run for run in found if _left_side(run) in symbols]
-    if len(of_asked) == 1 and len(found) > 1 and not several:
+    if len(of_asked) == 1 and len(found) > 1 and not several and all(_left_side(run) for run in found):
         found = of_asked
+    if _is_of_another_term(found[-1], sample):
+        return None
     is_equation = _EQUATION.search(sample.question) is not None
     results = [result_of(found[-1], is_equation=is_equation)]
     place = text.rfind(found[-1])
@@ -291,6 +301,15 @@ def _signs(text: str, sample: Sample) -> str:
     """``text`` with signs for words; "1 in 4" is a fraction where a probability is asked for."""
     text = with_words_as_signs(text)
     return _ONE_IN.sub(r"\1/\2", text) if _CHANCE.search(sample.question) else text
+
+
+def _is_of_another_term(run: str, sample: Sample) -> bool:
+    """Whether a run gives a value to another term of the variables that are asked about: "a = 7", asked for a + b."""
+    left, terms = _left_side(run), _TERM.findall(sample.question)
+    if not left or len(terms) != 1 or not re.search(r"[A-Za-z]\s?[-+*/]|[-+*/]\s?[A-Za-z]", terms[0]):
+        return False
+    letters, asked = set(re.findall(r"[A-Za-z]", left)), set(re.findall(r"[A-Za-z]", terms[0]))
+    return bool(letters) and letters <= asked and sorted(left.strip("()")) != sorted(_bare(terms[0]).strip("()"))
 
 
 def _left_side(run: str) -> str:

@@ -70,6 +70,7 @@ _OF_THEM = re.compile(r"\s{1,3}of\s(?:them|these|those)\b", re.IGNORECASE)
 _OF_WHOM = re.compile(r"\bof\s(?:them|these|those|whom|which),?\s(?:only\s|just\s|exactly\s|about\s)?$", re.IGNORECASE)
 _NOBODY = re.compile(r"\b(?:nobody|no\s?one)\b(?!\s(?:knows?|can|could|else|but|except)\b)", re.IGNORECASE)
 _ORPHAN = re.compile(r"\bones?\b", re.IGNORECASE)
+_NO_COUNT = re.compile(r"\s{0,3}(?:times\s(?:as|more)\b|o['’]clock\b)", re.IGNORECASE)
 _OF_A_GROUP = re.compile(r"(?<![\w.,-])(one|[0-9]{1,6})\sof\s(?:the|these|those|all)\s$", re.IGNORECASE)
 _NEGATED = re.compile(r"\b(?:no|not|none|never|without)\b|n['’]t\b", re.IGNORECASE)
 State = Literal["nothing", "one", "unclear"]
@@ -100,6 +101,8 @@ def read_statement(statement: str, asked: Asked) -> Found:
     found_in = quantities_in(text)
     if not found_in:
         return Found("nothing")
+    if asked.is_elsewhere(text):
+        return Found("unclear")
     if _OTHERWISE.match(text) or _FRACTION_WORD.match(text, found_in[-1].end):
         return Found("unclear")
     if (untold := _CANNOT_TELL.search(text)) and untold.start() > found_in[-1].start:
@@ -220,7 +223,7 @@ def _from_quantities(text: str, asked: Asked) -> Found:
     if asked.noun and (part := _of_them(text, asked) or _of_a_group(text, asked)):
         return Found("one", part)
     clean = [one for one in quantities_in(text) if not one.aside]
-    clean = _of_the_kind(clean, asked)
+    clean = _of_the_kind([one for one in clean if not _is_no_count(text, one, asked)], asked)
     if not clean:
         is_part = any(one.aside in ("part",) for one in quantities_in(text))
         return Found("unclear", is_weak=is_part)
@@ -295,6 +298,12 @@ def _are_of_different_things(text: str, found: list[Quantity], asked: Asked) -> 
     names = [re.match(r"\s{1,3}([a-z]{3,20})\b", text[one.end :]) for one in found]
     joined = all(re.search(r"\band\b|,", text[one.end : other.start]) for one, other in pairwise(found))
     return joined and all(names) and len({name[1] for name in names if name}) == len(found)
+
+
+def _is_no_count(text: str, quantity: Quantity, asked: Asked) -> bool:
+    """Whether things are asked for, and a quantity is a percentage, a multiple or a time of day."""
+    is_counting = bool(asked.noun) and asked.unit is None and not asked.is_percent
+    return is_counting and (quantity.number.is_percent or _NO_COUNT.match(text, quantity.end) is not None)
 
 
 def _is_of_something_else(text: str, quantity: Quantity, asked: Asked) -> bool:

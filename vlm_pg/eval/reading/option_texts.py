@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from vlm_pg.eval.reading.events import is_in_other_order, is_of_another, is_undone
 from vlm_pg.eval.reading.formulas import FORMULAS
 from vlm_pg.eval.reading.option_orders import OptionOrders
 from vlm_pg.eval.reading.phrasing import gives_up
@@ -140,15 +141,19 @@ class OptionTexts:
         symbols = {word for text in self.choices.values() for word in re.findall(r"\b[A-Z]\b", text)}
         self._symbols = {word[0].upper(): word for word in asked if word[0].upper() in symbols and len(word) > 3}
         self._asked = asked
+        self._question, self._told = question, " ".join([question, *self.choices.values()])
+        self._is_told_of_undone = is_undone(self._told)
         self._asks_end = _LATE.search(question) is not None and _EARLY.search(question) is None
-        told = " ".join([question, *self.choices.values()])
-        self._denials = [pattern for pattern in (_DISCOURAGED, _NEARLY) if not pattern.search(told)]
+        self._denials = [pattern for pattern in (_DISCOURAGED, _NEARLY) if not pattern.search(self._told)]
 
     def named(self, sentence: str) -> Named | None:
         """What ``sentence`` affirms by options' texts; None if it names no option. No letters: not clear which.
 
         Whole texts are masked in ``sentence``. What is rejected, granted or told of before does not count.
         """
+        plain = self.unmasked(sentence)
+        if is_in_other_order(plain, self._question) or is_of_another(plain, self._told):
+            return None
         sentence = _EARLIER.sub("", _SET_ASIDE.sub(" ", sentence))
         if len(placeholders(sentence)) > 1:
             sentence = about_the_asked(
@@ -237,7 +242,8 @@ class OptionTexts:
 
     def _is_denied(self, clause: str) -> bool:
         """Whether a clause tells of what is advised against or only nearly happens, where no option does."""
-        return any(pattern.search(clause) for pattern in self._denials)
+        is_left_undone = not self._is_told_of_undone and is_undone(self.unmasked(clause))
+        return is_left_undone or any(pattern.search(clause) for pattern in self._denials)
 
     def _by_reasons(self, reasons: list[str], rejected: frozenset[str]) -> Named | None:
         whole = frozenset(letter for part in reasons for letter in placeholders(part)) - rejected

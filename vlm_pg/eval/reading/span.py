@@ -6,6 +6,7 @@ import re
 
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.number_words import digits_for_words, language_of
+from vlm_pg.eval.reading.opposites import STATES, says_opposite
 from vlm_pg.eval.reading.spelling import plain_numbers, plain_prose, without_abbreviations
 from vlm_pg.eval.reading.statements import (
     first_correction,
@@ -143,6 +144,8 @@ def _last_spans(said: list[str], text: str, asked: frozenset[str]) -> list[Span]
         told = about_the_asked(
             one[:MAX_STATEMENT_CHARACTERS], asked, lambda part: len(spans_in(part)) == 1, any_verb=True
         )
+        if says_opposite(words_in(told), asked, STATES):
+            return []  # the door is closed, where its opening is asked for
         spans = _row(one, said) if table_cells(one) else spans_in(affirmed(told))
         if not spans and told != one[:MAX_STATEMENT_CHARACTERS]:
             return []  # what is asked about is denied, and the span beside it is another thing's

@@ -196,9 +196,7 @@ def _stated(sentence: str, sample: Sample) -> str | None:
         if is_quantity and (quantity := _QUANTITY.search(text)):
             return quantity[0].strip()
         says = list(_SAYS.finditer(text))
-        if not says or not (
-            set(words_in(text)) & (asked - _IDLE) or len(says[0].string[: says[0].start()].split()) <= 2
-        ):
+        if not says or not (set(words_in(text)) & (asked - _IDLE) or set(words_in(text[: says[0].start()])) <= _IDLE):
             continue
         rest = text[says[-1].end() :].split()
         while rest and set(words_in(rest[-1])) <= asked:

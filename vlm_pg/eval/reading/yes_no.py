@@ -47,6 +47,10 @@ _AT_TIME = re.compile(
 )
 _NO_ONE = re.compile(r"\bno\sone\b", re.IGNORECASE)
 _NONE_THERE = re.compile(r"\b(?:nobody|nothing|none|no\s(?!longer|more|doubt)[a-z]{2,20})\b", re.IGNORECASE)
+_WORD_DENIED = re.compile(
+    r"\b(?:yes|no)\b[\"'”]?\s(?:is|was|would\sbe)(?:n['’]t|\s(?:not|wrong|incorrect))\b", re.IGNORECASE
+)
+_UNTRUE = re.compile(r"(?:\bnot|n['’]t)\s(?:true|correct|right|the\scase)\sthat\b", re.IGNORECASE)
 _CONCEDES = re.compile(r"^[^:]{1,30}:\W{0,4}(?:yes|no)\b[^.]{0,200}?\b(?:but|however)\b", re.IGNORECASE)
 _DENIES = re.compile(
     r"\b(?:not|never|no|nobody|none|neither|cannot|nowhere|hardly)\b|n['’]t\b|\bfails?\sto\b", re.IGNORECASE
@@ -138,6 +142,10 @@ def side_of(text: str, question: str) -> Side | None:
 def _sides(sentence: str, question: str, is_first: bool) -> set[Side]:
     """What one sentence says of yes and no."""
     sentence = _HEDGE.sub("", _BY_THE_WAY.sub("", sentence))
+    if _WORD_DENIED.search(sentence) or (
+        (denial := _UNTRUE.search(sentence)) and _DENIES.search(sentence, denial.end())
+    ):
+        return set()
     if _UNDECIDED.search(sentence):
         return {"yes", "no"} if re.search(r"\byes\s?and\s?no\b", sentence, re.IGNORECASE) else set()
     is_explicit = is_first or _ALONE.search(sentence) is not None
