@@ -205,7 +205,7 @@ class Asked:
         return end is not None and not self.stems & set(words_in(end[1]))
 
     def is_elsewhere(self, text: str) -> bool:
-        """Whether ``text`` counts in another place than the one that the question names."""
+        """Whether ``text``, which follows a count, names another place than the question does."""
         places = {stem(one) for one in _PLACE.findall(text)}
         return (
             bool(self.places and places)

@@ -45,7 +45,7 @@ _PLACEHOLDER = re.compile(
 )
 _CONTEST_LETTER = re.compile(r"^\W{0,6}(?:\\text\w{0,2}\s?\{\s?)?\(?\s?[A-J]\s?\)\s?\}?(?:\\[ ,;:]|\s)+(?=\S)")
 _SEVERAL = re.compile(r"\b(?:all|solutions|roots|zeros|zeroes|values|numbers|pairs|integers)\b|所有|解", re.IGNORECASE)
-_SUPPOSED = re.compile(r"^\W{0,4}if\b.{0,400}?(?:,|\bthen\b)|^\W{0,4}if\b.*$", re.IGNORECASE | re.DOTALL)
+_SUPPOSED = re.compile(r"^\W{0,4}if\b.{0,400}?(?:,|\bthen\b)", re.IGNORECASE | re.DOTALL)
 _REFUTED = re.compile(r"\bcontradict|\bimpossible\b|\bwould\simply\b|矛盾", re.IGNORECASE)
 _TAKEN_BACK = re.compile(r"\W{0,6}(?:is|was|would\sbe)\s(?:wrong|incorrect|not\b)", re.IGNORECASE)
 _TERM = re.compile(

@@ -101,7 +101,7 @@ def read_statement(statement: str, asked: Asked) -> Found:
     found_in = quantities_in(text)
     if not found_in:
         return Found("nothing")
-    if asked.is_elsewhere(text):
+    if asked.is_elsewhere(re.split(r"[,.;]", text[found_in[-1].end :], maxsplit=1)[0]):
         return Found("unclear")
     if _OTHERWISE.match(text) or _FRACTION_WORD.match(text, found_in[-1].end):
         return Found("unclear")
