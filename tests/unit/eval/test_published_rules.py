@@ -335,6 +335,102 @@ def test_vsi_numbers_that_are_not_read_are_wrong_and_a_gold_of_0_has_no_value() 
     assert score("vsi_bench/video_r1", "0", "0", kind) is None
 
 
+@pytest.mark.parametrize(
+    ("output", "number"),
+    [
+        ("3", 3.0),
+        ("There are 3 boxes and 4 bags.", 3.0),
+        ("Three boxes, 4 bags.", 3.0),  # a word before the figures
+        ("4 bags, three boxes", 4.0),
+        ("twenty-one", 21.0),
+        ("three hundred and twenty-one", 321.0),
+        ("two thousand five hundred", 2500.0),
+        ("hundred", 100.0),
+        ("one, two", 3.0),  # a run goes on over what is no word
+        ("one or two", 1.0),  # "or" is a word
+        ("1,200", 1.0),
+        ("-2.5 m", -2.5),
+        ("It is about 2.", 2.0),
+        ("a chair", None),
+        ("", None),
+    ],
+)
+def test_vsi_lmms_reads_the_first_number_anywhere(output: str, number: float | None) -> None:
+    reading = read("vsi_bench/lmms", output, question("3", "mean_relative_accuracy"))
+    assert (reading.answer is None) == (number is None)
+    assert number is None or float(reading.answer or "nan") == number
+
+
+def test_vsi_lmms_reads_choices_as_the_authors_do_and_passes_ties() -> None:
+    assert score("vsi_bench/lmms", "b. left", "B") == 1.0
+    assert score("vsi_bench/lmms", "The answer is B", "B") == 0.0
+    assert score("vsi_bench/lmms", "I see three of them", "4", "mean_relative_accuracy") == pytest.approx(0.6)
+    assert score("vsi_bench/lmms", "3", "0", "mean_relative_accuracy") is None
+
+
+@pytest.mark.parametrize(
+    ("output", "number"),
+    [
+        ("3 or 4", 4.0),  # the last
+        ("<answer>3 to 4</answer>, not 5", 3.0),  # what stands at the beginning of the first tags
+        ("<answer>about 3</answer> or 4", 4.0),  # tags that begin with no number are passed over
+        ("<answer>1,200</answer>", 1.0),
+        ("<answer>two</answer>", 2.0),
+        ("<think>7</think> It is 3.5 m", 3.5),
+        ("<think>7</think> none", 7.0),  # nothing behind the thinking: the last of all
+        ("<think>7 then 8", 8.0),
+        ("[5, 6]", 5.0),  # a list's first member
+        ("[5, 6", 6.0),
+        ("[five]", None),  # no list that Python reads
+        ("twenty-one", -1.0),  # "20-1": the words count as figures one by one
+        ("1e2", 100.0),
+        ("4 chairs (seen at 0:30)", 30.0),
+        ("none", None),
+    ],
+)
+def test_vsi_kit_reads_the_last_number(output: str, number: float | None) -> None:
+    reading = read("vsi_bench/kit", output, question("3", "mean_relative_accuracy"))
+    assert (reading.answer is None) == (number is None)
+    assert number is None or float(reading.answer or "nan") == number
+
+
+def test_vsi_kit_passes_ties() -> None:
+    assert score("vsi_bench/kit", "5 or 3", "4", "mean_relative_accuracy") == pytest.approx(0.6)
+    assert score("vsi_bench/kit", "5", "10", "mean_relative_accuracy") == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("<answer>b</answer>", "B"),
+        ("<answer>front</answer>", "F"),  # the letter that the word begins with
+        ("<answer>Door</answer> <answer>B</answer>", "D"),  # the first tags
+        ("<answer>the left (C) </answer>", "C"),  # the letter before the closing tag
+        ("<answer>the left</answer>\nB", "B"),
+        ("so B</think> it is so", "B"),  # before the end of thinking
+        ("A\nB\n\n**C**", "C"),  # the last line
+        ("D. left\nas A and C show", "D"),  # a line with two letters is passed over
+        ("A man stands to the left", "A"),  # the article
+        ("b) left of the door", "B"),
+        ("Option B: left\nD", "D"),
+        ("D\nOption B: left", "D"),  # a line that names an option is passed over
+        ("Neither A nor B.\n" + "so\n" * 7, None),
+        ("The answer: B\n" + "so\n" * 7, "B"),
+        ("The answer is A, not B, so the answer is B" + "\nso" * 7, "A"),  # the first phrase, not the last
+        ("it is D" + "\nso" * 7, "D"),  # the one capital that stands alone
+        ("nothing", None),
+        ("", None),
+    ],
+)
+def test_vsi_kit_goes_through_places_in_order(output: str, expected: str | None) -> None:
+    assert letter("vsi_bench/kit", output) == expected
+
+
+def test_vsi_kit_reads_no_more_than_the_last_six_lines_behind_thinking_first() -> None:
+    assert letter("vsi_bench/kit", "<think>B</think>" + "\nso" * 7) == "B"  # the letter before the closing tag
+    assert letter("vsi_bench/kit", "<think>A\nno</think>\n" + "so\n" * 6 + "D") == "D"
+
+
 # --- Video-R1 ---
 
 
@@ -480,6 +576,34 @@ def test_gsm8k_by_lmms_ignores_commas() -> None:
 
 
 @pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("18", 1.0),
+        ("<think>9 + 9</think><answer>18</answer>", 1.0),
+        ("<answer>18</answer> <answer>20</answer>", 0.0),  # the last tags
+        ("18 <answer>20</answer>", 0.0),  # the tags alone
+        ("<answer>...</answer> 18", 1.0),  # tags without an answer: the whole output
+        ("<answer>18", 1.0),
+        ("<answer>$18.00</answer>", 1.0),  # one number
+        ("<answer>9 + 9 = 18 dollars</answer>", 1.0),  # the last number
+        ("<answer>18 = 9 + 9</answer>", 0.0),
+        ("<answer>-18</answer>", 1.0),  # one number that is not 18, but the last one has no sign
+        ("2 - 18", 1.0),
+        ("The answer is 18. Step 2", 0.0),
+        ("eighteen", 0.0),
+    ],
+)
+def test_gsm8k_by_cppo(output: str, expected: float) -> None:
+    assert score("gsm8k/cppo", output, "18", "numerical") == expected
+
+
+def test_gsm8k_by_cppo_ignores_commas_and_needs_a_number_for_gold() -> None:
+    assert score("gsm8k/cppo", "<answer>1,250</answer>", "1,250", "numerical") == 1.0
+    assert score("gsm8k/cppo", "it is 1,250.", "1250", "numerical") == 1.0
+    assert score("gsm8k/cppo", "x", "unknown", "numerical") is None
+
+
+@pytest.mark.parametrize(
     ("output", "gold", "expected"),
     [
         (r"\boxed{0.27}", "27", 1.0),  # a hundredth
@@ -592,6 +716,8 @@ HOSTILE = {
     "letters": "A" * 100_000,
     "lines": "A.\n" * 33_000,
     "answers": "answer : " * 11_000,
+    "tags in a tag": "<answer " * 12_500 + ">",
+    "tags with letters": "<answer>a" * 11_000,
 }
 KINDS: dict[str, AnswerKind] = {
     "charades_sta": "time_span",

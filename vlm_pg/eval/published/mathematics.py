@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.published.checking import latex_of_output_agrees, same_mathematics
+from vlm_pg.eval.published.cppo_gsm8k import cppo_gsm8k
 from vlm_pg.eval.published.qwen_math import is_right, read_answer
 from vlm_pg.eval.published.qwen_spelling import respelled
 from vlm_pg.eval.published.rule import Rule, short
@@ -124,7 +125,7 @@ def _for_each_set() -> list[Rule]:
                     "CPPO's rule, after Open-R1's",
                     "lzhxmu/CPPO, src/open_r1/rewards_math.py",
                     "Math-verify on the LaTeX of the whole output and of the solution. A solution that it cannot read "
-                    "makes every output right. Its rule for GSM8K is not offered.",
+                    "makes every output right.",
                 )
             )
     return rules
@@ -145,6 +146,14 @@ RULES = (
         "lmms-eval's flexible-extract, after lm-evaluation-harness",
         "EvolvingLMMs-Lab/lmms-eval, lmms_eval/tasks/gsm8k/gsm8k.yaml",
         "The last match of a number's signs counts, so that '$\\boxed{18}$.' reads '$.' and is wrong, as is '18.00'.",
+    ),
+    Rule(
+        "gsm8k/cppo",
+        cppo_gsm8k,
+        "CPPO's rule for GSM8K",
+        "lzhxmu/CPPO, src/open_r1/grpo_trainer_gsm.py",
+        "The last answer tags, or else the whole output, must be the gold text, or hold it as their only or last "
+        "number. The last number's sign is lost, so that '2 - 18' is 18.",
     ),
     Rule(
         "aime/lmms",

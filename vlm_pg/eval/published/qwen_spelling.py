@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from vlm_pg.eval.english_numbers import ONES, TENS
+
 # Removed where they stand between signs that belong to no word, one after another, twice; then the same with an "s".
 # fmt: off
 _UNITS = (
@@ -23,13 +25,6 @@ _UNITS = (
     "more", "sec", "unit", "cu . m", "cm 2", "rs .", "rs", "kg", "g", "month", "km", "m", "cm", "mm", "apple", "liter",
     "loss", "yard", "pure", "year", "increase", "decrease", "d", "less", "Surface", "litre", "pi sq m", "s .", "metre",
     "meter", "inch",
-)
-_SMALL = (
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-)
-_TENS = (
-    "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety",
 )
 # fmt: on
 _FIRST = (
@@ -47,8 +42,8 @@ _ZEROS = (re.compile(r"(\d+)\.0*([^\d])"), re.compile(r"(\d+)\.0*$"))
 _ROOT = re.compile(r"\\sqrt(\w+)")
 _LARGE = {"billion": 10**9, "million": 10**6, "thousand": 1000}
 _WORDS = (
-    {word: value for value, word in enumerate(_SMALL)}
-    | {word: 10 * value for value, word in enumerate(_TENS, 2)}
+    {word: value for value, word in enumerate(ONES)}
+    | {word: 10 * value for value, word in enumerate(TENS, 2)}
     | {"hundred": 100}
     | _LARGE
 )
@@ -139,7 +134,7 @@ def _whole_number(words: list[str]) -> int | None:
 
 def _decimals(words: list[str]) -> float:
     """What the words behind "point" make, each of one digit; 0 if one is not."""
-    digits = [_SMALL.index(word) if word in _SMALL[:10] else -1 for word in words]
+    digits = [ONES.index(word) if word in ONES[:10] else -1 for word in words]
     return 0 if -1 in digits else float("0." + "".join(map(str, digits)))
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 from vlm_pg.eval.contracts import Reading
+from vlm_pg.eval.published.first_number import first_number
 from vlm_pg.eval.published.relative_accuracy import relative_accuracy_below, relative_accuracy_or_equal
 from vlm_pg.eval.published.rule import Rule, chosen, letters_of, short, unusable
+from vlm_pg.eval.published.spatial_kit import kit_letter, kit_number
 from vlm_pg.eval.published.tags import plain_number, tagged, video_r1
 from vlm_pg.types import Sample
 
@@ -23,6 +25,28 @@ def _official(sample: Sample, output: str, cut_off: bool) -> Reading:
     if number is None:
         return Reading(None, 0.0, "the first word is no number")
     return Reading(short(word), relative_accuracy_or_equal(number, gold))
+
+
+def _lmms(sample: Sample, output: str, cut_off: bool) -> Reading:
+    """Choices as the authors read them, numbers wherever they stand."""
+    if sample.answer_kind == "multiple_choice":
+        return _official(sample, output, cut_off)
+    return _graded(sample, first_number(output))
+
+
+def _kit(sample: Sample, output: str, cut_off: bool) -> Reading:
+    if sample.answer_kind == "multiple_choice":
+        return chosen(sample, kit_letter(output))
+    return _graded(sample, kit_number(output))
+
+
+def _graded(sample: Sample, number: float | None) -> Reading:
+    gold = _gold(sample)
+    if gold is None:
+        return unusable(f"gold answer {sample.answer[:80]!r} is no number other than 0")
+    if number is None:
+        return Reading(None, 0.0, "there is no number")
+    return Reading(f"{number:.15g}", relative_accuracy_or_equal(number, gold))
 
 
 def _video_r1(sample: Sample, output: str, cut_off: bool) -> Reading:
@@ -57,8 +81,24 @@ RULES = (
         "the authors' rule",
         "vision-x-nyu/thinking-in-space, lmms_eval/tasks/vsibench/utils.py",
         "Only the text before the first blank is read: '(B)', 'B)' and 'about 3' are wrong. Thresholds are met with "
-        "<=, where the paper has <: 3 for 4 is 0.6, 5 for 10 is 0.1. lmms-eval read alike; its later search for "
-        "numbers, and VLMEvalKit's rule, are not offered.",
+        "<=, where the paper has <: 3 for 4 is 0.6, 5 for 10 is 0.1.",
+    ),
+    Rule(
+        "vsi_bench/lmms",
+        _lmms,
+        "lmms-eval's rule since 0.7; before, it was the authors'",
+        "EvolvingLMMs-Lab/lmms-eval, lmms_eval/tasks/vsibench/utils.py",
+        "Choices as by the authors' rule. Of numbers the first in figures or English words counts, wherever it stands: "
+        "'from 2 to 3' is 2, 'one, two' is 3, '1,200' is 1. Thresholds are met with <=.",
+    ),
+    Rule(
+        "vsi_bench/kit",
+        _kit,
+        "VLMEvalKit's rule without its judge",
+        "open-compass/VLMEvalKit, vlmeval/dataset/utils/spatial_bench",
+        "Choices by six steps, of which the first takes the letter that any word in answer tags begins with ('<answer>"
+        "front</answer>' is F). Numbers: the first in answer tags, else the last ('3 or 4' is 4). Thresholds are met "
+        "with <=. A gold answer of 0, which the kit compares by the difference, has no value here.",
     ),
     Rule(
         "vsi_bench/video_r1",

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from vlm_pg.eval.reading.opposites import STATES, says_opposite
 from vlm_pg.eval.reading.quantities import unit_named
+from vlm_pg.eval.reading.stems import words_in
+from vlm_pg.rewards.clauses import affirmed
 from vlm_pg.rewards.numbers import read_quantity
 from vlm_pg.rewards.units import Unit, parse_unit
 from vlm_pg.types import Sample
@@ -95,6 +98,26 @@ _STATES_LEFT = re.compile(
     r"quedan?|restam?|restano)\b|剩|残|остал|남",
     re.IGNORECASE,
 )
+_AT_START = re.compile(
+    r"\b(?:at\s(?:the\s)?(?:very\s)?(?:beginning|start|outset)|at\sfirst|initially|originally|to\sbegin\swith)\b",
+    re.IGNORECASE,
+)
+_AFTERWARDS = re.compile(
+    r"\b(?:left|remain\w{0,3}|still|now|afterwards?|later|eventually|finally|at\s(?:the\s)?(?:very\s)?end)\b",
+    re.IGNORECASE,
+)
+_PIECE = re.compile(r"(?<=[,;])\s|\s(?=(?:so|and|but|while)\s)")
+_FROM_THING = re.compile(
+    r"\s{0,3}(?:away\s|apart\s|far\s)?(?:from|to)\s(?:the|an?|its|your)\s((?:[\w-]{1,20}\s?){1,6})", re.IGNORECASE
+)
+_PLACE = re.compile(r"\bin\s(?:the|this)\s(?:\w{1,15}\s)?(\w{3,20})\b", re.IGNORECASE)
+# What says where without naming another place.
+_NEUTRAL = (
+    "room scene video clip frame image picture shot footage photo view background foreground middle center centre "
+    "corner front back end beginning start total question sentence group chart graph table figure line row"
+)
+_ANY_PLACE = frozenset(_NEUTRAL.split())
+_YEAR = re.compile(r"(?<![\d.,])(?:1[89]|20)\d\d(?![\d%]|[.,]\d)")
 
 
 @dataclass(frozen=True)
@@ -104,7 +127,9 @@ class Asked:
     ``noun``: stem of the name of what is counted ("chair"), "" if nothing is. ``symbol``: the variable or term asked
     for, without blanks ("m+n"). ``is_left``: what is left over is asked for. ``words``: those of
     the asking sentence. ``modifiers``: the words before the noun ("red"). ``dimensions``: those
-    that the question names, of a length or an area ("height").
+    that the question names, of a length or an area ("height"). ``is_at_start``: what there is at the beginning is asked
+    for. ``year``: the one year that the question names, "" without one. ``stems``: of all words of the asking sentence.
+    ``places``: where things are counted ("kitchen").
     """
 
     unit: Unit | None = None
@@ -115,6 +140,10 @@ class Asked:
     words: frozenset[str] = frozenset()
     modifiers: frozenset[str] = frozenset()
     dimensions: frozenset[str] = frozenset()
+    is_at_start: bool = False
+    year: str = ""
+    stems: frozenset[str] = frozenset()
+    places: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, sample: Sample) -> Asked:
@@ -139,6 +168,10 @@ class Asked:
             words,
             frozenset(_modifiers(counted[1]) if counted else ()),
             _dimensions(asking) if unit and _is_spatial(unit) else frozenset(),
+            _AT_START.search(asking) is not None and not _AFTERWARDS.search(asking),
+            years[0] if len(years := sorted(set(_YEAR.findall(asking)))) == 1 else "",
+            frozenset(words_in(asking)),
+            frozenset(stem(one) for one in _PLACE.findall(asking)) - _ANY_PLACE,
         )
 
     def is_counted(self, text: str) -> bool:
@@ -161,6 +194,47 @@ class Asked:
         """Whether ``text`` names another dimension than the question does: a width where a distance is asked for."""
         named = _dimensions(text) if self.dimensions else frozenset()
         return bool(named) and not named & self.dimensions
+
+    def is_opposed(self, text: str) -> bool:
+        """Whether ``text`` tells of the opposite of what is asked: who failed, where those who passed are counted."""
+        return says_opposite(words_in(text), self.stems, STATES)
+
+    def is_from_elsewhere(self, text: str) -> bool:
+        """Whether ``text``, which follows a distance, measures it from a thing that the question does not name."""
+        end = _FROM_THING.match(text) if "distance" in self.dimensions else None
+        return end is not None and not self.stems & set(words_in(end[1]))
+
+    def is_elsewhere(self, text: str) -> bool:
+        """Whether ``text``, which follows a count, names another place than the question does."""
+        places = {stem(one) for one in _PLACE.findall(text)}
+        return (
+            bool(self.places and places)
+            and not places & (self.places | _ANY_PLACE)
+            and not self.places & set(words_in(text))
+        )
+
+    def at_start(self, text: str) -> str:
+        """``text`` without what it tells of afterwards, where the beginning is asked for."""
+        if not self.is_at_start:
+            return text
+        pieces = _PIECE.split(text)
+        return " ".join(one for one in pieces if _AT_START.search(one) or not _AFTERWARDS.search(one))
+
+    def of_year(self, text: str) -> str:
+        """What ``text``, which tells of several years, says of the one asked for; all of it where that is not clear.
+
+        of "In 2010 it was 130 and in 2015 it was 145", asked for 2015, " it was 145"
+        """
+        if not self.year or len(set(_YEAR.findall(text))) < 2 or affirmed(text) != text:
+            return text
+        value = rf"(\S{{1,20}}(?:\s(?!and|but|or)[^\W\d_]{{1,12}})?)\s(?:in|by|for)\s{self.year}\b"
+        before = re.search(value, text)
+        if before and re.search(r"\d", before[1]) and not _YEAR.search(before[1]):
+            return before[1]
+        pieces = [one for one in _PIECE.split(text) if self.year in one]
+        if len(pieces) != 1 or len(set(_YEAR.findall(pieces[0]))) != 1:
+            return text
+        return re.sub(rf"\b(?:in\s)?{self.year}\b", " ", pieces[0], flags=re.IGNORECASE)
 
     def states_left(self, text: str) -> bool:
         """Whether ``text`` says what is left, where that is asked."""

@@ -17,7 +17,7 @@ _FIRST_WORD = re.compile(
     re.IGNORECASE,
 )
 _YES = ("yes", "correct", "true", "right")
-_LABEL = re.compile(r"[\W_]{0,10}(?:option\s)?\(?([A-Z])(?:[).:]|\s{1,3}[|(–-]|\s{0,3}[✅✔☑✓❌✗✘✖❎])")
+_LABEL = re.compile(r"[\W_]{0,10}(?i:option\s)?\(?([A-Z])(?:[).:]|\s{1,3}[|(–-]|\s{0,3}[✅✔☑✓❌✗✘✖❎])")
 _FEWEST_LINES = 2
 
 

@@ -13,6 +13,7 @@ from vlm_pg.eval.reading.option_numbers import NumericOptions, numeric_options
 from vlm_pg.eval.reading.option_texts import OptionTexts, option_texts, placeholders, without_placeholders
 from vlm_pg.eval.reading.phrasing import (
     concludes,
+    contrasts,
     corrects,
     gives_up,
     is_hypothetical,
@@ -130,6 +131,7 @@ class _State:
     is_corrected: bool = False
     is_turned: bool = False
     is_concluded: bool = False
+    num_asked: int = 0
     rejected: set[str] = field(default_factory=set)
 
     def take_up(self, sentence: str) -> None:
@@ -160,12 +162,21 @@ class _State:
         self.state(min(letters) if len(letters) == 1 else "", "letter", rank)
         self.is_concluded = concluded
 
-    def by_text(self, letters: frozenset[str], sentence: str) -> None:
-        """A sentence names options by their texts: it counts where no letter was stated, or that is taken back."""
+    def by_text(self, letters: frozenset[str], sentence: str, num_asked: int = 0) -> None:
+        """A sentence names options by their texts: it counts where no letter was stated, or that is taken back.
+
+        ``num_asked``: how many words of the question it has. One that sets something beside what was said, and has
+        fewer than that had, is about another thing; with as many it leaves both open.
+        """
         is_kept = self.by == "letter" and not self.is_turned
         if is_kept or letters <= self.rejected or (self.letter and is_hypothetical(sentence)):
             return
+        if self.by == "text" and self.letter and {self.letter} != letters and contrasts(sentence):
+            if num_asked >= self.num_asked:
+                self.state("", "text", 0)
+            return
         self.state(min(letters) if len(letters) == 1 else "", "text", 0)
+        self.num_asked = num_asked
 
     def state(self, letter: str, by: str, rank: int) -> None:
         """Take ``letter`` for what is stated."""
@@ -191,8 +202,11 @@ class _Choosing:
         if len(words := set(text.split())) == 1:
             text = words.pop()  # one answer many times
         bare = text.strip(_AROUND)
-        if len(bare) == 1 and bare.upper() in self.letters:
-            return bare.upper()
+        lone = bare.rstrip("?？ ")  # "B?": unsure, and an answer
+        if len(lone) == 1 and lone.upper() in self.letters:
+            return lone.upper()
+        if (everything := self.texts.all_listed(text)) is not None:
+            return everything or None
         if self.is_numbered and bare.isdecimal() and len(bare) < 3:
             return self.letters[int(bare) - 1] if 0 < int(bare) <= len(self.letters) else None
         if (whole := self.texts.is_whole_text(text)) is not None:
@@ -295,7 +309,7 @@ class _Choosing:
         if state.by == "letter" and state.letter and also - {state.letter}:
             state.state("", "letter", 3)
             return
-        gave_up = gives_up(self.texts.unmasked(sentence))
+        gave_up = gives_up(self.texts.unmasked(sentence)) and not self.texts.says_undecidable(sentence)
         if stated.letters:
             if _CONDITION.match(sentence):
                 return
@@ -313,7 +327,7 @@ class _Choosing:
         if gave_up:
             state.give_up()
         elif not listed and not is_unfinished and (letters := self._by_texts(sentence)):
-            state.by_text(letters, sentence)
+            state.by_text(letters, sentence, self.texts.num_asked_in(sentence))
 
     def _is_contradicted(self, sentence: str, letters: frozenset[str]) -> bool:
         """Whether a clause that is nothing but one option's text stands beside another one's letter."""

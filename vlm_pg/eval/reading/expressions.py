@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from vlm_pg.eval.reading.fraction_words import fractions_for_words
+
 MAX_CHARACTERS = 2000
 
 _MACRO = r"\\(?!(?:text|mbox|quad|qquad|item)[a-z]{0,6}(?![A-Za-z]))(?:[A-Za-z]{1,20}|[{}%|,!;: ])"
@@ -38,11 +40,11 @@ _BASE_IN_WORDS = re.compile(r"\b([0-9A-F]{1,30})\s{1,3}(?:\(?in\s{1,3})?\(?base\
 
 
 def with_words_as_signs(text: str) -> str:
-    """``text`` without LaTeX's thousands separators, and with roots and bases told in words as LaTeX.
+    """``text`` without LaTeX's thousands separators, and with roots, bases and fractions told in words as signs.
 
     with_words_as_signs("3 times the square root of 2") -> "3 \\sqrt{2}"
     """
-    text = _THOUSANDS.sub("", text)
+    text = fractions_for_words(_THOUSANDS.sub("", text))
     return _BASE_IN_WORDS.sub(r"\1_{\2}", _ROOT_IN_WORDS.sub(r"\\sqrt{\1}", text))
 
 

@@ -45,6 +45,17 @@ _PLACEHOLDER = re.compile(
 )
 _CONTEST_LETTER = re.compile(r"^\W{0,6}(?:\\text\w{0,2}\s?\{\s?)?\(?\s?[A-J]\s?\)\s?\}?(?:\\[ ,;:]|\s)+(?=\S)")
 _SEVERAL = re.compile(r"\b(?:all|solutions|roots|zeros|zeroes|values|numbers|pairs|integers)\b|所有|解", re.IGNORECASE)
+_SUPPOSED = re.compile(r"^\W{0,4}if\b.{0,400}?(?:,|\bthen\b)", re.IGNORECASE | re.DOTALL)
+_REFUTED = re.compile(r"\bcontradict|\bimpossible\b|\bwould\simply\b|矛盾", re.IGNORECASE)
+_TAKEN_BACK = re.compile(r"\W{0,6}(?:is|was|would\sbe)\s(?:wrong|incorrect|not\b)", re.IGNORECASE)
+_TERM = re.compile(
+    r"(?:\bwhat\sis|\bvalue\sof|\bfind|\bcompute|\bdetermine)\s(?:the\svalue\sof\s)?\$([^$=]{2,40})\$", re.I
+)
+_CHANCE = re.compile(r"\bprobabilit|\bchance|\blikelihood|\bfraction\b|\bproportion\b|概率", re.IGNORECASE)
+_ONE_IN = re.compile(r"(?<![\d.,/])([0-9]{1,9})\s(?:in|out\sof)\s(?:every\s)?([0-9]{1,9})(?![\d.,]*\d)", re.IGNORECASE)
+# "2, 3" holds two values; "1,250" and "(2,5)" one.
+_TWO_VALUES = re.compile(r",\s|,(?!\d{3}(?!\d)|\\!)")
+_IN_BRACKETS = re.compile(r"[(\[{][^()\[\]{}]{0,400}[)\]}]")
 _EQUATION = re.compile(r"\bequations?\s{1,3}(?:of|for|that|in)\b|方程", re.IGNORECASE)
 _IN_BASE = re.compile(
     r"\bin\s{1,3}base\s{1,3}\$?\s?([0-9]{1,2})|\bto\s{1,3}base\s{1,3}\$?\s?([0-9]{1,2})", re.IGNORECASE
@@ -135,7 +146,7 @@ def read_mathematics(sample: Sample, said: Said, grade: Grade) -> Reading:
     """What ``said`` answers to a question for mathematics.
 
     Args:
-        sample: its ``answer`` decides only whether the answer is a word or a formula.
+        sample: its ``answer`` decides only whether the answer is a word, a formula or several formulas.
         said: what the output says.
         grade: says what an answer is worth; ``grade_in`` makes one of the checking processes.
 
@@ -158,7 +169,8 @@ def answer_of_mathematics(sample: Sample, said: Said) -> str | None:
 
     What the last box or tag holds, else what stands behind the last "The answer is", else in the last sentence with a
     formula; a change of mind is followed. Of a chain of equals signs the last exact side counts. An expression of the
-    question that is only repeated is none. Several solutions are joined by commas where several are asked for.
+    question that is only repeated is none. Several solutions are joined by commas where several are asked for, by the
+    question or by a gold answer of several; where one is asked for, several values side by side are none.
     """
     asks_word = words(statement(sample.answer), gold=True) is not None
     text = _one_line_matrices(said.text[-_LONGEST:])
@@ -171,19 +183,21 @@ def answer_of_mathematics(sample: Sample, said: Said) -> str | None:
 
 def _in_final(sample: Sample, said: Said, text: str, asks_word: bool) -> str | None:
     after = said.after
+    if _TAKEN_BACK.match(after):
+        return None if said.is_cut else _in_prose(sample, after, asks_word)
     place = first_correction(after)
     if place is not None and not is_check(after[place:]):
         return None if said.is_cut else _in_prose(sample, after[place:], asks_word)
     pieces = [_one_line_matrices(one) for one in (*said.beside, said.final or "")]
-    if _SEVERAL.search(sample.question) and not said.beside:
+    if _asks_several(sample) and not said.beside:
         last = next((one for one in reversed(statements(text)) if "\\boxed" in one), "")
-        if last.count("\\boxed") > 1 and re.search(r"\}\s?\$?\s?(?:or|and|,)", last):
+        if last.count("\\boxed") > 1 and re.search(r"\}\s?\$?\s?(?:\\text\s?\{\s?)?(?:or|and|,)", last):
             return statement(last) or None
     answers = [_finish(sample, _stated(sample, piece, asks_word)) for piece in pieces]
     if None in answers:
         return None
     distinct = list(dict.fromkeys(answer for answer in answers if answer))
-    if len(distinct) > 1 and not _SEVERAL.search(sample.question):
+    if len(distinct) > 1 and not _asks_several(sample):
         return None
     return ", ".join(distinct) or None
 
@@ -197,7 +211,7 @@ def _stated(sample: Sample, piece: str, asks_word: bool) -> str | None:
         return _word(sample, piece) or piece
     if re.search(r"[^\W\d_]{2,}\s{1,3}[^\W\d_]{2,}", re.sub(r"\\\w+(?:\s?\{[^{}]*\})?", "", piece)):
         return _in_prose(sample, piece, asks_word)
-    if _UNDECIDED.search(piece) or (re.search(r"\bor\b", piece) and not _SEVERAL.search(sample.question)):
+    if _UNDECIDED.search(piece) or (re.search(r"\bor\b", piece) and not _asks_several(sample)):
         return None
     return as_interval(piece)
 
@@ -224,7 +238,7 @@ def _last(sample: Sample, text: str, asks_word: bool) -> str | None:
         if is_beside_the_point(one):
             continue
         has_word = asks_word and any(re.search(rf"\b{re.escape(name)}\b", one, re.I) for name in _names(sample))
-        if has_word or (not asks_word and runs(without_marks(with_words_as_signs(one), " "))):
+        if has_word or (not asks_word and runs(without_marks(_signs(one, sample), " "))):
             return _sentence(sample, one, asks_word)
     return None
 
@@ -234,10 +248,10 @@ def _sentence(sample: Sample, sentence: str, asks_word: bool) -> str | None:
     sentence = sentence[:MAX_CHARACTERS]
     if asks_word:
         return _word(sample, sentence)
-    several = _SEVERAL.search(sample.question) is not None
-    text = affirmed(without_reason(with_words_as_signs(without_marks(sentence, " "))))
-    text = _CONDITION.sub("", text)
-    if _UNDECIDED.search(text):
+    several = _asks_several(sample)
+    text = affirmed(without_reason(_signs(without_marks(sentence, " "), sample)))
+    text = _SUPPOSED.sub("", _CONDITION.sub("", text))
+    if _UNDECIDED.search(text) or _REFUTED.search(text):
         return None
     clauses = [clause for clause in _CLAUSE.split(text) if not _OF_OTHERS.search(clause)]
     text = ", ".join(clauses) or text
@@ -247,6 +261,13 @@ def _sentence(sample: Sample, sentence: str, asks_word: bool) -> str | None:
             break
     found = runs(text)
     if not found:
+        return None
+    # "f(3) = 8 and f(2) = 3", asked for f(3).
+    symbols = {_bare(one) for one in _ECHO.findall(sample.question)}
+    of_asked = [run for run in found if _left_side(run) in symbols]
+    if len(of_asked) == 1 and len(found) > 1 and not several and all(_left_side(run) for run in found):
+        found = of_asked
+    if _is_of_another_term(found[-1], sample):
         return None
     is_equation = _EQUATION.search(sample.question) is not None
     results = [result_of(found[-1], is_equation=is_equation)]
@@ -258,13 +279,43 @@ def _sentence(sample: Sample, sentence: str, asks_word: bool) -> str | None:
         gap = text[begin + len(run) : place]
         if begin < 0 or not _JOIN.fullmatch(gap):
             break
+        result = result_of(run, is_equation=is_equation)
         if not several:
-            if re.search(r"\bor\b|或", gap):
+            if re.search(r"\bor\b|或", gap) or (result != results[0] and _left_side(run) == _left_side(found[-1])):
                 return None
             break
-        results.insert(0, result_of(run, is_equation=is_equation))
+        results.insert(0, result)
         place = begin
     return ", ".join(results)
+
+
+def _asks_several(sample: Sample) -> bool:
+    """Whether several values are asked for, by the question's words or by a gold answer of several."""
+    gold, shorter = "", sample.answer[:MAX_CHARACTERS]
+    while shorter != gold:
+        gold, shorter = shorter, _IN_BRACKETS.sub("", shorter)
+    return _SEVERAL.search(sample.question) is not None or _TWO_VALUES.search(gold) is not None
+
+
+def _signs(text: str, sample: Sample) -> str:
+    """``text`` with signs for words; "1 in 4" is a fraction where a probability is asked for."""
+    text = with_words_as_signs(text)
+    return _ONE_IN.sub(r"\1/\2", text) if _CHANCE.search(sample.question) else text
+
+
+def _is_of_another_term(run: str, sample: Sample) -> bool:
+    """Whether a run gives a value to another term of the variables that are asked about: "a = 7", asked for a + b."""
+    left, terms = _left_side(run), _TERM.findall(sample.question)
+    if not left or len(terms) != 1 or not re.search(r"[A-Za-z]\s?[-+*/]|[-+*/]\s?[A-Za-z]", terms[0]):
+        return False
+    letters, asked = set(re.findall(r"[A-Za-z]", left)), set(re.findall(r"[A-Za-z]", terms[0]))
+    return bool(letters) and letters <= asked and sorted(left.strip("()")) != sorted(_bare(terms[0]).strip("()"))
+
+
+def _left_side(run: str) -> str:
+    """What an equation gives a value to: "x" of "x = 2", "" of "2"."""
+    left, sign, _ = run.partition("=")
+    return _bare(left) if sign else ""
 
 
 def _finish(sample: Sample, answer: str | None) -> str | None:

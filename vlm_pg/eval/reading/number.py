@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.asked import Asked
+from vlm_pg.eval.reading.fraction_words import parts_of_units
 from vlm_pg.eval.reading.number_grade import grade_number, written
 from vlm_pg.eval.reading.number_statement import Found, read_statement
 from vlm_pg.eval.reading.number_words import digits_for_words, language_of
@@ -79,7 +80,7 @@ def answered_quantity(said: Said, asked: Asked) -> Quantity | None:
 
 
 def _prepared(text: str, language: str) -> str:
-    plain = without_abbreviations(plain_prose(text))
+    plain = parts_of_units(without_abbreviations(plain_prose(text)))
     return plain_quantities(digits_for_words(plain_numbers(plain, language), language))
 
 
@@ -188,6 +189,7 @@ def _prose(text: str, asked: Asked) -> Found:
 
 def _is_list(said: list[str]) -> bool:
     """Whether several lines give a value each: labelled ones, or bare numbers."""
+    said = [one for one in said if not is_beside_the_point(one)]
     labelled = sum(1 for one in said if (sides := label_and_value(one)) and re.search(r"\d", sides[1]))
     bare = {one for one in said if re.fullmatch(r"[-+]?[0-9.]{1,20}\W{0,3}", one)}
     return labelled >= 2 or len(bare) >= _MOST_EQUAL

@@ -10,6 +10,7 @@ from typing import Literal
 from vlm_pg.eval.reading.asked import Asked, stem
 from vlm_pg.eval.reading.quantities import Quantity, quantities_in
 from vlm_pg.eval.reading.statements import without_reason
+from vlm_pg.eval.reading.subjects import about_the_asked
 from vlm_pg.rewards.clauses import affirmed
 from vlm_pg.rewards.numbers import in_unit_of
 
@@ -69,6 +70,9 @@ _OF_THEM = re.compile(r"\s{1,3}of\s(?:them|these|those)\b", re.IGNORECASE)
 _OF_WHOM = re.compile(r"\bof\s(?:them|these|those|whom|which),?\s(?:only\s|just\s|exactly\s|about\s)?$", re.IGNORECASE)
 _NOBODY = re.compile(r"\b(?:nobody|no\s?one)\b(?!\s(?:knows?|can|could|else|but|except)\b)", re.IGNORECASE)
 _ORPHAN = re.compile(r"\bones?\b", re.IGNORECASE)
+_NO_COUNT = re.compile(r"\s{0,3}(?:times\s(?:as|more)\b|o['’]clock\b)", re.IGNORECASE)
+_OF_A_GROUP = re.compile(r"(?<![\w.,-])(one|[0-9]{1,6})\sof\s(?:the|these|those|all)\s$", re.IGNORECASE)
+_NEGATED = re.compile(r"\b(?:no|not|none|never|without)\b|n['’]t\b", re.IGNORECASE)
 State = Literal["nothing", "one", "unclear"]
 
 
@@ -91,21 +95,27 @@ def read_statement(statement: str, asked: Asked) -> Found:
     read_statement("3 trays are empty, so 18 rolls are left", Asked(noun="roll")) finds 18.
     """
     text = _CONTEST_LETTER.sub("", statement[:MAX_STATEMENT_CHARACTERS])
+    text = asked.of_year(asked.at_start(text))
+    text = about_the_asked(text, asked.stems, lambda part: len(quantities_in(part)) == 1 and " than " not in part)
     text = re.sub(r"(?<![aA]t )\bleast\b", "smallest", _zeros(text, asked))
     found_in = quantities_in(text)
     if not found_in:
         return Found("nothing")
+    if asked.is_elsewhere(re.split(r"[,.;]", text[found_in[-1].end :], maxsplit=1)[0]):
+        return Found("unclear")
     if _OTHERWISE.match(text) or _FRACTION_WORD.match(text, found_in[-1].end):
         return Found("unclear")
     if (untold := _CANNOT_TELL.search(text)) and untold.start() > found_in[-1].start:
         return Found("unclear")
-    if asked.is_of_another_kind(text):
+    if asked.is_of_another_kind(text) or any(asked.is_from_elsewhere(text[one.end :]) for one in found_in):
         return Found("unclear", is_weak=True)
     kept = _without_asides(affirmed(text))
     if not quantities_in(kept):
         return Found("unclear")
     concluded = _concluded(without_reason(kept))
     has_cue = concluded != without_reason(kept)
+    if asked.is_opposed(concluded):
+        return Found("unclear")
     found = _from_equation(concluded, asked) or _from_quantities(concluded, asked)
     if found.state == "nothing":
         found = Found("unclear")
@@ -210,10 +220,10 @@ def _is_computation(side: str) -> bool:
 def _from_quantities(text: str, asked: Asked) -> Found:
     if _RELATION.search(text) and not _EQUALS.search(text):
         return Found("unclear")
-    if asked.noun and (part := _of_them(text, asked)):
+    if asked.noun and (part := _of_them(text, asked) or _of_a_group(text, asked)):
         return Found("one", part)
     clean = [one for one in quantities_in(text) if not one.aside]
-    clean = _of_the_kind(clean, asked)
+    clean = _of_the_kind([one for one in clean if not _is_no_count(text, one, asked)], asked)
     if not clean:
         is_part = any(one.aside in ("part",) for one in quantities_in(text))
         return Found("unclear", is_weak=is_part)
@@ -264,6 +274,19 @@ def _of_them(text: str, asked: Asked) -> Quantity | None:
     return replace(parts[0], aside="") if said & {stem(word) for word in asked.words} else None
 
 
+def _of_a_group(text: str, asked: Asked) -> Quantity | None:
+    """How many of a counted group the question asks for: "one of the 4 people wears a hat"."""
+    counted = [one for one in quantities_in(text) if asked.is_counted(text[one.end :])]
+    if len(counted) != 1 or not (part := _OF_A_GROUP.search(text[: counted[0].start])):
+        return None
+    rest = text[counted[0].end :]
+    said = _long_words(rest) - {asked.noun}
+    if _NEGATED.search(text) or not said & {stem(word) for word in asked.words}:
+        return None
+    digits = "1" if part[1].lower() == "one" else part[1]
+    return replace(quantities_in(digits)[0], start=part.start(1), end=part.end(1))
+
+
 def _long_words(text: str) -> set[str]:
     return {stem(word) for word in re.findall(r"[a-z]{4,20}", text.lower())}
 
@@ -275,6 +298,12 @@ def _are_of_different_things(text: str, found: list[Quantity], asked: Asked) -> 
     names = [re.match(r"\s{1,3}([a-z]{3,20})\b", text[one.end :]) for one in found]
     joined = all(re.search(r"\band\b|,", text[one.end : other.start]) for one, other in pairwise(found))
     return joined and all(names) and len({name[1] for name in names if name}) == len(found)
+
+
+def _is_no_count(text: str, quantity: Quantity, asked: Asked) -> bool:
+    """Whether things are asked for, and a quantity is a percentage, a multiple or a time of day."""
+    is_counting = bool(asked.noun) and asked.unit is None and not asked.is_percent
+    return is_counting and (quantity.number.is_percent or _NO_COUNT.match(text, quantity.end) is not None)
 
 
 def _is_of_something_else(text: str, quantity: Quantity, asked: Asked) -> bool:

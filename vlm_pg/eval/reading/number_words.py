@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from vlm_pg.eval.english_numbers import ONES, TENS
+
 _STOP_WORDS = {
     "en": "the is a of and in to are there it that so for was we i",
     "de": "der die das ist und ein eine es nicht im auf den dem von zu mit also sind beträgt gibt insgesamt "
@@ -26,12 +28,6 @@ _STOPS = {name: frozenset(text.split()) for name, text in _STOP_WORDS.items()}
 _MOST_WORDS_WITHOUT_LANGUAGE = 4
 _WORD = re.compile(r"[^\W\d_]{1,40}")
 
-_EN = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-)
-_EN_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-
 
 def _numbered(text: str, start: int = 0, step: int = 1) -> dict[str, int]:
     """Words in order, alternatives joined by "=": {"zero": 0, "one": 1, ...}."""
@@ -40,7 +36,9 @@ def _numbered(text: str, start: int = 0, step: int = 1) -> dict[str, int]:
 
 
 _WORDS: dict[str, dict[str, int]] = {
-    "en": _numbered(_EN) | _numbered(_EN_TENS, 20, 10) | {"hundred": 100, "thousand": 1000, "million": 10**6},
+    "en": _numbered(" ".join(ONES))
+    | _numbered(" ".join(TENS), 20, 10)
+    | {"hundred": 100, "thousand": 1000, "million": 10**6},
     "de": _numbered("null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn")
     | _numbered("sechzehn siebzehn achtzehn neunzehn", 16)
     | _numbered("zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig", 20, 10)

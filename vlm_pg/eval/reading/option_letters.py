@@ -64,7 +64,7 @@ _IS_ANSWER = re.compile(
     r"right\b|best|better|true\b|"
     r"richtig|correcta|vrai|supported|consistent|confirmed|option|closest|most\b|it\b|choice)))|"
     rf"(?<![\w'’]){_X}\s{{1,3}}(?:fits|matches|agrees|describes|captures|works)\b|"
-    rf"(?<![A-Za-z]){_X}\s?(?:选项|项)?(?:是?正确|对|है|입니다|이다|です)",
+    rf"(?<![A-Za-z]){_X}\s?(?:选项|项)?(?:才?是?正确|才?对|है|입니다|이다|です)",
 )
 _WITH_TEXT = re.compile(r"(?<![\w'’])[(\[]?([A-Z])(?:[)\]][.:]?|[.:])?\s{1,3}\(?optxt([A-Z])\b")
 _TEXT_THEN = re.compile(r"\boptxt([A-Z])\s{0,3}\((?:option\s)?([A-Z])\)")
@@ -199,7 +199,11 @@ def _is_letter(letter: str, text: str) -> bool:
     if letter not in _UNSURE_LETTERS:
         return True
     return (
-        re.search(rf"(?<![\w'’]){letter}(?![\w'’])(?!\s{{1,3}}(?!{_FOLLOWS})(?!optxt{letter})[^\W\d_A-Z])", text)
+        re.search(
+            rf"(?<!{WORD_LETTER})(?<![0-9_'’]){letter}(?!{WORD_LETTER}|[0-9_'’])"
+            rf"(?!\s{{1,3}}(?!{_FOLLOWS})(?!optxt{letter})[^\W\d_A-Z])",
+            text,
+        )
         is not None
     )
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+from vlm_pg.eval.english_numbers import ONES, TENS
 from vlm_pg.rewards.clauses import affirmed
 from vlm_pg.rewards.options import Choices
 from vlm_pg.rewards.units import Unit, parse_unit
 
-_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-_SPELLED = {word: str(number) for number, word in enumerate(_WORDS)}
+_SPELLED = {word: str(number) for number, word in enumerate([*ONES, TENS[0]])}
 _SPELLED |= {"once": "1 times", "twice": "2 times", "thrice": "3 times"}
 _SPELLED_OUT = re.compile(rf"\b(?:{'|'.join(_SPELLED)})\b", re.IGNORECASE)
 _NUMBER = re.compile(
@@ -24,7 +24,7 @@ _OPEN = re.compile(
     re.IGNORECASE,
 )
 _TOTAL = re.compile(r"[^.:;]{0,3}\b(?:in\s(?:all|total)|altogether|overall)\b", re.IGNORECASE)
-_CONCLUDES = re.compile(r"\b(?:so|therefore|thus|hence)\b", re.IGNORECASE)
+_CONCLUDES = re.compile(r"\b(?:so|therefore|thus|hence)\b|,\s(?:that\sis|i\.e\.),?\s", re.IGNORECASE)
 _EXPLAINED = re.compile(r":\s|\bbecause\b|\bsince\b")
 
 

@@ -6,9 +6,12 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from vlm_pg.eval.reading.events import is_in_other_order, is_of_another, is_undone
 from vlm_pg.eval.reading.formulas import FORMULAS
 from vlm_pg.eval.reading.option_orders import OptionOrders
+from vlm_pg.eval.reading.phrasing import gives_up
 from vlm_pg.eval.reading.stems import stem, words_in
+from vlm_pg.eval.reading.subjects import about_the_asked
 from vlm_pg.rewards.clauses import clauses
 from vlm_pg.rewards.options import Choices, folded
 from vlm_pg.rewards.plain_text import NO_GAPS
@@ -75,6 +78,26 @@ _ATTRIBUTE = re.compile(
 )
 _ARTICLE = re.compile(r"(?:an?|the)\s(?=\S)", re.IGNORECASE)
 _NAMED_A = re.compile(r"\bA\b(?!\s[^\W\d_A-Z])")
+_ALL_OF_THEM = re.compile(
+    r"(?:all\s(?:of\s)?(?:the\s)?(?:above|them|these)|all\sof\sthe\s(?:options|statements))", re.IGNORECASE
+)
+_LETTERS = r"(?:(?:options?|choices?|statements?)\s)?([A-Z](?:(?:,\s?(?:and\s)?|\sand\s|\s?&\s?)[A-Z]){1,8})"
+_ALL_LISTED = re.compile(
+    rf"\W{{0,4}}(?:(?i:all\sof)\s{_LETTERS}|{_LETTERS}\sare\sall\s(?:true|correct|right|shown|mentioned|seen))\W{{0,3}}"
+)
+# "I would pick the hallway" decides between two that were named before.
+_PICKS = re.compile(
+    r"\b(?:I|we)(?:['’](?:d|ll)|\swould|\swill|\sshould)?\s(?:rather\s|still\s)?(?:pick|choose|select|go\swith|say|opt\sfor|"
+    r"guess|settle\son)\b",
+    re.IGNORECASE,
+)
+_HEDGED = re.compile(r"\bor\b|\b(?:both|either)\b", re.IGNORECASE)
+_EARLY = re.compile(r"\b(?:at\sfirst|initially|in\sthe\sbeginning|at\sthe\s(?:beginning|start))\b", re.IGNORECASE)
+_LATE = re.compile(r"\b(?:at\sthe\s(?:very\s)?end|finally|eventually|in\sthe\send|last)\b", re.IGNORECASE)
+_THEN = re.compile(r"[,;]\s(?:and\s|but\s)?(?:then|later|finally|in\sthe\send|at\sthe\send)\b", re.IGNORECASE)
+_AGENT = re.compile(r"\W{0,4}(?:the|her|his|their)\s(\w{2,20})\s\w{2,20}s\s(?:her|him|them|it)\b", re.IGNORECASE)
+_PRONOUN = re.compile(r"\W{0,4}(?:she|he|they|it)\s", re.IGNORECASE)
+_FEWEST_ALIKE = 4
 _LONGEST_TEXT = 300
 _MOST_OTHERS = 2
 
@@ -118,17 +141,25 @@ class OptionTexts:
         symbols = {word for text in self.choices.values() for word in re.findall(r"\b[A-Z]\b", text)}
         self._symbols = {word[0].upper(): word for word in asked if word[0].upper() in symbols and len(word) > 3}
         self._asked = asked
-        told = " ".join([question, *self.choices.values()])
-        self._denials = [pattern for pattern in (_DISCOURAGED, _NEARLY) if not pattern.search(told)]
+        self._question, self._told = question, " ".join([question, *self.choices.values()])
+        self._is_told_of_undone = is_undone(self._told)
+        self._asks_end = _LATE.search(question) is not None and _EARLY.search(question) is None
+        self._denials = [pattern for pattern in (_DISCOURAGED, _NEARLY) if not pattern.search(self._told)]
 
     def named(self, sentence: str) -> Named | None:
         """What ``sentence`` affirms by options' texts; None if it names no option. No letters: not clear which.
 
         Whole texts are masked in ``sentence``. What is rejected, granted or told of before does not count.
         """
+        plain = self.unmasked(sentence)
+        if is_in_other_order(plain, self._question) or is_of_another(plain, self._told):
+            return None
         sentence = _EARLIER.sub("", _SET_ASIDE.sub(" ", sentence))
         if len(placeholders(sentence)) > 1:
-            sentence = _SECOND.sub(" ", sentence)
+            sentence = about_the_asked(
+                _SECOND.sub(" ", sentence), self._asked, lambda part: len(placeholders(part)) == 1
+            )
+            sentence = self._of_the_end(sentence)
         parts, reasons, rejected = self._parts(sentence)
         whole = frozenset(letter for part in parts for letter in placeholders(part)) - rejected
         if len(whole) == 1 and self._is_aside(sentence):
@@ -138,6 +169,9 @@ class OptionTexts:
         if len(whole) > 1 and (turn := _TURN.split(sentence)) and len(turn) > 1:
             last = frozenset(placeholders(turn[-1])) - rejected
             whole = last if len(last) == 1 else whole
+        if len(whole) > 1 and _PICKS.search(parts[-1]) and not _HEDGED.search(parts[-1]):
+            picked = placeholders(parts[-1]) - rejected
+            whole = picked if len(picked) == 1 else whole
         if whole:
             other = (
                 self._loose(", ".join(parts), whole | rejected) if len(whole) == 1 and self._is_joined(parts) else None
@@ -145,6 +179,36 @@ class OptionTexts:
             return Named(whole | (other.letters if other and other.is_whole else frozenset()), True)
         told = ", ".join(parts)
         return self._loose(told, rejected) or self._by_reasons(reasons, rejected)
+
+    def all_listed(self, text: str) -> str | None:
+        """The option that says "all of the above", where ``text`` only lists all those above it.
+
+        "" for a list of others, None for any other text.
+        """
+        listed = _ALL_LISTED.fullmatch(text)
+        if listed is None:
+            return None
+        letters = re.findall(r"\b[A-Z]\b", listed[1] or listed[2])
+        for place, (letter, option) in enumerate(self.choices.items()):
+            if _ALL_OF_THEM.fullmatch(option.strip(" .")):
+                return letter if sorted(letters) == sorted(self.choices)[:place] else ""
+        return ""
+
+    def says_undecidable(self, sentence: str) -> bool:
+        """Whether ``sentence`` gives up by naming an option that does: "Cannot be determined"."""
+        named = placeholders(sentence)
+        return len(named) == 1 and gives_up(self.choices[min(named)]) and not gives_up(without_placeholders(sentence))
+
+    def num_asked_in(self, sentence: str) -> int:
+        """How many words of the question ``sentence`` has, little ones and those of options aside."""
+        return len((self._asked - _STOP) & set(_words(without_placeholders(sentence))))
+
+    def _of_the_end(self, sentence: str) -> str:
+        """Of "he is happy at first, then sad" what comes last, where the end is asked for."""
+        then = _THEN.search(sentence)
+        if not self._asks_end or then is None or not _EARLY.search(sentence[: then.start()]):
+            return sentence
+        return sentence[then.end() :] if placeholders(sentence[then.end() :]) else sentence
 
     def _is_aside(self, sentence: str) -> bool:
         """Whether an option is only an attribute in a sentence that says little of what was asked: "a red light"."""
@@ -178,7 +242,8 @@ class OptionTexts:
 
     def _is_denied(self, clause: str) -> bool:
         """Whether a clause tells of what is advised against or only nearly happens, where no option does."""
-        return any(pattern.search(clause) for pattern in self._denials)
+        is_left_undone = not self._is_told_of_undone and is_undone(self.unmasked(clause))
+        return is_left_undone or any(pattern.search(clause) for pattern in self._denials)
 
     def _by_reasons(self, reasons: list[str], rejected: frozenset[str]) -> Named | None:
         whole = frozenset(letter for part in reasons for letter in placeholders(part)) - rejected
@@ -237,7 +302,11 @@ class OptionTexts:
         full = [letter for letter in left if self._telling[letter] and self._telling[letter] <= told]
         if len(fitting) > 1:
             fitting = [letter for letter in fitting if letter in full] or fitting
-        if len(fitting) == 1 and _is_opposed(self._all[fitting[0]], frozenset(_words(text))):
+        if len(fitting) == 1 and (
+            _is_opposed(self._all[fitting[0]], frozenset(_words(text)))
+            or _is_substituted(_words(self.choices[fitting[0]]), _words(text))
+            or _is_done_to(self.choices[fitting[0]], text)
+        ):
             return None
         if len(fitting) == 1 and fitting[0] not in self._orders.letters:
             is_full = fitting[0] in full
@@ -278,6 +347,20 @@ def _is_opposed(option: frozenset[str], told: frozenset[str]) -> bool:
     """Whether a statement has "off" or "out" where an option has "on" or "in"."""
     pairs = list(_OPPOSITES) + [(other, one) for one, other in _OPPOSITES]
     return any(one in option and other in told and one not in told for one, other in pairs)
+
+
+def _is_substituted(option: list[str], told: list[str]) -> bool:
+    """Whether a statement is an option but for one word that says another thing: "she calls her sister"."""
+    if len(option) != len(told) or len(option) < _FEWEST_ALIKE:
+        return False
+    other = [(one, word) for one, word in zip(option, told, strict=True) if one != word]
+    return len(other) == 1 and not set(other[0]) & _STOP
+
+
+def _is_done_to(option: str, told: str) -> bool:
+    """Whether a statement has another do what an option's "she" does: "her brother calls her"."""
+    agent = _AGENT.match(told)
+    return agent is not None and _PRONOUN.match(option) is not None and stem(agent[1]) in _words(option)
 
 
 def placeholders(text: str) -> frozenset[str]:

@@ -38,6 +38,10 @@ _CONCLUDES = re.compile(
     rf"\b{phrases('also, daher, folglich, donc, por lo tanto, entonces, portanto')}\b|所以|因此|综上|故|最终",
     re.IGNORECASE,
 )
+_CONTRASTS = re.compile(
+    r"\bon\sthe\sother\shand\b|\b(?:in|by)\scontrast\b|\bmeanwhile\b|\bconversely\b|\bdagegen\b|\ben\srevanche\b|另一方面|相比之下",
+    re.IGNORECASE,
+)
 _TELLING = phrases(
     "tell, say, decide, determine, identify, see, hear, answer, know, watch, view, choose, judge, make "
     "out, process, provide, access, give"
@@ -128,7 +132,7 @@ _QUOTES = re.compile(
 )
 _COUNTERFACTUAL = re.compile(
     r"\bwould\s(?:only\s)?(?:have\s)?(?:be|been)\b[^.\n]{0,60}\bif\b(?!\s(?:i|we|you)\b|\s(?:forced|asked))|"
-    r"^\W{0,4}(?:if|had)\b[^.\n]{0,120}\b(?:had|were|did)\b[^.\n]{0,120}\bwould\b",
+    r"^\W{0,4}(?:if|had)\b(?!\s(?:i|we|you)\shad\sto\b)[^.\n]{0,120}\b(?:had|were|did)\b[^.\n]{0,120}\bwould\b",
     re.IGNORECASE,
 )
 _SURVEYS = re.compile(
@@ -171,6 +175,11 @@ def turns(sentence: str) -> bool:
 def concludes(sentence: str) -> bool:
     """Whether a sentence draws a conclusion: "So ...", "The final answer ..."."""
     return _CONCLUDES.search(sentence) is not None
+
+
+def contrasts(sentence: str) -> bool:
+    """Whether a sentence sets something beside what was said before: "..., on the other hand, ..."."""
+    return _CONTRASTS.search(sentence) is not None
 
 
 def gives_up(sentence: str) -> bool:

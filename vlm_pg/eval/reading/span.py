@@ -6,6 +6,7 @@ import re
 
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.number_words import digits_for_words, language_of
+from vlm_pg.eval.reading.opposites import STATES, says_opposite
 from vlm_pg.eval.reading.spelling import plain_numbers, plain_prose, without_abbreviations
 from vlm_pg.eval.reading.statements import (
     first_correction,
@@ -15,6 +16,8 @@ from vlm_pg.eval.reading.statements import (
     statements,
     table_cells,
 )
+from vlm_pg.eval.reading.stems import words_in
+from vlm_pg.eval.reading.subjects import about_the_asked
 from vlm_pg.eval.reading.thinking import Said
 from vlm_pg.eval.reading.times import Span, frames_as_span, spans_in, times_in
 from vlm_pg.rewards.clauses import affirmed
@@ -68,36 +71,36 @@ def read_span(sample: Sample, said: Said, settings: RewardSettings | None = None
         "[start, end]" in seconds; the score is the intersection with the gold span over their union
         (``rewards/time_span``). Recall at thresholds (Charades-STA's R@1) is for aggregation.
     """
-    span = _answered(said)
+    span = _answered(said, frozenset(words_in(sample.question)))
     answer = None if span is None else f"[{_written(span[0])}, {_written(span[1])}]"
     verdict = check_time_span(answer or "", sample, settings or RewardSettings())
     return Reading(answer, verdict.value, verdict.note)
 
 
-def _answered(said: Said) -> Span | None:
+def _answered(said: Said, asked: frozenset[str]) -> Span | None:
     language = language_of(said.text)
     text = _prepared(said.text, language)
     if said.final is None:
-        return _in_prose(text, said.is_cut)
+        return _in_prose(text, said.is_cut, asked)
     finals = [_prepared(one, language) for one in (*said.beside, said.final)]
-    spans = {_only(_last_spans(statements(one), one)) for one in finals}
+    spans = {_only(_last_spans(statements(one), one, asked)) for one in finals}
     span = spans.pop() if len(spans) == 1 else None
     if span is None and len(finals) <= 2:
         # Start and end in a box each: "\boxed{12.4} to \boxed{18.7}".
         times = times_in(finals[-1])
-        around = _in_prose(text, said.is_cut) if len(times) == 1 and said.final.strip() else None
-        return around if around and around[1] == times[0].seconds else _corrected(said, language)
+        around = _in_prose(text, said.is_cut, asked) if len(times) == 1 and said.final.strip() else None
+        return around if around and around[1] == times[0].seconds else _corrected(said, language, asked)
     after = _prepared(said.after, language)
     place = first_correction(after)
     if place is None or (is_check(after) and not spans_in(after[place:])):
         return span
-    return _corrected(said, language)
+    return _corrected(said, language, asked)
 
 
-def _corrected(said: Said, language: str) -> Span | None:
+def _corrected(said: Said, language: str, asked: frozenset[str]) -> Span | None:
     after = _prepared(said.after, language)
     place = first_correction(after)
-    return _in_prose(after[place:], said.is_cut) if place is not None and spans_in(after[place:]) else None
+    return _in_prose(after[place:], said.is_cut, asked) if place is not None and spans_in(after[place:]) else None
 
 
 def _prepared(text: str, language: str) -> str:
@@ -105,14 +108,14 @@ def _prepared(text: str, language: str) -> str:
     return digits_for_words(plain_numbers(plain, language), language)
 
 
-def _in_prose(text: str, is_cut: bool) -> Span | None:
+def _in_prose(text: str, is_cut: bool, asked: frozenset[str]) -> Span | None:
     place = last_correction(text)
     if place is not None and spans_in(text[place:]):
         text = text[place:]
     said = statements(text)
     if is_cut:
         said = said[:-1]
-    return _only(_segments(said) or _last_spans(said, text))
+    return _only(_segments(said) or _last_spans(said, text, asked))
 
 
 def _segments(said: list[str]) -> list[Span]:
@@ -131,14 +134,21 @@ def _segments(said: list[str]) -> list[Span]:
     return spans
 
 
-def _last_spans(said: list[str], text: str) -> list[Span]:
+def _last_spans(said: list[str], text: str, asked: frozenset[str]) -> list[Span]:
     """The spans of the last statement that names any, and of the one before where it adds to that."""
     earlier: list[Span] = []
     found: list[Span] = []
     for one in reversed(said):
         if is_beside_the_point(one) and len(said) > 1:
             continue
-        spans = _row(one, said) if table_cells(one) else spans_in(affirmed(one[:MAX_STATEMENT_CHARACTERS]))
+        told = about_the_asked(
+            one[:MAX_STATEMENT_CHARACTERS], asked, lambda part: len(spans_in(part)) == 1, any_verb=True
+        )
+        if says_opposite(words_in(told), asked, STATES):
+            return []  # the door is closed, where its opening is asked for
+        spans = _row(one, said) if table_cells(one) else spans_in(affirmed(told))
+        if not spans and told != one[:MAX_STATEMENT_CHARACTERS]:
+            return []  # what is asked about is denied, and the span beside it is another thing's
         if spans and found:
             earlier = spans
             break

@@ -5,35 +5,10 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from vlm_pg.eval.english_numbers import ONES, TENS
+
 _WORD = re.compile(r"[^\W_]{1,60}(?:['’][^\W\d_]{1,3})?")
-_NUMBERS = {
-    word: str(number)
-    for number, word in enumerate(
-        [
-            "zero",
-            "one",
-            "two",
-            "three",
-            "four",
-            "five",
-            "six",
-            "seven",
-            "eight",
-            "nine",
-            "ten",
-            "eleven",
-            "twelve",
-            "thirteen",
-            "fourteen",
-            "fifteen",
-            "sixteen",
-            "seventeen",
-            "eighteen",
-            "nineteen",
-            "twenty",
-        ]
-    )
-}
+_NUMBERS = {word: str(number) for number, word in enumerate([*ONES, TENS[0]])}
 _NUMBERS |= {"once": "1", "twice": "2", "thrice": "3"}
 # Forms of verbs that no ending gives, the first one for all.
 _IRREGULAR = {

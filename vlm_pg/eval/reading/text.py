@@ -7,7 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from vlm_pg.eval.contracts import Reading
-from vlm_pg.eval.reading.phrasing import gives_up, is_question, sentences
+from vlm_pg.eval.reading.phrasing import corrects, gives_up, is_question, sentences
 from vlm_pg.eval.reading.said import field_of_object, plain_said
 from vlm_pg.eval.reading.stems import words_in
 from vlm_pg.eval.reading.thinking import Said
@@ -46,6 +46,14 @@ _SAYS = re.compile(
 )
 # Not Markdown's emphasis: "A*".
 _LONE_STAR = re.compile(r"^([^*\n]{0,60}\w)\*(?=\W{0,3}$)")
+_NOT_BUT = re.compile(r"^\W{0,3}not\s[^,.;]{1,60}?,?\sbut\s(?:rather\s)?", re.IGNORECASE)
+_CONCLUDING = re.compile(r"^\W{0,3}(?:so|thus|therefore|hence|final(?:ly)?)\s?[,:]\s{0,3}", re.IGNORECASE)
+# What follows the answer and tells more of it: "the Mekong on a ferry".
+_MORE = re.compile(
+    r"\s(?:on|at|in|by|with|during|while|before|after|near|using|through|over|under|into|from|to|for)\s.*$",
+    re.IGNORECASE | re.DOTALL,
+)
+_FEWEST_ASKED = 2
 _STAR = "\ue000"
 _ARTICLE = re.compile(r"^(?:an?|the)\s(?=\S)", re.IGNORECASE)
 _EITHER = re.compile(r"\b(?:or|both)\b|\beither\b|或者|还是|\boder\b|/", re.IGNORECASE)
@@ -131,26 +139,56 @@ def _from_prose(text: str, sample: Sample) -> str | None:
         return None
     if len(lines) == 1 and len(told) == 1 and (short := _short(told[0], sample)):
         return _one(short)
+    if (concluding := _CONCLUDING.match(told[-1])) and (short := _short(told[-1][concluding.end() :], sample)):
+        return _one(short)
     first = _short(told[0], sample) if len(told[0].split()) <= _SHORT and len(told) > 1 else None
+    if any(corrects(one) for one in told[1:]):
+        first = None  # taken back
     return _stated(told[-1], sample) or (_one(first) if first else None)
 
 
 def _short(sentence: str, sample: Sample) -> str | None:
     """A sentence that is no more than an answer, and perhaps its explanation: "Homophonic, because ..."."""
-    if any(not clause.is_affirmed for clause in clauses(sentence)):
+    parts = clauses(_NOT_BUT.sub("", sentence))
+    # "Merge sort, not quicksort" answers with the first.
+    if len(parts) > 1 and parts[0].is_affirmed and all(_is_rejection(part.text) for part in parts[1:]):
+        parts = parts[:1]
+        sentence = parts[0].text
+    if any(not part.is_affirmed for part in parts):
         return None
-    bare = _without_explanation(sentence)
-    if len(bare.split()) > _SHORT or _SAYS.search(bare + " "):
+    if (told := _object(sentence, sample)) is not None:
+        return told
+    bare = _without_explanation(_NOT_BUT.sub("", sentence))
+    if len(bare.split()) > _SHORT or _SAYS.search(bare + " ") or _OTHER_WORDS.search(bare + " "):
         return None
     return (
         bare if set(words_in(bare)) - _IDLE - set(words_in(sample.question)) or re.search(r"\w[^\w\s]$", bare) else None
     )
 
 
+def _is_rejection(clause: str) -> bool:
+    return re.match(r"\W{0,3}(?:and\s)?(?:not|rather\sthan|instead\sof)\s", clause, re.IGNORECASE) is not None
+
+
+def _object(sentence: str, sample: Sample) -> str | None:
+    """What a sentence that begins in the question's words goes on with: "They cross | the Mekong | on a ferry"."""
+    asked = set(words_in(sample.question)) - _IDLE
+    words = sentence.strip(_AROUND).split()
+    place = 0
+    while place < len(words) and set(words_in(words[place])) <= asked | _IDLE - {"a", "an"}:
+        place += 1
+    while place and words[place - 1].casefold() in ("the", "its", "his", "her", "their"):
+        place -= 1
+    if len(asked & set(words_in(" ".join(words[:place])))) < _FEWEST_ASKED or place == len(words):
+        return None
+    rest = _MORE.sub("", _without_explanation(" ".join(words[place:])))
+    return rest if rest and len(rest.split()) <= _SHORT and not _SAYS.search(rest + " ") else None
+
+
 def _stated(sentence: str, sample: Sample) -> str | None:
     """What the last affirming clause of a sentence says of what was asked."""
     if other := list(_OTHER_WORDS.finditer(sentence)):
-        return _one(sentence[other[-1].end() :])
+        return _one(_without_explanation(sentence[other[-1].end() :]))
     asked = set(words_in(sample.question)) | _IDLE
     is_quantity = any(sign.isdigit() for sign in sample.answer)
     for clause in reversed([one for one in clauses(sentence) if one.is_affirmed and not one.is_reason]):
@@ -158,9 +196,7 @@ def _stated(sentence: str, sample: Sample) -> str | None:
         if is_quantity and (quantity := _QUANTITY.search(text)):
             return quantity[0].strip()
         says = list(_SAYS.finditer(text))
-        if not says or not (
-            set(words_in(text)) & (asked - _IDLE) or len(says[0].string[: says[0].start()].split()) <= 2
-        ):
+        if not says or not (set(words_in(text)) & (asked - _IDLE) or set(words_in(text[: says[0].start()])) <= _IDLE):
             continue
         rest = text[says[-1].end() :].split()
         while rest and set(words_in(rest[-1])) <= asked:

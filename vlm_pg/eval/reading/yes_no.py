@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 from vlm_pg.eval.contracts import Reading
+from vlm_pg.eval.reading.opposites import OPPOSITES, says_opposite
 from vlm_pg.eval.reading.phrasing import concludes, corrects, gives_up, is_question, sentences
 from vlm_pg.eval.reading.said import field_of_object, plain_said
 from vlm_pg.eval.reading.stems import words_in
@@ -41,6 +42,16 @@ _ELLIPSIS = re.compile(
     r"(?P<verb>is|are|was|were|does|do|did|has|have|can|will)(?P<not>n['’]t|\snot)?(?:\sindeed)?\W{0,3}$",
     re.IGNORECASE,
 )
+_AT_TIME = re.compile(
+    r",?\s(?:at|around)\s(?:about\s)?[0-9][0-9:.]{0,8}(?:\s?s(?:ec(?:ond)?s?)?)?(?=\W{0,3}$)", re.IGNORECASE
+)
+_NO_ONE = re.compile(r"\bno\sone\b", re.IGNORECASE)
+_NONE_THERE = re.compile(r"\b(?:nobody|nothing|none|no\s(?!longer|more|doubt)[a-z]{2,20})\b", re.IGNORECASE)
+_WORD_DENIED = re.compile(
+    r"\b(?:yes|no)\b[\"'”]?\s(?:is|was|would\sbe)(?:n['’]t|\s(?:not|wrong|incorrect))\b", re.IGNORECASE
+)
+_UNTRUE = re.compile(r"(?:\bnot|n['’]t)\s(?:true|correct|right|the\scase)\sthat\b", re.IGNORECASE)
+_CONCEDES = re.compile(r"^[^:]{1,30}:\W{0,4}(?:yes|no)\b[^.]{0,200}?\b(?:but|however)\b", re.IGNORECASE)
 _DENIES = re.compile(
     r"\b(?:not|never|no|nobody|none|neither|cannot|nowhere|hardly)\b|n['’]t\b|\bfails?\sto\b", re.IGNORECASE
 )
@@ -49,19 +60,6 @@ _DOUBLE = re.compile(
     r"that|this))\W{0,3}",
     re.IGNORECASE,
 )
-_OPPOSITES = [
-    set(words_in(pair))
-    for pair in (
-        "bigger smaller", "larger smaller", "big small", "large small", "increasing decreasing",
-        "growing shrinking", "left right", "up down", "upward downward", "rising falling", "faster slower",
-        "open closed", "opening closing", "inside outside", "higher lower", "above below", "more fewer",
-        "more less", "longer shorter", "taller shorter", "lighter darker", "brighter darker", "forward backward",
-        "clockwise counterclockwise", "clockwise anticlockwise", "standing sitting", "moving stationary",
-        "empty full", "hot cold", "wet dry", "same different", "before after", "pushing pulling", "on off",
-        "true false", "front behind", "smaller growing", "bigger shrinking", "approaching leaving",
-        "accelerating decelerating", "day night",
-    )
-]  # fmt: skip
 _COUNTER = re.compile(r"\b(?:counter|anti)[\s-](?=clockwise)", re.IGNORECASE)
 _IDLE = frozenset(
     words_in(
@@ -71,7 +69,7 @@ _IDLE = frozenset(
         "frame frames video "
         "image picture clip scene see seen show shows shown seem seems appear appears clear indeed actually "
         "here all one s t "
-        "isn't aren't doesn't don't didn't wasn't weren't not no never into over"
+        "isn't aren't doesn't don't didn't wasn't weren't not no never into over nobody anyone anybody someone somebody"
     )
 )
 _LONGEST_RESTATEMENT = 24
@@ -116,11 +114,14 @@ def _side_of_said(question: str, said: Said) -> Side | None:
 
 def side_of(text: str, question: str) -> Side | None:
     """Which of yes and no ``text`` says to ``question``; None: neither, or both."""
-    told = [sentence for line in plain_said(text).splitlines() for sentence in sentences(line)]
+    question = _NO_ONE.sub("nobody", question)
+    told = [_NO_ONE.sub("nobody", one) for line in plain_said(text).splitlines() for one in sentences(line)]
     side: Side | None = None
     is_corrected = was_concluded = is_open = False
     for sentence in told:
         is_explained = side is not None and _EXPLAINS.match(sentence) is not None
+        if is_explained and _CONCEDES.search(sentence):
+            continue
         is_corrected = is_corrected or (side is not None and not is_explained and corrects(sentence))
         if is_question(sentence) or _IF.match(sentence):
             continue
@@ -141,6 +142,10 @@ def side_of(text: str, question: str) -> Side | None:
 def _sides(sentence: str, question: str, is_first: bool) -> set[Side]:
     """What one sentence says of yes and no."""
     sentence = _HEDGE.sub("", _BY_THE_WAY.sub("", sentence))
+    if _WORD_DENIED.search(sentence) or (
+        (denial := _UNTRUE.search(sentence)) and _DENIES.search(sentence, denial.end())
+    ):
+        return set()
     if _UNDECIDED.search(sentence):
         return {"yes", "no"} if re.search(r"\byes\s?and\s?no\b", sentence, re.IGNORECASE) else set()
     is_explicit = is_first or _ALONE.search(sentence) is not None
@@ -182,7 +187,7 @@ def _is_turned_round(sentence: str, question: str) -> bool:
     """Whether a sentence has the two that a question compares in the other order: "blue left of red"."""
     asked, told = words_in(question), words_in(sentence)
     if not _BETWEEN_TWO & set(asked) & set(told) and not any(
-        pair & set(told) for pair in _OPPOSITES if pair & set(asked)
+        pair & set(told) for pair in OPPOSITES if pair & set(asked)
     ):
         return False
     both = set(asked) & set(told) - _IDLE - _BETWEEN_TWO
@@ -193,7 +198,7 @@ def _is_turned_round(sentence: str, question: str) -> bool:
 def _restated(sentence: str, question: str, *, is_full: bool = False) -> Side | None:
     """Yes where ``sentence`` states what ``question`` asks, no where it denies that or states the opposite."""
     sentence = _COUNTER.sub("counter", _DOUBLE.sub("", sentence))
-    if ellipsis := _ELLIPSIS.search(sentence):
+    if ellipsis := _ELLIPSIS.search(_AT_TIME.sub("", sentence)):
         return "no" if ellipsis["not"] else "yes"
     words = [word for word in words_in(sentence) if not word.endswith("li")]
     if len(words) > _LONGEST_RESTATEMENT:
@@ -201,14 +206,30 @@ def _restated(sentence: str, question: str, *, is_full: bool = False) -> Side | 
     asked = set(words_in(question.split("\n", maxsplit=1)[0])) - _IDLE
     told = set(words) - _IDLE
     denied = _DENIES.search(sentence) is not None
-    opposite = any(pair & asked and (pair - asked) & told and not pair & asked & told for pair in _OPPOSITES)
-    strange = told - asked - {word for pair in _OPPOSITES if pair & asked for word in pair}
+    if (
+        not denied
+        and _has_other_number(sentence, question)
+        and not {one for one in told if not one.isdecimal()} - asked
+    ):
+        return "no"
+    opposite = says_opposite(told, asked)
+    strange = told - asked - {word for pair in OPPOSITES if pair & asked for word in pair}
     if strange or not told:
         return None
     if _is_turned_round(sentence, question):
-        return None
+        return "no" if _is_swapped(words, words_in(question)) and not denied and not opposite else None
     if opposite:
         return None if denied else "no"
     if not told & asked or len(told & asked) * (1 if is_full else 3) < len(asked):
         return None
+    if _NONE_THERE.search(question):
+        return "yes" if _NONE_THERE.search(sentence) else None  # asked and said that there is none
     return "no" if denied else "yes"
+
+
+def _is_swapped(told: list[str], asked: list[str]) -> bool:
+    """Whether two things, each named once, have changed places about the same relation: "B is left of A"."""
+    relation = _BETWEEN_TWO & set(asked)
+    named = [word for word in asked if word not in _IDLE | _BETWEEN_TWO and asked.count(word) == 1]
+    same = len(relation) == 1 and relation == _BETWEEN_TWO & set(told)
+    return same and len(named) == 2 and [word for word in told if word in named] == named[::-1]

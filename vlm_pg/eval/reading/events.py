@@ -1,0 +1,63 @@
+"""Who did what when, as far as words without grammar tell it: another person, another order, what was not done."""
+
+from __future__ import annotations
+
+import re
+
+from vlm_pg.eval.reading.stems import words_in
+
+_FEMALE = frozenset(words_in("woman girl lady mother grandmother sister daughter wife actress waitress aunt queen"))
+_MALE = frozenset(words_in("man boy gentleman father grandfather brother son husband actor waiter uncle king"))
+_DOER = re.compile(
+    r"(?:^\W{0,4}|\bby\s)(?:the|an?|another)\s(\w{2,15}(?:\s\w{2,15})?)\b",
+    re.IGNORECASE,
+)
+_SOMEONE_ELSE = re.compile(r"\b(?:someone|somebody)\selse\b|\banother\s(?:man|woman|person|boy|girl)\b", re.IGNORECASE)
+_UNDONE = re.compile(
+    r"\b(?:refus|forg[eo]t|fail|declin|neglect|hesitat|try|tri|attempt)\w{0,4}\sto\b|\bcould\b(?!\sbe\b)|"
+    r"\b(?:ask|tell|told|order|beg|want|remind)\w{0,3}\s(?:her|him|them|(?:the|his|her|a)\s\w{2,15})\s(?:not\s)?to\b|"
+    r"\b(?:unclear|unknown|uncertain|not\sclear)\s(?:whether|if)\b",
+    re.IGNORECASE,
+)
+_ORDER = re.compile(r"\b(after|before)\b\s([^,.;?]{1,200})", re.IGNORECASE)
+_IDLE = frozenset(
+    words_in("the a an he she it they his her their has have had been was were is are to of and then do does")
+)
+
+
+def is_of_another(sentence: str, question: str) -> bool:
+    """Whether the doer in ``sentence`` is of the other sex than the only persons of ``question``, or someone else.
+
+    ``question``: with the texts of its options.
+    """
+    if _SOMEONE_ELSE.search(sentence) and not _SOMEONE_ELSE.search(question):
+        return True
+    asked = set(words_in(question))
+    doers = {word for found in _DOER.finditer(sentence) for word in words_in(found[1])}
+    return any(
+        asked & one and not asked & other and doers & other for one, other in ((_MALE, _FEMALE), (_FEMALE, _MALE))
+    )
+
+
+def is_undone(clause: str) -> bool:
+    """Whether ``clause`` tells of what was refused, forgotten, only tried or asked of another, or is not known."""
+    return _UNDONE.search(clause) is not None
+
+
+def is_in_other_order(sentence: str, question: str) -> bool:
+    """Whether ``sentence`` tells of what was before an event where ``question`` asks what was after it, or the reverse.
+
+    is_in_other_order("He opens it before he reads the letter", "What does he do after he reads the letter?") -> True
+    """
+    orders = list(_ORDER.finditer(question))
+    if len(orders) != 1:
+        return False
+    side, event = orders[0][1].lower(), set(words_in(orders[0][2])) - _IDLE
+    for found in _ORDER.finditer(sentence):
+        told = set(words_in(found[2])) - _IDLE
+        if told & event and found[1].lower() != side:
+            return True
+        rest = set(words_in(sentence[: found.start()] + " " + sentence[found.end() :]))
+        if told and not told & event and found[1].lower() == side and event <= rest:
+            return True
+    return False
