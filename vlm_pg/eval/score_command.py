@@ -18,7 +18,7 @@ from vlm_pg.eval.protocols.load import load_protocol, protocol_names
 from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.eval.readers import OURS, Who, reader_name, reader_of
 from vlm_pg.eval.reading import WholeReader
-from vlm_pg.eval.record import SCHEMA, read_record
+from vlm_pg.eval.record import SCHEMA, own_functions, read_record
 from vlm_pg.eval.report import write_eval_report
 from vlm_pg.files import write_json_atomic
 from vlm_pg.observe.console import Console
@@ -33,14 +33,15 @@ class Scoring:
     """What is to be scored, and how.
 
     ``records``: the prepared set. ``outputs``: see ``elsewhere.py``. ``protocol``: its name; None: the official one of
-    the set that the records are of, else the first. ``reader``: ours or published. ``doc_key``: where lmms-eval's "doc"
+    the set that the records are of, else the first. ``reader``: ours or published; None: ours, unless the protocol
+    names a reader of the user's own. ``doc_key``: where lmms-eval's "doc"
     holds the question's id. ``out``: the folder of the result; None: one beside the outputs.
     """
 
     records: Path
     outputs: Path
     protocol: str | None = None
-    reader: Who = "ours"
+    reader: Who | None = None
     doc_key: str | None = None
     out: Path | None = None
 
@@ -64,7 +65,7 @@ def score(scoring: Scoring) -> Path:
         raise ConfigError(f"--reader is published, and {name}. Give a protocol that names a rule, or --reader ours.")
     asked = [sample for sample in samples if protocol is None or protocol.asks(sample)]
     name = "outputs" if protocol is None else protocol.name.partition("/")[0]
-    who = reader_name(scoring.reader, protocol)
+    who = reader_name(scoring.reader or (OURS if protocol is None else None), protocol)
     console.info(f"{len(asked):,} questions; protocol {protocol.name if protocol else 'none'}; read by {who}")
     folder = scoring.out or scoring.outputs.with_name(f"scored-{scoring.outputs.stem}")
     _refuse_evaluation(folder)
@@ -136,6 +137,7 @@ def _record(scoring: Scoring, protocol: Protocol | None, reader: str) -> dict[st
             "records": str(scoring.records),
             "reader": reader,
             "protocol": None if protocol is None else protocol.model_dump(mode="json"),
+            **own_functions([] if protocol is None else [protocol]),
             "versions": versions(),
         },
         "machine": {},
