@@ -65,7 +65,8 @@ def score(scoring: Scoring) -> Path:
         raise ConfigError(f"--reader is published, and {name}. Give a protocol that names a rule, or --reader ours.")
     asked = [sample for sample in samples if protocol is None or protocol.asks(sample)]
     name = "outputs" if protocol is None else protocol.name.partition("/")[0]
-    who = reader_name(scoring.reader or (OURS if protocol is None else None), protocol)
+    chosen: Who | None = "ours" if scoring.reader is None and protocol is None else scoring.reader
+    who = reader_name(chosen, protocol)
     console.info(f"{len(asked):,} questions; protocol {protocol.name if protocol else 'none'}; read by {who}")
     folder = scoring.out or scoring.outputs.with_name(f"scored-{scoring.outputs.stem}")
     _refuse_evaluation(folder)
