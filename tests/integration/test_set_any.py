@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.support.processes import ROOT
 from tests.support.published.case import Published, media
 from tests.support.scored_sets import MODEL, Prepared, config_of, prepare, prompts, score
 from vlm_pg.cli import main
@@ -122,6 +124,25 @@ def test_a_reader_and_an_aggregation_of_one_s_own(rooms: Prepared, tmp_path: Pat
     assert set(result["protocol"]["decides"]["functions"]) == set(functions.values())
     # Ours is there where it is asked for.
     assert score(tmp_path, rooms.records, OUTPUTS, protocol, "ours").row["reader"] == "ours"
+
+
+def test_the_guide_s_example_works(rooms: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers in their last line: 1 and 2 are right, 3 is wrong, 4 says nothing."""
+    guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    example = textwrap.dedent(
+        guide.partition("    # rooms.yaml")[2].partition("\nAn answer of None")[0].partition("\n")[2]
+    )
+    settings, _, code = example.partition("# rooms.py")
+    (tmp_path / "rooms.yaml").write_text(settings)
+    (tmp_path / "rooms.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    outputs = {"1": "I see a plate.\nB", "2": "C", "3": "B", "4": ""}
+    scored = score(tmp_path, rooms.records, outputs, "rooms.yaml")
+    assert scored.group("room") == {"hall": (0.0, 2), "kitchen": (1.0, 2)}
+    assert (scored.row["rule"], scored.row["accuracy"]) == ("Mean over questions, and by room", 0.5)
+    assert scored.row["n_unparsed"] == 1 and scored.row["reader"] == "rooms.py:LastLine"
+    asked = prompts(tmp_path, rooms, "rooms.yaml")["1"]
+    assert asked["user"] == "What is it?\nAnswer in your last line."
 
 
 def test_a_reader_that_fails_ends_the_scoring_and_leaves_nothing(
