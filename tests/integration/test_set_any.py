@@ -175,3 +175,21 @@ def test_answers_read_by_another_text_of_the_function_are_not_added_to(
     assert main(config) == 2
     said = capsys.readouterr().err
     assert "holds an unfinished evaluation with another protocol: functions." in said and "eval.resume=never" in said
+
+
+def test_samples_for_lmms_eval_count_the_questions_that_are_not_asked(tmp_path: Path) -> None:
+    """The first record is of a type that the protocol has no words for, the second cannot be used: the third is 2."""
+    asked = {"problem": "Which?", "data_type": "text", "options": ["A. x", "B. y"], "solution": "<answer>B</answer>"}
+    number = {"problem": "1 + 1?", "data_type": "text", "problem_type": "numerical", "solution": "<answer>2</answer>"}
+    rows = [
+        number | {"problem_id": "number"},
+        asked | {"problem_id": "bad", "problem_type": "multiple choice", "problem": ""},
+        asked | {"problem_id": "choice", "problem_type": "multiple choice"},
+    ]
+    (tmp_path / "set.json").write_text(json.dumps(rows))
+    made = Prepared(str(tmp_path / "set.json"), str(tmp_path))
+    protocol = own_protocol(tmp_path, max_new_tokens=2)
+    config = config_of(tmp_path, made, protocol, eval={"lmms_samples": True}, data={"max_bad_share": 1.0})
+    assert main(["eval", "--config", str(config)]) == 0
+    [line] = (tmp_path / "runs" / f"eval-{Path(MODEL).name}" / "lmms_samples_mine.jsonl").read_text().splitlines()
+    assert (json.loads(line)["doc_id"], json.loads(line)["doc"]["id"]) == (2, "choice")
