@@ -44,28 +44,31 @@ _WITHOUT_BRACES = re.compile(r"\\frac ?\d|\\frac\{\d+\}\d|\\sqrt\d")
 def test_gold_answers_are_right_and_others_wrong(
     math500: Prepared, rows: list[dict[str, object]], tmp_path: Path, protocol: str, reader: str
 ) -> None:
-    """Every third problem gets a number that no problem has for its answer."""
-    outputs: dict[str, str] = {}
-    expected: dict[str, float] = {}
+    """Every third problem also gets a number that no problem has for its answer."""
+    outputs: dict[str, list[str]] = {}
+    expected: dict[str, list[float]] = {}
     right, total = Counter[str](), Counter[str]()
     for number, row in enumerate(rows):
         name, gold = str(row["unique_id"]), str(row["answer"])
-        outputs[name] = f"I think so.\n\nIt is $\\boxed{{{gold if number % 3 else 987654321}}}$."
+        answers = [gold] if number % 3 else [gold, "987654321"]
+        outputs[name] = [f"I think so.\n\nIt is $\\boxed{{{answer}}}$." for answer in answers]
         is_lost = protocol == "math500/cppo" and _WITHOUT_BRACES.search(gold) is not None
-        expected[name] = float(number % 3 > 0 and not is_lost)
+        expected[name] = [float(not is_lost), 0.0][: len(answers)]
         for group in (f"level {row['level']}", f"subject {row['subject']}"):
             total[group] += 1
-            right[group] += int(expected[name])
+            right[group] += int(2 * sum(expected[name])) // len(answers)  # in halves
     scored = score(tmp_path, math500.records, outputs, protocol, reader)
-    found = {name: line["outputs"][0]["score"] for name, line in scored.answers.items()}
+    found = {name: [one["score"] for one in line["outputs"]] for name, line in scored.answers.items()}
     assert found == expected
     # Of one gold answer nothing is left by Qwen2.5-Math's spelling: an output of nothing is right there.
     assert scored.counts == (500, 500, int(protocol == "math500/qwen2_5_math" and reader == "published"), 0, 0)
     groups = {f"{key} {name}": value for key in ("level", "subject") for name, value in scored.group(key).items()}
-    assert groups == {name: (round(right[name] / count, 6), count) for name, count in total.items()}
+    assert groups == {name: (round(right[name] / 2 / count, 6), count) for name, count in total.items()}
     assert len([name for name in groups if name.startswith("level")]) == 5
-    # Places 0, 3, ..., 498 are wrong; seven of the others have no braces.
-    assert scored.row["accuracy"] == pytest.approx((500 - 167 - 7 * (protocol == "math500/cppo")) / 500)
+    # Places 0, 3, ..., 498 are half right. Of eight without braces CPPO's rule reads none.
+    assert scored.row["accuracy"] == pytest.approx(sum(sum(each) / len(each) for each in expected.values()) / 500)
+    if protocol != "math500/cppo":
+        assert scored.row["accuracy"] == pytest.approx((500 - 167 / 2) / 500)
     assert {name: one["n"] for name, one in scored.row["by_category"].items()} == Counter(
         str(row["subject"]) for row in rows
     )

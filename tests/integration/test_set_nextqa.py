@@ -110,7 +110,7 @@ def test_outputs_and_figures(nextqa: Prepared, tmp_path: Path) -> None:
 
 
 def test_all_real_questions(data_dir: Path, tmp_path: Path) -> None:
-    """Figures of 4,996 outputs, of which every third is wrong, equal counts made from the file itself."""
+    """Every gold answer scores 1, a second output to every third question 0; figures equal counts of the file's own."""
     path, out = data_dir / "nextqa_val.csv", tmp_path / "out"
     arguments = ["--eval", str(path), "--media-root", str(tmp_path), "--skip-media-check", "--out", str(out)]
     assert main(["prepare", "nextqa", *arguments]) == 0
@@ -119,19 +119,23 @@ def test_all_real_questions(data_dir: Path, tmp_path: Path) -> None:
     assert len(lines) == 4996
     right, total = Counter[str](), Counter[str]()
     # Letter and text to our reader; letters alone to the published rule, which reads text at times.
-    outputs: dict[str, dict[str, str]] = {"ours": {}, "published": {}}
+    outputs: dict[str, dict[str, list[str]]] = {"ours": {}, "published": {}}
+    expected: dict[str, list[float]] = {}
     for number, line in enumerate(lines):
-        gold = int(line["answer"])
-        chosen = gold if number % 3 else (gold + 1) % 5
-        name, letter = f"{line['video']}_{line['qid']}", "ABCDE"[chosen]
-        outputs["ours"][name], outputs["published"][name] = f"{letter}. {line[f'a{chosen}']}", letter
+        name, gold = f"{line['video']}_{line['qid']}", int(line["answer"])
+        places = [gold] if number % 3 else [gold, (gold + 1) % 5]
+        outputs["ours"][name] = [f"{'ABCDE'[place]}. {line[f'a{place}']}" for place in places]
+        outputs["published"][name] = ["ABCDE"[place] for place in places]
+        expected[name] = [1.0, 0.0][: len(places)]
         for group in (line["type"].replace("TP", "TN"), line["type"][0]):
             total[group] += 1
-            right[group] += chosen == gold
+            right[group] += 2 // len(places)  # in halves
     for reader, texts in outputs.items():
         scored = score(tmp_path / reader, f"{out}:eval", texts, "nextqa/lmms", reader)
+        found = {name: [one["score"] for one in line["outputs"]] for name, line in scored.answers.items()}
+        assert found == expected
         assert scored.counts == (4996, 4996, 0, 0, 0)
-        expected = {name: (round(right[name] / count, 6), count) for name, count in total.items()}
-        assert {**scored.group("type"), **scored.group("kind")} == expected
-        # Places 0, 3, ..., 4995 are wrong.
-        assert scored.row["accuracy"] == pytest.approx((4996 - 1666) / 4996)
+        groups = {name: (round(right[name] / 2 / count, 6), count) for name, count in total.items()}
+        assert {**scored.group("type"), **scored.group("kind")} == groups
+        # Places 0, 3, ..., 4995 are half right.
+        assert scored.row["accuracy"] == pytest.approx((4996 - 1666 / 2) / 4996)
