@@ -36,7 +36,7 @@ def media_dir() -> Path:
     return _shared_folder("VLM_PG_MEDIA")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Real annotation files of public data sets."""
     return _shared_folder("VLM_PG_DATA")

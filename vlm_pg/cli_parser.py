@@ -119,7 +119,9 @@ def _add_results(add: _Add) -> None:
         "--protocol", metavar="NAME", help="for example video_mme/lmms (default: the set's official one)"
     )
     score.add_argument(
-        "--reader", choices=["ours", "published"], default="ours", help="published: the rule that the protocol names"
+        "--reader",
+        choices=["ours", "published"],
+        help="published: the rule that the protocol names (default: ours, unless the protocol names one of yours)",
     )
     score.add_argument("--doc-key", metavar="KEY", help="where lmms-eval's doc holds the question's id")
     score.add_argument("--out", metavar="FOLDER", type=Path, help="default: scored-NAME beside OUTPUTS")

@@ -12,6 +12,7 @@ from vlm_pg.eval import set_figures as sets
 from vlm_pg.eval.contracts import Answered
 from vlm_pg.eval.estimates import Figure
 from vlm_pg.eval.measures import Measures, measure
+from vlm_pg.eval.own import is_own, own_aggregation
 from vlm_pg.eval.tables import Table
 
 
@@ -116,16 +117,21 @@ def aggregate(name: str, answered: Sequence[Answered], formats: Iterable[float |
 
 
 def find_aggregation(name: str) -> Aggregation:
-    """The aggregation of that name.
+    """The aggregation of that name, or the user's own by path (``own.py``).
 
     Raises:
         ConfigError: there is none; with the nearest.
     """
+    if is_own(name):
+        return Aggregation(*own_aggregation(name))
     if name in AGGREGATIONS:
         return AGGREGATIONS[name]
     near = difflib.get_close_matches(name, AGGREGATIONS, n=1, cutoff=0.4)
     meant = f" Did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"There is no aggregation {name!r}.{meant} There are: {', '.join(AGGREGATIONS)}.")
+    raise ConfigError(
+        f"There is no aggregation {name!r}.{meant} There are: {', '.join(AGGREGATIONS)}; and functions of your own, as "
+        "path/to/file.py:function."
+    )
 
 
 def _check_once(answered: Sequence[Answered]) -> None:

@@ -7,7 +7,7 @@ result.json      when it is finished: the figures, and the same under "protocol"
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -56,12 +56,7 @@ def open_folder(
     try:
         before = _begun(folder, record, resume)
         if before is None and any(entry.name != LOCK for entry in folder.iterdir()):
-            aside = free_name(folder, datetime.now().strftime("%Y%m%d-%H%M%S"))
-            aside.mkdir()
-            for entry in sorted(folder.iterdir()):
-                if entry.name != LOCK:
-                    entry.rename(aside / entry.name)
-            announce(f"{folder} holds an earlier evaluation: moved it to {aside}")
+            move_aside(folder, [entry for entry in folder.iterdir() if entry.name != LOCK], announce)
         machines = [] if before is None else _machines(before, record, announce)
         write_json_atomic(folder / PROTOCOL, record | {"machines_before": machines})
     except BaseException:
@@ -69,6 +64,15 @@ def open_folder(
         raise
     _locks[folder] = lock
     return OpenedFolder(folder, machines, os.getpid())
+
+
+def move_aside(folder: Path, entries: Iterable[Path], announce: Callable[[str], None]) -> None:
+    """Move what an earlier evaluation left in ``folder`` to a folder of its own beside it, and say so."""
+    aside = free_name(folder, datetime.now().strftime("%Y%m%d-%H%M%S"))
+    aside.mkdir()
+    for entry in sorted(entries):
+        entry.rename(aside / entry.name)
+    announce(f"{folder} holds an earlier evaluation: moved it to {aside}")
 
 
 def _machines(before: dict[str, Any], record: dict[str, Any], announce: Callable[[str], None]) -> list[dict[str, Any]]:

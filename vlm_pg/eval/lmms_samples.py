@@ -12,10 +12,11 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vlm_pg.data.records import stream_records
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.eval.contracts import Answered
 from vlm_pg.files import json_line, write_bytes_atomic
@@ -78,17 +79,28 @@ def outputs_of_lmms_samples(
     return result
 
 
-def write_lmms_samples(path: Path, answered: Sequence[Answered]) -> None:
+def write_lmms_samples(path: Path, answered: Sequence[Answered], places: Mapping[str, int]) -> None:
     """Write the answers to a set as lmms-eval would: a line a question that was asked, all outputs in ``resps``.
 
     ``filtered_resps`` are the outputs as they are; beside lmms-eval's keys, ``answers`` has what was read of them,
     ``accuracy`` the mean of their scores.
 
     Args:
-        answered: the whole set in its order, by which ``doc_id`` counts.
+        answered: the questions that were asked, in the set's order.
+        places: ``doc_id`` of each of them by its id (``record_places``).
     """
-    rows = (_row(place, question) for place, question in enumerate(answered) if question.outputs)
+    rows = (_row(places[question.sample_id], question) for question in answered if question.outputs)
     write_bytes_atomic(path, b"".join(map(json_line, rows)))
+
+
+def record_places(records: Path) -> dict[str, int]:
+    """The place of each usable record among all records of a set, from 0, by its id.
+
+    Those that a protocol does not ask and those that cannot be used have a place, too, as in lmms-eval's count.
+    """
+    first_at: dict[str, str] = {}
+    found = enumerate(stream_records(records, first_at.setdefault))
+    return {one.sample_id: place for place, one in found if isinstance(one, Sample)}
 
 
 def _row(place: int, question: Answered) -> dict[str, Any]:

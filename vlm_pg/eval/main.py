@@ -15,7 +15,7 @@ from vlm_pg.errors import ConfigError, TooManyBadSamples
 from vlm_pg.eval.answer_files import AnswerFiles, answers_path, file_name, read_answers
 from vlm_pg.eval.figure_lines import table
 from vlm_pg.eval.folder import PROTOCOL, RESULT, open_folder
-from vlm_pg.eval.lmms_samples import write_lmms_samples
+from vlm_pg.eval.lmms_samples import record_places, write_lmms_samples
 from vlm_pg.eval.reading import WholeReader
 from vlm_pg.eval.record import protocol_record
 from vlm_pg.eval.repeat import compared
@@ -92,25 +92,30 @@ def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
         opened = ranks.first_says(lambda: open_folder(folder, record, config.eval.resume, console.info))
         stack.callback(opened.close)
         folder.mkdir(parents=True, exist_ok=True)  # of another host
-        results = _answer(config, policy, ranks, console, folder)
+        results, records = _answer(config, policy, ranks, console, folder)
         seconds = round(time.monotonic() - start_seconds, 1)
         results["protocol"] = record | {"machines_before": opened.machines_before, "seconds": seconds}
-        reproduced = ranks.first_says(lambda: _conclude(results, folder, console, like, config.eval.lmms_samples))
+        if not config.eval.lmms_samples:
+            records = {}
+        reproduced = ranks.first_says(lambda: _conclude(results, folder, console, like, records))
     _refuse_unscored(results, folder)
     return reproduced
 
 
-def _conclude(results: dict[str, Any], folder: Path, console: Console, like: Path | None, lmms_samples: bool) -> bool:
-    """Write and print the result, and compare it with the one that it repeats; whether that was reproduced."""
+def _conclude(
+    results: dict[str, Any], folder: Path, console: Console, like: Path | None, lmms_samples: Mapping[str, Path]
+) -> bool:
+    """Write and print the result, and compare it with the one that it repeats; whether that was reproduced.
+
+    ``lmms_samples``: the sets whose answers are also written as lmms-eval's, with their records.
+    """
     write_json_atomic(folder / RESULT, results)
     (folder / PROTOCOL).unlink(missing_ok=True)
     for line in table(results):
         console.info(line)
-    if lmms_samples:
-        for name in results["sets"]:
-            write_lmms_samples(
-                folder / f"lmms_samples_{file_name(name)}.jsonl", read_answers(answers_path(folder, name))
-            )
+    for name, records in lmms_samples.items():
+        answered = read_answers(answers_path(folder, name))
+        write_lmms_samples(folder / f"lmms_samples_{file_name(name)}.jsonl", answered, record_places(records))
     write_eval_report(folder)
     console.info(f"written to {folder}; look at {folder / 'report.html'}")
     if like is None:
@@ -121,7 +126,10 @@ def _conclude(results: dict[str, Any], folder: Path, console: Console, like: Pat
     return reproduced
 
 
-def _answer(config: RunConfig, policy: Policy, ranks: RankLayout, console: Console, folder: Path) -> dict[str, Any]:
+def _answer(
+    config: RunConfig, policy: Policy, ranks: RankLayout, console: Console, folder: Path
+) -> tuple[dict[str, Any], dict[str, Path]]:
+    """The figures, and the records of each set."""
     builder = PromptBuilder(policy.processor, config.prompt, policy.positions)
     data = config.data
     log = None
@@ -139,7 +147,8 @@ def _answer(config: RunConfig, policy: Policy, ranks: RankLayout, console: Conso
     ):
         examinee = Examinee(policy, sources, rewarder, whole, ranks)
         evaluator = Evaluator(config, examinee, console, log, _Pictures(config, folder))
-        return evaluator.run("answers", AnswerFiles(folder, ranks.rank))
+        results = evaluator.run("answers", AnswerFiles(folder, ranks.rank))
+        return results, {item.name: item.records for item in evaluator.sets}
 
 
 class _Pictures:

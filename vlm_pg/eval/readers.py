@@ -1,10 +1,11 @@
-"""Who reads the outputs of an evaluation set: ours, a published rule, or training's reader of the answer block."""
+"""Who reads the outputs of a set: ours, a published rule, the user's own, or training's reader of the answer block."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from vlm_pg.eval.contracts import Reader
+from vlm_pg.eval.own import is_own, own_reader
 from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.eval.published.registry import published_rule
 from vlm_pg.eval.reading import WholeReader
@@ -14,15 +15,18 @@ OURS = "ours"
 
 
 def reader_name(chosen: Who | None, protocol: Protocol | None) -> str:
-    """ "strict", "ours", or the name of the published rule that reads a set.
+    """ "strict", "ours", or the name of the published rule or of the user's own reader that reads a set.
 
     Args:
-        chosen: as ``eval.reader`` says; None: ours where there is a protocol, else strict.
+        chosen: as ``eval.reader`` says; None: ours where there is a protocol, unless it names a reader of the user's
+            own, else strict.
         protocol: the set's.
     """
     if protocol is None:
         return OURS if chosen == OURS else "strict"
-    return protocol.reader if chosen == "published" else chosen or OURS
+    if chosen == "published" or (chosen is None and is_own(protocol.reader)):
+        return protocol.reader
+    return chosen or OURS
 
 
 def reader_of(name: str, protocol: Protocol | None, whole: WholeReader) -> Reader | None:
@@ -30,11 +34,11 @@ def reader_of(name: str, protocol: Protocol | None, whole: WholeReader) -> Reade
     is the rewarder.
 
     Raises:
-        ConfigError: there is no such published rule.
+        ConfigError: there is no such published rule, or the user's own reader cannot be used.
     """
     if name == "strict":
         return None
-    reader = whole.read if name == OURS else published_rule(name)
+    reader = whole.read if name == OURS else own_reader(name) if is_own(name) else published_rule(name)
     if protocol is None or not protocol.read_prefix:
         return reader
     return lambda sample, output, truncated: reader(sample, protocol.as_read(output), truncated)

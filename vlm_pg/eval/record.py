@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import torch
 from vlm_pg.config import RunConfig
 from vlm_pg.data.digests import data_digests
 from vlm_pg.errors import ConfigError
+from vlm_pg.eval.own import own_sources
+from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.models.numerics import numerics_digest
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.tower_digest import weights_digest
@@ -43,6 +45,7 @@ def protocol_record(config: RunConfig, checkpoint: Path, policy: Policy) -> dict
     chosen = config.eval.chosen_sets(list(config.data.eval))
     records = {key: entry["sha256"] for key, entry in data_digests(config.data).items()}
     template = getattr(policy.processor, "chat_template", None)
+    protocols = {name: protocol for name in chosen if (protocol := config.eval.protocol_of(name)) is not None}
     return {
         "schema": SCHEMA,
         "checkpoint": str(checkpoint),
@@ -58,11 +61,8 @@ def protocol_record(config: RunConfig, checkpoint: Path, policy: Policy) -> dict
             "allow_remote": config.data.allow_remote,
             "records": {name: records.get(f"data.eval.{name}") for name in chosen},
             "settings": settings,
-            "protocols": {
-                name: protocol.model_dump(mode="json")
-                for name in chosen
-                if (protocol := config.eval.protocol_of(name)) is not None
-            },
+            "protocols": {name: protocol.model_dump(mode="json") for name, protocol in protocols.items()},
+            **own_functions(protocols.values()),
             "seed": config.run.seed,
             "versions": versions(),
         },
@@ -74,6 +74,12 @@ def protocol_record(config: RunConfig, checkpoint: Path, policy: Policy) -> dict
         },
         "config": whole,
     }
+
+
+def own_functions(protocols: Iterable[Protocol]) -> dict[str, dict[str, str]]:
+    """Under "functions" digests of the user's own readers and aggregations; nothing without any."""
+    sources = own_sources(name for protocol in protocols for name in (protocol.reader, protocol.aggregation))
+    return {"functions": sources} if sources else {}
 
 
 def _processor_digest(processor: Any) -> str:

@@ -92,6 +92,7 @@ class Evaluator:
         self._recorded: set[str] = set()
         self.sets = read_sets(config, self._policy, console, bad_log)
         for item in self.sets:
+            reader_of(reader_name(config.eval.reader, item.protocol), item.protocol, self._whole)
             check_details(item)
 
     def run(self, tag: str, files: AnswerFiles) -> dict[str, Any]:

@@ -13,15 +13,16 @@ from vlm_pg.errors import ConfigError, printable
 from vlm_pg.eval.answer_files import AnswerFiles
 from vlm_pg.eval.elsewhere import read_outputs, score_outputs
 from vlm_pg.eval.figure_lines import table
-from vlm_pg.eval.folder import PROTOCOL, RESULT
+from vlm_pg.eval.folder import PROTOCOL, RESULT, move_aside
 from vlm_pg.eval.protocols.load import load_protocol, protocol_names
 from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.eval.readers import OURS, Who, reader_name, reader_of
 from vlm_pg.eval.reading import WholeReader
-from vlm_pg.eval.record import SCHEMA, read_record
+from vlm_pg.eval.record import SCHEMA, own_functions, read_record
 from vlm_pg.eval.report import write_eval_report
 from vlm_pg.files import write_json_atomic
 from vlm_pg.observe.console import Console
+from vlm_pg.observe.run_lock import RunLock
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.types import Sample
 from vlm_pg.versions import versions
@@ -32,20 +33,23 @@ class Scoring:
     """What is to be scored, and how.
 
     ``records``: the prepared set. ``outputs``: see ``elsewhere.py``. ``protocol``: its name; None: the official one of
-    the set that the records are of, else the first. ``reader``: ours or published. ``doc_key``: where lmms-eval's "doc"
+    the set that the records are of, else the first. ``reader``: ours or published; None: ours, unless the protocol
+    names a reader of the user's own. ``doc_key``: where lmms-eval's "doc"
     holds the question's id. ``out``: the folder of the result; None: one beside the outputs.
     """
 
     records: Path
     outputs: Path
     protocol: str | None = None
-    reader: Who = "ours"
+    reader: Who | None = None
     doc_key: str | None = None
     out: Path | None = None
 
 
 def score(scoring: Scoring) -> Path:
     """Score outputs, print the figures, and write ``result.json``, answers and ``report.html``; their folder.
+
+    What an earlier scoring wrote into the folder is moved aside.
 
     Raises:
         ConfigError: records or outputs cannot be read, no protocol has the name, or it names no published rule.
@@ -61,7 +65,8 @@ def score(scoring: Scoring) -> Path:
         raise ConfigError(f"--reader is published, and {name}. Give a protocol that names a rule, or --reader ours.")
     asked = [sample for sample in samples if protocol is None or protocol.asks(sample)]
     name = "outputs" if protocol is None else protocol.name.partition("/")[0]
-    who = reader_name(scoring.reader, protocol)
+    chosen: Who | None = "ours" if scoring.reader is None and protocol is None else scoring.reader
+    who = reader_name(chosen, protocol)
     console.info(f"{len(asked):,} questions; protocol {protocol.name if protocol else 'none'}; read by {who}")
     folder = scoring.out or scoring.outputs.with_name(f"scored-{scoring.outputs.stem}")
     _refuse_evaluation(folder)
@@ -73,16 +78,25 @@ def score(scoring: Scoring) -> Path:
         reader = reader_of(who, protocol, whole)
         assert reader is not None
         answered, figures = score_outputs(asked, outputs, reader, "mean" if protocol is None else protocol.aggregation)
-    folder.mkdir(parents=True, exist_ok=True)
-    AnswerFiles(folder, rank=0).complete(name, [one.to_row() for one in answered])
     row = figures.to_row() | {"kind": "eval", "reader": who, "n_not_asked": len(samples) - len(asked)}
     result = {"sets": {name: row}, "protocol": _record(scoring, protocol, who)}
-    write_json_atomic(folder / "result.json", result)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = RunLock.take(folder, console.info)
+    try:
+        _refuse_evaluation(folder)
+        if (folder / RESULT).exists():
+            # The outputs themselves may lie in the folder, and stay there.
+            move_aside(folder, _written(folder), console.info)
+        AnswerFiles(folder, rank=0).complete(name, [one.to_row() for one in answered])
+        write_json_atomic(folder / RESULT, result)
+        report = write_eval_report(folder)
+    finally:
+        lock.release()
     for line in table(result):
         console.info(line)
     for note in figures.notes:
         console.warn(note)
-    console.info(f"written to {write_eval_report(folder)}")
+    console.info(f"written to {report}")
     return folder
 
 
@@ -110,6 +124,11 @@ def _refuse_evaluation(folder: Path) -> None:
         raise ConfigError(f"{folder} holds an evaluation. Give another folder with --out.")
 
 
+def _written(folder: Path) -> list[Path]:
+    """What an earlier scoring wrote there."""
+    return [*folder.glob("answers_*.jsonl"), folder / RESULT, *folder.glob("report.html")]
+
+
 def _record(scoring: Scoring, protocol: Protocol | None, reader: str) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
@@ -119,6 +138,7 @@ def _record(scoring: Scoring, protocol: Protocol | None, reader: str) -> dict[st
             "records": str(scoring.records),
             "reader": reader,
             "protocol": None if protocol is None else protocol.model_dump(mode="json"),
+            **own_functions([] if protocol is None else [protocol]),
             "versions": versions(),
         },
         "machine": {},

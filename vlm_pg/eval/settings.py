@@ -50,7 +50,8 @@ class EvalSettings(Settings):
     reader: Literal["strict", "ours", "published"] | None = Field(
         None,
         description="Who reads answers. strict: training's reader of the answer block. ours: one of whole outputs. "
-        "published: the rule that the set's protocol names, faults too. Default: ours with a protocol, else strict.",
+        "published: the rule that the set's protocol names, faults too. Default: ours with a protocol, unless it names "
+        "a reader of one's own, else strict.",
     )
     headline_set: str | None = Field(
         None, description="The set whose accuracy is the run's headline; default: the first that is evaluated."

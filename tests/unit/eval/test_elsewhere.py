@@ -11,7 +11,7 @@ import pytest
 from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.eval.contracts import Answered, Output, Reading
 from vlm_pg.eval.elsewhere import read_outputs, score_outputs
-from vlm_pg.eval.lmms_samples import write_lmms_samples
+from vlm_pg.eval.lmms_samples import record_places, write_lmms_samples
 from vlm_pg.types import AnswerKind, MediaRef, Sample
 
 
@@ -177,7 +177,7 @@ def test_outputs_of_another_set_are_refused(outputs: dict[str, tuple[str, ...]])
 def test_what_is_written_for_lmms_eval_is_read_back(tmp_path: Path) -> None:
     answered, _ = score_outputs(SAMPLES, {"q1": ("A", "not \ud800 sure"), "q3": ("",)}, reader, "mean")
     path = tmp_path / "samples.jsonl"
-    write_lmms_samples(path, answered)
+    write_lmms_samples(path, answered, {"q1": 0, "q2": 1, "q3": 2})
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     assert [row["doc_id"] for row in rows] == [0, 2]
     assert rows[0]["resps"] == [["A", "not \ud800 sure"]] and rows[0]["filtered_resps"] == ["A", "not \ud800 sure"]
@@ -195,6 +195,18 @@ def test_what_is_written_for_lmms_eval_is_read_back(tmp_path: Path) -> None:
 
 def test_a_detail_called_id_does_not_take_the_questions_place(tmp_path: Path) -> None:
     asked = Answered.of(sample("q1", "A", id="theirs", url="u"), (Output("A", Reading("A", 1.0)),))
-    write_lmms_samples(tmp_path / "s.jsonl", [asked])
+    write_lmms_samples(tmp_path / "s.jsonl", [asked], {"q1": 0})
     doc = json.loads((tmp_path / "s.jsonl").read_text("utf-8"))["doc"]
     assert doc["id"] == "q1" and doc["url"] == "u"
+
+
+def test_places_count_all_records_of_the_set(tmp_path: Path) -> None:
+    """The first cannot be used and the second is not asked: they have the places 0 and 1 all the same."""
+    whole = {"problem": "1 + 1?", "data_type": "text", "problem_type": "numerical", "solution": "<answer>2</answer>"}
+    records = [{"problem_id": "bad"}, whole | {"problem_id": "not asked"}, whole | {"problem_id": "q1"}]
+    path = written(tmp_path / "set.jsonl", *records)
+    places = record_places(path)
+    assert places == {"not asked": 1, "q1": 2}
+    asked = Answered.of(sample("q1", "2", "numerical"), (Output("2", Reading("2", 1.0)),))
+    write_lmms_samples(tmp_path / "s.jsonl", [asked], places)
+    assert json.loads((tmp_path / "s.jsonl").read_text("utf-8"))["doc_id"] == 2

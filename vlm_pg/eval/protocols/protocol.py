@@ -87,8 +87,12 @@ class Protocol(Settings):
     max_prompt_tokens: int = Field(16_384, ge=1, description="Longest prompt, visual tokens included.")
     max_new_tokens: int = Field(ge=1, description="Longest answer.")
     sampling: ProtocolSampling = Field(default_factory=ProtocolSampling)
-    reader: str = Field("ours", min_length=1, description="ours, or the name of a published rule of reading.")
-    aggregation: str = Field("mean", min_length=1, description="How the set's figures are made, by name.")
+    reader: str = Field(
+        "ours",
+        min_length=1,
+        description="ours, the name of a published rule of reading, or a function of one's own by path (eval/own.py).",
+    )
+    aggregation: str = Field("mean", min_length=1, description="How the set's figures are made, by name or by path.")
     categories: tuple[str, ...] = Field((), description="Keys of details that figures are also given by.")
 
     @field_validator("system", "templates", "answer_prefix")

@@ -44,5 +44,6 @@ def published_rule(name: str) -> Reader:
     of_set = [known for known in PUBLISHED if known.split("/")[0] == name.split("/")[0]]
     raise ConfigError(
         f"There is no published rule of reading called '{printable(name, 100)}'. The nearest is '{near[0]}'. "
-        f"Known are {', '.join(of_set or PUBLISHED)}. Choose one of them."
+        f"Known are {', '.join(of_set or PUBLISHED)}. Choose one of them, or name a function of your own as "
+        "path/to/file.py:function."
     )

@@ -16,7 +16,7 @@ _MATRIX = r"\\begin\{[pbvBV]?(?:small)?matrix\}(?:(?!\\end).){0,800}\\end\{[pbvB
 _FUNCTION = r"(?:sqrt|sin|cos|tan|cot|log|ln|pi|inf|infinity)(?![A-Za-z])"
 _TEXT_UNIT = r"\\(?:text|mbox|mathrm)\s?\{[^{}]{0,40}\}"
 _VARIABLE = (
-    r"(?<![A-Za-z'’])(?:[A-Zb-zΑ-ω]|a(?=\s?[-+=^*/<>≤≥),])|(?<=[0-9)])[a-z]{1,3}|[a-z]{2}(?=\s?[=^]))(?![A-Za-z'’])"
+    r"(?<![A-Za-z'’])(?:[A-Zb-zΑ-ω]|a(?=\s?[-+=^_*/<>≤≥),])|(?<=[0-9)])[a-z]{1,3}|[a-z]{2}(?=\s?[=^]))(?![A-Za-z'’])"
 )
 _TOKEN = (
     rf"(?:{_MATRIX}|{_TEXT_UNIT}|{_MACRO}|{_FUNCTION}|{_VARIABLE}|[0-9]|"

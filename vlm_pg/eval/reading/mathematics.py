@@ -128,6 +128,7 @@ _NO_NAMES = frozenset(
         "Enter",
     ]
 )
+_NUMBER_ALONE = re.compile(r"(-?)([0-9]{1,3}(?:,[0-9]{3}){1,10}|[0-9]{1,100})(?:\.([0-9]{1,100}))?")
 _ALTERNATIVES = re.compile(r"\b([a-z]{2,15}),\s([a-z]{2,15}),?\sor\s([a-z]{2,15})\b")
 _ECHO = re.compile(r"\$([^$]{3,200})\$")
 
@@ -151,7 +152,8 @@ def read_mathematics(sample: Sample, said: Said, grade: Grade) -> Reading:
         grade: says what an answer is worth; ``grade_in`` makes one of the checking processes.
 
     Returns:
-        The answer as it was written. Its score is 0 where the question asks for simplest radical form and it is not.
+        The answer as it was written, a number alone as ``as_voted`` has it. Its score is 0 where the question asks for
+        simplest radical form and it is not.
     """
     answer = answer_of_mathematics(sample, said)
     if answer and _ODDS.fullmatch(answer) and ":" not in sample.answer and "ratio" not in sample.question.lower():
@@ -161,7 +163,17 @@ def read_mathematics(sample: Sample, said: Said, grade: Grade) -> Reading:
         return Reading(answer, 0.0, "not in simplest radical form")
     if not answer and verdict.value is not None:
         return Reading(None, 0.0, "no one result is stated")
-    return Reading(answer, verdict.value, verdict.note)
+    return Reading(None if answer is None else as_voted(answer), verdict.value, verdict.note)
+
+
+def as_voted(answer: str) -> str:
+    """A number alone as all its spellings are counted in a vote: "025" -> "25", "3,159" and "3159.0" -> "3159"."""
+    number = _NUMBER_ALONE.fullmatch(answer.strip(" $"))
+    if number is None:
+        return answer
+    sign, whole, decimals = number[1], number[2].replace(",", "").lstrip("0") or "0", (number[3] or "").rstrip("0")
+    is_zero = whole == "0" and not decimals
+    return f"{'' if is_zero else sign}{whole}{'.' if decimals else ''}{decimals}"
 
 
 def answer_of_mathematics(sample: Sample, said: Said) -> str | None:
@@ -193,7 +205,10 @@ def _in_final(sample: Sample, said: Said, text: str, asks_word: bool) -> str | N
         last = next((one for one in reversed(statements(text)) if "\\boxed" in one), "")
         if last.count("\\boxed") > 1 and re.search(r"\}\s?\$?\s?(?:\\text\s?\{\s?)?(?:or|and|,)", last):
             return statement(last) or None
-    answers = [_finish(sample, _stated(sample, piece, asks_word)) for piece in pieces]
+    stated = [_stated(sample, piece, asks_word) for piece in pieces]
+    # "Write $\sqrt{53}$ in simplest radical form": what only repeats the question is the answer if the gold one does.
+    repeats = _bare(sample.answer)
+    answers = [one if one and _bare(one) == repeats else _finish(sample, one) for one in stated]
     if None in answers:
         return None
     distinct = list(dict.fromkeys(answer for answer in answers if answer))
@@ -326,7 +341,8 @@ def _finish(sample: Sample, answer: str | None) -> str | None:
     if re.search(r"[A-Za-z]", answer) and _bare(answer) in {_bare(one) for one in _ECHO.findall(sample.question)}:
         return None
     base = _IN_BASE.search(sample.question)
-    if base and re.fullmatch(r"[0-9A-F]{1,40}", answer):
+    # A gold answer that leaves the base to the question is compared as it is.
+    if base and "_" in sample.answer and re.fullmatch(r"[0-9A-F]{1,40}", answer):
         return f"{answer}_{{{base[1] or base[2]}}}"
     return answer
 

@@ -1,0 +1,52 @@
+"""``vlm-pg score`` into a folder that is not empty: nothing in it is overwritten."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vlm_pg.cli import main
+from vlm_pg.observe.run_lock import LOCK, RunLock
+
+
+def scored(folder: Path, text: str, code: int = 0) -> None:
+    """One question, whose gold answer is 2, and an output with this text, in the folder that is written to."""
+    record = {"problem_id": "q", "problem": "1 + 1?", "data_type": "text", "problem_type": "numerical"}
+    (folder / "set.json").write_text(json.dumps([record | {"solution": "<answer>2</answer>"}]))
+    (folder / "outputs.json").write_text(json.dumps({"q": text}))
+    arguments = ["score", str(folder / "set.json"), str(folder / "outputs.json"), "--out", str(folder)]
+    assert main(arguments) == code
+
+
+def accuracy(folder: Path) -> float:
+    return json.loads((folder / "result.json").read_text())["sets"]["outputs"]["accuracy"]
+
+
+def test_an_earlier_scoring_is_moved_aside_and_the_user_s_files_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    scored(folder, "The answer is 2.")
+    assert "moved it to" not in capsys.readouterr().out
+    scored(folder, "The answer is 3.")
+    assert f"{folder} holds an earlier evaluation: moved it to {tmp_path}/here.old-" in capsys.readouterr().out
+    assert accuracy(folder) == 0.0
+    [aside] = tmp_path.glob("here.old-*")
+    assert accuracy(aside) == 1.0
+    assert sorted(path.name for path in aside.iterdir()) == ["answers_outputs.jsonl", "report.html", "result.json"]
+    assert "The answer is 2." in (aside / "answers_outputs.jsonl").read_text()
+    assert (folder / "set.json").is_file() and (folder / "outputs.json").is_file()
+    assert not (folder / LOCK).exists()
+
+
+def test_a_folder_that_somebody_writes_to_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = RunLock.take(tmp_path, print)
+    try:
+        scored(tmp_path, "2", code=2)
+    finally:
+        lock.release()
+    assert str(tmp_path) in capsys.readouterr().err
+    assert not (tmp_path / "result.json").exists()
