@@ -72,7 +72,8 @@ def score(scoring: Scoring) -> Path:
     with WholeReader(RewardSettings(), console.warn) as whole:
         reader = reader_of(who, protocol, whole)
         assert reader is not None
-        answered, figures = score_outputs(asked, outputs, reader, "mean" if protocol is None else protocol.aggregation)
+        how = ("mean", ()) if protocol is None else (protocol.aggregation, protocol.categories)
+        answered, figures = score_outputs(asked, outputs, reader, *how)
     folder.mkdir(parents=True, exist_ok=True)
     AnswerFiles(folder, rank=0).complete(name, [one.to_row() for one in answered])
     row = figures.to_row() | {"kind": "eval", "reader": who, "n_not_asked": len(samples) - len(asked)}

@@ -86,7 +86,7 @@ class Protocol(Settings):
     sampling: ProtocolSampling = Field(default_factory=ProtocolSampling)
     reader: str = Field("ours", min_length=1, description="ours, or the name of a published rule of reading.")
     aggregation: str = Field("mean", min_length=1, description="How the set's figures are made, by name.")
-    categories: tuple[str, ...] = Field((), description="Keys of details that figures are also given by.")
+    categories: tuple[str, ...] = Field((), description="Keys of details that figures are also given by, in groups.")
 
     @field_validator("system", "templates", "answer_prefix")
     @classmethod
