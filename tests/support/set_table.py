@@ -90,18 +90,25 @@ class PreparedSet:
 def check_scores(prepared: PreparedSet, table: Table, place: int, expected: Scores) -> None:
     """Column ``place`` of a table, and the figures that are made of it."""
     result, said = prepared.score(table, place, expected.protocol, expected.reader)
-    wanted = {question: _approximately(says[place]) for question, _, *says in table}
-    assert {name: one for name, one in said.items() if name in wanted} == wanted
-    assert set(said) == set(wanted)
-    assert result["reader"] == expected.read_by
-    assert result["accuracy"] == pytest.approx(expected.main)
-    assert {name: one["value"] for name, one in result["figures"].items()} == pytest.approx(dict(expected.figures))
-    assert {name: result[f"n_{name}"] for name in _COUNTS if result[f"n_{name}"]} == expected.counts
-    for key, wanted_groups in expected.groups.items():
+    _equal("what is said", said, {question: _approximately(says[place]) for question, _, *says in table})
+    _equal("the reader", result["reader"], expected.read_by)
+    _equal("counts", {name: result[f"n_{name}"] for name in _COUNTS if result[f"n_{name}"]}, dict(expected.counts))
+    _equal("the main figure", result["accuracy"], pytest.approx(expected.main))
+    values = {name: one["value"] for name, one in result["figures"].items()}
+    _equal("figures", values, {name: pytest.approx(value) for name, value in expected.figures.items()})
+    for key, wanted in expected.groups.items():
         found = {name: (one["value"], one["n"]) for name, one in result["groups"][key].items()}
-        assert found == {name: (pytest.approx(value), n) for name, (value, n) in wanted_groups.items()}, key
-    assert len(result["notes"]) == len(expected.notes), result["notes"]
-    assert all(part in note for part, note in zip(expected.notes, result["notes"], strict=True)), result["notes"]
+        _equal(f"by {key}", found, {name: (pytest.approx(value), n) for name, (value, n) in wanted.items()})
+    notes = [next((part for part in expected.notes if part in note), note) for note in result["notes"]]
+    _equal("notes", notes, list(expected.notes))
+
+
+def _equal(what: str, found: Any, wanted: Any) -> None:
+    if isinstance(found, dict) and found != wanted:
+        names = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
+        lines = [f"{name}: {found.get(name, 'nothing')!r}, expected {wanted.get(name, 'nothing')!r}" for name in names]
+        raise AssertionError(f"{what}: " + "; ".join(lines))
+    assert found == wanted, f"{what}: {found!r}, expected {wanted!r}"
 
 
 def _approximately(says: Said) -> Any:

@@ -73,6 +73,9 @@ def read_text(sample: Sample, said: Said) -> Reading:
     letter's slip in a long word and other units of the same value are passed over; ``ocr`` and ``free_form`` by their
     reward, from all that is said where no short answer stands out.
     """
+    if "mc_question" in sample.details:
+        # TempCompass's captions: its answer is the one to a question that a judge is asked about the caption.
+        return Reading(None, None, "captions are scored by a judge alone, from the set's question about them")
     answer = _answer_of(sample, said)
     settings = RewardSettings()
     if sample.answer_kind == "exact":
