@@ -61,8 +61,8 @@ FORMS = {
     "lvb_val.json": {"lvb_val.json": ROWS, **MEDIA},
     "Parquet": {"validation-00000-of-00001.parquet": [with_columns(row) for row in ROWS], **MEDIA},
 }
-# Question, output, what ours and lmms-eval's rule say: the first capital A to E, some lead-ins removed. An output without
-# one gets an option by chance there; here it is drawn from SHA-256 of rule, question and output, modulo the options.
+# Question, output, what ours and lmms-eval's rule say: the first capital A to E, some lead-ins removed. An output
+# without one gets an option by chance there; here it is drawn from SHA-256 of rule, question and output.
 TABLE = [
     (f"{FIRST}_0", "Answer: B", ("B", 1), ("A", 0)),
     (f"{FIRST}_1", "The best answer is A.", ("A", 1), ("A", 1)),

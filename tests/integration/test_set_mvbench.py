@@ -56,6 +56,7 @@ TABLE = [
     ("state_change-3", None, SILENT, SILENT, SILENT),
 ]
 SILENCE = "1 of 9 questions have no output: 'state_change-3'."
+ANTONYM, SEQUENCE, COUNT, CHANGE = "action_antonym", "action_sequence", "moving_count", "state_change"
 TASKS = "The set has 20 tasks, and questions of 4 are here."
 SCORES = [
     # Antonym 1; sequence 0, 0, 1; count 1, 0; state 1, 0: (1 + 1/3 + 1/2 + 1/2) / 4, where all questions give 4/8.
@@ -66,7 +67,14 @@ SCORES = [
         7 / 12,
         {"mean of tasks": 7 / 12, "mean over questions": 4 / 8},
         {"total": 9, "scored": 8, "no_output": 1, "unparsed": 2},
-        {"task": {"action_antonym": (1, 1), "action_sequence": (1 / 3, 3), "moving_count": (0.5, 2), "state_change": (0.5, 2)}},
+        {
+            "task": {
+                "action_antonym": (1, 1),
+                "action_sequence": (1 / 3, 3),
+                COUNT: (0.5, 2),
+                CHANGE: (0.5, 2),
+            }
+        },
         [TASKS, SILENCE],
     ),
     # 1; 1, 1, 0; 0, 0; 1, 1: (1 + 2/3 + 0 + 1) / 4, and 5/8. An empty output is right, as the authors' code has it.
@@ -77,7 +85,14 @@ SCORES = [
         2 / 3,
         {"mean of tasks": 2 / 3, "mean over questions": 5 / 8},
         {"total": 9, "scored": 8, "no_output": 1, "unparsed": 4},
-        {"task": {"action_antonym": (1, 1), "action_sequence": (2 / 3, 3), "moving_count": (0, 2), "state_change": (1, 2)}},
+        {
+            "task": {
+                "action_antonym": (1, 1),
+                "action_sequence": (2 / 3, 3),
+                COUNT: (0, 2),
+                CHANGE: (1, 2),
+            }
+        },
         [TASKS, SILENCE],
     ),
     # 1; out, 1, 1; 1, 0; 1, 1: (1 + 1 + 1/2 + 1) / 4, and 6/7.
@@ -88,7 +103,14 @@ SCORES = [
         7 / 8,
         {"mean of tasks": 7 / 8, "mean over questions": 6 / 7},
         {"total": 9, "scored": 7, "no_output": 1, "no_value": 1, "unparsed": 1, "left_out": 1},
-        {"task": {"action_antonym": (1, 1), "action_sequence": (1, 2), "moving_count": (0.5, 2), "state_change": (1, 2)}},
+        {
+            "task": {
+                "action_antonym": (1, 1),
+                "action_sequence": (1, 2),
+                COUNT: (0.5, 2),
+                CHANGE: (1, 2),
+            }
+        },
         [TASKS, SILENCE],
     ),
 ]

@@ -63,7 +63,7 @@ FILES = {
 }
 MC, YN, CM = f"multi-choice_{ONE}", f"yes_no_{ONE}", f"caption_matching_{ONE}"
 # Question, output, what ours, the authors' rules without their judge and lmms-eval's say. The authors' take an option's
-# line, its letter, or a letter before "." or ")"; an output that begins with "no"; a caption's line, text, name or letter.
+# line, its letter, or a letter before "." or ")"; what begins with "no"; a caption's line, text, name or letter.
 TABLE = [
     (f"{CM}_action_1", "Option 2", ("B", 1), ("B", 1), ("B", 1)),
     (f"{CM}_action_2", "He sits.", ("A", 1), ("A", 1), ("A", 1)),
@@ -89,7 +89,12 @@ SCORES = [
         {"mean of tasks": 2 / 3, "mean over questions": 7 / 10},
         {"total": 11, "scored": 10, "no_value": 1, "unparsed": 3},
         {
-            "task": {"caption_matching": (2 / 3, 3), "captioning": (None, 0), "multi-choice": (1, 4), "yes_no": (1 / 3, 3)},
+            "task": {
+                "caption_matching": (2 / 3, 3),
+                "captioning": (None, 0),
+                "multi-choice": (1, 4),
+                "yes_no": (1 / 3, 3),
+            },
             # Action: 1, 1; 1, 1; 1, 0. Speed: 1; 0. Order: 0; 1.
             "dim": {"action": (5 / 6, 6), "order": (1 / 2, 2), "speed": (1 / 2, 2)},
             "fine_dim": {SLOW: (1 / 2, 2), FINE: (5 / 6, 6), "order": (1 / 2, 2)},
@@ -107,7 +112,12 @@ SCORES = [
         {"mean of tasks": 11 / 18, "mean over questions": 6 / 10},
         {"total": 11, "scored": 10, "no_value": 1, "unparsed": 3},
         {
-            "task": {"caption_matching": (2 / 3, 3), "captioning": (None, 0), "multi-choice": (1 / 2, 4), "yes_no": (2 / 3, 3)},
+            "task": {
+                "caption_matching": (2 / 3, 3),
+                "captioning": (None, 0),
+                "multi-choice": (1 / 2, 4),
+                "yes_no": (2 / 3, 3),
+            },
             # Action: 1, 1; 1, 0; 1, 1. Speed: 0; 0. Order: 0; 1.
             "fine_dim": {SLOW: (0, 2), FINE: (5 / 6, 6), "order": (1 / 2, 2)},
             "fine_dim of multi-choice": {SLOW: (0, 1), FINE: (1 / 2, 2), "order": (1, 1)},

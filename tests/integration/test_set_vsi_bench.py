@@ -99,7 +99,7 @@ SCORES = [
         },
         [HARD, LEVELS],
     ),
-    # Counting (.6 + 0) / 2, direction .75, the others 0, .9, 0, 1, 0, 0: 2.95 / 8. Questions: .6 + .9 + 1 + 1 + 1 of 11.
+    # Counting (.6 + 0) / 2, direction .75, the others 0, .9, 0, 1, 0, 0: 2.95 / 8. Questions: 4.5 / 11.
     Scores(
         "vsi_bench/official",
         "published",
@@ -171,7 +171,9 @@ def test_video_r1_shows_16_frames_and_asks_for_tags(prepared: PreparedSet) -> No
     seconds = asked["0"]["media"][0]["frame_seconds"]
     # 0, 1.27, 2.53, 3.8, 5.07, 6.33, 7.6, 8.87, 10.13, ... rounded.
     assert seconds[:9] == [0, 0.5, 1.5, 2, 2.5, 3, 4, 4.5, 5] and seconds[-1] == 9.5 and len(seconds) == 16
-    assert asked["0"]["user"].endswith("Please provide the numerical value (e.g., 42 or 3.14) within the <answer> </answer> tags.")
+    assert asked["0"]["user"].endswith(
+        "Please provide the numerical value (e.g., 42 or 3.14) within the <answer> </answer> tags."
+    )
     assert asked["7"]["user"].startswith(f"What of {ROUTE} 7?Options:\n{CHOICES}\n\nPlease think about this question")
     sampling = asked["0"]["settings"]["sampling"]
     assert (sampling["temperature"], sampling["top_p"]) == (0.1, 0.001)
@@ -188,4 +190,6 @@ def test_the_authors_rule_under_the_other_aggregation(prepared: PreparedSet, tmp
     own.write_text("base: vsi_bench/official\nsource: made up\naggregation: vsi_bench/video_r1\n")
     figures = {"(choice + numerical) / 2": 0.4, "choice": 0.5, "numerical": 0.3}
     counts = {"total": 11, "scored": 11, "unparsed": 4}
-    check_scores(prepared, TABLE, 1, Scores(str(own), "published", "vsi_bench/official", 0.4, figures, counts, notes=[HARD]))
+    check_scores(
+        prepared, TABLE, 1, Scores(str(own), "published", "vsi_bench/official", 0.4, figures, counts, notes=[HARD])
+    )
