@@ -126,8 +126,8 @@ WORDS = {
     "official": (
         f"\nQuestion: How much is it in 0?\n{CHOICES}\n\nAnswer the given multiple-choice question step by step. Begin "
         "by explaining your reasoning process clearly. Conclude by stating the final answer using the following "
-        "format: 'Therefore, the final answer is: $LETTER' (without quotes), where $LETTER is one of the options. Think "
-        "step by\nstep before answering.",
+        "format: 'Therefore, the final answer is: $LETTER' (without quotes), where $LETTER is one of the options. "
+        "Think step by\nstep before answering.",
         "\nQuestion: Is it a zoom?\n\nAnswer the given question step by step. ",
     ),
     "official_direct": (

@@ -1,4 +1,4 @@
-"""TempCompass the whole way: four nested files of questions and the annotations of their videos; asked; scored."""
+"""TempCompass the whole way: four nested files or tables, and the annotations of their videos; asked; scored."""
 
 from __future__ import annotations
 
@@ -60,6 +60,27 @@ FILES = {
     },
     f"videos/{ONE}.mp4": mp4(1, seconds=10),
     f"videos/{BACK}.mp4": mp4(2, seconds=16),
+}
+QUESTIONS = "questions/"
+
+
+def flat(task: str) -> list[dict[str, Any]]:
+    """The same questions as lmms-lab's table has them, a row each."""
+    found = [
+        {"video_id": name, **one, "dim": dim}
+        for name, dims in FILES[f"{QUESTIONS}{task}.json"].items()
+        for dim, several in dims.items()
+        for one in several
+    ]
+    judged = {"mc_question": CHOICE, "mc_answer": DUNKING}
+    return [row | judged for row in found] if task == "captioning" else found
+
+
+BESIDE = {name: content for name, content in FILES.items() if not name.startswith(QUESTIONS)}
+TASKS = ("multi-choice", "yes_no", "caption_matching", "captioning")
+FORMS = {
+    "the project's files": FILES,
+    "lmms-lab's tables": {**{f"{task}/test-00000-of-00001.parquet": flat(task) for task in TASKS}, **BESIDE},
 }
 MC, YN, CM = f"multi-choice_{ONE}", f"yes_no_{ONE}", f"caption_matching_{ONE}"
 # Question, output, what ours, the authors' rules without their judge and lmms-eval's say. The authors' take an option's
@@ -139,9 +160,9 @@ SCORES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
-    return PreparedSet(tmp_path_factory.mktemp("tempcompass"), "tempcompass", FILES)
+@pytest.fixture(scope="module", params=FORMS)
+def prepared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
+    return PreparedSet(tmp_path_factory.mktemp("tempcompass"), "tempcompass", FORMS[request.param])
 
 
 def test_questions_become_records_of_their_tasks(prepared: PreparedSet) -> None:

@@ -50,10 +50,11 @@ of the doors
 FILES = {
     "videomme/test-00000-of-00001.parquet": ROWS,
     f"subtitle/{SHORT}.srt": SAID,
+    f"subtitle/{OTHER}.srt": SAID,
     # 2 frames a second: 0, 0.5, ..., 9.5.
     f"data/{SHORT}.mp4": mp4(1, seconds=10),
     f"data/{MEDIUM}.mkv": mp4(2, seconds=30),
-    f"data/{OTHER}.mp4": mp4(3, seconds=10),
+    f"data/{OTHER}.mp4": mp4(3, seconds=20),
     # 800 frames, of which at most 768 are shown.
     f"data/{LONG}.MP4": mp4(4, seconds=400),
 }
@@ -127,8 +128,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
 def test_rows_become_records_and_a_video_that_is_not_there_is_said(prepared: PreparedSet) -> None:
     assert list(prepared.samples) == [one["question_id"] for one in ROWS[:-1]]
     assert prepared.refused == {"602-1": "missing_media"}
-    # Those of three videos without a file.
-    assert prepared.report["without_subtitles"] == 7
+    # Those of two videos without a file.
+    assert prepared.report["without_subtitles"] == 6
 
 
 ASKED = (
@@ -183,8 +184,42 @@ def test_lmms_eval_shows_32_frames_and_says_where_there_are_no_subtitles(prepare
     assert len(medium["frame_seconds"]) == 32 and medium["frame_seconds"][:3] == [0, 1.0, 2.0]
     assert medium["frame_seconds"][-1] == 29.5
     assert asked["301-1"]["settings"]["max_new_tokens"] == 16
+    # 32 of 40 frames are 39 / 31 halves of a second apart: places 0, 1, 3, 4, 5, 6, 8, 9, 10 (5.0 s), ...: 2.0 to 4.0 s
+    # are within the second text, and no place is 2 (1.0 s), within the first.
+    assert [second for second in asked["302-1"]["media"][0]["frame_seconds"] if second < 3] == [0, 0.5, 1.5, 2, 2.5]
+    assert asked["302-1"]["user"].startswith(f"{HEAD[:-1]} \nplease stand clear\nSelect the best answer")
     # A video of 20 frames cannot be asked about so, which is said in its line.
     assert asked["001-1"]["fault"]["reason"] == "too_few_frames" and "user" not in asked["001-1"]
+
+
+TASK = (
+    "Select the best answer to the following multiple-choice question based on the video{}. Respond with only the "
+    "letter (A, B, C, or D) of the correct option.\n"
+)
+CHOICES = "What is shown in 301-1?\nA. Vitamin C.\nB. A dog.\nC. Plan B.\nD. A man."
+OTHERS = {
+    "lmms": f"{TASK.format(' and the subtitles')}{CHOICES}\n\nAnswer with the option's letter from the given choices "
+    "directly.",
+    "lmms_qwen3_vl": f"Question: {CHOICES[:23]}\nOptions:{CHOICES[23:]}\nAnswer with the option letter only.",
+    "kit": f"These are the frames of a video. {TASK.format('')}Question: {CHOICES}\nAnswer: ",
+    "qwen3_vl": f"{TASK.format('')}Question: {CHOICES}\nThe best answer is:",
+}
+
+
+@pytest.mark.parametrize("whose", OTHERS)
+def test_the_words_of_others(prepared: PreparedSet, whose: str) -> None:
+    assert prepared.prompts(f"video_mme/{whose}")["301-1"]["user"] == OTHERS[whose]
+
+
+def test_qwen3_vl_shows_at_most_512_frames_and_samples(prepared: PreparedSet) -> None:
+    for protocol, tokens, sampling in (
+        ("qwen3_vl", 32768, (0.7, 0.8, 20, 1.5, 3407)),
+        ("qwen3_vl_thinking", 40960, (0.6, 0.95, 20, 0.0, 1234)),
+    ):
+        asked = prepared.prompts(f"video_mme/{protocol}")["601-1"]
+        assert len(asked["media"][0]["frame_seconds"]) == 512 and asked["settings"]["max_new_tokens"] == tokens
+        names = ("temperature", "top_p", "top_k", "presence_penalty", "seed")
+        assert tuple(asked["settings"]["sampling"][name] for name in names) == sampling
 
 
 @pytest.mark.parametrize("place", range(3), ids=["ours", "official", "lmms"])

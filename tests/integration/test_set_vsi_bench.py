@@ -53,8 +53,8 @@ TABLE = [
     ("2", "<answer>5</answer>", ("5", 0), (None, 0), ("5", 0)),
     # Off by .075: all thresholds but the last, .05.
     ("3", "21.5", ("21.5", 0.9), ("21.5", 0.9), ("21.5", 0.9)),
-    # Off by .65.
-    ("4", "33", ("33", 0), ("33", 0), ("33", 0)),
+    # Off by .5, the first threshold itself.
+    ("4", "10", ("10", 0), ("10", 0.1), ("10", 0)),
     ("5", "B.", ("B", 1), ("B", 1), (None, 0)),
     ("6", "(A)", ("A", 1), (None, 0), (None, 0)),
     ("7", "<answer>C</answer>", ("C", 1), (None, 0), ("C", 1)),
@@ -99,13 +99,13 @@ SCORES = [
         },
         [HARD, LEVELS],
     ),
-    # Counting (.6 + 0) / 2, direction .75, the others 0, .9, 0, 1, 0, 0: 2.95 / 8. Questions: 4.5 / 11.
+    # Counting (.6 + 0) / 2, direction .75, the others 0, .9, .1, 1, 0, 0: 3.05 / 8. Questions: 4.6 / 11.
     Scores(
         "vsi_bench/official",
         "published",
         "vsi_bench/official",
-        2.95 / 8,
-        {TASKS: 2.95 / 8, OVERALL: 4.5 / 11},
+        3.05 / 8,
+        {TASKS: 3.05 / 8, OVERALL: 4.6 / 11},
         {"total": 11, "scored": 11, "unparsed": 4},
         notes=[HARD, LEVELS],
     ),
@@ -185,11 +185,11 @@ def test_outputs_are_read_scored_and_averaged(prepared: PreparedSet, place: int)
 
 
 def test_the_authors_rule_under_the_other_aggregation(prepared: PreparedSet, tmp_path: Any) -> None:
-    """Choices 1, 0, 0, 1, 0, 1: 1/2. Numbers .6, 0, 0, .9, 0: .3. A protocol of one's own says which."""
+    """Choices 1, 0, 0, 1, 0, 1: 1/2. Numbers .6, 0, 0, .9, .1: .32. A protocol of one's own says which."""
     own = tmp_path / "own.yaml"
     own.write_text("base: vsi_bench/official\nsource: made up\naggregation: vsi_bench/video_r1\n")
-    figures = {"(choice + numerical) / 2": 0.4, "choice": 0.5, "numerical": 0.3}
+    figures = {"(choice + numerical) / 2": 0.41, "choice": 0.5, "numerical": 0.32}
     counts = {"total": 11, "scored": 11, "unparsed": 4}
     check_scores(
-        prepared, TABLE, 1, Scores(str(own), "published", "vsi_bench/official", 0.4, figures, counts, notes=[HARD])
+        prepared, TABLE, 1, Scores(str(own), "published", "vsi_bench/official", 0.41, figures, counts, notes=[HARD])
     )
