@@ -170,3 +170,11 @@ def test_frames_are_those_of_the_clip(prepared: PreparedSet) -> None:
 @pytest.mark.parametrize("place", range(3), ids=["ours", "official", "lmms"])
 def test_outputs_are_read_scored_and_averaged(prepared: PreparedSet, place: int) -> None:
     check_scores(prepared, TABLE, place, SCORES[place])
+
+
+def test_what_is_to_be_known_of_the_figures_is_printed(
+    prepared: PreparedSet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepared.score(TABLE, 0, "mvbench/qwen2_5_vl", "ours")
+    printed = capsys.readouterr()
+    assert [(printed.out + printed.err).count(note) for note in (TASKS, SILENCE)] == [1, 1]

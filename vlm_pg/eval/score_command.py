@@ -81,8 +81,6 @@ def score(scoring: Scoring) -> Path:
     write_json_atomic(folder / "result.json", result)
     for line in table(result):
         console.info(line)
-    for note in figures.notes:
-        console.warn(note)
     console.info(f"written to {write_eval_report(folder)}")
     return folder
 
