@@ -10,8 +10,8 @@ open), ``answer`` (a letter or a text). lmms-lab's copy has ``video_path`` besid
 are ``videos/<Subject>/<n>.mp4`` below the media root, or in a folder ``MMVU`` there; they are numbered anew for each
 subject, so only the path counts. Of the test set the answers are not public.
 
-An open answer is yes/no, numerical or mathematics where it is just that, else free-form: MMVU itself has open answers
-judged by a model. Evaluation reports by subject; ``details`` have ``subject`` and ``question_type``.
+An open answer is yes/no, numerical or mathematics where it is just that, else the text itself (exact): MMVU itself has
+open answers judged by a model. Evaluation reports by subject; ``details`` have ``subject`` and ``question_type``.
 
 Licence: see the card (yale-nlp/MMVU). The videos are those of people on YouTube.
 

@@ -11,8 +11,11 @@ in a record's name. Videos are ``<Art|Business|Engineering|Humanities|Medicine|S
 
 A question of Adaptation (it speaks of "<image 1>") is about a picture that is shown in the last frame of the video
 alone: the medium is the video, and whatever chooses its frames must keep the last one. ``question_only`` in
-``details`` is the video of that picture alone (``question_only/<id>_image.mp4``), for what a model answers without the
-lecture. Frames before the last do not show it; questions of the other tracks are to be answered without it.
+``details`` is the video of that picture alone (``question_only/<id>_image.mp4``). Where that lies beside the folders of
+the tracks (or of ``data``), the question is there a second time, about that video: what a model answers without the
+lecture, of which Video-MMMU makes its knowledge gain. Such a record is called "..._question_only", its
+``question_only`` is true, and it is in no other figure. Frames before the last do not show the picture; questions of
+the other tracks are to be answered without it.
 
 Where there are options a question is multiple choice. One of Adaptation's has options and the type "None"; the official
 code asks it without them. 20 are open: numbers and texts, two of them a letter of the picture, which must be that
@@ -44,13 +47,16 @@ from data_pipelines.engine.fields import answer_text, called, named, published, 
 from data_pipelines.engine.open_answers import open_answer
 from data_pipelines.engine.options import lettered
 from data_pipelines.engine.questions import answered
-from data_pipelines.engine.reading import read_rows
+from data_pipelines.engine.reading import files_beside, read_rows
 from vlm_pg.data.files import RecordPlace
 from vlm_pg.data.option_letters import have_letters
 
 _TRACKS = ("Perception", "Comprehension", "Adaptation")
 _WITH_PICTURE = "Adaptation"
 _DOMAINS = ("Art", "Business", "Engineering", "Humanities", "Medicine", "Science")
+# The videos of pictures alone, from the folder of a track, or of the repository's JSON, on.
+_ALONE = ("../question_only/*_image.mp4", "../../question_only/*_image.mp4")
+_FOLDERS = (*_DOMAINS, "question_only")
 _TYPES = ("multiple-choice", "open", "None")
 # So long a text is no list of options.
 _LONGEST_LIST = 20_000
@@ -74,18 +80,29 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
         raise unusable("unknown_track", "neither the name of the file nor its folder tells the track", allowed)
     subject = video.partition("_")[2].rpartition("_")[0]
     details = {"track": track, "subject": subject, **published(row, "question_type", "link_selected", "qa_type")}
+    path, picture = video_file(video), f"question_only/{video}_image.mp4"
     if track == _WITH_PICTURE:
-        details["question_only"] = f"question_only/{video}_image.mp4"
+        details["question_only"] = picture
+    if row.get("without_lecture") is True:
+        path, details["question_only"] = picture, True
     return {
         "problem_id": name,
         "problem": text_of(row, "question"),
         "data_type": "video",
         **_answer(row),
-        "path": video_file(video),
+        "path": path,
         "data_source": "video_mmmu",
         "category": track,
         "details": published(details, *details),
     }
+
+
+def questions(row: Row, name: str) -> Iterator[tuple[str, Row]]:
+    """The question of a row, and of Adaptation once more without the lecture, if that video is there."""
+    for own, asked in named("track", "id")(row, name):
+        yield own, asked
+        if row.get("track") == _WITH_PICTURE and f"{row.get('id')}_image.mp4" in row.get("pictures", ()):
+            yield f"{own}_question_only", {**row, "without_lecture": True}
 
 
 def _answer(row: Row) -> dict[str, Any]:
@@ -123,11 +140,12 @@ def _list_in(text: str) -> Any:
 
 
 def _rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
-    """With the track, as the file is called or the folder that it is in."""
+    """With the track, as its file or folder is called, and which pictures have videos of their own."""
     names = [name.lower() for name in reversed(path.absolute().parts[-3:])]
     track = next((track for name in names for track in _TRACKS if track.lower() in name), None)
+    pictures = frozenset(file.name for file in files_beside(path, _ALONE)) if track == _WITH_PICTURE else frozenset()
     for place, row in read_rows(path):
-        yield place, row | {"track": track} if isinstance(row, dict) else row
+        yield place, row | {"track": track, "pictures": pictures} if isinstance(row, dict) else row
 
 
 VIDEO_MMMU = DataSet(
@@ -139,11 +157,12 @@ VIDEO_MMMU = DataSet(
             ("id", "question", "options", "answer", "question_type"),
             to_record,
             rows=_rows,
-            questions=named("track", "id"),
+            questions=questions,
             suffixes=(".json", ".jsonl", ".parquet"),
+            beside=_ALONE,
         ),
     ),
-    media=(*_DOMAINS, *(f"*/{domain}" for domain in _DOMAINS)),
+    media=(*_FOLDERS, *(f"*/{folder}" for folder in _FOLDERS)),
     shared={"videos": ""},
 )
 

@@ -89,11 +89,17 @@ class Figures:
         }
 
 
-def aggregate(name: str, answered: Sequence[Answered], formats: Iterable[float | None] = ()) -> Figures:
+def aggregate(
+    name: str,
+    answered: Sequence[Answered],
+    formats: Iterable[float | None] = (),
+    categories: Sequence[str] = (),
+) -> Figures:
     """The figures of a whole set by the aggregation of that name.
 
     Args:
         formats: see ``measures.measure``.
+        categories: details that figures are also given by, beside those that the aggregation groups by itself.
 
     Raises:
         ConfigError: there is no such aggregation.
@@ -105,6 +111,9 @@ def aggregate(name: str, answered: Sequence[Answered], formats: Iterable[float |
     table = aggregation.tabulate(answered)
     apart = set(map(id, table.left_out))
     measured = [question for question in answered if id(question) not in apart]
+    table.group_by(measured, *(key for key in categories if key not in table.groups))
+    if without := [key for key in categories if key not in table.groups]:
+        table.notes.append(f"There are no figures by {', '.join(without)}, which no question has in its details.")
     return Figures(
         aggregation=name,
         rule=aggregation.rule,

@@ -56,7 +56,11 @@ def read_outputs(
 
 
 def score_outputs(
-    samples: Sequence[Sample], outputs: Mapping[str, Sequence[str]], reader: Reader, aggregation: str
+    samples: Sequence[Sample],
+    outputs: Mapping[str, Sequence[str]],
+    reader: Reader,
+    aggregation: str,
+    categories: Sequence[str] = (),
 ) -> tuple[list[Answered], Figures]:
     """Score outputs that were made elsewhere.
 
@@ -64,6 +68,7 @@ def score_outputs(
         samples: the set's questions.
         outputs: by question id, as ``read_outputs`` gives them.
         aggregation: name of one in ``aggregation.AGGREGATIONS``.
+        categories: details that figures are also given by.
 
     Returns:
         Every question, in the order of ``samples``, and the set's figures. Questions without an output have the fault
@@ -88,7 +93,7 @@ def score_outputs(
         notes.append(f"{len(missing)} of {len(samples)} questions have no output: {_list(missing)}.")
     if unknown:
         notes.append(f"{len(unknown)} of {len(outputs)} ids of outputs belong to no question: {_list(unknown)}.")
-    return answered, aggregate(aggregation, answered).with_notes(notes)
+    return answered, aggregate(aggregation, answered, categories=categories).with_notes(notes)
 
 
 def _answered(sample: Sample, texts: Sequence[str], reader: Reader) -> Answered:

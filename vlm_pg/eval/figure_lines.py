@@ -6,7 +6,7 @@ from typing import Any
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    """Lines for the console: one a set, categories indented."""
+    """Lines for the console: one a set, categories and what is to be known of its figures indented."""
     lines = []
     for name, figures in results["sets"].items():
         lines.append(_line(name, figures))
@@ -14,6 +14,7 @@ def table(results: dict[str, Any]) -> list[str]:
         lines += [f"    {key}: {_value(one)}" for key, one in others.items()]
         if len(figures["by_category"]) > 1:
             lines += [f"    {_line(category, part)}" for category, part in figures["by_category"].items()]
+        lines += [f"    note: {note}" for note in figures.get("notes", ())]
     return lines
 
 

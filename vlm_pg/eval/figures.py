@@ -24,7 +24,8 @@ def figures_of(
         VlmPgError: as ``aggregate``.
     """
     about = {"kind": item.kind, "n_not_asked": item.not_asked, "reader": reader}
-    figures = aggregate(aggregation_of(item), answered, formats).to_row() | about
+    categories = () if item.protocol is None else item.protocol.categories
+    figures = aggregate(aggregation_of(item), answered, formats, categories).to_row() | about
     # A control's answers are to different frames: passing one of them says nothing, and they have no majority.
     return figures | ({"pass_at_k": {}, "majority_at_k": {}} if item.kind == "control" else {})
 

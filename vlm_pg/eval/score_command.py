@@ -77,7 +77,8 @@ def score(scoring: Scoring) -> Path:
     with WholeReader(RewardSettings(), console.warn) as whole:
         reader = reader_of(who, protocol, whole)
         assert reader is not None
-        answered, figures = score_outputs(asked, outputs, reader, "mean" if protocol is None else protocol.aggregation)
+        how = ("mean", ()) if protocol is None else (protocol.aggregation, protocol.categories)
+        answered, figures = score_outputs(asked, outputs, reader, *how)
     row = figures.to_row() | {"kind": "eval", "reader": who, "n_not_asked": len(samples) - len(asked)}
     result = {"sets": {name: row}, "protocol": _record(scoring, protocol, who)}
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,8 +95,6 @@ def score(scoring: Scoring) -> Path:
         lock.release()
     for line in table(result):
         console.info(line)
-    for note in figures.notes:
-        console.warn(note)
     console.info(f"written to {report}")
     return folder
 

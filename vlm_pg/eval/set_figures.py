@@ -20,7 +20,7 @@ from vlm_pg.eval.measures import (
     question_pass_at_k,
     values_of,
 )
-from vlm_pg.eval.tables import Table, detail, estimates_of, grouped, grouped_by, mean_of_groups, shown
+from vlm_pg.eval.tables import NOT_GIVEN, Table, detail, estimates_of, grouped, grouped_by, mean_of_groups, shown
 
 OVERALL = "mean over questions"
 
@@ -72,15 +72,30 @@ def mvbench(answered: Sequence[Answered]) -> Table:
 
 
 def tempcompass(answered: Sequence[Answered]) -> Table:
-    """Papers average the tasks, VLMEvalKit pools the questions; the set itself publishes no total."""
+    """Papers average the tasks, VLMEvalKit pools the questions; the set itself publishes no total.
+
+    It does publish each task by dimension and by fine dimension (``print_result`` of its ``utils/eval_utils.py``).
+    """
     table = Table("mean of tasks")
     tasks = grouped_by(answered, lambda question: str(detail(question, "task")))
     table.figures["mean of tasks"] = shown(mean_of_groups(tasks, "tasks", 4, table.notes))
     table.figures[OVERALL] = figure_of(answered)
     table.group_by(answered, "task", "dim")
+    has_fine = any(question.details.get("fine_dim") for question in answered)
+    if has_fine:
+        fine = grouped_by(answered, _tempcompass_fine_dim)
+        table.groups["fine_dim"] = {name: figure_of(each) for name, each in fine.items()}
     for task, items in tasks.items():
         table.groups[f"dim of {task}"] = {name: figure_of(each) for name, each in grouped(items, "dim").items()}
+        if has_fine:
+            fine = grouped_by(items, _tempcompass_fine_dim)
+            table.groups[f"fine_dim of {task}"] = {name: figure_of(each) for name, each in fine.items()}
     return table
+
+
+def _tempcompass_fine_dim(question: Answered) -> str:
+    """As its videos are annotated; order is not divided further, and has its own name there."""
+    return "order" if question.details.get("dim") == "order" else str(question.details.get("fine_dim") or NOT_GIVEN)
 
 
 def vsi_bench_official(answered: Sequence[Answered]) -> Table:

@@ -56,13 +56,13 @@ def sample(
 def kept(below: str) -> list[Sample]:
     art, chemistry = f"{below}videos/Art/0.mp4", f"{below}videos/Chemistry/0.mp4"
     return [
-        sample(0, art, "free_form", "Dolly Zoom"),
+        sample(0, art, "exact", "Dolly Zoom"),
         sample(1, chemistry, "multiple_choice", "A", options=LETTERED),
         sample(2, f"{below}videos/Modern_Physics/3.mp4", "multiple_choice", "E", options=LETTERED),
         sample(3, art, "numerical", "48", "How many are there?"),
         sample(4, art, "yes_no", "yes", "Is it?"),
         sample(5, art, "mathematics", "0.286", "How much is it?"),
-        sample(6, art, "free_form", "84 g/mol", "Which mass?"),
+        sample(6, art, "exact", "84 g/mol", "Which mass?"),
         sample(7, chemistry, "multiple_choice", "D", "Which?", LETTERED[:4]),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from dataclasses import replace
 from typing import Any
 
 import datasets
@@ -45,7 +46,8 @@ VIDEOS = [
     f"Science/{MATH}.mp4", f"Medicine/{MEDICINE}.mp4", f"Art/{NEW}.mp4",
     *(f"Science/dev_Math_{number}.mp4" for number in range(1, 5)),
 ]  # fmt: skip
-# The videos of the pictures alone, and what another system left in an archive, are other files.
+# The video of a picture alone, about which its question is there once more where it lies beside the tables; and what
+# another system left in an archive, which is nothing.
 FILES: dict[str, Any] = media(*VIDEOS, f"question_only/{MATH}_image.mp4", f"__MACOSX/Science/._{MATH}.mp4")
 
 
@@ -63,13 +65,22 @@ def sample(
     )
 
 
-def kept(below: str) -> dict[str, list[Sample]]:
-    """By track."""
+def without_lecture() -> Sample:
+    """The question about a picture whose video is there."""
+    alone = f"question_only/{MATH}_image.mp4"
+    asked = sample("Adaptation", f"Science/{MATH}.mp4", "How much is it in <image 1>?", "exact", BROKEN, [], "open")
+    details = {**asked.details, "question_only": True}
+    return replace(asked, sample_id=f"{asked.sample_id}_question_only", media=video(alone), details=details)
+
+
+def kept(below: str, *more: Sample) -> dict[str, list[Sample]]:
+    """By track. ``more``: behind the first of Adaptation."""
     math, medicine, new, dev = (f"{below}{place}" for place in VIDEOS[:4])
     mc: tuple[AnswerKind, str] = ("multiple_choice", "multiple-choice")
     return {
         "Adaptation": [
-            sample("Adaptation", math, "How much is it in <image 1>?", "free_form", BROKEN, [], "open"),
+            sample("Adaptation", math, "How much is it in <image 1>?", "exact", BROKEN, [], "open"),
+            *more,
             sample("Adaptation", medicine, "Which place is it in <image 1>?", "exact", "C", [], "open"),
             sample("Adaptation", new, "Which one is it in <image 1>?", mc[0], "C", FOUR, "None"),
             sample("Adaptation", dev, "How much is it in <image 1>?", "numerical", "0.3", [], "open"),
@@ -83,8 +94,8 @@ def kept(below: str) -> dict[str, list[Sample]]:
     }
 
 
-def everything(below: str) -> list[Sample]:
-    return [one for track in kept(below).values() for one in track]
+def everything(below: str, *more: Sample) -> list[Sample]:
+    return [one for track in kept(below, *more).values() for one in track]
 
 
 def refused(place: str) -> dict[str, list[tuple[str, str, str]]]:
@@ -124,11 +135,13 @@ OBJECTS = {
 }
 
 CASES = {
-    "lmms-lab's Parquet": Published({**TABLES, **FILES}, (), everything(""), all_refused(SHARD + ":{1}")),
+    "lmms-lab's Parquet": Published(
+        {**TABLES, **FILES}, (), everything("", without_lecture()), all_refused(SHARD + ":{1}")
+    ),
     "one track": Published(
         {**TABLES, **FILES},
         (),
-        kept("")["Adaptation"],
+        kept("", without_lecture())["Adaptation"],
         refused(SHARD + ":{1}")["Adaptation"],
         ("--eval", "{}/Adaptation:test", "--media-root", "{}"),
     ),

@@ -37,7 +37,7 @@ def test_the_example_is_what_becomes_of_the_published_row() -> None:
 def test_an_open_question_has_no_options_however_that_is_written(choices: Any) -> None:
     (sample,) = one_row(MMVU, OPEN | {"choices": choices})
     assert isinstance(sample, Sample)
-    assert (sample.options, sample.answer, sample.answer_kind) == ((), "Dolly Zoom", "free_form")
+    assert (sample.options, sample.answer, sample.answer_kind) == ((), "Dolly Zoom", "exact")
     assert sample.details == {"subject": "Chemistry", "question_type": "open-ended"}
 
 
@@ -45,9 +45,9 @@ def test_an_open_question_has_no_options_however_that_is_written(choices: Any) -
     ("gold", "kind"),
     [
         ("48", "numerical"), ("-1.5", "numerical"), ("1.06", "numerical"), ("3.429", "mathematics"),
-        ("24/7", "mathematics"), ("A", "exact"), ("Yes", "yes/no"), ("no", "yes/no"), ("C. elegans", "free-form"),
-        ("84 g/mol", "free-form"), ("1,249.24", "free-form"), ("['24/7', '3.429', '3.43]", "free-form"),
-        ("Yes, it is", "free-form"), ("1e5", "free-form"),
+        ("24/7", "mathematics"), ("A", "exact"), ("Yes", "yes/no"), ("no", "yes/no"), ("C. elegans", "exact"),
+        ("84 g/mol", "exact"), ("1,249.24", "numerical"), ("['24/7', '3.429', '3.43]", "exact"),
+        ("Yes, it is", "exact"), ("1e5", "exact"),
     ],
 )  # fmt: skip
 def test_open_answers_are_of_the_kind_that_checks_them_best(gold: str, kind: str) -> None:

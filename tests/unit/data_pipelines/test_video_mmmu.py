@@ -71,13 +71,13 @@ def test_options_have_letters_from_a_on_however_they_are_written(options: Any, e
 @pytest.mark.parametrize("options", [[], "[]", "", None])
 def test_an_open_question_has_none(options: Any) -> None:
     sample = only(**(OPEN | {"options": options, "answer": "Transformation"}))
-    assert (sample.options, sample.answer_kind, sample.answer) == ((), "free_form", "Transformation")
+    assert (sample.options, sample.answer_kind, sample.answer) == ((), "exact", "Transformation")
     assert sample.details["question_type"] == "open"
 
 
 @pytest.mark.parametrize(
     ("answer", "kind"),
-    [("['24/7', '3.429', '3.43]", "free_form"), ("C", "exact"), ("1.06", "numerical"), ("0.286", "mathematics")],
+    [("['24/7', '3.429', '3.43]", "exact"), ("C", "exact"), ("1.06", "numerical"), ("0.286", "mathematics")],
 )
 def test_odd_open_answers_are_kept_as_published(answer: str, kind: str) -> None:
     sample = only(**(OPEN | {"answer": answer}))

@@ -95,6 +95,35 @@ def test_tempcompass_both_totals_and_tasks_by_dim() -> None:
     assert figures.groups["task"]["multi-choice"].value == 0.25
 
 
+def test_tempcompass_by_fine_dim_where_order_is_its_own_and_what_is_not_told_is_said() -> None:
+    """Fine-grained action: 1, 0 and 1; order: 0, whose videos have no finer name; the last is not told."""
+    figures = aggregate(
+        "tempcompass",
+        [
+            *asked([1, 0], "a", task="multi-choice", dim="action", fine_dim="fine-grained action"),
+            *asked([0], "b", task="multi-choice", dim="order"),
+            *asked([1], "c", task="yes_no", dim="action", fine_dim="fine-grained action"),
+            *asked([1], "d", task="yes_no", dim="speed"),
+        ],
+    )
+    values = {key: {name: one.value for name, one in each.items()} for key, each in figures.groups.items()}
+    told = {"(not given)": 1.0, "fine-grained action": pytest.approx(2 / 3), "order": 0.0}
+    assert values["fine_dim"] == told
+    assert values["fine_dim of multi-choice"] == {"fine-grained action": 0.5, "order": 0.0}
+    assert values["fine_dim of yes_no"] == {"(not given)": 1.0, "fine-grained action": 1.0}
+
+
+def test_figures_are_also_given_by_categories_and_those_that_nobody_has_are_named() -> None:
+    answered = [*asked([1, 0], "a", part="x"), *asked([0], "b", part="y")]
+    figures = aggregate("mean", answered, categories=("part", "prt"))
+    assert {name: one.value for name, one in figures.groups["part"].items()} == {"x": 0.5, "y": 0.0}
+    assert list(figures.groups) == ["part"]
+    assert figures.notes == ("There are no figures by prt, which no question has in its details.",)
+    # Those that a set groups by itself stay as they are: TP is TN there.
+    figures = aggregate("nextqa", asked([1, 0], "a", type="TP"), categories=("type",))
+    assert list(figures.groups["type"]) == ["TN"] and not figures.notes
+
+
 OTHER_TASKS = [
     "object_counting",
     "object_abs_distance",

@@ -93,7 +93,7 @@ class Protocol(Settings):
         description="ours, the name of a published rule of reading, or a function of one's own by path (eval/own.py).",
     )
     aggregation: str = Field("mean", min_length=1, description="How the set's figures are made, by name or by path.")
-    categories: tuple[str, ...] = Field((), description="Keys of details that figures are also given by.")
+    categories: tuple[str, ...] = Field((), description="Keys of details that figures are also given by, in groups.")
 
     @field_validator("system", "templates", "answer_prefix")
     @classmethod

@@ -56,12 +56,15 @@ _MORE = re.compile(
 _FEWEST_ASKED = 2
 _STAR = "\ue000"
 _ARTICLE = re.compile(r"^(?:an?|the)\s(?=\S)", re.IGNORECASE)
-_EITHER = re.compile(r"\b(?:or|both)\b|\beither\b|或者|还是|\boder\b|/", re.IGNORECASE)
+_EITHER = re.compile(r"\b(?:or|both)\b|\beither\b|或者|还是|\boder\b", re.IGNORECASE)
 _TEMPLATE = re.compile(
     r"^\W{0,3}(?:answer here|your (?:final )?answer(?: here)?|final answer|\{.{0,40}\}|\$\w{1,20})\W{0,3}$",
     re.IGNORECASE,
 )
-_QUANTITY = re.compile(r"-?[0-9][0-9,]{0,20}(?:\.[0-9]{1,12})?(?:\s?[^\W\d_°%$€£]{1,12}\b|\s?[°%])?")
+_QUANTITY = re.compile(
+    r"-?[0-9][0-9,]{0,20}(?:\.[0-9]{1,12}|/[0-9]{1,12}\b)?"
+    r"(?:\s?[^\W\d_°%$€£]{1,12}(?:/[^\W\d_]{1,12})?\b|\s?[°%])?"
+)
 _LIST = re.compile(r"\[.{0,200}\]")
 _NUMBERS = re.compile(r"(?<![\w.])-?[0-9]{1,12}(?:\.[0-9]{1,9})?(?![\w])")
 _ENDINGS = re.compile(r"(?:ical|ously|ous|ic|al|y|e|ies|ism|ist|ity|ium)$")
@@ -81,6 +84,9 @@ def read_text(sample: Sample, said: Said) -> Reading:
     letter's slip in a long word and other units of the same value are passed over; ``ocr`` and ``free_form`` by their
     reward, from all that is said where no short answer stands out.
     """
+    if "mc_question" in sample.details:
+        # TempCompass's captions: its answer is the one to a question that a judge is asked about the caption.
+        return Reading(None, None, "captions are scored by a judge alone, from the set's question about them")
     answer = _answer_of(sample, said)
     settings = RewardSettings()
     if sample.answer_kind == "exact":
@@ -116,7 +122,7 @@ def _given(sample: Sample, said: Said) -> str | None:
             return None
     if given is not None:
         given = plain_said(given)
-        return _one(given) if len(given.split()) <= _LONGEST_ANSWER else _from_prose(given, sample)
+        return _one(given, sample) if len(given.split()) <= _LONGEST_ANSWER else _from_prose(given, sample)
     if _LIST.fullmatch(sample.answer) and len(numbers := _NUMBERS.findall(plain_said(said.text))) > 1:
         return f"[{', '.join(numbers)}]"
     bold = _BOLD.findall(said.text)
@@ -124,7 +130,7 @@ def _given(sample: Sample, said: Said) -> str | None:
     if said.is_cut and not text.endswith((".", "!", "。")):
         text = text.rpartition("\n")[0] if "\n" in text else ""
     if bold and text and bold[-1] in said.text.splitlines()[-1] and not bold[-1].rstrip().endswith(":"):
-        return _one(plain_said(bold[-1]))
+        return _one(plain_said(bold[-1]), sample)
     return _from_prose(text, sample)
 
 
@@ -133,18 +139,18 @@ def _from_prose(text: str, sample: Sample) -> str | None:
     if not lines:
         return None
     if found := _ANSWER_LINE.search(lines[-1]):
-        return _one(_without_explanation(found[1] or found[2]))
+        return _one(_without_explanation(found[1] or found[2]), sample)
     told = [sentence for line in lines for sentence in sentences(line) if not is_question(sentence)]
     if not told or gives_up(told[-1]):
         return None
     if len(lines) == 1 and len(told) == 1 and (short := _short(told[0], sample)):
-        return _one(short)
+        return _one(short, sample)
     if (concluding := _CONCLUDING.match(told[-1])) and (short := _short(told[-1][concluding.end() :], sample)):
-        return _one(short)
+        return _one(short, sample)
     first = _short(told[0], sample) if len(told[0].split()) <= _SHORT and len(told) > 1 else None
     if any(corrects(one) for one in told[1:]):
         first = None  # taken back
-    return _stated(told[-1], sample) or (_one(first) if first else None)
+    return _stated(told[-1], sample) or (_one(first, sample) if first else None)
 
 
 def _short(sentence: str, sample: Sample) -> str | None:
@@ -188,7 +194,7 @@ def _object(sentence: str, sample: Sample) -> str | None:
 def _stated(sentence: str, sample: Sample) -> str | None:
     """What the last affirming clause of a sentence says of what was asked."""
     if other := list(_OTHER_WORDS.finditer(sentence)):
-        return _one(_without_explanation(sentence[other[-1].end() :]))
+        return _one(_without_explanation(sentence[other[-1].end() :]), sample)
     asked = set(words_in(sample.question)) | _IDLE
     is_quantity = any(sign.isdigit() for sign in sample.answer)
     for clause in reversed([one for one in clauses(sentence) if one.is_affirmed and not one.is_reason]):
@@ -204,7 +210,7 @@ def _stated(sentence: str, sample: Sample) -> str | None:
         while rest and set(words_in(rest[0])) <= asked and words_in(rest[0]) != ["a"] and len(rest) > 1:
             rest.pop(0)
         if rest and len(rest) <= _SHORT:
-            return _one(" ".join(rest))
+            return _one(" ".join(rest), sample)
     return None
 
 
@@ -213,10 +219,12 @@ def _without_explanation(text: str) -> str:
     return _EXPLAINED.split(bare, maxsplit=1)[0].strip(_AROUND)
 
 
-def _one(text: str) -> str | None:
-    """``text`` if it is one answer, without a lead-in."""
+def _one(text: str, sample: Sample) -> str | None:
+    """``text`` if it is one answer, without a lead-in. A slash is between two, unless the gold answer has one."""
     text = text.strip(_AROUND)
     text = (without_lead_in(text) or text).strip(_AROUND)
+    if "/" in text and "/" not in sample.answer:
+        return None
     if not text or _TEMPLATE.match(text) or _EITHER.search(text) or gives_up(text):
         return None
     return None if any(not clause.is_affirmed for clause in clauses(text)) else text
