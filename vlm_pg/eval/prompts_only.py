@@ -62,7 +62,8 @@ def write_prompts(config: RunConfig, folder: Path) -> dict[str, WrittenPrompts]:
     """Write ``prompts_<set>.jsonl`` for every evaluation set that is chosen, a line a question, in order.
 
     A line has ``id``, ``system`` ("" for none), ``user``, ``answer_prefix``, ``media``, ``settings``. Of each medium:
-    ``kind``, ``path`` as the record has it, the ``file`` that is, ``start`` and ``end`` of a clip, ``frame_seconds``
+    ``kind``, ``path`` as the record has it, the ``file`` that is, ``start`` and ``end`` of a clip, ``folder_fps`` where
+    it is a folder of pictures, ``frame_seconds``
     (when the frames that are shown stand), ``height`` and ``width`` of each, ``sampled_fps``. A question whose media
     cannot be used has ``fault`` (reason and message) in place of words.
 
@@ -194,6 +195,7 @@ def _medium(ref: MediaRef, facts: MediaFacts, asking: _Asking) -> dict[str, Any]
         "file": resolve(ref, asking.root, asking.allow_remote),
         "start": ref.start,
         "end": ref.end,
+        **({} if ref.folder_fps is None else {"folder_fps": ref.folder_fps}),
         "frame_seconds": [round(second, 6) for second in facts.frame_seconds],
         "height": facts.height,
         "width": facts.width,

@@ -25,16 +25,20 @@ _FLOAT_SECONDS = 1e-6
 
 @dataclass(frozen=True)
 class Part:
-    """What a record means of a video: the clip from ``start`` to ``end``, or the moments ``times``; else all of it."""
+    """What a record means of a video: the clip from ``start`` to ``end``, or the moments ``times``; else all of it.
+
+    ``folder_fps``: of a folder of pictures, how many of them are shown a second; None of a file.
+    """
 
     start: float | None = None
     end: float | None = None
     times: tuple[float, ...] = ()
+    folder_fps: float | None = None
 
     @classmethod
     def of(cls, ref: MediaRef) -> Part:
         """The part that a reference names."""
-        return cls(ref.start, ref.end, ref.times)
+        return cls(ref.start, ref.end, ref.times, ref.folder_fps)
 
 
 WHOLE = Part()
