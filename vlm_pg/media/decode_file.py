@@ -35,6 +35,8 @@ from vlm_pg.types import Cue, DecodedMedia, MediaKind
 
 # decoded frames are resized in runs, so that a long video in 4K does not fill the memory
 RUN_BYTES = 256 << 20
+# With media.last_frame=always: more than any rounding of a header, less than most frames take.
+MOST_MISSING_SECONDS = 0.05
 Frames = VideoIndex | FrameFolder
 
 
@@ -132,6 +134,8 @@ def survey_video(path: Path, name: str, settings: MediaSettings, part: Part) -> 
     check_length(name, pts_seconds[-1] - pts_seconds[0], settings)
     _check_complete(name, header, index, settings)
     zero = index.reach[0] if header.start_seconds is None else header.start_seconds
+    if settings.last_frame == "always":
+        _check_last_frame(name, header, index)
     clock = zero, index.reach[1]
     timeline = Timeline.of(pts_seconds, index.time_base, header.stated_fps, index.shown_until, clock)
     return index, timeline, choose(timeline, part, settings, name)
@@ -236,6 +240,20 @@ def _check_complete(name: str, header: VideoHeader, index: VideoIndex, settings:
             f"video '{name}' is cut off: its header states {stated_seconds:.1f} s, {there_seconds:.1f} s are there. "
             f"At most a share of {settings.max_missing_share:g} may be missing. Fetch the file again, or raise "
             "media.max_missing_share.",
+        )
+
+
+def _check_last_frame(name: str, header: VideoHeader, index: VideoIndex) -> None:
+    """Refuse a file that lacks the last frame, however long it is: half a frame's time is more than rounding."""
+    stated_seconds, there_seconds = missing(header, index)
+    first, last = index.pts_seconds[0], index.pts_seconds[-1]
+    rounding = min((last - first) / max(1, len(index.pts) - 1) / 2, MOST_MISSING_SECONDS)
+    if stated_seconds - there_seconds > rounding:
+        raise SampleError(
+            "truncated_media",
+            f"video '{name}' lacks its last frame: its header states {stated_seconds:.3f} s, {there_seconds:.3f} s are "
+            "there. With media.last_frame=always that frame must be shown. Fetch the file again, or set "
+            "media.last_frame=as_sampled.",
         )
 
 

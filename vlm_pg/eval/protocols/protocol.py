@@ -25,6 +25,7 @@ MEDIA_KEYS = (
     "min_frames",
     "max_frames",
     "num_frames",
+    "last_frame",
     "video_tokens",
     "min_pixels",
     "max_pixels",
