@@ -13,8 +13,7 @@ names that other such folders have too: only that folder counts. The copy with c
 
 The videos of episodic_reasoning are folders of pictures, three a second (``tvqa/frames_fps3_hq/<video>/00001.jpg``), of
 which number 1 is shown from 0 s on. MVBench's code takes number round(3 t) for a time t, about a third of a second
-earlier. The videos of fine_grained_pose (NTU RGB+D) must be asked for at their project, and are .avi files,
-which are not read here: convert them to .mp4 in the same folder, ``nturgbd``.
+earlier. The videos of fine_grained_pose (NTU RGB+D, .avi) must be asked for at their project and belong in ``nturgbd``.
 
 Evaluation reports by task, as ``details`` call it, too; a record is named after its task and its place in the file.
 
@@ -91,18 +90,13 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
         "problem": text_of(row, "question"),
         "data_type": "video",
         **answered("multiple choice", letter_of_text(text_of(row, "answer"), texts), lettered(texts)),
-        "path": f"{FOLDERS[task]}/{_file(called(row, 'video'))}",
+        "path": f"{FOLDERS[task]}/{called(row, 'video')}",
         **clip,
         **({"folder_fps": _FRAMES_PER_SECOND} if task == _OF_FRAMES else {}),
         "data_source": "mvbench",
         "category": task,
         "details": {"task": task},
     }
-
-
-def _file(video: str) -> str:
-    """What the video is called here: .avi files are not read, and asked for as what they are converted to."""
-    return f"{video[:-4]}.mp4" if video.lower().endswith(".avi") else video
 
 
 def _of_task(path: Path) -> Iterator[tuple[RecordPlace, Any]]:

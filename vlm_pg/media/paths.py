@@ -13,7 +13,7 @@ from vlm_pg.media.urls import SCHEMES, BadUrl, checked_url, shown_url, url_path
 from vlm_pg.types import MediaKind, MediaRef
 
 EXTENSIONS = {
-    "video": (".mp4", ".mkv", ".mov", ".webm"),
+    "video": (".mp4", ".mkv", ".mov", ".webm", ".avi"),
     "image": (".jpg", ".jpeg", ".png", ".webp"),
     "subtitles": (".srt", ".vtt"),
 }
@@ -86,7 +86,8 @@ def resolve(ref: Named, root: Path, allow_remote: bool = False) -> str:
             raise _no_folder(ref, "is no folder")
         return str(path)
     if not path.is_file():
-        of_pictures = " A folder of numbered pictures is read where its record has 'folder_fps'." * path.is_dir()
+        is_video_folder = ref.kind == "video" and path.is_dir()
+        of_pictures = " A folder of numbered pictures is read where its record has 'folder_fps'." * is_video_folder
         raise SampleError(
             "unsupported_media",
             f"{_role(ref)} path '{_shown(ref.path)}' is not a regular file. Only {ref.kind} files can be "

@@ -36,6 +36,7 @@ FILES = {
     ],
 }
 NAMES = [f"{STAR}/ZS9XR.mp4", f"{PERCEPTION}/video_10309.mp4", f"{CLEVRER}/video_10309.mp4", "ssv2_video/166583.webm"]
+NTU = "nturgbd/S001C001P001R001A008_rgb.avi"
 CASTLE = "tvqa/frames_fps3_hq/castle_s07e05_seg02_clip_19"
 PICTURES = [f"{CASTLE}/{number:05}.jpg" for number in range(1, 16)]  # of 5 s
 CHOICES = ("A. Sat down.", "B. Took the cup.", "C. Left.")
@@ -56,7 +57,7 @@ def kept(folder: str) -> list[Sample]:
         sample("action_sequence-2", star, CHOICES, "A", start=0.0, end=4.0),
         sample("character_order-1", perception, ("A. a", "B. cat"), "B"),
         sample("episodic_reasoning-1", f"{folder}/{CASTLE}", CHOICES, "C", start=1.5, end=6.0, folder_fps=3.0),
-        sample("fine_grained_pose-1", f"{folder}/nturgbd/S001C001P001R001A008_rgb.mp4", CHOICES, "C"),
+        sample("fine_grained_pose-1", f"{folder}/{NTU}", CHOICES, "C"),
         sample("moving_count-1", clevrer, ("A. 2", "B. 4", "C. 3", "D. 1"), "C"),
     ]
 
@@ -70,11 +71,9 @@ REFUSED = [
     (f"{IN} 7", "action_sequence-7", "ambiguous_answer"),
     ("episodic_reasoning.json:1, record 2", "episodic_reasoning-2", "missing_media"),
 ]
-CONVERTED = "nturgbd/S001C001P001R001A008_rgb.mp4"
-
 CASES = {
     "as published": Published(
-        {**FILES, **media(*(f"video/{name}" for name in (*NAMES, *PICTURES, CONVERTED)), f"other/{STAR}/AAAAA.mp4")},
+        {**FILES, **media(*(f"video/{name}" for name in (*NAMES, *PICTURES, NTU)), f"other/{STAR}/AAAAA.mp4")},
         (),
         kept("video"),
         REFUSED,
@@ -82,7 +81,7 @@ CASES = {
     "in a folder of all sets": Published(
         {
             **{f"MVBench/{name}": rows for name, rows in FILES.items()},
-            **media(*(f"MVBench/video/{name}" for name in (*NAMES, *PICTURES, CONVERTED)), f"{STAR}/AAAAA.mp4"),
+            **media(*(f"MVBench/video/{name}" for name in (*NAMES, *PICTURES, NTU)), f"{STAR}/AAAAA.mp4"),
         },
         (),
         kept("MVBench/video"),
