@@ -77,6 +77,17 @@ def test_a_folder_of_pictures_tells_how_fast_it_is_shown(tmp_path: Path) -> None
     assert medium["frame_seconds"] == [0.0, 0.5, 1.25, 1.75]
 
 
+def test_a_turn_of_frames_and_texts_is_a_list(tmp_path: Path) -> None:
+    """8 pictures, two a second: 4 at a frame a second, at 0, 1, 2.5 and 3.5 s; the text's middle is at 1.2 s."""
+    write_folder(tmp_path / "media" / "a", [coloured(number) for number in range(8)])
+    (tmp_path / "media" / "a.srt").write_text("1\n00:00:00,400 --> 00:00:02,000\nMind the gap.\n")
+    record = RECORD | {"path": "a", "folder_fps": 2, "subtitles": "a.srt"}
+    [row] = rows_of(config_of(tmp_path, tmp_path / "media", [record], "longvideobench/interleaved"), tmp_path)
+    assert row["media"][0]["frame_seconds"] == [0.0, 1.0, 2.5, 3.5]
+    assert row["user"][:5] == [0, 1, "Mind the gap.\n", 2, 3] and row["user"][5].startswith("Question: Which frame is")
+    assert row["settings"]["media"]["video_tokens"] == 12288
+
+
 def test_a_set_without_a_protocol_goes_by_the_configuration(tmp_path: Path, media_dir: Path) -> None:
     [row] = rows_of(config_of(tmp_path, media_dir, [RECORD], None), tmp_path)
     assert (row["system"], row["user"]) == ("Hi.", "Which frame is last?\nA. 8\nB. 9\nOne letter.")
