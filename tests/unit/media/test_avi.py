@@ -26,6 +26,7 @@ from tests.support.avi_clips import (
     write_avi,
 )
 from tests.support.clips import number_of
+from tests.support.odd_clips import remux
 from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.index import read_index
@@ -100,6 +101,16 @@ def test_frames_are_those_of_a_decode_from_the_start(name: str, tmp_path: Path) 
     assert isinstance(media, DecodedMedia)
     assert [number_of(frame.transpose(1, 2, 0)) for frame in media.frames] == list(range(FRAMES))
     assert media.frame_seconds == pytest.approx([time / 25 for time in times])
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("suffix", ["mkv", "mp4", "mov", "ts"])
+@pytest.mark.parametrize("name", ["packed", "packed by two", "not coded", "not coded amid B-frames", "empty chunks"])
+def test_copied_into_another_container_they_are_the_same(name: str, suffix: str, tmp_path: Path) -> None:
+    source = write_avi(tmp_path / "a.avi", CLIPS[name][0](), CLIPS[name][1])
+    path = remux(source, tmp_path / f"b.{suffix}", lambda packets: packets)
+    assert numbers(path) == list(range(FRAMES))
+    check_reads(path, [[place] for place in range(FRAMES)])
 
 
 def test_a_moment_shows_the_picture_that_stays(tmp_path: Path) -> None:
