@@ -88,7 +88,7 @@ def interleaved(cues: Sequence[Cue], frame_seconds: Sequence[float]) -> list[str
 
     A text stands behind the frames up to the middle of its time, that moment included, and only if a frame lies
     strictly inside that time; for this a text of less than a second has half a second on both sides of its middle.
-    Source: longvideobench/LongVideoBench, ``insert_subtitles_into_frames``.
+    Source: the loader of longvideobench/LongVideoBench.
 
     interleaved([Cue(1.0, 3.0, "Mind the gap.")], (0.0, 2.0, 4.0)) == [0, 1, "Mind the gap.\n", 2]
     """
