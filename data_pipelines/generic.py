@@ -21,8 +21,9 @@ of a record, which field of a row it is, or the same value for all rows:
       category: metadata.task
 
 ``problem``, ``data_type``, ``problem_type`` and ``answer`` are needed; ``problem_id``, ``options``, ``process``,
-``path``, ``data_source``, ``category``, ``start``, ``end``, ``times`` and ``subtitles`` may be given. A text alone is
-the name of a field; points lead into others ("conversations.0.value"). A row without a field the map names is refused.
+``path``, ``data_source``, ``category``, ``start``, ``end``, ``times``, ``subtitles`` and ``folder_fps`` may be given. A
+text alone is the name of a field; points lead into others ("conversations.0.value"). A row without a field the map
+names is refused.
 
 Conversions: ``names`` (what a field's values are called in a record; others are refused), ``remove`` (exact sentences
 at the start or end), ``prefix``, ``suffix``. ``options`` come from a list, a text with a ``separator``, ``columns``, or

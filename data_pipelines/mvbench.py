@@ -11,10 +11,9 @@ lie in ``video``, each task's in a folder of one of the sets that they come from
 names that other such folders have too: only that folder counts. The copy with clips that are cut already
 (``star/Charades_segment`` and the like) is not read.
 
-Two tasks are not read in full. episodic_reasoning comes as folders of pictures, three a second
-(``tvqa/frames_fps3_hq/<video>/00001.jpg``), which are no video files: its rows are refused (``frames_folder``), and so
-a mean of all tasks is one of nineteen. The videos of fine_grained_pose (NTU RGB+D) must be asked for at their project,
-and are .avi files, which are not read here: convert them to .mp4 in the same folder, ``nturgbd``.
+The videos of episodic_reasoning are folders of pictures, three a second (``tvqa/frames_fps3_hq/<video>/00001.jpg``), of
+which number 1 is shown from 0 s on. MVBench's code takes number round(3 t) for a time t, about a third of a second
+earlier. The videos of fine_grained_pose (NTU RGB+D, .avi) must be asked for at their project and belong in ``nturgbd``.
 
 Evaluation reports by task, as ``details`` call it, too; a record is named after its task and its place in the file.
 
@@ -65,8 +64,8 @@ FOLDERS = {
     "episodic_reasoning": "tvqa/frames_fps3_hq",
     "counterfactual_inference": "clevrer/video_validation",
 }
-_OF_CLIPS = ("action_sequence", "action_prediction", "object_interaction", "action_localization")
-_OF_FRAMES = "episodic_reasoning"
+_OF_FRAMES, _FRAMES_PER_SECOND = "episodic_reasoning", 3
+_OF_CLIPS = ("action_sequence", "action_prediction", "object_interaction", "action_localization", _OF_FRAMES)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,15 +77,12 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
     """One row as a record.
 
     Raises:
-        SampleError: a field is missing or of another type, the answer is not one of the candidates, ``unknown_task``
-            or ``frames_folder``.
+        SampleError: a field is missing or of another type, the answer is not one of the candidates, or
+            ``unknown_task``.
     """
     task = text_of(row, "task")
     if task not in FOLDERS:
         raise unusable("unknown_task", f"the file is called '{task[:80]}'", f"One of {', '.join(FOLDERS)}")
-    if task == _OF_FRAMES:
-        came = f"'{called(row, 'video')[:80]}' is a folder of pictures, three a second"
-        raise unusable("frames_folder", came, "A video file, as the other tasks have,")
     texts = texts_of(list_of(row, "candidates"), "'candidates'")
     clip = {part: number_of(row, part) for part in ("start", "end")} if task in _OF_CLIPS else {}
     return {
@@ -94,17 +90,13 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
         "problem": text_of(row, "question"),
         "data_type": "video",
         **answered("multiple choice", letter_of_text(text_of(row, "answer"), texts), lettered(texts)),
-        "path": f"{FOLDERS[task]}/{_file(called(row, 'video'))}",
+        "path": f"{FOLDERS[task]}/{called(row, 'video')}",
         **clip,
+        **({"folder_fps": _FRAMES_PER_SECOND} if task == _OF_FRAMES else {}),
         "data_source": "mvbench",
         "category": task,
         "details": {"task": task},
     }
-
-
-def _file(video: str) -> str:
-    """What the video is called here: .avi files are not read, and asked for as what they are converted to."""
-    return f"{video[:-4]}.mp4" if video.lower().endswith(".avi") else video
 
 
 def _of_task(path: Path) -> Iterator[tuple[RecordPlace, Any]]:

@@ -53,8 +53,10 @@ class MediaRef:
     Of a video, all in seconds since its first frame: ``start`` and ``end`` are those of the clip that is shown (None:
     of the whole video), ``times`` the moments that are shown in place of those the settings would choose.
     ``subtitles`` is the path of its .srt or .vtt file, "" without one.
+    ``folder_fps``: ``path`` is a folder of numbered pictures, of which so many are shown a second; None: it is a file.
 
         MediaRef(kind="video", path="clips/0001.mp4", start=12.5, end=30.0)
+        MediaRef(kind="video", path="frames/0001", folder_fps=3.0)
     """
 
     kind: MediaKind
@@ -63,6 +65,7 @@ class MediaRef:
     end: float | None = None
     times: tuple[float, ...] = ()
     subtitles: str = ""
+    folder_fps: float | None = None
 
 
 @dataclass(frozen=True)

@@ -33,13 +33,15 @@ class Doubt:
         if not all(map(self._lies_there, verdict.found)):
             return True
         if verdict.sample is not None:
-            paths = [path for ref in verdict.sample.media for path in (ref.path, ref.subtitles) if path]
+            media = verdict.sample.media
+            folders = {ref.path for ref in media if ref.folder_fps is not None}
+            paths = [path for ref in media for path in (ref.path, ref.subtitles) if path]
             # Subtitles that were not there: the record does without.
             if any(self._is_there(path) for path, *_ in verdict.found if path not in paths):
                 return True
         else:  # refused after its media were there: of one that is gone that is said first
-            paths = [path for path, *_ in verdict.found] if verdict.keys else []
-        return any(not self._is_there(path) for path in paths)
+            paths, folders = [path for path, *_ in verdict.found] if verdict.keys else [], set()
+        return any(not self._is_there(path, path in folders) for path in paths)
 
     def _lies_there(self, found: Found) -> bool:
         path, name, folder, annotations = found
@@ -51,12 +53,14 @@ class Doubt:
             self._finder.asked.clear()
             self._finder.latest()
 
-    def _is_there(self, path: str) -> bool:
+    def _is_there(self, path: str, is_folder: bool = False) -> bool:
         """Not one that is empty: after a power cut media that stood inside rows may be."""
         if is_url(path):
             return True
         try:
             found = (self._root / path.removeprefix("file://")).stat()
+            if is_folder:
+                return stat.S_ISDIR(found.st_mode)
             return stat.S_ISREG(found.st_mode) and found.st_size > 0
         except (OSError, ValueError):  # a name that no file system takes
             return False

@@ -110,6 +110,7 @@ class Fields(Settings):
     end: Value | None = None
     times: Value | None = None
     subtitles: Value | None = None
+    folder_fps: Value | None = None
 
     @field_validator("problem_type")
     @classmethod

@@ -24,7 +24,7 @@ from vlm_pg.data.option_letters import Closed, close_gap, option_texts, options_
 from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import SampleError
 
-_SECONDS = ("start", "end")
+_NUMBERS = ("start", "end", "folder_fps")
 _NAMES = ("problem_id", "data_source", "category")
 
 
@@ -121,7 +121,7 @@ def _converted(source: Value, row: Row, name: str) -> Any:
         value = without_sentences(value, source.remove)
     if source.prefix or source.suffix:
         value = _around(source, value)
-    return _seconds(value, name) if name in _SECONDS else value
+    return _number(value, name) if name in _NUMBERS else value
 
 
 def _around(source: Value, value: Any) -> Any:
@@ -134,15 +134,16 @@ def _around(source: Value, value: Any) -> Any:
     return f"{source.prefix}{value}{source.suffix}"
 
 
-def _seconds(value: Any, name: str) -> Any:
-    """A number, or one as text, as seconds; what is neither is judged with the record."""
+def _number(value: Any, name: str) -> Any:
+    """A number, or one as text, of seconds or pictures a second; what is neither is judged with the record."""
     is_written = isinstance(value, str) and bool(value.strip())
     if not is_written and (isinstance(value, bool) or not isinstance(value, int)):
         return value
     try:
         return float(value)
     except (ValueError, OverflowError):  # whole numbers have no largest one
-        raise unusable("bad_clip", f"'{name}' is '{str(value)[:80]}'", "A number of seconds") from None
+        allowed = "A number of pictures a second" if name == "folder_fps" else "A number of seconds"
+        raise unusable("bad_clip", f"'{name}' is '{str(value)[:80]}'", allowed) from None
 
 
 def _as_name(value: Any) -> Any:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm_pg.errors import SampleError
+from vlm_pg.media.frame_folder import folder_state
 from vlm_pg.types import MediaRef
 
 if TYPE_CHECKING:
@@ -129,6 +131,9 @@ def _ref(text: str) -> MediaRef:
 
 def _state(root: Path, path: str) -> str:
     with suppress(OSError, ValueError):  # a name that no file system takes
-        found = (root / path.removeprefix("file://")).stat()
+        file = root / path.removeprefix("file://")
+        found = file.stat()
+        if stat.S_ISDIR(found.st_mode):
+            return folder_state(file)
         return f"{found.st_size}:{found.st_mtime_ns}"
     return "-"

@@ -46,7 +46,9 @@ class Repeats:
     def of(self, sample: Sample, facts: Sequence[MediaFacts]) -> Repeat | None:
         """Whether a question was asked before; if not, it is now."""
         contents = [one.content for one in facts] or [path_key(ref.path) for ref in sample.media]
-        parts = [(ref.kind, ref.start, ref.end, ref.times, path_key(ref.subtitles)) for ref in sample.media]
+        parts = [
+            (ref.kind, ref.folder_fps, ref.start, ref.end, ref.times, path_key(ref.subtitles)) for ref in sample.media
+        ]
         texts = [text_key(text) for text in (sample.question, *sample.options)]
         asked = _digest([texts, contents, parts])
         answer = _digest([sample.answer_kind, sample.answer])

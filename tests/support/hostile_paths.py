@@ -16,7 +16,12 @@ REFUSALS = [
     ("video", "a\0.mp4", "missing_media", r"'a\?\.mp4' cannot be looked up: .* is expected\. Correct the path"),
     ("video", "x" * 5000 + ".mp4", "missing_media", r"x\.\.\.x.*cannot be looked up"),
     ("video", "loop.mp4", "missing_media", "loop.mp4"),
-    ("video", "deep", "unsupported_media", r"is not a regular file\. Only video files can be read\. Correct"),
+    (
+        "video",
+        "deep",
+        "unsupported_media",
+        r"is not a regular file\. Only video files can be read\. A folder of numbered pictures is read where",
+    ),
     ("video", "", "unsupported_media", "is not a regular file"),
     ("video", "d.txt", "unsupported_media", r"ends in '\.txt'\. A video may end in \.mp4, .* Convert the file"),
     ("video", "c.png", "unsupported_media", "or correct data_type"),

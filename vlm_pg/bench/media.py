@@ -115,7 +115,7 @@ def _measure(config: RunConfig, factor: int, root: Path, ref: MediaRef, folder: 
     """One medium below ``root``. Raises SampleError if it cannot be used."""
     from vlm_pg.bench.bare_media import bare_decoding
     from vlm_pg.cache.settings import CacheSettings
-    from vlm_pg.media.kept_frames import content_of, load_file
+    from vlm_pg.media.kept_frames import content_of, content_of_folder, load_file
     from vlm_pg.media.paths import SubtitlesRef, resolve
     from vlm_pg.media.selection import Part
 
@@ -127,10 +127,11 @@ def _measure(config: RunConfig, factor: int, root: Path, ref: MediaRef, folder: 
 
     def load_new(kept: CacheSettings) -> DecodedMedia:
         content_of.cache_clear()
+        content_of_folder.cache_clear()
         return load(kept)
 
     expected = load()
-    bare = bare_decoding(ref.kind, path, config.media, expected)
+    bare = bare_decoding(ref.kind, path, config.media, expected, Part.of(ref))
     cpu: Seconds = {way: [] for way in WAYS}
     wall: Seconds = {way: [] for way in WAYS}
     for repeat in range(-1, repeats):
@@ -156,11 +157,16 @@ def _measure(config: RunConfig, factor: int, root: Path, ref: MediaRef, folder: 
         **{name: value for name, value in asdict(ref).items() if value},
         "frames": len(expected.frames),
         "height_width": list(expected.frames.shape[2:]),
-        "file_bytes": Path(path).stat().st_size,
+        "file_bytes": _bytes_of(Path(path)),
         "entry_bytes": sum(entry.stat().st_size for entry in entries),
         "cpu_seconds": cpu,
         "seconds": wall,
     }
+
+
+def _bytes_of(path: Path) -> int:
+    """Of a file, or of the files in a folder of pictures."""
+    return sum(one.stat().st_size for one in (path.iterdir() if path.is_dir() else [path]))
 
 
 def _epoch(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Crossing:
 def question_key(sample: Sample, facts: Sequence[MediaFacts]) -> str:
     """A hash: equal for equal questions (by ``text_key``) with equal options about equal parts of equal media."""
     media = [
-        [ref.kind, one.content, ref.start, ref.end, ref.times, [astuple(cue) for cue in one.subtitles]]
+        [ref.kind, one.content, ref.folder_fps, ref.start, ref.end, ref.times, list(map(astuple, one.subtitles))]
         for ref, one in zip(sample.media, facts, strict=True)
     ]
     words = [text_key(text) for text in (sample.question, *sample.options)]

@@ -47,7 +47,8 @@ class Prober:
             path = resolve(ref, place.root, place.allow_remote)
         except SampleError as fault:
             return fault
-        part = (ref.kind, path, ref.start, ref.end, ref.times, ref.subtitles and f"{place.root}/{ref.subtitles}")
+        subtitles = ref.subtitles and f"{place.root}/{ref.subtitles}"
+        part = (ref.kind, path, ref.folder_fps, ref.start, ref.end, ref.times, subtitles)
         key = repr(part)
         if key not in self._under_way and self._ledger.look(_PROBED, key) is None:
             self._under_way[key] = self._begin(ref, place.loader)

@@ -23,9 +23,9 @@ from vlm_pg.data.manifest import read_manifest
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.types import Sample
 
-# 2: with ``details``.
-SCHEMA_VERSION = 2
-_READABLE_VERSIONS = (1, 2)
+# 2: with ``details``. 3: with ``folder_fps``.
+SCHEMA_VERSION = 3
+_READABLE_VERSIONS = (1, 2, 3)
 _VERSION_KEY = b"vlm_pg.prepared"
 # Tools that join, cut or change tables keep the version, and this or not: what has another number of rows is no shard.
 _ROWS_KEY = b"vlm_pg.rows"
@@ -57,6 +57,7 @@ def schema() -> Any:
             "end": List(seconds),
             "times": List(List(seconds)),
             "subtitles": List(text),
+            "folder_fps": List(Value("float64")),
         }
     )
     described = features.arrow_schema
@@ -93,6 +94,7 @@ def to_row(sample: Sample) -> dict[str, Any]:
         "end": [ref.end for ref in sample.media],
         "times": [list(ref.times) for ref in sample.media],
         "subtitles": [ref.subtitles for ref in sample.media],
+        "folder_fps": [ref.folder_fps for ref in sample.media],
     }
 
 

@@ -12,8 +12,9 @@ mixed ``data_type`` is a list beside it.
 
 May be added: ``category``, which evaluation reports by; ``details``, an object of what an evaluation set publishes of
 a question beside that (in Parquet its JSON as a text); of a video ``start`` and ``end`` of the clip that is meant,
-``times`` of the frames to show, in seconds since its first frame, and ``subtitles``, the path of its .srt or .vtt file.
-Where ``path`` is a list each of these is a list with one entry (or null) for each medium. Other keys are ignored.
+``times`` of the frames to show, in seconds since its first frame, and ``subtitles``, the path of its .srt or .vtt file;
+``folder_fps`` where ``path`` is a folder of numbered pictures, of which so many are shown a second. Where ``path`` is a
+list each of these is a list with one entry (or null) for each medium. Other keys are ignored.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from vlm_pg.data.fields import fault
 from vlm_pg.types import MediaKind, MediaRef
 
 MAX_TIMES = 16_384
-_PARTS = ("start", "end", "times", "subtitles")
+MAX_FOLDER_FPS = 1000
+_PARTS = ("start", "end", "times", "subtitles", "folder_fps")
 _ABSENT: tuple[Any, ...] = (None, "", [])
 
 
@@ -65,8 +66,8 @@ def _values(record: Mapping[str, Any], name: str, count: int, single: bool) -> S
     return value
 
 
-def _reference(kind: MediaKind, path: str, start: Any, end: Any, times: Any, subtitles: Any) -> MediaRef:
-    given = dict(zip(_PARTS, (start, end, times, subtitles), strict=True))
+def _reference(kind: MediaKind, path: str, start: Any, end: Any, times: Any, subtitles: Any, rate: Any) -> MediaRef:
+    given = dict(zip(_PARTS, (start, end, times, subtitles, rate), strict=True))
     named = [name for name, value in given.items() if value not in _ABSENT]
     if kind != "video" and named:
         raise fault("bad_clip", f"an image has '{named[0]}'", "A video with it, or an image without,", "either")
@@ -77,7 +78,7 @@ def _reference(kind: MediaKind, path: str, start: Any, end: Any, times: Any, sub
         raise fault("bad_clip", f"the clip begins at {begins or 0:g} s and ends at {ends:g} s", "A later end", "it")
     if subtitles not in _ABSENT and not isinstance(subtitles, str):
         raise fault("wrong_type", f"'subtitles' is {_shown(subtitles)}", "The path of a .srt or .vtt file", "it")
-    return MediaRef(kind, path, begins, ends, _times(times), subtitles or "")
+    return MediaRef(kind, path, begins, ends, _times(times), subtitles or "", _folder_fps(rate))
 
 
 def _times(times: Any) -> tuple[float, ...]:
@@ -89,6 +90,16 @@ def _times(times: Any) -> tuple[float, ...]:
     if len(moments) < len(times) or any(later <= earlier for earlier, later in itertools.pairwise(moments)):
         raise fault("bad_clip", f"'times' is {_shown(times)}", "Seconds, each later than the one before,", "it")
     return moments
+
+
+def _folder_fps(value: Any) -> float | None:
+    if value in _ABSENT:
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= MAX_FOLDER_FPS:
+        allowed = f"A number of pictures a second, above 0 and up to {MAX_FOLDER_FPS},"
+        raise fault("bad_clip" if is_number else "wrong_type", f"'folder_fps' is {_shown(value)}", allowed, "it")
+    return float(value)
 
 
 def _seconds(name: str, value: Any) -> float | None:

@@ -26,6 +26,7 @@ from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.prompts.builder import Wording, settings_wording
 from vlm_pg.prompts.measure import stand_in
+from vlm_pg.prompts.turn import Turn
 from vlm_pg.types import MediaRef, Sample
 
 # Media that are looked at together; so many futures are held at a time.
@@ -61,8 +62,10 @@ class _Asking:
 def write_prompts(config: RunConfig, folder: Path) -> dict[str, WrittenPrompts]:
     """Write ``prompts_<set>.jsonl`` for every evaluation set that is chosen, a line a question, in order.
 
-    A line has ``id``, ``system`` ("" for none), ``user``, ``answer_prefix``, ``media``, ``settings``. Of each medium:
-    ``kind``, ``path`` as the record has it, the ``file`` that is, ``start`` and ``end`` of a clip, ``frame_seconds``
+    A line has ``id``, ``system`` ("" for none), ``user``, ``answer_prefix``, ``media``, ``settings``. ``user`` is a
+    list where single frames stand between its words: texts, and places of frames in ``frame_seconds``. Of each medium:
+    ``kind``, ``path`` as the record has it, the ``file`` that is, ``start`` and ``end`` of a clip, ``folder_fps`` where
+    it is a folder of pictures, ``frame_seconds``
     (when the frames that are shown stand), ``height`` and ``width`` of each, ``sampled_fps``. A question whose media
     cannot be used has ``fault`` (reason and message) in place of words.
 
@@ -173,7 +176,8 @@ def _rows(samples: Sequence[Sample], asking: _Asking, answer_prefix: str) -> Ite
             try:
                 facts = [_found(probes[ref]) for ref in sample.media]
                 shown = [stand_in(ref.kind, one) for ref, one in zip(sample.media, facts, strict=True)]
-                row["system"], row["user"] = asking.wording(sample, shown)
+                row["system"], asked = asking.wording(sample, shown)
+                row["user"] = list(asked.parts) if isinstance(asked, Turn) else asked
                 row["answer_prefix"] = answer_prefix
                 row["media"] = [_medium(ref, one, asking) for ref, one in zip(sample.media, facts, strict=True)]
             except SampleError as error:
@@ -194,6 +198,7 @@ def _medium(ref: MediaRef, facts: MediaFacts, asking: _Asking) -> dict[str, Any]
         "file": resolve(ref, asking.root, asking.allow_remote),
         "start": ref.start,
         "end": ref.end,
+        **({} if ref.folder_fps is None else {"folder_fps": ref.folder_fps}),
         "frame_seconds": [round(second, 6) for second in facts.frame_seconds],
         "height": facts.height,
         "width": facts.width,

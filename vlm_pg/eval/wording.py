@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from vlm_pg.errors import SampleError
 from vlm_pg.eval.protocols.protocol import OptionStyle, Protocol, SubtitleRule, detail_text
 from vlm_pg.eval.protocols.template import DETAILS
+from vlm_pg.prompts.turn import Turn
 from vlm_pg.types import Cue, DecodedMedia, Sample
 
 _LETTERED: dict[OptionStyle, str] = {"A. text": "{}. {}", "(A) text": "({}) {}", "A: text": "{}: {}"}
@@ -55,17 +56,54 @@ def words(
     return protocol.system, template.fill(value)
 
 
-def wording_of(protocol: Protocol) -> Callable[[Sample, Sequence[DecodedMedia]], tuple[str, str]]:
+def wording_of(protocol: Protocol) -> Callable[[Sample, Sequence[DecodedMedia]], tuple[str, str | Turn]]:
     """``words`` of a protocol as ``PromptBuilder`` takes it: of a sample and its decoded media.
 
-    Subtitles are those of the first video; questions of the bundled sets have one.
+    Subtitles are those of the first video; questions of the bundled sets have one. What is interleaved must have it.
+
+    Raises:
+        SampleError: as ``words``; ``not_asked`` where frames and texts are to be interleaved and the media are not one
+            video.
     """
 
-    def wording(sample: Sample, media: Sequence[DecodedMedia]) -> tuple[str, str]:
+    def wording(sample: Sample, media: Sequence[DecodedMedia]) -> tuple[str, str | Turn]:
         video = next((item for item in media if item.kind == "video"), None)
-        return words(protocol, sample, video.subtitles if video else (), video.frame_seconds if video else ())
+        cues, seconds = (video.subtitles, video.frame_seconds) if video else ((), ())
+        system, user = words(protocol, sample, cues, seconds)
+        if protocol.subtitles != "interleaved":
+            return system, user
+        if len(media) != 1 or video is None:
+            raise SampleError(
+                "not_asked",
+                f"protocol {protocol.name} shows the frames of one video with subtitles between them, and the sample "
+                f"has {len(media)} media. Leave the question out, or choose another protocol.",
+            )
+        return system, Turn((*interleaved(cues, seconds), user))
 
     return wording
+
+
+def interleaved(cues: Sequence[Cue], frame_seconds: Sequence[float]) -> list[str | int]:
+    """Places of frames, and subtitles between them, each on a line of its own, by the rule of LongVideoBench.
+
+    A text stands behind the frames up to the middle of its time, that moment included, and only if a frame lies
+    strictly inside that time; for this a text of less than a second has half a second on both sides of its middle.
+    Source: the loader of longvideobench/LongVideoBench.
+
+    interleaved([Cue(1.0, 3.0, "Mind the gap.")], (0.0, 2.0, 4.0)) == [0, 1, "Mind the gap.\n", 2]
+    """
+    parts: list[str | int] = []
+    shown = 0
+    for cue in cues:
+        middle = (cue.start + cue.end) / 2
+        while shown < len(frame_seconds) and frame_seconds[shown] <= middle:
+            parts.append(shown)
+            shown += 1
+        is_short = cue.end - cue.start < 1
+        start, end = (middle - 0.5, middle + 0.5) if is_short else (cue.start, cue.end)
+        if any(start < second < end for second in frame_seconds):
+            parts.append(f"{cue.text}\n")
+    return [*parts, *range(shown, len(frame_seconds))]
 
 
 def restyled(option: str, style: OptionStyle) -> str:
@@ -86,9 +124,9 @@ def shown_subtitles(rule: SubtitleRule, sample: Sample, cues: Sequence[Cue], fra
     - ``kit``: for every frame the first with start < t < end, a line each, so that one text may stand there repeatedly
       (VLMEvalKit, vlmeval/dataset/videomme.py).
     - ``qwen3_vl``: each with start < t < end for some frame, once, joined by blanks (Qwen3-VL, evaluation/VideoMME).
-    - ``none``: none.
+    - ``none``: none; ``interleaved``: none among the words (``interleaved``).
     """
-    if rule == "none":
+    if rule in ("none", "interleaved"):
         return ""
     if rule == "lmms" and not any(ref.subtitles for ref in sample.media):
         return _NO_FILE

@@ -36,10 +36,15 @@ _TS_PACKETS = ((0, 188), (4, 192), (0, 204))  # where the sync byte lies, and th
 _ASF_HEADER = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c")
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """The file for reading. Raises DecodeFailure for one that cannot be opened or is no file."""
+def open_regular(path: Path, folder: int | None = None) -> BinaryIO:
+    """The file for reading; in an open ``folder`` (a descriptor) no link is followed.
+
+    Raises:
+        DecodeFailure: it cannot be opened or is no file.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not wait for a writer
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not wait for a writer
+        descriptor = os.open(path, flags if folder is None else flags | os.O_NOFOLLOW, dir_fd=folder)
         file = os.fdopen(descriptor, "rb")
     except (OSError, ValueError) as error:
         raise DecodeFailure("open", f"it cannot be opened ({getattr(error, 'strerror', None) or error})") from error

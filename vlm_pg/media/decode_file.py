@@ -12,13 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from vlm_pg.errors import SampleError
-from vlm_pg.media import sampling
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.budget import frames_within
 from vlm_pg.media.complete import missing
 from vlm_pg.media.container import VideoHeader, header_of, open_video
+from vlm_pg.media.folder_decoder import FolderDecoder, survey_folder
+from vlm_pg.media.frame_folder import FrameFolder
 from vlm_pg.media.images import decode_image
 from vlm_pg.media.index import TooManyFrames, VideoIndex, index_of
+from vlm_pg.media.limits import check_frame_size, check_length, too_large
 from vlm_pg.media.parent import ask
 from vlm_pg.media.remote import download
 from vlm_pg.media.resizing import resize_frames
@@ -33,6 +35,9 @@ from vlm_pg.types import Cue, DecodedMedia, MediaKind
 
 # decoded frames are resized in runs, so that a long video in 4K does not fill the memory
 RUN_BYTES = 256 << 20
+# With media.last_frame=always: more than any rounding of a header, less than most frames take.
+MOST_MISSING_SECONDS = 0.05
+Frames = VideoIndex | FrameFolder
 
 
 def decode_file(
@@ -112,20 +117,25 @@ def decode_video(
     )
 
 
-def survey_video(path: Path, name: str, settings: MediaSettings, part: Part) -> tuple[VideoIndex, Timeline, Choice]:
+def survey_video(path: Path, name: str, settings: MediaSettings, part: Part) -> tuple[Frames, Timeline, Choice]:
     """The frames of a video, when they are shown, and which are asked for: all of its packets read, none decoded.
 
     Raises:
         SampleError: as ``decode_file``, for all that shows without decoding.
     """
+    if part.folder_fps is not None:
+        folder, timeline = survey_folder(path, name, settings, part.folder_fps)
+        return folder, timeline, choose(timeline, part, settings, name)
     try:
         header, index = _survey(path, name, settings)
     except DecodeFailure as error:
         raise _corrupt(name, error) from error
     pts_seconds = index.pts_seconds
-    _check_length(name, pts_seconds[-1] - pts_seconds[0], settings)
+    check_length(name, pts_seconds[-1] - pts_seconds[0], settings)
     _check_complete(name, header, index, settings)
     zero = index.reach[0] if header.start_seconds is None else header.start_seconds
+    if settings.last_frame == "always":
+        _check_last_frame(name, header, index)
     clock = zero, index.reach[1]
     timeline = Timeline.of(pts_seconds, index.time_base, header.stated_fps, index.shown_until, clock)
     return index, timeline, choose(timeline, part, settings, name)
@@ -135,7 +145,8 @@ def _survey(path: Path, name: str, settings: MediaSettings) -> tuple[VideoHeader
     """What the file says about itself, limits tested as soon as each part is read."""
     with open_video(path, settings.max_video_frame_pixels) as (container, stream):
         header = header_of(container, stream)
-        _check_header(name, header, settings)
+        check_frame_size(name, header.width, header.height, settings)
+        check_length(name, header.duration_seconds, settings)
         try:
             return header, index_of(container, stream, settings.max_video_frames)
         except TooManyFrames as error:
@@ -147,7 +158,7 @@ def _survey(path: Path, name: str, settings: MediaSettings) -> tuple[VideoHeader
 
 
 def frames_to_read(
-    path: Path, name: str, index: VideoIndex, choice: Choice, settings: MediaSettings, factor: int
+    path: Path, name: str, index: Frames, choice: Choice, settings: MediaSettings, factor: int
 ) -> tuple[int, int, int]:
     """Number, height and width of the frames that ``decode_file`` would return; the first of them is decoded.
 
@@ -159,7 +170,7 @@ def frames_to_read(
 
 
 def read_frames(
-    path: Path, name: str, index: VideoIndex, choice: Choice, settings: MediaSettings, factor: int
+    path: Path, name: str, index: Frames, choice: Choice, settings: MediaSettings, factor: int
 ) -> tuple[np.ndarray, Choice, str]:
     """The frames, uint8 [F, 3, height, width], those chosen within the token budget, and the decoder that read them.
 
@@ -171,7 +182,7 @@ def read_frames(
 
 
 @contextmanager
-def _decoding(path: Path, name: str, index: VideoIndex, settings: MediaSettings) -> Iterator[Decoder]:
+def _decoding(path: Path, name: str, index: Frames, settings: MediaSettings) -> Iterator[Decoder]:
     """The file's decoder; what it finds wrong is the file's fault."""
     try:
         decoder = _open_decoder(path, index, settings)
@@ -180,13 +191,15 @@ def _decoding(path: Path, name: str, index: VideoIndex, settings: MediaSettings)
         finally:
             decoder.close()
     except FrameTooLarge as error:
-        raise _too_large(name, str(error), settings) from error
+        raise too_large(name, str(error), settings) from error
     except DecodeFailure as error:
         raise _corrupt(name, error) from error
 
 
-def _open_decoder(path: Path, index: VideoIndex, settings: MediaSettings) -> Decoder:
+def _open_decoder(path: Path, index: Frames, settings: MediaSettings) -> Decoder:
     """``auto`` is the decoder that is exact or fails, whatever the container and the stream."""
+    if isinstance(index, FrameFolder):
+        return FolderDecoder(index, settings)
     if settings.decoder == "decord":
         return DecordDecoder(path, index)
     if settings.decoder == "torchcodec":
@@ -219,24 +232,6 @@ def _within_budget(first: np.ndarray, choice: Choice, settings: MediaSettings, f
     return found
 
 
-def _check_header(name: str, header: VideoHeader, settings: MediaSettings) -> None:
-    """Refuse by what the header states, before anything is decoded."""
-    if header.width * header.height > settings.max_video_frame_pixels:
-        raise _too_large(name, f"it has frames of {header.width}x{header.height} pixels", settings)
-    if header.width and header.height:
-        sampling.check_aspect_ratio(header.height, header.width)
-    _check_length(name, header.duration_seconds, settings)
-
-
-def _check_length(name: str, seconds: float, settings: MediaSettings) -> None:
-    if seconds > settings.max_video_seconds:
-        raise SampleError(
-            "video_too_long",
-            f"video '{name}' lasts {seconds:.0f} s. At most {settings.max_video_seconds:.0f} s are allowed. Cut "
-            "the file, or raise media.max_video_seconds.",
-        )
-
-
 def _check_complete(name: str, header: VideoHeader, index: VideoIndex, settings: MediaSettings) -> None:
     stated_seconds, there_seconds = missing(header, index)
     if stated_seconds - there_seconds > settings.max_missing_share * stated_seconds:
@@ -248,12 +243,18 @@ def _check_complete(name: str, header: VideoHeader, index: VideoIndex, settings:
         )
 
 
-def _too_large(name: str, cause: str, settings: MediaSettings) -> SampleError:
-    return SampleError(
-        "video_too_large",
-        f"video '{name}' is too large: {cause}. At most {settings.max_video_frame_pixels} pixels are allowed. Scale "
-        "the file down, or raise media.max_video_frame_pixels.",
-    )
+def _check_last_frame(name: str, header: VideoHeader, index: VideoIndex) -> None:
+    """Refuse a file that lacks the last frame, however long it is: half a frame's time is more than rounding."""
+    stated_seconds, there_seconds = missing(header, index)
+    first, last = index.pts_seconds[0], index.pts_seconds[-1]
+    rounding = min((last - first) / max(1, len(index.pts) - 1) / 2, MOST_MISSING_SECONDS)
+    if stated_seconds - there_seconds > rounding:
+        raise SampleError(
+            "truncated_media",
+            f"video '{name}' lacks its last frame: its header states {stated_seconds:.3f} s, {there_seconds:.3f} s are "
+            "there. With media.last_frame=always that frame must be shown. Fetch the file again, or set "
+            "media.last_frame=as_sampled.",
+        )
 
 
 def _corrupt(name: str, cause: DecodeFailure) -> SampleError:

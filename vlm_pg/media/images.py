@@ -6,6 +6,7 @@ import os
 import struct
 import warnings
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -56,18 +57,24 @@ def decode_image(path: Path, settings: MediaSettings, factor: int, name: str = "
     try:
         with open_regular(path) as file, reading("decode", DAMAGED):
             check_file_size(os.fstat(file.fileno()).st_size, name, settings)
-            upright = _read_upright(file, name, settings, factor)
+            # the size is judged before the pixels are decoded; orientation may swap the sides, never the verdict
+            upright = read_upright(file, name, settings, lambda image: _new_size(image, settings, factor))
     except DecodeFailure as error:
-        raise _damaged(name, error) from error
+        raise damaged(name, error) from error
     height, width = _new_size(upright, settings, factor)
     resized = upright.resize((width, height), Image.Resampling.BICUBIC)
     frames = np.ascontiguousarray(np.asarray(resized, dtype=np.uint8).transpose(2, 0, 1))[None]
     return DecodedMedia("image", frames, (0.0,), 0.0, "pillow")
 
 
+def most_file_bytes(settings: MediaSettings) -> int:
+    """More bytes than a file of any image within the limits has."""
+    return _BYTES_PER_PIXEL * settings.max_header_pixels + _FURTHER_BYTES
+
+
 def check_file_size(size: int, name: str, settings: MediaSettings) -> None:
     """Refuse a file of more bytes than any image within the limits. Raises SampleError ``image_too_large``."""
-    most = _BYTES_PER_PIXEL * settings.max_header_pixels + _FURTHER_BYTES
+    most = most_file_bytes(settings)
     if size > most:
         raise SampleError(
             "image_too_large",
@@ -76,8 +83,40 @@ def check_file_size(size: int, name: str, settings: MediaSettings) -> None:
         )
 
 
-def _read_upright(file: BinaryIO, name: str, settings: MediaSettings, factor: int) -> Image.Image:
-    _check_before_opening(file, name, settings)
+def read_upright(
+    file: BinaryIO, name: str, settings: MediaSettings, judge: Callable[[Image.Image], object]
+) -> Image.Image:
+    """The picture of an open file, RGB, upright, on white.
+
+    Args:
+        file, name: the file, and what messages call it.
+        settings: limits.
+        judge: may refuse it by its header, before its pixels are decoded.
+
+    Raises:
+        DecodeFailure, or what the caller's ``reading`` makes one: it is damaged.
+        SampleError: ``image_too_large``, ``animated_image``, or of ``judge``.
+    """
+    _check_scans(file)
+    with _opened(file, name, settings) as image:
+        _check_still(image, name)
+        judge(image)
+        image.load()
+        return on_white(_turned(image))
+
+
+def stored_size(file: BinaryIO, name: str, settings: MediaSettings) -> tuple[int, int]:
+    """Width and height as stored, by the header alone. Raises as ``read_upright``."""
+    with _opened(file, name, settings) as image:
+        return image.size
+
+
+def _opened(file: BinaryIO, name: str, settings: MediaSettings) -> Image.Image:
+    """Its header read. Pillow makes room for a whole WebP already here."""
+    size = webp_size(file)
+    if size is not None and size[0] * size[1] > settings.max_header_pixels:
+        raise _too_large(name, f"{size[0]}x{size[1]} pixels", settings)
+    file.seek(0)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is checked below
@@ -86,14 +125,9 @@ def _read_upright(file: BinaryIO, name: str, settings: MediaSettings, factor: in
         raise _too_large(name, "more pixels than Pillow opens", settings) from error
     except UnidentifiedImageError as error:  # it names the open file by a number, another one in each process
         raise DecodeFailure("open", "its content is no image that Pillow knows") from error
-    with image:
-        if image.width * image.height > settings.max_header_pixels:
-            raise _too_large(name, f"{image.width}x{image.height} pixels", settings)
-        _check_still(image, name)
-        # the size is judged before the pixels are decoded; orientation may swap the sides, never the verdict
-        _new_size(image, settings, factor)
-        image.load()
-        return on_white(_turned(image))
+    if image.width * image.height > settings.max_header_pixels:
+        raise _too_large(name, f"{image.width}x{image.height} pixels", settings)
+    return image
 
 
 def _new_size(image: Image.Image, settings: MediaSettings, factor: int) -> tuple[int, int]:
@@ -102,17 +136,13 @@ def _new_size(image: Image.Image, settings: MediaSettings, factor: int) -> tuple
     return ask(resized_size, image.height, image.width, *bounds, factor)
 
 
-def _check_before_opening(file: BinaryIO, name: str, settings: MediaSettings) -> None:
-    """What Pillow would give memory or time to before it says how large the image is."""
-    size = webp_size(file)
-    if size is not None and size[0] * size[1] > settings.max_header_pixels:
-        raise _too_large(name, f"{size[0]}x{size[1]} pixels", settings)
+def _check_scans(file: BinaryIO) -> None:
+    """Refuse a JPEG that Pillow would go through again and again."""
     file.seek(0)
     if file.read(2) == b"\xff\xd8":
         file.seek(0)
         if jpeg_scans(file.read(), MAX_SCANS) > MAX_SCANS:
             raise DecodeFailure("open", f"it has more than {MAX_SCANS} scans, which no encoder writes")
-    file.seek(0)
 
 
 def _check_still(image: Image.Image, name: str) -> None:
@@ -155,7 +185,8 @@ def _too_large(name: str, size: str, settings: MediaSettings) -> SampleError:
     )
 
 
-def _damaged(name: str, error: DecodeFailure) -> SampleError:
+def damaged(name: str, error: DecodeFailure) -> SampleError:
+    """``corrupt_media`` of an image, and what to do."""
     return SampleError(
         "corrupt_media",
         f"image '{name}' cannot be decoded: {error}. A complete {', '.join(FORMATS)} file is needed. Fetch or "

@@ -14,6 +14,7 @@ from vlm_pg.media.container import open_video
 from vlm_pg.media.h264_fields import FieldPairs
 from vlm_pg.media.keyframes import Entry, Syntax, entry, is_looked_into, is_rasl, is_shown, leaves_out, syntax_of
 from vlm_pg.media.late_start import LateStart
+from vlm_pg.media.mpeg4_pictures import Mpeg4Pictures
 from vlm_pg.media.shown_order import ShownOrder
 
 
@@ -42,7 +43,7 @@ class VideoIndex:
     ``times_hold``: whether a frame that comes with a timestamp is the one shown then. In doubt where a codec that may
     store pictures in another order than they are shown has all in the order of their timestamps: either it stores none
     so, or those are times of storage (AVI, raw streams put into a container unparsed). They do not hold where pictures
-    come out in another order than that of their timestamps.
+    come out in another order than that of their timestamps, and where packets hold several pictures (DivX).
     ``starts_at_entry``: whether decoding may start with the first stored packet.
     ``shown_until``: when the last of the frames has been shown for as long as its packet says, in seconds.
     """
@@ -129,10 +130,12 @@ class _Frames:
     order: ShownOrder = field(init=False)
     late: LateStart = field(init=False)
     fields: FieldPairs = field(init=False)
+    mpeg4: Mpeg4Pictures = field(init=False)
 
     def __post_init__(self) -> None:
         self.order, self.late = ShownOrder(self.syntax), LateStart(self.syntax)
         self.fields = FieldPairs(self.syntax, self.extradata)
+        self.mpeg4 = Mpeg4Pictures(self.syntax, self.extradata)
 
     def add(self, packet: Any) -> None:
         coded = memoryview(packet)
@@ -140,6 +143,9 @@ class _Frames:
         if not is_shown(bytes(coded[:1]), self.syntax):
             return
         if self.fields.is_second(coded, packet.is_keyframe):
+            self._lengthen(packet)
+            return
+        if not self.mpeg4.is_frame(coded):  # the picture before it stays on display
             self._lengthen(packet)
             return
         if self.fields.is_alone and self.entries:
@@ -242,7 +248,7 @@ class _Frames:
             video_reach=video_reach,
             reach=reach,
             flags_are_entries=self.flags_hold and all(kind is not Entry.NONE for _, kind in self.flagged),
-            times_hold=self.order.ascends and not (self.may_reorder and self.in_order),
+            times_hold=self.order.ascends and not self.mpeg4.is_packed and not (self.may_reorder and self.in_order),
             starts_at_entry=self.start is not None,
             shown_until=float((self.until or 0) * time_base),
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ from vlm_pg.media.container import judge
 from vlm_pg.media.content import open_regular
 from vlm_pg.media.decode_file import decode_file
 from vlm_pg.media.frame_entry import entry_of, media_of, most_entry_bytes, most_frame_bytes
-from vlm_pg.media.images import check_file_size
+from vlm_pg.media.frame_folder import content_of_frames, folder_state, list_frames
+from vlm_pg.media.images import check_file_size, most_file_bytes
 from vlm_pg.media.made_with import made_with
 from vlm_pg.media.selection import WHOLE, Part
 from vlm_pg.media.settings import MediaSettings
@@ -82,35 +83,48 @@ def _loaded(
     if kept is None or kept.folder is None or not kept.frames or "://" in path or "://" in subtitles:
         return decode_file(kind, path, settings, factor, part, subtitles), False
     store = _store(kept.folder, kept.max_bytes, since)
-    before = [_state(one) for one in (path, subtitles) if one]
+    before = _states(path, subtitles, part)
     contents = _contents(kind, before, settings)
     if contents is None:  # whoever decodes it says why
         return decode_file(kind, path, settings, factor, part, subtitles), False
     parts = {"kind": kind, "content": contents, "part": asdict(part), "factor": factor}
-    by = made_with(kind, settings.decoder, settings.decoder_device)
+    by = made_with(kind if part.folder_fps is None else "folder", settings.decoder, settings.decoder_device)
     key = key_of({**parts, "settings": _of_frames(settings), "by": by})
     kept_media = _read(store, key, kind, factor, most_frame_bytes(kind, settings, factor, part))
     if kept_media is not None:
         return kept_media, True
     media = decode_file(kind, path, settings, factor, part, subtitles)
     # Of a file that has changed meanwhile these are frames of nobody knows what.
-    is_same = [_state(one) for one in (path, subtitles) if one] == before
+    is_same = _states(path, subtitles, part) == before
     return media, is_same and _write(store, key, media)
 
 
-def _contents(kind: MediaKind, states: Sequence[State | None], settings: MediaSettings) -> list[str] | None:
+def _states(path: str, subtitles: str, part: Part) -> list[State | FolderState | None]:
+    """Of the medium and its subtitles, if it has some, what changes when they do."""
+    medium: State | FolderState | None = _state(path)
+    if part.folder_fps is not None:
+        medium = FolderState(path, folder_state(Path(path)))
+    return [medium, *([_state(subtitles)] if subtitles else [])]
+
+
+def _contents(
+    kind: MediaKind, states: Sequence[State | FolderState | None], settings: MediaSettings
+) -> list[str] | None:
     """What the file and its subtitles hold; None if they are refused by their first bytes or size: some have no end."""
     media, *others = states
     if media is None or None in others:
         return None
     try:
-        if kind == "image":
-            check_file_size(media[1], media[0], settings)
+        if isinstance(media, FolderState):
+            found = [content_of_folder(media, settings.max_video_frames, most_file_bytes(settings))]
         else:
-            judge(Path(media[0]))
-        found = [content_of(media)]
+            if kind == "image":
+                check_file_size(media[1], media[0], settings)
+            else:
+                judge(Path(media[0]))
+            found = [content_of(media)]
         for state in others:
-            assert state is not None
+            assert isinstance(state, tuple)
             if state[1] > settings.max_subtitle_bytes:
                 return None
             found += [Path(state[0]).suffix.lower(), content_of(state)]  # their name says how they are written
@@ -150,6 +164,21 @@ def _write(store: Store, key: str, media: DecodedMedia) -> bool:
 
 
 State = tuple[str, int, int, int, int]
+
+
+@dataclass(frozen=True)
+class FolderState:
+    """A folder of pictures, and a hash of the names, sizes and times of change of all that lies in it."""
+
+    path: str
+    state: str
+
+
+@lru_cache(maxsize=65_536)
+def content_of_folder(folder: FolderState, most_frames: int, most_bytes: int) -> str:
+    """``content_of_frames``; of a folder in which nothing has changed since it is remembered."""
+    path = Path(folder.path)
+    return content_of_frames(list_frames(path, path.name, 1.0, most_frames), most_bytes)
 
 
 @lru_cache(maxsize=65_536)

@@ -12,21 +12,26 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vlm_pg.cache.machine import gpu_driver, gpu_models
 from vlm_pg.cache.source_code import source_digest
-from vlm_pg.types import MediaKind
 
+# A folder of pictures is a video that Pillow decodes.
+MadeOf = Literal["image", "video", "folder"]
 _HERE = Path(__file__).parent
 _ALWAYS = ("qwen-vl-utils", "webvtt-py")
 # PyAV reads the index of a video whatever decodes it.
-_OF_KIND: Mapping[MediaKind, tuple[str, ...]] = {"image": ("pillow",), "video": ("av", "torch")}
+_OF_KIND: Mapping[MadeOf, tuple[str, ...]] = {
+    "image": ("pillow",),
+    "video": ("av", "torch"),
+    "folder": ("pillow", "torch"),
+}
 _PILLOW_LIBRARIES = ("jpg", "libjpeg_turbo", "webp", "zlib", "zlib_ng")
 
 
 @cache
-def made_with(kind: MediaKind, decoder: str, device: str) -> Mapping[str, Any]:
+def made_with(kind: MadeOf, decoder: str, device: str) -> Mapping[str, Any]:
     """Of media of a kind, JSON values by which frames of the same file and settings can differ.
 
     Our own code is all of this package's: what is left out of a list would be forgotten.
@@ -34,13 +39,21 @@ def made_with(kind: MediaKind, decoder: str, device: str) -> Mapping[str, Any]:
     Args:
         decoder, device: as in the settings.
     """
-    packages = (*_ALWAYS, *_OF_KIND[kind], *((decoder,) if decoder in ("decord", "torchcodec") else ()))
+    chosen = decoder in ("decord", "torchcodec") and kind != "folder"
+    packages = (*_ALWAYS, *_OF_KIND[kind], *((decoder,) if chosen else ()))
     return {
         "code": source_digest(_HERE.glob("*.py")),
         "packages": {package: _version(package) for package in packages},
         "machine": platform.machine(),
-        **(_of_image() if kind == "image" else _of_video(decoder, device)),
+        **(_of_video(decoder, device) if kind == "video" else _of_image()),
+        **({"instructions": _instructions()} if kind == "folder" else {}),
     }
+
+
+def _instructions() -> str:
+    import torch
+
+    return str(torch.backends.cpu.get_cpu_capability())
 
 
 def _of_image() -> dict[str, Any]:
@@ -51,11 +64,10 @@ def _of_image() -> dict[str, Any]:
 
 def _of_video(decoder: str, device: str) -> dict[str, Any]:
     import av
-    import torch
 
     found: dict[str, Any] = {
         "ffmpeg": [av.ffmpeg_version_info, av.library_versions],
-        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "instructions": _instructions(),
     }
     if decoder == "torchcodec":
         from vlm_pg.media.torchcodec_decoder import ffmpeg_versions

@@ -10,10 +10,10 @@ from typing import Protocol, get_args
 
 from vlm_pg.errors import SampleError
 from vlm_pg.media.urls import SCHEMES, BadUrl, checked_url, shown_url, url_path
-from vlm_pg.types import MediaKind
+from vlm_pg.types import MediaKind, MediaRef
 
 EXTENSIONS = {
-    "video": (".mp4", ".mkv", ".mov", ".webm"),
+    "video": (".mp4", ".mkv", ".mov", ".webm", ".avi"),
     "image": (".jpg", ".jpeg", ".png", ".webp"),
     "subtitles": (".srt", ".vtt"),
 }
@@ -58,10 +58,15 @@ def resolve(ref: Named, root: Path, allow_remote: bool = False) -> str:
 
     Raises:
         SampleError: ``remote_media``, ``outside_root``, ``missing_media`` or ``unsupported_media``.
+
+    A video with ``folder_fps`` must be a folder; what lies in it is judged where it is read.
     """
     text = ref.path.removeprefix("file://")
     scheme = _SCHEME.match(text)
+    is_folder = isinstance(ref, MediaRef) and ref.folder_fps is not None
     if scheme:
+        if is_folder:
+            raise _no_folder(ref, "is a URL")
         if not allow_remote or scheme[1].lower() not in SCHEMES:
             raise SampleError(
                 "remote_media",
@@ -76,14 +81,28 @@ def resolve(ref: Named, root: Path, allow_remote: bool = False) -> str:
             f"{_role(ref)} path '{_shown(ref.path)}' names no file in the data root '{root}'. Paths relative to that "
             "folder are expected. Fetch the file, correct the path, or set data.media_root.",
         )
+    if is_folder:
+        if not path.is_dir():
+            raise _no_folder(ref, "is no folder")
+        return str(path)
     if not path.is_file():
+        is_video_folder = ref.kind == "video" and path.is_dir()
+        of_pictures = " A folder of numbered pictures is read where its record has 'folder_fps'." * is_video_folder
         raise SampleError(
             "unsupported_media",
             f"{_role(ref)} path '{_shown(ref.path)}' is not a regular file. Only {ref.kind} files can be "
-            "read. Correct the path.",
+            f"read.{of_pictures} Correct the path.",
         )
     _check_extension(ref, path.suffix)
     return str(path)
+
+
+def _no_folder(ref: Named, what: str) -> SampleError:
+    return SampleError(
+        "unsupported_media",
+        f"media path '{_shown(ref.path)}' {what}, and its record has 'folder_fps'. That is for a folder of numbered "
+        "pictures below the data root. Correct the path, or leave 'folder_fps' out.",
+    )
 
 
 def _remote(ref: Named, text: str) -> str:

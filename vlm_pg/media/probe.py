@@ -8,7 +8,8 @@ from pathlib import Path
 
 from vlm_pg.media.budget import visual_tokens
 from vlm_pg.media.decode_file import frames_to_read, read_frames, survey_video
-from vlm_pg.media.images import decode_image
+from vlm_pg.media.frame_folder import content_of_frames, list_frames
+from vlm_pg.media.images import decode_image, most_file_bytes
 from vlm_pg.media.remote import download
 from vlm_pg.media.selection import WHOLE, Part
 from vlm_pg.media.settings import MediaSettings
@@ -21,8 +22,9 @@ from vlm_pg.types import Cue, MediaKind
 class MediaFacts:
     """A medium under some settings.
 
-    ``content``: SHA-256 of the file. ``seconds``: of the whole video; 0 of an image. ``frames``, ``height``, ``width``:
-    what the tower would be shown. ``visual_tokens``: what that takes after the merger; of an image too.
+    ``content``: SHA-256 of the file, or of all pictures of a folder in their order. ``seconds``: of the whole video; 0
+    of an image. ``frames``, ``height``, ``width``: what the tower would be shown. ``visual_tokens``: what that takes
+    after the merger; of an image too.
     ``frame_seconds``, ``sampled_fps``, ``subtitles``: as in ``DecodedMedia``.
     """
 
@@ -87,8 +89,15 @@ def _probe(
         choice = choice.with_count(frames)
         frame_seconds, sampled_fps = tuple(timeline.seconds[place] for place in choice.indices), choice.sampled_fps
         cues = cues_within(cues, part, timeline)
-    with path.open("rb") as file:
-        content = hashlib.file_digest(file, "sha256").hexdigest()
+    content = _content(path, name, settings, part)
     # An image is shown as two equal frames, as the tower's temporal patches ask for.
     tokens = visual_tokens(max(2, frames), height, width, factor)
     return MediaFacts(content, seconds, frames, height, width, tokens, frame_seconds, sampled_fps, cues)
+
+
+def _content(path: Path, name: str, settings: MediaSettings, part: Part) -> str:
+    if part.folder_fps is not None:
+        folder = list_frames(path, name, part.folder_fps, settings.max_video_frames)
+        return content_of_frames(folder, most_file_bytes(settings))
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -25,16 +25,20 @@ _FLOAT_SECONDS = 1e-6
 
 @dataclass(frozen=True)
 class Part:
-    """What a record means of a video: the clip from ``start`` to ``end``, or the moments ``times``; else all of it."""
+    """What a record means of a video: the clip from ``start`` to ``end``, or the moments ``times``; else all of it.
+
+    ``folder_fps``: of a folder of pictures, how many of them are shown a second; None of a file.
+    """
 
     start: float | None = None
     end: float | None = None
     times: tuple[float, ...] = ()
+    folder_fps: float | None = None
 
     @classmethod
     def of(cls, ref: MediaRef) -> Part:
         """The part that a reference names."""
-        return cls(ref.start, ref.end, ref.times)
+        return cls(ref.start, ref.end, ref.times, ref.folder_fps)
 
 
 WHOLE = Part()
@@ -122,9 +126,25 @@ class Choice:
 def choose(timeline: Timeline, part: Part, settings: MediaSettings, name: str) -> Choice:
     """The frames of a video that a record and the settings ask for.
 
+    With ``last_frame: always`` the last of them is the video's. ``spread`` takes both ends of a span, however many
+    frames of it are shown, so without a clip and without moments it always is.
+
     Raises:
         SampleError: ``bad_clip``, or ``too_few_frames`` of a video.
     """
+    choice = _chosen(timeline, part, settings, name)
+    last = len(timeline.seconds) - 1
+    if settings.last_frame == "always" and choice.indices[-1] != last:
+        raise SampleError(
+            "bad_clip",
+            f"the last frame that is to be shown of video '{name}' is at {timeline.seconds[choice.indices[-1]]:g} s, "
+            f"its last one at {timeline.seconds[last]:g} s. With media.last_frame=always that one must be shown. "
+            "Correct the record's clip or moments, or set media.last_frame=as_sampled.",
+        )
+    return choice
+
+
+def _chosen(timeline: Timeline, part: Part, settings: MediaSettings, name: str) -> Choice:
     if part.times:
         return moments(timeline, part.times, name)
     if settings.num_frames is None and (ends := held_ends(timeline, part)):

@@ -30,6 +30,12 @@ class MediaSettings(Settings):
         multiple_of=2,
         description="With frames=uniform, and only then: so many frames; a video with fewer is refused.",
     )
+    last_frame: Literal["as_sampled", "always"] = Field(
+        "as_sampled",
+        description="always: the last frame that is shown is the video's last one, as where a question is on it. "
+        "Refused are files that lack it (by half a frame's time of what their header states, 0.05 s at most, whatever "
+        "max_missing_share allows), and clips and moments that end before it.",
+    )
     video_tokens: int | None = Field(
         None,
         ge=1,

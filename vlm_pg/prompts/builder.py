@@ -15,6 +15,7 @@ from vlm_pg.prompts.preview import preview_frames
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.prompts.subtitles import subtitle_lines
+from vlm_pg.prompts.turn import Turn
 from vlm_pg.types import DecodedMedia, MediaKind, Prompt, Sample
 
 if TYPE_CHECKING:
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 PositionFn = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[MediaKind, ...], tuple[float, ...]], torch.Tensor
 ]
-# (sample, its decoded media) -> (system message or "", the words of the user's turn, subtitles among them)
-Wording = Callable[[Sample, Sequence[DecodedMedia]], tuple[str, str]]
+# (sample, its decoded media) -> (system message or "", the words of the user's turn, subtitles among them; with frames
+# among them where the video is not one medium before the words)
+Wording = Callable[[Sample, Sequence[DecodedMedia]], tuple[str, str | Turn]]
 
 
 class PromptBuilder:
@@ -96,16 +98,19 @@ class PromptBuilder:
         kinds = tuple(item.kind for item in media)
         if kinds != tuple(ref.kind for ref in sample.media):
             raise ValueError(f"sample {sample.sample_id} has media {sample.media}, but {kinds} were handed in")
+        asked: str | Turn
         if self._wording is None:
             subtitles = subtitle_lines(media) if self._settings.subtitles else ""
-            system, words = self._settings.system, user_text(subtitles, self.question_text(sample))
+            system, asked = self._settings.system, user_text(subtitles, self.question_text(sample))
         else:
             subtitles = ""
-            system, words = self._wording(sample, media)
+            system, asked = self._wording(sample, media)
             self._refuse_control_tokens(system)
+        words = asked.text if isinstance(asked, Turn) else asked
         self._refuse_control_tokens(words)
-        text = self._begun(self._messages(sample, system, words))
-        inputs = self._process(text, media)
+        shown = asked.images(media) if isinstance(asked, Turn) else media
+        text = self._begun(self._messages(sample, system, asked))
+        inputs = self._process(text, shown)
         tokens, visual = int(inputs["input_ids"].shape[1]), int((inputs["mm_token_type_ids"] != 0).sum())
         check_length(tokens, visual, is_mostly(subtitles, words), self._settings.max_prompt_tokens)
         preview, preview_seconds = preview_frames(media) if self._previews else ((), ())
@@ -141,9 +146,12 @@ class PromptBuilder:
             )
         return text + self._answer_prefix
 
-    def _messages(self, sample: Sample, system: str, words: str) -> list[dict[str, Any]]:
+    def _messages(self, sample: Sample, system: str, asked: str | Turn) -> list[dict[str, Any]]:
         media: list[dict[str, Any]] = [{"type": ref.kind} for ref in sample.media]
-        content = user_content(media, words, self._reads_media)
+        if isinstance(asked, Turn):
+            content: list[dict[str, Any]] | str = asked.content()
+        else:
+            content = user_content(media, asked, self._reads_media)
         first = [{"role": "system", "content": system}] if system else []
         return [*first, {"role": "user", "content": content}]
 

@@ -112,7 +112,7 @@ def check(name: str, case: Published, folder: Path, out: Path) -> None:
     assert (report["train"], report["eval"]) == (len(case.train), len(case.evaluation))
     root = Path(report["media_root"]) if "media_root" in report else folder
     refs = [ref for one in (*case.train, *case.evaluation) for ref in one.media]
-    assert all((root / path).is_file() for ref in refs for path in (ref.path, ref.subtitles) if path)
+    assert all((root / path).exists() for ref in refs for path in (ref.path, ref.subtitles) if path)
     inside = [(root / ref.path).read_bytes() for ref in refs if ref.path.startswith("unpacked/")]
     assert inside == list(case.unpacked)
     manifest = json.loads((out / "manifest.json").read_text())

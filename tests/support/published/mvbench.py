@@ -30,9 +30,15 @@ FILES = {
     "json/moving_count.json": [row("video_10309.mp4", "3", "2", "4", "3", "1")],
     "json/action_antonym.json": [row("166583.webm", "Left.")],
     "json/fine_grained_pose.json": [row("S001C001P001R001A008_rgb.avi", "Left.")],
-    "json/episodic_reasoning.json": [row("castle_s07e05_seg02_clip_19", "Left.", start=1.5, end=6.0)],
+    "json/episodic_reasoning.json": [
+        row("castle_s07e05_seg02_clip_19", "Left.", start=1.5, end=6.0),
+        row("castle_s07e05_seg02_clip_20", "Left.", start=1.5, end=6.0),
+    ],
 }
 NAMES = [f"{STAR}/ZS9XR.mp4", f"{PERCEPTION}/video_10309.mp4", f"{CLEVRER}/video_10309.mp4", "ssv2_video/166583.webm"]
+NTU = "nturgbd/S001C001P001R001A008_rgb.avi"
+CASTLE = "tvqa/frames_fps3_hq/castle_s07e05_seg02_clip_19"
+PICTURES = [f"{CASTLE}/{number:05}.jpg" for number in range(1, 16)]  # of 5 s
 CHOICES = ("A. Sat down.", "B. Took the cup.", "C. Left.")
 
 
@@ -50,7 +56,8 @@ def kept(folder: str) -> list[Sample]:
         sample("action_sequence-1", star, CHOICES, "B", start=10.2, end=24.8),
         sample("action_sequence-2", star, CHOICES, "A", start=0.0, end=4.0),
         sample("character_order-1", perception, ("A. a", "B. cat"), "B"),
-        sample("fine_grained_pose-1", f"{folder}/nturgbd/S001C001P001R001A008_rgb.mp4", CHOICES, "C"),
+        sample("episodic_reasoning-1", f"{folder}/{CASTLE}", CHOICES, "C", start=1.5, end=6.0, folder_fps=3.0),
+        sample("fine_grained_pose-1", f"{folder}/{NTU}", CHOICES, "C"),
         sample("moving_count-1", clevrer, ("A. 2", "B. 4", "C. 3", "D. 1"), "C"),
     ]
 
@@ -62,13 +69,11 @@ REFUSED = [
     (f"{IN} 5", "action_sequence-5", "missing_media"),
     (f"{IN} 6", "action_sequence-6", "answer_not_in_options"),
     (f"{IN} 7", "action_sequence-7", "ambiguous_answer"),
-    ("episodic_reasoning.json:1", "episodic_reasoning-1", "frames_folder"),
+    ("episodic_reasoning.json:1, record 2", "episodic_reasoning-2", "missing_media"),
 ]
-CONVERTED = "nturgbd/S001C001P001R001A008_rgb.mp4"
-
 CASES = {
     "as published": Published(
-        {**FILES, **media(*(f"video/{name}" for name in (*NAMES, CONVERTED)), f"other/{STAR}/AAAAA.mp4")},
+        {**FILES, **media(*(f"video/{name}" for name in (*NAMES, *PICTURES, NTU)), f"other/{STAR}/AAAAA.mp4")},
         (),
         kept("video"),
         REFUSED,
@@ -76,7 +81,7 @@ CASES = {
     "in a folder of all sets": Published(
         {
             **{f"MVBench/{name}": rows for name, rows in FILES.items()},
-            **media(*(f"MVBench/video/{name}" for name in (*NAMES, CONVERTED)), f"{STAR}/AAAAA.mp4"),
+            **media(*(f"MVBench/video/{name}" for name in (*NAMES, *PICTURES, NTU)), f"{STAR}/AAAAA.mp4"),
         },
         (),
         kept("MVBench/video"),

@@ -23,7 +23,7 @@ MEDIA = (
     (),
     (MediaRef("video", "a.mp4", 1.5, 4.0, subtitles="a.srt"),),
     (MediaRef("image", "ü/b.jpg"), MediaRef("video", "c.mp4", times=(0.5, 2.0))),
-    (MediaRef("video", "d.mp4"), MediaRef("video", "d.mp4", end=3.0)),
+    (MediaRef("video", "d.mp4"), MediaRef("video", "d.mp4", end=3.0), MediaRef("video", "frames/e", folder_fps=3.0)),
 )
 
 
@@ -123,22 +123,24 @@ def test_other_files_are_read_at_once(tmp_path: Path) -> None:
     assert open_records(tmp_path / "b.parquet") == (samples, [])
 
 
-@pytest.mark.parametrize("later", [3, "x", None])
+@pytest.mark.parametrize("later", [4, "x", None])
 def test_another_version_is_refused(tmp_path: Path, later: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "SCHEMA_VERSION", later)
     prepared.schema.cache_clear()
     write_shards(tmp_path, "train", make_samples(5))
     monkeypatch.undo()
     prepared.schema.cache_clear()
-    with pytest.raises(ConfigError, match=rf"schema version {later}\. This program reads versions 1, 2\. Update"):
+    with pytest.raises(ConfigError, match=rf"schema version {later}\. This program reads versions 1, 2, 3\. Update"):
         open_records(Path(f"{tmp_path}:train"))
 
 
-def test_shards_of_the_first_version_are_read(tmp_path: Path) -> None:
-    """They have no column of details."""
-    samples = make_samples(40)
-    table = pyarrow.Table.from_pylist([to_row(one) for one in samples], prepared.schema()).drop_columns(["details"])
-    first = {**prepared.schema().metadata, b"vlm_pg.prepared": b'{"schema_version": 1}', b"vlm_pg.rows": b"40"}
+@pytest.mark.parametrize(("version", "lacking"), [(1, ["details", "folder_fps"]), (2, ["folder_fps"])])
+def test_shards_of_earlier_versions_are_read(tmp_path: Path, version: int, lacking: list[str]) -> None:
+    """They have no column of details, or none of folders of pictures."""
+    samples = make_samples(40, MEDIA[:3])
+    table = pyarrow.Table.from_pylist([to_row(one) for one in samples], prepared.schema()).drop_columns(lacking)
+    written = {b"vlm_pg.prepared": b'{"schema_version": %d}' % version, b"vlm_pg.rows": b"40"}
+    first = {**prepared.schema().metadata, **written}
     first.pop(b"huggingface")
     pyarrow.parquet.write_table(table.replace_schema_metadata(first), tmp_path / "train-00000-of-00001.parquet")
     opened, bad = open_records(Path(f"{tmp_path}:train"))

@@ -31,6 +31,8 @@ VIDEO = RECORD | {"data_type": "video", "path": "a.mp4"}
         {"path": ["a.mp4", "b.mp4"], "start": [None, 2.0], "end": [1.0, 3.0], "subtitles": ["", "b.vtt"]},
         {"path": ["a.mp4", "b.mp4"], "times": [[1.0, 2.0], []]},
         {"path": ["a.jpg", "b.mp4"], "data_type": ["image", "video"], "end": [None, 3.0]},
+        {"path": "frames/a", "folder_fps": 3, "start": 1.5},
+        {"path": ["a.mp4", "frames/b"], "folder_fps": [None, 29.97]},
     ],
 )
 def test_parts_of_media_are_read_and_written(parts: dict[str, object]) -> None:
@@ -39,7 +41,7 @@ def test_parts_of_media_are_read_and_written(parts: dict[str, object]) -> None:
     again = parse_record(json.loads(json.dumps(to_record(sample))))
     assert again == sample
     for name, value in parts.items():
-        read = [getattr(ref, name) for ref in sample.media] if name in ("start", "end") else None
+        read = [getattr(ref, name) for ref in sample.media] if name in ("start", "end", "folder_fps") else None
         assert read is None or read == (value if isinstance(value, list) else [value])
 
 
@@ -67,6 +69,13 @@ def test_parts_of_media_are_read_and_written(parts: dict[str, object]) -> None:
         ),
         ({"path": ["a.mp4", "b.mp4"], "end": [2.0]}, "wrong_type", "a 'path' that lists 2 media"),
         ({"data_type": "image", "path": "a.jpg", "end": 2.0}, "bad_clip", "an image has 'end'"),
+        ({"data_type": "image", "path": "a", "folder_fps": 2.0}, "bad_clip", "an image has 'folder_fps'"),
+        ({"folder_fps": 0}, "bad_clip", "'folder_fps' is 0. A number of pictures a second, above 0 and up to 1000,"),
+        ({"folder_fps": 1001}, "bad_clip", "'folder_fps' is 1001"),
+        ({"folder_fps": float("nan")}, "bad_clip", "'folder_fps' is nan"),
+        ({"folder_fps": True}, "wrong_type", "'folder_fps' is True"),
+        ({"folder_fps": "3"}, "wrong_type", "'folder_fps' is '3'"),
+        ({"path": ["a", "b"], "folder_fps": 3.0}, "wrong_type", "'folder_fps' is 3.0 beside a 'path' that lists 2"),
     ],
 )
 def test_parts_that_make_no_sense_are_refused(parts: dict[str, object], reason: str, message: str) -> None:

@@ -68,6 +68,14 @@ def test_the_map_of_the_docstring_and_its_example(tmp_path: Path) -> None:
     assert isinstance(plain, Sample) and replace(plain, where="") == example(generic)
 
 
+@pytest.mark.parametrize("given", [{"constant": 3}, "rate"])
+def test_videos_that_are_folders_of_pictures(tmp_path: Path, given: Any) -> None:
+    """A table may hold the rate as a text, as it may a time."""
+    path = {"field": "video_id", "prefix": "frames/"}
+    (sample,) = one_row(mapped(tmp_path, FIELDS | {"path": path, "folder_fps": given}), ROW | {"rate": "3.0"})
+    assert isinstance(sample, Sample) and sample.media == (MediaRef("video", "frames/7", folder_fps=3.0),)
+
+
 def forms_of(folder: Path, rows: list[dict[str, Any]]) -> list[Path]:
     """The same rows in every form."""
     flat = [{name: value for name, value in row.items() if not isinstance(value, dict)} for row in rows]

@@ -15,6 +15,7 @@ from data_pipelines.engine.media_book import MediaBook
 from data_pipelines.engine.probing import probe_all, with_media
 from data_pipelines.engine.repeats import Repeats
 from data_pipelines.engine.splitting import Placed, Splitter
+from tests.support.frame_folders import coloured, write_folder
 from tests.support.tiny_media import write_media
 from vlm_pg.data.ledger import Ledger
 from vlm_pg.errors import SampleError
@@ -100,6 +101,18 @@ def test_a_file_that_changed_is_looked_at_again(root: Path) -> None:
     assert [ref.path for ref in asked] == ["1.mp4", "2.mp4", "late.mp4"]
     assert changed[1] == known[1] and changed[2].facts[0].content != known[2].facts[0].content
     assert changed[4].facts and changed[4].refused is None
+
+
+def test_a_folder_is_looked_at_again_when_one_of_its_pictures_is_another(root: Path) -> None:
+    write_folder(root / "a", [coloured(number) for number in range(4)])
+    write_folder(root / "b", [coloured(number) for number in range(4)])
+    wanted = [verdict(number, video(name, folder_fps=2.0)) for number, name in enumerate("ab")]
+    _, known = look(root, wanted)
+    assert known[0].facts == known[1].facts and known[0].facts[0].seconds == 2.0
+    write_folder(root / "b", [coloured(9)], first=3)
+    asked, changed = look(root, wanted)
+    assert [ref.path for ref in asked] == ["b"]
+    assert changed[0] == known[0] and changed[1].facts[0].content != known[1].facts[0].content
 
 
 @pytest.mark.parametrize("damage", [b"", b"SQLite format 3\0" + b"x" * 5000, b"x" * 300])

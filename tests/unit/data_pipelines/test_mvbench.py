@@ -23,7 +23,7 @@ PUBLISHED: dict[str, Any] = {
     "start": 10.2,
     "end": 24.8,
 }
-CLIPS = {"action_sequence", "action_prediction", "object_interaction", "action_localization"}
+CLIPS = {"action_sequence", "action_prediction", "object_interaction", "action_localization", "episodic_reasoning"}
 
 
 def test_the_example_is_what_becomes_of_the_published_row() -> None:
@@ -36,12 +36,13 @@ def test_there_are_twenty_tasks() -> None:
     assert len(FOLDERS) == 20
 
 
-@pytest.mark.parametrize("task", sorted(set(FOLDERS) - {"episodic_reasoning"}))
-def test_a_task_has_its_folder_and_four_have_clips(task: str) -> None:
+@pytest.mark.parametrize("task", sorted(FOLDERS))
+def test_a_task_has_its_folder_and_five_have_clips(task: str) -> None:
     (sample,) = one_row(MVBENCH, PUBLISHED | {"task": task})
     assert isinstance(sample, Sample)
     (ref,) = sample.media
     assert (ref.path, sample.category, sample.details) == (f"{FOLDERS[task]}/ZS9XR.mp4", task, {"task": task})
+    assert ref.folder_fps == (3.0 if task == "episodic_reasoning" else None)
     assert (ref.start, ref.end) == ((10.2, 24.8) if task in CLIPS else (None, None))
 
 
@@ -50,12 +51,6 @@ def test_a_task_has_its_folder_and_four_have_clips(task: str) -> None:
 def test_a_clip_whose_bounds_are_lost_is_not_shown_as_the_whole_video(task: str, part: str) -> None:
     (bad,) = one_row(MVBENCH, PUBLISHED | {"task": task, part: None})
     assert isinstance(bad, BadSample) and bad.reason == "missing_field"
-
-
-def test_folders_of_pictures_are_refused_as_such() -> None:
-    (bad,) = one_row(MVBENCH, PUBLISHED | {"task": "episodic_reasoning", "video": "castle_s07e05_seg02_clip_19"})
-    assert isinstance(bad, BadSample) and bad.reason == "frames_folder"
-    assert "'castle_s07e05_seg02_clip_19' is a folder of pictures" in bad.message
 
 
 def test_a_file_that_is_called_like_no_task_has_no_videos(tmp_path: Path) -> None:

@@ -140,6 +140,9 @@ def test_what_depends_on_files_is_in_doubt_what_depends_on_the_row_is_not(tmp_pa
     ):
         ref = MediaRef("video", path, subtitles=subtitles)
         assert doubt(Verdict("train", Sample("1", "a", (ref,), (), "x", "exact", "y", "z"))) == doubtful, ref
+    for path, doubtful in (("folder", False), ("here.png", True), ("there", True)):
+        ref = MediaRef("video", path, folder_fps=3.0)
+        assert doubt(Verdict("train", Sample("1", "a", (ref,), (), "x", "exact", "y", "z"))) == doubtful, ref
     assert not doubt(Verdict("train", left_out="data type text"))
     bad = BadSample("1", "no_gold_answer", "why", "rows:1")
     for name, keys, doubtful in (("here.png", ("x",), False), ("there.png", ("x",), True), ("there.png", (), False)):

@@ -16,6 +16,7 @@ from tests.support.pipeline_rows import write_lines
 from vlm_pg.check.crossing import question_key
 from vlm_pg.data.ledger import Ledger
 from vlm_pg.data.sameness import path_key, text_key
+from vlm_pg.media.probe import MediaFacts
 from vlm_pg.types import BadSample, MediaRef, Sample
 
 TEXT = "What is the café?\nTwo lines."
@@ -45,6 +46,15 @@ OTHER_PATHS = ["café.mp4", "c/café.mp4", "../b/café.mp4", "b/café.MP4", "htt
 def asks(question: str, *paths: str, number: int = 1) -> Sample:
     media = tuple(MediaRef("video", path) for path in paths)
     return Sample(str(number), question, media, ("A. the café", "B. y"), "A", "multiple_choice", "s", "s")
+
+
+def test_the_same_pictures_at_another_speed_are_another_question() -> None:
+    first, second = (replace(asks(TEXT), media=(MediaRef("video", "a", folder_fps=fps),)) for fps in (3.0, 6.0))
+    facts = [MediaFacts("0", 1.0, 2, 28, 28, 1)]
+    assert question_key(first, facts) != question_key(second, facts) == question_key(second, facts)
+    with Ledger() as ledger:
+        repeats = Repeats(ledger)
+        assert [repeats.of(one, facts) is None for one in (first, second, first)] == [True, True, False]
 
 
 @pytest.mark.parametrize("spelled", [*SPELLINGS, *OTHERS])

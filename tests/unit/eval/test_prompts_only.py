@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.frame_folders import coloured, write_folder
 from vlm_pg.config import RunConfig, load_config
 from vlm_pg.errors import ConfigError
 from vlm_pg.eval.prompts_only import write_prompts
@@ -56,7 +57,7 @@ def test_a_line_has_words_frames_and_settings(tmp_path: Path, media_dir: Path) -
     [medium] = row["media"]
     assert (medium["kind"], medium["path"]) == ("video", "h265_video.mp4")
     assert medium["file"] == str((media_dir / "h265_video.mp4").resolve())
-    assert medium["frame_seconds"] == [0.0, 0.3, 0.6, 0.9]
+    assert medium["frame_seconds"] == [0.0, 0.3, 0.6, 0.9] and "folder_fps" not in medium
     # 128 * sqrt(100,352 / 16,384) = 316.8, and the next multiple of 28 is 336.
     assert (medium["height"], medium["width"]) == (336, 336)
     settings = row["settings"]
@@ -72,6 +73,28 @@ def test_a_clip_is_shown_as_the_protocol_has_it(tmp_path: Path, media_dir: Path)
     assert row["media"][0]["frame_seconds"] == pytest.approx([0.4, 0.6, 0.7, 0.9])
     [row] = rows_of(config_of(tmp_path, media_dir, [clip], "mvbench/video_r1"), tmp_path)
     assert row["media"][0]["frame_seconds"] == pytest.approx([0.0, 0.3, 0.6, 0.9])
+
+
+def test_a_folder_of_pictures_tells_how_fast_it_is_shown(tmp_path: Path) -> None:
+    """8 pictures, four a second: 2 s of which the least, 4, are shown, at the times of pictures 0, 2, 5 and 7."""
+    write_folder(tmp_path / "media" / "a", [coloured(number) for number in range(8)])
+    record = RECORD | {"path": "a", "folder_fps": 4}
+    [row] = rows_of(config_of(tmp_path, tmp_path / "media", [record], "video_mme/video_r1"), tmp_path)
+    [medium] = row["media"]
+    assert (medium["kind"], medium["folder_fps"]) == ("video", 4.0)
+    assert medium["file"] == str(tmp_path / "media" / "a")
+    assert medium["frame_seconds"] == [0.0, 0.5, 1.25, 1.75]
+
+
+def test_a_turn_of_frames_and_texts_is_a_list(tmp_path: Path) -> None:
+    """8 pictures, two a second: 4 at a frame a second, at 0, 1, 2.5 and 3.5 s; the text's middle is at 1.2 s."""
+    write_folder(tmp_path / "media" / "a", [coloured(number) for number in range(8)])
+    (tmp_path / "media" / "a.srt").write_text("1\n00:00:00,400 --> 00:00:02,000\nMind the gap.\n")
+    record = RECORD | {"path": "a", "folder_fps": 2, "subtitles": "a.srt"}
+    [row] = rows_of(config_of(tmp_path, tmp_path / "media", [record], "longvideobench/interleaved"), tmp_path)
+    assert row["media"][0]["frame_seconds"] == [0.0, 1.0, 2.5, 3.5]
+    assert row["user"][:5] == [0, 1, "Mind the gap.\n", 2, 3] and row["user"][5].startswith("Question: Which frame is")
+    assert row["settings"]["media"]["video_tokens"] == 12288
 
 
 def test_a_set_without_a_protocol_goes_by_the_configuration(tmp_path: Path, media_dir: Path) -> None:

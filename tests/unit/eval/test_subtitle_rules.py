@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from vlm_pg.errors import SampleError
 from vlm_pg.eval.protocols.load import load_protocol
 from vlm_pg.eval.protocols.protocol import SubtitleRule
-from vlm_pg.eval.wording import shown_subtitles, wording_of, words
+from vlm_pg.eval.wording import interleaved, shown_subtitles, wording_of, words
+from vlm_pg.prompts.settings import PromptSettings
+from vlm_pg.prompts.turn import Turn
 from vlm_pg.types import Cue, DecodedMedia, MediaRef, Sample
 
 CUES = (Cue(1.0, 3.0, "one"), Cue(2.5, 4.0, "two"), Cue(4.0, 4.0, "never"), Cue(5.0, 9.0, "three"))
@@ -96,3 +99,31 @@ def test_a_builder_gets_the_cues_and_times_of_the_decoded_video() -> None:
     protocol = load_protocol("video_mme/qwen3_vl_subtitles")
     assert wording_of(protocol)(sample(), [video]) == words(protocol, sample(), CUES, (2.0, 6.0))
     assert "listed below:\none three\n" in wording_of(protocol)(sample(), [video])[1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        # Middles are 2, 3.25, 4 and 7; a frame at a middle stands before the text. "never" counts from 3.5 to 4.5.
+        ((0.0, 2.0, 3.0, 4.0, 6.0, 8.0), [0, 1, "one\n", 2, "two\n", 3, "never\n", 4, "three\n", 5]),
+        # 1 and 3 are the edges of "one", which no frame is inside of.
+        ((1.0, 3.0), [0, 1, "two\n"]),
+        ((3.5, 4.5, 5.0, 9.0), ["two\n", 0, 1, 2, 3]),
+        ((8.0,), ["three\n", 0]),
+        ((), []),
+    ],
+)
+def test_frames_and_texts_in_turn(seconds: tuple[float, ...], expected: list[str | int]) -> None:
+    assert interleaved(CUES, seconds) == expected
+
+
+def test_a_protocol_shows_frames_with_texts_between_them_and_then_asks() -> None:
+    protocol = load_protocol("longvideobench/interleaved")
+    video = DecodedMedia("video", np.zeros((3, 3, 28, 28), np.uint8), (0.0, 2.0, 3.5), 0.5, "pyav", CUES[:1])
+    asked = words(load_protocol("longvideobench/official"), sample(), (), ())
+    assert wording_of(protocol)(sample(), [video]) == (asked[0], Turn((0, 1, "one\n", 2, asked[1])))
+    assert protocol.prompt_settings(PromptSettings(subtitles=False)).subtitles
+    for media in ([], [video, video]):
+        with pytest.raises(SampleError, match=f"shows the frames of one video .* has {len(media)} media") as got:
+            wording_of(protocol)(sample(), media)
+        assert got.value.reason == "not_asked"

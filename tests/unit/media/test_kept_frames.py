@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from tests.support.frame_folders import coloured, write_folder
 from vlm_pg.cache.places import places
 from vlm_pg.cache.room import Outcome
 from vlm_pg.cache.settings import CacheSettings
@@ -118,6 +121,37 @@ def test_an_entry_is_about_content_part_and_settings(media_dir: Path, tmp_path: 
     assert same(load(one), decode_file("video", str(one), SETTINGS, 28)) and len(decoded) == 11, "another content"
     with pytest.raises(SampleError, match="more frames than 100"):
         load(other, SETTINGS.model_copy(update={"max_video_frames": 100}))
+
+
+def test_a_folder_of_pictures_is_kept_by_all_of_them(tmp_path: Path, decoded: list[str]) -> None:
+    kept, part = CacheSettings(folder=tmp_path / "cache"), Part(folder_fps=3.0)
+    folder = write_folder(tmp_path / "a", [coloured(number) for number in range(9)])
+
+    def load(path: Path, part: Part = part) -> DecodedMedia:
+        found = load_file("video", str(path), SETTINGS, 28, part, kept=kept)
+        assert same(found, decode_file("video", str(path), SETTINGS, 28, part))
+        return found
+
+    load(folder)
+    load(folder)
+    load(write_folder(tmp_path / "b", [coloured(number) for number in range(9)], "img_{}.png"))
+    assert decoded == ["a"], "the same pictures under other names"
+    load(folder, Part(folder_fps=6.0))
+    load(folder, Part(end=1.0, folder_fps=3.0))
+    assert len(decoded) == 3
+    state = (folder / "00001.png").stat()
+    Image.fromarray(coloured(500)).save(folder / "00001.png")
+    os.utime(folder / "00001.png", ns=(state.st_atime_ns, state.st_mtime_ns))
+    load(folder)
+    (folder / "00009.png").unlink()
+    load(folder)
+    assert len(decoded) == 5
+    os.truncate(folder / "00001.png", 40)
+    with pytest.raises(SampleError, match=r"'a/00001\.png' cannot be decoded"):
+        load_file("video", str(folder), SETTINGS, 28, part, kept=kept)
+    (folder / "00001.png").unlink()
+    with pytest.raises(SampleError, match="begins with number 2"):
+        load_file("video", str(folder), SETTINGS, 28, part, kept=kept)
 
 
 def test_a_file_that_changes_meanwhile_is_not_kept(media_dir: Path, tmp_path: Path, monkeypatch: Any) -> None:

@@ -23,9 +23,9 @@ from vlm_pg.media import kept_frames, torchcodec_decoder
 from vlm_pg.media import made_with as module
 from vlm_pg.media.kept_frames import load_file
 from vlm_pg.media.loader import MediaLoader
-from vlm_pg.media.made_with import made_with
+from vlm_pg.media.made_with import MadeOf, made_with
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.types import MediaKind, MediaRef
+from vlm_pg.types import MediaRef
 
 SETTINGS = MediaSettings(max_frames=4, max_pixels=20 * 28 * 28, workers=0)
 
@@ -37,7 +37,7 @@ def anew() -> Iterator[None]:
     kept_frames._store.cache_clear()
 
 
-def facts(kind: MediaKind, decoder: str = "auto", device: str = "cpu") -> Any:
+def facts(kind: MadeOf, decoder: str = "auto", device: str = "cpu") -> Any:
     made_with.cache_clear()
     return made_with(kind, decoder, device)
 
@@ -69,10 +69,13 @@ CHANGES: dict[str, tuple[bool, bool, Callable[[pytest.MonkeyPatch], Any]]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_one_fact_is_another_key_for_what_depends_on_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of a folder are decoded as images are and scaled as videos are, and never by FFmpeg."""
     of_images, of_videos, change = CHANGES[name]
-    before = facts("image"), facts("video")
+    before = facts("image"), facts("video"), facts("folder")
     change(monkeypatch)
     assert (facts("image") != before[0], facts("video") != before[1]) == (of_images, of_videos)
+    of_folders = of_images or (of_videos and name not in ("PyAV", "FFmpeg", "a library of FFmpeg"))
+    assert (facts("folder") != before[2]) == of_folders
 
 
 def test_what_is_made_with_something_else_is_not_taken(

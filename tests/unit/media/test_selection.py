@@ -214,3 +214,38 @@ def test_a_last_picture_that_is_held() -> None:
             chosen(line, start=start, end=end)
     with pytest.raises(SampleError, match="holds fewer than 2 frames"):
         chosen(held, MediaSettings(frames="uniform", num_frames=4), start=25.0, end=58.0)
+
+
+@pytest.mark.parametrize("total", [2, 3, 5, 16, 17, 31, 33, 47, 48, 1001, 107_999])
+@pytest.mark.parametrize("rate", [0.5, 1.0, 7.3, 23.976, 25.0, 29.97, 59.94])
+def test_the_last_frame_of_a_whole_video_is_shown_whatever_its_length_and_rate(total: int, rate: float) -> None:
+    line = constant(total, rate)
+    limits = [MediaSettings(fps=fps, max_frames=most) for fps, most in ((2.0, 16), (0.3, 768), (1000.0, 16_384))]
+    limits += [MediaSettings(frames="uniform", num_frames=count) for count in (2, 4, 32, 768) if count <= total]
+    for settings in limits:
+        choice = choose(line, Part(), settings, "a.mp4")
+        for count in range(2, len(choice.indices) + 1, 2 if len(choice.indices) < 100 else 1000):
+            assert choice.with_count(count).indices[-1] == total - 1, "and where a budget of tokens takes some away"
+
+
+@pytest.mark.parametrize(
+    ("part", "shows_it"),
+    [
+        ({}, True),
+        ({"start": 0.4}, True),
+        ({"start": 0.2, "end": 0.9}, True),
+        ({"end": 7.0}, True),
+        ({"end": 0.89}, False),
+        ({"times": (0.0, 0.95)}, True),
+        ({"times": (0.0, 0.89)}, False),
+    ],
+)
+def test_a_part_without_the_last_frame_is_refused_where_it_must_be_shown(part: dict, shows_it: bool) -> None:
+    settings = ALL.model_copy(update={"last_frame": "always"})
+    if shows_it:
+        assert chosen(constant(10, 10.0), settings, **part)[-1] == 9
+        return
+    assert chosen(constant(10, 10.0), **part)[-1] == 8
+    with pytest.raises(SampleError, match=r"at 0\.8 s, its last one at 0\.9 s\. With media\.last_frame=always") as got:
+        chosen(constant(10, 10.0), settings, **part)
+    assert got.value.reason == "bad_clip"

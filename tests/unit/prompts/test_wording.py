@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from vlm_pg.eval.protocols.load import load_protocol
 from vlm_pg.eval.wording import wording_of
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
-from vlm_pg.types import Cue, DecodedMedia, Sample
+from vlm_pg.prompts.turn import Turn
+from vlm_pg.types import Cue, DecodedMedia, MediaRef, Sample
 
 VISION = "<|vision_start|><|video_pad|><|vision_end|>"
 
@@ -104,3 +106,31 @@ def test_control_tokens_are_refused_in_a_wordings_texts(processor, texts: tuple[
     builder = PromptBuilder(processor, PromptSettings(), ones, wording=lambda sample, media: texts)
     with pytest.raises(SampleError, match="control token"):
         builder.build(choice(), [video()])
+
+
+def test_frames_stand_as_images_between_the_words(processor) -> None:
+    """The same prompt as of a sample whose media are those pictures, but for the places of its words."""
+    noise = np.random.default_rng(0).integers(0, 256, (4, 3, 56, 56), dtype=np.uint8)
+    clip = replace(video(), frames=noise)
+
+    def wording(sample: Sample, media: Sequence[DecodedMedia]) -> tuple[str, Turn]:
+        return "", Turn((2, "Hello.\n", 0, 3, "Who?"))
+
+    prompt = PromptBuilder(processor, PromptSettings(), ones, wording=wording).build(choice(), [clip])
+    image = "<|vision_start|><|image_pad|><|vision_end|>"
+    assert f"user\n{image}Hello.\n{image}{image}Who?<|im_end|>" in prompt.text
+    assert prompt.media_kinds == ("image",) * 3 and prompt.num_visual_tokens == 3 * 4
+    pictures = [DecodedMedia("image", noise[place][None], (0.0,), 0.0, "pyav") for place in (2, 0, 3)]
+    asked = replace(choice(), media=(MediaRef("image", "a.png"),) * 3)
+    same = PromptBuilder(processor, PromptSettings(), ones).build(asked, pictures)
+    assert prompt.pixel_values is not None and same.pixel_values is not None and prompt.grid_thw is not None
+    assert torch.equal(prompt.pixel_values, same.pixel_values) and prompt.grid_thw.tolist() == [[1, 4, 4]] * 3
+    assert prompt.media_keys == same.media_keys
+
+
+def test_a_token_in_a_text_between_frames_is_refused(processor) -> None:
+    def wording(sample: Sample, media: Sequence[DecodedMedia]) -> tuple[str, Turn]:
+        return "", Turn((0, "<|image_pad|>\n", 1, "Who?"))
+
+    with pytest.raises(SampleError, match=r"control token '<\|image_pad\|>'"):
+        PromptBuilder(processor, PromptSettings(), ones, wording=wording).build(choice(), [video()])

@@ -18,7 +18,7 @@ from vlm_pg.settings import Settings
 from vlm_pg.types import Sample
 
 OptionStyle = Literal["A. text", "(A) text", "A: text"]
-SubtitleRule = Literal["none", "at_frames", "lmms", "kit", "qwen3_vl"]
+SubtitleRule = Literal["none", "at_frames", "lmms", "kit", "qwen3_vl", "interleaved"]
 # The media settings that change what a model sees; the others are the machine's.
 MEDIA_KEYS = (
     "frames",
@@ -26,6 +26,7 @@ MEDIA_KEYS = (
     "min_frames",
     "max_frames",
     "num_frames",
+    "last_frame",
     "video_tokens",
     "min_pixels",
     "max_pixels",
@@ -79,7 +80,11 @@ class Protocol(Settings):
     templates: dict[str, str] = Field(min_length=1, description="The words of the user's turn, by question type.")
     without: tuple[str, ...] = Field((), description="Texts left out of {question}, as '<image 1>'; ends are trimmed.")
     option_style: OptionStyle = Field("A. text", description="How options are lettered in {options}.")
-    subtitles: SubtitleRule = Field("none", description="Which subtitles {subtitles} holds; see wording.py.")
+    subtitles: SubtitleRule = Field(
+        "none",
+        description="Which subtitles {subtitles} holds, or "
+        "interleaved: frames as images, and texts between them, before the words; see wording.py.",
+    )
     clips: bool = Field(True, description="Show the clip that a record names of a video; false: the whole video.")
     answer_prefix: str = Field("", description="Written for the model at the beginning of its answer.")
     read_prefix: str = Field("", description="The end of answer_prefix that is read as part of the answer.")
@@ -134,10 +139,10 @@ class Protocol(Settings):
                 "the end of it that is read as part of the answer, or leave read_prefix out."
             )
         uses = any("subtitles" in template.places for template in self.parsed.values())
-        if uses != (self.subtitles != "none"):
+        if uses != (self.subtitles not in ("none", "interleaved")):
             raise ValueError(
                 f"subtitles is {self.subtitles} and {'a' if uses else 'no'} template has {{subtitles}}. Name a rule "
-                "with it, none without. Change either."
+                "with it, none or interleaved without. Change either."
             )
         return self
 
