@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from vlm_pg.eval.answer_files import AnswerFiles
 from vlm_pg.eval.elsewhere import read_outputs, score_outputs
 from vlm_pg.eval.figure_lines import table
 from vlm_pg.eval.folder import PROTOCOL, RESULT
+from vlm_pg.eval.judging.judge import check_judge, judge_answers, judge_record
+from vlm_pg.eval.judging.settings import EvalJudgeSettings
 from vlm_pg.eval.protocols.load import load_protocol, protocol_names
 from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.eval.readers import OURS, Who, reader_name, reader_of
@@ -34,6 +36,7 @@ class Scoring:
     ``records``: the prepared set. ``outputs``: see ``elsewhere.py``. ``protocol``: its name; None: the official one of
     the set that the records are of, else the first. ``reader``: ours or published. ``doc_key``: where lmms-eval's "doc"
     holds the question's id. ``out``: the folder of the result; None: one beside the outputs.
+    ``judge``: a model that is asked where the rules are not enough.
     """
 
     records: Path
@@ -42,6 +45,7 @@ class Scoring:
     reader: Who = "ours"
     doc_key: str | None = None
     out: Path | None = None
+    judge: EvalJudgeSettings = field(default_factory=EvalJudgeSettings)
 
 
 def score(scoring: Scoring) -> Path:
@@ -52,6 +56,7 @@ def score(scoring: Scoring) -> Path:
         VlmPgError: no output belongs to a question.
     """
     console = Console(enabled=True)
+    check_judge(scoring.judge)
     samples, bad = read_records(scoring.records)
     for fault in bad:
         console.warn(str(fault))
@@ -77,6 +82,7 @@ def score(scoring: Scoring) -> Path:
     AnswerFiles(folder, rank=0).complete(name, [one.to_row() for one in answered])
     row = figures.to_row() | {"kind": "eval", "reader": who, "n_not_asked": len(samples) - len(asked)}
     result = {"sets": {name: row}, "protocol": _record(scoring, protocol, who)}
+    judge_answers(scoring.judge, RewardSettings(), folder, result, console)
     write_json_atomic(folder / "result.json", result)
     for line in table(result):
         console.info(line)
@@ -122,5 +128,6 @@ def _record(scoring: Scoring, protocol: Protocol | None, reader: str) -> dict[st
             "versions": versions(),
         },
         "machine": {},
+        "judge": judge_record(scoring.judge),
         "config": {},
     }
