@@ -21,18 +21,28 @@ MOST_ANSWER_MB = 64.0
 _QUOTED_CHARACTERS = 80
 # A failure of the server, or too many requests: worth asking again.
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
+# What is asked cannot be answered.
+_OF_MESSAGE = (400, 413, 422)
 
 
 @dataclass(frozen=True)
 class NoReply:
-    """Why there is no text. ``unreached``: nothing at all came from the server, or it was not asked any more."""
+    """Why there is no text. ``unreached``: nothing at all came from the server, or it was not asked any more.
+
+    ``of_message``: the server works, and refuses this message (it may be too long) or does not end its answer to it.
+    """
 
     why: str
     unreached: bool
+    of_message: bool = False
 
 
 class _Failed(Exception):
     """Why there is no text."""
+
+
+class _OfMessage(_Failed):
+    """The server works; asked again, the message would fare alike."""
 
 
 class _Unreachable(_Failed):
@@ -157,7 +167,7 @@ class ChatServer:
         except (AttributeError, KeyError, IndexError, TypeError):
             raise _Failed(f"the server's answer holds no message: {self._cut(answer)}") from None
         if is_cut_off:
-            raise _Failed("the judge's answer was cut off at its longest (finish_reason length)")
+            raise _OfMessage("the judge's answer was cut off at its longest (finish_reason length)")
         return without_key(text, self._key) if isinstance(text, str) else ""
 
     async def _answered(self, http: Client, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -179,7 +189,8 @@ class ChatServer:
         if not isinstance(outcome, httpx2.Response):
             raise _Unreachable(f"{method} {path} failed, {type(outcome).__name__}: {outcome}")
         if outcome.status_code != 200:
-            raise _Failed(f"{method} {path} failed, status {outcome.status_code}: {self._cut(text_of(outcome))}")
+            kind = _OfMessage if outcome.status_code in _OF_MESSAGE else _Failed
+            raise kind(f"{method} {path} failed, status {outcome.status_code}: {self._cut(text_of(outcome))}")
         try:
             return outcome.json()
         except (ValueError, RecursionError):
@@ -189,7 +200,8 @@ class ChatServer:
         """The failure in words."""
         if isinstance(error, TimeoutError):
             return NoReply(f"no verdict within {self._timeout_seconds:g} s", unreached=True)
-        return NoReply(without_key(str(error), self._key), isinstance(error, _Unreachable))
+        why = without_key(str(error), self._key)
+        return NoReply(why, isinstance(error, _Unreachable), isinstance(error, _OfMessage))
 
     def _cut(self, answered: object) -> str:
         """The beginning of what a server answered, without the key: masked first, or half of it might be left."""

@@ -28,14 +28,14 @@ def _judged(output: Output) -> Output:
 def judged_row(aggregation: str, answered: Sequence[Answered], model: str | None, unreached: int) -> dict[str, Any]:
     """The part "judged" of a set's figures.
 
-    ``accuracy``, ``standard_error`` and ``n`` by the set's own aggregation; without a value where a reply did not come
-    for some output (``n_unreached``), which would be a mean over two kinds of readings. Of outputs: ``n_asked`` =
-    ``n_decided`` + ``n_undecided``; of those decided ``n_raised`` score more than by the rules, ``n_lowered`` less,
-    ``n_valued`` have a value that rules do not give, ``n_unchanged`` as much; ``n_none``: those that give no answer for
-    the judge either. ``undecided``: the reasons, by how often they came.
+    ``accuracy``, ``standard_error`` and ``n`` by the set's own aggregation; without a value where the server could
+    not be reached for some output or was at fault (``n_unreached``): asked again, it would be another figure. Of
+    outputs: ``n_asked`` = ``n_decided`` + ``n_undecided``; of those decided ``n_raised`` score more than by the rules,
+    ``n_lowered`` less, ``n_valued`` have a value that rules do not give, ``n_unchanged`` as much; ``n_none``: those
+    that give no answer for the judge either. ``undecided``: the reasons, by how often they came.
 
     Args:
-        unreached: of how many undecided outputs no reply came at all.
+        unreached: of how many of the undecided outputs.
     """
     asked = [(one, one.judged) for question in answered for one in question.outputs if one.judged is not None]
     decided = [(one, judged) for one, judged in asked if judged.decided]

@@ -124,7 +124,7 @@ class Judge(AbstractContextManager["Judge"]):
     def _decided(
         self, name: str, found: list[_Open], file: DecisionFile, unreachable: NoReply | None
     ) -> tuple[dict[Place, Judged], int]:
-        """What has come of each, those kept from before among them, and of how many no reply came."""
+        """What has come of each, those kept from before among them, and of how many the server at fault gave none."""
         kept = file.kept()
         made = {one.place: kept[key] for one in found if (key := (one.place, self._asked_of(one))) in kept}
         if made:
@@ -141,7 +141,7 @@ class Judge(AbstractContextManager["Judge"]):
                 nonlocal unreached
                 one = waiting[place]
                 if isinstance(reply, NoReply):
-                    unreached += 1
+                    unreached += not reply.of_message
                     made[one.place] = _undecided(one, reply.why)
                 else:
                     assert one.asked is not None
@@ -161,7 +161,7 @@ class Judge(AbstractContextManager["Judge"]):
 
     def _say(self, name: str, figures: dict[str, Any]) -> None:
         if figures["n_unreached"]:
-            why = next(iter(figures["undecided"]))
+            why = next(iter(figures["undecided"]))  # the most common
             self._console.warn(
                 f"{name}: the judge at {self._url} gave no reply about {figures['n_unreached']:,} of "
                 f"{figures['n_asked']:,} outputs ({printable(why)}). The figures of the rules stand; there is none "
