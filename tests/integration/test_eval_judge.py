@@ -15,7 +15,7 @@ from tests.support.judge_server import FakeServer
 from tests.support.processes import ROOT, ModuleProcess
 from tests.support.runs import read_lines, run_cli, write_config
 
-CLIPS, QUESTIONS_EACH, BEFORE = 4, 6, 3
+CLIPS, QUESTIONS_EACH, BEFORE = 4, 6, 1
 CODE = re.compile(r"\n(J[0-9A-F]{12}): ")
 
 
@@ -47,7 +47,11 @@ def test_a_killed_judgement_goes_on(tmp_path: Path, server: FakeServer):
             # Most tokens end an answer, so that few are cut off, about which a judge is not asked.
             "rollout": {"max_new_tokens": 200, "stop_token_ids": list(range(0, 400, 20))},
             "training": {"steps": 1, "torch_threads": 1},
-            "eval": {"temperature": 1.0, "judge": {"url": server.url, "concurrency": 1, "model": "m"}},
+            "eval": {
+                "num_generations": 4,
+                "temperature": 1.0,
+                "judge": {"url": server.url, "concurrency": 1, "model": "m"},
+            },
             "observe": {"trackers": [], "report": False},
         },
     )
