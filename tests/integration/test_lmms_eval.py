@@ -58,7 +58,7 @@ def visuals(doc):
     return [doc["video"]]
 
 def results(doc, results):
-    return {"is_right": float(results[0].strip() == doc["target"])}
+    return {"is_right": float("yellow" in results[0])}
 """
 
 
@@ -109,7 +109,7 @@ def lmms_eval(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         str(folder),
     ]
     command += ["--model_args", f"pretrained={MODEL},device=cpu,media.workers=0"]
-    command += ["--log_samples", "--output_path", str(out)]
+    command += ["--log_samples", "--output_path", str(out), "--reasoning_tags", "none"]
     values = {
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
@@ -145,13 +145,12 @@ def test_answers_are_those_of_our_own_evaluation(tmp_path: Path, clips: Path):
     assert done.returncode == 0, done.stdout + done.stderr
     [answers] = (tmp_path / "runs").rglob("answers_seen.jsonl")
     ours = [row["outputs"][0]["text"] for row in read_lines(answers)]
-    # "resps" is left out where thinking was not taken out of it.
-    theirs = [line.get("resps", line["filtered_resps"]) for line in sorted(lines, key=lambda line: line["doc_id"])]
+    theirs = [line["filtered_resps"] for line in sorted(lines, key=lambda line: line["doc_id"])]
     assert len(ours) == 2 * QUESTIONS and len(set(ours)) > 1
     assert theirs == ours
-    gold = [row["gold"] for row in read_lines(answers)]
-    right = sum(text.strip() == one for text, one in zip(ours, gold, strict=True)) / len(ours)
-    assert results["results"]["flashes"]["is_right,none"] == pytest.approx(right)
+    # The task's own measure: a random model is never right, but it often writes this word.
+    share = sum("yellow" in text for text in ours) / len(ours)
+    assert share > 0.0 and results["results"]["flashes"]["is_right,none"] == pytest.approx(share)
 
 
 @pytest.fixture(scope="module")
