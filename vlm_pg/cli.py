@@ -180,10 +180,12 @@ def _eval_prompts(name: str, config_path: Path | None, target: str | None, overr
 
 
 def _score(arguments: argparse.Namespace) -> int:
+    from vlm_pg.eval.judging.command import judge_of
     from vlm_pg.eval.score_command import Scoring, score
 
     names = ("records", "outputs", "protocol", "reader", "doc_key", "out")
-    score(Scoring(**{name: getattr(arguments, name) for name in names}))
+    judge = judge_of(arguments.judge, arguments.judge_model, arguments.judge_key_variable)
+    score(Scoring(**{name: getattr(arguments, name) for name in names}, judge=judge))
     return EXIT_OK
 
 

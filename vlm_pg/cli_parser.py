@@ -124,6 +124,13 @@ def _add_results(add: _Add) -> None:
         help="published: the rule that the protocol names (default: ours, unless the protocol names one of yours)",
     )
     score.add_argument("--doc-key", metavar="KEY", help="where lmms-eval's doc holds the question's id")
+    score.add_argument(
+        "--judge", metavar="URL", help="a model behind an OpenAI-compatible URL, asked where the rules are not enough"
+    )
+    score.add_argument("--judge-model", metavar="NAME", help="default: the first model that the judge's server lists")
+    score.add_argument(
+        "--judge-key-variable", metavar="NAME", help="environment variable with its key (default: OPENAI_API_KEY)"
+    )
     score.add_argument("--out", metavar="FOLDER", type=Path, help="default: scored-NAME beside OUTPUTS")
 
     export = add("export", "write a checkpoint as a plain transformers folder, adapters merged")

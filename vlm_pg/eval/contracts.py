@@ -35,13 +35,34 @@ Reader = Callable[[Sample, str, bool], Reading]
 
 
 @dataclass(frozen=True)
+class Judged:
+    """What a judge model said of an output, beside the reading of the rules (``judging/``).
+
+    ``form``: what it was asked. ``decided``: whether its reply could be used. ``answer``: which answer it found, None
+    where it found none. ``score``: with its decision; where there is none, that of the rules. ``note``: why it has not
+    decided. ``reply``: the end of what it wrote.
+    """
+
+    form: str
+    decided: bool
+    answer: str | None
+    score: float | None
+    note: str = ""
+    reply: str = ""
+
+
+@dataclass(frozen=True)
 class Output:
-    """One answer of a model to a question. ``num_tokens``: its length, end token included; None if nobody counted."""
+    """One answer of a model to a question. ``num_tokens``: its length, end token included; None if nobody counted.
+
+    ``judged``: by a judge model, if one was asked; it is no part of what two results are compared by.
+    """
 
     text: str
     reading: Reading
     finish_reason: FinishReason | None = None
     num_tokens: int | None = None
+    judged: Judged | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -94,7 +115,10 @@ class Answered:
     def to_row(self) -> dict[str, Any]:
         """As JSON has it; ``from_row`` is the inverse."""
         row = asdict(self)
-        row["outputs"] = [{**one, **one.pop("reading")} for one in row["outputs"]]
+        row["outputs"] = [
+            {key: value for key, value in {**one, **one.pop("reading")}.items() if key != "judged" or value is not None}
+            for one in row["outputs"]
+        ]
         return row
 
     @classmethod
@@ -110,6 +134,7 @@ class Answered:
                 Reading(one["answer"], one["score"], one["note"], one["counts"]),
                 one["finish_reason"],
                 one["num_tokens"],
+                Judged(**one["judged"]) if one.get("judged") else None,
             )
             for one in row["outputs"]
         )

@@ -12,6 +12,8 @@ def table(results: dict[str, Any]) -> list[str]:
         lines.append(_line(name, figures))
         others = {key: one for key, one in figures.get("figures", {}).items() if key != figures.get("main")}
         lines += [f"    {key}: {_value(one)}" for key, one in others.items()]
+        if "judged" in figures:
+            lines.append(f"    {_judged(figures['judged'])}")
         if len(figures["by_category"]) > 1:
             lines += [f"    {_line(category, part)}" for category, part in figures["by_category"].items()]
         lines += [f"    note: {note}" for note in figures.get("notes", ())]
@@ -43,6 +45,21 @@ def _line(name: str, figures: dict[str, Any]) -> str:
     for name_at, label in (("pass_at_k", "pass"), ("majority_at_k", "majority")):
         values = figures.get(name_at, {})
         text += "".join(f", {label}@{k} {value:.3f}" for k, value in values.items() if k != "1" and value is not None)
+    return text + ")"
+
+
+def _judged(figures: dict[str, Any]) -> str:
+    error = "" if figures["standard_error"] is None else f" ± {figures['standard_error']:.3f}"
+    accuracy = "no accuracy" if figures["accuracy"] is None else f"accuracy {figures['accuracy']:.3f}{error}"
+    text = f"with the judge {figures['model'] or '(not reached)'}: {accuracy} (n {figures['n']}, asked about "
+    text += f"{figures['n_asked']} outputs, {figures['n_raised']} raised, {figures['n_lowered']} lowered"
+    for key, words in (
+        ("n_valued", "scored that had no value"),
+        ("n_undecided", "undecided"),
+        ("n_unreached", "of them without a reply"),
+    ):
+        if figures[key]:
+            text += f", {figures[key]} {words}"
     return text + ")"
 
 

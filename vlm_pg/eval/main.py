@@ -10,11 +10,12 @@ from typing import Any
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
-from vlm_pg.distributed import RankLayout, disconnect, join_ranks, local_device
+from vlm_pg.distributed import Meeting, RankLayout, disconnect, join_ranks, local_device
 from vlm_pg.errors import ConfigError, TooManyBadSamples
 from vlm_pg.eval.answer_files import AnswerFiles, answers_path, file_name, read_answers
 from vlm_pg.eval.figure_lines import table
 from vlm_pg.eval.folder import PROTOCOL, RESULT, open_folder
+from vlm_pg.eval.judging.judge import check_judge, judge_answers
 from vlm_pg.eval.lmms_samples import record_places, write_lmms_samples
 from vlm_pg.eval.reading import WholeReader
 from vlm_pg.eval.record import protocol_record
@@ -60,6 +61,7 @@ def evaluate(config: RunConfig, checkpoint: Path | None, like: Path | None = Non
         raise ConfigError(
             "The configuration names no evaluation sets. Add them as data.eval.NAME=PATH, files of prepared records."
         )
+    check_judge(config.eval.judge)
     quiet_libraries()
     use_threads(config.training.torch_threads)
     join_ranks()
@@ -93,6 +95,9 @@ def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
         stack.callback(opened.close)
         folder.mkdir(parents=True, exist_ok=True)  # of another host
         results, records = _answer(config, policy, ranks, console, folder)
+        if ranks.is_first:
+            judge_answers(config.eval.judge, config.reward, folder, results, console)
+        Meeting().wait()  # collectives would not wait for a judge
         seconds = round(time.monotonic() - start_seconds, 1)
         results["protocol"] = record | {"machines_before": opened.machines_before, "seconds": seconds}
         if not config.eval.lmms_samples:

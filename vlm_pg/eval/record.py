@@ -13,6 +13,7 @@ import torch
 from vlm_pg.config import RunConfig
 from vlm_pg.data.digests import data_digests
 from vlm_pg.errors import ConfigError
+from vlm_pg.eval.judging.judge import judge_record
 from vlm_pg.eval.own import own_sources
 from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.models.numerics import numerics_digest
@@ -27,7 +28,18 @@ _SECTIONS = ("media", "prompt", "rollout", "reward", "eval")
 _NOT_DECIDING = {
     "media": ("workers", "deadline_seconds", "worker_memory_bytes", "remote_timeout_seconds", "max_remote_bytes"),
     "rollout": ("server", "logprobs", "mismatch_every", "num_generations", "temperature", "top_p", "top_k"),
-    "eval": ("before", "after", "every", "headline_set", "sets", "resume", "thumbnails", "lmms_samples", "protocols"),
+    "eval": (
+        "before",
+        "after",
+        "every",
+        "headline_set",
+        "sets",
+        "resume",
+        "thumbnails",
+        "lmms_samples",
+        "protocols",
+        "judge",
+    ),
 }
 
 
@@ -72,6 +84,8 @@ def protocol_record(config: RunConfig, checkpoint: Path, policy: Policy) -> dict
             "threads": torch.get_num_threads(),
             "numerics": numerics_digest(policy.device),
         },
+        # Beside the figures of the rules, which it does not decide about.
+        "judge": judge_record(config.eval.judge),
         "config": whole,
     }
 

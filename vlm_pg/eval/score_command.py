@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from vlm_pg.eval.answer_files import AnswerFiles
 from vlm_pg.eval.elsewhere import read_outputs, score_outputs
 from vlm_pg.eval.figure_lines import table
 from vlm_pg.eval.folder import PROTOCOL, RESULT, move_aside
+from vlm_pg.eval.judging.judge import check_judge, judge_answers, judge_record
+from vlm_pg.eval.judging.settings import EvalJudgeSettings
 from vlm_pg.eval.protocols.load import load_protocol, protocol_names
 from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.eval.readers import OURS, Who, reader_name, reader_of
@@ -36,6 +38,7 @@ class Scoring:
     the set that the records are of, else the first. ``reader``: ours or published; None: ours, unless the protocol
     names a reader of the user's own. ``doc_key``: where lmms-eval's "doc"
     holds the question's id. ``out``: the folder of the result; None: one beside the outputs.
+    ``judge``: a model that is asked where the rules are not enough.
     """
 
     records: Path
@@ -44,6 +47,7 @@ class Scoring:
     reader: Who | None = None
     doc_key: str | None = None
     out: Path | None = None
+    judge: EvalJudgeSettings = field(default_factory=EvalJudgeSettings)
 
 
 def score(scoring: Scoring) -> Path:
@@ -56,6 +60,7 @@ def score(scoring: Scoring) -> Path:
         VlmPgError: no output belongs to a question.
     """
     console = Console(enabled=True)
+    check_judge(scoring.judge)
     samples, bad = read_records(scoring.records)
     for fault in bad:
         console.warn(str(fault))
@@ -89,6 +94,7 @@ def score(scoring: Scoring) -> Path:
             # The outputs themselves may lie in the folder, and stay there.
             move_aside(folder, _written(folder), console.info)
         AnswerFiles(folder, rank=0).complete(name, [one.to_row() for one in answered])
+        judge_answers(scoring.judge, RewardSettings(), folder, result, console)
         write_json_atomic(folder / RESULT, result)
         report = write_eval_report(folder)
     finally:
@@ -125,7 +131,7 @@ def _refuse_evaluation(folder: Path) -> None:
 
 def _written(folder: Path) -> list[Path]:
     """What an earlier scoring wrote there."""
-    return [*folder.glob("answers_*.jsonl"), folder / RESULT, *folder.glob("report.html")]
+    return [*folder.glob("answers_*.jsonl"), *folder.glob("judged_*.jsonl"), folder / RESULT, *folder.glob("report.html")]
 
 
 def _record(scoring: Scoring, protocol: Protocol | None, reader: str) -> dict[str, Any]:
@@ -141,5 +147,6 @@ def _record(scoring: Scoring, protocol: Protocol | None, reader: str) -> dict[st
             "versions": versions(),
         },
         "machine": {},
+        "judge": judge_record(scoring.judge),
         "config": {},
     }

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from vlm_pg.eval.judging.settings import EvalJudgeSettings
 from vlm_pg.eval.protocols.load import load_protocol
 from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.settings import Settings
@@ -37,6 +38,9 @@ class EvalSettings(Settings):
         "auto",
         description="Of vlm-pg eval. auto: one that was cut off goes on if all that decides about its answers "
         "is the same. never: it is moved aside.",
+    )
+    judge: EvalJudgeSettings = Field(
+        default_factory=EvalJudgeSettings, description="Of vlm-pg eval: a model that judges, beside the rules."
     )
     lmms_samples: bool = Field(False, description="Of vlm-pg eval: write answers in lmms-eval's sample format, too.")
     thumbnails: int = Field(
@@ -76,6 +80,8 @@ class EvalSettings(Settings):
         """Lines about questions of the ``known`` sets that are not asked."""
         others = [name for name in known if name not in self.chosen_sets(known)]
         lines = [f"eval.sets: left out are the evaluation sets {', '.join(others)}"] if others else []
+        if self.judge.url is not None and known:
+            lines.append("eval.judge: asked by vlm-pg eval alone; evaluations between steps go by the rules")
         if self.limit is not None and known:
             lines.append(f"eval.limit: only the first {self.limit:,} usable records of each evaluation set are asked")
         return lines

@@ -5,7 +5,7 @@ Shape letters: P prompt tokens, F frames.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -95,9 +95,7 @@ class PromptBuilder:
                 f"{getattr(self._processor, 'name_or_path', '') or 'in memory'} reads text alone. Use a Qwen-VL "
                 "checkpoint, or records without media."
             )
-        kinds = tuple(item.kind for item in media)
-        if kinds != tuple(ref.kind for ref in sample.media):
-            raise ValueError(f"sample {sample.sample_id} has media {sample.media}, but {kinds} were handed in")
+        _check_kinds(sample, media)
         asked: str | Turn
         if self._wording is None:
             subtitles = subtitle_lines(media) if self._settings.subtitles else ""
@@ -109,7 +107,47 @@ class PromptBuilder:
         words = asked.text if isinstance(asked, Turn) else asked
         self._refuse_control_tokens(words)
         shown = asked.images(media) if isinstance(asked, Turn) else media
-        text = self._begun(self._messages(sample, system, asked))
+        return self._built(sample, self._messages(sample, system, asked), shown, media, subtitles, words)
+
+    def build_conversation(
+        self, sample: Sample, messages: Sequence[Mapping[str, Any]], media: Sequence[DecodedMedia]
+    ) -> Prompt:
+        """The prompt of a conversation that somebody else has worded.
+
+        Args:
+            sample: whose id and media it has.
+            messages: as chat templates take them: {"role": ..., "content": [{"type": "video"}, {"type": "text", "text":
+                ...}]}, with a part for each of the sample's media, in order, wherever they stand.
+            media: decoded, in the same order.
+
+        Raises:
+            SampleError: ``media_token_in_text`` or ``prompt_too_long``.
+            ModelError: there are media and the model reads text alone.
+        """
+        _check_kinds(sample, media)
+        parts = [part for message in messages for part in message["content"]]
+        texts = [part["text"] for part in parts if part["type"] == "text"]
+        kinds = [part["type"] for part in parts if part["type"] != "text"]
+        if kinds != [item.kind for item in media]:
+            raise ValueError(f"the conversation of {sample.sample_id} shows {kinds}, but its media are {sample.media}")
+        if media and not self._reads_media:
+            raise ModelError(f"Question {sample.sample_id!r} has media, but the model reads text alone. Use a Qwen-VL.")
+        for text in texts:
+            self._refuse_control_tokens(text)
+        if not self._reads_media:
+            messages = [{**one, "content": "".join(part["text"] for part in one["content"])} for one in messages]
+        return self._built(sample, messages, media, media, "", "".join(texts))
+
+    def _built(
+        self,
+        sample: Sample,
+        messages: Sequence[Mapping[str, Any]],
+        shown: Sequence[DecodedMedia],
+        media: Sequence[DecodedMedia],
+        subtitles: str,
+        words: str,
+    ) -> Prompt:
+        text = self._begun(messages)
         inputs = self._process(text, shown)
         tokens, visual = int(inputs["input_ids"].shape[1]), int((inputs["mm_token_type_ids"] != 0).sum())
         check_length(tokens, visual, is_mostly(subtitles, words), self._settings.max_prompt_tokens)
@@ -136,7 +174,7 @@ class PromptBuilder:
         """
         return question_words(self._settings, sample)
 
-    def _begun(self, messages: list[dict[str, Any]]) -> str:
+    def _begun(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The conversation as text, up to where the model goes on."""
         text: str = self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         if self._answer_prefix and text.rstrip().endswith("<think>"):
@@ -188,6 +226,12 @@ class PromptBuilder:
                     f"the text of the question contains the model's control token '{token}'. Control tokens may come "
                     "from the chat template only. Remove it from the record, or from its subtitles.",
                 )
+
+
+def _check_kinds(sample: Sample, media: Sequence[DecodedMedia]) -> None:
+    kinds = tuple(item.kind for item in media)
+    if kinds != tuple(ref.kind for ref in sample.media):
+        raise ValueError(f"sample {sample.sample_id} has media {sample.media}, but {kinds} were handed in")
 
 
 def is_mostly(subtitles: str, words: str) -> bool:

@@ -283,3 +283,32 @@ def test_a_text_models_tokenizer_makes_prompts_of_words() -> None:
         ModelError, match=r"has no chat_template\. The tokenizer of a Qwen instruct checkpoint is needed"
     ):
         PromptBuilder(tokenizer, PromptSettings(), policy.positions)
+
+
+def test_a_conversation_of_somebody_elses_words(processor, model):
+    """In our own words it is our own prompt; media may stand anywhere, and each part of the media has its place."""
+    media = [video(), image()]
+    builder = PromptBuilder(processor, PromptSettings(), own_positions(model))
+    sample = sample_for(media)
+    parts = [{"type": "video"}, {"type": "image"}, {"type": "text", "text": builder.question_text(sample)}]
+    ours, theirs = (
+        builder.build(sample, media),
+        builder.build_conversation(sample, [{"role": "user", "content": parts}], media),
+    )
+    assert torch.equal(ours.input_ids, theirs.input_ids) and torch.equal(ours.pixel_values, theirs.pixel_values)
+    assert ours.text == theirs.text and ours.content_key == theirs.content_key
+
+    between = [
+        {"type": "text", "text": "First:"},
+        {"type": "video"},
+        {"type": "text", "text": "then:"},
+        {"type": "image"},
+    ]
+    text = builder.build_conversation(sample, [{"role": "user", "content": between}], media).text
+    places = [text.index(part) for part in ("First:", "<|video_pad|>", "then:", "<|image_pad|>")]
+    assert places == sorted(places)
+    with pytest.raises(ValueError, match="shows"):
+        builder.build_conversation(sample, [{"role": "user", "content": parts[1:]}], media)
+    hostile = [*parts[:2], {"type": "text", "text": "<|im_end|>"}]
+    with pytest.raises(SampleError, match="control token"):
+        builder.build_conversation(sample, [{"role": "user", "content": hostile}], media)

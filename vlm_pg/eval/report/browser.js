@@ -43,7 +43,7 @@
     for (let index = 0; index < count; index++) {
       if (!inScope(index)) continue;
       outcomes[columns.outcome[index]]++;
-      for (let flag = 1; flag <= 16; flag *= 2) if (columns.flags[index] & flag) flags[flag] = (flags[flag] || 0) + 1;
+      for (let flag = 1; flag <= 32; flag *= 2) if (columns.flags[index] & flag) flags[flag] = (flags[flag] || 0) + 1;
     }
     for (const button of buttons) {
       const { outcome, flag } = button.dataset;
@@ -55,7 +55,10 @@
 
   function textOf(index, detail) {
     const texts = [columns.id[index], detail.gold, ...detail.question, ...detail.options];
-    for (const output of detail.outputs) texts.push(...output.text, output.answer ?? "", output.note);
+    for (const output of detail.outputs) {
+      texts.push(...output.text, output.answer ?? "", output.note);
+      if (output.judged) texts.push(output.judged.answer ?? "", output.judged.note, ...output.judged.reply);
+    }
     for (const [name, value] of detail.details) texts.push(name, value);
     if (detail.fault) texts.push(...detail.fault);
     return texts.join("\n").toLowerCase();
@@ -152,6 +155,15 @@
     return box;
   }
 
+  function judgedOf(judged) {
+    const box = element("details", "judged");
+    const head = element("summary", "", judged.decided ? "judge: " : "judge did not decide: ");
+    head.append(element("b", "", judged.decided ? judged.answer ?? "no answer" : judged.note));
+    if (judged.decided) head.append(judged.score === null ? ", no value" : ", score " + plain(judged.score));
+    box.append(head, marked(judged.reply));
+    return box;
+  }
+
   function outputOf(output, number) {
     const box = element("div", "response");
     const score = output.score;
@@ -167,6 +179,7 @@
     if (output.tokens !== null) chips.append(element("span", "chip quiet", output.tokens.toLocaleString("en") + " tok"));
     if (output.note) chips.append(element("span", "chip quiet note-text", output.note));
     box.append(chips, marked(output.text));
+    if (output.judged) box.append(judgedOf(output.judged));
     return box;
   }
 

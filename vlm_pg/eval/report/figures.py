@@ -77,6 +77,28 @@ def _numbers(entry: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def judged_rows(runs: Sequence[Results]) -> list[dict[str, str]]:
+    """Of each set and run with a judge: the figure of the rules, that with its decisions, and what it was asked."""
+    keys = ("n_asked", "n_raised", "n_lowered", "n_valued", "n_undecided", "n_unreached")
+    rows = []
+    for run in runs:
+        for name, entry in run.sets.items():
+            judged = dict_at(entry, "judged")
+            if judged:
+                rows.append(
+                    {
+                        "set": label(name),
+                        "run": label(run.name),
+                        "model": label(judged.get("model") or "–"),
+                        "rules": percent(number_or_none(entry.get("accuracy"))),
+                        "judged": percent(number_or_none(judged.get("accuracy"))),
+                        "error": percent(number_or_none(judged.get("standard_error"))),
+                        **{key: number(number_or_none(judged.get(key))) for key in keys},
+                    }
+                )
+    return rows
+
+
 def _by_k(rates: object) -> dict[int, str]:
     """``{"1": 0.5, "8": 0.9}`` by k, in order of k; k is 0 of the one rate that may be given instead."""
     if not isinstance(rates, dict):

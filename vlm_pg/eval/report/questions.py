@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from vlm_pg.eval.contracts import Answered, Output
+from vlm_pg.eval.contracts import Answered, Judged, Output
 from vlm_pg.eval.report.results import label, score_of
 from vlm_pg.observe.report.markup import first, number_or_none
 from vlm_pg.observe.text import one_line, visible
@@ -14,7 +14,7 @@ from vlm_pg.types import right_letters
 # Outcomes of a question, by its score (mean@n).
 WRONG, PARTLY, RIGHT, NO_VALUE = range(4)
 # What else one looks for; a question has the sum of those it meets.
-UNPARSED, DISAGREEING, TRUNCATED, BAD_MEDIA, OTHERS_DIFFER = 1, 2, 4, 8, 16
+UNPARSED, DISAGREEING, TRUNCATED, BAD_MEDIA, OTHERS_DIFFER, JUDGED = 1, 2, 4, 8, 16, 32
 
 _MAX_OPTIONS, _MAX_OUTPUTS, _MAX_DETAILS, _MAX_MARKS = 50, 64, 40, 32
 _OPTION_CHARACTERS, _SHORT_CHARACTERS, _PREVIEW_CHARACTERS = 500, 300, 130
@@ -30,7 +30,7 @@ def outcome_of(answered: Answered) -> int:
 
 def flags_of(answered: Answered) -> int:
     """UNPARSED: some output gives no answer. DISAGREEING: not all of them give the same. TRUNCATED: some was cut off.
-    BAD_MEDIA: the question could not be asked.
+    BAD_MEDIA: the question could not be asked. JUDGED: a judge model decided about some.
     """
     answers = {str(one.reading.answer) if one.reading.answer is not None else None for one in answered.outputs}
     return (
@@ -38,6 +38,7 @@ def flags_of(answered: Answered) -> int:
         + DISAGREEING * (len(answers) > 1)
         + TRUNCATED * any(one.finish_reason == "length" for one in answered.outputs)
         + BAD_MEDIA * (answered.fault is not None)
+        + JUDGED * any(one.judged is not None and one.judged.decided for one in answered.outputs)
     )
 
 
@@ -87,6 +88,17 @@ def _output(one: Output, limit: int) -> dict[str, Any]:
         "counts": reading.counts is not False,
         "cut_off": one.finish_reason == "length",
         "tokens": number_or_none(one.num_tokens),
+        "judged": None if one.judged is None else _judged(one.judged, limit),
+    }
+
+
+def _judged(judged: Judged, limit: int) -> dict[str, Any]:
+    return {
+        "decided": judged.decided is True,
+        "answer": None if judged.answer is None else _short(judged.answer),
+        "score": number_or_none(judged.score),
+        "note": _short(judged.note),
+        "reply": pieces(judged.reply, limit),
     }
 
 
