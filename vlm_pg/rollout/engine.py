@@ -355,10 +355,14 @@ class _ContinuousBatch:
             torch.tensor([self.prompts[prompt].next_position for prompt, _ in rollouts], device=device),
             torch.from_numpy(uniforms(keys, self.settings.max_new_tokens)).to(device),
             self._seen([prompt for prompt, _ in rollouts]) if self.sampler.needs_seen else None,
+            self._no_tokens(len(rollouts)) if self.sampler.needs_said else None,
         )
 
+    def _no_tokens(self, rows: int) -> torch.Tensor:
+        return torch.zeros(rows, self.policy.vocab_size, dtype=torch.bool, device=self.policy.device)
+
     def _seen(self, prompts: Sequence[int]) -> torch.Tensor:
-        seen = torch.zeros(len(prompts), self.policy.vocab_size, dtype=torch.bool, device=self.policy.device)
+        seen = self._no_tokens(len(prompts))
         for row, prompt in zip(seen, prompts, strict=True):
             row[self.prompts[prompt].input_ids.to(seen.device)] = True
         return seen
@@ -371,9 +375,8 @@ class _ContinuousBatch:
             logits,
             torch.cat([cohort.uniform for cohort in cohorts]),
             [cohort.num_generated for cohort in cohorts for _ in range(cohort.num_rows)],
-            torch.cat([cohort.seen for cohort in cohorts if cohort.seen is not None])
-            if self.sampler.needs_seen
-            else None,
+            _joined([cohort.seen for cohort in cohorts]),
+            _joined([cohort.said for cohort in cohorts]),
         )
         # The only look at the device from the host, once a token.
         token_ids = choice.tokens.tolist()
@@ -428,6 +431,12 @@ class _ContinuousBatch:
             sampling_logprobs=finished.sampling_logprobs,
             entropies=finished.entropies,
         )
+
+
+def _joined(of_cohorts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """The rows of all cohorts, which either all have some or none."""
+    found = [rows for rows in of_cohorts if rows is not None]
+    return torch.cat(found) if found else None
 
 
 def stop_token_ids(policy: Policy) -> tuple[int, ...]:
