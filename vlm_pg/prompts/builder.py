@@ -15,7 +15,7 @@ from vlm_pg.prompts.preview import preview_frames
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.prompts.subtitles import subtitle_lines
-from vlm_pg.types import DecodedMedia, MediaKind, Prompt, Sample
+from vlm_pg.types import DecodedMedia, MediaKind, Prompt, PromptWords, Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
@@ -115,6 +115,7 @@ class PromptBuilder:
             sample.sample_id,
             text=text,
             subtitles=subtitles,
+            words=PromptWords(system, words, self._answer_prefix),
             preview=preview,
             preview_seconds=preview_seconds,
         )

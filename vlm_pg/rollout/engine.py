@@ -14,6 +14,7 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.memory import GIB
 from vlm_pg.metrics import Metric
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.rollout.booking import Booking, rounds
 from vlm_pg.rollout.cohort import Cohort, FinishedRollout
 from vlm_pg.rollout.decoders import decoder_for
@@ -439,7 +440,7 @@ def _joined(of_cohorts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     return torch.cat(found) if found else None
 
 
-def stop_token_ids(policy: Policy) -> tuple[int, ...]:
+def stop_token_ids(policy: Policy | WithoutWeights) -> tuple[int, ...]:
     """What ends a response: the end tokens of the model's generation config, and the tokenizer's."""
     configured = getattr(policy.model.generation_config, "eos_token_id", None)
     ids = set(configured if isinstance(configured, list) else [configured])
