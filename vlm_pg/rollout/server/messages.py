@@ -70,9 +70,7 @@ class ChatMessages:
             ValueError: the prompt does not say its words, or they are not what it reads.
         """
         words = self._checked_words(prompt)
-        if "video" in prompt.media_kinds:
-            self._check_video_positions(prompt)
-            self._check_video_words(prompt)
+        self.check_video(prompt)
         content = [
             {
                 "type": f"{medium}_url",
@@ -122,6 +120,12 @@ class ChatMessages:
         seconds = (frames / VLLM_FRAMES_PER_SECOND,) * prompt.media_kinds.count("video")
         media = (prompt.grid_thw, prompt.media_kinds, seconds)
         return self._policy.positions(prompt.input_ids, prompt.mm_token_type_ids, *media, rule=rule)
+
+    def check_video(self, prompt: Prompt) -> None:
+        """Raise SampleError for a video that a server would read at other times than this process."""
+        if "video" in prompt.media_kinds:
+            self._check_video_positions(prompt)
+            self._check_video_words(prompt)
 
     def _check_video_positions(self, prompt: Prompt) -> None:
         if not torch.equal(self.served_positions(prompt, self._policy.settings.positions), prompt.positions_3P):

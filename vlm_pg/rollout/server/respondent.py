@@ -131,6 +131,11 @@ class Respondent:
         self._faults.add(prompts, found)
         return found
 
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Raise SampleError for a prompt that the model, or this kind of server, cannot be given as it is."""
+        self.policy.check_length(prompt, self.settings.max_new_tokens)
+        self.messages.check_video(prompt)
+
     def take_faults(self) -> list[BadSample]:
         """Questions since the last call that have no usable answers, and why."""
         return self._faults.take()
