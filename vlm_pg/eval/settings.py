@@ -9,6 +9,8 @@ from pydantic import Field, field_validator
 
 from vlm_pg.eval.protocols.load import load_protocol
 from vlm_pg.eval.protocols.protocol import Protocol
+from vlm_pg.eval.wording import wording_of
+from vlm_pg.prompts.builder import Wording
 from vlm_pg.settings import Settings
 
 Control = Literal["frames_shuffled", "frame_repeated"]
@@ -66,6 +68,11 @@ class EvalSettings(Settings):
     def protocol_of(self, name: str) -> Protocol | None:
         """The protocol of the set ``name``; None: it goes by the configuration."""
         return load_protocol(self.protocols[name]) if name in self.protocols else None
+
+    def wording_of(self, name: str) -> Wording | None:
+        """The words of that protocol; None: of section ``prompt``."""
+        protocol = self.protocol_of(name)
+        return None if protocol is None else wording_of(protocol)
 
     def chosen_sets(self, known: Sequence[str]) -> list[str]:
         """Those of the ``known`` sets that are evaluated, in their order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from vlm_pg.errors import SampleError
 from vlm_pg.eval.protocols.protocol import OptionStyle, Protocol, SubtitleRule, detail_text
@@ -58,14 +59,14 @@ def words(
 def wording_of(protocol: Protocol) -> Callable[[Sample, Sequence[DecodedMedia]], tuple[str, str]]:
     """``words`` of a protocol as ``PromptBuilder`` takes it: of a sample and its decoded media.
 
-    Subtitles are those of the first video; questions of the bundled sets have one.
+    Subtitles are those of the first video; questions of the bundled sets have one. It can be sent to other processes.
     """
+    return partial(_words_over_media, protocol)
 
-    def wording(sample: Sample, media: Sequence[DecodedMedia]) -> tuple[str, str]:
-        video = next((item for item in media if item.kind == "video"), None)
-        return words(protocol, sample, video.subtitles if video else (), video.frame_seconds if video else ())
 
-    return wording
+def _words_over_media(protocol: Protocol, sample: Sample, media: Sequence[DecodedMedia]) -> tuple[str, str]:
+    video = next((item for item in media if item.kind == "video"), None)
+    return words(protocol, sample, video.subtitles if video else (), video.frame_seconds if video else ())
 
 
 def restyled(option: str, style: OptionStyle) -> str:

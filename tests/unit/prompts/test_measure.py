@@ -147,7 +147,7 @@ def test_too_long_is_refused_in_the_words_of_the_builder(root: Path) -> None:
         measure = PromptMeasure(*parts)
         prompt = measure.measure(asked, facts)
         with pytest.raises(SampleError) as found:
-            measure.check(asked, prompt)
+            measure.check(prompt)
         assert str(found.value) == str(said.value) and found.value.reason == said.value.reason == "prompt_too_long"
 
 
