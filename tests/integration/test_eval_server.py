@@ -4,6 +4,7 @@ faults counted, and no weights of a policy anywhere near."""
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.support.processes import ROOT, ModuleProcess, launch_ranks
 from tests.support.runs import read_lines, write_config
 from tests.support.tiny_server import TinyServer
 from vlm_pg.cli import main
+from vlm_pg.prompts.prompt_source import PromptSource
 
 MODEL = ROOT / "assets/tiny-qwen2_5-vl"
 QUESTIONS = 12
@@ -78,6 +80,7 @@ def by(server: TinyServer, *others: str) -> list[str]:
         "rollout.engine=server",
         f"rollout.server.url={server.url}",
         "rollout.server.retries=1",
+        "rollout.server.concurrency=2",  # in batches of 4
         "rollout.server.wait_seconds=0",
         *others,
     ]
@@ -274,6 +277,27 @@ def test_a_killed_evaluation_goes_on_at_a_server_that_has_moved(
     assert "going on: " in said and f"url: {server.url} then, {moved.url} now" in said
     for name in ("plain", "protocol"):
         assert answers(out, name) == answers(served[0], name)
+
+
+def test_the_server_is_busy_while_the_next_prompts_are_made(
+    folder: Path, served: tuple[Path, list[dict[str, Any]]], server: TinyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers the first batch only when the second has been loaded: one after the other would wait for ever."""
+    loaded, load = threading.Semaphore(0), PromptSource.load
+
+    def counted(source: PromptSource, *given: Any) -> Any:
+        found = load(source, *given)
+        loaded.release()
+        return found
+
+    def waits(reply: Reply) -> None:
+        assert loaded.acquire(timeout=100)
+        assert loaded.acquire(timeout=100), "the second batch should have been loaded meanwhile"
+
+    monkeypatch.setattr(PromptSource, "load", counted)
+    server.next_reply = lambda number: waits if number == 0 else None
+    assert evaluate(folder, "ahead", *by(server), "eval.sets=[plain]") == 0
+    assert answers(folder / "ahead" / f"{NAME}-server", "plain") == answers(served[0], "plain")
 
 
 @pytest.mark.matrix

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,9 @@ def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
         by_server = config.rollout.engine == "server"
         policy = _without_weights(config, path) if by_server else _loaded(config, path, console)
         exam = None
-        if isinstance(policy, WithoutWeights):
-            exam = ServerExam(config, path, policy, folder / "served", console.warn)
+        if by_server:
+            # With a tokenizer of its own: the server is asked in another thread than prompts are made in.
+            exam = ServerExam(config, path, _without_weights(config, path), folder / "served", console.warn)
             for line in exam.introduction():
                 console.info(line)
         record = protocol_record(config, path, policy, None if exam is None else exam.record())
@@ -163,8 +165,9 @@ def _answer(
         Rewarder(config.reward, warn=console.warn) as rewarder,
         WholeReader(config.reward, console.warn) as whole,
     ):
-        sampler_of = None if exam is None else exam.sampler
-        examinee = Examinee(policy, sources, rewarder, whole, ranks, sampler_of=sampler_of)
+        examinee = Examinee(policy, sources, rewarder, whole, ranks)
+        if exam is not None:
+            examinee = replace(examinee, sampler_of=exam.sampler, stop_asking=exam.stop)
         evaluator = Evaluator(config, examinee, console, log, _Pictures(config, folder))
         return evaluator.run("answers", AnswerFiles(folder, ranks.rank))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import ALONE, Meeting, RankLayout, gather_objects
+from vlm_pg.eval.ahead import Ahead, Sampled
 from vlm_pg.eval.answer_files import AnswerFiles, Row
 from vlm_pg.eval.contracts import Answered, Output, Reader, Reading, cluster_of
 from vlm_pg.eval.exam import EvalSet, read_sets
@@ -54,12 +56,23 @@ class _Question:
 
 
 @dataclass(frozen=True)
+class _UnderWay:
+    """Prompts of a batch that a sampler has been given. ``is_last``: no other form of its questions follows."""
+
+    prompts: Sequence[tuple[Sample, Prompt]]
+    questions: Mapping[str, _Question]
+    sampled: Callable[[], Sampled]
+    is_last: bool
+
+
+@dataclass(frozen=True)
 class Examinee:
     """A policy, and what its answers take: prompts made and rewards given as in training.
 
     ``whole``: reads whole outputs. ``ranks``: batches of questions are dealt out to them in turn. ``weights_at_hand``:
     entered around sampling. ``sampler_of``: who answers the questions of a set; None: the policy itself, which must
-    have its weights then.
+    have its weights then. ``stop_asking``: of samplers that work elsewhere, and are asked while the next prompts are
+    made: ends that.
     """
 
     policy: Policy | WithoutWeights
@@ -70,6 +83,7 @@ class Examinee:
     weights_at_hand: Callable[[], AbstractContextManager[None]] = nullcontext
     should_stop: Callable[[], bool] = lambda: False
     sampler_of: Callable[[EvalSet], Sampler] | None = None
+    stop_asking: Callable[[], None] | None = None
 
 
 class Evaluator:
@@ -92,6 +106,7 @@ class Evaluator:
         self._policy, self._sources, self._rewarder = examinee.policy, examinee.sources, examinee.rewarder
         self._ranks, self._weights_at_hand = examinee.ranks, examinee.weights_at_hand
         self._whole, self._should_stop, self._sampler_of = examinee.whole, examinee.should_stop, examinee.sampler_of
+        self._stop_asking = examinee.stop_asking
         self._recorded: set[str] = set()
         self.sets = read_sets(config, self._policy, console, bad_log)
         for item in self.sets:
@@ -164,6 +179,10 @@ class Evaluator:
         reader = reader_of(reader_name(config.eval.reader, item.protocol), item.protocol, self._whole)
         rollout = item.rollout(config)
         size = min(max(1, rollout.max_batch_rollouts // rollout.num_generations), MOST_QUESTIONS_A_BATCH)
+        if self._stop_asking is not None:
+            # Whose answers do not depend on what is asked together: enough to keep all its requests in flight.
+            at_once = rollout.server.concurrency
+            size = max(at_once, min(2 * at_once, MOST_QUESTIONS_A_BATCH))
         ordered = _media_together(item.samples)
         batches = [ordered[i : i + size] for i in range(0, len(ordered), size)]
         mine = batches[self._ranks.rank :: self._ranks.world_size]
@@ -180,23 +199,36 @@ class Evaluator:
                 open_batches.append(batch)
         if rows:
             advance(rows)
-        for index, batch in enumerate(open_batches):
-            following = open_batches[index + 1] if index + 1 < len(open_batches) else None
-            questions = {sample.sample_id: _Question(sample, places[sample.sample_id]) for sample in batch}
-            if following is not None:
-                source.prefetch([*batch, *following])
-            for number, tamper in enumerate(item.tampers):
-                prompts, faults = source.load(batch, tamper, self._should_stop)
-                for fault in faults:
-                    questions[fault.sample_id].fault = fault
-                rollouts = sampler.generate([prompt for _, prompt in prompts], f"eval/{item.name}/{number}")
-                for fault in sampler.take_faults() or ():
-                    questions[fault.sample_id].fault = fault
-                self._read(prompts, rollouts, questions, reader)
-            found = [question.to_row() for question in questions.values()]
-            files.append(item.name, found)
-            rows += found
-            advance(found)
+        under_way: deque[_UnderWay] = deque()
+
+        def finish(one: _UnderWay) -> None:
+            rollouts, faults = one.sampled()
+            for fault in faults:
+                one.questions[fault.sample_id].fault = fault
+            self._read(one.prompts, rollouts, one.questions, reader)
+            if one.is_last:
+                found = [question.to_row() for question in one.questions.values()]
+                files.append(item.name, found)
+                rows.extend(found)
+                advance(found)
+
+        with Ahead(sampler, self._stop_asking) as ahead:
+            for index, batch in enumerate(open_batches):
+                following = open_batches[index + 1] if index + 1 < len(open_batches) else None
+                questions = {sample.sample_id: _Question(sample, places[sample.sample_id]) for sample in batch}
+                if following is not None:
+                    source.prefetch([*batch, *following])
+                for number, tamper in enumerate(item.tampers):
+                    prompts, faults = source.load(batch, tamper, self._should_stop)
+                    for fault in faults:
+                        questions[fault.sample_id].fault = fault
+                    sampled = ahead.ask([prompt for _, prompt in prompts], f"eval/{item.name}/{number}")
+                    is_last = number + 1 == len(item.tampers)
+                    under_way.append(_UnderWay(prompts, questions, sampled, is_last))
+                    while len(under_way) > ahead.batches:
+                        finish(under_way.popleft())
+            while under_way:
+                finish(under_way.popleft())
         return rows
 
     def _read(

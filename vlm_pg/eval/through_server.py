@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from vlm_pg.config import RunConfig
@@ -25,7 +26,7 @@ class ServerExam:
     Args:
         config: ``rollout.server``, and the sets.
         checkpoint: whose processor makes the prompts; what ``transformers serve`` is told to load.
-        model: of the checkpoint, without its weights.
+        model: of the checkpoint, without its weights; used in the thread that asks, and in no other.
         home: folder, visible to the server, in which the checkpoint is laid out for ``transformers serve``.
         warn: shows one line to people; no line is shown twice.
 
@@ -47,7 +48,8 @@ class ServerExam:
             ) from error
         self._config, self._checkpoint, self._model, self._home = config, checkpoint, model, home
         self._warn, self._warned = warn, set[str]()
-        self.server = ask_what_it_is(config.rollout, lambda: False, self._warn_once, GOES_ON)
+        self._stopped = Event()
+        self.server = ask_what_it_is(config.rollout, self._stopped.is_set, self._warn_once, GOES_ON)
         if self.server.loads_by_name and adapter_base(checkpoint):
             raise ConfigError(
                 f"{checkpoint} is an adapter, which transformers serve cannot load. Export it (vlm-pg export) and "
@@ -67,6 +69,10 @@ class ServerExam:
             )
         if cache.folder is not None and cache.features is not False:
             yield "cache.features: nothing is kept or read, for the tower is the server's"
+
+    def stop(self) -> None:
+        """Let whatever is being asked raise InterruptedError."""
+        self._stopped.set()
 
     def sampler(self, item: EvalSet) -> Sampler:
         """Who answers the questions of a set.
@@ -110,7 +116,7 @@ class ServerExam:
             self._model,
             item.rollout(self._config),
             item.seed(self._config),
-            lambda: False,
+            self._stopped.is_set,
             messages,
             self._home,
             self._warn_once,
