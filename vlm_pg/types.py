@@ -151,6 +151,18 @@ class DecodedMedia:
 
 
 @dataclass(frozen=True)
+class PromptWords:
+    """What a prompt's chat template was given: system message ("" for none) and user's words, as they are.
+
+    ``answer_prefix`` stands behind what the template made of them, "" for nothing.
+    """
+
+    system: str
+    user: str
+    answer_prefix: str = ""
+
+
+@dataclass(frozen=True)
 class Prompt:
     """One question as the model reads it: the prefix that all rollouts of a group share.
 
@@ -165,6 +177,7 @@ class Prompt:
     first video have an equal first key. Times are not in it: a video's seconds show in token ids or positions.
     ``response_start``: position of the first response token; needed only where the prompt ends in a visual token.
     ``subtitles``: the lines that stand before the question, "" for none.
+    ``words``: what was asked, for whoever asks it of somebody else; None where that is not known.
     ``preview``: a few uint8 [height, width, 3] thumbnails, and their times, for people.
     """
 
@@ -178,6 +191,7 @@ class Prompt:
     content_key: str = ""
     text: str = ""
     subtitles: str = ""
+    words: PromptWords | None = None
     preview: tuple[np.ndarray, ...] = ()
     preview_seconds: tuple[float, ...] = ()
     media_keys: tuple[str, ...] = ()

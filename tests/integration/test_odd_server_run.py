@@ -59,6 +59,17 @@ def test_a_run_goes_on_over_what_does_not_fit(server: OddServer, config: Path) -
     assert len(said) > 10
 
 
+def test_evaluation_between_steps_measures_the_weights_that_are_trained(server: OddServer, config: Path) -> None:
+    """And says so: the server is asked for rollouts alone."""
+    records = config.parent / "records.json"
+    ended = train_here(config, f"data.eval.held={records}", "eval.every=1", "eval.limit=2")
+    assert ended.code == 0, ended.printed
+    assert ended.printed.count("evaluation before, between and after steps samples in this process") == 1
+    asked_each_step = 2
+    assert server.requests == STEPS * asked_each_step
+    assert (config.parent / "run" / "eval_held_before.jsonl").is_file()
+
+
 def test_a_question_that_never_fits_is_recorded_and_the_others_train(server: OddServer, config: Path) -> None:
     def unfit(reply: Reply) -> None:
         if "3 + 3" in reply.asked["messages"][-1]["content"][-1]["text"]:

@@ -18,6 +18,7 @@ import yaml
 
 from tests.support.processes import ModuleProcess
 from tests.support.runs import ROOT, read_lines
+from vlm_pg.cli import main
 
 httpx2 = pytest.importorskip("httpx2")
 pytest.importorskip("fastapi")
@@ -201,6 +202,31 @@ def test_a_run_survives_its_server(config: Path, server: Server) -> None:
 
     for name in ("config.yaml", "report.html", "summary.json"):
         assert KEY not in (folder / name).read_text()
+
+
+def test_an_evaluation_of_a_server_that_loads_the_checkpoint_is_that_of_this_process(
+    config: Path, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Greedy answers to questions with and without a picture; the server is told which weights to load."""
+    held = [f"data.eval.held={config.parent / 'train.jsonl'}", f"run.dir={config.parent / 'evaluated' / 'unused'}"]
+    held += ["training.torch_threads=1", "eval.thumbnails=0"]
+    server.wait()
+    assert main(["eval", "--config", str(config), *held]) == 0
+    assert "which is told to load" in capsys.readouterr().out
+    assert main(["eval", "--config", str(config), *held, "rollout.engine=in_process"]) == 0
+    name = "eval-tiny-qwen2_5-vl"
+    found = [
+        [
+            [(one["text"], one["finish_reason"], one["score"]) for one in row["outputs"]]
+            for row in read_lines(config.parent / "evaluated" / folder / "answers_held.jsonl")
+        ]
+        for folder in (f"{name}-server", name)
+    ]
+    assert found[0] == found[1] and len(found[0]) == 4
+    assert any("<think>" in row[0][0] for row in found[0])
+    record = json.loads((config.parent / "evaluated" / f"{name}-server" / "result.json").read_text())["protocol"]
+    known = record["decides"]["server"]
+    assert known["kind"] == "transformers" and known["model"].endswith("assets/tiny-qwen2_5-vl")
 
 
 def test_a_run_that_waits_for_its_server_can_be_stopped(config: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from vlm_pg.check.lengths import LengthRules, Lengths
 from vlm_pg.check.probing import Place, Prober
 from vlm_pg.check.report import REFUSED, WARNED, lines, write_reports
 from vlm_pg.check.running import SetCheck
-from vlm_pg.check.sets import CheckedSet, mixture_fault, sets_of, too_many_bad
+from vlm_pg.check.sets import Asked, CheckedSet, mixture_fault, sets_of, too_many_bad
 from vlm_pg.check.tally import SetTally
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import line_of
@@ -48,7 +50,6 @@ def check(config: RunConfig, data: Path | None = None, decode: bool = False, out
     quiet_libraries()
     console = Console(enabled=True)
     model = WithoutWeights(config.model)
-    rules = LengthRules(config.model, config.prompt, config.rollout.max_new_tokens)
     keep = decode and config.cache.folder is not None and config.cache.frames
     for line in _introduction(config, data, decode, keep):
         console.info(line)
@@ -56,12 +57,12 @@ def check(config: RunConfig, data: Path | None = None, decode: bool = False, out
     with ExitStack() as stack:
         sets = _sets(config, data, _places(config, model.pixel_factor, keep, stack))
         ledger = stack.enter_context(Ledger())
-        lengths = stack.enter_context(Lengths(rules, config.media.workers, model))
+        lengths = stack.enter_context(Lengths(config.media.workers, model))
         judge = stack.enter_context(Judge(config.reward, lengths, _token_counter(model.processor), console.warn))
         on_finding = stack.enter_context(_written(out))
         checks = SetCheck(ledger, Prober(ledger, decode, keep), judge, on_finding, names_sets=len(sets) > 1)
         for one in sets:
-            tallies.append(SetTally(one.name, str(one.path), config.prompt.max_prompt_tokens))
+            tallies.append(SetTally(one.name, str(one.path), one.asked.rules.prompt.max_prompt_tokens))
             checks.run(one, tallies[-1])
     ends = [] if data is not None else too_many_bad(config.data, sets, tallies)
     _say(console, tallies, ends, out)
@@ -88,32 +89,70 @@ def _introduction(config: RunConfig, data: Path | None, decode: bool, keep: bool
     if data is None:
         yield from config.data.left_out()
         yield from config.eval.left_out(list(config.data.eval))
+    for name in config.eval.chosen_sets(list(config.data.eval)) if data is None else ():
+        if name in config.eval.protocols:
+            yield (
+                f"data.eval.{name}: prompts in the words, frames and limits of protocol {config.eval.protocols[name]}; "
+                "questions that it does not ask are left out"
+            )
 
 
-def _sets(config: RunConfig, data: Path | None, place: Callable[[str, Path], Place]) -> list[CheckedSet]:
+def _asked(config: RunConfig, name: str | None) -> Asked:
+    """How the evaluation set ``name`` is asked; None: what is trained on.
+
+    Raises:
+        ConfigError: the frames of its protocol do not go together with the limits of section ``media``.
+    """
+    protocol = None if name is None else config.eval.protocol_of(name)
+    if name is None or protocol is None:
+        return Asked(LengthRules(config.model, config.prompt, config.rollout.max_new_tokens), config.media)
+    try:
+        media = protocol.media_settings(config.media)
+    except ValueError as error:
+        raise ConfigError(f"Protocol {protocol.name} of the set {name} cannot be used: {error}") from None
+    rules = LengthRules(
+        config.model,
+        protocol.prompt_settings(config.prompt),
+        protocol.max_new_tokens,
+        config.eval.wording_of(name),
+        protocol.answer_prefix,
+    )
+    return Asked(rules, media, protocol.asks, protocol.as_asked)
+
+
+def _sets(config: RunConfig, data: Path | None, place: Callable[[str, Path, Asked], Place]) -> list[CheckedSet]:
     if data is not None:
-        # One of the configuration's own sets has its media where they are for the run.
+        # One of the configuration's own sets has its media where they are for the run, and is asked as the run asks it.
         own = [*config.data.train_sets.items(), *config.data.eval.items()]
         name = next((name for name, path in own if path == data), "")
-        return [CheckedSet("DATA", data, place(name, data), trains=False)]
+        is_held = data not in config.data.train_sets.values() and config.data.eval.get(name) == data
+        asked = _asked(config, name if is_held else None)
+        return [CheckedSet("DATA", data, place(name, data, asked), asked, trains=False)]
     if not config.data.train_sets and not config.data.eval:
         raise ConfigError(
             "Neither data.train nor data.eval is set. Records to check are needed. Set one, or name a file or folder "
             "before the configuration."
         )
-    return sets_of(config.data, config.eval.chosen_sets(list(config.data.eval)), config.eval.limit, place)
+    chosen = config.eval.chosen_sets(list(config.data.eval))
+    return sets_of(config.data, chosen, config.eval.limit, place, partial(_asked, config))
 
 
-def _places(config: RunConfig, factor: int, keep: bool, stack: ExitStack) -> Callable[[str, Path], Place]:
-    """Where the media of a set lie, by its name and the path of its records; ``stack`` ends who reads them."""
+def _places(config: RunConfig, factor: int, keep: bool, stack: ExitStack) -> Callable[[str, Path, Asked], Place]:
+    """Where the media of a set lie, by its name, the path of its records and how it is asked; ``stack`` ends who reads
+    them."""
     kept = config.cache if keep else None
     pool = decoding_pool(config.media, kept)
     if pool is not None:
         stack.enter_context(pool)
 
-    def place(name: str, path: Path) -> Place:
-        root, remote = config.data.root_for(path, name), config.data.allow_remote
-        return Place(MediaLoader(config.media, root, remote, factor, pool, config.prompt.subtitles, kept), root, remote)
+    def place(name: str, path: Path, asked: Asked) -> Place:
+        root, remote, subtitles = (
+            config.data.root_for(path, name),
+            config.data.allow_remote,
+            asked.rules.prompt.subtitles,
+        )
+        how = hashlib.sha256(f"{subtitles} {asked.media.model_dump_json()}".encode()).hexdigest()[:16]
+        return Place(MediaLoader(asked.media, root, remote, factor, pool, subtitles, kept), root, remote, how)
 
     return place
 
@@ -163,4 +202,5 @@ def _settings(config: RunConfig, decode: bool) -> dict[str, Any]:
         "max_prompt_tokens": config.prompt.max_prompt_tokens,
         "max_new_tokens": config.rollout.max_new_tokens,
         "decoded": decode,
+        "protocols": config.eval.protocols,
     }

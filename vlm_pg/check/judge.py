@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from vlm_pg.check.finding import Finding, error, refusal
-from vlm_pg.check.lengths import Length, Lengths
+from vlm_pg.check.lengths import Length, LengthRules, Lengths
 from vlm_pg.check.probing import Facts
 from vlm_pg.check.words import word_findings
 from vlm_pg.errors import SampleError
@@ -55,6 +55,7 @@ class Judge(AbstractContextManager["Judge"]):
         self,
         samples: Sequence[Sample],
         facts: Sequence[Sequence[Facts]],
+        rules: LengthRules,
         on_length: Callable[[int], None] = lambda tokens: None,
     ) -> Iterator[list[Finding]]:
         """The findings about each sample, in order.
@@ -62,6 +63,7 @@ class Judge(AbstractContextManager["Judge"]):
         Args:
             samples: the questions; several at a time, which are looked at side by side.
             facts: of each sample's media, or why there are none.
+            rules: by which their prompts are made.
             on_length: told how many tokens each prompt has.
 
         Raises:
@@ -70,7 +72,8 @@ class Judge(AbstractContextManager["Judge"]):
         known = [tuple(one for one in of_media if isinstance(one, MediaFacts)) for of_media in facts]
         whole = [len(found) == len(sample.media) for sample, found in zip(samples, known, strict=True)]
         started = self._lengths.start(
-            [(sample, found) for sample, found, all_there in zip(samples, known, whole, strict=True) if all_there]
+            [(sample, found) for sample, found, all_there in zip(samples, known, whole, strict=True) if all_there],
+            rules,
         )
         faults = list(gold_faults(samples, self._rewarder, self._num_tokens))
         lengths = iter(started())

@@ -14,6 +14,7 @@ from vlm_pg.media.pool import WorkerPool
 from vlm_pg.media.probe import MediaFacts
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.without_weights import WithoutWeights
+from vlm_pg.prompts.builder import Wording
 from vlm_pg.prompts.measure import PromptMeasure
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.types import Sample
@@ -36,11 +37,16 @@ class Length:
 
 @dataclass(frozen=True)
 class LengthRules:
-    """The model, what is written around questions, and how long the longest response is."""
+    """The model, what is written around questions, and how long the longest response is.
+
+    ``wording`` and ``answer_prefix``: as of ``PromptBuilder``.
+    """
 
     model: ModelSettings
     prompt: PromptSettings
     response_tokens: int
+    wording: Wording | None = None
+    answer_prefix: str = ""
 
 
 class Measurer:
@@ -48,7 +54,9 @@ class Measurer:
 
     def __init__(self, rules: LengthRules, model: WithoutWeights | None = None):
         self._model = WithoutWeights(rules.model) if model is None else model
-        self._measure = PromptMeasure(self._model.processor, rules.prompt, self._model.positions)
+        self._measure = PromptMeasure(
+            self._model.processor, rules.prompt, self._model.positions, rules.wording, rules.answer_prefix
+        )
         self._response_tokens = rules.response_tokens
 
     @property
@@ -69,7 +77,7 @@ class Measurer:
         try:
             prompt = self._measure.measure(sample, facts)
             tokens = prompt.num_tokens
-            self._measure.check(sample, prompt)
+            self._measure.check(prompt)
             self._model.check_length(prompt, self._response_tokens)
         except SampleError as fault:
             return Length(tokens, (fault.reason, str(fault)))
@@ -80,26 +88,30 @@ class Lengths(AbstractContextManager["Lengths"]):
     """Measures here at first, and in processes when many prompts have come; a context manager, which ends them.
 
     Args:
-        rules: by which.
         workers: number of processes; 0: all here.
-        model: of the rules.
+        model: of all rules.
     """
 
-    def __init__(self, rules: LengthRules, workers: int, model: WithoutWeights | None = None):
-        self._here, self._workers, self._rules = Measurer(rules, model), workers, pickle.dumps(rules)
+    def __init__(self, workers: int, model: WithoutWeights):
+        self._workers, self._model = workers, model
+        self._here: dict[bytes, Measurer] = {}
         self._pool: WorkerPool | None = None
         self._seen = 0
 
-    def start(self, questions: Sequence[Question]) -> Callable[[], list[Length]]:
+    def start(self, questions: Sequence[Question], rules: LengthRules) -> Callable[[], list[Length]]:
         """Begin to measure. What is returned waits for the lengths, in order, and raises what ``length`` does."""
         self._seen += len(questions)
+        key = pickle.dumps(rules)
+        if key not in self._here:
+            self._here[key] = Measurer(rules, self._model)
+        here = self._here[key]
         if self._seen <= ALONE or not self._workers:
-            return lambda: [self._here.length(*one) for one in questions]
+            return lambda: [here.length(*one) for one in questions]
         if self._pool is None:
-            self._pool = WorkerPool(self._workers, _DEADLINE_SECONDS, (*_MODULES, *self._here.modules))
+            self._pool = WorkerPool(self._workers, _DEADLINE_SECONDS, (*_MODULES, *here.modules))
         size = -(-len(questions) // self._workers)
         chunks = [questions[start : start + size] for start in range(0, len(questions), size)]
-        futures = [self._pool.submit(measured, self._rules, chunk, label="prompts") for chunk in chunks]
+        futures = [self._pool.submit(measured, key, chunk, label="prompts") for chunk in chunks]
         return lambda: [length for future in futures for length in _result(future)]
 
     def __exit__(self, *error: object) -> None:
@@ -117,7 +129,13 @@ def measured(rules: bytes, questions: Sequence[Question]) -> list[Length] | str:
 
 @cache
 def _measurer(rules: bytes) -> Measurer:
-    return Measurer(pickle.loads(rules))
+    read: LengthRules = pickle.loads(rules)
+    return Measurer(read, _model(pickle.dumps(read.model)))
+
+
+@cache
+def _model(settings: bytes) -> WithoutWeights:
+    return WithoutWeights(pickle.loads(settings))
 
 
 def _result(future: Future[list[Length] | str]) -> list[Length]:

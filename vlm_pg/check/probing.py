@@ -21,11 +21,12 @@ _UnderWay = list[Future[MediaFacts] | Future[bool] | SampleError]
 
 @dataclass(frozen=True)
 class Place:
-    """Where the media of a set lie, and who reads them there."""
+    """Where the media of a set lie, and who reads them there. ``how``: equal where facts of a medium are equal."""
 
     loader: MediaLoader
     root: Path
     allow_remote: bool
+    how: str = ""
 
 
 class Prober:
@@ -48,7 +49,7 @@ class Prober:
         except SampleError as fault:
             return fault
         subtitles = ref.subtitles and f"{place.root}/{ref.subtitles}"
-        part = (ref.kind, path, ref.folder_fps, ref.start, ref.end, ref.times, subtitles)
+        part = (ref.kind, path, ref.folder_fps, ref.start, ref.end, ref.times, subtitles, place.how)
         key = repr(part)
         if key not in self._under_way and self._ledger.look(_PROBED, key) is None:
             self._under_way[key] = self._begin(ref, place.loader)

@@ -77,7 +77,9 @@ class SetCheck:
         """Judge some records, whose media are waited for."""
         facts = [[self._prober.facts(key) for key in item.keys] for item in batch]
         read = [(item.record, of) for item, of in zip(batch, facts, strict=True) if isinstance(item.record, Sample)]
-        judged = self._judge.judge([sample for sample, _ in read], [of for _, of in read], tally.add_prompt)
+        judged = self._judge.judge(
+            [sample for sample, _ in read], [of for _, of in read], one.asked.rules, tally.add_prompt
+        )
         for item, of_media in zip(batch, facts, strict=True):
             if isinstance(item.record, BadSample):
                 self._found(one, tally, [Finding(item.record)])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vlm_pg.check.lengths import LengthRules
 from vlm_pg.check.probing import Place
 from vlm_pg.check.tally import SetTally
 from vlm_pg.data.files import count_raw
@@ -15,21 +16,34 @@ from vlm_pg.data.records import stream_records
 from vlm_pg.data.settings import DataSettings
 from vlm_pg.data.several import named
 from vlm_pg.errors import ConfigError
+from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import BadSample, Sample
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How the questions of a set are asked: ``rules`` of their prompts, ``media`` as they are shown, and of which type
+    of question (``asks``) there are any, with which media (``as_asked``)."""
+
+    rules: LengthRules
+    media: MediaSettings
+    asks: Callable[[Sample], bool] = lambda sample: True
+    as_asked: Callable[[Sample], Sample] = lambda sample: sample
 
 
 @dataclass(frozen=True)
 class CheckedSet:
     """A set to check.
 
-    ``name``: as the configuration calls it. ``trains``: it is trained on. ``dataset``: as the run calls it where it
-    trains on several. ``limit``: the run asks for so many usable records only. ``weightless``: sources that it never
-    asks for. ``sources``: those found, within the limit.
+    ``asked``: how, and which of its questions. ``name``: as the configuration calls it. ``trains``: it is trained on.
+    ``dataset``: as the run calls it where it trains on several. ``limit``: the run asks for so many usable records
+    only. ``weightless``: sources that it never asks for. ``sources``: those found, within the limit.
     """
 
     name: str
     path: Path
     place: Place
+    asked: Asked
     trains: bool
     dataset: str = ""
     limit: int | None = None
@@ -57,17 +71,22 @@ class CheckedSet:
                 return
             tally.read += 1
             tally.unreadable += isinstance(record, BadSample)
-            if isinstance(record, Sample) and not beyond:
+            is_asked = isinstance(record, BadSample) or self.asked.asks(record)
+            if isinstance(record, Sample) and is_asked and not beyond:
                 usable += 1
                 self.sources.add(record.source)
-            if beyond or (isinstance(record, Sample) and record.source in self.weightless):
+            if beyond or not is_asked or (isinstance(record, Sample) and record.source in self.weightless):
                 tally.left_out += 1
             else:
-                yield named(record, self.dataset)
+                yield named(self.asked.as_asked(record) if isinstance(record, Sample) else record, self.dataset)
 
 
 def sets_of(
-    data: DataSettings, eval_names: Sequence[str], eval_limit: int | None, place: Callable[[str, Path], Place]
+    data: DataSettings,
+    eval_names: Sequence[str],
+    eval_limit: int | None,
+    place: Callable[[str, Path, Asked], Place],
+    asked: Callable[[str | None], Asked],
 ) -> list[CheckedSet]:
     """The sets that a run reads, those that are trained on first. One without a weight is read, and none of it checked.
 
@@ -75,7 +94,8 @@ def sets_of(
         data: all sets.
         eval_names: the evaluation sets that are chosen.
         eval_limit: how many usable records of each are asked.
-        place: where the media of a set lie, by its name and the path of its records.
+        place: where the media of a set lie, by its name, the path of its records, and how it is asked.
+        asked: how an evaluation set is asked, by its name; None: one that is trained on.
 
     Raises:
         ConfigError: ``data.mixture`` has not one weight for each of several sets.
@@ -88,10 +108,12 @@ def sets_of(
         limit = data.limit if name in data.asked_sets else 0
         weightless = frozenset() if several else data.weightless
         key = f"data.train.{name}" if several else "data.train"
-        sets.append(CheckedSet(key, path, place(name, path), True, name, limit, weightless))
+        how = asked(None)
+        sets.append(CheckedSet(key, path, place(name, path, how), how, True, name, limit, weightless))
     for name in eval_names:
         path = data.eval[name]
-        sets.append(CheckedSet(f"data.eval.{name}", path, place(name, path), False, limit=eval_limit))
+        how = asked(name)
+        sets.append(CheckedSet(f"data.eval.{name}", path, place(name, path, how), how, False, limit=eval_limit))
     return sets
 
 

@@ -18,6 +18,7 @@ from vlm_pg.eval.settings import Control, EvalSettings
 from vlm_pg.eval.wording import wording_of
 from vlm_pg.media.controls import repeat_frame, shuffle_frames
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.observe.console import Console
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.prompt_source import Tamper
@@ -64,7 +65,7 @@ class EvalSet:
         own = None if self.protocol is None else self.protocol.sampling.seed
         return config.run.seed if own is None else own
 
-    def asking(self, config: RunConfig, policy: Policy) -> Asking | None:
+    def asking(self, config: RunConfig, policy: Policy | WithoutWeights) -> Asking | None:
         """How its prompts are made; None: as all others.
 
         Raises:
@@ -87,7 +88,9 @@ class EvalSet:
         return Asking(media, builder, check)
 
 
-def read_sets(config: RunConfig, policy: Policy, console: Console, bad_log: BadSampleLog | None) -> list[EvalSet]:
+def read_sets(
+    config: RunConfig, policy: Policy | WithoutWeights, console: Console, bad_log: BadSampleLog | None
+) -> list[EvalSet]:
     """The sets that are chosen, controls behind the set they are of; what is left out is said."""
     sets: list[EvalSet] = []
     settings, files = config.eval, config.data.eval
@@ -97,7 +100,7 @@ def read_sets(config: RunConfig, policy: Policy, console: Console, bad_log: BadS
         samples, bad = read_records(records)
         if bad_log is not None:
             bad_log.record_file(bad, len(samples) + len(bad))
-        asked = samples if protocol is None else [protocol.as_asked(one) for one in samples if protocol.asks(one)]
+        asked = settings.asked(name, samples)
         if not asked:
             raise ConfigError(
                 f"Protocol {settings.protocols[name]} asks none of the {len(samples):,} questions of {records}. It is "

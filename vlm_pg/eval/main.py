@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from vlm_pg.eval.record import protocol_record
 from vlm_pg.eval.repeat import compared
 from vlm_pg.eval.report import write_eval_report
 from vlm_pg.eval.runner import Evaluator, Examinee
+from vlm_pg.eval.through_server import ServerExam
 from vlm_pg.files import write_json_atomic
 from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.quiet import quiet_libraries
 from vlm_pg.observe.run_folder import RunFolder
@@ -42,7 +45,8 @@ def evaluate(config: RunConfig, checkpoint: Path | None, like: Path | None = Non
     """Evaluate ``checkpoint`` (default: ``model.path``), print the figures, and write them beside the answers.
 
     Everything lands in ``eval-<checkpoint name>/`` in the checkpoint's run folder (``runs/`` for other models), with
-    the number of rollouts and temperature in its name unless greedy: ``result.json`` with the figures and all that
+    the number of rollouts and temperature in its name unless greedy, and "server" where ``rollout.engine`` has one
+    answer, whose weights are its own: ``result.json`` with the figures and all that
     they depended on, one JSON line of answers per question and set, and the samples that could not be used. Where a
     launcher started several processes, they share the questions.
 
@@ -55,6 +59,7 @@ def evaluate(config: RunConfig, checkpoint: Path | None, like: Path | None = Non
     Raises:
         ConfigError: the configuration names no evaluation sets, or an unfinished evaluation in the folder had another
             protocol.
+        ServerError: the server that is to answer is away, is none, or cannot be asked so.
         TooManyBadSamples: no question of a set could be scored; everything is written before.
     """
     if not config.data.eval:
@@ -85,16 +90,19 @@ def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
         if like.resolve().parent == folder.resolve():
             folder = folder.with_name(f"{folder.name}-again")
     with ExitStack() as stack:
-        policy = load_policy(path, device=local_device(), settings=config.model)
-        console.info(f"model: {path}; attention kernel {policy.kernel.name} (checked: {policy.kernel_error:.0e})")
-        console.info(f"positions: {policy.family.describe_positions(config.model.positions)}")
-        if line := keep_features(policy, config.cache):
-            console.info(line)
-        record = protocol_record(config, path, policy)
+        by_server = config.rollout.engine == "server"
+        policy = _without_weights(config, path) if by_server else _loaded(config, path, console)
+        exam = None
+        if by_server:
+            # With a tokenizer of its own: the server is asked in another thread than prompts are made in.
+            exam = ServerExam(config, path, _without_weights(config, path), folder / "served", console.warn)
+            for line in exam.introduction():
+                console.info(line)
+        record = protocol_record(config, path, policy, None if exam is None else exam.record())
         opened = ranks.first_says(lambda: open_folder(folder, record, config.eval.resume, console.info))
         stack.callback(opened.close)
         folder.mkdir(parents=True, exist_ok=True)  # of another host
-        results, records = _answer(config, policy, ranks, console, folder)
+        results, records = _answer(config, policy, exam, ranks, console, folder)
         if ranks.is_first:
             judge_answers(config.eval.judge, config.reward, folder, results, console)
         Meeting().wait()  # collectives would not wait for a judge
@@ -105,6 +113,19 @@ def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
         reproduced = ranks.first_says(lambda: _conclude(results, folder, console, like, records))
     _refuse_unscored(results, folder)
     return reproduced
+
+
+def _loaded(config: RunConfig, path: Path, console: Console) -> Policy:
+    policy = load_policy(path, device=local_device(), settings=config.model)
+    console.info(f"model: {path}; attention kernel {policy.kernel.name} (checked: {policy.kernel_error:.0e})")
+    console.info(f"positions: {policy.family.describe_positions(config.model.positions)}")
+    if line := keep_features(policy, config.cache):
+        console.info(line)
+    return policy
+
+
+def _without_weights(config: RunConfig, path: Path) -> WithoutWeights:
+    return WithoutWeights(config.model.model_copy(update={"path": str(path)}))
 
 
 def _conclude(
@@ -132,7 +153,12 @@ def _conclude(
 
 
 def _answer(
-    config: RunConfig, policy: Policy, ranks: RankLayout, console: Console, folder: Path
+    config: RunConfig,
+    policy: Policy | WithoutWeights,
+    exam: ServerExam | None,
+    ranks: RankLayout,
+    console: Console,
+    folder: Path,
 ) -> tuple[dict[str, Any], dict[str, Path]]:
     """The figures, and the records of each set."""
     builder = PromptBuilder(policy.processor, config.prompt, policy.positions)
@@ -151,6 +177,8 @@ def _answer(
         WholeReader(config.reward, console.warn) as whole,
     ):
         examinee = Examinee(policy, sources, rewarder, whole, ranks)
+        if exam is not None:
+            examinee = replace(examinee, sampler_of=exam.sampler, stop_asking=exam.stop)
         evaluator = Evaluator(config, examinee, console, log, _Pictures(config, folder))
         results = evaluator.run("answers", AnswerFiles(folder, ranks.rank))
         return results, {item.name: item.records for item in evaluator.sets}
@@ -195,4 +223,5 @@ def _folder(config: RunConfig, path: Path) -> Path:
     goes_by_it = any(name not in sampling.protocols for name in sampling.chosen_sets(list(config.data.eval)))
     is_sampled = goes_by_it and sampling.temperature != 0
     suffix = f"-n{sampling.num_generations}-t{sampling.temperature:g}" if is_sampled else ""
-    return home / f"eval-{path.name}{suffix}"
+    by_server = "-server" if config.rollout.engine == "server" else ""
+    return home / f"eval-{path.name}{suffix}{by_server}"

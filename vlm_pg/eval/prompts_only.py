@@ -95,16 +95,18 @@ def write_prompts(config: RunConfig, folder: Path) -> dict[str, WrittenPrompts]:
         pool, factor = None, None
         for name in names:
             samples, unreadable = read_records(config.data.eval[name])
-            samples = samples[: config.eval.limit]
-            if factor is None and any(sample.media for sample in samples):
+            asked = config.eval.asked(name, samples)
+            chosen = asked[: config.eval.limit]
+            if factor is None and any(sample.media for sample in chosen):
                 factor = _token_side(config.model)
                 pool = decoding_pool(config.media)
                 if pool is not None:
                     stack.enter_context(pool)
             asking = _asking(config, name, factor, pool)
             path = folder / f"prompts_{''.join(sign if sign.isalnum() or sign in '-_' else '_' for sign in name)}.jsonl"
-            asked, faults = _write_set(samples, config.eval.protocol_of(name), asking, path)
-            written[name] = WrittenPrompts(path, asked, len(samples) - asked, faults, len(unreadable))
+            faults = _write_set(chosen, config.eval.protocol_of(name), asking, path)
+            not_asked = len(samples) - len(asked)
+            written[name] = WrittenPrompts(path, len(chosen), not_asked, faults, len(unreadable))
     return written
 
 
@@ -152,16 +154,15 @@ def _settings(config: RunConfig, protocol: Protocol | None, media: MediaSettings
     }
 
 
-def _write_set(samples: Sequence[Sample], protocol: Protocol | None, asking: _Asking, path: Path) -> tuple[int, int]:
-    """How many questions were asked, and how many of them have a fault."""
-    asked = samples if protocol is None else [protocol.as_asked(one) for one in samples if protocol.asks(one)]
+def _write_set(asked: Sequence[Sample], protocol: Protocol | None, asking: _Asking, path: Path) -> int:
+    """How many of the questions have a fault."""
     prefix = "" if protocol is None else protocol.answer_prefix
     faults = 0
     with replacing(path, durable=False) as file:
         for row in _rows(asked, asking, prefix):
             faults += "fault" in row
             file.write(f"{json.dumps(row, ensure_ascii=False)}\n".encode(errors="backslashreplace"))
-    return len(asked), faults
+    return faults
 
 
 def _rows(samples: Sequence[Sample], asking: _Asking, answer_prefix: str) -> Iterator[dict[str, Any]]:

@@ -19,6 +19,7 @@ from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.models.numerics import numerics_digest
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.tower_digest import weights_digest
+from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.rollout.engine import stop_token_ids
 from vlm_pg.versions import versions
 
@@ -43,11 +44,17 @@ _NOT_DECIDING = {
 }
 
 
-def protocol_record(config: RunConfig, checkpoint: Path, policy: Policy) -> dict[str, Any]:
+def protocol_record(
+    config: RunConfig, checkpoint: Path, policy: Policy | WithoutWeights, server: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Everything that decides about an evaluation's answers and scores, as JSON has it.
 
     ``decides``: with equal values two evaluations give the same answers, bit for bit where ``machine`` is equal too.
     ``checkpoint`` and ``config``: what repeats it (``vlm-pg eval --like``).
+
+    Args:
+        policy: that answered; without weights where a server did.
+        server: what is known of that server; its weights, and what it computes in, are null then: nobody here knows.
     """
     whole = config.model_dump(mode="json")
     settings = {
@@ -62,9 +69,8 @@ def protocol_record(config: RunConfig, checkpoint: Path, policy: Policy) -> dict
         "schema": SCHEMA,
         "checkpoint": str(checkpoint),
         "decides": {
-            "weights": weights_digest(policy.model),
-            "dtype": config.model.dtype,
-            "share_prefix": config.model.share_prefix,
+            **_of_weights(config, policy),
+            **({} if server is None else {"server": server}),
             "positions": config.model.positions,
             "chat_template": hashlib.sha256(str(template).encode()).hexdigest(),
             "processor": _processor_digest(policy.processor),
@@ -78,12 +84,7 @@ def protocol_record(config: RunConfig, checkpoint: Path, policy: Policy) -> dict
             "seed": config.run.seed,
             "versions": versions(),
         },
-        "machine": {
-            "device": torch.cuda.get_device_name(policy.device) if policy.device.type == "cuda" else "cpu",
-            "attention_kernel": policy.kernel.name,
-            "threads": torch.get_num_threads(),
-            "numerics": numerics_digest(policy.device),
-        },
+        "machine": _machine(config, policy),
         # Beside the figures of the rules, which it does not decide about.
         "judge": judge_record(config.eval.judge),
         "config": whole,
@@ -94,6 +95,27 @@ def own_functions(protocols: Iterable[Protocol]) -> dict[str, dict[str, str]]:
     """Under "functions" digests of the user's own readers and aggregations; nothing without any."""
     sources = own_sources(name for protocol in protocols for name in (protocol.reader, protocol.aggregation))
     return {"functions": sources} if sources else {}
+
+
+def _of_weights(config: RunConfig, policy: Policy | WithoutWeights) -> dict[str, Any]:
+    if isinstance(policy, WithoutWeights):
+        return {"weights": None, "dtype": None, "share_prefix": None}
+    return {
+        "weights": weights_digest(policy.model),
+        "dtype": config.model.dtype,
+        "share_prefix": config.model.share_prefix,
+    }
+
+
+def _machine(config: RunConfig, policy: Policy | WithoutWeights) -> dict[str, Any]:
+    if isinstance(policy, WithoutWeights):
+        return {"device": "a server's", "url": config.rollout.server.url}
+    return {
+        "device": torch.cuda.get_device_name(policy.device) if policy.device.type == "cuda" else "cpu",
+        "attention_kernel": policy.kernel.name,
+        "threads": torch.get_num_threads(),
+        "numerics": numerics_digest(policy.device),
+    }
 
 
 def _processor_digest(processor: Any) -> str:

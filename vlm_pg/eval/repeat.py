@@ -26,6 +26,10 @@ def compared(before: Path, now: Path) -> tuple[bool, list[str]]:
         raise ConfigError(f"{before} would be compared with itself. Two results are expected. Give another one.")
     then, here = read_record(before), read_record(now)
     lines = []
+    if served := [one for one, record in (("earlier", then), ("later", here)) if "server" in record["decides"]]:
+        lines.append(
+            f"not known to be equal: weights and program of the server that gave the {' and the '.join(served)} answers"
+        )
     for what in ("decides", "machine"):
         found = differences(then[what], here[what])
         lines += [f"not made equal: {line}" for line in found[:_MOST_LINES]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import ALONE, Meeting, RankLayout, gather_objects
+from vlm_pg.eval.ahead import Ahead, Sampled
 from vlm_pg.eval.answer_files import AnswerFiles, Row
 from vlm_pg.eval.contracts import Answered, Output, Reader, Reading, cluster_of
 from vlm_pg.eval.exam import EvalSet, read_sets
@@ -18,6 +20,7 @@ from vlm_pg.eval.readers import reader_name, reader_of
 from vlm_pg.eval.reading import WholeReader
 from vlm_pg.eval.strict import strict_reading
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.observe.console import Console
 from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.response import Response
@@ -53,20 +56,34 @@ class _Question:
 
 
 @dataclass(frozen=True)
+class _UnderWay:
+    """Prompts of a batch that a sampler has been given. ``is_last``: no other form of its questions follows."""
+
+    prompts: Sequence[tuple[Sample, Prompt]]
+    questions: Mapping[str, _Question]
+    sampled: Callable[[], Sampled]
+    is_last: bool
+
+
+@dataclass(frozen=True)
 class Examinee:
     """A policy, and what its answers take: prompts made and rewards given as in training.
 
     ``whole``: reads whole outputs. ``ranks``: batches of questions are dealt out to them in turn. ``weights_at_hand``:
-    entered around sampling.
+    entered around sampling. ``sampler_of``: who answers the questions of a set; None: the policy itself, which must
+    have its weights then. ``stop_asking``: of samplers that work elsewhere, and are asked while the next prompts are
+    made: ends that.
     """
 
-    policy: Policy
+    policy: Policy | WithoutWeights
     sources: SourcePool
     rewarder: Rewarder
     whole: WholeReader
     ranks: RankLayout = ALONE
     weights_at_hand: Callable[[], AbstractContextManager[None]] = nullcontext
     should_stop: Callable[[], bool] = lambda: False
+    sampler_of: Callable[[EvalSet], Sampler] | None = None
+    stop_asking: Callable[[], None] | None = None
 
 
 class Evaluator:
@@ -88,7 +105,8 @@ class Evaluator:
         self._config, self._console, self._bad_log, self._showing = config, console, bad_log, showing
         self._policy, self._sources, self._rewarder = examinee.policy, examinee.sources, examinee.rewarder
         self._ranks, self._weights_at_hand = examinee.ranks, examinee.weights_at_hand
-        self._whole, self._should_stop = examinee.whole, examinee.should_stop
+        self._whole, self._should_stop, self._sampler_of = examinee.whole, examinee.should_stop, examinee.sampler_of
+        self._stop_asking = examinee.stop_asking
         self._recorded: set[str] = set()
         self.sets = read_sets(config, self._policy, console, bad_log)
         for item in self.sets:
@@ -108,19 +126,21 @@ class Evaluator:
         kept = gather_objects({item.name: files.kept(item.name) for item in self.sets})[0]
         if done := sum(map(len, kept.values())):
             self._console.info(f"going on: {done:,} question(s) were answered before")
+        # All sets' before any is asked: what cannot be sampled so shows at once.
+        samplers = [self._sampler(item) for item in self.sets]
         results: dict[str, Any] = {}
         total = sum(len(item.samples) for item in self.sets)
         with self._console.progress(f"evaluating {tag}", total) as bar, self._weights_at_hand():
             # Ranks are at their own pace here: what they found is gathered afterwards.
             mine = []
-            for item in self.sets:
+            for item, sampler in zip(self.sets, samplers, strict=True):
                 running = _RunningAccuracy()
 
                 def advance(rows: list[Row], running: _RunningAccuracy = running) -> None:
                     running.add(rows)
                     bar.advance(min(len(rows) * self._ranks.world_size, total - bar.done), str(running))
 
-                mine.append(self._rows_of(item, kept[item.name], files, advance))
+                mine.append(self._rows_of(item, sampler, kept[item.name], files, advance))
         # Behind the block: where weights are gathered in turns, a rank that is done helps the others to its end.
         Meeting().wait(self._should_stop)
         for item, found in zip(self.sets, mine, strict=True):
@@ -139,16 +159,31 @@ class Evaluator:
         chosen = results[headline] if headline is not None else {"accuracy": None, "n": 0}
         return {"accuracy": chosen["accuracy"], "n": chosen["n"], "headline_set": headline, "sets": results}
 
+    def _sampler(self, item: EvalSet) -> Sampler:
+        if self._sampler_of is not None:
+            return self._sampler_of(item)
+        assert isinstance(self._policy, Policy)
+        config = self._config
+        return RolloutEngine(self._policy, item.rollout(config), item.seed(config), self._should_stop)
+
     def _rows_of(
-        self, item: EvalSet, kept: Mapping[str, Row], files: AnswerFiles, advance: Callable[[list[Row]], None]
+        self,
+        item: EvalSet,
+        sampler: Sampler,
+        kept: Mapping[str, Row],
+        files: AnswerFiles,
+        advance: Callable[[list[Row]], None],
     ) -> list[Row]:
         """The rows of this rank's batches; what is answered now is also appended to its part."""
         config, policy = self._config, self._policy
         source = self._sources.for_records(item.records, item.name, asking=item.asking(config, policy))
         reader = reader_of(reader_name(config.eval.reader, item.protocol), item.protocol, self._whole)
         rollout = item.rollout(config)
-        sampler: Sampler = RolloutEngine(policy, rollout, item.seed(config), self._should_stop)
         size = min(max(1, rollout.max_batch_rollouts // rollout.num_generations), MOST_QUESTIONS_A_BATCH)
+        if self._stop_asking is not None:
+            # Whose answers do not depend on what is asked together: enough to keep all its requests in flight.
+            at_once = rollout.server.concurrency
+            size = max(at_once, min(2 * at_once, MOST_QUESTIONS_A_BATCH))
         ordered = _media_together(item.samples)
         batches = [ordered[i : i + size] for i in range(0, len(ordered), size)]
         mine = batches[self._ranks.rank :: self._ranks.world_size]
@@ -165,21 +200,36 @@ class Evaluator:
                 open_batches.append(batch)
         if rows:
             advance(rows)
-        for index, batch in enumerate(open_batches):
-            following = open_batches[index + 1] if index + 1 < len(open_batches) else None
-            questions = {sample.sample_id: _Question(sample, places[sample.sample_id]) for sample in batch}
-            if following is not None:
-                source.prefetch([*batch, *following])
-            for number, tamper in enumerate(item.tampers):
-                prompts, faults = source.load(batch, tamper, self._should_stop)
-                for fault in faults:
-                    questions[fault.sample_id].fault = fault
-                rollouts = sampler.generate([prompt for _, prompt in prompts], f"eval/{item.name}/{number}")
-                self._read(prompts, rollouts, questions, reader)
-            found = [question.to_row() for question in questions.values()]
-            files.append(item.name, found)
-            rows += found
-            advance(found)
+        under_way: deque[_UnderWay] = deque()
+
+        def finish(one: _UnderWay) -> None:
+            rollouts, faults = one.sampled()
+            for fault in faults:
+                one.questions[fault.sample_id].fault = fault
+            self._read(one.prompts, rollouts, one.questions, reader)
+            if one.is_last:
+                found = [question.to_row() for question in one.questions.values()]
+                files.append(item.name, found)
+                rows.extend(found)
+                advance(found)
+
+        with Ahead(sampler, self._stop_asking) as ahead:
+            for index, batch in enumerate(open_batches):
+                following = open_batches[index + 1] if index + 1 < len(open_batches) else None
+                questions = {sample.sample_id: _Question(sample, places[sample.sample_id]) for sample in batch}
+                if following is not None:
+                    source.prefetch([*batch, *following])
+                for number, tamper in enumerate(item.tampers):
+                    prompts, faults = source.load(batch, tamper, self._should_stop)
+                    for fault in faults:
+                        questions[fault.sample_id].fault = fault
+                    sampled = ahead.ask([prompt for _, prompt in prompts], f"eval/{item.name}/{number}")
+                    is_last = number + 1 == len(item.tampers)
+                    under_way.append(_UnderWay(prompts, questions, sampled, is_last))
+                    while len(under_way) > ahead.batches:
+                        finish(under_way.popleft())
+            while under_way:
+                finish(under_way.popleft())
         return rows
 
     def _read(

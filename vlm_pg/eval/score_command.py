@@ -131,7 +131,12 @@ def _refuse_evaluation(folder: Path) -> None:
 
 def _written(folder: Path) -> list[Path]:
     """What an earlier scoring wrote there."""
-    return [*folder.glob("answers_*.jsonl"), *folder.glob("judged_*.jsonl"), folder / RESULT, *folder.glob("report.html")]
+    return [
+        *folder.glob("answers_*.jsonl"),
+        *folder.glob("judged_*.jsonl"),
+        folder / RESULT,
+        *folder.glob("report.html"),
+    ]
 
 
 def _record(scoring: Scoring, protocol: Protocol | None, reader: str) -> dict[str, Any]:

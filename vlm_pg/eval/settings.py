@@ -10,7 +10,10 @@ from pydantic import Field, field_validator
 from vlm_pg.eval.judging.settings import EvalJudgeSettings
 from vlm_pg.eval.protocols.load import load_protocol
 from vlm_pg.eval.protocols.protocol import Protocol
+from vlm_pg.eval.wording import wording_of
+from vlm_pg.prompts.builder import Wording
 from vlm_pg.settings import Settings
+from vlm_pg.types import Sample
 
 Control = Literal["frames_shuffled", "frame_repeated"]
 
@@ -71,6 +74,16 @@ class EvalSettings(Settings):
     def protocol_of(self, name: str) -> Protocol | None:
         """The protocol of the set ``name``; None: it goes by the configuration."""
         return load_protocol(self.protocols[name]) if name in self.protocols else None
+
+    def asked(self, name: str, samples: Sequence[Sample]) -> list[Sample]:
+        """Those of the set's questions that its protocol asks, with the media that it shows, whatever ``limit`` is."""
+        protocol = self.protocol_of(name)
+        return list(samples) if protocol is None else [protocol.as_asked(one) for one in samples if protocol.asks(one)]
+
+    def wording_of(self, name: str) -> Wording | None:
+        """The words of that protocol; None: of section ``prompt``."""
+        protocol = self.protocol_of(name)
+        return None if protocol is None else wording_of(protocol)
 
     def chosen_sets(self, known: Sequence[str]) -> list[str]:
         """Those of the ``known`` sets that are evaluated, in their order."""

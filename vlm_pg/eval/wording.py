@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from vlm_pg.errors import SampleError
 from vlm_pg.eval.protocols.protocol import OptionStyle, Protocol, SubtitleRule, detail_text
@@ -59,28 +60,29 @@ def words(
 def wording_of(protocol: Protocol) -> Callable[[Sample, Sequence[DecodedMedia]], tuple[str, str | Turn]]:
     """``words`` of a protocol as ``PromptBuilder`` takes it: of a sample and its decoded media.
 
-    Subtitles are those of the first video; questions of the bundled sets have one. What is interleaved must have it.
+    Subtitles are those of the first video; questions of the bundled sets have one. What is interleaved must have it. It
+    can be sent to other processes.
 
     Raises:
         SampleError: as ``words``; ``not_asked`` where frames and texts are to be interleaved and the media are not one
             video.
     """
+    return partial(_words_over_media, protocol)
 
-    def wording(sample: Sample, media: Sequence[DecodedMedia]) -> tuple[str, str | Turn]:
-        video = next((item for item in media if item.kind == "video"), None)
-        cues, seconds = (video.subtitles, video.frame_seconds) if video else ((), ())
-        system, user = words(protocol, sample, cues, seconds)
-        if protocol.subtitles != "interleaved":
-            return system, user
-        if len(media) != 1 or video is None:
-            raise SampleError(
-                "not_asked",
-                f"protocol {protocol.name} shows the frames of one video with subtitles between them, and the sample "
-                f"has {len(media)} media. Leave the question out, or choose another protocol.",
-            )
-        return system, Turn((*interleaved(cues, seconds), user))
 
-    return wording
+def _words_over_media(protocol: Protocol, sample: Sample, media: Sequence[DecodedMedia]) -> tuple[str, str | Turn]:
+    video = next((item for item in media if item.kind == "video"), None)
+    cues, seconds = (video.subtitles, video.frame_seconds) if video else ((), ())
+    system, user = words(protocol, sample, cues, seconds)
+    if protocol.subtitles != "interleaved":
+        return system, user
+    if len(media) != 1 or video is None:
+        raise SampleError(
+            "not_asked",
+            f"protocol {protocol.name} shows the frames of one video with subtitles between them, and the sample has "
+            f"{len(media)} media. Leave the question out, or choose another protocol.",
+        )
+    return system, Turn((*interleaved(cues, seconds), user))
 
 
 def interleaved(cues: Sequence[Cue], frame_seconds: Sequence[float]) -> list[str | int]:

@@ -16,7 +16,7 @@ from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.prompts.subtitles import subtitle_lines
 from vlm_pg.prompts.turn import Turn
-from vlm_pg.types import DecodedMedia, MediaKind, Prompt, Sample
+from vlm_pg.types import DecodedMedia, MediaKind, Prompt, PromptWords, Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
@@ -107,7 +107,8 @@ class PromptBuilder:
         words = asked.text if isinstance(asked, Turn) else asked
         self._refuse_control_tokens(words)
         shown = asked.images(media) if isinstance(asked, Turn) else media
-        return self._built(sample, self._messages(sample, system, asked), shown, media, subtitles, words)
+        said = PromptWords(system, words, self._answer_prefix)
+        return self._built(sample, self._messages(sample, system, asked), shown, media, subtitles, said)
 
     def build_conversation(
         self, sample: Sample, messages: Sequence[Mapping[str, Any]], media: Sequence[DecodedMedia]
@@ -136,7 +137,7 @@ class PromptBuilder:
             self._refuse_control_tokens(text)
         if not self._reads_media:
             messages = [{**one, "content": "".join(part["text"] for part in one["content"])} for one in messages]
-        return self._built(sample, messages, media, media, "", "".join(texts))
+        return self._built(sample, messages, media, media, "", PromptWords("", "".join(texts), self._answer_prefix))
 
     def _built(
         self,
@@ -145,12 +146,12 @@ class PromptBuilder:
         shown: Sequence[DecodedMedia],
         media: Sequence[DecodedMedia],
         subtitles: str,
-        words: str,
+        words: PromptWords,
     ) -> Prompt:
         text = self._begun(messages)
         inputs = self._process(text, shown)
         tokens, visual = int(inputs["input_ids"].shape[1]), int((inputs["mm_token_type_ids"] != 0).sum())
-        check_length(tokens, visual, is_mostly(subtitles, words), self._settings.max_prompt_tokens)
+        check_length(tokens, visual, is_mostly(subtitles, words.user), self._settings.max_prompt_tokens)
         preview, preview_seconds = preview_frames(media) if self._previews else ((), ())
         return prompt_from_processor(
             inputs,
@@ -158,6 +159,7 @@ class PromptBuilder:
             sample.sample_id,
             text=text,
             subtitles=subtitles,
+            words=words,
             preview=preview,
             preview_seconds=preview_seconds,
         )

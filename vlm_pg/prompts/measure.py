@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from vlm_pg.media.probe import MediaFacts
-from vlm_pg.prompts.builder import PositionFn, PromptBuilder, check_length, is_mostly, is_tokenizer, user_text
+from vlm_pg.prompts.builder import PositionFn, PromptBuilder, Wording, check_length, is_mostly, is_tokenizer
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.types import DecodedMedia, MediaKind, Prompt, Sample
 
@@ -29,14 +29,26 @@ class PromptMeasure:
     """Prompts of one model as long as ``PromptBuilder``'s, with their positions, whose pixels are missing.
 
     Args:
-        processor, settings, position_fn: as of ``PromptBuilder``.
+        processor, settings, position_fn, wording, answer_prefix: as of ``PromptBuilder``.
     """
 
     def __init__(
-        self, processor: ProcessorMixin | PreTrainedTokenizerBase, settings: PromptSettings, position_fn: PositionFn
+        self,
+        processor: ProcessorMixin | PreTrainedTokenizerBase,
+        settings: PromptSettings,
+        position_fn: PositionFn,
+        wording: Wording | None = None,
+        answer_prefix: str = "",
     ):
         unlimited = settings.model_copy(update={"max_prompt_tokens": sys.maxsize})
-        self._builder = PromptBuilder(without_pixels(processor), unlimited, position_fn, previews=False)
+        self._builder = PromptBuilder(
+            without_pixels(processor),
+            unlimited,
+            position_fn,
+            previews=False,
+            wording=wording,
+            answer_prefix=answer_prefix,
+        )
         self._limit = settings.max_prompt_tokens
 
     @property
@@ -52,16 +64,17 @@ class PromptMeasure:
             facts: of its media, in its order.
 
         Raises:
-            SampleError: ``media_token_in_text``.
+            SampleError: ``media_token_in_text``; what the wording raises.
             ModelError: the sample has media and the model reads text alone.
         """
         media = [stand_in(ref.kind, one) for ref, one in zip(sample.media, facts, strict=True)]
         return self._builder.build(sample, media)
 
-    def check(self, sample: Sample, prompt: Prompt) -> None:
+    def check(self, prompt: Prompt) -> None:
         """Raise the SampleError ``prompt_too_long`` that building the prompt of ``measure`` would raise."""
-        words = user_text(prompt.subtitles, self._builder.question_text(sample))
-        check_length(prompt.num_tokens, prompt.num_visual_tokens, is_mostly(prompt.subtitles, words), self._limit)
+        assert prompt.words is not None  # the builder's
+        mostly_subtitles = is_mostly(prompt.subtitles, prompt.words.user)
+        check_length(prompt.num_tokens, prompt.num_visual_tokens, mostly_subtitles, self._limit)
 
 
 def stand_in(kind: MediaKind, facts: MediaFacts) -> DecodedMedia:

@@ -35,6 +35,7 @@ class Cohort:
         first_positions: int64 [rollouts], the rotary position of a response's first token.
         uniforms: float64 [rollouts, max_new_tokens] in [0, 1).
         seen: bool [rollouts, V], tokens that repetition penalties count; None where there is no penalty.
+        said: bool [rollouts, V], tokens that presence penalties count: none yet; None where there is no penalty.
     """
 
     def __init__(
@@ -45,11 +46,12 @@ class Cohort:
         first_positions: torch.Tensor,
         uniforms: torch.Tensor,
         seen: torch.Tensor | None,
+        said: torch.Tensor | None = None,
     ):
         self.own = OwnTokens(paths)
         self.hidden = first_hidden
         self.last_tokens = torch.empty(0, dtype=torch.int64)
-        self.seen = seen
+        self.seen, self.said = seen, said
         self.num_generated = 0
         self._positions = first_positions
         self._uniforms = uniforms
@@ -92,8 +94,9 @@ class Cohort:
         self.last_tokens = choice.tokens[place]
         values = torch.stack([choice.logprobs, choice.sampling_logprobs, choice.entropies])[:, place]
         self._records[:, self._slots, self.num_generated] = values
-        if self.seen is not None:
-            self.seen[torch.arange(self.num_rows, device=self.seen.device), self.last_tokens] = True
+        for tokens in (self.seen, self.said):
+            if tokens is not None:
+                tokens[torch.arange(self.num_rows, device=tokens.device), self.last_tokens] = True
         for row in self.running_rows():
             self._tokens[row].append(token_ids[row])
         self.num_generated += 1
@@ -112,7 +115,7 @@ class Cohort:
         self.own.keep(kept)
         self.hidden, self.last_tokens = self.hidden[kept], self.last_tokens[kept]
         self._slots = self._slots[kept]
-        self.seen = None if self.seen is None else self.seen[kept]
+        self.seen, self.said = (None if tokens is None else tokens[kept] for tokens in (self.seen, self.said))
         self._slot_of_row = [self._slot_of_row[row] for row in rows]
         self._rollouts = [self._rollouts[row] for row in rows]
         self._tokens = [self._tokens[row] for row in rows]

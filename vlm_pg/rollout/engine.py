@@ -14,6 +14,7 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.memory import GIB
 from vlm_pg.metrics import Metric
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.rollout.booking import Booking, rounds
 from vlm_pg.rollout.cohort import Cohort, FinishedRollout
 from vlm_pg.rollout.decoders import decoder_for
@@ -355,10 +356,14 @@ class _ContinuousBatch:
             torch.tensor([self.prompts[prompt].next_position for prompt, _ in rollouts], device=device),
             torch.from_numpy(uniforms(keys, self.settings.max_new_tokens)).to(device),
             self._seen([prompt for prompt, _ in rollouts]) if self.sampler.needs_seen else None,
+            self._no_tokens(len(rollouts)) if self.sampler.needs_said else None,
         )
 
+    def _no_tokens(self, rows: int) -> torch.Tensor:
+        return torch.zeros(rows, self.policy.vocab_size, dtype=torch.bool, device=self.policy.device)
+
     def _seen(self, prompts: Sequence[int]) -> torch.Tensor:
-        seen = torch.zeros(len(prompts), self.policy.vocab_size, dtype=torch.bool, device=self.policy.device)
+        seen = self._no_tokens(len(prompts))
         for row, prompt in zip(seen, prompts, strict=True):
             row[self.prompts[prompt].input_ids.to(seen.device)] = True
         return seen
@@ -371,9 +376,8 @@ class _ContinuousBatch:
             logits,
             torch.cat([cohort.uniform for cohort in cohorts]),
             [cohort.num_generated for cohort in cohorts for _ in range(cohort.num_rows)],
-            torch.cat([cohort.seen for cohort in cohorts if cohort.seen is not None])
-            if self.sampler.needs_seen
-            else None,
+            _joined([cohort.seen for cohort in cohorts]),
+            _joined([cohort.said for cohort in cohorts]),
         )
         # The only look at the device from the host, once a token.
         token_ids = choice.tokens.tolist()
@@ -430,7 +434,13 @@ class _ContinuousBatch:
         )
 
 
-def stop_token_ids(policy: Policy) -> tuple[int, ...]:
+def _joined(of_cohorts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """The rows of all cohorts, which either all have some or none."""
+    found = [rows for rows in of_cohorts if rows is not None]
+    return torch.cat(found) if found else None
+
+
+def stop_token_ids(policy: Policy | WithoutWeights) -> tuple[int, ...]:
     """What ends a response: the end tokens of the model's generation config, and the tokenizer's."""
     configured = getattr(policy.model.generation_config, "eos_token_id", None)
     ids = set(configured if isinstance(configured, list) else [configured])

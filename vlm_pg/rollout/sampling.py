@@ -1,8 +1,10 @@
 """Choosing the next token. Which random number is used depends on names, never on order or batch.
 
 Filters and penalties are transformers' own, in the order of its ``generate``: repetition penalty, forbidden tokens,
-temperature, top-k, top-p, min-p. Equal logits are common (bf16 has 8 bits for a mantissa), so ties are treated as
-transformers treats them: top-k keeps all tokens equal to the k-th, top-p keeps of equal ones those it sorts last.
+temperature, top-k, top-p, min-p. It has no presence penalty: that one is vLLM's, behind the repetition penalty and
+before the temperature (vllm/model_executor/layers/utils.py, apply_penalties). Equal logits are common (bf16 has 8 bits
+for a mantissa), so ties are treated as transformers treats them: top-k keeps all tokens equal to the k-th, top-p keeps
+of equal ones those it sorts last.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class TokenSampler:
     """Chooses tokens as the settings say, without ever making the host wait for the device.
 
     Args:
-        settings: temperature, filters, repetition penalty and shortest response.
+        settings: temperature, filters, penalties and shortest response.
         vocab_size: V, the number of logits.
         media_token_ids: placeholders of images and videos; never chosen, as they have no features to stand for.
         stop_token_ids: what ends a response; not chosen before ``min_new_tokens``.
@@ -93,12 +95,18 @@ class TokenSampler:
         """Whether ``choose`` must be told which tokens were in the sequence so far."""
         return self._settings.repetition_penalty != 1.0
 
+    @property
+    def needs_said(self) -> bool:
+        """Whether ``choose`` must be told which tokens were in the response so far."""
+        return self._settings.presence_penalty != 0.0
+
     def choose(
         self,
         logits: torch.Tensor,
         uniform: torch.Tensor,
         num_generated: Sequence[int] | torch.Tensor,
         seen: torch.Tensor | None,
+        said: torch.Tensor | None = None,
     ) -> Choice:
         """One token per rollout.
 
@@ -107,8 +115,9 @@ class TokenSampler:
             uniform: fp64 [n] in [0, 1), one random number per rollout; not looked at when greedy.
             num_generated: [n] response tokens so far, on the host or on the device.
             seen: bool [n, V], tokens of prompt and response so far; only where ``needs_seen``.
+            said: bool [n, V], tokens of the response so far; only where ``needs_said``.
         """
-        scores = self.scores(logits, num_generated, seen)
+        scores = self.scores(logits, num_generated, seen, said)
         if self._settings.temperature == 0:
             tokens = scores.argmax(-1)
             sampling_logprobs = torch.zeros_like(tokens, dtype=torch.float32)
@@ -120,11 +129,16 @@ class TokenSampler:
         return Choice(tokens, logprobs, sampling_logprobs, entropies)
 
     def scores(
-        self, logits: torch.Tensor, num_generated: Sequence[int] | torch.Tensor, seen: torch.Tensor | None
+        self,
+        logits: torch.Tensor,
+        num_generated: Sequence[int] | torch.Tensor,
+        seen: torch.Tensor | None,
+        said: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """fp32 [n, V]: logits of the distribution that is drawn from, ``-inf`` where a token cannot be drawn.
 
-        Equal to what transformers' processors make of the same logits. Greedy has no temperature and no filters.
+        Without a presence penalty equal to what transformers' processors make of the same logits. Greedy has no
+        temperature and no filters.
         Arguments as in ``choose``.
         """
         settings = self._settings
@@ -133,6 +147,10 @@ class TokenSampler:
             scores = _penalized(logits, seen, settings.repetition_penalty)
         else:
             scores = logits.clone()
+        if self.needs_said:
+            assert said is not None
+            # OpenAI's definition: once, however often a token was said; the prompt's tokens do not count.
+            scores.add_(said, alpha=-settings.presence_penalty)
         scores.index_fill_(1, self._media, -torch.inf)
         self._forbid_early_stops(scores, num_generated)
         if settings.temperature == 0:

@@ -86,6 +86,13 @@ class RolloutSettings(Settings):
     repetition_penalty: float = Field(
         1.0, gt=0.0, description="Divides positive and multiplies negative logits of tokens already in the sequence."
     )
+    presence_penalty: float = Field(
+        0.0,
+        ge=-2.0,
+        le=2.0,
+        description="Taken, once, from the logit of every token that the response has already; the prompt's do not "
+        "count.",
+    )
     stop_token_ids: tuple[int, ...] = Field((), description="End a response, besides the model's own end tokens.")
     stop_strings: tuple[str, ...] = Field((), description="A response ends with the token that completes one of them.")
     max_batch_rollouts: int = Field(

@@ -303,6 +303,11 @@ class _Run:
         config = self.config
         if not config.data.eval or not (config.eval.before or config.eval.after or config.eval.every):
             return None
+        if config.rollout.engine == "server":
+            self.console.info(
+                "rollout.engine=server: evaluation before, between and after steps samples in this process, from the "
+                "weights that are trained"
+            )
         examinee = Examinee(
             self.policy,
             self.sources,

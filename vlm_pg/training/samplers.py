@@ -8,7 +8,6 @@ from pathlib import Path
 from vlm_pg.config import RunConfig
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.policy import Policy
-from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.rollout.contracts import Sampler
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.training.stop import StopRequest
@@ -38,9 +37,7 @@ def make_sampler(
             f"rollout.engine is server, which needs the package {error.name}. Install it with: "
             "pip install 'vlm-pg[server]'."
         ) from error
-    builder = PromptBuilder(policy.processor, config.prompt, policy.positions)
-    by_id = {sample.sample_id: sample for sample in samples}
-    messages = ChatMessages(policy, by_id, builder.question_text, config.prompt.system)
+    messages = ChatMessages(policy, {sample.sample_id: sample for sample in samples})
     return ServerEngine(
         policy, config.rollout, config.run.seed, stop.between_tokens, messages, run_folder / "served", warn
     )

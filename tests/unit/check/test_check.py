@@ -20,6 +20,7 @@ from vlm_pg.data.prepared import write_shards
 from vlm_pg.data.records import parse_record, read_records
 from vlm_pg.media.probe import MediaFacts
 from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.prompts.settings import PromptSettings
 
 OWN = """
@@ -281,8 +282,8 @@ def test_prompts_are_measured_alike_in_processes(monkeypatch: pytest.MonkeyPatch
     found = []
     for alone in (10**6, 0):
         monkeypatch.setattr("vlm_pg.check.lengths.ALONE", alone)
-        with Lengths(rules, workers=2) as lengths:
-            halves = lengths.start(questions[:7]), lengths.start(questions[7:])
+        with Lengths(2, WithoutWeights(model)) as lengths:
+            halves = lengths.start(questions[:7], rules), lengths.start(questions[7:], rules)
             found.append([length for half in halves for length in half()])
             assert (lengths._pool is not None) == (alone == 0)
     assert found[0] == found[1] and [one.fault is None for one in found[0]].count(False) in range(5, 45)

@@ -159,10 +159,22 @@ def test_what_a_variant_differs_in_besides_stands_behind_what_its_base_does(tmp_
 
 
 def test_what_is_published_and_not_done_is_said() -> None:
-    judge, penalty = load_protocol("video_mme/qwen3_vl").not_applied()
-    assert judge.startswith("Its script reads by a rule, then asks a judge model")
-    assert penalty == "a presence penalty of 1.5 is published and is not applied"
+    differing = load_protocol("video_mme/qwen3_vl").model_copy(update={"differs": "its judge is not asked"})
+    assert differing.not_applied() == ["its judge is not asked"]
     assert load_protocol("video_mme/video_r1").not_applied() == []
+
+
+def test_a_published_presence_penalty_is_applied_and_that_of_the_configuration_is_not() -> None:
+    base = RolloutSettings(presence_penalty=-1.0)
+    applied = {
+        name: base.model_copy(update=load_protocol(name).rollout_changes()).presence_penalty
+        for name in ("video_mme/qwen3_vl", "video_mme/qwen3_vl_thinking", "video_mme/video_r1")
+    }
+    assert applied == {
+        "video_mme/qwen3_vl": 1.5,
+        "video_mme/qwen3_vl_thinking": 0.0,
+        "video_mme/video_r1": 0.0,
+    }
 
 
 def test_a_question_that_a_protocol_does_not_report_is_not_asked() -> None:

@@ -44,7 +44,7 @@ def build(
     policy = tiny_policy(family=family)
     asked = sample("7", *(MediaRef(item.kind, "a.mp4") for item in media), question=question)
     builder = PromptBuilder(policy.processor, PromptSettings(**settings), policy.positions)  # type: ignore[arg-type]
-    return builder.build(asked, media), ChatMessages(policy, {"7": asked}, builder.question_text, "")
+    return builder.build(asked, media), ChatMessages(policy, {"7": asked})
 
 
 def times_in_words(prompt: Prompt) -> list[float]:
@@ -140,8 +140,9 @@ def test_a_server_is_told_the_subtitles() -> None:
     prompt, messages = build("qwen3_vl", [video((0.0, 0.5), 2.0, CUES, 32)])
     (user,) = messages(prompt, "vllm")
     assert user["content"][1]["text"].startswith(LINES + "\nWhat is said?\n")
-    with pytest.raises(ValueError, match="same samples, prompt settings"):
-        messages(replace(prompt, subtitles=""), "vllm")
+    assert prompt.words is not None
+    with pytest.raises(ValueError, match=r"its words give .*Build prompts and messages with the same processor"):
+        messages(replace(prompt, words=replace(prompt.words, user="What is said?\n")), "vllm")
 
 
 @pytest.mark.parametrize("seconds", [(6.0, 6.5), (0.0, 0.8)])

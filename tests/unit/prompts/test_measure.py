@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import Future
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from PIL import Image
 
 from tests.support.groups import tiny_policy
-from tests.support.runs import ROOT
+from tests.support.runs import ROOT, save_tiny_model
 from tests.support.tiny import FAMILY_NAMES, VL_FAMILY_NAMES
 from vlm_pg.errors import ModelError, SampleError
 from vlm_pg.media.loader import MediaLoader
@@ -25,6 +26,7 @@ from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.measure import PromptMeasure
 from vlm_pg.prompts.settings import PromptSettings
+from vlm_pg.rollout.engine import stop_token_ids
 from vlm_pg.types import DecodedMedia, MediaRef, Prompt, Sample
 
 SRT = "1\n00:00:01,000 --> 00:00:02,500\nMind the gap.\n\n2\n00:00:07,000 --> 00:00:09,000\n<i>Doors close.</i>\n"
@@ -135,6 +137,26 @@ def test_positions_by_either_rule(rule: Any, root: Path) -> None:
     assert_equal(measured, built)
 
 
+@pytest.mark.parametrize("ends", [None, [3, 5]], ids=["no file", "a file"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen2"])
+def test_what_is_known_without_weights_is_what_the_policy_says(
+    family: str, ends: list[int] | None, tmp_path: Path
+) -> None:
+    """What asking a server needs: ends of answers, what may not be in one, the vocabulary, how pixels are read."""
+    folder = save_tiny_model(tmp_path / "model", family)
+    file = folder / "generation_config.json"
+    file.unlink(missing_ok=True)
+    if ends is not None:
+        file.write_text(json.dumps({"eos_token_id": ends}))
+    settings = ModelSettings(path=str(folder), train=("language",))
+    policy, model = load_policy(settings.path, device="cpu", settings=settings), WithoutWeights(settings)
+    assert stop_token_ids(model) == stop_token_ids(policy)
+    assert ends is None or set(ends) < set(stop_token_ids(model))
+    assert (model.media_token_ids, model.vocab_size) == (policy.media_token_ids, policy.vocab_size)
+    assert (model.pixels, model.pixel_factor) == (policy.pixels, policy.pixel_factor)
+    assert model.tokenizer.get_vocab() == policy.tokenizer.get_vocab()
+
+
 def test_too_long_is_refused_in_the_words_of_the_builder(root: Path) -> None:
     policy = tiny_policy()
     for case, question, subtitles in (("video", "What?", True), ("text", "What? " * 40, True), ("moments", "?", True)):
@@ -147,7 +169,7 @@ def test_too_long_is_refused_in_the_words_of_the_builder(root: Path) -> None:
         measure = PromptMeasure(*parts)
         prompt = measure.measure(asked, facts)
         with pytest.raises(SampleError) as found:
-            measure.check(asked, prompt)
+            measure.check(prompt)
         assert str(found.value) == str(said.value) and found.value.reason == said.value.reason == "prompt_too_long"
 
 

@@ -295,9 +295,41 @@ def test_the_host_never_waits_for_the_device(name: str) -> None:
     )
 
 
-def test_only_a_repetition_penalty_asks_for_the_tokens_so_far() -> None:
-    assert not sampler().needs_seen
-    assert sampler(repetition_penalty=1.1).needs_seen
+def test_only_a_penalty_asks_for_the_tokens_so_far() -> None:
+    assert not sampler().needs_seen and not sampler().needs_said
+    assert sampler(repetition_penalty=1.1).needs_seen and not sampler(repetition_penalty=1.1).needs_said
+    assert sampler(presence_penalty=-0.5).needs_said and not sampler(presence_penalty=-0.5).needs_seen
+
+
+def test_the_presence_penalty_is_taken_once_behind_the_repetition_penalty_and_before_the_temperature() -> None:
+    """Token 1 was in the prompt and is not said, 2 was said (once or often is the same); by hand."""
+    row = torch.tensor([[1.0, 4.0, 3.0, -2.0]])
+    saw = torch.tensor([[False, True, True, True]])
+    answered = torch.tensor([[False, False, True, True]])
+    given = RolloutSettings(repetition_penalty=2.0, presence_penalty=1.5, temperature=0.5)
+    scores = TokenSampler(given, 4, (), (), DEVICE).scores(row, [2], saw, answered)
+    # 1 / 0.5; (4 / 2) / 0.5; (3 / 2 - 1.5) / 0.5; (-2 * 2 - 1.5) / 0.5
+    assert scores.tolist() == [[2.0, 4.0, 0.0, -11.0]]
+    greedy = RolloutSettings(presence_penalty=1.5, temperature=0.0)
+    assert TokenSampler(greedy, 4, (), (), DEVICE).scores(row, [2], None, answered).tolist() == [[1.0, 4.0, 1.5, -3.5]]
+    assert row.tolist() == [[1.0, 4.0, 3.0, -2.0]]
+
+
+@pytest.mark.parametrize("penalty", [-2.01, 2.01])
+def test_a_presence_penalty_beyond_openais_range_is_refused(penalty: float) -> None:
+    with pytest.raises(ValueError, match="presence_penalty"):
+        RolloutSettings(presence_penalty=penalty)
+
+
+def test_with_a_presence_penalty_the_host_does_not_wait_either() -> None:
+    with FakeTensorMode():
+        sampler(presence_penalty=1.5).choose(
+            torch.empty(2, VOCAB_SIZE),
+            torch.empty(2, dtype=torch.float64),
+            torch.empty(2, dtype=torch.int64),
+            None,
+            torch.empty(2, VOCAB_SIZE, dtype=torch.bool),
+        )
 
 
 @pytest.mark.parametrize("token", [VOCAB_SIZE, -1])

@@ -150,7 +150,7 @@ def policy() -> Policy:
 def questions() -> tuple[tuple[Prompt, ...], ChatMessages]:
     builder = PromptBuilder(policy().processor, PromptSettings(), policy().positions)
     samples = {name: Sample(name, f"Question {name}?", (), (), "1", "numerical", "t", "t") for name in ("x", "y")}
-    messages = ChatMessages(policy(), samples, builder.question_text, "")
+    messages = ChatMessages(policy(), samples)
     return tuple(builder.build(sample, ()) for sample in samples.values()), messages
 
 
@@ -184,7 +184,7 @@ def video_questions(rule: str, frames: int) -> tuple[Policy, list[Prompt], ChatM
     builder = PromptBuilder(counted.processor, PromptSettings(), counted.positions)
     samples = {n: Sample(n, f"Q {n}?", (MediaRef("video", "v"),), (), "1", "numerical", "t", "t") for n in ("x", "y")}
     prompts = [builder.build(sample, (medium,)) for sample in samples.values()]
-    return counted, prompts, ChatMessages(counted, samples, builder.question_text, "")
+    return counted, prompts, ChatMessages(counted, samples)
 
 
 @pytest.mark.parametrize(("rule", "frames", "warned"), [("transformers", 8, 1), ("transformers", 2, 0), ("qwen", 8, 0)])
@@ -472,7 +472,8 @@ def test_bodies_are_made_when_their_turn_comes(server: FakeServer, monkeypatch: 
         made.append((len(server.asked), threading.current_thread() is threading.main_thread()))
         return messages(prompt, kind)
 
-    monkeypatch.setattr(engine, "_messages", recorded)
+    recorded.fields = messages.fields  # type: ignore[attr-defined]
+    monkeypatch.setattr(engine._respondent, "messages", recorded)
     engine.generate(prompts, 1)
     assert made == [(0, False), (1, False)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from PIL import Image
 from tests.support.groups import tiny_policy
 from vlm_pg.errors import SampleError
 from vlm_pg.models.policy import Policy
-from vlm_pg.prompts.builder import PromptBuilder
+from vlm_pg.prompts.builder import PromptBuilder, Wording
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.server.dialects import Kind
 from vlm_pg.rollout.server.errors import ServerError
@@ -32,7 +33,9 @@ def medium(policy: Policy, kind: MediaKind, frames: int, fps: float = 2.0) -> De
     return DecodedMedia(kind, pixels, tuple(i / fps for i in range(frames)), fps, "test")
 
 
-def build(policy: Policy, media: tuple[DecodedMedia, ...], system: str = "") -> tuple[Prompt, ChatMessages]:
+def build(
+    policy: Policy, media: tuple[DecodedMedia, ...], system: str = "", prefix: str = "", wording: Wording | None = None
+) -> tuple[Prompt, ChatMessages]:
     sample = Sample(
         "s",
         "Which?",
@@ -43,8 +46,9 @@ def build(policy: Policy, media: tuple[DecodedMedia, ...], system: str = "") -> 
         "test",
         "test",
     )
-    builder = PromptBuilder(policy.processor, PromptSettings(system=system), policy.positions)
-    return builder.build(sample, media), ChatMessages(policy, {"s": sample}, builder.question_text, system)
+    settings = PromptSettings(system=system)
+    builder = PromptBuilder(policy.processor, settings, policy.positions, wording=wording, answer_prefix=prefix)
+    return builder.build(sample, media), ChatMessages(policy, {"s": sample}, prefix)
 
 
 def decoded(part: str) -> np.ndarray:
@@ -87,8 +91,50 @@ def test_messages_hold_system_media_and_words_in_order() -> None:
 def test_words_of_another_sample_are_refused() -> None:
     policy = tiny_policy()
     prompt, messages = build(policy, ())
-    with pytest.raises(ValueError, match="same samples, prompt settings"):
+    with pytest.raises(ValueError, match=r"green.*, its words give .*red.*with the same processor"):
         messages(replace(prompt, text=prompt.text.replace("red", "green")), "vllm")
+
+
+def test_a_prompt_without_its_words_is_refused() -> None:
+    prompt, messages = build(tiny_policy(), ())
+    with pytest.raises(ValueError, match=r"'s' does not say its words\. Build prompts and messages with the same"):
+        messages(replace(prompt, words=None), "vllm")
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen2"])
+def test_a_protocols_words_and_the_beginning_of_its_answers_are_sent(family: str) -> None:
+    """Not the question as training asks it; the beginning is a message of the assistant's that is gone on with."""
+    policy = tiny_policy(family=family)
+    media = (medium(policy, "image", 1),) if policy.family.reads_media else ()
+
+    def wording(sample: Sample, media: Sequence[DecodedMedia]) -> tuple[str, str]:
+        return "You look closely.", f"{sample.question} ({len(media)} shown)"
+
+    prompt, messages = build(policy, media, "Be brief.", "Best option:(", wording)
+    assert prompt.text.endswith("assistant\nBest option:(") and "Be brief." not in prompt.text
+    system, user, begun = messages(prompt, "vllm")
+    assert system == {"role": "system", "content": "You look closely."}
+    words = user["content"][-1]["text"] if policy.family.reads_media else user["content"]
+    assert words == f"Which? ({len(media)} shown)"
+    assert begun == {"role": "assistant", "content": "Best option:("}
+    assert messages.fields == {"add_generation_prompt": False, "continue_final_message": True}
+    assert build(policy, media)[1].fields == {}
+
+
+@pytest.mark.parametrize("kind", ["transformers", "openai"])
+def test_servers_that_cannot_go_on_from_a_beginning_are_refused(kind: Kind) -> None:
+    _, messages = build(tiny_policy(), (), prefix="Best option:(")
+    for able in ("vllm", "sglang"):
+        messages.check_kind(able)
+    with pytest.raises(ServerError, match=rf"begin with 'Best option:\('.* of kind {kind}: vLLM and SGLang alone"):
+        messages.check_kind(kind)
+
+
+def test_messages_that_are_to_begin_an_answer_take_no_prompt_without_a_beginning() -> None:
+    prompt, _ = build(tiny_policy(), ())
+    _, messages = build(tiny_policy(), (), prefix="Best option:(")
+    with pytest.raises(ValueError, match=r"begins its answer with ''.*answers are to begin with 'Best option:\('"):
+        messages(prompt, "vllm")
 
 
 def test_a_video_goes_to_vllm_as_its_frames() -> None:
@@ -158,5 +204,5 @@ def test_a_text_models_messages_are_strings() -> None:
         system, user = messages(prompt, kind)  # type: ignore[arg-type]
         assert system == {"role": "system", "content": "Be brief."}
         assert user["role"] == "user" and user["content"].startswith(words)
-    with pytest.raises(ValueError, match="its sample gives"):
+    with pytest.raises(ValueError, match="its words give"):
         messages(replace(prompt, text=prompt.text + "!"), "vllm")

@@ -55,7 +55,7 @@ def questions() -> tuple[tuple[Prompt, ...], ChatMessages, dict[str, str]]:
     """Prompts, their messages, and the question text of each sample."""
     builder = PromptBuilder(policy().processor, PromptSettings(), policy().positions)
     samples = {f"q{i}": Sample(f"q{i}", f"Question {i}?", (), (), "1", "numerical", "t", "t") for i in range(QUESTIONS)}
-    messages = ChatMessages(policy(), samples, builder.question_text, "")
+    messages = ChatMessages(policy(), samples)
     texts = {name: builder.question_text(sample) for name, sample in samples.items()}
     return tuple(builder.build(sample, ()) for sample in samples.values()), messages, texts
 

@@ -76,15 +76,17 @@ def test_a_models_own_generation_config_fills_no_gap() -> None:
 def test_an_unknown_server_gets_extras_only_where_they_matter() -> None:
     plain = {"temperature", "top_p", "max_tokens", "logit_bias"}
     assert request_fields("openai", RolloutSettings(), (7,), (3,)).keys() == plain
-    settings = RolloutSettings(top_k=5, min_p=0.1, repetition_penalty=1.2, min_new_tokens=2)
+    settings = RolloutSettings(top_k=5, min_p=0.1, repetition_penalty=1.2, presence_penalty=1.5, min_new_tokens=2)
     fields = request_fields("openai", settings, (7, 9), (3,))
     assert {name: fields[name] for name in fields.keys() - plain} == {
         "top_k": 5,
         "min_p": 0.1,
         "repetition_penalty": 1.2,
+        "presence_penalty": 1.5,
         "min_tokens": 2,
     }
-    names = ["rollout.top_k", "rollout.min_p", "rollout.repetition_penalty", "rollout.min_new_tokens"]
+    changed = ("top_k", "min_p", "repetition_penalty", "presence_penalty", "min_new_tokens")
+    names = [f"rollout.{name}" for name in changed]
     assert maybe_ignored("openai", settings) == names
     assert maybe_ignored("vllm", settings) == maybe_ignored("openai", RolloutSettings()) == []
 
@@ -94,6 +96,16 @@ def test_an_unknown_server_is_given_no_stops(setting: dict[str, Any]) -> None:
     with pytest.raises(ServerError, match="does not say what ended a response"):
         check_settings("openai", RolloutSettings(**setting))
     check_settings("vllm", RolloutSettings(**setting))
+
+
+def test_a_presence_penalty_goes_to_servers_that_know_it() -> None:
+    settings = RolloutSettings(presence_penalty=1.5)
+    for kind in ("vllm", "sglang"):
+        check_settings(kind, settings)
+        assert request_fields(kind, settings, (7,), ())["presence_penalty"] == 1.5
+        assert request_fields(kind, RolloutSettings(), (7,), ())["presence_penalty"] == 0.0
+    with pytest.raises(ServerError, match=r"is 1\.5, and transformers has no such penalty\. Use vLLM"):
+        check_settings("transformers", settings)
 
 
 def test_greedy_is_greedy_everywhere() -> None:

@@ -48,8 +48,7 @@ class ProtocolSampling(Settings):
         0.0,
         ge=-2.0,
         le=2.0,
-        description="Taken from the logit of every token that the answer has already. Not applied by the rollout "
-        "engines here (Protocol.not_applied says so).",
+        description="Taken, once, from the logit of every token that the answer has already.",
     )
     num_generations: int = Field(1, ge=1, le=1024, description="Answers per question.")
     seed: int | None = Field(None, ge=0, lt=2**63, description="The published seed; null: none is published.")
@@ -201,6 +200,7 @@ class Protocol(Settings):
             "top_k": sampling.top_k,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
+            "presence_penalty": sampling.presence_penalty,
             "stop_token_ids": (),
             "stop_strings": (),
         }
@@ -211,10 +211,7 @@ class Protocol(Settings):
 
     def not_applied(self) -> list[str]:
         """Lines about what is published and not done here, to be shown with the figures."""
-        lines = [self.differs] if self.differs else []
-        if self.sampling.presence_penalty:
-            lines.append(f"a presence penalty of {self.sampling.presence_penalty:g} is published and is not applied")
-        return lines
+        return [self.differs] if self.differs else []
 
 
 def detail_text(value: Any) -> str:

@@ -19,6 +19,8 @@ from vlm_pg.rollout.settings import ServerSettings
 
 T = TypeVar("T")
 
+RUN_GOES_ON = "run.resume=auto goes on from the last checkpoint, and samples an interrupted step again."
+
 PROBE_TIMEOUT_SECONDS = 5.0
 PROBE_EVERY_SECONDS = 1.0
 SHOWN_CHARACTERS = 300
@@ -35,13 +37,21 @@ class ServerClient(Client):
         settings: ``url`` must be set.
         tell: shows one line to people.
         tell_once: shows a line of a topic, the first time.
+        goes_on: a sentence for errors: how to go on once the server is right.
 
     Raises:
         ConfigError: a key that cannot be sent.
     """
 
-    def __init__(self, settings: ServerSettings, tell: Callable[[str], None], tell_once: Callable[[str, str], None]):
+    def __init__(
+        self,
+        settings: ServerSettings,
+        tell: Callable[[str], None],
+        tell_once: Callable[[str, str], None],
+        goes_on: str = RUN_GOES_ON,
+    ):
         assert settings.url is not None
+        self._goes_on = goes_on
         self._settings, self._tell, self._tell_once = settings, tell, tell_once
         self.url = settings.url.rstrip("/")
         super().__init__(
@@ -95,7 +105,7 @@ class ServerClient(Client):
         if failed(response):
             raise ServerError(
                 f"It failed {self._settings.retries + 1} times at POST {path}, {self._shown(response)} Its log says "
-                "why. The step is sampled again when the run is resumed (run.resume=auto)."
+                f"why. {self._goes_on}"
             )
         if response.status_code != 200:
             raise ServerError(
@@ -156,7 +166,7 @@ class ServerClient(Client):
         raise ServerError(
             f"It broke off {self._settings.retries + 1} times, last with {self._named(outcome)}. Look at its "
             "log; a slow one needs a longer rollout.server.timeout_seconds "
-            f"({self._settings.timeout_seconds:g} now). run.resume=auto goes on from the last checkpoint."
+            f"({self._settings.timeout_seconds:g} now). {self._goes_on}"
         ) from outcome
 
     def asked_pause(self, outcome: Outcome, longest_seconds: float) -> float:
@@ -184,9 +194,8 @@ class ServerClient(Client):
             while (failure := await self._probe()) is not None:
                 if self._absent_seconds + time.monotonic() - since >= wait:
                     raise ServerError(
-                        f"It has not answered for {wait:g} s ({failure}). Nothing is lost: start it again and resume "
-                        "with run.resume=auto, which goes on from the last checkpoint and samples the interrupted step "
-                        "again. rollout.server.wait_seconds says how long to wait."
+                        f"It has not answered for {wait:g} s ({failure}). Nothing is lost: start it again. "
+                        f"{self._goes_on} rollout.server.wait_seconds says how long to wait."
                     )
                 if not told:
                     self._tell(f"the server at {self.url} does not answer ({failure}); waiting up to {wait:g} s")

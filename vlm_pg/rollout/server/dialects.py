@@ -108,6 +108,11 @@ def check_settings(kind: Kind, settings: RolloutSettings) -> None:
             "rollout.stop_strings is set, but transformers serve cannot apply stop strings to vision-language models "
             "(it answers with status 500). Use rollout.stop_token_ids, another server, or rollout.engine=in_process."
         )
+    if kind == "transformers" and settings.presence_penalty:
+        raise ServerError(
+            f"rollout.presence_penalty (in an evaluation that of the protocol) is {settings.presence_penalty:g}, and "
+            "transformers has no such penalty. Use vLLM, SGLang, or rollout.engine=in_process."
+        )
     if kind == "transformers" and settings.server.model is not None:
         raise ServerError(
             f"rollout.server.model is {settings.server.model!r}, but transformers serve takes any folder, and is asked "
@@ -157,6 +162,7 @@ def request_fields(
         "top_k": settings.top_k or -1,
         "min_p": settings.min_p,
         "repetition_penalty": settings.repetition_penalty,
+        "presence_penalty": settings.presence_penalty,
         "min_tokens": settings.min_new_tokens,
         "stop_token_ids": list(stop_token_ids),
         "skip_special_tokens": False,
@@ -189,6 +195,7 @@ def _extras(settings: RolloutSettings) -> list[tuple[str, str, Any]]:
         ("top_k", "top_k", settings.top_k, 0),
         ("min_p", "min_p", settings.min_p, 0.0),
         ("repetition_penalty", "repetition_penalty", settings.repetition_penalty, 1.0),
+        ("presence_penalty", "presence_penalty", settings.presence_penalty, 0.0),
         ("min_new_tokens", "min_tokens", settings.min_new_tokens, 0),
     )
     return [(name, field, value) for name, field, value, neutral in extras if value != neutral]

@@ -4,36 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from vlm_pg.errors import ConfigError
-from vlm_pg.http.client import run_until_stopped
 from vlm_pg.metrics import Metric
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.scattered import is_scattered
-from vlm_pg.rollout.engine import stop_token_ids
 from vlm_pg.rollout.scoring import PolicyScorer
-from vlm_pg.rollout.server.answers import Answer, AnswerReader, turn_token_ids
-from vlm_pg.rollout.server.asking import Asker
-from vlm_pg.rollout.server.client import ServerClient, all_of
-from vlm_pg.rollout.server.dialects import (
-    POSITION_RULES,
-    ServerInfo,
-    check_settings,
-    maybe_ignored,
-    media_fields,
-    recognize,
-    request_fields,
-)
 from vlm_pg.rollout.server.errors import AnswerError
-from vlm_pg.rollout.server.faults import Faults
 from vlm_pg.rollout.server.messages import ChatMessages
-from vlm_pg.rollout.server.served import served_folder
+from vlm_pg.rollout.server.respondent import Respondent, check_address
 from vlm_pg.rollout.server.weights import WeightsCheck
 from vlm_pg.rollout.settings import RolloutSettings
-from vlm_pg.rollout.stopping import StopStrings
 from vlm_pg.tally import Tally
 from vlm_pg.types import BadSample, Prompt, ResponseGroup, Rollout
 
@@ -41,7 +24,6 @@ ASKED_AGAIN = Metric("rollouts_asked_again", "rollouts", "sum")
 DIVERGENCE = Metric("server_divergence", "nat per token")
 DIVERGENCE_MAX = Metric("server_divergence_max", "nat", "largest")
 LAG = Metric("rollout_lag_steps", "steps", "same")
-STOPPED = "generation was asked to stop"
 
 
 class ServerEngine:
@@ -78,33 +60,14 @@ class ServerEngine:
         home: Path,
         tell: Callable[[str], None],
     ):
-        _check_policy(policy, settings)
-        self.policy, self.settings, self.seed = policy, settings, seed
+        check_address(settings)
+        _refuse_scattered(policy)
+        self.policy, self.settings = policy, settings
         self._scorer = PolicyScorer(policy, settings.prefill_tokens, should_stop)
-        self._should_stop, self._messages, self._home, self._tell = should_stop, messages, home, tell
-        self._told: set[str] = set()
-        assert settings.server.url is not None  # _check_policy has looked
-        self._url = settings.server.url
-        self.server, self._model = run_until_stopped(self._recognize(), should_stop, STOPPED)
-        end = policy.tokenizer.eos_token_id
-        others = {*stop_token_ids(policy), *settings.stop_token_ids} - {end}
-        self.stop_token_ids = (*([] if end is None else [end]), *sorted(others))
-        turns = turn_token_ids(policy.tokenizer, self.stop_token_ids)
-        self._ruled_out_ids = (*policy.media_token_ids, *turns)
-        reader = AnswerReader(
-            policy.tokenizer,
-            self.stop_token_ids,
-            StopStrings(policy.tokenizer, settings.stop_strings) if settings.stop_strings else None,
-            settings.max_new_tokens,
-            policy.media_token_ids,
-            turns,
-            policy.vocab_size,
-            settings.min_new_tokens,
-            settings.stop_strings,
-        )
-        self._faults = Faults(self._url, settings.server.retries + 1)
-        self._weights = WeightsCheck(self._url, self.server.kind, settings, self._tell_once)
-        self._ask = Asker(self.server, settings, seed, reader, self._body, self._tell_once)
+        self._respondent = Respondent(policy, settings, seed, should_stop, messages, home, tell)
+        self.server, self.stop_token_ids = self._respondent.server, self._respondent.stop_token_ids
+        url = str(settings.server.url)
+        self._weights = WeightsCheck(url, self.server.kind, settings, self._respondent.tell_once)
         self._served_version: int | None = None
         if self.server.loads_by_name:
             if policy.settings.lora is not None:
@@ -114,15 +77,9 @@ class ServerEngine:
                 )
             self.use_checkpoint(policy.model.name_or_path)
         else:
-            ignored = maybe_ignored(self.server.kind, settings)
-            if ignored:
-                tell(
-                    f"the server at {settings.server.url} is of unknown kind and may ignore {', '.join(ignored)}, "
-                    "which is not neutral (docs/servers.md)"
-                )
             tell(
-                f"the server at {settings.server.url} ({self.server.kind}) samples from the weights it was started "
-                "with; training does not reach it (docs/servers.md)"
+                f"the server at {url} ({self.server.kind}) samples from the weights it was started with; training does "
+                "not reach it (docs/servers.md)"
             )
 
     @property
@@ -136,7 +93,7 @@ class ServerEngine:
         Only ``transformers serve`` can change weights by name; other servers keep theirs.
         """
         if self.server.loads_by_name:
-            self._model = str(served_folder(str(checkpoint), self._home))
+            self._respondent.use_checkpoint(checkpoint)
             self._served_version = self.policy.weights_version
 
     def generate(self, prompts: Sequence[Prompt], step: int | str) -> list[tuple[Rollout, ...]]:
@@ -152,12 +109,7 @@ class ServerEngine:
                 for many questions in a row, or samples from another model.
             InterruptedError: a stop was asked for.
         """
-        for prompt in prompts:
-            self.policy.check_prompt(prompt)
-            self.policy.check_length(prompt, self.settings.max_new_tokens)
-            self._compare_positions(prompt)
-        found = run_until_stopped(self._ask_all(prompts, step), self._should_stop, STOPPED)
-        self._faults.add(prompts, found)
+        found = self._respondent.ask(prompts, step)
         answers = [answer for answer in found if not isinstance(answer, AnswerError)]
         asked = [prompt for prompt, answer in zip(prompts, found, strict=True) if not isinstance(answer, AnswerError)]
         groups = [
@@ -185,67 +137,20 @@ class ServerEngine:
 
     def take_faults(self) -> list[BadSample]:
         """Questions since the last call that have no usable rollouts, and why."""
-        return self._faults.take()
+        return self._respondent.take_faults()
 
     def report(self, tally: Tally) -> None:
         """Add what the server owed, how far its log-probabilities lay from the trainer's, how old its weights are."""
-        found, self._ask.asked_again, asked_again = self._weights.take(), 0, self._ask.asked_again
-        tally.add(ASKED_AGAIN, asked_again)
+        found = self._weights.take()
+        tally.add(ASKED_AGAIN, self._respondent.take_asked_again())
         if found.tokens:
             tally.add(DIVERGENCE, found.kl, found.tokens)
             tally.add(DIVERGENCE_MAX, found.largest)
         if self.lag_steps is not None:
             tally.add(LAG, self.lag_steps)
 
-    async def _recognize(self) -> tuple[ServerInfo, str]:
-        """What the server is, and the model to ask for; empty where a checkpoint is named instead."""
-        async with self._client() as client:
-            server = await recognize(client)
-            check_settings(server.kind, self.settings)
-            self._messages.check_kind(server.kind)
-            return server, "" if server.loads_by_name else server.check_model(self.settings.server.model)
 
-    async def _ask_all(self, prompts: Sequence[Prompt], step: int | str) -> list[list[Answer] | AnswerError]:
-        async with self._client() as client:
-            return await all_of(self._ask(client, prompt, step) for prompt in prompts)
-
-    def _body(self, prompt: Prompt) -> dict[str, Any]:
-        kind = self.server.kind
-        return {
-            "model": self._model,
-            "messages": self._messages(prompt, kind),
-            **request_fields(kind, self.settings, self.stop_token_ids, self._ruled_out_ids),
-            **media_fields(kind, bool(prompt.media_kinds)),
-        }
-
-    def _compare_positions(self, prompt: Prompt) -> None:
-        """Tell, once, if the server reads a prompt at other positions than those it is trained at."""
-        ours, theirs = self.policy.settings.positions, POSITION_RULES.get(self.server.kind)
-        if theirs is None or theirs == ours or not prompt.media_kinds:
-            return
-        if not torch.equal(self._messages.served_positions(prompt, theirs), prompt.positions_3P):
-            self._tell_once(
-                "positions",
-                f"the server at {self.settings.server.url} ({self.server.kind}) counts rotary positions by the rule "
-                f"{theirs}, this run by {ours}: sample {prompt.sample_id!r} is sampled at other positions than it is "
-                f"trained at. Set model.positions={theirs}, or rollout.engine=in_process (docs/servers.md)",
-            )
-
-    def _client(self) -> ServerClient:
-        return ServerClient(self.settings.server, self._tell, self._tell_once)
-
-    def _tell_once(self, topic: str, line: str) -> None:
-        if topic not in self._told:
-            self._told.add(topic)
-            self._tell(line)
-
-
-def _check_policy(policy: Policy, settings: RolloutSettings) -> None:
-    if settings.server.url is None:
-        raise ConfigError(
-            "rollout.engine is server and rollout.server.url is not set. Give the base URL with its version, for "
-            "example rollout.server.url=http://127.0.0.1:8000/v1."
-        )
+def _refuse_scattered(policy: Policy) -> None:
     if is_scattered(policy.model):
         # Scoring is a series of collectives there, and ranks have different numbers of passes.
         raise ConfigError(

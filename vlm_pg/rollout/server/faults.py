@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vlm_pg.rollout.server.answers import Answer
+from vlm_pg.rollout.server.client import RUN_GOES_ON
 from vlm_pg.rollout.server.errors import AnswerError, ServerError
 from vlm_pg.types import BadSample, Prompt
 
@@ -20,10 +21,11 @@ class Faults:
     Args:
         url: of the server.
         tries: how often each question was asked.
+        goes_on: a sentence: how to go on once the server is right.
     """
 
-    def __init__(self, url: str, tries: int):
-        self._url, self._tries = url, tries
+    def __init__(self, url: str, tries: int, goes_on: str = RUN_GOES_ON):
+        self._url, self._tries, self._goes_on = url, tries, goes_on
         self._found: list[BadSample] = []
         self._in_a_row = 0
 
@@ -44,8 +46,8 @@ class Faults:
                 count, self._in_a_row = self._in_a_row, 0
                 raise ServerError(
                     f"The server at {self._url} gave no usable answer to {count} questions in a row, each of which was "
-                    f"asked up to {self._tries} times. The last error: {answer} Put the server right and go on with "
-                    "run.resume=auto."
+                    f"asked up to {self._tries} times. The last error: {answer} Put the server right. "
+                    f"{self._goes_on}"
                 )
 
     def take(self) -> list[BadSample]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,33 +20,40 @@ import torch
 from vlm_pg.errors import SampleError
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import PositionRule
-from vlm_pg.prompts.builder import user_content, user_text
+from vlm_pg.models.without_weights import WithoutWeights
+from vlm_pg.prompts.builder import user_content
 from vlm_pg.rollout.server.dialects import VLLM_FRAMES_PER_SECOND, Kind
 from vlm_pg.rollout.server.errors import ServerError
-from vlm_pg.types import Prompt, Sample
+from vlm_pg.types import Prompt, PromptWords, Sample
 
 # How far from a whole number a pixel may be after float32 normalization was undone.
 LARGEST_ROUNDING = 0.05
+# Servers that go on from a message of the assistant's: fields of their own requests, in both with this name.
+CONTINUING: tuple[Kind, ...] = ("vllm", "sglang")
+NAMES = "vLLM and SGLang"
 _SECONDS = re.compile(r"<([0-9.]+) seconds>")
 
 
 class ChatMessages:
-    """Chat messages of prompts.
+    """Chat messages of prompts, in the words that each was built with.
 
     Args:
         policy: whose processor and chat template the prompts were built with.
-        samples: by sample id; the prompts' words are theirs.
-        question_text: the words of a sample's user turn, less subtitles (``PromptBuilder.question_text``).
-        system: the system message; empty: none.
+        samples: by sample id, all that may be asked.
+        answer_prefix: what all answers are made to begin with.
     """
 
-    def __init__(
-        self, policy: Policy, samples: Mapping[str, Sample], question_text: Callable[[Sample], str], system: str
-    ):
-        self._policy, self._samples, self._question_text, self._system = policy, samples, question_text, system
+    def __init__(self, policy: Policy | WithoutWeights, samples: Mapping[str, Sample], answer_prefix: str = ""):
+        self._policy, self._samples, self._answer_prefix = policy, samples, answer_prefix
 
     def check_kind(self, kind: Kind) -> None:
-        """Raise ServerError for videos that this kind of server cannot be given."""
+        """Raise ServerError for videos, and beginnings of answers, that this kind of server cannot be given."""
+        if self._answer_prefix and kind not in CONTINUING:
+            raise ServerError(
+                f"Answers are to begin with {self._answer_prefix!r}, and this server is of kind {kind}: {NAMES} alone "
+                "are known to go on from a message that is begun (continue_final_message). Use one of these, a "
+                "protocol without answer_prefix, or rollout.engine=in_process."
+            )
         videos = [name for name, sample in self._samples.items() if any(ref.kind == "video" for ref in sample.media)]
         if videos and kind != "vllm":
             raise ServerError(
@@ -60,14 +67,10 @@ class ChatMessages:
 
         Raises:
             SampleError: a video at another frame rate than the server's, or with other times in words.
-            ValueError: the prompt was not built from the sample of its id.
+            ValueError: the prompt does not say its words, or they are not what it reads.
         """
-        # A prompt brings its subtitles: their file is not read a second time.
-        text = user_text(prompt.subtitles, self._question_text(self._samples[prompt.sample_id]))
-        self._check_same(prompt, text)
-        if "video" in prompt.media_kinds:
-            self._check_video_positions(prompt)
-            self._check_video_words(prompt)
+        words = self._checked_words(prompt)
+        self.check_video(prompt)
         content = [
             {
                 "type": f"{medium}_url",
@@ -75,23 +78,41 @@ class ChatMessages:
             }
             for medium, frames in zip(prompt.media_kinds, frames_of(prompt, self._policy.processor), strict=True)
         ]
-        return self._conversation(content, text)
+        return self._conversation(content, words)
 
-    def _conversation(self, media: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-        system = [{"role": "system", "content": self._system}] if self._system else []
-        content = user_content(media, text, self._policy.family.reads_media)
-        return [*system, {"role": "user", "content": content}]
+    def _conversation(self, media: list[dict[str, Any]], words: PromptWords) -> list[dict[str, Any]]:
+        system = [{"role": "system", "content": words.system}] if words.system else []
+        content = user_content(media, words.user, self._policy.family.reads_media)
+        asked: list[dict[str, Any]] = [*system, {"role": "user", "content": content}]
+        if not words.answer_prefix:
+            return asked
+        return [*asked, {"role": "assistant", "content": words.answer_prefix}]
 
-    def _check_same(self, prompt: Prompt, text: str) -> None:
+    def _checked_words(self, prompt: Prompt) -> PromptWords:
+        """The prompt's words, if the chat template makes of them, as it will at the server, what is scored here."""
+        words = prompt.words
+        if words is None or words.answer_prefix != self._answer_prefix:
+            came = "does not say its words" if words is None else f"begins its answer with {words.answer_prefix!r}"
+            raise ValueError(
+                f"The prompt of sample {prompt.sample_id!r} {came}. Build prompts and messages with the same "
+                f"PromptBuilder; answers are to begin with {self._answer_prefix!r}."
+            )
         media: list[dict[str, Any]] = [{"type": kind} for kind in prompt.media_kinds]
         rendered = self._policy.processor.apply_chat_template(
-            self._conversation(media, text), tokenize=False, add_generation_prompt=True
+            self._conversation(media, words), tokenize=False, **_how_it_ends(words.answer_prefix)
         )
         if rendered != prompt.text:
             raise ValueError(
-                f"The prompt of sample {prompt.sample_id!r} reads {prompt.text!r}, its sample gives {rendered!r}. "
-                "Build prompts and messages with the same samples, prompt settings and processor."
+                f"The prompt of sample {prompt.sample_id!r} reads {prompt.text!r}, its words give {rendered!r}. "
+                "Build prompts and messages with the same processor; a chat template that writes something else before "
+                "an answer that is begun allows no answer_prefix."
             )
+        return words
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Further fields of a request with these messages: whether the last one is to be gone on with."""
+        return _how_it_ends(self._answer_prefix) if self._answer_prefix else {}
 
     def served_positions(self, prompt: Prompt, rule: PositionRule) -> torch.Tensor:
         """int64 [3, P]: the prompt's positions at the server's frame rate, by the rule it counts by."""
@@ -99,6 +120,12 @@ class ChatMessages:
         seconds = (frames / VLLM_FRAMES_PER_SECOND,) * prompt.media_kinds.count("video")
         media = (prompt.grid_thw, prompt.media_kinds, seconds)
         return self._policy.positions(prompt.input_ids, prompt.mm_token_type_ids, *media, rule=rule)
+
+    def check_video(self, prompt: Prompt) -> None:
+        """Raise SampleError for a video that a server would read at other times than this process."""
+        if "video" in prompt.media_kinds:
+            self._check_video_positions(prompt)
+            self._check_video_words(prompt)
 
     def _check_video_positions(self, prompt: Prompt) -> None:
         if not torch.equal(self.served_positions(prompt, self._policy.settings.positions), prompt.positions_3P):
@@ -129,6 +156,13 @@ class ChatMessages:
                 f"the first), and vLLM would write others for a list of frames (0 on, {VLLM_FRAMES_PER_SECOND:g} a "
                 "second). Use rollout.engine=in_process.",
             )
+
+
+def _how_it_ends(answer_prefix: str) -> dict[str, bool]:
+    """What a chat template is told, here and at the server: a new answer, or one that is begun, follows."""
+    if answer_prefix:
+        return {"add_generation_prompt": False, "continue_final_message": True}
+    return {"add_generation_prompt": True}
 
 
 def frames_of(prompt: Prompt, processor: Any) -> list[np.ndarray]:

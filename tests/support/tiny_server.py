@@ -1,0 +1,112 @@
+"""A server in vLLM's words that samples from a tiny policy, reading messages and media as such a server would.
+
+Nothing of what makes prompts and messages here is used: the processor is asked directly.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers.video_utils import VideoMetadata
+
+from tests.support.odd_server import OddServer, Reply
+from vlm_pg.models.loading import load_policy
+from vlm_pg.prompts.processor_outputs import prompt_from_processor
+from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.types import Prompt
+
+FRAMES_PER_SECOND = 2.0  # of a list of frames, whatever they were
+
+
+class TinyServer(OddServer):
+    """``asked``: the bodies of all requests, in order. ``next_reply`` as of ``OddServer``."""
+
+    def __init__(self, model: Path):
+        self._policy = load_policy(model, device="cpu")
+        self._turn = threading.Lock()
+        self.asked: list[dict[str, Any]] = []
+        super().__init__()
+
+    def reply(self, body: dict[str, Any]) -> Reply:
+        with self._turn:
+            number = len(self.asked)
+            self.asked.append(body)
+            prompt = self._prompt(body)
+            settings = RolloutSettings(
+                num_generations=body.get("n", 1),
+                max_new_tokens=body["max_tokens"],
+                min_new_tokens=body["min_tokens"],
+                temperature=body["temperature"],
+                top_p=body["top_p"],
+                top_k=max(0, body["top_k"]),
+                min_p=body["min_p"],
+                repetition_penalty=body["repetition_penalty"],
+                presence_penalty=body["presence_penalty"],
+            )
+            (answers,) = RolloutEngine(self._policy, settings, seed=body["seed"]).generate([prompt], 0)
+            choices = [
+                {
+                    "index": index,
+                    "finish_reason": answer.finish_reason,
+                    "message": {"role": "assistant", "content": answer.text},
+                    "token_ids": answer.token_ids.tolist(),
+                }
+                for index, answer in enumerate(answers)
+            ]
+            value = {"object": "chat.completion", "choices": choices, "prompt_token_ids": prompt.input_ids.tolist()}
+            reply = Reply(value, body)
+            change = self.next_reply(number)
+        if change is not None:
+            change(reply)
+        return reply
+
+    def _prompt(self, body: dict[str, Any]) -> Prompt:
+        processor = self._policy.processor
+        images: list[torch.Tensor] = []
+        videos: list[torch.Tensor] = []
+        turns = []
+        for message in body["messages"]:
+            content = message["content"]
+            if isinstance(content, list):
+                content = [self._part(part, images, videos) for part in content]
+            turns.append({"role": message["role"], "content": content})
+        text = processor.apply_chat_template(
+            turns,
+            tokenize=False,
+            add_generation_prompt=body.get("add_generation_prompt", True),
+            continue_final_message=body.get("continue_final_message", False),
+        )
+        media: dict[str, Any] = {}
+        if images:
+            media |= {"images": images, "images_kwargs": {"do_resize": False}}
+        if videos:
+            known = [
+                VideoMetadata(total_num_frames=len(video), fps=FRAMES_PER_SECOND, frames_indices=[*range(len(video))])
+                for video in videos
+            ]
+            rest = {"do_resize": False, "do_sample_frames": False, "video_metadata": known}
+            media |= {"videos": videos, "videos_kwargs": rest}
+        inputs = processor(text=[text], return_tensors="pt", **media)
+        return prompt_from_processor(inputs, self._policy.positions, "asked")
+
+    def _part(self, part: dict[str, Any], images: list[torch.Tensor], videos: list[torch.Tensor]) -> dict[str, Any]:
+        if part["type"] == "text":
+            return part
+        head, *pictures = part[part["type"]]["url"].split(",")
+        frames = [
+            torch.from_numpy(np.asarray(Image.open(io.BytesIO(base64.b64decode(one)))).transpose(2, 0, 1).copy())
+            for one in pictures
+        ]
+        if head == "data:video/jpeg;base64":
+            videos.append(torch.stack(frames))
+            return {"type": "video"}
+        images += frames
+        return {"type": "image"}
