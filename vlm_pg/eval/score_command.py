@@ -92,7 +92,7 @@ def score(scoring: Scoring) -> Path:
         _refuse_evaluation(folder)
         if (folder / RESULT).exists():
             # The outputs themselves may lie in the folder, and stay there.
-            move_aside(folder, _written(folder), console.info)
+            move_aside(folder, _written(folder, scoring.judge.url is not None), console.info)
         AnswerFiles(folder, rank=0).complete(name, [one.to_row() for one in answered])
         judge_answers(scoring.judge, RewardSettings(), folder, result, console)
         write_json_atomic(folder / RESULT, result)
@@ -129,14 +129,10 @@ def _refuse_evaluation(folder: Path) -> None:
         raise ConfigError(f"{folder} holds an evaluation. Give another folder with --out.")
 
 
-def _written(folder: Path) -> list[Path]:
-    """What an earlier scoring wrote there."""
-    return [
-        *folder.glob("answers_*.jsonl"),
-        *folder.glob("judged_*.jsonl"),
-        folder / RESULT,
-        *folder.glob("report.html"),
-    ]
+def _written(folder: Path, judges: bool) -> list[Path]:
+    """What an earlier scoring wrote there; what a judge decided stays for one that asks it (``judges``)."""
+    patterns = ("answers_*.jsonl", "report.html", *(() if judges else ("judged_*.jsonl",)))
+    return [folder / RESULT, *(path for pattern in patterns for path in folder.glob(pattern))]
 
 
 def _record(scoring: Scoring, protocol: Protocol | None, reader: str) -> dict[str, Any]:
