@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import ALONE, Meeting, RankLayout, gather_objects
 from vlm_pg.eval.answer_files import AnswerFiles, Row
-from vlm_pg.eval.contracts import Answered, Output, Reader, Reading, cluster_of
+from vlm_pg.eval.batches import batches_of, most_visual_tokens
+from vlm_pg.eval.contracts import Answered, Output, Reader, Reading
 from vlm_pg.eval.exam import EvalSet, read_sets
 from vlm_pg.eval.figures import check_details, figures_of
 from vlm_pg.eval.readers import reader_name, reader_of
@@ -143,13 +145,19 @@ class Evaluator:
     ) -> list[Row]:
         """The rows of this rank's batches; what is answered now is also appended to its part."""
         config, policy = self._config, self._policy
-        source = self._sources.for_records(item.records, item.name, asking=item.asking(config, policy))
+        asking = item.asking(config, policy)
+        source = self._sources.for_records(item.records, item.name, asking=asking)
         reader = reader_of(reader_name(config.eval.reader, item.protocol), item.protocol, self._whole)
         rollout = item.rollout(config)
         sampler: Sampler = RolloutEngine(policy, rollout, item.seed(config), self._should_stop)
         size = min(max(1, rollout.max_batch_rollouts // rollout.num_generations), MOST_QUESTIONS_A_BATCH)
-        ordered = _media_together(item.samples)
-        batches = [ordered[i : i + size] for i in range(0, len(ordered), size)]
+        media = config.media if asking is None else asking.media
+        batches = batches_of(
+            item.samples,
+            size,
+            partial(most_visual_tokens, media=media, factor=policy.pixel_factor),
+            shares_media=item.tampers == (None,),
+        )
         mine = batches[self._ranks.rank :: self._ranks.world_size]
         rows: list[Row] = []
         places = {sample.sample_id: place for place, sample in enumerate(item.samples)}
@@ -175,6 +183,7 @@ class Evaluator:
                     questions[fault.sample_id].fault = fault
                 rollouts = sampler.generate([prompt for _, prompt in prompts], f"eval/{item.name}/{number}")
                 self._read(prompts, rollouts, questions, reader)
+                del prompts  # their pixels go before those of others come
             found = [question.to_row() for question in questions.values()]
             files.append(item.name, found)
             rows += found
@@ -235,14 +244,6 @@ class _RunningAccuracy:
 
     def __str__(self) -> str:
         return f"accuracy {self._sum / self._count:.3f}" if self._count else ""
-
-
-def _media_together(samples: Sequence[Sample]) -> list[Sample]:
-    """In the order of the records, but for questions on one medium, which follow the first of them: they share it."""
-    first: dict[str, int] = {}
-    for place, sample in enumerate(samples):
-        first.setdefault(cluster_of(sample), place)
-    return sorted(samples, key=lambda sample: first[cluster_of(sample)])
 
 
 def _in_order(item: EvalSet, rows: Sequence[Row]) -> list[Row]:
