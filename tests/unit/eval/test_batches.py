@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from vlm_pg.errors import SampleError
 from vlm_pg.eval.batches import batches_of, most_visual_tokens
+from vlm_pg.media.budget import frames_within, visual_tokens
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import MediaRef, Sample
 
@@ -91,3 +93,21 @@ def test_every_question_is_asked_once_whatever_the_limits() -> None:
 def test_most_tokens_of_a_medium_by_its_settings(changes: dict[str, object], ref: MediaRef, expected: int) -> None:
     settings = MediaSettings(**changes)  # type: ignore[arg-type]
     assert most_visual_tokens(ref, settings, 28) == expected
+
+
+@pytest.mark.parametrize("changes", [{}, {"max_frames": 768, "max_pixels": 600 * 784}, {"video_tokens": 700}])
+def test_no_video_has_more_tokens_than_its_settings_allow(changes: dict[str, int]) -> None:
+    """Sizes of real frames, from small to 4K, by the rule that chooses them (``media/budget.py``)."""
+    settings, chance = MediaSettings(**changes), random.Random(5)  # type: ignore[arg-type]
+    most, seen = most_visual_tokens(MediaRef("video", "a"), settings, 28), 0
+    for _ in range(300):
+        stored = (chance.randint(64, 2160), chance.randint(64, 3840))
+        count = 2 * chance.randint(settings.fewest_frames // 2, settings.most_frames // 2)
+        bounds = (settings.min_pixels, settings.max_pixels)
+        try:
+            found = frames_within(count, settings.fewest_frames, stored, bounds, 28, settings.video_tokens)
+        except SampleError:
+            continue
+        seen = max(seen, visual_tokens(*found, 28))
+        assert visual_tokens(*found, 28) <= most
+    assert seen > most / 2
