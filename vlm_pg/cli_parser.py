@@ -154,9 +154,10 @@ def _add_measurements(add: _Add) -> None:
     bench.add_argument(
         "measurement",
         metavar="NAME",
-        choices=["step", "rollout", "media", "figure", "model"],
-        help="step: measure one group's forward and backward; rollout: measure generation; media: measure decoding and "
-        "kept frames; figure: draw a file of the first two; model: what arithmetic alone says for public models",
+        choices=["step", "rollout", "eval", "media", "figure", "model"],
+        help="step: measure one group's forward and backward; rollout: measure generation; eval: measure evaluation on "
+        "videos; media: measure decoding and kept frames; figure: draw a file of the first two; model: what arithmetic "
+        "alone says for public models",
     )
     bench.add_argument(
         "rest", metavar="...", nargs=argparse.REMAINDER, help="its own arguments; NAME --help lists them"

@@ -5,6 +5,8 @@
 #   docs/benchmarks/measure.sh gpu [MINUTES]   # Qwen2.5-VL 3B and 7B shapes, bf16, random weights; default 10 minutes each
 #   docs/benchmarks/measure.sh rollout-cpu [MINUTES]   # the same for generation
 #   docs/benchmarks/measure.sh rollout-gpu [MINUTES]
+#   docs/benchmarks/measure.sh eval-cpu [MINUTES]      # evaluation on videos
+#   docs/benchmarks/measure.sh eval-gpu [MINUTES]
 #   docs/benchmarks/measure.sh model           # no machine needed
 #
 # A run that was stopped goes on where it was when it is started again on the same day. Install prefix-grouper first, or
@@ -21,12 +23,18 @@ rollout() { # NAME, then options of `vlm-pg bench rollout`
   measure rollout "$@"
 }
 
-measure() { # step or rollout, NAME, options
+evaluation() { # NAME, then options of `vlm-pg bench eval`
+  measure eval "$@"
+}
+
+measure() { # step, rollout or eval, NAME, options
   local measurement=$1 name=$2
   shift 2
   local resume=()
   if [[ -e "$out-$name.json" ]]; then resume=(--resume); fi
-  vlm-pg bench "$measurement" "$@" --out "$out-$name.json" --figure "$out-$name.svg" "${resume[@]}"
+  local figure=(--figure "$out-$name.svg")
+  if [[ "$measurement" == eval ]]; then figure=(); fi
+  vlm-pg bench "$measurement" "$@" --out "$out-$name.json" "${figure[@]}" "${resume[@]}"
 }
 
 case "${1:-}" in
@@ -49,9 +57,14 @@ case "${1:-}" in
     rollout gpu-3b-rollout --device cuda --model 3b --dtype bf16 --budget-minutes "${2:-10}"
     rollout gpu-7b-rollout --device cuda --model 7b --dtype bf16 --budget-minutes "${2:-10}"
     ;;
+  eval-cpu) evaluation cpu-mid-eval --device cpu --model mid --budget-minutes "${2:-60}" ;;
+  eval-gpu)
+    evaluation gpu-3b-eval --device cuda --model 3b --dtype bf16 --budget-minutes "${2:-10}"
+    evaluation gpu-7b-eval --device cuda --model 7b --dtype bf16 --budget-minutes "${2:-10}"
+    ;;
   model) vlm-pg bench model --out docs/benchmarks/model.md ;;
   *)
-    sed -n '2,11s/^# \{0,1\}//p' "$0"
+    sed -n '2,13s/^# \{0,1\}//p' "$0"
     exit 2
     ;;
 esac

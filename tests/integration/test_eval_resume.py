@@ -139,6 +139,26 @@ def test_ranks_share_the_questions(folder: Path, whole: Path, ranks: int) -> Non
     assert figures(out) == figures(whole)
 
 
+def test_questions_on_one_video_are_dealt_together(folder: Path) -> None:
+    """Three on each video, scattered over the file: two ranks, and one that goes on where a kill was, answer as one."""
+    records = read_lines(folder / "clips" / "eval_seen.jsonl")[:24]
+    for number, record in enumerate(records):
+        record["path"] = records[number % 8]["path"]
+    shared = folder / "clips" / "three_each.jsonl"
+    shared.write_text("".join(json.dumps(record) + "\n" for record in records))
+    own = [f"data.eval.seen={shared}"]
+    out, _ = evaluate(folder, "three", *own)
+    expected = (out / "answers_seen.jsonl").read_bytes()
+    # 4 questions to a batch, 3 on a video: a batch for each video
+    content = [row["shown"]["content"] for row in read_lines(out / "answers_seen.jsonl")]
+    assert content[:8] == content[8:16] == content[16:] and len(set(content)) == 8
+    launch_ranks("vlm_pg.cli", *arguments(folder, "three-ranks", *own), ranks=2)
+    assert (results_of(folder, "three-ranks") / "answers_seen.jsonl").read_bytes() == expected
+    killed_at(folder, "three-killed", 7, 0.0, *own)
+    out, _ = evaluate(folder, "three-killed", *own)
+    assert (out / "answers_seen.jsonl").read_bytes() == expected
+
+
 def test_one_process_goes_on_where_two_were_killed(folder: Path, whole: Path) -> None:
     from tests.support.processes import start_ranks
 

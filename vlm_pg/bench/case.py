@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from vlm_pg.bench.shapes import SIZES
+from vlm_pg.bench.shapes import SIZES, TOWERS
 from vlm_pg.models.loading import DTYPES, make_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
@@ -111,15 +111,31 @@ def random_policy(spec: Spec) -> Policy:
 
 
 def random_model(
-    size: str, seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    size: str,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    with_tower: bool = False,
 ) -> Any:
     """A Qwen2.5-VL with random weights and the language model's shape of that name; its vision tower is a stub.
 
     Weights are drawn on ``device``: equal there for equal seeds.
+
+    ``with_tower``: a tower of the shape of that name in place of the stub.
     """
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     shape = SIZES[size]
+    tower: dict[str, Any] = {"depth": 1, "hidden_size": 64, "num_heads": 2}
+    if with_tower:
+        chosen = TOWERS[size]
+        tower = {
+            "depth": chosen.layers,
+            "hidden_size": chosen.hidden,
+            "num_heads": chosen.heads,
+            "intermediate_size": chosen.intermediate,
+            "fullatt_block_indexes": list(chosen.whole_frame_layers),
+        }
     sections = [shape.head_dim // 8, 3 * shape.head_dim // 16, 3 * shape.head_dim // 16]
     config = Qwen2_5_VLConfig(
         text_config={
@@ -135,7 +151,7 @@ def random_model(
             "max_position_embeddings": 131072,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections},
         },
-        vision_config={"depth": 1, "hidden_size": 64, "num_heads": 2, "out_hidden_size": shape.hidden},
+        vision_config=tower | {"out_hidden_size": shape.hidden},
         image_token_id=shape.vocab - 6,
         video_token_id=shape.vocab - 5,
         vision_start_token_id=shape.vocab - 4,

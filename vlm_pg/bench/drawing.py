@@ -97,7 +97,12 @@ def write_figure(results: dict[str, Any], path: Path, against: str | None = None
     require_matplotlib()
     import matplotlib
 
-    kind = KINDS[results["measurement"]]
+    kind = KINDS.get(results["measurement"])
+    if kind is None:
+        raise ConfigError(
+            f"There is no figure of `vlm-pg bench {results['measurement']}`; of {' and '.join(KINDS)} there is. Read "
+            "its numbers in the file."
+        )
     names = (name for point in results["points"] for name, entry in point["contestants"].items() if kind.gain in entry)
     others = list(dict.fromkeys(names))
     if against is None:

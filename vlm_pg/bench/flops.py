@@ -6,7 +6,7 @@ Backward costs a linear layer twice its forward (one product for the input, one 
 
 from __future__ import annotations
 
-from vlm_pg.bench.shapes import LanguageShape
+from vlm_pg.bench.shapes import MERGED_PATCHES, PATCH_PIXELS, WINDOW_PATCHES, LanguageShape, TowerShape
 from vlm_pg.bench.work import GenerationWork, Work
 
 # The logits of at most this much memory are held at a time by whoever chunks them (model.logits_chunk_mb).
@@ -129,3 +129,24 @@ def generation_bytes(shape: LanguageShape, work: GenerationWork, element_bytes: 
     layer = work.prefill.held_tokens * per_token * element_bytes
     logits = 3 * 4 * work.prefill.held_logit_rows * shape.vocab
     return kv_bytes(shape, work, element_bytes) + layer + logits
+
+
+def tower_flops(tower: TowerShape, patches: int, frame_patches: int, out: int) -> float:
+    """Operations of Qwen2.5-VL's vision tower, forward.
+
+    Per patch its embedding and in each layer queries, keys, values, output projection and a gated MLP; a patch meets
+    the patches of its whole frame or those of a window (windows that the frame's edge cuts count whole). The merger
+    takes four patches through one layer of their joint width and one to ``out``.
+    Source of the layers: transformers' ``Qwen2_5_VisionTransformerPretrainedModel``.
+
+    Args:
+        patches: of all frames.
+        frame_patches: of one temporal patch, which is two frames.
+        out: width of the language model.
+    """
+    linear = tower.layers * 2 * (4 * tower.hidden**2 + 3 * tower.hidden * tower.intermediate)
+    whole = len(tower.whole_frame_layers)
+    met = whole * frame_patches + (tower.layers - whole) * min(WINDOW_PATCHES, frame_patches)
+    joint = MERGED_PATCHES * tower.hidden
+    merger = 2 * (joint * joint + joint * out) / MERGED_PATCHES
+    return patches * (2 * PATCH_PIXELS * tower.hidden + linear + met * 4 * tower.hidden + merger)

@@ -130,6 +130,46 @@ class RolloutPoint(Point):
         return f"{groups}prefix {self.prefix:,} x {self.generations} responses of {self.new_tokens:,} tok"
 
 
+@dataclass(frozen=True)
+class EvalPoint(Point):
+    """V videos of about P visual tokens, Q questions on each of them, G answers of exactly N tokens to each.
+
+    Raises:
+        ConfigError: fewer than 16 visual tokens, a number below 1, or fewer than 2 new tokens.
+    """
+
+    new_tokens: int
+    questions: int = 1
+    videos: int = 1
+
+    def __post_init__(self) -> None:
+        counts = (self.generations, self.questions, self.videos)
+        if self.prefix < 16 or min(counts) < 1 or self.new_tokens < 2:
+            raise ConfigError(
+                f"A point got {self.videos} videos of {self.prefix} visual tokens, {self.questions} questions on each "
+                f"and {self.generations} answers of {self.new_tokens} tokens; it needs at least 1 of each, 16 visual "
+                "tokens (4 frames) and answers of at least 2 tokens. Choose other numbers."
+            )
+
+    @property
+    def asked(self) -> int:
+        """V x Q questions."""
+        return self.videos * self.questions
+
+    @property
+    def off_centre(self) -> int:
+        return (self.generations != 8) + (self.new_tokens != 16) + (self.questions != 1) + (self.videos != 1)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.asked * self.generations * (self.prefix + self.new_tokens)
+
+    def __str__(self) -> str:
+        each = "1 question on each of" if self.questions == 1 else f"{self.questions} questions on each of"
+        videos = f"{each} {self.videos} video(s) of {self.prefix:,} visual tokens"
+        return f"{videos}, {self.generations} answers of {self.new_tokens:,} tok"
+
+
 PointT = TypeVar("PointT", bound=Point)
 
 

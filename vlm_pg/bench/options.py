@@ -1,4 +1,4 @@
-"""Options that ``vlm-pg bench step`` and ``vlm-pg bench rollout`` have in common."""
+"""Options that ``vlm-pg bench step``, ``rollout`` and ``eval`` have in common."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ DEFAULT_MINUTES = 10
 
 
 def measurement_parser(
-    name: str, what: str, how: str, contestants: Mapping[str, Contestant]
+    name: str, what: str, how: str, contestants: Mapping[str, Contestant], draws: bool = True
 ) -> tuple[argparse.ArgumentParser, argparse._ArgumentGroup, argparse._ArgumentGroup]:
     """A parser, its group for points and that for how they are measured.
 
     Args:
         what, how: what the help says before and behind the options.
+        draws: whether there is a figure of it.
     """
     kinds = "\n".join(f"  {name}: {contestant.description}" for name, contestant in contestants.items())
     parser = argparse.ArgumentParser(
@@ -47,11 +48,11 @@ def measurement_parser(
     group.add_argument("--repeats", type=int, default=3, help="timed runs of each contestant, after one warm-up")
     group.add_argument("--threads", type=int, default=None, help="CPU threads; default: all cores this process may use")
     group.add_argument("--no-memory", dest="memory", action="store_false", help="leave out the memory runs of a CPU")
-    _add_budget_and_output(parser)
+    _add_budget_and_output(parser, draws)
     return parser, points, group
 
 
-def _add_budget_and_output(parser: argparse.ArgumentParser) -> None:
+def _add_budget_and_output(parser: argparse.ArgumentParser, draws: bool) -> None:
     budget = parser.add_argument_group("budget; what is left out is listed with its reason")
     budget.add_argument(
         "--budget-minutes",
@@ -67,7 +68,10 @@ def _add_budget_and_output(parser: argparse.ArgumentParser) -> None:
     out.add_argument(
         "--resume", action="store_true", help="go on with the file --out: measure only the points it lacks"
     )
-    out.add_argument("--figure", type=Path, help="draw the results into this SVG file")
+    if draws:
+        out.add_argument("--figure", type=Path, help="draw the results into this SVG file")
+    else:
+        parser.set_defaults(figure=None)
 
 
 def checked_options(arguments: argparse.Namespace) -> argparse.Namespace:

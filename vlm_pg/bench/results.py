@@ -17,7 +17,7 @@ from vlm_pg.threads import usable_cores
 
 FORMAT = 2
 # What a file may hold: `vlm-pg bench` has a command of each name.
-MEASUREMENTS = ("step", "rollout")
+MEASUREMENTS = ("step", "rollout", "eval")
 PACKAGES = ("torch", "transformers", "prefix-grouper", "flash-attn")
 
 
@@ -99,7 +99,7 @@ def _is_at(entry: dict[str, Any], point: Point) -> bool:
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """Raises ConfigError where there is no file of `vlm-pg bench step` or `vlm-pg bench rollout`."""
+    """Raises ConfigError where there is no file of `vlm-pg bench step`, `rollout` or `eval`."""
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError) as error:

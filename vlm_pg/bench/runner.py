@@ -106,6 +106,10 @@ class PointsRun(ABC, Generic[PointT]):
         """Who has something to say at a point."""
         return self.contestants
 
+    def prepared(self, point: PointT, contestants: Sequence[str]) -> dict[str, Any]:
+        """What must lie ready before a point is measured: further entries of the specification."""
+        return {}
+
     def busy_lines(self, record: dict[str, Any]) -> list[str]:
         """What is printed of a point at which other programs were busy, beside that."""
         return []
@@ -184,6 +188,7 @@ class PointsRun(ABC, Generic[PointT]):
 
     def _measure(self, point: PointT, plan: Plan) -> None:
         spec = {key: getattr(self.arguments, key) for key in (*self.comparable, "memory")} | point.record
+        spec |= self.prepared(point, plan.contestants)
         runs = {name: self.contestants_known[name].run for name in plan.contestants}
         before = time.monotonic()
         try:

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Of Qwen2.5-VL's tower: numbers of a patch (14 x 14 pixels, two frames, three colours), patches of a window, and
+# patches that become one visual token.
+PATCH_PIXELS, WINDOW_PATCHES, MERGED_PATCHES = 2 * 3 * 14 * 14, 64, 4
+
 
 @dataclass(frozen=True)
 class LinearAttention:
@@ -46,6 +50,20 @@ class LanguageShape:
         return self.layers - (self.linear.layers if self.linear else 0)
 
 
+@dataclass(frozen=True)
+class TowerShape:
+    """One vision tower of Qwen2.5-VL's kind: two frames of 14 x 14 pixels a patch, 2 x 2 patches a visual token.
+
+    ``whole_frame_layers``: those in which a patch attends to its whole frame; in the others to a window of 8 x 8.
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    whole_frame_layers: tuple[int, ...]
+
+
 PUBLISHED: dict[str, LanguageShape] = {
     "Qwen2.5-VL-3B": LanguageShape(2048, 36, 16, 2, 128, 11008, 151936, tied=True),
     "Qwen2.5-VL-7B": LanguageShape(3584, 28, 28, 4, 128, 18944, 152064),
@@ -57,10 +75,19 @@ PUBLISHED: dict[str, LanguageShape] = {
     ),
 }
 
-# What `bench step` and `bench rollout` build with random weights. The first two are for CPUs.
+# What `bench step`, `bench rollout` and `bench eval` build with random weights. The first two are for CPUs.
 SIZES: dict[str, LanguageShape] = {
     "small": LanguageShape(256, 4, 4, 2, 64, 704, 4096),
     "mid": LanguageShape(512, 6, 8, 2, 64, 1408, 4096),
     "3b": PUBLISHED["Qwen2.5-VL-3B"],
     "7b": PUBLISHED["Qwen2.5-VL-7B"],
+}
+
+# The towers that `bench eval` gives them: published ones, and for the first two as small in proportion as the 7B's.
+_PUBLISHED_TOWER = TowerShape(1280, 32, 16, 3420, (7, 15, 23, 31))
+TOWERS: dict[str, TowerShape] = {
+    "small": TowerShape(80, 2, 2, 216, (1,)),
+    "mid": TowerShape(160, 4, 2, 428, (3,)),
+    "3b": _PUBLISHED_TOWER,
+    "7b": _PUBLISHED_TOWER,
 }

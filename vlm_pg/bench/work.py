@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vlm_pg.bench.grid import RolloutPoint
+from vlm_pg.bench.evaluation.shown import Shown, head_tokens, tail_tokens
+from vlm_pg.bench.grid import EvalPoint, RolloutPoint
 
 # Response tokens that the chunked contestant computes at one time.
 CHUNK_TOKENS = 1024
@@ -121,3 +122,57 @@ def continuous_generation(point: RolloutPoint) -> GenerationWork:
 def _decode(point: RolloutPoint) -> Work:
     read, rows = point.new_tokens - 1, point.rollouts
     return Work(rows * read, rows * (read * point.prefix + causal_pairs(read)), rows * read, rows, rows)
+
+
+@dataclass(frozen=True)
+class EvalWork:
+    """``generation``: of all questions. ``towers``: how often a whole video goes through the vision tower."""
+
+    generation: GenerationWork
+    towers: int
+
+
+def shared_evaluation(point: EvalPoint) -> EvalWork:
+    """Every video once, behind it each of its questions once, behind that the answers; all decoded together."""
+    return _shared_evaluation(point.videos, point)
+
+
+def apart_evaluation(point: EvalPoint) -> EvalWork:
+    """The same, each question on a video of its own."""
+    return _shared_evaluation(point.asked, point)
+
+
+def repeated_evaluation(point: EvalPoint) -> EvalWork:
+    """One question after the other: its video once through the tower, its whole prompt once per answer."""
+    prompt = _prompt_tokens(point)
+    one = repeated_generation(RolloutPoint(prompt, point.generations, point.new_tokens))
+    prefill, decode = (_times(work, point.asked) for work in (one.prefill, one.decode))
+    return EvalWork(replace(one, prefill=prefill, decode=decode, steps=point.asked * one.steps), point.asked)
+
+
+def batched_evaluation(point: EvalPoint) -> EvalWork:
+    """The same, all questions decoded together."""
+    prompt = _prompt_tokens(point)
+    return EvalWork(
+        repeated_generation(RolloutPoint(prompt, point.generations, point.new_tokens, point.asked)), point.asked
+    )
+
+
+def _shared_evaluation(videos: int, point: EvalPoint) -> EvalWork:
+    begun, tail, read = head_tokens() + Shown.of(point.prefix).visual_tokens, tail_tokens(), point.new_tokens - 1
+    tokens = videos * begun + point.asked * tail
+    pairs = videos * causal_pairs(begun) + point.asked * (tail * begun + causal_pairs(tail))
+    rollouts = point.asked * point.generations
+    held = min(tokens, max(PREFILL_TOKENS, begun))
+    decode = _decode(RolloutPoint(begun + tail, point.generations, point.new_tokens, point.asked))
+    prefill = Work(tokens, pairs, rollouts, held, rollouts)
+    return EvalWork(GenerationWork(prefill, decode, read, tokens + rollouts * read), videos)
+
+
+def _prompt_tokens(point: EvalPoint) -> int:
+    return head_tokens() + Shown.of(point.prefix).visual_tokens + tail_tokens()
+
+
+def _times(work: Work, count: int) -> Work:
+    """The same work one after the other: no more is held."""
+    return replace(work, tokens=count * work.tokens, pairs=count * work.pairs, logit_rows=count * work.logit_rows)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from vlm_pg.config import RunConfig
@@ -13,12 +14,14 @@ from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import ALONE, Meeting, RankLayout, gather_objects
 from vlm_pg.eval.ahead import Ahead, Sampled
 from vlm_pg.eval.answer_files import AnswerFiles, Row
-from vlm_pg.eval.contracts import Answered, Output, Reader, Reading, cluster_of
+from vlm_pg.eval.batches import batches_of, most_visual_tokens
+from vlm_pg.eval.contracts import Answered, Output, Reader, Reading
 from vlm_pg.eval.exam import EvalSet, read_sets
 from vlm_pg.eval.figures import check_details, figures_of
 from vlm_pg.eval.readers import reader_name, reader_of
 from vlm_pg.eval.reading import WholeReader
 from vlm_pg.eval.strict import strict_reading
+from vlm_pg.media.settings import MediaSettings
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.observe.console import Console
@@ -166,6 +169,18 @@ class Evaluator:
         config = self._config
         return RolloutEngine(self._policy, item.rollout(config), item.seed(config), self._should_stop)
 
+    def _batches(self, item: EvalSet, media: MediaSettings) -> list[list[Sample]]:
+        """The questions that this rank asks, those together that are asked together."""
+        rollout = item.rollout(self._config)
+        size = min(max(1, rollout.max_batch_rollouts // rollout.num_generations), MOST_QUESTIONS_A_BATCH)
+        if self._stop_asking is not None:
+            # Whose answers do not depend on what is asked together: enough to keep all its requests in flight.
+            at_once = rollout.server.concurrency
+            size = max(at_once, min(2 * at_once, MOST_QUESTIONS_A_BATCH))
+        tokens_of = partial(most_visual_tokens, media=media, factor=self._policy.pixel_factor)
+        batches = batches_of(item.samples, size, tokens_of, shares_media=item.tampers == (None,))
+        return batches[self._ranks.rank :: self._ranks.world_size]
+
     def _rows_of(
         self,
         item: EvalSet,
@@ -176,17 +191,10 @@ class Evaluator:
     ) -> list[Row]:
         """The rows of this rank's batches; what is answered now is also appended to its part."""
         config, policy = self._config, self._policy
-        source = self._sources.for_records(item.records, item.name, asking=item.asking(config, policy))
+        asking = item.asking(config, policy)
+        source = self._sources.for_records(item.records, item.name, asking=asking)
         reader = reader_of(reader_name(config.eval.reader, item.protocol), item.protocol, self._whole)
-        rollout = item.rollout(config)
-        size = min(max(1, rollout.max_batch_rollouts // rollout.num_generations), MOST_QUESTIONS_A_BATCH)
-        if self._stop_asking is not None:
-            # Whose answers do not depend on what is asked together: enough to keep all its requests in flight.
-            at_once = rollout.server.concurrency
-            size = max(at_once, min(2 * at_once, MOST_QUESTIONS_A_BATCH))
-        ordered = _media_together(item.samples)
-        batches = [ordered[i : i + size] for i in range(0, len(ordered), size)]
-        mine = batches[self._ranks.rank :: self._ranks.world_size]
+        mine = self._batches(item, config.media if asking is None else asking.media)
         rows: list[Row] = []
         places = {sample.sample_id: place for place, sample in enumerate(item.samples)}
         # A batch that was cut off is asked whole: what is computed together stays the same. So is one with a fault,
@@ -226,6 +234,7 @@ class Evaluator:
                     sampled = ahead.ask([prompt for _, prompt in prompts], f"eval/{item.name}/{number}")
                     is_last = number + 1 == len(item.tampers)
                     under_way.append(_UnderWay(prompts, questions, sampled, is_last))
+                    del prompts, sampled  # their pixels go before those of others come
                     while len(under_way) > ahead.batches:
                         finish(under_way.popleft())
             while under_way:
@@ -286,14 +295,6 @@ class _RunningAccuracy:
 
     def __str__(self) -> str:
         return f"accuracy {self._sum / self._count:.3f}" if self._count else ""
-
-
-def _media_together(samples: Sequence[Sample]) -> list[Sample]:
-    """In the order of the records, but for questions on one medium, which follow the first of them: they share it."""
-    first: dict[str, int] = {}
-    for place, sample in enumerate(samples):
-        first.setdefault(cluster_of(sample), place)
-    return sorted(samples, key=lambda sample: first[cluster_of(sample)])
 
 
 def _in_order(item: EvalSet, rows: Sequence[Row]) -> list[Row]:

@@ -6,11 +6,14 @@ Shape letters: P prompt tokens, F frames.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 
 from vlm_pg.errors import ModelError, SampleError
+from vlm_pg.prompts.grids_alone import is_tokenizer, without_pixels
 from vlm_pg.prompts.preview import preview_frames
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.prompts.settings import PromptSettings
@@ -30,7 +33,7 @@ Wording = Callable[[Sample, Sequence[DecodedMedia]], tuple[str, str | Turn]]
 
 
 class PromptBuilder:
-    """Builds prompts for one model.
+    """Builds prompts for one model. Those of the same decoded media, one after the other, have one tensor of pixels.
 
     Args:
         processor: the Hugging Face processor of a registered family, with a chat template; of a family that reads text
@@ -68,6 +71,10 @@ class PromptBuilder:
                 f"instruct checkpoint is needed. Add its {'preprocessor and ' if self._reads_media else ''}chat "
                 "template files to the model folder."
             )
+        self._without_pixels = without_pixels(processor)
+        # Of the prompt that was built last, as long as somebody has it: its media, and itself.
+        self._last_media: tuple[ref[DecodedMedia], ...] = ()
+        self._last_prompt: Callable[[], Prompt | None] = lambda: None
         self._settings = settings
         self._position_fn, self._previews = position_fn, previews
         self._wording, self._answer_prefix = wording, answer_prefix
@@ -148,21 +155,17 @@ class PromptBuilder:
         subtitles: str,
         words: PromptWords,
     ) -> Prompt:
+        """``shown``: ``media``, or the images made of them."""
         text = self._begun(messages)
-        inputs = self._process(text, shown)
-        tokens, visual = int(inputs["input_ids"].shape[1]), int((inputs["mm_token_type_ids"] != 0).sum())
-        check_length(tokens, visual, is_mostly(subtitles, words.user), self._settings.max_prompt_tokens)
-        preview, preview_seconds = preview_frames(media) if self._previews else ((), ())
-        return prompt_from_processor(
-            inputs,
-            self._position_fn,
-            sample.sample_id,
-            text=text,
-            subtitles=subtitles,
-            words=words,
-            preview=preview,
-            preview_seconds=preview_seconds,
-        )
+        before, prompt = self._shown_last(media), None
+        if before is not None:
+            counted = self._prompt(self._without_pixels, sample, text, shown, media, subtitles, words)
+            prompt = _with_pixels_of(before, counted)
+        if prompt is None:
+            prompt = self._prompt(self._processor, sample, text, shown, media, subtitles, words)
+        if media:
+            self._last_media, self._last_prompt = tuple(map(ref, media)), ref(prompt)
+        return prompt
 
     @property
     def reads_subtitles(self) -> bool:
@@ -195,11 +198,43 @@ class PromptBuilder:
         first = [{"role": "system", "content": system}] if system else []
         return [*first, {"role": "user", "content": content}]
 
-    def _process(self, text: str, media: Sequence[DecodedMedia]) -> dict[str, Any]:
+    def _prompt(
+        self,
+        processor: Any,
+        sample: Sample,
+        text: str,
+        shown: Sequence[DecodedMedia],
+        media: Sequence[DecodedMedia],
+        subtitles: str,
+        words: PromptWords,
+    ) -> Prompt:
+        inputs = self._process(processor, text, shown)
+        tokens, visual = int(inputs["input_ids"].shape[1]), int((inputs["mm_token_type_ids"] != 0).sum())
+        check_length(tokens, visual, is_mostly(subtitles, words.user), self._settings.max_prompt_tokens)
+        preview, preview_seconds = preview_frames(media) if self._previews else ((), ())
+        return prompt_from_processor(
+            inputs,
+            self._position_fn,
+            sample.sample_id,
+            text=text,
+            subtitles=subtitles,
+            words=words,
+            preview=preview,
+            preview_seconds=preview_seconds,
+        )
+
+    def _shown_last(self, media: Sequence[DecodedMedia]) -> Prompt | None:
+        """The prompt that was built last, if it is of the very same media."""
+        if not media or len(media) != len(self._last_media):
+            return None
+        same = all(one() is other for one, other in zip(self._last_media, media, strict=True))
+        return self._last_prompt() if same else None
+
+    def _process(self, processor: Any, text: str, media: Sequence[DecodedMedia]) -> dict[str, Any]:
         """The processor's outputs for one conversation; frames go in as they are, already sampled and resized."""
         if not self._reads_media:
             # The chat template has placed all special tokens there are.
-            ids = self._processor(text=[text], return_tensors="pt", add_special_tokens=False)["input_ids"]
+            ids = processor(text=[text], return_tensors="pt", add_special_tokens=False)["input_ids"]
             return {"input_ids": ids, "mm_token_type_ids": torch.zeros_like(ids)}
         images = [torch.from_numpy(item.frames[0]) for item in media if item.kind == "image"]
         videos = [item for item in media if item.kind == "video"]
@@ -215,7 +250,7 @@ class PromptBuilder:
                     "video_metadata": [_metadata(item, self._times_by_rate) for item in videos],
                 },
             }
-        outputs = dict(self._processor(text=[text], return_tensors="pt", **media_arguments))
+        outputs = dict(processor(text=[text], return_tensors="pt", **media_arguments))
         # as a tensor, then as numbers: the float32 rounding of transformers' own path decides positions at the margin
         seconds = torch.as_tensor(outputs.get("second_per_grid_ts", ()), dtype=torch.float32)
         return outputs | {"second_per_grid_ts": seconds.tolist()}
@@ -234,6 +269,18 @@ def _check_kinds(sample: Sample, media: Sequence[DecodedMedia]) -> None:
     kinds = tuple(item.kind for item in media)
     if kinds != tuple(ref.kind for ref in sample.media):
         raise ValueError(f"sample {sample.sample_id} has media {sample.media}, but {kinds} were handed in")
+
+
+def _with_pixels_of(shown: Prompt, prompt: Prompt) -> Prompt | None:
+    """A prompt whose pixels are missing, with those of ``shown``, which has the same media.
+
+    None: it would have other grids, by a processor that cuts frames in a way that is not foreseen.
+    """
+    assert shown.grid_thw is not None and prompt.grid_thw is not None
+    if not torch.equal(shown.grid_thw, prompt.grid_thw):
+        return None
+    keys = {"content_key": shown.content_key, "media_keys": shown.media_keys}
+    return replace(prompt, pixel_values=shown.pixel_values, **keys)  # type: ignore[arg-type]
 
 
 def is_mostly(subtitles: str, words: str) -> bool:
@@ -259,13 +306,6 @@ def check_length(tokens: int, visual: int, mostly_subtitles: bool, limit: int) -
         f"the prompt has {tokens} tokens, {visual} of them visual. At most {limit} are allowed, and prompts are "
         f"never cut. {change}, or raise prompt.max_prompt_tokens.",
     )
-
-
-def is_tokenizer(processor: Any) -> bool:
-    """Whether a model's processor is its tokenizer, which is so for models that read text alone."""
-    from transformers import PreTrainedTokenizerBase
-
-    return isinstance(processor, PreTrainedTokenizerBase)
 
 
 def question_words(settings: PromptSettings, sample: Sample) -> str:

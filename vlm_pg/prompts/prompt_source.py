@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from weakref import WeakValueDictionary
 
 from vlm_pg.errors import SampleError
 from vlm_pg.media.loader import MediaLoader, Ticket
 from vlm_pg.memory import tensor_bytes
 from vlm_pg.prompts.builder import PromptBuilder
-from vlm_pg.types import BadSample, DecodedMedia, Prompt, Sample
+from vlm_pg.types import BadSample, DecodedMedia, MediaRef, Prompt, Sample
 
 # (media, sample id) -> media; controls tamper with the frames here.
 Tamper = Callable[[DecodedMedia, str], DecodedMedia]
 
 
 class PromptSource:
-    """Prompts of samples.
+    """Prompts of samples. Media of samples that are asked for at the same time are decoded once for all of them.
 
     Args:
         loaders: decode media, ahead of time where ``prefetch`` asks for it; by ``Sample.dataset``.
@@ -36,6 +37,8 @@ class PromptSource:
     ):
         self._loaders, self._builder, self._where, self._check = loaders, builder, where, check
         self._tickets: dict[str, Ticket] = {}
+        # Of media that a sample still waits for: its questions share one decoding.
+        self._under_way: WeakValueDictionary[tuple[str, tuple[MediaRef, ...]], Ticket] = WeakValueDictionary()
         self._cache: OrderedDict[str, Prompt] = OrderedDict()
         self._cache_bytes = cache_bytes
         self._used_bytes = 0
@@ -80,7 +83,11 @@ class PromptSource:
         return good, bad
 
     def _submit(self, sample: Sample) -> Ticket:
-        return self._loaders[sample.dataset].submit(sample.media)
+        key = (sample.dataset, sample.media)
+        ticket = self._under_way.get(key)
+        if ticket is None:
+            ticket = self._under_way[key] = self._loaders[sample.dataset].submit(sample.media)
+        return ticket
 
     def _prompt(self, sample: Sample, tamper: Tamper | None, should_stop: Callable[[], bool]) -> Prompt:
         cached = self._cache.get(sample.sample_id) if tamper is None else None

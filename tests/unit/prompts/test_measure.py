@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import weakref
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,38 @@ def assert_equal(measured: Prompt, built: Prompt) -> None:
     if measured.grid_thw is not None and built.grid_thw is not None:
         assert torch.equal(measured.grid_thw, built.grid_thw) and measured.media_kinds == built.media_kinds
     assert measured.pixel_values is None or measured.pixel_values.numel() == 0
+
+
+@pytest.mark.parametrize("case", [case for case, refs in CASES.items() if refs])
+@pytest.mark.parametrize("family", VL_FAMILY_NAMES)
+def test_questions_on_the_same_media_have_one_tensor_of_pixels(family: str, case: str, root: Path) -> None:
+    """The second prompt is the one that a builder makes which has not seen the first, and holds the first's pixels."""
+    policy = tiny_policy(family=family)
+    media, _ = looked_at(root, policy.pixel_factor, CASES[case])
+    parts: Any = (policy.processor, PromptSettings(), policy.positions)
+    builder, other = PromptBuilder(*parts), sample(CASES[case], "What is written on the wall?")
+    first = builder.build(sample(CASES[case]), media)
+    second, alone = builder.build(other, media), PromptBuilder(*parts).build(other, media)
+    assert second.pixel_values is first.pixel_values
+    assert alone.pixel_values is not None and torch.equal(second.pixel_values, alone.pixel_values)  # type: ignore[arg-type]
+    assert (second.content_key, second.media_keys) == (alone.content_key, alone.media_keys)
+    assert_equal(replace(second, pixel_values=None), alone)
+    assert second.preview_seconds == alone.preview_seconds
+
+
+def test_pixels_of_equal_but_other_media_and_of_prompts_that_are_gone_are_made_anew(root: Path) -> None:
+    policy = tiny_policy()
+    media, _ = looked_at(root, policy.pixel_factor, CASES["video"])
+    builder = PromptBuilder(policy.processor, PromptSettings(), policy.positions)
+    first = builder.build(sample(CASES["video"]), media)
+    dark = [replace(media[0], frames=media[0].frames * 0)]
+    darker = builder.build(sample(CASES["video"]), dark)
+    assert darker.content_key != first.content_key and darker.pixel_values is not first.pixel_values
+    assert builder.build(sample(CASES["video"]), media).pixel_values is not first.pixel_values
+    pixels = weakref.ref(first)
+    del first
+    assert pixels() is None  # nobody holds a prompt for the builder's sake
+    assert builder.build(sample(CASES["video"]), media).content_key != darker.content_key
 
 
 @pytest.mark.parametrize("case", CASES)

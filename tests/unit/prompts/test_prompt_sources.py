@@ -11,6 +11,7 @@ from data_pipelines.flashes import POSITIONS, SEEN_ORDERS, draw, encode_mp4, mak
 from tests.support.groups import tiny_policy
 from vlm_pg.data.settings import DataSettings
 from vlm_pg.errors import SampleError
+from vlm_pg.media.loader import MediaLoader, Ticket
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.prompt_source import PromptSource
@@ -98,6 +99,38 @@ def test_what_was_asked_for_ahead_is_decoded_once(tmp_path: Path, samples: list[
             file.unlink()  # decoded already: the files are not needed any more
         good, bad = source.load(samples[:2])
     assert len(good) == 2 and not bad
+
+
+def test_media_of_several_questions_are_decoded_once(
+    tmp_path: Path, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[MediaRef, ...]] = []
+    submit = MediaLoader.submit
+
+    def counted(loader: MediaLoader, refs: tuple[MediaRef, ...]) -> Ticket:
+        asked.append(refs)
+        return submit(loader, refs)
+
+    monkeypatch.setattr(MediaLoader, "submit", counted)
+    questions = [replace(samples[place], sample_id=str(number)) for number, place in enumerate((0, 0, 1, 0, 2, 2))]
+    with sources(tmp_path) as folder:
+        source = open_source(folder, tmp_path)
+        good, bad = source.load(questions)
+        assert asked == [samples[place].media for place in (0, 1, 2)]
+        assert good[0][1].pixel_values is good[1][1].pixel_values is not None
+        assert {prompt.content_key for _, prompt in good} == {good[0][1].content_key, good[2][1].content_key}
+        # each question on a file that is not there has its fault
+        assert [(one.sample_id, one.reason) for one in bad] == [("4", "missing_media"), ("5", "missing_media")]
+        # what nobody waits for any more is not kept
+        source.load(questions[:1])
+        assert len(asked) == 4
+        # a control's frames are each question's own
+        (one, two), _ = source.load(questions[:2], tamper=by_name)
+    assert len(asked) == 5 and one[1].content_key != two[1].content_key
+
+
+def by_name(media: DecodedMedia, name: str) -> DecodedMedia:
+    return replace(media, frames=media.frames * 0 + int(name))
 
 
 def test_equal_names_in_the_folders_of_two_sets_are_two_videos(tmp_path: Path) -> None:

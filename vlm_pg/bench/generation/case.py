@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -55,6 +55,13 @@ class GenerationCase(ModelCase):
         groups, prefix = self.prompts.shape
         return self.random(self.policy, prefix, self.generations, self.new_tokens, groups, seed)
 
+    @torch.no_grad()
+    def logits_after(self, group: int, response: torch.Tensor) -> torch.Tensor:
+        """Logits [V] behind a prompt and these ids of a response, by transformers' forward."""
+        set_attention(self, "sdpa")
+        ids = torch.cat([self.prompts[group], response])[None].to(self.device)
+        return self.model(input_ids=ids, logits_to_keep=1, use_cache=False).logits[0, -1].float()
+
     def tiny(self) -> GenerationCase:
         return self.random(self.policy, 16, 2, 3, 1)
 
@@ -87,7 +94,24 @@ def never_choose_special_tokens(policy: Policy) -> None:
     policy.model.lm_head.weight[policy.vocab_size - SPECIAL_IDS :].zero_()
 
 
-def check_count(name: str, tokens: torch.Tensor, case: GenerationCase, new_tokens: int) -> None:
+class Compared(Protocol):
+    """A case whose greedy tokens are compared, int64 [questions * generations, N]."""
+
+    @property
+    def policy(self) -> Policy: ...
+
+    @property
+    def generations(self) -> int: ...
+
+    @property
+    def rollouts(self) -> int: ...
+
+    def logits_after(self, group: int, response: torch.Tensor) -> torch.Tensor:
+        """Logits [V] that transformers' forward gives behind a prompt and these ids, int64 [R], of a response."""
+        ...
+
+
+def check_count(name: str, tokens: torch.Tensor, case: Compared, new_tokens: int) -> None:
     """Raise RuntimeError unless every rollout has exactly as many tokens as asked for, none of them a special one."""
     expected = (case.rollouts, new_tokens)
     if tuple(tokens.shape) != expected:
@@ -108,7 +132,7 @@ def equal_share(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours == theirs).double().mean())
 
 
-def check_tokens(case: GenerationCase, found: Mapping[str, torch.Tensor]) -> None:
+def check_tokens(case: Compared, found: Mapping[str, torch.Tensor]) -> None:
     """Compare everybody's greedy tokens, int64 [B*G, N], with the first one's.
 
     Where two rows part, transformers' plain forward says what the two tokens' logits are there: a tie is let pass,
@@ -127,7 +151,7 @@ def check_tokens(case: GenerationCase, found: Mapping[str, torch.Tensor]) -> Non
             if key in seen:
                 continue
             seen.add(key)
-            logits = _logits(case, torch.cat([case.prompts[group], expected[row, :position]]))
+            logits = case.logits_after(group, expected[row, :position])
             values = [float(logits[token]) for token in pair]
             if abs(values[0] - values[1]) > TIE:
                 raise RuntimeError(
@@ -143,10 +167,3 @@ def _first_differences(expected: torch.Tensor, tokens: torch.Tensor) -> list[tup
     differ = expected != tokens
     rows = differ.any(1).nonzero()[:, 0].tolist()
     return sorted(((row, int(differ[row].int().argmax())) for row in rows), key=lambda pair: pair[1])
-
-
-@torch.no_grad()
-def _logits(case: GenerationCase, ids: torch.Tensor) -> torch.Tensor:
-    """Logits [V] after these tokens, by transformers' forward."""
-    set_attention(case, "sdpa")
-    return case.model(input_ids=ids[None].to(case.device), logits_to_keep=1, use_cache=False).logits[0, -1].float()

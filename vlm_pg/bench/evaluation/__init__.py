@@ -1,0 +1,1 @@
+"""``vlm-pg bench eval``: answering questions on videos, as the measuring process does it."""
