@@ -75,10 +75,10 @@ class _Ours:
         return read_records(config.data.eval[SET])[0]
 
     def _answers(self, config: RunConfig) -> list[Answered]:
-        """Evaluate into a folder of its own, which is removed."""
+        """Evaluate into a folder of its own below the clips, which goes with them, even if this process is killed."""
         case = self._case
         with (
-            tempfile.TemporaryDirectory(prefix="vlm_pg_bench_") as folder,
+            tempfile.TemporaryDirectory(prefix="answers_", dir=case.folder) as folder,
             case.sources(config) as sources,
             Rewarder(config.reward) as rewarder,
             WholeReader(config.reward) as whole,
