@@ -115,10 +115,10 @@ class Answered:
     def to_row(self) -> dict[str, Any]:
         """As JSON has it; ``from_row`` is the inverse."""
         row = asdict(self)
-        row["outputs"] = [
-            {key: value for key, value in {**one, **one.pop("reading")}.items() if key != "judged" or value is not None}
-            for one in row["outputs"]
-        ]
+        for output in row["outputs"]:
+            output.update(output.pop("reading"))  # flat: what was read beside the text
+            if output["judged"] is None:
+                del output["judged"]
         return row
 
     @classmethod

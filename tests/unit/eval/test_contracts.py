@@ -19,6 +19,9 @@ OUTPUTS = (
 def test_a_row_is_read_back_equal() -> None:
     answered = Answered.of(SAMPLE, OUTPUTS)
     assert Answered.from_row(json.loads(json.dumps(answered.to_row()))) == answered
+    # What was read stands there once: of long evaluations these are gigabytes.
+    first = {"text": "B", "answer": "B", "score": 1.0, "note": "", "counts": True, "finish_reason": "stop"}
+    assert answered.to_row()["outputs"][0] == first | {"num_tokens": 2}
     refused = Answered.of(SAMPLE, (), ("cannot_decode", "the file is damaged"))
     assert Answered.from_row(json.loads(json.dumps(refused.to_row()))) == refused
 
