@@ -44,8 +44,8 @@ def test_questions_are_asked_as_published(gsm8k: Prepared, tmp_path: Path) -> No
     )
     assert row["settings"]["max_new_tokens"] == 2048 and row["settings"]["sampling"]["num_generations"] == 1
     cppo = prompts(tmp_path, gsm8k, "gsm8k/cppo")["test-1"]
-    # The doubled braces are in its recipe.
-    assert "'Therefore, the final answer is: $\\boxed{{ANSWER}}$. I hope it is correct'" in cppo["system"]
+    # Its recipe for GSM8K says nothing of a box, which that for mathematics does.
+    assert cppo["system"].endswith("</think>\n<answer> answer here </answer>.") and "boxed" not in cppo["system"]
     assert cppo["settings"]["max_new_tokens"] == 1024 and cppo["settings"]["sampling"]["temperature"] == 0.0
 
 

@@ -154,7 +154,8 @@ def test_words_are_those_published(prepared: PreparedSet, whose: str) -> None:
     assert asked[f"{V}0"]["user"] == WORDS[whose][0]
     assert asked[f"{V}7"]["user"].startswith(WORDS[whose][1])
     assert "E: " not in asked[f"{V}3"]["user"]
-    assert asked[f"{V}0"]["media"][0]["frame_seconds"] == [place / 2 for place in range(20)]
+    # One frame a second. 10 of 20 frames are 19 / 9 apart: 0, 2.11, 4.22, 6.33, 8.44, 10.56, ... rounded, in halves.
+    assert asked[f"{V}0"]["media"][0]["frame_seconds"] == [0, 1, 2, 3, 4, 5.5, 6.5, 7.5, 8.5, 9.5]
     sampling = asked[f"{V}0"]["settings"]["sampling"]
     assert (sampling["temperature"], sampling["seed"]) == (1.0, 215)
 

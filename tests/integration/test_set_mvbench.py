@@ -137,20 +137,26 @@ SYSTEM = (
 )
 OPTIONS = "(A) Sat down.\n(B) Took the cup.\n(C) Left."
 WORDS = {
-    "official": f"Question: What came after it?\nOptions:\n{OPTIONS}\nOnly give the best option.",
+    # The system message stands before the question once more.
+    "official": f"{SYSTEM}Question: What came after it?\nOptions:\n{OPTIONS}\nOnly give the best option.",
     "lmms": f"Question:What came after it?\nOption:\n{OPTIONS}\nOnly give the best option.\n",
-    "qwen2_5_vl": f"Question: What came after it?\nOptions:\n{OPTIONS}\nAnswer with the option's letter from the given "
-    "choices directly and only give the best option.",
+    # One message, without the comma before "and" (Qwen3-VL issue 715).
+    "qwen2_5_vl": "Carefully watch the video and pay attention to the cause and sequence of events, the detail and "
+    "movement of objects and the action and pose of persons.\nBased on your observations, select the best option that "
+    f"accurately addresses the question.\nQuestion: What came after it?\nOptions:\n{OPTIONS}\nAnswer with the option's "
+    "letter from the given choices directly and only give the best option.",
 }
+SYSTEMS = {"official": SYSTEM, "lmms": "You are a helpful assistant.", "qwen2_5_vl": ""}
+LENGTHS = {"official": 100, "lmms": 16, "qwen2_5_vl": 1024}
 
 
 @pytest.mark.parametrize("whose", WORDS)
 def test_words_are_those_published(prepared: PreparedSet, whose: str) -> None:
     asked = prepared.prompts(f"mvbench/{whose}")["state_change-1"]
     assert asked["user"] == WORDS[whose]
-    assert asked["system"] == ("" if whose == "lmms" else SYSTEM)
+    assert asked["system"] == SYSTEMS[whose]
     assert asked["answer_prefix"] == ("Best option:(" if whose == "official" else "")
-    assert asked["settings"]["max_new_tokens"] == (16 if whose == "lmms" else 1024)
+    assert asked["settings"]["max_new_tokens"] == LENGTHS[whose]
 
 
 def test_frames_are_those_of_the_clip(prepared: PreparedSet) -> None:

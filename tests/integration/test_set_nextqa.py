@@ -74,7 +74,7 @@ def test_lmms_asks_with_the_options_alone_and_32_frames(nextqa: Prepared, tmp_pa
     assert list(rows) == [*(row.name for row in TABLE), "33_3"]
     row = rows["11_0"]
     words = "why did the boy clap\nA. to cheer\nB. to dance\nC. tired, and sad\nD. run\nE. for fun"
-    assert (row["system"], row["user"], row["answer_prefix"]) == ("", words, "")
+    assert (row["system"], row["user"], row["answer_prefix"]) == ("You are a helpful assistant.", words, "")
     [medium] = row["media"]
     assert medium["path"] == "NExTVideo/0001/11.mp4"
     assert len(medium["frame_seconds"]) == 32 and medium["frame_seconds"][:2] == [0.0, 9.5]

@@ -186,7 +186,8 @@ def test_words_are_those_published(prepared: PreparedSet) -> None:
     assert words[f"{CM}_action_1"] == f"{OPTION}\nPlease directly give the best option:"
     assert words[f"{YN}_action_1"] == "Is the man dunking?\nPlease answer yes or no:"
     assert words[f"captioning_{ONE}_action_1"] == INFORMATION
-    assert asked[f"{MC}_action_1"]["media"][0]["frame_seconds"] == [number / 2 for number in range(20)]
+    # One frame a second. 10 of 20 frames are 19 / 9 apart: 0, 2.11, 4.22, 6.33, 8.44, 10.56, ... rounded, in halves.
+    assert asked[f"{MC}_action_1"]["media"][0]["frame_seconds"] == [0, 1, 2, 3, 4, 5.5, 6.5, 7.5, 8.5, 9.5]
 
 
 def test_lmms_eval_shows_32_frames(prepared: PreparedSet) -> None:

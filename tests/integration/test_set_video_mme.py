@@ -167,7 +167,7 @@ def test_asked_without_subtitles(prepared: PreparedSet) -> None:
 )
 def test_subtitles_are_those_at_the_frames(prepared: PreparedSet, protocol: str, said: str) -> None:
     asked = prepared.prompts(f"video_mme/{protocol}")
-    head = f"These are the frames of a video. {HEAD}" if protocol == "kit_subtitles" else HEAD
+    head = f"\nThese are the frames of a video. {HEAD}" if protocol == "kit_subtitles" else HEAD
     assert all(asked[name]["user"].startswith(f"{head}{said}Select the best") for name in ("001-1", "001-2", "001-3"))
     # Without a file of subtitles the authors' and Qwen's words leave the header out.
     assert (HEAD in asked["301-1"]["user"]) == (protocol == "kit_subtitles")
@@ -201,7 +201,7 @@ OTHERS = {
     "lmms": f"{TASK.format(' and the subtitles')}{CHOICES}\n\nAnswer with the option's letter from the given choices "
     "directly.",
     "lmms_qwen3_vl": f"Question: {CHOICES[:23]}\nOptions:{CHOICES[23:]}\nAnswer with the option letter only.",
-    "kit": f"These are the frames of a video. {TASK.format('')}Question: {CHOICES}\nAnswer: ",
+    "kit": f"\nThese are the frames of a video. {TASK.format('')}Question: {CHOICES}\nAnswer: ",
     "qwen3_vl": f"{TASK.format('')}Question: {CHOICES}\nThe best answer is:",
 }
 
