@@ -138,7 +138,7 @@ def stated_in(sentence: str, options: Collection[str], label_counts: bool) -> St
             continue
         if not clause.is_affirmed:
             if not clause.is_unclear:
-                rejected |= {one for one in bare if one not in _UNSURE_LETTERS or _is_letter(one, clause.text)}
+                rejected |= {one for one in bare if one not in _UNSURE_LETTERS or is_letter(one, clause.text)}
                 rejected |= _letters(_BRACKETED, clause.text)
             continue
         found = _ranked(clause.text, label_counts, can_be_alone=label_counts or place > 0)
@@ -190,11 +190,11 @@ def _letters(pattern: re.Pattern[str], text: str) -> set[str]:
         group.upper()
         for match in pattern.finditer(text)
         for group in match.groups()
-        if group and _is_letter(group, text[match.start() :])
+        if group and is_letter(group, text[match.start() :])
     }
 
 
-def _is_letter(letter: str, text: str) -> bool:
+def is_letter(letter: str, text: str) -> bool:
     """Whether a capital A or I is a letter, not the article or the pronoun: no small word but a verb follows it."""
     if letter not in _UNSURE_LETTERS:
         return True
