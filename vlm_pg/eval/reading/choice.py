@@ -44,6 +44,7 @@ _LABEL_LINE = re.compile(
 _NUMBERED = re.compile(r"\b(?:option|caption|sentence|description|choice)\s1\s?[:.)]", re.IGNORECASE)
 _BY_NUMBER = re.compile(r"(?<=s\s)([1-9])(?=\W{0,3}$)")
 _PAIR = re.compile(r"\b([A-Z])[).:]\s{1,3}optxt")
+_ASKED_AND_DENIED = re.compile(r"[^?？(]{0,200}[?？]\s{0,3}(?:(?:no|nope|wrong|nein|non|нет)\b|不)", re.IGNORECASE)
 _AROUND = " \t\r\n()[]{}.,:;!*\"'“”‘’`$"
 _LATIN = {"А": "A", "В": "B", "С": "C", "Е": "E"}  # Cyrillic letters of the same shape and, but for one, place
 _HOMOGLYPH = re.compile(r"(?<!\w)[АВСЕ](?!\w)")
@@ -281,7 +282,8 @@ class _Choosing:
         if num_pairs > 1 and (label is not None or num_pairs == len(self.letters)):
             return  # the options one after the other on one line
         found = _LABEL_LINE.match(masked)
-        if found and not listed and self.exceptions is None and found[1].upper() in labels:
+        is_answered_no = _ASKED_AND_DENIED.match(masked) is not None
+        if found and not (listed or is_answered_no or self.exceptions is not None) and found[1].upper() in labels:
             other = self.texts.is_whole_text(line[label.end() :]) if label else None
             letters = {found[1].upper()} | ({other} if other else set())
             state.by_letter(frozenset(letters), 2, line)

@@ -12,9 +12,9 @@ from functools import lru_cache
 from vlm_pg.eval.reading.option_letters import is_letter
 from vlm_pg.eval.reading.option_texts import OptionTexts, placeholders, without_placeholders
 from vlm_pg.eval.reading.stems import words_in
+from vlm_pg.eval.reading.verdicts import DENIAL, FALSE, NOT, TRUE
 from vlm_pg.rewards.clauses import clauses
 
-_NOT = r"(?:\bnot|n['’]t|\bnever)\b"
 _UNTRUE = r"(?:incorrect(?:ly)?|false|wrong|untrue|inaccurate|mistaken)"
 _STATEMENT = r"(?:statements?|options?|descriptions?|claims?|sentences?|captions?|conclusions?|assertions?)"
 # No part of a sentence that tells when or why: "What does she do when she is not watched?" asks for what is so.
@@ -22,7 +22,7 @@ _SAME_PART = (
     r"(?:(?!\b(?:when|while|if|after|before|because|since|so|reason|cause|without|happens)\b)[^?.!\n;]){0,160}?"
 )
 _ASKS = re.compile(
-    rf"\b(?:which|what|who|whom)\b{_SAME_PART}{_NOT}\s(?P<verb>\w{{2,20}})|"
+    rf"\b(?:which|what|who|whom)\b{_SAME_PART}{NOT}\s(?P<verb>\w{{2,20}})|"
     rf"\b(?:which|what)\b{_SAME_PART}\b(?:{_STATEMENT}|one|following|these)\b{_SAME_PART}\b{_UNTRUE}\b|"
     rf"\b(?:which|what|identify|select|choose|find|mark)\b{_SAME_PART}\b{_UNTRUE}\s{_STATEMENT}|"
     r"\b(?:all|each|every|any)\b[^?\n]{0,200}\bexcept\b\W{0,4}(?:for\W{0,4})?(?:(?:which|what)\b[^\n]{0,20})?$|(?-i:\bEXCEPT\b)|"
@@ -39,18 +39,6 @@ _SAYS_ANSWER = re.compile(
     r"the\sexception)\b|\b(?:correct|right|best)\soption\b|答案|选(?!项)",
     re.IGNORECASE,
 )
-_FALSE = re.compile(
-    r"\b(?:incorrect(?:ly|[ao]s?|es?)?|false(?:ly)?|wrong|untrue|inaccurate|mistaken|unsupported|contradict\w{0,3}|absent|missing|"
-    r"falsch\w{0,2}|unzutreffend|inkorrekt|fals[ao]s?|errad[ao]s?|erróne[ao]s?|fausse?s?|faux|sbagliat[aeio]|неверн\w{1,3}|"
-    r"неправильн\w{1,3})\b|不正确|不对|错误?|有误|不符合?",
-    re.IGNORECASE,
-)
-_TRUE = re.compile(
-    r"\b(?:correct(?:ly|[ao]s?|es?)?|right|true|accurate|valid|supported|consistent|confirmed|richtig\w{0,2}|korrekt|wahr|stimmt|"
-    r"verdader[ao]s?|verdadeir[ao]s?|ciert[ao]s?|corret[ao]s?|vraie?s?|exacte?s?|corrett[aeio]|верн\w{1,3}|правильн\w{1,3})\b|"
-    r"\byes\b|[✓✅✔]|正确|符合|对(?![比于话应])|没错",
-    re.IGNORECASE,
-)
 _SHOWN = re.compile(
     r"\b(?:appear\w{0,3}|shown|seen|visible|present|mentioned|included|depicted|occur\w{0,4}|happen\w{0,3}|match\w{0,3}|fits?|describes?|as\s(?:the\s\w{1,15}\s)?shows|"
     r"agrees?|holds?|belongs?|there\s(?:is|are|was|were)|erscheint|aparece|apparaît)\b|出现|提到|提及|属于",
@@ -59,11 +47,6 @@ _SHOWN = re.compile(
 _SHOWS = re.compile(
     r"^\W{0,4}(?:and\s|but\s)?(?:the\s)?(?:video|clip|film|graph|image|picture|text|speaker|it|i|we|you)\s(?:\w{1,8}(?:\s|n['’]t\s)){1,2}?"
     r"(?:ever\s)?(?:shows?|see|mentions?|contains?|includes?|features?|depicts?|have|find)\b|^\W{0,4}视频中?没有",
-    re.IGNORECASE,
-)
-_DENIAL = re.compile(
-    rf"{_NOT}|\bcannot\b|\b(?:no|nicht|keine?|pas|jamais|não|nunca|non|не|neither|nor|hardly|barely|scarcely)\b|"
-    r"\bdoubt\w{0,3}\b|没有?|未|不|并非|除",
     re.IGNORECASE,
 )
 _LEADING_NO = re.compile(r"^\W{0,4}(?:no|yes)\s?[,:]\s", re.IGNORECASE)
@@ -159,7 +142,7 @@ class Exceptions:
         if not found or len(letters) != 1:
             return None
         told = found["before"] + found["rest"]
-        is_denied = _FALSE.search(told) or _DENIAL.search(told) or found[0].lower().startswith("none")
+        is_denied = FALSE.search(told) or DENIAL.search(told) or found[0].lower().startswith("none")
         return "" if is_denied or _IN_PART.search(told) else f"the answer is {min(letters)}"
 
     def _letters_in(self, part: str) -> frozenset[str]:
@@ -170,12 +153,12 @@ class Exceptions:
 
     def _verdict(self, part: str, sentence: str, has_letters: bool) -> bool | None:
         """Whether a part says that something is so (True) or not (False); None: neither, or it is not clear."""
-        says_truth = _FALSE.search(part) or _TRUE.search(part)
+        says_truth = FALSE.search(part) or TRUE.search(part)
         says_shown = _SHOWN.search(part) or _SHOWS.search(part) or self._verb & set(words_in(part))
         is_short = _ENDS_IN_DENIAL.search(part) is not None and part.strip() != sentence.strip(" .")
         is_none = re.match(r"(?:but|and)?\s?\bno\s", part, re.IGNORECASE) and _SHOWN.search(sentence)
-        bare = _FALSE.sub(" ", part)
-        num_denials = len(_FALSE.findall(part)) + len(_DENIAL.findall(bare))
+        bare = FALSE.sub(" ", part)
+        num_denials = len(FALSE.findall(part)) + len(DENIAL.findall(bare))
         if num_denials == 0:
             return True if says_truth or says_shown else None
         if num_denials > 1 or _IN_PART.search(sentence) or _UNKNOWN.search(part):
