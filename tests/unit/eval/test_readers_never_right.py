@@ -220,7 +220,6 @@ RIGHT: list[tuple[AnswerKind, str, str, dict[str, Any], str]] = [
     ("multiple_choice", READS, "B", {}, "A. He picks up the phone is wrong. The answer is B."),
     ("multiple_choice", READS, "B", {}, "A. He picks up the phone is wrong, so it must be B."),
     ("multiple_choice", READS, "B", {}, "B. The others are wrong."),
-    ("multiple_choice", READS, "B", {}, "B. He sits on the sofa is wrong."),
     ("multiple_choice", READS, "B", {}, "He can be seen opening the window."),
     ("yes_no", OPENS, "yes", {}, "It is true that the man opens the window."),
     ("numerical", PEOPLE, "3", {}, "There are 3 people in the kitchen."),
