@@ -34,8 +34,6 @@ KNOWN_MISSES: dict[str, tuple[str | None, str]] = {
     "second-text-006": (None, "a subject in the passive voice needs grammar"),
     "third-choice-012": (None, "a label of several options, each with a mark"),
     "third-choice-013": (None, "an option by the place of a thought about it"),
-    "third-choice-019": (None, "a question for what is not correct: rejections count as rejections"),
-    "third-choice-021": (None, "the same"),
     "third-number-006": (None, "of two Chinese counts the one asked for in English: needs translation"),
     "third-number-020": (None, "a part between a number and its verb"),
     "third-other-001": (None, "events, of which more than two things are named, turned round"),

@@ -15,6 +15,7 @@ OPTIONS = ("A. He picks up the phone", "B. He opens the window", "C. He sits on 
 READS = "What does the man do after he reads the letter?"
 OPENS = "Does the man open the window?"
 PEOPLE = "How many people are in the kitchen?"
+CHANGE = "By how many degrees does the temperature change?"
 VOTES = "What percentage of voters chose Kim?"
 SUM = "What is $a+b$?"
 CAR = "What colour is the car?"
@@ -71,6 +72,13 @@ TABLE: list[tuple[AnswerKind, str, str, dict[str, Any], tuple[str, ...]]] = [
             "在A处",
             "Type A personality",
             "A: no. B: no. C: yes.",
+            "A. He picks up the phone is wrong.",
+            "A. He picks up the phone: wrong",
+            "A. He picks up the phone (incorrect)",
+            "A. He picks up the phone? No.",
+            "A. The first one is wrong.",
+            "A. ist falsch",
+            "A. 是错误的",
         ),
     ),
     (
@@ -120,6 +128,8 @@ TABLE: list[tuple[AnswerKind, str, str, dict[str, Any], tuple[str, ...]]] = [
             "3 times as many as in the hall",
             "3%",
             "at 3 o'clock",
+            "There are 3 of them in the garden.",
+            "Some wear hats. There are 3 of them.",
             "There were 3 people, but two left, so there is one.",
             "3 dogs and 2 people",
             "If 3 more came, there would be 5.",
@@ -206,10 +216,16 @@ def test_what_does_not_say_the_gold_answer_is_not_right(
 RIGHT: list[tuple[AnswerKind, str, str, dict[str, Any], str]] = [
     ("multiple_choice", READS, "B", {}, "After reading the letter, he opens the window."),
     ("multiple_choice", READS, "B", {}, "The man opens the window."),
+    ("multiple_choice", READS, "B", {}, "A. He picks up the phone is wrong, so B."),
+    ("multiple_choice", READS, "B", {}, "A. He picks up the phone is wrong. The answer is B."),
+    ("multiple_choice", READS, "B", {}, "A. He picks up the phone is wrong, so it must be B."),
+    ("multiple_choice", READS, "B", {}, "B. The others are wrong."),
     ("multiple_choice", READS, "B", {}, "He can be seen opening the window."),
     ("yes_no", OPENS, "yes", {}, "It is true that the man opens the window."),
     ("numerical", PEOPLE, "3", {}, "There are 3 people in the kitchen."),
     ("numerical", PEOPLE, "3", {}, "In the video, there are 3 people."),
+    ("numerical", PEOPLE, "3", {}, "There are 3 of them."),
+    ("numerical", CHANGE, "-10", {}, "It changes by -10 degrees."),
     ("numerical", PEOPLE, "3", {}, "There are 3 people in the room."),
     ("numerical", PEOPLE, "3", {}, "In the evening, 2 of the 5 leave, so 3 people are left."),
     ("mathematics", SUM, "7", {}, "$a = 3$, $b = 4$, so $a + b = 7$."),

@@ -21,8 +21,11 @@ _LABEL = re.compile(r"[\W_]{0,10}(?i:option\s)?\(?([A-Z])(?:[).:]|\s{1,3}[|(–-
 _FEWEST_LINES = 2
 
 
-def ticked(lines: list[str], texts: OptionTexts) -> tuple[str, int] | None:
+def ticked(lines: list[str], texts: OptionTexts, *, is_wrong_one_asked: bool = False) -> tuple[str, int] | None:
     """The one option that a list of at least two marks as right, and its last line's number; None without any.
+
+    ``is_wrong_one_asked``: the question asks for what is not so; then the one marked as wrong beside several right
+    ones, since of two marks the one may as well mean the answer.
 
     ticked(["A | the sun is shining | no", "B | it rains | yes"], texts) -> ("B", 1)
     """
@@ -39,6 +42,9 @@ def ticked(lines: list[str], texts: OptionTexts) -> tuple[str, int] | None:
         marks[letter] = signs.pop() if len(signs) == 1 else bool(word) and word is not None and word[1].lower() in _YES
         last = number
     right = [letter for letter, is_right in marks.items() if is_right]
+    if is_wrong_one_asked:
+        wrong = [letter for letter, is_right in marks.items() if not is_right]
+        return (wrong[0], last) if len(wrong) == 1 and len(right) >= _FEWEST_LINES else None
     return (right[0], last) if len(marks) >= _FEWEST_LINES and len(right) == 1 else None
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.checklist import ticked
+from vlm_pg.eval.reading.exceptions import Exceptions, asks_for_exception
 from vlm_pg.eval.reading.option_letters import stated_in
 from vlm_pg.eval.reading.option_numbers import NumericOptions, numeric_options
 from vlm_pg.eval.reading.option_texts import OptionTexts, option_texts, placeholders, without_placeholders
@@ -43,6 +44,7 @@ _LABEL_LINE = re.compile(
 _NUMBERED = re.compile(r"\b(?:option|caption|sentence|description|choice)\s1\s?[:.)]", re.IGNORECASE)
 _BY_NUMBER = re.compile(r"(?<=s\s)([1-9])(?=\W{0,3}$)")
 _PAIR = re.compile(r"\b([A-Z])[).:]\s{1,3}optxt")
+_ASKED_AND_DENIED = re.compile(r"[^?？(]{0,200}[?？]\s{0,3}(?:(?:no|nope|wrong|nein|non|нет)\b|不)", re.IGNORECASE)
 _AROUND = " \t\r\n()[]{}.,:;!*\"'“”‘’`$"
 _LATIN = {"А": "A", "В": "B", "С": "C", "Е": "E"}  # Cyrillic letters of the same shape and, but for one, place
 _HOMOGLYPH = re.compile(r"(?<!\w)[АВСЕ](?!\w)")
@@ -194,6 +196,7 @@ class _Choosing:
         self.numbers: NumericOptions | None = numeric_options(choices, question)
         sides = {text.casefold().strip(" ."): letter for letter, text in choices}
         self.sides = {side: sides[side] for side in ("yes", "no")} if {"yes", "no"} <= sides.keys() else None
+        self.exceptions = Exceptions(self.texts, question) if asks_for_exception(question) else None
         self.is_numbered = _NUMBERED.search(question) is not None
 
     def read(self, text: str, is_cut: bool = False) -> str | None:
@@ -228,7 +231,7 @@ class _Choosing:
 
     def _is_two_answers(self, lines: list[str]) -> bool:
         """Whether all that is said is one sentence that comes to an option's text, and another option's letter."""
-        said = [one for line in lines for one in sentences(self.texts.masked(rephrased(line, self.letters)))]
+        said = [one for line in lines for one in sentences(self.texts.masked(self._rephrased(line)))]
         if len(said) != 2 or corrects(said[1]) or self.texts.has_letters:
             return False
         told = _ENDS_IN_TEXT.search(said[0])
@@ -248,7 +251,7 @@ class _Choosing:
         labels = {label[1].upper() for line in lines if (label := _LABEL_LINE.match(line))} & set(self.letters)
         if is_cut and any(surveys(line) for line in lines[:-1]):
             lines = lines[:-1] if _LABEL_LINE.match(lines[-1]) else lines
-        checked = ticked(lines, self.texts)
+        checked = ticked(lines, self.texts, is_wrong_one_asked=self.exceptions is not None)
         for number, line in enumerate(lines):
             if checked and number <= checked[1]:
                 if number == checked[1]:
@@ -274,12 +277,13 @@ class _Choosing:
             return
         if self.is_numbered:
             line = _BY_NUMBER.sub(r"option \1", line)
-        masked = self.texts.masked(rephrased(line, self.letters))
+        masked = self.texts.masked(self._rephrased(line))
         num_pairs = len(set(_PAIR.findall(masked)))
         if num_pairs > 1 and (label is not None or num_pairs == len(self.letters)):
             return  # the options one after the other on one line
         found = _LABEL_LINE.match(masked)
-        if found and not listed and found[1].upper() in labels:
+        is_answered_no = _ASKED_AND_DENIED.match(masked) is not None
+        if found and not (listed or is_answered_no or self.exceptions is not None) and found[1].upper() in labels:
             other = self.texts.is_whole_text(line[label.end() :]) if label else None
             letters = {found[1].upper()} | ({other} if other else set())
             state.by_letter(frozenset(letters), 2, line)
@@ -297,6 +301,8 @@ class _Choosing:
             return
         if is_of_others(sentence):
             return
+        if self.exceptions is not None:
+            sentence = self.exceptions.as_choices(sentence)
         stated = stated_in(sentence, self.letters, not listed)
         if self.texts.has_letters and stated.letters and not _NAMES_OPTION.search(sentence):
             return  # the option's text, or its letter: nobody knows
@@ -328,6 +334,9 @@ class _Choosing:
             state.give_up()
         elif not listed and not is_unfinished and (letters := self._by_texts(sentence)):
             state.by_text(letters, sentence, self.texts.num_asked_in(sentence))
+
+    def _rephrased(self, line: str) -> str:
+        return rephrased(line, self.letters, all_but=self.exceptions is None)
 
     def _is_contradicted(self, sentence: str, letters: frozenset[str]) -> bool:
         """Whether a clause that is nothing but one option's text stands beside another one's letter."""

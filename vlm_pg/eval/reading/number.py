@@ -38,6 +38,10 @@ _COMPARES = re.compile(
     r"further|closer|nearer)\W{0,3}$",
     re.IGNORECASE,
 )
+_OF_THEM_ALONE = re.compile(
+    r"^(\W{0,3}(?:there\s(?:are|were|is|was)|i\s(?:can\s)?(?:see|count))\s[0-9]{1,6})\sof\sthem(?=(?:\s(?:in\stotal|altogether))?\W{0,3}$)",
+    re.IGNORECASE,
+)
 _MOST_EQUAL = 3  # a loop of one value is cut off as soon as it was seen this often
 
 
@@ -169,6 +173,9 @@ def _prose(text: str, asked: Asked) -> Found:
     """The last statement of ``text`` that says what was asked for."""
     weak: Found | None = None
     said = statements(text)
+    if len(said) == 1 and asked.noun:
+        # "Them" are what is counted, where nothing else was named before.
+        said = [_OF_THEM_ALONE.sub(r"\1", said[0])]
     is_list = _is_list(said)
     for place in range(len(said) - 1, -1, -1):
         one = said[place]

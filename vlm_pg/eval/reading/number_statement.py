@@ -73,6 +73,8 @@ _ORPHAN = re.compile(r"\bones?\b", re.IGNORECASE)
 _NO_COUNT = re.compile(r"\s{0,3}(?:times\s(?:as|more)\b|o['’]clock\b)", re.IGNORECASE)
 _OF_A_GROUP = re.compile(r"(?<![\w.,-])(one|[0-9]{1,6})\sof\s(?:the|these|those|all)\s$", re.IGNORECASE)
 _NEGATED = re.compile(r"\b(?:no|not|none|never|without)\b|n['’]t\b", re.IGNORECASE)
+# Of no direction but its number's: "it drops by 10" is another thing.
+_CHANGED_BY = re.compile(r"\b(changes|changed|change)\sby\s(?=[-−+]?[0-9])", re.IGNORECASE)
 State = Literal["nothing", "one", "unclear"]
 
 
@@ -95,6 +97,8 @@ def read_statement(statement: str, asked: Asked) -> Found:
     read_statement("3 trays are empty, so 18 rolls are left", Asked(noun="roll")) finds 18.
     """
     text = _CONTEST_LETTER.sub("", statement[:MAX_STATEMENT_CHARACTERS])
+    if "chang" in asked.stems:
+        text = _CHANGED_BY.sub(r"\1 is ", text)
     text = asked.of_year(asked.at_start(text))
     text = about_the_asked(text, asked.stems, lambda part: len(quantities_in(part)) == 1 and " than " not in part)
     text = re.sub(r"(?<![aA]t )\bleast\b", "smallest", _zeros(text, asked))

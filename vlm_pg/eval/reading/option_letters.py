@@ -10,7 +10,8 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from vlm_pg.rewards.clauses import clauses, phrases
+from vlm_pg.eval.reading.verdicts import FALSE, TRUE
+from vlm_pg.rewards.clauses import Clause, clauses, phrases
 from vlm_pg.rewards.plain_text import WORD_LETTER
 
 _X = rf"[(\[]?([A-Z])[)\]]?(?!{WORD_LETTER}|[0-9_'’*^]|\s?[=+]|-\w)"
@@ -51,6 +52,16 @@ _ANSWERS = re.compile(
     rf"\b(?:is|was|are){_PLACED}(?-i:{_X})(?:['’]s)?(?=\W{{0,3}}$)|\bis\s(?-i:([A-Z]))['’]s\b",
     re.IGNORECASE,
 )
+# "B. The others are wrong" rejects no B.
+_OTHERS = re.compile(
+    r"\b(?:others?|rest|else|remaining|ander\w{1,2}|autres?|otr[ao]s|demás|altr[ie]|outr[ao]s)\b|其他|其余|остальн",
+    re.IGNORECASE,
+)
+_OWN_VERDICT = re.compile(
+    r"\W{0,3}optxt[A-Z](?:\W{0,3}$|\s{1,3}(?:is|was|are|were|does|do|did|can|could|would|seems?|has|have)(?:n['’]t)?(?![a-z]))"
+)
+_CROSS = re.compile(r"[❌✗✘✖❎]")
+_MOST_WORDS_OF_VERDICT = 7
 _SMALL = re.compile(
     rf"(?:\b{phrases('option, choice, letter')}|\b{_NAMES}\s{{0,3}}:|\b{_NAMES}\s{{1,3}}(?:is|es|est|é|"
     rf"ist)\s{{0,3}}:?)\s{{0,3}}"
@@ -67,6 +78,7 @@ _IS_ANSWER = re.compile(
     rf"(?<![A-Za-z]){_X}\s?(?:选项|项)?(?:才?是?正确|才?对|है|입니다|이다|です)",
 )
 _WITH_TEXT = re.compile(r"(?<![\w'’])[(\[]?([A-Z])(?:[)\]][.:]?|[.:])?\s{1,3}\(?optxt([A-Z])\b")
+_TEXT = re.compile(r"\boptxt([A-Z])\b")
 _TEXT_THEN = re.compile(r"\boptxt([A-Z])\s{0,3}\((?:option\s)?([A-Z])\)")
 _BRACKETED = re.compile(r"\(([A-Z])\)|(?<![\w(])\[([A-Z])\]")
 _LEADING = phrases(
@@ -129,7 +141,11 @@ def stated_in(sentence: str, options: Collection[str], label_counts: bool) -> St
     open_ones: set[str] = set()
     if (settled := _SETTLES.search(sentence)) and settled[1] in options:
         return Stated(frozenset(settled[1]), frozenset(), 3)
+    label = ""
     for place, clause in enumerate(clauses(sentence)):
+        if label and _is_rejected(label, clause):
+            rejected.add(label)
+        label = alone[1] if clause.is_affirmed and (alone := _ALONE.fullmatch(clause.text.strip())) else ""
         if clause.is_affirmed and _TEMPTING.search(clause.text):
             continue
         bare = {m[1] for m in _BARE.finditer(clause.text) if m[1] in options}
@@ -138,7 +154,7 @@ def stated_in(sentence: str, options: Collection[str], label_counts: bool) -> St
             continue
         if not clause.is_affirmed:
             if not clause.is_unclear:
-                rejected |= {one for one in bare if one not in _UNSURE_LETTERS or _is_letter(one, clause.text)}
+                rejected |= {one for one in bare if one not in _UNSURE_LETTERS or is_letter(one, clause.text)}
                 rejected |= _letters(_BRACKETED, clause.text)
             continue
         found = _ranked(clause.text, label_counts, can_be_alone=label_counts or place > 0)
@@ -166,6 +182,17 @@ def stated_in(sentence: str, options: Collection[str], label_counts: bool) -> St
     return Stated(frozenset(stated), frozenset(rejected), top)
 
 
+def _is_rejected(label: str, clause: Clause) -> bool:
+    """Whether ``clause``, which follows an option's label, says no more than that it is wrong: "A. Red is wrong"."""
+    told = clause.text
+    other = {match[1] for match in _TEXT.finditer(told)} - {label} or {m[1] for m in _BARE.finditer(told)} - {label}
+    is_of_label = _OWN_VERDICT.match(told)
+    says_wrong = clause.rejections == 1 and (FALSE.search(told) or TRUE.search(told) or is_of_label)
+    is_refuted = clause.is_affirmed and (_REFUTED.search(told) or _CROSS.search(told))
+    is_short = len(told.split()) <= _MOST_WORDS_OF_VERDICT
+    return is_short and bool(says_wrong or is_refuted) and not other and not _OTHERS.search(told)
+
+
 def _ranked(clause: str, label_counts: bool, can_be_alone: bool) -> dict[str, int]:
     found: dict[str, int] = {}
     for pattern, rank in ((_BRACKETED, 1), (_TEXT_THEN, 2), (_IS_ANSWER, 3), (_SMALL, 3), (_ANSWERS, 3)):
@@ -190,11 +217,11 @@ def _letters(pattern: re.Pattern[str], text: str) -> set[str]:
         group.upper()
         for match in pattern.finditer(text)
         for group in match.groups()
-        if group and _is_letter(group, text[match.start() :])
+        if group and is_letter(group, text[match.start() :])
     }
 
 
-def _is_letter(letter: str, text: str) -> bool:
+def is_letter(letter: str, text: str) -> bool:
     """Whether a capital A or I is a letter, not the article or the pronoun: no small word but a verb follows it."""
     if letter not in _UNSURE_LETTERS:
         return True

@@ -180,6 +180,11 @@ class OptionTexts:
         told = ", ".join(parts)
         return self._loose(told, rejected) or self._by_reasons(reasons, rejected)
 
+    def named_loosely(self, text: str) -> frozenset[str]:
+        """The options that words of ``text`` belong to, whatever it says of them."""
+        named = self._loose(text, frozenset())
+        return named.letters if named else frozenset()
+
     def all_listed(self, text: str) -> str | None:
         """The option that says "all of the above", where ``text`` only lists all those above it.
 

@@ -217,17 +217,20 @@ def is_second_best(line: str) -> bool:
     return _SECOND_BEST.search(line) is not None
 
 
-def rephrased(sentence: str, letters: tuple[str, ...]) -> str:
+def rephrased(sentence: str, letters: tuple[str, ...], *, all_but: bool = True) -> str:
     """``sentence`` with options' letters for their places, and without what says a thing by its opposite.
 
     rephrased("It must be the third option", ("A", "B", "C")) -> "It must be option C"
+
+    ``all_but``: whether the one excepted from what is wrong is chosen by that.
     """
     if (less := _LESS.search(sentence)) and len(letters) > 1:
         better = _LEFT_ORDINAL.sub(lambda one: f"the {one[1]} option", less[2])
         sentence = f"{better} is the best"
     sentence = _MORE_LIKELY.sub(r"the answer is \1", sentence)
     sentence = _CAN_ONLY.sub("must be ", sentence)
-    sentence = _NONE_BUT.sub(r"the answer is \1", _ALL_BUT.sub(r"the answer is \1", sentence))
+    if all_but:
+        sentence = _NONE_BUT.sub(r"the answer is \1", _ALL_BUT.sub(r"the answer is \1", sentence))
     if len(letters) > 1 and (ranking := _RANKING.search(sentence)):
         sentence = f"{sentence[: ranking.start()]} the answer is {ranking[1]}"
 
