@@ -160,7 +160,9 @@ class MediaFinder:
         if not folders and (inner or not self._folders):
             return [wanted] if self._is_file(wanted) else []
         # Where it is missing, it would be in the first of these folders: a file of the root is none of theirs.
-        found = [folder / wanted for folder in folders if self._is_file(folder / wanted)]
+        places = [folder / wanted for folder in folders]
+        # a video may be a folder of pictures
+        found = [*filter(self._is_file, places)] or [*filter(self._is_folder, places)]
         return found or [(folders or self._folders[0])[0] / wanted]
 
     def _named(self, wanted: PurePosixPath) -> list[PurePosixPath]:

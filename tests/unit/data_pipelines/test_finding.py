@@ -187,3 +187,13 @@ def test_the_subset_of_a_row_is_the_folder_of_its_file_or_what_the_row_says(tmp_
     assert subset(row, tmp_path / "annotations") == "30_60_s_nextqa"
     for odd in ({"data_source": "../x"}, {"data_source": None}, {"data_source": "academic"}):
         assert subset(odd, tmp_path / "annotations") == "annotations"
+
+
+def test_a_folder_of_pictures_is_found_and_open_as_a_file_is(tmp_path: Path) -> None:
+    frames = "tvqa/frames_fps3_hq/castle_s07e05"
+    empty_files(tmp_path, "video/tvqa/frames_fps3_hq/other/00001.jpg", f"MVBench/video/{frames}/00001.jpg")
+    assert MediaFinder(tmp_path, dataset_of("mvbench")).path_of(frames) == f"MVBench/video/{frames}"
+    empty_files(tmp_path, f"video/{frames}/00001.jpg")
+    with pytest.raises(SampleError) as caught:
+        MediaFinder(tmp_path, dataset_of("mvbench")).path_of(frames)
+    assert caught.value.reason == "ambiguous_media"

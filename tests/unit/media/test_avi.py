@@ -237,3 +237,9 @@ def test_places_left_over_are_counted() -> None:
 
 def test_b_frames_of_the_clips_are_some() -> None:
     assert sum(kind_of(one) == BOTH_WAYS for one in vops(2)) >= 14
+
+
+def test_a_seek_that_fails_is_not_needed(tmp_path: Path) -> None:
+    """The index of the file flags no picture before the 13th; to one before it FFmpeg does not go."""
+    path = write_avi(tmp_path / "a.avi", list(vops(0)), keys=[13, 24])
+    check_reads(path, [[place] for place in (0, 3, 11, 14, 25)])
