@@ -103,7 +103,7 @@ def write_prompts(config: RunConfig, folder: Path) -> dict[str, WrittenPrompts]:
                 if pool is not None:
                     stack.enter_context(pool)
             asking = _asking(config, name, factor, pool)
-            path = folder / f"prompts_{''.join(sign if sign.isalnum() or sign in '-_' else '_' for sign in name)}.jsonl"
+            path = folder / f"prompts_{file_name(name)}.jsonl"
             faults = _write_set(chosen, config.eval.protocol_of(name), asking, path)
             not_asked = len(samples) - len(asked)
             written[name] = WrittenPrompts(path, len(chosen), not_asked, faults, len(unreadable))
