@@ -7,10 +7,12 @@ answers_NAME.jsonl           all of a set, in the order of its records
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vlm_pg.errors import ConfigError
 from vlm_pg.eval.contracts import Answered
 from vlm_pg.files import write_bytes_atomic
 
@@ -105,6 +107,17 @@ def answers_path(folder: Path, name: str) -> Path:
 def file_name(name: str) -> str:
     """A set's name as part of a file's."""
     return "".join(c if c.isalnum() or c in "-_" else "_" for c in name).strip("_")
+
+
+def refuse_equal_files(names: Sequence[str], what: str) -> None:
+    """Raise ConfigError for sets whose files would have one name; ``what``: of them is in it ("answers")."""
+    files = Counter(map(file_name, names))
+    clash = [name for name in names if files[file_name(name)] > 1 or not file_name(name)]
+    if clash:
+        raise ConfigError(
+            f"The {what} of {', '.join(map(repr, clash))} would have one file, whose name has letters, digits, - and _ "
+            "alone. Give each set of data.eval a name that differs in these."
+        )
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

@@ -64,9 +64,14 @@ class _Reader:
 
     def seek(self, container: Any, stream: Any, run: Run) -> bool:
         """Read a run from its entry point on; False where that, or a wanted frame, does not come."""
+        import av
+
         if run.entry is None:
             return False
-        container.seek(run.entry.dts, stream=stream, backward=True)
+        try:
+            container.seek(run.entry.dts, stream=stream, backward=True)
+        except av.FFmpegError:  # an AVI whose index flags no picture so early
+            return False
         coded = _enter(packets(container, stream), run.entry)
         return coded is not None and self.keep(coded, run)
 
