@@ -36,6 +36,7 @@ class AnswerFiles:
     def kept(self, name: str) -> dict[str, Row]:
         """The rows that ranks have left of an unfinished set, by sample id. A line that was cut off is none.
 
+        Without what a judge has said: whether one is asked is for whoever goes on to say (``judging/decisions.py``).
         All ranks ask before any of them appends.
         """
         rows: dict[str, Row] = {}
@@ -48,6 +49,9 @@ class AnswerFiles:
                 # A fault may have been put right by another rank since.
                 if row is not None and (row["fault"] is None or row["sample_id"] not in rows):
                     rows[row["sample_id"]] = row
+        for row in rows.values():
+            for output in row["outputs"]:
+                output.pop("judged", None)
         return rows
 
     def append(self, name: str, rows: Sequence[Row]) -> None:

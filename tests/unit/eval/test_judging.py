@@ -7,6 +7,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from tests.support.eval_results import output, question
 from tests.support.judge_server import FakeServer
 from vlm_pg.errors import ConfigError
+from vlm_pg.eval.answer_files import AnswerFiles
 from vlm_pg.eval.contracts import Answered, Judged
 from vlm_pg.eval.judging.asked import TooLong, enquiry_about
 from vlm_pg.eval.judging.command import judge_of
@@ -417,3 +419,13 @@ def test_arguments_of_score(tmp_path: Path):
     with pytest.raises(ConfigError, match="NO_SUCH_KEY, which is empty or not set"):
         scored(tmp_path, "http://127.0.0.1:1/v1", api_key_variable="NO_SUCH_KEY")
     assert not (tmp_path / "scored-texts").exists(), "refused before anything is scored"
+
+
+def test_an_evaluation_that_goes_on_without_its_judge_shows_no_decisions(tmp_path: Path):
+    """Rows of a set that was judged before the kill are taken over as they were answered."""
+    asked = question("1", [UNREAD])
+    row = asked.to_row()
+    row["outputs"][0]["judged"] = asdict(Judged("option", True, "B", 1.0))
+    files = AnswerFiles(tmp_path, rank=0)
+    files.complete("s", [row])
+    assert files.kept("s") == {"1": json.loads(json.dumps(asked.to_row()))}
