@@ -7,10 +7,12 @@ answers_NAME.jsonl           all of a set, in the order of its records
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vlm_pg.errors import ConfigError
 from vlm_pg.eval.contracts import Answered
 from vlm_pg.files import write_bytes_atomic
 
@@ -34,6 +36,7 @@ class AnswerFiles:
     def kept(self, name: str) -> dict[str, Row]:
         """The rows that ranks have left of an unfinished set, by sample id. A line that was cut off is none.
 
+        Without what a judge has said: whether one is asked is for whoever goes on to say (``judging/decisions.py``).
         All ranks ask before any of them appends.
         """
         rows: dict[str, Row] = {}
@@ -46,6 +49,9 @@ class AnswerFiles:
                 # A fault may have been put right by another rank since.
                 if row is not None and (row["fault"] is None or row["sample_id"] not in rows):
                     rows[row["sample_id"]] = row
+        for row in rows.values():
+            for output in row["outputs"]:
+                output.pop("judged", None)
         return rows
 
     def append(self, name: str, rows: Sequence[Row]) -> None:
@@ -105,6 +111,17 @@ def answers_path(folder: Path, name: str) -> Path:
 def file_name(name: str) -> str:
     """A set's name as part of a file's."""
     return "".join(c if c.isalnum() or c in "-_" else "_" for c in name).strip("_")
+
+
+def refuse_equal_files(names: Sequence[str], what: str) -> None:
+    """Raise ConfigError for sets whose files would have one name; ``what``: of them is in it ("answers")."""
+    files = Counter(map(file_name, names))
+    clash = [name for name in names if files[file_name(name)] > 1 or not file_name(name)]
+    if clash:
+        raise ConfigError(
+            f"The {what} of {', '.join(map(repr, clash))} would have one file, whose name has letters, digits, - and _ "
+            "alone. Give each set of data.eval a name that differs in these."
+        )
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,16 +10,18 @@ from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.records import read_records
 from vlm_pg.errors import ConfigError
-from vlm_pg.eval.answer_files import file_name
+from vlm_pg.eval.answer_files import refuse_equal_files
 from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.eval.settings import Control, EvalSettings
 from vlm_pg.eval.wording import wording_of
 from vlm_pg.media.controls import repeat_frame, shuffle_frames
+from vlm_pg.media.settings import MediaSettings
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.observe.console import Console
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.prompt_source import Tamper
+from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.prompts.source_pool import Asking
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import Prompt, Sample
@@ -65,24 +65,39 @@ class EvalSet:
         own = None if self.protocol is None else self.protocol.sampling.seed
         return config.run.seed if own is None else own
 
-    def asking(self, config: RunConfig, policy: Policy | WithoutWeights) -> Asking | None:
-        """How its prompts are made; None: as all others.
+    def media(self, config: RunConfig) -> MediaSettings:
+        """How its media are shown.
 
         Raises:
             ConfigError: the protocol's frames do not go together with the limits of section ``media``.
         """
+        if self.protocol is None:
+            return config.media
+        try:
+            return self.protocol.media_settings(config.media)
+        except ValueError as error:
+            came = f"Protocol {self.protocol.name} of the set {self.name} cannot be used: {error}"
+            raise ConfigError(came) from None
+
+    def prompt(self, config: RunConfig) -> PromptSettings:
+        """The length limit of its prompts, and whether subtitles are read."""
+        return config.prompt if self.protocol is None else self.protocol.prompt_settings(config.prompt)
+
+    def asking(self, config: RunConfig, policy: Policy | WithoutWeights) -> Asking | None:
+        """How its prompts are made; None: as all others.
+
+        Raises:
+            ConfigError: as ``media``.
+        """
         protocol = self.protocol
         if protocol is None:
             return None
-        try:
-            media = protocol.media_settings(config.media)
-        except ValueError as error:
-            raise ConfigError(f"Protocol {protocol.name} of the set {self.name} cannot be used: {error}") from None
+        media = self.media(config)
 
         def check(prompt: Prompt) -> None:
             policy.check_length(prompt, protocol.max_new_tokens)
 
-        settings = protocol.prompt_settings(config.prompt)
+        settings = self.prompt(config)
         wording, prefix = wording_of(protocol), protocol.answer_prefix
         builder = PromptBuilder(policy.processor, settings, policy.positions, wording=wording, answer_prefix=prefix)
         return Asking(media, builder, check)
@@ -112,18 +127,8 @@ def read_sets(
         if protocol is not None:
             _introduce(sets[-1], protocol, console)
         sets += _controls(sets[-1], settings, console)
-    _refuse_equal_files(sets)
+    refuse_equal_files([item.name for item in sets], "answers")
     return sets
-
-
-def _refuse_equal_files(sets: Sequence[EvalSet]) -> None:
-    files = Counter(file_name(item.name) for item in sets)
-    clash = [item.name for item in sets if files[file_name(item.name)] > 1 or not file_name(item.name)]
-    if clash:
-        raise ConfigError(
-            f"The answers of {', '.join(map(repr, clash))} would have one file, whose name has letters, digits, - and "
-            "_ alone. Give each set of data.eval a name that differs in these."
-        )
 
 
 def _say_what_is_left_out(settings: EvalSettings, console: Console) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from vlm_pg.config import RunConfig
 from vlm_pg.data.records import read_records
 from vlm_pg.errors import ConfigError, ModelError, SampleError
+from vlm_pg.eval.answer_files import file_name, refuse_equal_files
 from vlm_pg.eval.protocols.protocol import MEDIA_KEYS, Protocol
 from vlm_pg.eval.wording import wording_of
 from vlm_pg.files import replacing
@@ -81,7 +82,7 @@ def write_prompts(config: RunConfig, folder: Path) -> dict[str, WrittenPrompts]:
         What was written, by name of the set.
 
     Raises:
-        ConfigError: there are no evaluation sets, or their records cannot be read.
+        ConfigError: there are no evaluation sets, their records cannot be read, or two would have one file.
         ModelError: there are media and the model's config cannot be read, or it is one that reads text alone.
     """
     names = config.eval.chosen_sets(list(config.data.eval))
@@ -89,6 +90,7 @@ def write_prompts(config: RunConfig, folder: Path) -> dict[str, WrittenPrompts]:
         raise ConfigError(
             "The configuration names no evaluation sets. Add them as data.eval.NAME=PATH, files of prepared records."
         )
+    refuse_equal_files(names, "prompts")
     folder.mkdir(parents=True, exist_ok=True)
     written = {}
     with ExitStack() as stack:
@@ -103,7 +105,7 @@ def write_prompts(config: RunConfig, folder: Path) -> dict[str, WrittenPrompts]:
                 if pool is not None:
                     stack.enter_context(pool)
             asking = _asking(config, name, factor, pool)
-            path = folder / f"prompts_{''.join(sign if sign.isalnum() or sign in '-_' else '_' for sign in name)}.jsonl"
+            path = folder / f"prompts_{file_name(name)}.jsonl"
             faults = _write_set(chosen, config.eval.protocol_of(name), asking, path)
             not_asked = len(samples) - len(asked)
             written[name] = WrittenPrompts(path, len(chosen), not_asked, faults, len(unreadable))

@@ -29,6 +29,9 @@ from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.types import Sample
 from vlm_pg.versions import versions
 
+# Names of what is written beside the result.
+_PATTERNS, _JUDGED = ("answers_*.jsonl", "report.html"), "judged_*.jsonl"
+
 
 @dataclass(frozen=True)
 class Scoring:
@@ -75,6 +78,7 @@ def score(scoring: Scoring) -> Path:
     console.info(f"{len(asked):,} questions; protocol {protocol.name if protocol else 'none'}; read by {who}")
     folder = scoring.out or scoring.outputs.with_name(f"scored-{scoring.outputs.stem}")
     _refuse_evaluation(folder)
+    _refuse_own_input(folder, scoring)
     # lmms-eval numbers questions by their place among all rows, so those that are not asked have theirs, too.
     outputs = read_outputs(scoring.outputs, samples, scoring.doc_key, has_all=not bad)
     not_asked = {sample.sample_id for sample in samples} - {sample.sample_id for sample in asked}
@@ -129,9 +133,19 @@ def _refuse_evaluation(folder: Path) -> None:
         raise ConfigError(f"{folder} holds an evaluation. Give another folder with --out.")
 
 
+def _refuse_own_input(folder: Path, scoring: Scoring) -> None:
+    """What is read must bear no name that is written or moved aside in the folder of the result."""
+    for path in (scoring.outputs, scoring.records):
+        if path.parent.resolve() == folder.resolve() and any(map(path.match, (RESULT, *_PATTERNS, _JUDGED))):
+            raise ConfigError(
+                f"{path} has the name of a file that scoring writes into {folder}, and would be moved aside or "
+                "overwritten. Give another folder with --out, or another name to the file."
+            )
+
+
 def _written(folder: Path, judges: bool) -> list[Path]:
     """What an earlier scoring wrote there; what a judge decided stays for one that asks it (``judges``)."""
-    patterns = ("answers_*.jsonl", "report.html", *(() if judges else ("judged_*.jsonl",)))
+    patterns = (*_PATTERNS, *(() if judges else (_JUDGED,)))
     return [folder / RESULT, *(path for pattern in patterns for path in folder.glob(pattern))]
 
 

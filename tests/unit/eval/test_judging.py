@@ -7,6 +7,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from tests.support.eval_results import output, question
 from tests.support.judge_server import FakeServer
 from vlm_pg.errors import ConfigError
+from vlm_pg.eval.answer_files import AnswerFiles
 from vlm_pg.eval.contracts import Answered, Judged
 from vlm_pg.eval.judging.asked import TooLong, enquiry_about
 from vlm_pg.eval.judging.command import judge_of
@@ -361,6 +363,32 @@ def test_only_what_has_no_decision_is_asked_again(server: FakeServer, tmp_path: 
     assert len(server.bodies) == 5, "what another model decided counts for that one alone"
 
 
+def test_a_decision_holds_for_the_gold_answer_it_was_scored_by(server: FakeServer, tmp_path: Path):
+    """The message about a choice does not show it: put right in the records, the same reply is worth something else."""
+    server.reply = saying(words)
+    scored(tmp_path, server.url)
+    rows = [json.loads(line) for line in (tmp_path / "set.jsonl").read_text().splitlines()]
+    rows[1]["solution"] = rows[2]["solution"] = "<answer>A</answer>"
+    (tmp_path / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    server.bodies.clear()
+    judge = EvalJudgeSettings(url=server.url, retries=0)
+    out = score(Scoring(tmp_path / "set.jsonl", tmp_path / "texts.json", judge=judge))
+    decisions = lines(out / "judged_outputs.jsonl")
+    assert [(row["judged"]["answer"], row["judged"]["score"]) for row in decisions[:2]] == [("B", 0.0), ("A", 1.0)]
+    assert len(server.bodies) == 2, "of the other three it decided before"
+
+
+def test_decisions_outlive_a_judge_that_is_away(server: FakeServer, tmp_path: Path):
+    """One that is not named cannot be asked for its name; what it decided waits for its return."""
+    server.reply = saying(words)
+    scored(tmp_path, server.url)
+    decisions = (tmp_path / "scored-texts" / "judged_outputs.jsonl").read_bytes()
+    server.close()
+    judged = scored(tmp_path, server.url)["sets"]["outputs"]["judged"]
+    assert judged["n_unreached"] == 5 and judged["accuracy"] is None
+    assert (tmp_path / "scored-texts" / "judged_outputs.jsonl").read_bytes() == decisions
+
+
 def test_a_message_that_the_server_refuses_leaves_the_rules(server: FakeServer, tmp_path: Path):
     """As one that is too long for it: the others' decisions count, and it is counted as undecided."""
     server.reply = lambda message: (400, b"too long") if "dozen" in message else saying(words)(message)
@@ -391,3 +419,13 @@ def test_arguments_of_score(tmp_path: Path):
     with pytest.raises(ConfigError, match="NO_SUCH_KEY, which is empty or not set"):
         scored(tmp_path, "http://127.0.0.1:1/v1", api_key_variable="NO_SUCH_KEY")
     assert not (tmp_path / "scored-texts").exists(), "refused before anything is scored"
+
+
+def test_an_evaluation_that_goes_on_without_its_judge_shows_no_decisions(tmp_path: Path):
+    """Rows of a set that was judged before the kill are taken over as they were answered."""
+    asked = question("1", [UNREAD])
+    row = asked.to_row()
+    row["outputs"][0]["judged"] = asdict(Judged("option", True, "B", 1.0))
+    files = AnswerFiles(tmp_path, rank=0)
+    files.complete("s", [row])
+    assert files.kept("s") == {"1": json.loads(json.dumps(asked.to_row()))}

@@ -152,3 +152,12 @@ def test_without_sets_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"names no evaluation sets. Add them as data.eval.NAME=PATH"):
         write_prompts(config, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_sets_whose_prompts_would_have_one_file_are_refused(tmp_path: Path, media_dir: Path) -> None:
+    config = config_of(tmp_path, media_dir, [RECORD], None)
+    [records] = config.data.eval.values()
+    both = config.data.model_copy(update={"eval": {"a b": records, "a_b": records}})
+    with pytest.raises(ConfigError, match="The prompts of 'a b', 'a_b' would have one file"):
+        write_prompts(config.model_copy(update={"data": both}), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

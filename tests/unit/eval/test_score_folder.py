@@ -50,3 +50,17 @@ def test_a_folder_that_somebody_writes_to_is_left_alone(tmp_path: Path, capsys: 
         lock.release()
     assert str(tmp_path) in capsys.readouterr().err
     assert not (tmp_path / "result.json").exists()
+
+
+@pytest.mark.parametrize("name", ["answers_outputs.jsonl", "answers_of_mine.jsonl", "judged_by_me.jsonl"])
+def test_outputs_under_the_name_of_a_result_are_refused(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They would be overwritten by their own scores, or moved aside with those of an earlier scoring."""
+    scored(tmp_path, "2")
+    outputs = tmp_path / name
+    outputs.write_text(json.dumps({"id": "q", "output": "The answer is 3."}) + "\n")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert main(["score", str(tmp_path / "set.json"), str(outputs), "--out", str(tmp_path)]) == 2
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert "Give another folder with --out, or another name to the file" in " ".join(capsys.readouterr().err.split())

@@ -13,6 +13,7 @@ from vlm_pg.cache.places import places
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.config import load_config
 from vlm_pg.errors import ConfigError
+from vlm_pg.eval.main import evaluate
 from vlm_pg.media import kept_frames
 from vlm_pg.models.family import Family
 from vlm_pg.models.feature_cache import keep_features
@@ -131,3 +132,40 @@ def test_media_are_asked_for_once_and_by_a_question_that_can_be_used(
     assert "\nbroken: " in said and len(calls) == len(features(tmp_path / "cache")) == 2
     assert filled(run, tmp_path / "cache", *options) == 1 and len(calls) == 2, "the other is the evaluation's"
     assert "0 of them made now" in capsys.readouterr().out
+
+
+OWN = """source: mine
+template_by: [answer_kind]
+templates: {multiple_choice: "{question}"}
+max_prompt_tokens: 1000
+max_new_tokens: 2
+clips: false
+media: {frames: uniform, num_frames: 2}
+"""
+
+
+def test_evaluation_finds_what_was_filled_in_for_its_protocol(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its frames, whole videos in place of clips, and the first of the questions that it asks."""
+    clips = run.parent / "clips"
+    first, second, *_ = [json.loads(line) for line in (clips / "eval_seen.jsonl").read_text().splitlines()]
+    other = {**first, "problem_id": "other", "problem_type": "free-form", "options": []}
+    (clips / "clip.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in (other, {**first, "start": 0.0, "end": 1.0}, second))
+    )
+    (tmp_path / "own.yaml").write_text(OWN)
+    options = [
+        f"run.dir={tmp_path / 'runs' / 'one'}",
+        f"data.eval={{seen: {clips / 'clip.jsonl'}}}",
+        f"eval.protocols={{seen: {tmp_path / 'own.yaml'}}}",
+        "data.train=null",
+        "cache.frames=true",
+        "eval.limit=1",
+    ]
+    cache = tmp_path / "cache"
+    assert filled(run, cache, *options) == 0
+    there = {(place.kind, place.key) for place in places(cache)}
+    assert sorted(kind for kind, _ in there) == ["features", "frames"]
+    evaluate(load_config(run, [f"cache.folder={cache}", *options]), None)
+    assert {(place.kind, place.key) for place in places(cache)} == there

@@ -90,6 +90,13 @@ def decision(question: Answered, output: Output, asked: Enquiry, reply: str, who
     return Judged(asked.form, True, reading.answer, reading.score, "", kept)
 
 
+def gold_of(question: Answered) -> str:
+    """Kind and text of what decisions about a question's outputs are scored by: gold_of(...) == "numerical: 12"."""
+    if _caption_letters(question):
+        return f"caption: {question.details['mc_answer']}"
+    return f"{question.kind}: {question.gold}"
+
+
 def _is_open(question: Answered, output: Output, is_cut: bool) -> bool:
     """Whether the rules leave something to ask."""
     reading = output.reading

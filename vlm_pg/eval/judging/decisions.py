@@ -26,11 +26,16 @@ class Place:
 
 @dataclass(frozen=True)
 class AskedOf:
-    """Which judge was asked what: decisions hold for equal ones alone. ``message``: digest of the message."""
+    """Which judge was asked what, and what its reply was scored by: decisions hold for equal ones alone.
+
+    ``message``: digest of the message. ``gold``: kind and text of the answer that is right, which most messages do not
+    show.
+    """
 
     url: str
     model: str | None
     message: str
+    gold: str
 
 
 class DecisionFile:

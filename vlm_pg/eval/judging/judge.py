@@ -17,7 +17,7 @@ from typing import Any
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.eval.answer_files import AnswerFiles, Row, answers_path
 from vlm_pg.eval.contracts import Answered, Judged, Output
-from vlm_pg.eval.judging.asked import TooLong, decision, enquiry_about
+from vlm_pg.eval.judging.asked import TooLong, decision, enquiry_about, gold_of
 from vlm_pg.eval.judging.decisions import AskedOf, DecisionFile, Place
 from vlm_pg.eval.judging.figures import judged_row
 from vlm_pg.eval.judging.forms import Enquiry, prompts_digest
@@ -103,7 +103,9 @@ class Judge(AbstractContextManager["Judge"]):
         unreachable = self._server.find_model() if any(one.asked for one in found) else None
         made, unreached = self._decided(name, found, file, unreachable)
         _write(folder, name, rows, made)
-        file.complete([(one.place, one.output, self._asked_of(one), made[one.place]) for one in found])
+        # A judge that is away does not say its name, so that what it decided before could not be told to be its own.
+        if unreachable is None or not file.kept():
+            file.complete([(one.place, one.output, self._asked_of(one), made[one.place]) for one in found])
         judged = [Answered.from_row(row) for row in rows]
         figures = judged_row(aggregation, judged, self._server.model, unreached)
         self._say(name, figures)
@@ -157,7 +159,8 @@ class Judge(AbstractContextManager["Judge"]):
         return made, unreached
 
     def _asked_of(self, one: _Open) -> AskedOf:
-        return AskedOf(self._url, self._server.model, "" if one.asked is None else one.asked.digest)
+        message = "" if one.asked is None else one.asked.digest
+        return AskedOf(self._url, self._server.model, message, gold_of(one.question))
 
     def _say(self, name: str, figures: dict[str, Any]) -> None:
         if figures["n_unreached"]:
