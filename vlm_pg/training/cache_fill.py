@@ -76,8 +76,11 @@ def _fill_frames(
     config: RunConfig, records: RecordSet, factor: int, pool: WorkerPool | None, place: tuple[int, int], name: str
 ) -> int:
     data, (rank, world) = config.data, place
-    root, subtitles = data.root_for(records.path, records.name), config.prompt.subtitles
-    loader = MediaLoader(config.media, root, data.allow_remote, factor, pool, subtitles, config.cache)
+    media, prompt = config.media, config.prompt
+    if records.held is not None:
+        media, prompt = records.held.media(config), records.held.prompt(config)
+    root = data.root_for(records.path, records.name)
+    loader = MediaLoader(media, root, data.allow_remote, factor, pool, prompt.subtitles, config.cache)
     refs = [ref for number, ref in enumerate(_media_of(records.samples)) if number % world == rank]
     return _fill(loader, refs, name)
 

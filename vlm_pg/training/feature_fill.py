@@ -76,7 +76,8 @@ class FeatureFill:
         from rich.progress import track
 
         asked = list(_asked(records.samples))[self._rank :: self._world]
-        source, count = self._sources.for_records(records.path, records.name), _Count()
+        asking = None if records.held is None else records.held.asking(self._config, self._policy)
+        source, count = self._sources.for_records(records.path, records.name, asking=asking), _Count()
         shown = track(range(len(asked)), description=f"Features of {name}", disable=not sys.stdout.isatty())
         for number in shown:
             source.expect([records.samples[places[0]] for places in asked[number : number + self._ahead]])

@@ -9,21 +9,28 @@ from pathlib import Path
 from vlm_pg.config import RunConfig
 from vlm_pg.data.mixture import asked_of, check_weights
 from vlm_pg.data.prepared_reader import open_records
+from vlm_pg.eval.exam import EvalSet
 from vlm_pg.types import Sample
 
 
 @dataclass(frozen=True)
 class RecordSet:
-    """``name``: the set's, if any. ``samples``: those that are asked. ``processes``: how many make features as one."""
+    """``name``: the set's, if any. ``samples``: those that are asked. ``processes``: how many make features as one.
+
+    ``held``: an evaluation set, which says how it is shown; None: one that is trained on.
+    """
 
     name: str
     path: Path
     samples: Sequence[Sample]
     processes: int = 1
+    held: EvalSet | None = None
 
 
 def record_sets(config: RunConfig) -> Iterator[RecordSet]:
     """Training questions that ``data.mixture`` gives a weight, then those of each evaluation set that is chosen.
+
+    Of a set with a protocol: those that it asks, with the media that it shows.
 
     Raises:
         ConfigError: records that cannot be read, or weights that are not those of their sources.
@@ -38,8 +45,12 @@ def record_sets(config: RunConfig) -> Iterator[RecordSet]:
         # The frames of a step's prompts are divided over the sequence ranks, those of an evaluation's are not.
         yield RecordSet(name, path, samples, config.training.sequence_parallel)
     for name in config.eval.chosen_sets(list(data.eval)):
-        path = data.eval[name]
-        yield RecordSet(name, path, open_records(path)[0][: config.eval.limit])
+        path, protocol = data.eval[name], config.eval.protocol_of(name)
+        samples = open_records(path)[0]
+        if protocol is not None:
+            samples = config.eval.asked(name, samples)
+        held = EvalSet(name, path, (), protocol=protocol)
+        yield RecordSet(name, path, samples[: config.eval.limit], held=held)
 
 
 def left_out(config: RunConfig) -> list[str]:
