@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
 from vlm_pg.eval.judging.settings import EvalJudgeSettings
 from vlm_pg.eval.protocols.load import load_protocol
 from vlm_pg.eval.protocols.protocol import Protocol
-from vlm_pg.eval.wording import wording_of
-from vlm_pg.prompts.builder import Wording
 from vlm_pg.settings import Settings
 from vlm_pg.types import Sample
+
+if TYPE_CHECKING:
+    from vlm_pg.prompts.builder import Wording
 
 Control = Literal["frames_shuffled", "frame_repeated"]
 
@@ -82,6 +83,8 @@ class EvalSettings(Settings):
 
     def wording_of(self, name: str) -> Wording | None:
         """The words of that protocol; None: of section ``prompt``."""
+        from vlm_pg.eval.wording import wording_of  # imports decoders' arrays, which reading a config does not need
+
         protocol = self.protocol_of(name)
         return None if protocol is None else wording_of(protocol)
 

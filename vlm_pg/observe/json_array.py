@@ -14,10 +14,12 @@ _TAIL_BYTES = 2**16
 
 
 class ArrayFile:
-    """A file that is a whole JSON array after every ``append``, whenever its writer is killed.
+    """A file that is a whole JSON array after every ``append``.
 
-    An array that is there already is gone on with; of one that was cut off (by a full disk, a power cut) the last event
-    is lost. What is no array is moved to ``<name>.damaged``.
+    A writer that is killed leaves a whole one but for a moment so short that it is hardly ever met: where a call's data
+    lie on two pages of memory, the kernel may end the process between them. An array that is there already is gone on
+    with; of one that was cut off (so, by a full disk or a power cut) the last event is lost. What is no array is moved
+    to ``<name>.damaged``.
     """
 
     def __init__(self, path: Path):
@@ -48,7 +50,7 @@ class ArrayFile:
         assert self._end is not None
         lines = _BETWEEN.join(json.dumps(item, separators=(",", ":")).encode() for item in items)
         lines = lines if self._end == len(_OPEN) else _BETWEEN + lines
-        # One call: a process that is killed has made it or not.
+        # One call, so that a process that is killed has made it or, within a page, not.
         self._write(lines + _CLOSE, self._end)
         self._end += len(lines)
 
