@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
@@ -11,9 +11,11 @@ from vlm_pg.eval.judging.settings import EvalJudgeSettings
 from vlm_pg.eval.protocols.load import load_protocol
 from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.eval.wording import wording_of
-from vlm_pg.prompts.builder import Wording
 from vlm_pg.settings import Settings
 from vlm_pg.types import Sample
+
+if TYPE_CHECKING:  # it imports torch, which reading a configuration does not need
+    from vlm_pg.prompts.builder import Wording
 
 Control = Literal["frames_shuffled", "frame_repeated"]
 
