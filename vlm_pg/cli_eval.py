@@ -11,8 +11,6 @@ from vlm_pg.observe.text import visible
 
 CHECKPOINTS = "checkpoints"
 _HOW = "Give a checkpoint, a run's folder, or a model folder together with --config CONFIG."
-# A checkpoint lies at RUN/checkpoints/NAME; weights may lie one folder below that.
-_MAX_PARENTS = 3
 
 
 @dataclass(frozen=True)
@@ -60,10 +58,10 @@ def _from_file(path: Path, config: Path | None) -> Evaluation:
 
 
 def _config_above(path: Path) -> Path | None:
-    for parent in list(path.resolve().parents)[:_MAX_PARENTS]:
-        if (parent / "config.yaml").is_file() and (parent / CHECKPOINTS).is_dir():
-            return parent / "config.yaml"
-    return None
+    from vlm_pg.eval.folder import run_above
+
+    run = run_above(path)
+    return None if run is None else run / "config.yaml"
 
 
 def _newest_checkpoint(run_dir: Path) -> Path:

@@ -98,6 +98,8 @@ def prepare(
     print(f"Wrote {', '.join(files)} to {out}; {out / SUMMARY} shows them.")
     if arguments.train:
         print(f"Train with: {_settings(dataset, arguments)}")
+    if arguments.eval or arguments.eval_share:
+        print(f"Evaluate with: {_eval_settings(dataset, arguments)}")
     return 0
 
 
@@ -219,3 +221,10 @@ def _settings(dataset: DataSet, arguments: Arguments) -> str:
     train = f"{out}:train" if arguments.format == "parquet" else os.fspath(out / "train.jsonl")
     media = f" data.media_root={arguments.media_root.resolve()}" if dataset.media is not None else ""
     return f"data.train={train}{media}"
+
+
+def _eval_settings(dataset: DataSet, arguments: Arguments) -> str:
+    name, out = dataset.name, arguments.out
+    records = f"{out}:eval" if arguments.format == "parquet" else os.fspath(out / "eval.jsonl")
+    media = f" data.media_root.{name}={arguments.media_root.resolve()}" if dataset.media is not None else ""
+    return f"data.eval.{name}={records}{media}"

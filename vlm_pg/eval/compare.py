@@ -99,6 +99,10 @@ def comparison_lines(folder: Path, others: Sequence[Path]) -> list[str]:
     """
     lines = []
     for other in others:
+        mine, theirs = ({path.name for path in one.glob("answers_*.jsonl")} for one in (folder, other))
+        if not mine & theirs:
+            sets = [", ".join(sorted(name[8:-6] for name in names)) or "none" for names in (mine, theirs)]
+            lines.append(f"{other.name}: no set to compare; here are {sets[0]}, there {sets[1]}")
         for path in sorted(folder.glob("answers_*.jsonl")):
             twin = other / path.name
             if not twin.is_file():

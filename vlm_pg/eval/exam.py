@@ -122,6 +122,8 @@ def read_sets(
                 f"for records of 'vlm-pg prepare {protocol.pipeline if protocol else name}'. Correct eval.protocols."
             )
         chosen = tuple(asked[: settings.limit])
+        if len(chosen) < len(asked):
+            console.info(f"{name}: eval.limit={settings.limit}, the first {len(chosen):,} of {len(asked):,} questions")
         policy.check_samples(chosen, records)
         sets.append(EvalSet(name, records, chosen, protocol=protocol, not_asked=len(samples) - len(asked)))
         if protocol is not None:

@@ -21,6 +21,8 @@ from vlm_pg.observe.run_lock import LOCK, RunLock
 
 PROTOCOL, RESULT = "protocol.json", "result.json"
 _MOST_DIFFERENCES = 6
+# A checkpoint lies at RUN/checkpoints/NAME; weights may lie one folder below that.
+_MAX_PARENTS = 3
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,15 @@ class OpenedFolder:
 
 
 _locks: dict[Path, RunLock] = {}
+
+
+def run_above(checkpoint: Path) -> Path | None:
+    """The folder of the run that a checkpoint lies in; None: it lies in none."""
+    # As it was given first, so that messages name the folder as the user does.
+    for parent in [*list(checkpoint.parents)[:_MAX_PARENTS], *list(checkpoint.resolve().parents)[:_MAX_PARENTS]]:
+        if (parent / "config.yaml").is_file() and (parent / "checkpoints").is_dir():
+            return parent
+    return None
 
 
 def open_folder(

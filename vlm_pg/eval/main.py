@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.config import RunConfig
+from vlm_pg.config import RunConfig, RunSettings
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import Meeting, RankLayout, disconnect, join_ranks, local_device
 from vlm_pg.errors import ConfigError, TooManyBadSamples
 from vlm_pg.eval.answer_files import AnswerFiles, answers_path, file_name, read_answers
 from vlm_pg.eval.figure_lines import table
-from vlm_pg.eval.folder import PROTOCOL, RESULT, open_folder
+from vlm_pg.eval.folder import PROTOCOL, RESULT, open_folder, run_above
 from vlm_pg.eval.judging.judge import check_judge, judge_answers
 from vlm_pg.eval.lmms_samples import record_places, write_lmms_samples
 from vlm_pg.eval.reading import WholeReader
@@ -40,12 +40,15 @@ from vlm_pg.threads import use_threads
 from vlm_pg.types import Prompt, Sample
 from vlm_pg.watch.watch import RankWatch
 
+_NO_NAME = RunSettings.model_fields["name"].default
+
 
 def evaluate(config: RunConfig, checkpoint: Path | None, like: Path | None = None) -> bool:
     """Evaluate ``checkpoint`` (default: ``model.path``), print the figures, and write them beside the answers.
 
     Everything lands in ``eval-<checkpoint name>/`` in the checkpoint's run folder (``runs/`` for other models), with
-    the number of rollouts and temperature in its name unless greedy, and "server" where ``rollout.engine`` has one
+    the name of the configuration where that is a suite of protocols and not the run's own, the number of rollouts and
+    temperature unless greedy, and "server" where ``rollout.engine`` has one
     answer, whose weights are its own: ``result.json`` with the figures and all that
     they depended on, one JSON line of answers per question and set, and the samples that could not be used. Where a
     launcher started several processes, they share the questions.
@@ -216,12 +219,15 @@ def _refuse_unscored(results: dict[str, Any], folder: Path) -> None:
 
 
 def _folder(config: RunConfig, path: Path) -> Path:
-    """Where results go; results under other sampling settings do not overwrite each other."""
-    run = Path(config.run.dir)
-    home = run if run.resolve() in path.resolve().parents else run.parent
+    """Where results go; results of other weights, suites or sampling settings do not overwrite each other."""
+    run, whole = Path(config.run.dir), path.resolve()
+    is_own = run.resolve() in whole.parents
+    # With a suite's configuration the run folder is not the checkpoint's, and all runs have checkpoints of one name.
+    home = run if is_own else run_above(path) or run.parent
     sampling = config.eval
+    suite = "" if is_own or not sampling.protocols or config.run.name == _NO_NAME else f"-{config.run.name}"
     goes_by_it = any(name not in sampling.protocols for name in sampling.chosen_sets(list(config.data.eval)))
     is_sampled = goes_by_it and sampling.temperature != 0
     suffix = f"-n{sampling.num_generations}-t{sampling.temperature:g}" if is_sampled else ""
     by_server = "-server" if config.rollout.engine == "server" else ""
-    return home / f"eval-{path.name}{suffix}{by_server}"
+    return home / f"eval-{path.name}{suite}{suffix}{by_server}"

@@ -13,7 +13,7 @@ from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.settings import Settings
 from vlm_pg.types import Sample
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it imports torch, which reading a configuration does not need
     from vlm_pg.prompts.builder import Wording
 
 Control = Literal["frames_shuffled", "frame_repeated"]

@@ -110,7 +110,7 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
         if not root.is_dir():
             raise ConfigError(
                 f"data.media_root is '{root}', which is not a folder. The folder that the media paths of the records "
-                "start from is expected. Correct data.media_root."
+                "start from is expected. Correct data.media_root, or data.media_root.NAME of one set."
             )
         if settings.decoder == "decord" and find_spec("decord") is None:
             raise ConfigError(

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol, get_args
 
-from vlm_pg.errors import SampleError
+from vlm_pg.data.manifest import read_manifest
+from vlm_pg.errors import SampleError, printable
 from vlm_pg.media.urls import SCHEMES, BadUrl, checked_url, shown_url, url_path
 from vlm_pg.types import MediaKind, MediaRef
 
@@ -79,7 +80,7 @@ def resolve(ref: Named, root: Path, allow_remote: bool = False) -> str:
         raise SampleError(
             "missing_media",
             f"{_role(ref)} path '{_shown(ref.path)}' names no file in the data root '{root}'. Paths relative to that "
-            "folder are expected. Fetch the file, correct the path, or set data.media_root.",
+            f"folder are expected. Fetch the file, correct the path, or set data.media_root.{_prepared_from(root)}",
         )
     if is_folder:
         if not path.is_dir():
@@ -95,6 +96,21 @@ def resolve(ref: Named, root: Path, allow_remote: bool = False) -> str:
         )
     _check_extension(ref, path.suffix)
     return str(path)
+
+
+def _prepared_from(root: Path) -> str:
+    """Where the media were when a set was prepared, if its own folder was taken for theirs.
+
+    It is told, not taken: a data set from elsewhere must not choose which folders are read.
+    """
+    written = (read_manifest(root) or {"arguments": {}})["arguments"].get("media_root")
+    if not isinstance(written, str) or Path(written) == root.resolve():
+        return ""
+    folder = printable(written, 200)
+    return (
+        f" This set was prepared with its media in '{folder}': data.media_root={folder}, or "
+        f"data.media_root.NAME={folder} for the set of that name alone."
+    )
 
 
 def _no_folder(ref: Named, what: str) -> SampleError:
