@@ -71,6 +71,10 @@ _CUE = re.compile(
     r"\\(?:therefore|implies|Rightarrow)(?![A-Za-z])|⇒|∴|所以|因此|即|得",
     re.IGNORECASE,
 )
+# Terms of one letter each, the first of which is multiplied or raised.
+_POLYNOMIAL = re.compile(
+    r"(?:\d{1,9}\*?[a-z](?:\^\{?\d\}?)?|[a-z]\^\{?\d\}?)(?:[+-]\d{0,9}\*?[a-z]?(?:\^\{?\d\}?)?){0,6}"
+)
 _BOUND = re.compile(
     r"\b(?:less|greater|more|fewer|larger|smaller|higher|lower)\s{1,3}than\s{1,3}(?:or\s{1,3}equal\s{1,3}to\s{1,3})?$|"
     r"\bat\s{1,3}(?:least|most)\s{1,3}$",
@@ -282,7 +286,7 @@ def _sentence(sample: Sample, sentence: str, asks_word: bool) -> str | None:
     of_asked = [run for run in found if _left_side(run) in symbols]
     if len(of_asked) == 1 and len(found) > 1 and not several and all(_left_side(run) for run in found):
         found = of_asked
-    if _is_of_another_term(found[-1], sample):
+    if _is_of_another_term(found[-1], sample) or _is_unsolved(found[-1], sample):
         return None
     is_equation = _EQUATION.search(sample.question) is not None
     results = [result_of(found[-1], is_equation=is_equation)]
@@ -338,6 +342,8 @@ def _finish(sample: Sample, answer: str | None) -> str | None:
     if answer is None or not answer.strip():
         return None
     answer = answer.strip()
+    if _is_unsolved(answer, sample):
+        return None
     if re.search(r"[A-Za-z]", answer) and _bare(answer) in {_bare(one) for one in _ECHO.findall(sample.question)}:
         return None
     base = _IN_BASE.search(sample.question)
@@ -345,6 +351,20 @@ def _finish(sample: Sample, answer: str | None) -> str | None:
     if base and "_" in sample.answer and re.fullmatch(r"[0-9A-F]{1,40}", answer):
         return f"{answer}_{{{base[1] or base[2]}}}"
     return answer
+
+
+def _is_unsolved(run: str, sample: Sample) -> bool:
+    """Whether a formula gives the value of a multiple or a power of what is asked: "2x = 5", "x^2 = 5".
+
+    Not if the question has that side itself, or an equation is the answer.
+    """
+    left, sign, _ = _bare(run).partition("=")
+    return (
+        bool(sign)
+        and "=" not in sample.answer
+        and _POLYNOMIAL.fullmatch(left) is not None
+        and left not in _bare(sample.question)
+    )
 
 
 def _bare(latex: str) -> str:

@@ -150,10 +150,14 @@ _SECOND_BEST = re.compile(
 )
 
 
+# Chinese has no blank behind a question mark: "C?不，是D".
+_ASKED = re.compile(r"(？|\?(?=[\u4e00-\u9fff]))(?=\S)")
+
+
 def sentences(line: str) -> list[str]:
     """The sentences of one line; a label ("B.") and an abbreviation end none."""
     found: list[str] = []
-    for piece in _BREAK.split(line):
+    for piece in _BREAK.split(_ASKED.sub(r"\1 ", line)):
         labels_next = piece.startswith("optxt") and _LABEL_BEFORE.search(found[-1]) if found else None
         if found and (labels_next or _ABBREVIATION.search(found[-1]) or _SINGLE.match(found[-1])):
             found[-1] += f" {piece}"

@@ -65,8 +65,7 @@ _MINUTES_SECONDS = re.compile(r"(?<=[0-9])\s?m\s?(?=[0-9]{1,2}\s?s(?:ec)?\b)")
 _GLUED = re.compile(r"(?<=[0-9])(h|hr|min|m|ft)(?=[0-9])")
 
 _BOUND_BEFORE = re.compile(
-    r"(?:\b(?:more|less|fewer|greater|larger|bigger|smaller|higher|lower|longer|shorter|older|"
-    r"younger|other|rather)\s{1,3}than|"
+    r"(?:\b(?:more|less|[a-z]{2,12}er)\s{1,3}than|"
     r"\bat\s{1,3}(?:least|most)|\bup\s{1,3}to|\b(?:over|under|above|below|beyond|exceed(?:s|"
     r"ing)?|half|twice|double|triple|"
     r"minimum|maximum|sqrt|log|ln|sin|cos|tan|mod|modulo|multiple|multiples|error|"

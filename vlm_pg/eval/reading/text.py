@@ -44,6 +44,11 @@ _SAYS = re.compile(
     rf"\b{_SAYING}\s",
     re.IGNORECASE,
 )
+# Two answers, of which the question's time decides: "It was red but is blue now."
+_CHANGED = re.compile(
+    r"\b(?:was|were)\s[^.;]{1,60}?,?\sbut\s(?:(?:it|he|she|they|now)\s){0,2}(?:is|are|became|becomes|turned)\s",
+    re.IGNORECASE,
+)
 # Not Markdown's emphasis: "A*".
 _LONE_STAR = re.compile(r"^([^*\n]{0,60}\w)\*(?=\W{0,3}$)")
 _NOT_BUT = re.compile(r"^\W{0,3}not\s[^,.;]{1,60}?,?\sbut\s(?:rather\s)?", re.IGNORECASE)
@@ -195,6 +200,8 @@ def _stated(sentence: str, sample: Sample) -> str | None:
     """What the last affirming clause of a sentence says of what was asked."""
     if other := list(_OTHER_WORDS.finditer(sentence)):
         return _one(_without_explanation(sentence[other[-1].end() :]), sample)
+    if _CHANGED.search(sentence):
+        return None
     asked = set(words_in(sample.question)) | _IDLE
     is_quantity = any(sign.isdigit() for sign in sample.answer)
     for clause in reversed([one for one in clauses(sentence) if one.is_affirmed and not one.is_reason]):

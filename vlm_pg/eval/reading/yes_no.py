@@ -50,6 +50,16 @@ _NONE_THERE = re.compile(r"\b(?:nobody|nothing|none|no\s(?!longer|more|doubt)[a-
 _WORD_DENIED = re.compile(
     r"\b(?:yes|no)\b[\"'”]?\s(?:is|was|would\sbe)(?:n['’]t|\s(?:not|wrong|incorrect))\b", re.IGNORECASE
 )
+_WRONG_TO_SAY = re.compile(
+    r"\b(?:wrong|incorrect|false|inaccurate|mistaken|a\smistake|misleading)\sto\s(?:say|answer|claim|conclude|state)\b",
+    re.IGNORECASE,
+)
+# "Does he open it?" "Yes, but he does not open it."
+_YES_BUT_NOT = re.compile(
+    r"\W{0,4}(?:but|although|though|however)\W{1,3}(?:it|he|she|they|there|we|i|the\s\w{1,20})\s"
+    r"(?P<verb>is|are|was|were|does|do|did|has|have|can|will)(?:n['’]t|\snot)\s",
+    re.IGNORECASE,
+)
 _UNTRUE = re.compile(r"(?:\bnot|n['’]t)\s(?:true|correct|right|the\scase)\sthat\b", re.IGNORECASE)
 _CONCEDES = re.compile(r"^[^:]{1,30}:\W{0,4}(?:yes|no)\b[^.]{0,200}?\b(?:but|however)\b", re.IGNORECASE)
 _DENIES = re.compile(
@@ -142,8 +152,10 @@ def side_of(text: str, question: str) -> Side | None:
 def _sides(sentence: str, question: str, is_first: bool) -> set[Side]:
     """What one sentence says of yes and no."""
     sentence = _HEDGE.sub("", _BY_THE_WAY.sub("", sentence))
-    if _WORD_DENIED.search(sentence) or (
-        (denial := _UNTRUE.search(sentence)) and _DENIES.search(sentence, denial.end())
+    if (
+        _WORD_DENIED.search(sentence)
+        or _WRONG_TO_SAY.search(sentence)
+        or ((denial := _UNTRUE.search(sentence)) and _DENIES.search(sentence, denial.end()))
     ):
         return set()
     if _UNDECIDED.search(sentence):
@@ -155,6 +167,10 @@ def _sides(sentence: str, question: str, is_first: bool) -> set[Side]:
         parts = [stated_sides(part) for part in re.split(r"[,.:;—]", sentence)]
         stated = [part for part in parts if part]
         found = stated[-1] if stated else set()
+    if found == {"yes"} and (lead := _LEADING_WORD.match(sentence)):
+        denied = _YES_BUT_NOT.match(sentence, lead.end())
+        if denied and (set(words_in(question)) - _IDLE) & set(words_in(sentence[denied.end() :])):
+            return {"yes", "no"}
     if len(found) == 1 and (lead := _LEADING_WORD.match(sentence)) and not corrects(sentence[lead.end() :]):
         rest = sentence[lead.end() :]
         if _has_other_number(rest, question) and found == {"yes"}:
