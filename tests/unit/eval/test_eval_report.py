@@ -109,6 +109,16 @@ def test_figures_protocol_and_answers_are_shown(tmp_path: Path) -> None:
     assert one["gold_at"] == [1] and one["score"] == 0.25 and one["marks"] == "A000"
 
 
+def test_who_read_and_what_is_to_be_known_of_figures_is_shown(tmp_path: Path) -> None:
+    entry = {"accuracy": 0.5, "n": 1, "reader": "mvbench/lmms", "notes": ["20 tasks; questions of <6> are here"]}
+    page = write_eval_report(
+        write_results(tmp_path / "a", {"mvbench": [(question("1", [output()]), None)]}, {"mvbench": entry})
+    )
+    html = page.read_text()
+    assert "<td>mvbench/lmms</td>" in html
+    assert "mvbench: 20 tasks; questions of &lt;6&gt; are here" in html
+
+
 @pytest.mark.parametrize(
     ("outputs", "outcome", "flags", "marks"),
     [

@@ -11,8 +11,9 @@ from vlm_pg.eval.report.results import Results, label
 from vlm_pg.observe.report.charts import Chart, draw_chart
 from vlm_pg.observe.report.curves import Curve
 from vlm_pg.observe.report.markup import dict_at, number, number_or_none, percent
+from vlm_pg.observe.text import visible
 
-_MAX_SETS, _MAX_CATEGORIES, _MAX_PROTOCOL = 100, 200, 300
+_MAX_SETS, _MAX_CATEGORIES, _MAX_PROTOCOL, _MAX_NOTES = 100, 200, 300, 20
 
 
 def set_views(runs: Sequence[Results]) -> list[dict[str, Any]]:
@@ -73,8 +74,21 @@ def _numbers(entry: dict[str, Any]) -> dict[str, str]:
     return {
         "accuracy": percent(number_or_none(entry.get("accuracy"))),
         "error": percent(number_or_none(entry.get("standard_error"))),
+        "reader": label(entry.get("reader") or "–"),
         **{key: number(number_or_none(entry.get(key))) for key in keys},
     }
+
+
+def note_rows(runs: Sequence[Results]) -> list[str]:
+    """What is to be known of figures, such as tasks that are missing, with the set and run that it is about."""
+    said = []
+    for run in runs:
+        for name, entry in list(run.sets.items())[:_MAX_SETS]:
+            notes = entry.get("notes")
+            for note in notes[:_MAX_NOTES] if isinstance(notes, list) else ():
+                of_run = f" ({label(run.name)})" if len(runs) > 1 else ""
+                said.append(f"{label(name)}{of_run}: {visible(str(note))[:_MAX_PROTOCOL]}")
+    return said
 
 
 def judged_rows(runs: Sequence[Results]) -> list[dict[str, str]]:

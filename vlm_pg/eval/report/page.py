@@ -16,7 +16,7 @@ from vlm_pg import __version__
 from vlm_pg.errors import ConfigError
 from vlm_pg.eval.report.compare import comparison_rows
 from vlm_pg.eval.report.embed import Embedded, Room, embed
-from vlm_pg.eval.report.figures import judged_rows, k_rows, protocol_rows, set_views, step_charts, totals
+from vlm_pg.eval.report.figures import judged_rows, k_rows, note_rows, protocol_rows, set_views, step_charts, totals
 from vlm_pg.eval.report.results import Results, label, read_marks, read_results
 from vlm_pg.files import write_bytes_atomic
 from vlm_pg.observe.report.markup import environment, number, number_or_none, percent
@@ -94,6 +94,7 @@ def _page_of(runs: Sequence[Results], title: str, checkpoints: Sequence[Results]
             tiles=_tiles(this),
             sets=set_views(runs),
             judged=judged_rows(runs),
+            notes=note_rows(runs),
             has_judge=any("judged" in entry for entry in this.sets.values()),
             ks=ks,
             by_k=by_k,
