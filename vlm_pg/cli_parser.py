@@ -19,11 +19,26 @@ Relative paths, in config files too, are relative to the current directory.
 exit codes:
   0    done
   1    a bug (with its traceback); or `doctor` found that a required part is missing; or `verify` that sharing
-       is not exact; or `plan` that the run does not fit into memory; or `check` that records cannot be used
+       is not exact; or `plan` that the run does not fit into memory; or `check` that records cannot be used;
+       or `eval --like` that an answer is another one
   2    something you can put right: a setting, a file, a model (one message, no traceback)
   75   another process of the run has gone or failed; one message says which
   130  stopped by Ctrl-C; `train` has written a checkpoint, from which run.resume=auto goes on (after SIGTERM and
-       SIGUSR1 it has, too, and ends with 0)
+       SIGUSR1 it has, too, and ends with 0); the same `eval` goes on where it was
+"""
+_EVAL_EPILOG = """\
+settings that are often given:
+  eval.num_generations=8 eval.temperature=1.0   answers to each question, and how they are sampled
+  data.eval.NAME=FILE, eval.sets=[NAME, ...]    another set of prepared records; which sets are asked
+  eval.limit=100                                the first questions of each set (null: all)
+  eval.protocols.NAME=video_mme/official        ask, sample, read and average as published, or by a YAML file of yours
+  eval.reader=ours                              who reads answers: strict, ours, published
+  eval.judge.url=URL                            a model that is asked where rules are not enough
+  rollout.engine=server rollout.server.url=URL  answers of a server
+
+examples:
+  vlm-pg eval runs/NAME eval.num_generations=8 eval.temperature=1.0
+  vlm-pg eval runs/NAME/checkpoints/step-000100 --config configs/eval/video_r1.yaml eval.sets=[video_mme]
 """
 
 
@@ -95,6 +110,7 @@ def _add_results(add: _Add) -> None:
         nargs="?",
         help=f"checkpoint, run folder or model folder (default: {DEFAULT_RUN})",
     )
+    evaluate.epilog, evaluate.formatter_class = _EVAL_EPILOG, argparse.RawDescriptionHelpFormatter
     _add_overrides(evaluate, "config")
     evaluate.add_argument(
         "--config", type=Path, help="YAML file (default: config.yaml of the run that CHECKPOINT belongs to)"

@@ -65,6 +65,11 @@ def read_raw(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
         return _read_folder(folder)
     readers = {".json": _read_json, ".jsonl": _read_jsonl, ".ndjson": _read_jsonl, ".parquet": _numbered_parquet}
     reader = readers.get(path.suffix.lower())
+    if reader is None and not path.exists():
+        raise ConfigError(
+            f"There is no data file '{_shown(path)}'. Give a .json, .jsonl or .parquet file, or a prepared folder and "
+            "its split as FOLDER:SPLIT."
+        )
     if reader is None:
         raise ConfigError(
             f"Data file '{_shown(path)}' ends in '{printable(path.suffix, 20)}'. Records are read from .json, .jsonl "

@@ -186,7 +186,7 @@ WRONG = [
         "/hub",
         r"holds no data set itself; its folders main do\. What datasets saves to disk, or Parquet shards",
     ),
-    ("", "/train/nothing", r"Data file .*/train/nothing' ends in ''\. Records are read from"),
+    ("", "/train/nothing", r"There is no data file .*/train/nothing'\. Give a \.json, \.jsonl or \.parquet file"),
 ]
 
 
