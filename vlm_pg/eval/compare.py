@@ -6,15 +6,17 @@ means (Miller, "Adding Error Bars to Evals", arXiv 2411.00640). It is clustered 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vlm_pg.errors import VlmPgError
-from vlm_pg.eval.answer_files import read_answers
+from vlm_pg.eval.answer_files import file_name, read_answers
 from vlm_pg.eval.contracts import Answered
 from vlm_pg.eval.estimates import Figure, mean, mean_of
+from vlm_pg.eval.folder import RESULT
 from vlm_pg.eval.measures import Value
 
 _NAMED = 5
@@ -115,7 +117,21 @@ def comparison_lines(folder: Path, others: Sequence[Path]) -> list[str]:
                 f"{other.name}{shown} ({found.difference.n} questions; better at {found.n_better}, worse at "
                 f"{found.n_worse})"
             )
+            name = path.stem.removeprefix("answers_")
+            here, there = _reader_in(folder, name), _reader_in(other, name)
+            if here != there:
+                lines.append(f"{name}: not alike: read by {here} here, by {there} there")
     return lines
+
+
+def _reader_in(folder: Path, file_stem: str) -> str:
+    """Who read the answers of a set, named as its file is; "nobody named" where no result says so."""
+    try:
+        sets = json.loads((folder / RESULT).read_text())["sets"]
+    except (OSError, ValueError, KeyError):
+        return "nobody named"
+    readers = {file_name(name): figures.get("reader") for name, figures in sets.items()}
+    return readers.get(file_stem) or "nobody named"
 
 
 def _by_id(answered: Sequence[Answered], which: str) -> Mapping[str, Answered]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
+from tests.support import eval_results as results
 from tests.unit.eval.questions import question
 from vlm_pg.errors import VlmPgError
-from vlm_pg.eval.compare import compare
+from vlm_pg.eval.compare import compare, comparison_lines
 from vlm_pg.eval.contracts import Answered
 
 
@@ -68,3 +70,13 @@ def test_another_value_than_the_score_can_be_compared() -> None:
 
     result = compare([question("a", 0.4), question("b", 0.2)], [question("a", 0.6), question("b", 0.3)], recall)
     assert result.difference.value == 0.5
+
+
+def test_other_readers_are_told(tmp_path: Path) -> None:
+    one = results.question("1", [results.output()])
+    for name, reader in (("a", "ours"), ("b", "video_mme/lmms"), ("c", "ours")):
+        results.write_results(tmp_path / name, {"rooms": [(one, None)]}, {"rooms": {"accuracy": 1.0, "reader": reader}})
+    lines = comparison_lines(tmp_path / "a", [tmp_path / "b", tmp_path / "c"])
+    assert [line for line in lines if "read by" in line] == [
+        "rooms: not alike: read by ours here, by video_mme/lmms there"
+    ]
