@@ -126,8 +126,8 @@ NUMBERS += [
 # Outputs to "When is the door opened?", and the span.
 SPANS: list[tuple[str, list[float] | None]] = [
     ("The door is opened from 5 to 10 seconds, and then the man sits from 10 to 20 seconds.", [5, 10]),
-    ("The door is opened from 5 to 10 seconds and closed from 10 to 20 seconds.", None),
-    ("The door opens from 5 to 10 seconds and the door closes from 10 to 20 seconds.", None),
+    ("The door is opened from 5 to 10 seconds and closed from 10 to 20 seconds.", [5, 10]),
+    ("The door opens from 5 to 10 seconds and the door closes from 10 to 20 seconds.", [5, 10]),
     ("The door handle moves from 5 to 10 seconds, and the man sits from 10 to 20 seconds.", None),
     ("The man sits from 10 to 20 seconds, and the door is not opened from 5 to 10 seconds.", None),
 ]

@@ -194,6 +194,231 @@ TABLE: list[tuple[AnswerKind, str, str, dict[str, Any], tuple[str, ...]]] = [
         ),
     ),
 ]
+ROOM = "In which room does the woman leave the keys?"
+VITAMIN = "Which vitamin is produced in the skin under sunlight?"
+BOIL = "How long does the chef boil the eggs, in seconds?"
+STUDY = "How many students take part in the study?"
+ANIMAL = "What animal appears in the last scene?"
+AUTHOR = "Who is the author of the book shown in the video?"
+LIGHT = "Does the light turn green before the car moves?"
+ALL_OPEN = "Are all of the windows open?"
+CLOSES = "person closes the laptop."
+ROOMS = ("A. Kitchen", "B. Bathroom", "C. Hallway", "D. Bedroom")
+VITAMINS = ("A. Vitamin K", "B. Vitamin B12", "C. Vitamin A", "D. Vitamin D")
+# The same beside rules that read more: kind, question, gold answer, details (with options), outputs.
+BESIDE: list[tuple[AnswerKind, str, str, dict[str, Any], tuple[str, ...]]] = [
+    (
+        "multiple_choice",
+        ROOM,
+        "C",
+        {"options": ROOMS},
+        (
+            "She walks through the hallway, past the bathroom, and leaves the keys in the bedroom.",
+            "She walks through the kitchen, past the bathroom, and sits down in the hallway.",
+            "She walks through the kitchen and does not leave the keys in the hallway.",
+            "She leaves the kitchen through the hallway with the keys.",
+            "The keys are in the kitchen. In the bedroom she has a bag. In the hallway she puts on a coat.",
+            "She is in the kitchen. She is in the bathroom. She is in the hallway.",
+        ),
+    ),
+    (
+        "multiple_choice",
+        VITAMIN,
+        "D",
+        {"options": VITAMINS},
+        (
+            "不是维生素D",
+            "除维生素D",
+            "维生素D和维生素K",
+            "维生素B12",
+            "缺维生素D",
+            "没有维生素D",
+        ),
+    ),
+    ("multiple_choice", VITAMIN, "C", {"options": VITAMINS}, ("维生素C", "维生素K", "维生素D")),
+    ("multiple_choice", VITAMIN, "A", {"options": VITAMINS}, ("维生素A", "无维生素K", "维生素K或D")),
+    (
+        "multiple_choice",
+        READS,
+        "B",
+        {},
+        (
+            "Correct option: A ✔️\nIncorrect options: B ✖️, C ✖️, D ✖️",
+            "Incorrect option: B ✖️\nCorrect options: A ✔️, C ✔️, D ✔️",
+            "Correct options: A, B\nIncorrect options: C, D",
+            "Correct option: B ✖️\nIncorrect options: A ✔️, C ✔️, D ✔️",
+            "My first instinct was B. My second instinct was A. I will stay with my second instinct.",
+            "My first instinct was B. My second instinct was A. I will not stay with my first instinct.",
+            "My first instinct was B. My second instinct was A. Should I stay with my first instinct?",
+            "My first guess was B. My first guess was A. I will stick to my first guess.",
+            "B: 0%, C: 100%",
+            "A: 10%, B: 20%, C: 60%, D: 10%",
+            "A: 50%, B: 50%",
+            "A: 90%, B: 95%",
+        ),
+    ),
+    (
+        "numerical",
+        BOIL,
+        "390",
+        {"unit": "seconds"},
+        ("at 6:30", "6:30 to 7:00", "The clock shows 6:30 when she starts.", "6:30 hours", "6:30 a.m."),
+    ),
+    ("numerical", "How long does the trip take, in minutes?", "1.5", {"unit": "minutes"}, ("1:30", "It takes 1:30.")),
+    (
+        "numerical",
+        "The film starts at 18:50 and ends at 20:20. How long does it last, in seconds?",
+        "90",
+        {"unit": "seconds"},
+        ("1:30", "It lasts 1:30.", "about 1:30"),
+    ),
+    (
+        "numerical",
+        STUDY,
+        "120",
+        {},
+        (
+            "120 students, of whom 70 take part in the study, were asked.",
+            "120 students, of whom 70 are women, do not take part in the study.",
+            "120 teachers, of whom 70 are women, take part in the study.",
+            "Of 300 students, 120 of whom are women, 80 take part in the study.",
+            "70 students, of whom 120 are women, take part in the study.",
+        ),
+    ),
+    (
+        "numerical",
+        PEOPLE,
+        "3",
+        {},
+        (
+            "nearly 3",
+            "There are almost 3 people.",
+            "3 of 5",
+            "3 out of 5 people",
+            "3 of 5 people are in the hall.",
+            "3 cups",
+            "There are 3 cups in the kitchen.",
+            "There are 3 red chairs.",
+        ),
+    ),
+    (
+        "numerical",
+        VOTES,
+        "40",
+        {"unit": "percent"},
+        ("40% chose Lee.", "40% of the voters chose Lee.", "40 % chose Ana"),
+    ),
+    (
+        "exact",
+        ANIMAL,
+        "a polar bear",
+        {},
+        (
+            "In the first scene, a polar bear walks across the ice.",
+            "In the last scene, a polar bear statue stands in the snow.",
+            "In the last scene, a polar bear walks in and a seal dives.",
+            "In the last scene, a polar bear never walks across the ice.",
+            "In the last scene, a polar bear is not seen.",
+            "A polar bear is seen in the first scene.",
+        ),
+    ),
+    (
+        "exact",
+        AUTHOR,
+        "Jane Austen",
+        {},
+        (
+            "The book was not written by Jane Austen but by Charlotte Brontë.",
+            "The book was not reviewed by Anne but by Jane Austen.",
+            "The book was not written by Anne but for Jane Austen.",
+            "The book was read by Jane Austen.",
+            "Austen, Anne",
+            "Austen, Jane and Brontë, Anne",
+            "Austen, Jane's sister",
+        ),
+    ),
+    (
+        "yes_no",
+        LIGHT,
+        "yes",
+        {},
+        (
+            "The car moves before the light turns green.",
+            "The light turns green after the car moves.",
+            "After the car moves, the light turns green.",
+            "Before the light turns green, the car moves.",
+            "The light never turns green before the car moves.",
+            "The light turns red before the car moves.",
+        ),
+    ),
+    (
+        "yes_no",
+        LIGHT,
+        "no",
+        {},
+        (
+            "The car moves after the light turns green.",
+            "Before the car moves, the light turns green.",
+            "The car does not move before the light turns green.",
+            "The car moves before the light turns red.",
+            "The car might move before the light turns green.",
+        ),
+    ),
+    (
+        "yes_no",
+        ALL_OPEN,
+        "yes",
+        {},
+        (
+            "Two of the windows are open.",
+            "Some of the windows are open.",
+            "Most of the windows are open.",
+            "Two of the windows are closed.",
+            "One window is closed.",
+            "Half of the windows are open.",
+        ),
+    ),
+    (
+        "yes_no",
+        ALL_OPEN,
+        "no",
+        {},
+        (
+            "Two of the doors are closed.",
+            "None of the windows are closed.",
+            "0 of the windows are closed.",
+            "At most two of the windows are closed.",
+            "Two of the windows are open.",
+        ),
+    ),
+    ("yes_no", OPENS, "yes", {}, ("是的,但他没有打开", "对,不过他没打开窗户", "是的，但是他不打开窗户")),
+    (
+        "time_span",
+        CLOSES,
+        "[2.0, 5.0]",
+        {},
+        (
+            "The person opens the laptop from 2 to 5 seconds and closes it from 10 to 14 seconds.",
+            "The person opens the laptop from 2 to 5 seconds and closes the door from 10 to 14 seconds.",
+            "The person closes the door from 2 to 5 seconds and the laptop from 10 to 14 seconds.",
+            "2-5 people",
+            "There are 2 to 5 people.",
+            "2 to 5 steps",
+        ),
+    ),
+    (
+        "time_span",
+        CLOSES,
+        "[10.0, 14.0]",
+        {},
+        (
+            "The person opens the door from 2 to 5 seconds and closes it from 10 to 14 seconds.",
+            "The person closes the laptop from 2 to 5 seconds and opens it from 10 to 14 seconds.",
+            "The person opens the laptop from 2 to 5 seconds and holds it from 10 to 14 seconds.",
+        ),
+    ),
+]
+TABLE += BESIDE
 EVERY = [(*row[:4], output) for row in TABLE for output in row[4]]
 
 
@@ -207,7 +432,7 @@ def reader() -> Iterator[WholeReader]:
 def test_what_does_not_say_the_gold_answer_is_not_right(
     reader: WholeReader, kind: AnswerKind, question: str, gold: str, details: dict[str, Any], output: str
 ) -> None:
-    options = OPTIONS if kind == "multiple_choice" else ()
+    options = details.get("options", OPTIONS if kind == "multiple_choice" else ())
     sample = Sample("1", question, (), options, gold, kind, "s", "c", details=details)
     assert reader.read(sample, output, False).score == 0.0
 
@@ -235,6 +460,30 @@ RIGHT: list[tuple[AnswerKind, str, str, dict[str, Any], str]] = [
     ("exact", CAR, "red", {}, "It is red."),
     ("exact", CAR, "red", {}, "The car is red."),
     ("time_span", WHEN, "[5.0, 10.0]", {}, "The man opens the window from 5 to 10 seconds."),
+    (
+        "multiple_choice",
+        ROOM,
+        "C",
+        {"options": ROOMS},
+        "She goes through the kitchen and leaves the keys in the hallway.",
+    ),
+    ("multiple_choice", VITAMIN, "D", {"options": VITAMINS}, "答案是维生素D。"),
+    ("multiple_choice", READS, "B", {}, "Correct answer: B\nWrong answers: A, C and D"),
+    ("multiple_choice", READS, "B", {}, "My first guess was B, my second guess was A. I'll stick with my first guess."),
+    ("multiple_choice", READS, "B", {}, "A: 10%\nB: 75%\nC: 10%\nD: 5%"),
+    ("numerical", BOIL, "390", {"unit": "seconds"}, "6:30"),
+    ("numerical", BOIL, "390", {"unit": "seconds"}, "She boils them for 6:30."),
+    ("numerical", "How long is the video, in minutes?", "6.5", {"unit": "minutes"}, "6:30"),
+    ("numerical", "How long does the trip take, in minutes?", "6.5", {"unit": "minutes"}, "6:30 minutes"),
+    ("numerical", "How long does the trip take, in hours?", "1.5", {"unit": "hours"}, "1:30"),
+    ("numerical", STUDY, "120", {}, "120 students, including 70 women, take part in the study."),
+    ("numerical", "How many of the 5 people sit?", "3", {}, "3 of 5"),
+    ("numerical", PEOPLE, "3", {}, "3 visitors"),
+    ("exact", ANIMAL, "a polar bear", {}, "A polar bear is seen in the last scene."),
+    ("exact", AUTHOR, "Jane Austen", {}, "It was written by Jane Austen."),
+    ("exact", AUTHOR, "Jane Austen", {}, "Austen, Jane"),
+    ("yes_no", LIGHT, "yes", {}, "The car moves after the light turns green."),
+    ("yes_no", ALL_OPEN, "no", {}, "Some of the windows are not open."),
 ]
 
 
@@ -242,6 +491,6 @@ RIGHT: list[tuple[AnswerKind, str, str, dict[str, Any], str]] = [
 def test_what_says_it_is_right(
     reader: WholeReader, kind: AnswerKind, question: str, gold: str, details: dict[str, Any], output: str
 ) -> None:
-    options = OPTIONS if kind == "multiple_choice" else ()
+    options = details.get("options", OPTIONS if kind == "multiple_choice" else ())
     sample = Sample("1", question, (), options, gold, kind, "s", "c", details=details)
     assert reader.read(sample, output, False).score == 1.0

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from vlm_pg.eval.reading.clock import asks_length_of_time, is_of_video
+from vlm_pg.eval.reading.names import names_in, tells_of_another
 from vlm_pg.eval.reading.opposites import STATES, says_opposite
+from vlm_pg.eval.reading.persons import are_things
 from vlm_pg.eval.reading.quantities import unit_named
 from vlm_pg.eval.reading.stems import words_in
 from vlm_pg.rewards.clauses import affirmed
@@ -87,6 +90,27 @@ _NAME_END = frozenset(
         "walk",
         "cross",
         "jump",
+        "take",
+        "takes",
+        "took",
+        "participate",
+        "participated",
+        "attend",
+        "attended",
+        "make",
+        "makes",
+        "made",
+        "come",
+        "comes",
+        "came",
+        "buy",
+        "bought",
+        "go",
+        "goes",
+        "went",
+        "get",
+        "gets",
+        "got",
     ]
 )
 _SYMBOL = re.compile(
@@ -117,6 +141,7 @@ _NEUTRAL = (
     "corner front back end beginning start total question sentence group chart graph table figure line row"
 )
 _ANY_PLACE = frozenset(_NEUTRAL.split())
+_OF_WHOLE = re.compile(r"\s(?:out\s)?of\s([0-9]{1,6})\b")
 _YEAR = re.compile(r"(?<![\d.,])(?:1[89]|20)\d\d(?![\d%]|[.,]\d)")
 
 
@@ -129,7 +154,9 @@ class Asked:
     the asking sentence. ``modifiers``: the words before the noun ("red"). ``dimensions``: those
     that the question names, of a length or an area ("height"). ``is_at_start``: what there is at the beginning is asked
     for. ``year``: the one year that the question names, "" without one. ``stems``: of all words of the asking sentence.
-    ``places``: where things are counted ("kitchen").
+    ``places``: where things are counted ("kitchen"). ``is_length``: how long something takes is asked for.
+    ``is_video``: how long a video is. ``names``: of persons and things that are asked about, as
+    ``names_in`` has them.
     """
 
     unit: Unit | None = None
@@ -144,6 +171,9 @@ class Asked:
     year: str = ""
     stems: frozenset[str] = frozenset()
     places: frozenset[str] = frozenset()
+    is_length: bool = False
+    is_video: bool = False
+    names: frozenset[tuple[str, str]] = frozenset()
 
     @classmethod
     def of(cls, sample: Sample) -> Asked:
@@ -172,6 +202,9 @@ class Asked:
             years[0] if len(years := sorted(set(_YEAR.findall(asking)))) == 1 else "",
             frozenset(words_in(asking)),
             frozenset(stem(one) for one in _PLACE.findall(asking)) - _ANY_PLACE,
+            asks_length_of_time(question[:4000]),
+            is_of_video(question[:4000]),
+            names_in(asking),
         )
 
     def is_counted(self, text: str) -> bool:
@@ -198,6 +231,19 @@ class Asked:
     def is_opposed(self, text: str) -> bool:
         """Whether ``text`` tells of the opposite of what is asked: who failed, where those who passed are counted."""
         return says_opposite(words_in(text), self.stems, STATES)
+
+    def is_of_another_name(self, text: str) -> bool:
+        """Whether ``text`` tells of another person or thing than the one that the question names."""
+        return bool(self.names) and tells_of_another(text, self.names)
+
+    def is_part(self, text: str) -> bool:
+        """Whether ``text``, which follows a count, says that it is a part of more than the question names: "3 of 5"."""
+        whole = _OF_WHOLE.match(text)
+        return whole is not None and whole[1] not in self.stems
+
+    def is_of_no_person(self, text: str) -> bool:
+        """Whether ``text``, which follows a count, names other things than people, where people are asked for."""
+        return are_things(text, self.noun)
 
     def is_from_elsewhere(self, text: str) -> bool:
         """Whether ``text``, which follows a distance, measures it from a thing that the question does not name."""

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.checklist import ticked
 from vlm_pg.eval.reading.exceptions import Exceptions, asks_for_exception
+from vlm_pg.eval.reading.option_labels import named_by_label
 from vlm_pg.eval.reading.option_letters import stated_in
 from vlm_pg.eval.reading.option_numbers import NumericOptions, numeric_options
+from vlm_pg.eval.reading.option_shares import is_shares, likeliest
 from vlm_pg.eval.reading.option_texts import OptionTexts, option_texts, placeholders, without_placeholders
 from vlm_pg.eval.reading.phrasing import (
     concludes,
@@ -29,6 +31,7 @@ from vlm_pg.eval.reading.phrasing import (
 )
 from vlm_pg.eval.reading.said import field_of_object, plain_said
 from vlm_pg.eval.reading.thinking import Said
+from vlm_pg.eval.reading.thoughts import with_decisions_named
 from vlm_pg.eval.reading.yes_no import side_of
 from vlm_pg.rewards.clauses import clauses
 from vlm_pg.rewards.lead_ins import without_lead_in
@@ -62,6 +65,7 @@ _EXPLAINS = re.compile(r"\W{0,4}(?:explanation|reason|reasoning|rationale|justif
 _LETTER = re.compile(r"(?<![\w'’])[A-Z](?![\w'’])")
 _ENDS_IN_TEXT = re.compile(r"\boptxt([A-Z])\W{0,3}$")
 _FEWEST_BESIDE = 1
+_FEWEST_TOLD = 3
 _SHORTEST_STATEMENT = 4
 _LONGEST_LOOSE = 25
 _SELECTS = re.compile(
@@ -134,6 +138,7 @@ class _State:
     is_turned: bool = False
     is_concluded: bool = False
     num_asked: int = 0
+    told: set[str] = field(default_factory=set)
     rejected: set[str] = field(default_factory=set)
 
     def take_up(self, sentence: str) -> None:
@@ -177,8 +182,14 @@ class _State:
             if num_asked >= self.num_asked:
                 self.state("", "text", 0)
             return
-        self.state(min(letters) if len(letters) == 1 else "", "text", 0)
+        is_told = len(self.told) >= _FEWEST_TOLD and not (num_asked or self.is_corrected or concludes(sentence))
+        self.state(min(letters) if len(letters) == 1 and not is_told else "", "text", 0)
         self.num_asked = num_asked
+
+    def tell(self, sentence: str) -> None:
+        """Note the options that a story goes through: "In the kitchen ... In the hall ... In the bedroom ..."."""
+        if all(clause.is_affirmed for clause in clauses(sentence)):
+            self.told |= placeholders(sentence)
 
     def state(self, letter: str, by: str, rank: int) -> None:
         """Take ``letter`` for what is stated."""
@@ -214,6 +225,11 @@ class _Choosing:
             return self.letters[int(bare) - 1] if 0 < int(bare) <= len(self.letters) else None
         if (whole := self.texts.is_whole_text(text)) is not None:
             return whole
+        if (labelled := named_by_label(text, tuple(self.texts.choices.items()))) is not None:
+            return labelled
+        if is_shares(text, self.letters):
+            return likeliest(text, self.letters)
+        text = with_decisions_named(text)
         lines = [line for line in text.splitlines() if line.strip() and not is_second_best(line)]
         if self._is_two_answers(lines):
             return None
@@ -332,7 +348,10 @@ class _Choosing:
                 return
         if gave_up:
             state.give_up()
-        elif not listed and not is_unfinished and (letters := self._by_texts(sentence)):
+        elif not listed and not is_unfinished:
+            state.tell(sentence)
+            if not (letters := self._by_texts(sentence)):
+                return
             state.by_text(letters, sentence, self.texts.num_asked_in(sentence))
 
     def _rephrased(self, line: str) -> str:

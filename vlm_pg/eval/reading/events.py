@@ -20,6 +20,11 @@ _UNDONE = re.compile(
     re.IGNORECASE,
 )
 _ORDER = re.compile(r"\b(after|before)\b\s([^,.;?]{1,200})", re.IGNORECASE)
+_JOINT = re.compile(r"\b(before|after)\b", re.IGNORECASE)
+_DENIED = re.compile(
+    r"\b(?:not|never|no|nobody|none|neither|cannot|only|long|fails?|if|whether|might|may|could|would|should|either|or)\b|n['’]t\b|[?？].",
+    re.IGNORECASE,
+)
 _IDLE = frozenset(
     words_in("the a an he she it they his her their has have had been was were is are to of and then do does")
 )
@@ -42,6 +47,41 @@ def is_of_another(sentence: str, question: str) -> bool:
 def is_undone(clause: str) -> bool:
     """Whether ``clause`` tells of what was refused, forgotten, only tried or asked of another, or is not known."""
     return _UNDONE.search(clause) is not None
+
+
+def keeps_order(sentence: str, question: str) -> bool | None:
+    """Whether ``sentence`` has the two events of ``question`` in the order asked about; None where that is not told.
+
+    Each of the two is an event of the question where its words are that event's, at least half of them, and one of
+    them is not the other event's.
+
+    keeps_order("He waits before she sings", "Does she sing before he waits?") -> False
+    """
+    asked, told = _two_events(question), _two_events(sentence)
+    if asked is None or told is None or _DENIED.search(sentence) or _DENIED.search(question):
+        return None
+    is_kept = _is_event(told[0], asked[0], asked[1]) and _is_event(told[1], asked[1], asked[0])
+    is_turned = _is_event(told[0], asked[1], asked[0]) and _is_event(told[1], asked[0], asked[1])
+    return is_kept if is_kept != is_turned else None
+
+
+def _two_events(text: str) -> tuple[set[str], set[str]] | None:
+    """The words of the earlier and of the later of two events that "before" or "after" joins."""
+    joints = list(_JOINT.finditer(text))
+    if len(joints) != 1:
+        return None
+    [joint] = joints
+    first, second = text[: joint.start()], text[joint.end() :]
+    if not words_in(first):
+        second, comma, first = second.partition(",")
+        if not comma:
+            return None
+    one, other = set(words_in(first)) - _IDLE, set(words_in(second)) - _IDLE
+    return (one, other) if joint[1].lower() == "before" else (other, one)
+
+
+def _is_event(told: set[str], event: set[str], other: set[str]) -> bool:
+    return told <= event and len(told) * 2 >= len(event) and bool(told & (event - other))
 
 
 def is_in_other_order(sentence: str, question: str) -> bool:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Literal
 
 from vlm_pg.eval.reading.asked import Asked, stem
+from vlm_pg.eval.reading.clock import with_length_in_units
 from vlm_pg.eval.reading.quantities import Quantity, quantities_in
 from vlm_pg.eval.reading.statements import without_reason
 from vlm_pg.eval.reading.subjects import about_the_asked
@@ -70,8 +71,16 @@ _OF_THEM = re.compile(r"\s{1,3}of\s(?:them|these|those)\b", re.IGNORECASE)
 _OF_WHOM = re.compile(r"\bof\s(?:them|these|those|whom|which),?\s(?:only\s|just\s|exactly\s|about\s)?$", re.IGNORECASE)
 _NOBODY = re.compile(r"\b(?:nobody|no\s?one)\b(?!\s(?:knows?|can|could|else|but|except)\b)", re.IGNORECASE)
 _ORPHAN = re.compile(r"\bones?\b", re.IGNORECASE)
+_NEARLY = re.compile(
+    r"(?:\b(?:nearly|almost|not\squite|close\sto|fast|presque|casi|quasi)\s|将近|接近)$", re.IGNORECASE
+)
 _NO_COUNT = re.compile(r"\s{0,3}(?:times\s(?:as|more)\b|o['’]clock\b)", re.IGNORECASE)
 _OF_A_GROUP = re.compile(r"(?<![\w.,-])(one|[0-9]{1,6})\sof\s(?:the|these|those|all)\s$", re.IGNORECASE)
+_PART_OF_WHOLE = re.compile(
+    r",\s(?:of\s(?:whom|which|these|them)\s[^,.;]{1,80}|(?:[0-9]{1,9}\s|some\s|most\s)of\s(?:whom|which)\s[^,.;]{1,80}|"
+    r"including\s[0-9][^,.;]{1,60}),\s",
+    re.IGNORECASE,
+)
 _NEGATED = re.compile(r"\b(?:no|not|none|never|without)\b|n['’]t\b", re.IGNORECASE)
 # Of no direction but its number's: "it drops by 10" is another thing.
 _CHANGED_BY = re.compile(r"\b(changes|changed|change)\sby\s(?=[-−+]?[0-9])", re.IGNORECASE)
@@ -97,6 +106,9 @@ def read_statement(statement: str, asked: Asked) -> Found:
     read_statement("3 trays are empty, so 18 rolls are left", Asked(noun="roll")) finds 18.
     """
     text = _CONTEST_LETTER.sub("", statement[:MAX_STATEMENT_CHARACTERS])
+    if asked.is_length:
+        text = with_length_in_units(text, asked.unit, is_video=asked.is_video)
+    text = _without_part_of_whole(text, asked)
     if "chang" in asked.stems:
         text = _CHANGED_BY.sub(r"\1 is ", text)
     text = asked.of_year(asked.at_start(text))
@@ -111,6 +123,8 @@ def read_statement(statement: str, asked: Asked) -> Found:
         return Found("unclear")
     if (untold := _CANNOT_TELL.search(text)) and untold.start() > found_in[-1].start:
         return Found("unclear")
+    if asked.is_of_another_name(text):
+        return Found("unclear")
     if asked.is_of_another_kind(text) or any(asked.is_from_elsewhere(text[one.end :]) for one in found_in):
         return Found("unclear", is_weak=True)
     kept = _without_asides(affirmed(text))
@@ -124,6 +138,17 @@ def read_statement(statement: str, asked: Asked) -> Found:
     if found.state == "nothing":
         found = Found("unclear")
     return replace(found, has_cue=found.has_cue or has_cue, is_weak=found.is_weak and not (found.has_cue or has_cue))
+
+
+def _without_part_of_whole(text: str, asked: Asked) -> str:
+    """``text`` without "of whom 70 are women" behind what is counted, where nobody asks about those."""
+
+    def kept(aside: re.Match[str]) -> str:
+        before = quantities_in(text[: aside.start()])
+        is_of_counted = bool(before) and asked.is_counted(text[before[-1].end : aside.start()])
+        return " " if is_of_counted and not _long_words(aside[0]) & {stem(word) for word in asked.words} else aside[0]
+
+    return _PART_OF_WHOLE.sub(kept, text) if asked.noun else text
 
 
 def _zeros(text: str, asked: Asked) -> str:
@@ -227,6 +252,8 @@ def _from_quantities(text: str, asked: Asked) -> Found:
     if asked.noun and (part := _of_them(text, asked) or _of_a_group(text, asked)):
         return Found("one", part)
     clean = [one for one in quantities_in(text) if not one.aside]
+    if asked.noun and asked.unit is None:
+        clean = [one for one in clean if not _is_less_or_part(text, one, asked)]
     clean = _of_the_kind([one for one in clean if not _is_no_count(text, one, asked)], asked)
     if not clean:
         is_part = any(one.aside in ("part",) for one in quantities_in(text))
@@ -308,6 +335,14 @@ def _is_no_count(text: str, quantity: Quantity, asked: Asked) -> bool:
     """Whether things are asked for, and a quantity is a percentage, a multiple or a time of day."""
     is_counting = bool(asked.noun) and asked.unit is None and not asked.is_percent
     return is_counting and (quantity.number.is_percent or _NO_COUNT.match(text, quantity.end) is not None)
+
+
+def _is_less_or_part(text: str, quantity: Quantity, asked: Asked) -> bool:
+    """Whether a count is of what is nearly so many, of a part of more, or of things where people are asked for."""
+    if quantity.unit is not None:
+        return False
+    rest = text[quantity.end :]
+    return _NEARLY.search(text[: quantity.start]) is not None or asked.is_part(rest) or asked.is_of_no_person(rest)
 
 
 def _is_of_something_else(text: str, quantity: Quantity, asked: Asked) -> bool:

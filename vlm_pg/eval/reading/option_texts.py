@@ -97,6 +97,17 @@ _LATE = re.compile(r"\b(?:at\sthe\s(?:very\s)?end|finally|eventually|in\sthe\sen
 _THEN = re.compile(r"[,;]\s(?:and\s|but\s)?(?:then|later|finally|in\sthe\send|at\sthe\send)\b", re.IGNORECASE)
 _AGENT = re.compile(r"\W{0,4}(?:the|her|his|their)\s(\w{2,20})\s\w{2,20}s\s(?:her|him|them|it)\b", re.IGNORECASE)
 _PRONOUN = re.compile(r"\W{0,4}(?:she|he|they|it)\s", re.IGNORECASE)
+_PASSED = re.compile(
+    rf"\b(?:through|past|along|across)\s{{1,3}}(?:(?:the|an?|his|her|their)\s{{1,3}})?{_PLACEHOLDER}[A-Z]\b",
+    re.IGNORECASE,
+)
+_PASSING = re.compile(r"\b(?:through|past|along|across|pass\w{0,3})\b", re.IGNORECASE)
+_AND_THEN = re.compile(r",\s(?:and\s|then\s)?|\sand\s", re.IGNORECASE)
+_INSIDE = re.compile(
+    rf"\b(?:in|on|at|under|inside|behind)\s{{1,3}}(?:(?:the|an?|his|her|their)\s{{1,3}})?{_PLACEHOLDER}[A-Z]\b",
+    re.IGNORECASE,
+)
+_FEWEST_ASKED = 2
 _FEWEST_ALIKE = 4
 _LONGEST_TEXT = 300
 _MOST_OTHERS = 2
@@ -159,7 +170,7 @@ class OptionTexts:
             sentence = about_the_asked(
                 _SECOND.sub(" ", sentence), self._asked, lambda part: len(placeholders(part)) == 1
             )
-            sentence = self._of_the_end(sentence)
+            sentence = self._of_the_end(self._without_passed(sentence))
         parts, reasons, rejected = self._parts(sentence)
         whole = frozenset(letter for part in parts for letter in placeholders(part)) - rejected
         if len(whole) == 1 and self._is_aside(sentence):
@@ -214,6 +225,17 @@ class OptionTexts:
         if not self._asks_end or then is None or not _EARLY.search(sentence[: then.start()]):
             return sentence
         return sentence[then.end() :] if placeholders(sentence[then.end() :]) else sentence
+
+    def _without_passed(self, sentence: str) -> str:
+        """Of "he walks through the kitchen and sleeps in the hall" where he sleeps, if that is asked for.
+
+        Only where the clause of the one option that is left says that it is in there, in words of the question.
+        """
+        shorter = _PASSED.sub(" ", sentence)
+        if shorter == sentence or len(placeholders(shorter)) != 1 or _PASSING.search(self._question):
+            return sentence
+        last = next(one for one in _AND_THEN.split(shorter) if placeholders(one))
+        return shorter if _INSIDE.search(last) and self.num_asked_in(last) >= _FEWEST_ASKED else sentence
 
     def _is_aside(self, sentence: str) -> bool:
         """Whether an option is only an attribute in a sentence that says little of what was asked: "a red light"."""

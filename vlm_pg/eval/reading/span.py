@@ -17,7 +17,7 @@ from vlm_pg.eval.reading.statements import (
     table_cells,
 )
 from vlm_pg.eval.reading.stems import words_in
-from vlm_pg.eval.reading.subjects import about_the_asked
+from vlm_pg.eval.reading.subjects import about_the_asked, of_the_deed
 from vlm_pg.eval.reading.thinking import Said
 from vlm_pg.eval.reading.times import Span, frames_as_span, spans_in, times_in
 from vlm_pg.rewards.clauses import affirmed
@@ -144,6 +144,8 @@ def _last_spans(said: list[str], text: str, asked: frozenset[str]) -> list[Span]
         told = about_the_asked(
             one[:MAX_STATEMENT_CHARACTERS], asked, lambda part: len(spans_in(part)) == 1, any_verb=True
         )
+        if told == one[:MAX_STATEMENT_CHARACTERS]:
+            told = of_the_deed(told, asked, lambda part: len(spans_in(part)) == 1)
         if says_opposite(words_in(told), asked, STATES):
             return []  # the door is closed, where its opening is asked for
         spans = _row(one, said) if table_cells(one) else spans_in(affirmed(told))

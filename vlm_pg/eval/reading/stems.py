@@ -26,7 +26,7 @@ _IRREGULAR = {
         "swim swam swum", "swing swung", "tear tore torn", "tell told", "think thought", "wear wore worn",
         "write wrote written", "blow blew blown", "shake shook shaken", "grow grew grown", "shoot shot", "fight fought",
         "push pushed", "child children", "man men", "woman women", "foot feet", "tooth teeth",
-        "person people", "knife knives", "leaf leaves",
+        "person people", "knife knives", "leave leaves leaf",
     )
     for form in forms.split()
 }  # fmt: skip

@@ -59,6 +59,34 @@ _MORE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _FEWEST_ASKED = 2
+# A name as catalogues have it: "Austen, Jane".
+_CATALOGUED = re.compile(r"([^\W\d_][\w'’-]{1,30}),\s([^\W\d_][\w'’.-]{0,30}(?:\s[^\W\d_][\w'’.-]{0,30}){0,2})")
+_NAME_ASKED = re.compile(r"\b(?:who|whom|whose|name)\b", re.IGNORECASE)
+# "It was not written by Anne but by Jane" says the same as "It was written by Jane".
+_NOT_BY_BUT_BY = re.compile(
+    r"\b(is|are|was|were)(?:\snot|n['’]t)\s(\w{2,20})\s(by|in|at|on|from|to|with)\s[^,;.]{1,60}?,?\sbut\s(?:rather\s|instead\s)?\3\s",
+    re.IGNORECASE,
+)
+_DONE_BY = re.compile(r"(?:it\s(?:is|was)\s)?(\w{3,20})\sby\s(\S.{0,80})", re.IGNORECASE)
+# Who makes what: the verb's stem, and the words of a question that ask for its doer.
+_MAKERS = (frozenset(words_in("written wrote write author writer")), frozenset(words_in("sung sang singer sing")))
+_FEWEST_SAME = 5
+# "In the last scene, | a polar bear | walks across the ice": behind "a" of one thing the first word in -s is a verb.
+_SUBJECT_ASKED = re.compile(
+    r"\W{0,3}(?:what|which)\s\w{2,20}\s(?:appears?|shows\sup|(?:is|are)\s(?:seen|shown|visible|present))\b",
+    re.IGNORECASE,
+)
+_SUBJECT_DOES = re.compile(
+    r"(?:(?P<where>[^,]{1,60}),\s)?(?:an?|one)\s(?P<name>(?:(?!of\b)[\w-]{2,20}\s){1,3}?)(?:[a-z-]{2,20}(?<![su])(?<!i)s)\s"
+    r"(?P<rest>(?:across|in|into|on|onto|through|over|under|along|toward|towards|around|up|down|away|out|from|by|and)\b[^,;:]{0,120})",
+    re.IGNORECASE,
+)
+_SUBJECT_SEEN = re.compile(
+    r"(?:(?P<where>[^,]{1,60}),\s)?(?:only\s)?(?:an?|the)\s(?P<name>(?:(?!of\b)[\w-]{2,20}\s){1,3}?)(?:is|can\sbe)\s"
+    r"(?:seen|shown|visible|present)(?P<rest>(?:\s(?:in|at)\s[^,;:]{1,60})?)",
+    re.IGNORECASE,
+)
+_ANOTHER = re.compile(r"\b(?:an?|another|other|but|while|with|or)\b", re.IGNORECASE)
 _STAR = "\ue000"
 _ARTICLE = re.compile(r"^(?:an?|the)\s(?=\S)", re.IGNORECASE)
 _EITHER = re.compile(r"\b(?:or|both)\b|\beither\b|或者|还是|\boder\b", re.IGNORECASE)
@@ -114,6 +142,7 @@ def _answer_of(sample: Sample, said: Said) -> str | None:
     answer = _given(sample, replace(said, text=_LONE_STAR.sub(rf"\1{_STAR}", said.text)))
     if answer is None:
         return None
+    answer = _doer(answer, sample)
     answer = (_ARTICLE.sub("", answer) or answer).replace(_STAR, "*")
     # Of a quantity case is its unit's: "mV" is no "MV".
     return answer if any(sign.isdigit() for sign in answer) else answer.casefold()
@@ -148,6 +177,9 @@ def _from_prose(text: str, sample: Sample) -> str | None:
     told = [sentence for line in lines for sentence in sentences(line) if not is_question(sentence)]
     if not told or gives_up(told[-1]):
         return None
+    told = [_NOT_BY_BUT_BY.sub(r"\1 \2 \3 ", one) for one in told]
+    if (subject := _subject(told[-1], sample)) is not None:
+        return _one(subject, sample)
     if len(lines) == 1 and len(told) == 1 and (short := _short(told[0], sample)):
         return _one(short, sample)
     if (concluding := _CONCLUDING.match(told[-1])) and (short := _short(told[-1][concluding.end() :], sample)):
@@ -156,6 +188,36 @@ def _from_prose(text: str, sample: Sample) -> str | None:
     if any(corrects(one) for one in told[1:]):
         first = None  # taken back
     return _stated(told[-1], sample) or (_one(first, sample) if first else None)
+
+
+def _subject(sentence: str, sample: Sample) -> str | None:
+    """Who does or is seen in what a sentence tells, where the question asks who appears; None where that is not clear.
+
+    Where it happens has to be said in the question's words, and no other thing may be named.
+    """
+    if not _SUBJECT_ASKED.match(sample.question):
+        return None
+    bare = sentence.strip(_AROUND)
+    for pattern in (_SUBJECT_DOES, _SUBJECT_SEEN):
+        found = pattern.fullmatch(bare)
+        if found is None or _ANOTHER.search(found["rest"]):
+            continue
+        where = set(words_in(f"{found['where'] or ''} {found['rest'] if pattern is _SUBJECT_SEEN else ''}")) - _IDLE
+        if where <= set(words_in(sample.question)) and all(clause.is_affirmed for clause in clauses(bare)):
+            return found["name"].strip()
+    return None
+
+
+def _doer(answer: str, sample: Sample) -> str:
+    """Of "written by Jane Austen" who did it, where the question asks for the one who does that."""
+    found = _DONE_BY.fullmatch(answer)
+    if found is None or not _asks_name(sample.question):
+        return answer
+    [verb], asked = words_in(found[1])[:1], set(words_in(sample.question))
+    is_asked = verb in asked or any(verb in makers and makers & asked for makers in _MAKERS)
+    # "painted" and "painter", "directed" and "director".
+    is_kin = any(one[:_FEWEST_SAME] == verb[:_FEWEST_SAME] and len(verb) >= _FEWEST_SAME for one in asked)
+    return found[2] if is_asked or is_kin else answer
 
 
 def _short(sentence: str, sample: Sample) -> str | None:
@@ -252,6 +314,9 @@ def _is_same(answer: str, sample: Sample, settings: RewardSettings) -> bool:
         return False
     if _LIST.fullmatch(sample.answer):
         return _folded(answer) == _folded(sample.answer)
+    catalogued = _CATALOGUED.fullmatch(answer) if _asks_name(sample.question) else None
+    if catalogued and _folded(f"{catalogued[2]} {catalogued[1]}") == _folded(sample.answer):
+        return True
     if _folded(answer) == _folded(sample.answer) or told in (gold, gold[1:] if gold[0] in _PLACED else gold):
         return True
     joined, gold_joined = "".join(told), "".join(gold)
@@ -259,6 +324,10 @@ def _is_same(answer: str, sample: Sample, settings: RewardSettings) -> bool:
         return True
     is_long = min(len(joined), len(gold_joined)) >= _FEWEST_LETTERS and len(told) == len(gold) == 1
     return is_long and joined[0] == gold_joined[0] and _is_slip(joined, gold_joined)
+
+
+def _asks_name(question: str) -> bool:
+    return _NAME_ASKED.search(question) is not None
 
 
 def _core(text: str, asked: set[str]) -> list[str]:

@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from vlm_pg.rewards.plain_text import WORD_LETTER
 
 MAX_TIMES = 100
+# What is counted beside a number is no time: "5-10 people".
+_THINGS = (
+    r"(?:people|persons?|men|women|children|kids|boys|girls|players|students|adults|guests|cups|chairs|tables|books|cars|items|"
+    r"objects|things|steps|pages|points|dollars|euros|degrees|metres?|meters?|feet|inches|cm|km|kg|years?|days?|weeks?|months?|"
+    r"hours?|scenes?|shots|clips|videos|images|pictures)\b"
+)
 
 _VALUE = r"[0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9}"
 _END = rf"(?!{WORD_LETTER}|[0-9_])"
@@ -24,7 +30,7 @@ _TIME = re.compile(
     rf"|(?:(?P<hours>{_VALUE})\s?{_HOURS}\s?(?:and\s)?)?(?P<minutes>{_VALUE})\s?{_MINUTES}"
     rf"(?:\s?,?\s?(?:and\s|und\s|et\s|y\s|e\s|и\s)?(?P<and_seconds>{_VALUE})\s?{_SECONDS})?"
     rf"|(?P<seconds>{_VALUE})(?:\s?(?P<unit>{_SECONDS})|(?!{WORD_LETTER}|[0-9_:]|\.[0-9]|"
-    rf"\s?(?:%|percent|fps|frames?\b|times?\b))))",
+    rf"\s?(?:%|percent|fps|frames?\b|times?\b|{_THINGS}))))",
     re.IGNORECASE,
 )
 _THE_SECOND = (

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 from vlm_pg.eval.contracts import Reading
+from vlm_pg.eval.reading.events import keeps_order
 from vlm_pg.eval.reading.opposites import OPPOSITES, says_opposite
 from vlm_pg.eval.reading.phrasing import concludes, corrects, gives_up, is_question, sentences
 from vlm_pg.eval.reading.said import field_of_object, plain_said
@@ -60,6 +61,10 @@ _YES_BUT_NOT = re.compile(
     r"(?P<verb>is|are|was|were|does|do|did|has|have|can|will)(?:n['’]t|\snot)\s",
     re.IGNORECASE,
 )
+# "是的,但他没有打开": yes, but he did not open it.
+_CHINESE_YES_BUT_NOT = re.compile(
+    r"^\W{0,4}(?:是|对)的?\s?[,，。]?\s?(?:但|不过|然而|可是|只是)[^。!！?？]{0,30}(?:没|不(?!过)|未|并非)"
+)
 _UNTRUE = re.compile(r"(?:\bnot|n['’]t)\s(?:true|correct|right|the\scase)\sthat\b", re.IGNORECASE)
 _CONCEDES = re.compile(r"^[^:]{1,30}:\W{0,4}(?:yes|no)\b[^.]{0,200}?\b(?:but|however)\b", re.IGNORECASE)
 _DENIES = re.compile(
@@ -83,6 +88,15 @@ _IDLE = frozenset(
     )
 )
 _LONGEST_RESTATEMENT = 24
+_ASKS_ALL = re.compile(
+    r"\W{0,3}(?:are|is|was|were|do|does|did|have|has|can)\s(?:all|every|each)\b(?:\s(?:one\s)?of\b)?", re.IGNORECASE
+)
+_OF_ALL = re.compile(r"\b(?:all|every|each|both|any|0|zero|at\smost|up\sto|if|less|fewer)\b", re.IGNORECASE)
+_PART = re.compile(
+    r"\b(?:(?:at\sleast\s|only\s|just\s)?(?:[1-9][0-9]{0,3}|one|two|three|four|five|six|seven|eight|nine|ten)|some|several|many|most|"
+    r"(?:a\s)?few|half|part)(?:\sof\b|(?=\s))",
+    re.IGNORECASE,
+)
 _IF = re.compile(r"\W{0,4}if\s(?!(?:i|we|you)\b|forced|asked)", re.IGNORECASE)
 _EXPLAINS = re.compile(r"\W{0,4}(?:explanation|reason|reasoning|rationale|justification)\W{0,4}:", re.IGNORECASE)
 _LEADING_WORD = re.compile(r"^\W{0,4}(?:yes|no)\W{1,4}(?=\w)", re.IGNORECASE)
@@ -171,6 +185,8 @@ def _sides(sentence: str, question: str, is_first: bool) -> set[Side]:
         denied = _YES_BUT_NOT.match(sentence, lead.end())
         if denied and (set(words_in(question)) - _IDLE) & set(words_in(sentence[denied.end() :])):
             return {"yes", "no"}
+    if found == {"yes"} and _CHINESE_YES_BUT_NOT.search(sentence):
+        return {"yes", "no"}
     if len(found) == 1 and (lead := _LEADING_WORD.match(sentence)) and not corrects(sentence[lead.end() :]):
         rest = sentence[lead.end() :]
         if _has_other_number(rest, question) and found == {"yes"}:
@@ -219,6 +235,13 @@ def _restated(sentence: str, question: str, *, is_full: bool = False) -> Side | 
     words = [word for word in words_in(sentence) if not word.endswith("li")]
     if len(words) > _LONGEST_RESTATEMENT:
         return None
+    if (is_kept := keeps_order(sentence, question)) is not None:
+        return "yes" if is_kept else "no"
+    asks_all = _ASKS_ALL.match(question) is not None and not _OF_ALL.search(sentence)
+    if asks_all and (part := _PART.search(sentence)):
+        # Of some that are not so follows that not all are; of some that are so nothing follows.
+        rest = _restated(sentence[: part.start()] + sentence[part.end() :], _ASKS_ALL.sub("Are ", question))
+        return "no" if rest == "no" else None
     asked = set(words_in(question.split("\n", maxsplit=1)[0])) - _IDLE
     told = set(words) - _IDLE
     denied = _DENIES.search(sentence) is not None
