@@ -141,6 +141,13 @@ _NEUTRAL = (
     "corner front back end beginning start total question sentence group chart graph table figure line row"
 )
 _ANY_PLACE = frozenset(_NEUTRAL.split())
+_SAME_PLURAL = ("people", "person", "sheep", "fish", "deer", "police", "staff", "aircraft")
+_THINGS = re.compile(
+    r"\s(?:[a-z-]{2,20}\s)?(?:people|persons?|men|women|children|adults|seats|cushions|pillows|chairs)\b", re.I
+)
+_DIMENSION_AFTER = re.compile(
+    r"\s(?:in\s)?(?:long|wide|deep|high|tall|thick|length|width|depth|height|thickness)\b", re.I
+)
 _OF_WHOLE = re.compile(r"\s(?:out\s)?of\s([0-9]{1,6})\b")
 _YEAR = re.compile(r"(?<![\d.,])(?:1[89]|20)\d\d(?![\d%]|[.,]\d)")
 
@@ -240,6 +247,21 @@ class Asked:
         """Whether ``text``, which follows a count, says that it is a part of more than the question names: "3 of 5"."""
         whole = _OF_WHOLE.match(text)
         return whole is not None and whole[1] not in self.stems
+
+    def is_attribute(self, text: str) -> bool:
+        """Whether ``text``, which follows a count, has what is counted as an attribute only: "4 dog bowls"."""
+        is_one = self.noun and self.noun not in _SAME_PLURAL and not self.noun.endswith("s")
+        attribute = rf"\s{{1,3}}(?:[a-z-]{{2,20}}\s){{0,2}}{re.escape(self.noun)}\s[a-z]{{2,20}}(?<![su])(?<!i)s\b"
+        return bool(is_one) and re.match(attribute, text, re.IGNORECASE) is not None
+
+    def is_no_length(self, text: str) -> bool:
+        """Whether a length or an area is asked for, and ``text``, which follows a bare number, names things."""
+        return bool(self.dimensions) and _THINGS.match(text) is not None
+
+    def is_of_dimension(self, text: str) -> bool | None:
+        """Whether ``text``, which follows a number, says of which dimension it is, and that is asked for; None: no."""
+        said = _DIMENSION_AFTER.match(text)
+        return bool(_dimensions(said[0]) & self.dimensions) if said else None
 
     def is_of_no_person(self, text: str) -> bool:
         """Whether ``text``, which follows a count, names other things than people, where people are asked for."""

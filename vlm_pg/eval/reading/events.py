@@ -20,6 +20,7 @@ _UNDONE = re.compile(
     re.IGNORECASE,
 )
 _ORDER = re.compile(r"\b(after|before)\b\s([^,.;?]{1,200})", re.IGNORECASE)
+_THAN = re.compile(r"\b(\w{2,12}er|(?:more|less)\s\w{2,15})\sthan\b", re.IGNORECASE)
 _JOINT = re.compile(r"\b(before|after)\b", re.IGNORECASE)
 _DENIED = re.compile(
     r"\b(?:not|never|no|nobody|none|neither|cannot|only|long|fails?|if|whether|might|may|could|would|should|either|or)\b|n['’]t\b|[?？].",
@@ -63,6 +64,29 @@ def keeps_order(sentence: str, question: str) -> bool | None:
     is_kept = _is_event(told[0], asked[0], asked[1]) and _is_event(told[1], asked[1], asked[0])
     is_turned = _is_event(told[0], asked[1], asked[0]) and _is_event(told[1], asked[0], asked[1])
     return is_kept if is_kept != is_turned else None
+
+
+def keeps_comparison(sentence: str, question: str) -> bool | None:
+    """Whether ``sentence`` compares the two things of ``question`` the same way round; None where that is not told.
+
+    keeps_comparison("The tree is taller than the lamp", "Is the lamp taller than the tree?") -> False
+    """
+    asked, told = _two_compared(question), _two_compared(sentence)
+    if asked is None or told is None or asked[0] != told[0] or _DENIED.search(sentence) or _DENIED.search(question):
+        return None
+    is_kept = _is_event(told[1], asked[1], asked[2]) and _is_event(told[2], asked[2], asked[1])
+    is_turned = _is_event(told[1], asked[2], asked[1]) and _is_event(told[2], asked[1], asked[2])
+    return is_kept if is_kept != is_turned else None
+
+
+def _two_compared(text: str) -> tuple[str, set[str], set[str]] | None:
+    """The comparative of ``text``, and the words of the two things that it holds between."""
+    joints = list(_THAN.finditer(text))
+    if len(joints) != 1:
+        return None
+    [joint] = joints
+    sides = [set(words_in(side)) - _IDLE for side in (text[: joint.start()], text[joint.end() :])]
+    return joint[1].lower(), sides[0], sides[1]
 
 
 def _two_events(text: str) -> tuple[set[str], set[str]] | None:

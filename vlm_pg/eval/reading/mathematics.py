@@ -45,6 +45,12 @@ _PLACEHOLDER = re.compile(
 )
 _CONTEST_LETTER = re.compile(r"^\W{0,6}(?:\\text\w{0,2}\s?\{\s?)?\(?\s?[A-J]\s?\)\s?\}?(?:\\[ ,;:]|\s)+(?=\S)")
 _SEVERAL = re.compile(r"\b(?:all|solutions|roots|zeros|zeroes|values|numbers|pairs|integers)\b|所有|解", re.IGNORECASE)
+# Of several things one value: "the sum of the roots".
+_ONE_OF_SEVERAL = re.compile(
+    r"\b(?:sum|product|number|average|mean|difference)\s(?:of\s)?(?:the\s|all\s|its\s|both\s|two\s|real\s|distinct\s|possible\s){0,4}"
+    r"(?:solutions|roots|zeros|zeroes|values|integers)\b|\bhow\smany\b",
+    re.IGNORECASE,
+)
 _SUPPOSED = re.compile(r"^\W{0,4}if\b.{0,400}?(?:,|\bthen\b)", re.IGNORECASE | re.DOTALL)
 _REFUTED = re.compile(r"\bcontradict|\bimpossible\b|\bwould\simply\b|矛盾", re.IGNORECASE)
 _TAKEN_BACK = re.compile(r"\W{0,6}(?:is|was|would\sbe)\s(?:wrong|incorrect|not\b)", re.IGNORECASE)
@@ -313,7 +319,8 @@ def _asks_several(sample: Sample) -> bool:
     gold, shorter = "", sample.answer[:MAX_CHARACTERS]
     while shorter != gold:
         gold, shorter = shorter, _IN_BRACKETS.sub("", shorter)
-    return _SEVERAL.search(sample.question) is not None or _TWO_VALUES.search(gold) is not None
+    asks_one = _ONE_OF_SEVERAL.search(sample.question) is not None
+    return (_SEVERAL.search(sample.question) is not None and not asks_one) or _TWO_VALUES.search(gold) is not None
 
 
 def _signs(text: str, sample: Sample) -> str:

@@ -254,6 +254,8 @@ def _from_quantities(text: str, asked: Asked) -> Found:
     clean = [one for one in quantities_in(text) if not one.aside]
     if asked.noun and asked.unit is None:
         clean = [one for one in clean if not _is_less_or_part(text, one, asked)]
+    clean = [one for one in clean if one.unit is not None or not asked.is_no_length(text[one.end :])]
+    clean = _of_dimension(text, clean, asked)
     clean = _of_the_kind([one for one in clean if not _is_no_count(text, one, asked)], asked)
     if not clean:
         is_part = any(one.aside in ("part",) for one in quantities_in(text))
@@ -275,6 +277,14 @@ def _from_quantities(text: str, asked: Asked) -> Found:
     if len(stated) == 1 and stated[0] is clean[-1] and not text[stated[0].end :].strip(" .!。"):
         return Found("one", stated[0])
     return Found("unclear")
+
+
+def _of_dimension(text: str, found: list[Quantity], asked: Asked) -> list[Quantity]:
+    """Of numbers that each name their dimension the one of the dimension asked for: "2 m long and 1 m wide"."""
+    told = [asked.is_of_dimension(text[one.end :]) for one in found]
+    if not asked.dimensions or len(found) < 2 or None in told or told.count(True) != 1:
+        return found
+    return [found[told.index(True)]]
 
 
 def _of_the_kind(found: list[Quantity], asked: Asked) -> list[Quantity]:
@@ -342,7 +352,8 @@ def _is_less_or_part(text: str, quantity: Quantity, asked: Asked) -> bool:
     if quantity.unit is not None:
         return False
     rest = text[quantity.end :]
-    return _NEARLY.search(text[: quantity.start]) is not None or asked.is_part(rest) or asked.is_of_no_person(rest)
+    is_of_things = asked.is_of_no_person(rest) or (quantity.number.value != 1 and asked.is_attribute(rest))
+    return _NEARLY.search(text[: quantity.start]) is not None or asked.is_part(rest) or is_of_things
 
 
 def _is_of_something_else(text: str, quantity: Quantity, asked: Asked) -> bool:

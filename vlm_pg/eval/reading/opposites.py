@@ -10,10 +10,12 @@ from vlm_pg.eval.reading.stems import words_in
 _STATES = (
     "increasing decreasing", "growing shrinking", "rising falling", "open closed", "opening closing", "empty full",
     "wet dry", "true false", "standing sitting", "moving stationary", "pushing pulling", "accelerating decelerating",
-    "pass fail", "win lose", "accept reject", "survive die", "agree disagree", "boy girl", "man woman", "male female",
+    "pass fail", "win lose", "accept reject", "survive die", "agree disagree",
     "correct wrong", "correct incorrect", "present absent", "profit loss", "gain loss", "employed unemployed",
     "urban rural", "married single", "found lost", "used unused", "dead alive",
 )  # fmt: skip
+# Who does a thing: that the one does it says nothing of the other.
+_PERSONS = ("boy girl", "man woman", "male female")
 # Between two things, or of two places or times.
 _RELATIONS = (
     "bigger smaller", "larger smaller", "big small", "large small", "left right", "up down", "upward downward",
@@ -22,7 +24,8 @@ _RELATIONS = (
     "clockwise anticlockwise", "hot cold", "same different", "before after", "on off", "front behind",
     "smaller growing", "bigger shrinking", "approaching leaving", "day night",
 )  # fmt: skip
-STATES = tuple(frozenset(words_in(pair)) for pair in _STATES)
+PERSONS = tuple(frozenset(words_in(pair)) for pair in _PERSONS)
+STATES = (*(frozenset(words_in(pair)) for pair in _STATES), *PERSONS)
 OPPOSITES = (*STATES, *(frozenset(words_in(pair)) for pair in _RELATIONS))
 
 

@@ -48,6 +48,9 @@ _SECOND = re.compile(
     r"optxt[A-Z]\b",
     re.IGNORECASE,
 )
+# "Red scores against blue": who it is scored against does not score.
+_OPPONENT = re.compile(r"\b(?:against|versus)\s{1,3}(?:the\s{1,3}|an?\s{1,3})?optxt[A-Z]\b", re.IGNORECASE)
+_AGAINST = re.compile(r"\b(?:against|versus|oppos\w{2,5}|lose|loses|lost|concede[sd]?)\b", re.IGNORECASE)
 _DISCOURAGED = re.compile(
     r"\b(?:warn|advis|argu|decid|recommend|caution|vot)\w{0,4}\s(?:\w{1,12}\s){0,2}(?:against|off|of)\b|"
     r"\b(?:discourag|avoid)\w{0,4}\b",
@@ -167,6 +170,8 @@ class OptionTexts:
             return None
         sentence = _EARLIER.sub("", _SET_ASIDE.sub(" ", sentence))
         if len(placeholders(sentence)) > 1:
+            if _AGAINST.search(self._question) is None:
+                sentence = _OPPONENT.sub(" ", sentence)
             sentence = about_the_asked(
                 _SECOND.sub(" ", sentence), self._asked, lambda part: len(placeholders(part)) == 1
             )

@@ -9,7 +9,7 @@ from fractions import Fraction
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.phrasing import corrects, gives_up, is_question, sentences
 from vlm_pg.eval.reading.said import field_of_object, plain_said
-from vlm_pg.eval.reading.stems import words_in
+from vlm_pg.eval.reading.stems import stem, words_in
 from vlm_pg.eval.reading.thinking import Said
 from vlm_pg.rewards.clauses import clauses, phrases
 from vlm_pg.rewards.exact import check_exact
@@ -62,6 +62,11 @@ _FEWEST_ASKED = 2
 # A name as catalogues have it: "Austen, Jane".
 _CATALOGUED = re.compile(r"([^\W\d_][\w'’-]{1,30}),\s([^\W\d_][\w'’.-]{0,30}(?:\s[^\W\d_][\w'’.-]{0,30}){0,2})")
 _NAME_ASKED = re.compile(r"\b(?:who|whom|whose|name)\b", re.IGNORECASE)
+# "The bridge appears to be | the Charles Bridge | in Prague."
+_IS_NAMED = re.compile(
+    r"\b(?P<subject>\w{2,20})\s(?:(?:appears|seems)\sto\sbe|is|was|must\sbe)\s(?:most\slikely\s|likely\s|probably\s)?(?:called\s)?"
+    r"(?:the\s)?(?P<name>[A-Z][\w'’-]{1,30}(?:\s[A-Z][\w'’-]{1,30}){0,4})(?=\s(?:in|on|at|near|over|from)\s[^.;,]{1,60}[.]?$)"
+)
 # "It was not written by Anne but by Jane" says the same as "It was written by Jane".
 _NOT_BY_BUT_BY = re.compile(
     r"\b(is|are|was|were)(?:\snot|n['’]t)\s(\w{2,20})\s(by|in|at|on|from|to|with)\s[^,;.]{1,60}?,?\sbut\s(?:rather\s|instead\s)?\3\s",
@@ -265,6 +270,8 @@ def _stated(sentence: str, sample: Sample) -> str | None:
     if _CHANGED.search(sentence):
         return None
     asked = set(words_in(sample.question)) | _IDLE
+    if _asks_name(sample.question) and (named := _IS_NAMED.search(sentence)) and stem(named["subject"]) in asked:
+        return _one(named["name"], sample)
     is_quantity = any(sign.isdigit() for sign in sample.answer)
     for clause in reversed([one for one in clauses(sentence) if one.is_affirmed and not one.is_reason]):
         text = _EXPLAINED.split(clause.text, maxsplit=1)[0]

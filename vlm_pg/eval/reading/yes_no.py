@@ -7,11 +7,11 @@ from itertools import pairwise
 from typing import Literal
 
 from vlm_pg.eval.contracts import Reading
-from vlm_pg.eval.reading.events import keeps_order
-from vlm_pg.eval.reading.opposites import OPPOSITES, says_opposite
+from vlm_pg.eval.reading.events import keeps_comparison, keeps_order
+from vlm_pg.eval.reading.opposites import OPPOSITES, PERSONS, says_opposite
 from vlm_pg.eval.reading.phrasing import concludes, corrects, gives_up, is_question, sentences
 from vlm_pg.eval.reading.said import field_of_object, plain_said
-from vlm_pg.eval.reading.stems import words_in
+from vlm_pg.eval.reading.stems import stem, words_in
 from vlm_pg.eval.reading.thinking import Said
 from vlm_pg.rewards.yes_no import stated_sides
 from vlm_pg.types import Sample
@@ -68,7 +68,7 @@ _CHINESE_YES_BUT_NOT = re.compile(
 _UNTRUE = re.compile(r"(?:\bnot|n['’]t)\s(?:true|correct|right|the\scase)\sthat\b", re.IGNORECASE)
 _CONCEDES = re.compile(r"^[^:]{1,30}:\W{0,4}(?:yes|no)\b[^.]{0,200}?\b(?:but|however)\b", re.IGNORECASE)
 _DENIES = re.compile(
-    r"\b(?:not|never|no|nobody|none|neither|cannot|nowhere|hardly)\b|n['’]t\b|\bfails?\sto\b", re.IGNORECASE
+    r"\b(?:not|never|no|nobody|none|neither|cannot|nowhere|hardly)\b|n['’]t\b|\bfail(?:s|ed)?\sto\b", re.IGNORECASE
 )
 _DOUBLE = re.compile(
     r"^\W{0,4}(?:nothing|no\s\w{1,12})\s(?:suggests?|indicates?|speaks?|shows?)\s(?:otherwise|against\s(?:it|"
@@ -87,6 +87,8 @@ _IDLE = frozenset(
         "isn't aren't doesn't don't didn't wasn't weren't not no never into over nobody anyone anybody someone somebody"
     )
 )
+_FAILS = re.compile(r"\bfail(?:s|ed)?\sto\b", re.IGNORECASE)
+_DOER = re.compile(r"\bthe\s(\w{2,10})\b", re.IGNORECASE)
 _LONGEST_RESTATEMENT = 24
 _ASKS_ALL = re.compile(
     r"\W{0,3}(?:are|is|was|were|do|does|did|have|has|can)\s(?:all|every|each)\b(?:\s(?:one\s)?of\b)?", re.IGNORECASE
@@ -235,7 +237,10 @@ def _restated(sentence: str, question: str, *, is_full: bool = False) -> Side | 
     words = [word for word in words_in(sentence) if not word.endswith("li")]
     if len(words) > _LONGEST_RESTATEMENT:
         return None
-    if (is_kept := keeps_order(sentence, question)) is not None:
+    is_kept = keeps_order(sentence, question)
+    if is_kept is None:
+        is_kept = keeps_comparison(sentence, question)
+    if is_kept is not None:
         return "yes" if is_kept else "no"
     asks_all = _ASKS_ALL.match(question) is not None and not _OF_ALL.search(sentence)
     if asks_all and (part := _PART.search(sentence)):
@@ -243,7 +248,7 @@ def _restated(sentence: str, question: str, *, is_full: bool = False) -> Side | 
         rest = _restated(sentence[: part.start()] + sentence[part.end() :], _ASKS_ALL.sub("Are ", question))
         return "no" if rest == "no" else None
     asked = set(words_in(question.split("\n", maxsplit=1)[0])) - _IDLE
-    told = set(words) - _IDLE
+    told = set(words_in(_FAILS.sub("", sentence))) & set(words) - _IDLE
     denied = _DENIES.search(sentence) is not None
     if (
         not denied
@@ -251,8 +256,10 @@ def _restated(sentence: str, question: str, *, is_full: bool = False) -> Side | 
         and not {one for one in told if not one.isdecimal()} - asked
     ):
         return "no"
-    opposite = says_opposite(told, asked)
-    strange = told - asked - {word for pair in OPPOSITES if pair & asked for word in pair}
+    # "Does the boy catch it?" "The girl catches it": that says nothing of him.
+    pairs = tuple(pair for pair in OPPOSITES if pair not in PERSONS or not _is_doer(pair, question))
+    opposite = says_opposite(told, asked, pairs)
+    strange = told - asked - {word for pair in pairs if pair & asked for word in pair}
     if strange or not told:
         return None
     if _is_turned_round(sentence, question):
@@ -264,6 +271,11 @@ def _restated(sentence: str, question: str, *, is_full: bool = False) -> Side | 
     if _NONE_THERE.search(question):
         return "yes" if _NONE_THERE.search(sentence) else None  # asked and said that there is none
     return "no" if denied else "yes"
+
+
+def _is_doer(persons: frozenset[str], question: str) -> bool:
+    """Whether a person of ``question`` is who does something in it, and not what somebody is asked to be."""
+    return any(stem(word) in persons for word in _DOER.findall(question))
 
 
 def _is_swapped(told: list[str], asked: list[str]) -> bool:
