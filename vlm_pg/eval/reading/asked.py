@@ -241,7 +241,7 @@ class Asked:
 
     def is_of_another_name(self, text: str) -> bool:
         """Whether ``text`` tells of another person or thing than the one that the question names."""
-        return bool(self.names) and tells_of_another(text, self.names)
+        return bool(self.names) and tells_of_another(text, self.names, anyhow=self.is_percent)
 
     def is_part(self, text: str) -> bool:
         """Whether ``text``, which follows a count, says that it is a part of more than the question names: "3 of 5"."""

@@ -23,11 +23,12 @@ _OF_VIDEO = re.compile(
 _CLOCK = re.compile(r"[0-9]:[0-9]{2}|\bo['’]clock\b|\b[ap]\.?m\b", re.IGNORECASE)
 # Nothing else may stand beside it: "at 6:30" is a moment, and "6:30 to 7:00" are two.
 _LENGTH = re.compile(
-    r"(?P<lead>(?:.{0,80}\b(?:for|takes?|took|lasts?|lasted|is|was)\s)?(?:about|around|approximately|roughly|exactly|约|大约)?\s?)"
+    r"(?P<lead>(?:.{0,80}\b(?:for|takes?|took|lasts?|lasted)\s)?(?:about|around|approximately|roughly|exactly|约|大约)?\s?)"
     r"(?:(?P<hours>[0-9]{1,2}):)?(?P<first>[0-9]{1,3}):(?P<second>[0-5][0-9])"
     r"(?:\s?(?P<named>hours|minutes|mins?)|\s?\(?(?P<form>mm?:ss|m:s)\)?)?[\s.!。]{0,3}",
     re.IGNORECASE,
 )
+_OF_ANOTHER = re.compile(r"\b(?:video|clip|footage|recording|scene|timer|clock|timestamp)\b", re.IGNORECASE)
 _SECOND, _MINUTE, _HOUR = (parse_unit(name) for name in ("s", "min", "h"))
 
 
@@ -54,6 +55,8 @@ def with_length_in_units(statement: str, unit: Unit | None, *, is_video: bool = 
     """
     found = _LENGTH.fullmatch(statement)
     if found is None or unit is None or not any(_is_same(unit, one) for one in (_SECOND, _MINUTE, _HOUR)):
+        return statement
+    if not is_video and _OF_ANOTHER.search(found["lead"]):
         return statement
     first, second = int(found["first"]), int(found["second"])
     named = (found["named"] or "").lower()

@@ -50,6 +50,12 @@ def is_undone(clause: str) -> bool:
     return _UNDONE.search(clause) is not None
 
 
+def keeps_either(sentence: str, question: str) -> bool | None:
+    """As ``keeps_order``, or as ``keeps_comparison`` where no order is told."""
+    is_kept = keeps_order(sentence, question)
+    return keeps_comparison(sentence, question) if is_kept is None else is_kept
+
+
 def keeps_order(sentence: str, question: str) -> bool | None:
     """Whether ``sentence`` has the two events of ``question`` in the order asked about; None where that is not told.
 

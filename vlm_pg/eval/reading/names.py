@@ -17,12 +17,14 @@ def names_in(text: str) -> frozenset[tuple[str, str]]:
     return frozenset((stem(word), name) for word, name in _NAMED.findall(text))
 
 
-def tells_of_another(text: str, asked: frozenset[tuple[str, str]]) -> bool:
+def tells_of_another(text: str, asked: frozenset[tuple[str, str]], *, anyhow: bool = False) -> bool:
     """Whether ``text`` has another name behind a word that the question has a name behind, and no name of its.
+
+    ``anyhow``: whatever word it is behind.
 
     tells_of_another("40% chose Lee", names_in("What percentage of voters chose Kim?")) -> True
     """
     told = names_in(text)
     words, names = {word for word, _ in asked}, {name for _, name in asked}
     is_named = any(re.search(rf"\b{name}\b", text) for name in names)
-    return not is_named and any(word in words for word, _ in told)
+    return not is_named and any(anyhow or word in words for word, _ in told)

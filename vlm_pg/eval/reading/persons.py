@@ -21,7 +21,7 @@ _ASKED = ("people", "person", "human")
 # The first plural behind a count, at most three words after it.
 _COUNTED = re.compile(
     r"\s{1,3}(?!(?:in|on|at|by|who|near|behind|visible|and|or|of|to|for|as|is|was|has|during|across|from|it|this|there)\b)"
-    r"((?:[a-z-]{2,20}\s){0,3}?[a-z]{2,20}s)\b(?!\s(?:of|with|and)\b)",
+    r"((?:[a-z-]{2,20}\s){0,3}?(?:[a-z]{2,20}['’]s?\s)?[a-z]{2,20}s)\b",
     re.IGNORECASE,
 )
 
@@ -32,4 +32,9 @@ def are_things(text: str, noun: str) -> bool:
     are_things(" red cups", "people") -> True
     """
     counted = _COUNTED.match(text) if noun in _ASKED else None
-    return counted is not None and not any(stem(word) in _PERSONS for word in words_in(counted[1]))
+    if counted is None:
+        return False
+    words = counted[1].split()
+    # "Women's shoes" are shoes.
+    words = words[-1:] if re.search("['’]", counted[1]) else words
+    return not any(stem(word) in _PERSONS for word in words)

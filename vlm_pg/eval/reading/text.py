@@ -82,7 +82,7 @@ _SUBJECT_ASKED = re.compile(
     re.IGNORECASE,
 )
 _SUBJECT_DOES = re.compile(
-    r"(?:(?P<where>[^,]{1,60}),\s)?(?:an?|one)\s(?P<name>(?:(?!of\b)[\w-]{2,20}\s){1,3}?)(?:[a-z-]{2,20}(?<![su])(?<!i)s)\s"
+    r"(?:(?P<where>[^,]{1,60}),\s)?(?:an?|one)\s(?P<name>(?:(?!of\b)[\w-]{2,20}\s){1,3}?)(?!seems|looks|lacks|misses)(?:[a-z-]{2,20}(?<![su])(?<!i)s)\s"
     r"(?P<rest>(?:across|in|into|on|onto|through|over|under|along|toward|towards|around|up|down|away|out|from|by|and)\b[^,;:]{0,120})",
     re.IGNORECASE,
 )
@@ -91,7 +91,7 @@ _SUBJECT_SEEN = re.compile(
     r"(?:seen|shown|visible|present)(?P<rest>(?:\s(?:in|at)\s[^,;:]{1,60})?)",
     re.IGNORECASE,
 )
-_ANOTHER = re.compile(r"\b(?:an?|another|other|but|while|with|or)\b", re.IGNORECASE)
+_ANOTHER = re.compile(r"\band\s(?:the|his|her|its|their)\b|\b(?:an?|another|other|but|while|with|or)\b", re.IGNORECASE)
 _STAR = "\ue000"
 _ARTICLE = re.compile(r"^(?:an?|the)\s(?=\S)", re.IGNORECASE)
 _EITHER = re.compile(r"\b(?:or|both)\b|\beither\b|或者|还是|\boder\b", re.IGNORECASE)
@@ -147,7 +147,7 @@ def _answer_of(sample: Sample, said: Said) -> str | None:
     answer = _given(sample, replace(said, text=_LONE_STAR.sub(rf"\1{_STAR}", said.text)))
     if answer is None:
         return None
-    answer = _doer(answer, sample)
+    answer = _doer(answer, plain_said(said.final or said.text), sample)
     answer = (_ARTICLE.sub("", answer) or answer).replace(_STAR, "*")
     # Of a quantity case is its unit's: "mV" is no "MV".
     return answer if any(sign.isdigit() for sign in answer) else answer.casefold()
@@ -213,10 +213,15 @@ def _subject(sentence: str, sample: Sample) -> str | None:
     return None
 
 
-def _doer(answer: str, sample: Sample) -> str:
+def _doer(answer: str, text: str, sample: Sample) -> str:
     """Of "written by Jane Austen" who did it, where the question asks for the one who does that."""
     found = _DONE_BY.fullmatch(answer)
     if found is None or not _asks_name(sample.question):
+        return answer
+    # "The book beside it was written by" tells of another one.
+    before = text[: text.rfind(answer)] if answer in text else "elsewhere"
+    subject = words_in(re.split(r"[.!?;:\n]", before)[-1])
+    if set(subject) - _IDLE - set(words_in(sample.question)):
         return answer
     [verb], asked = words_in(found[1])[:1], set(words_in(sample.question))
     is_asked = verb in asked or any(verb in makers and makers & asked for makers in _MAKERS)

@@ -29,6 +29,10 @@ def with_decisions_named(text: str) -> str:
 
     def named(found: re.Match[str]) -> str:
         letters = thoughts.get((found[1].casefold(), found[2].casefold()), set())
-        return f"So the answer is {min(letters)}" if len(letters) == 1 else found[0]
+        if letters:
+            return f"So the answer is {min(letters)}" if len(letters) == 1 else found[0]
+        others = {letter for (_, kind), told in thoughts.items() if kind == found[2].casefold() for letter in told}
+        # A decision for another thought than those told of is one against them.
+        return f"So the answer is not {min(others)}" if len(others) == 1 else found[0]
 
     return _DECISION.sub(named, text) if thoughts else text

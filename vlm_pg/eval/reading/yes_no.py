@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 from vlm_pg.eval.contracts import Reading
-from vlm_pg.eval.reading.events import keeps_comparison, keeps_order
+from vlm_pg.eval.reading.events import keeps_either
 from vlm_pg.eval.reading.opposites import OPPOSITES, PERSONS, says_opposite
 from vlm_pg.eval.reading.phrasing import concludes, corrects, gives_up, is_question, sentences
 from vlm_pg.eval.reading.said import field_of_object, plain_said
@@ -89,6 +89,10 @@ _IDLE = frozenset(
 )
 _FAILS = re.compile(r"\bfail(?:s|ed)?\sto\b", re.IGNORECASE)
 _DOER = re.compile(r"\bthe\s(\w{2,10})\b", re.IGNORECASE)
+_ANSWERS = re.compile(r"\W{0,4}(?:yes|no)\b", re.IGNORECASE)
+_FALSE_THAT = re.compile(
+    r"\b(?:false|wrong|incorrect|untrue|(?:not|n['’]t)\s(?:true|correct|right))\sthat\b", re.IGNORECASE
+)
 _LONGEST_RESTATEMENT = 24
 _ASKS_ALL = re.compile(
     r"\W{0,3}(?:are|is|was|were|do|does|did|have|has|can)\s(?:all|every|each)\b(?:\s(?:one\s)?of\b)?", re.IGNORECASE
@@ -143,6 +147,7 @@ def side_of(text: str, question: str) -> Side | None:
     question = _NO_ONE.sub("nobody", question)
     told = [_NO_ONE.sub("nobody", one) for line in plain_said(text).splitlines() for one in sentences(line)]
     side: Side | None = None
+    asked_back: Side | None = None
     is_corrected = was_concluded = is_open = False
     for sentence in told:
         is_explained = side is not None and _EXPLAINS.match(sentence) is not None
@@ -150,8 +155,13 @@ def side_of(text: str, question: str) -> Side | None:
             continue
         is_corrected = is_corrected or (side is not None and not is_explained and corrects(sentence))
         if is_question(sentence) or _IF.match(sentence):
+            asked_back = _restated(sentence.rstrip("?？ "), question) if is_question(sentence) else None
             continue
         found = _sides(sentence, question, is_first=side is None and not is_open)
+        if found and asked_back == "no" and _ANSWERS.match(sentence):
+            # "Two are closed? Yes": what is affirmed or denied is what the output asks itself.
+            found = {"no"} if found == {"yes"} else {"yes", "no"}
+        asked_back = None
         if len(found) > 1:
             side, is_open = None, True
         elif found:
@@ -174,6 +184,8 @@ def _sides(sentence: str, question: str, is_first: bool) -> set[Side]:
         or ((denial := _UNTRUE.search(sentence)) and _DENIES.search(sentence, denial.end()))
     ):
         return set()
+    if (false := _FALSE_THAT.search(sentence)) and keeps_either(sentence[false.end() :], question) is False:
+        return set()  # that it is false the other way round says nothing of this way
     if _UNDECIDED.search(sentence):
         return {"yes", "no"} if re.search(r"\byes\s?and\s?no\b", sentence, re.IGNORECASE) else set()
     is_explicit = is_first or _ALONE.search(sentence) is not None
@@ -237,10 +249,7 @@ def _restated(sentence: str, question: str, *, is_full: bool = False) -> Side | 
     words = [word for word in words_in(sentence) if not word.endswith("li")]
     if len(words) > _LONGEST_RESTATEMENT:
         return None
-    is_kept = keeps_order(sentence, question)
-    if is_kept is None:
-        is_kept = keeps_comparison(sentence, question)
-    if is_kept is not None:
+    if (is_kept := keeps_either(sentence, question)) is not None:
         return "yes" if is_kept else "no"
     asks_all = _ASKS_ALL.match(question) is not None and not _OF_ALL.search(sentence)
     if asks_all and (part := _PART.search(sentence)):
