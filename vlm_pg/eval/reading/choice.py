@@ -11,9 +11,10 @@ from vlm_pg.eval.reading.checklist import ticked
 from vlm_pg.eval.reading.exceptions import Exceptions, asks_for_exception
 from vlm_pg.eval.reading.option_labels import named_by_label
 from vlm_pg.eval.reading.option_letters import stated_in
+from vlm_pg.eval.reading.option_masks import placeholders, without_placeholders
 from vlm_pg.eval.reading.option_numbers import NumericOptions, numeric_options
 from vlm_pg.eval.reading.option_shares import is_shares, likeliest
-from vlm_pg.eval.reading.option_texts import OptionTexts, option_texts, placeholders, without_placeholders
+from vlm_pg.eval.reading.option_texts import OptionTexts, option_texts
 from vlm_pg.eval.reading.phrasing import (
     concludes,
     contrasts,

@@ -10,7 +10,8 @@ import re
 from functools import lru_cache
 
 from vlm_pg.eval.reading.option_letters import is_letter
-from vlm_pg.eval.reading.option_texts import OptionTexts, placeholders, without_placeholders
+from vlm_pg.eval.reading.option_masks import placeholders, without_placeholders
+from vlm_pg.eval.reading.option_texts import OptionTexts
 from vlm_pg.eval.reading.stems import words_in
 from vlm_pg.eval.reading.verdicts import DENIAL, FALSE, NOT, TRUE
 from vlm_pg.rewards.clauses import clauses

@@ -7,50 +7,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from vlm_pg.eval.reading.events import is_in_other_order, is_of_another, is_undone
-from vlm_pg.eval.reading.formulas import FORMULAS
+from vlm_pg.eval.reading.option_masks import PLACEHOLDER, OptionMasks, placeholders, without_placeholders
 from vlm_pg.eval.reading.option_orders import OptionOrders
+from vlm_pg.eval.reading.option_sentences import StatingParts
+from vlm_pg.eval.reading.option_words import PLACE_OPPOSITES, STOP, is_done_to, is_opposed, is_substituted, option_words
 from vlm_pg.eval.reading.phrasing import gives_up
-from vlm_pg.eval.reading.stems import stem, words_in
-from vlm_pg.eval.reading.subjects import about_the_asked
+from vlm_pg.eval.reading.stems import stem
 from vlm_pg.rewards.clauses import clauses
 from vlm_pg.rewards.options import Choices, folded
-from vlm_pg.rewards.plain_text import NO_GAPS
 
-_STOP = frozenset(
-    words_in(
-        "a an the of to is are was were be been being it its it's he she they him his her hers them their i you "
-        "we me my "
-        "your our and with that this these those there here at by for as into onto has have had do does did will would "
-        "can could may might must should so also then first finally next who which what when where while because since "
-        "or if than just very something someone thing one's s t down's in on out off from again only"
-    )
-)
-# These count only where options differ by them.
-_OPPOSITES = (("in", "out"), ("on", "off"))
-_AGREEING = re.compile(
-    r"\b(?:that|you|this)(?:['’]s|['’]re|\sis|\sare)\s(?:quite\s|absolutely\s)?right\b(?!\s(?:hand|side|of))|"
-    r"^\W{0,4}(?:all\s)?right\s?[,!.](?=\s\S)|\bright(?=\s(?:answers?|options?|choices?|one|now)\b)|,\sright(?=\?)",
-    re.IGNORECASE,
-)
-_LEAVING = re.compile(
-    r"\b(?:has|have|had|is|was|been)\s(?:\w{1,12}\s)?left(?=\s(?:the|his|her|their|it|a|an|by)\b)", re.IGNORECASE
-)
-_FROM = re.compile(r"\bfrom\s(?:the\s)?[\w-]{1,30}(?=\sto\s)", re.IGNORECASE)
-_SET_ASIDE = re.compile(
-    r"^\W{0,4}(?:although|though|while|whereas|even though|besides|apart from|unlike|"
-    r"contrary to)\s[^,\n]{1,300}(?:,|$)|"
-    r"\bnear\s(?:the|an?)\s[^,.\n]{1,40}",
-    re.IGNORECASE,
-)
-# "Newton's method over random search", "Anna beats Ben": the second is not what is said.
-_SECOND = re.compile(
-    r"\b(?:over|ahead\sof|in\sfront\sof|instead\sof|rather\sthan|beats?|defeats?|overtakes?|outruns?)\s{1,3}(?:the\s|an?\s)?"
-    r"optxt[A-Z]\b",
-    re.IGNORECASE,
-)
-# "Red scores against blue": who it is scored against does not score.
-_OPPONENT = re.compile(r"\b(?:against|versus)\s{1,3}(?:the\s{1,3}|an?\s{1,3})?optxt[A-Z]\b", re.IGNORECASE)
-_AGAINST = re.compile(r"\b(?:against|versus|oppos\w{2,5}|lose|loses|lost|concede[sd]?)\b", re.IGNORECASE)
 _DISCOURAGED = re.compile(
     r"\b(?:warn|advis|argu|decid|recommend|caution|vot)\w{0,4}\s(?:\w{1,12}\s){0,2}(?:against|off|of)\b|"
     r"\b(?:discourag|avoid)\w{0,4}\b",
@@ -61,26 +26,17 @@ _NEARLY = re.compile(
     r"identical)\w",
     re.IGNORECASE,
 )
-_EARLIER = re.compile(r"^[^,]{0,80}\bhad\sbeen\s[^,]{1,120}(?:,\s?(?:and\s|but\s)?|$)", re.IGNORECASE)
-_PLACEHOLDER = "optxt"
-_MASK = re.compile(rf"\b{_PLACEHOLDER}([A-Z])\b")
-_LABELLED = re.compile(r"\b([a-z]{3,20})\s([A-Z])\b(?!['’])", re.IGNORECASE)
 _GRANTED = re.compile(r"\W{0,4}(?:although|though|while|whereas|unlike|even though)\b", re.IGNORECASE)
 _TURN = re.compile(r"\b(?:but|however)\b", re.IGNORECASE)
-_NEXT_WORD = re.compile(rf"\b{_PLACEHOLDER}([A-Z])\s{{1,3}}([^\W\d_]{{2,30}})")
-_NO_CHANGE_OPTION = re.compile(r"(?:nothing|no)\b.{0,20}\b(?:chang|differ)", re.IGNORECASE)
-_NO_CHANGE = re.compile(
-    r"\bno\s(?:difference|change)s?\b|\bnothing\s(?:\w{1,10}\s)?(?:chang|differ)\w{1,4}\b", re.IGNORECASE
-)
+_NEXT_WORD = re.compile(rf"\b{PLACEHOLDER}([A-Z])\s{{1,3}}([^\W\d_]{{2,30}})")
 _CURVE = re.compile(r"\b([A-Za-z]{4,20})(?:\s(?:curve|line|axis))", re.IGNORECASE)
 _SO = re.compile(r"\b(?:so|therefore|thus|hence)\b", re.IGNORECASE)
 _ATTRIBUTE = re.compile(
-    rf"\b(?:the|an?)\s{{1,3}}{_PLACEHOLDER}[A-Z]\s{{1,3}}"
+    rf"\b(?:the|an?)\s{{1,3}}{PLACEHOLDER}[A-Z]\s{{1,3}}"
     r"(?!(?:one|ones|is|was|at|in|on|and|or|because|since|as|from|to|with|of|for|by|that|which|who|when|while|into)\b)[a-z]{2,20}\s[a-z]",
     re.IGNORECASE,
 )
 _ARTICLE = re.compile(r"(?:an?|the)\s(?=\S)", re.IGNORECASE)
-_NAMED_A = re.compile(r"\bA\b(?!\s[^\W\d_A-Z])")
 _ALL_OF_THEM = re.compile(
     r"(?:all\s(?:of\s)?(?:the\s)?(?:above|them|these)|all\sof\sthe\s(?:options|statements))", re.IGNORECASE
 )
@@ -95,23 +51,6 @@ _PICKS = re.compile(
     re.IGNORECASE,
 )
 _HEDGED = re.compile(r"\bor\b|\b(?:both|either)\b", re.IGNORECASE)
-_EARLY = re.compile(r"\b(?:at\sfirst|initially|in\sthe\sbeginning|at\sthe\s(?:beginning|start))\b", re.IGNORECASE)
-_LATE = re.compile(r"\b(?:at\sthe\s(?:very\s)?end|finally|eventually|in\sthe\send|last)\b", re.IGNORECASE)
-_THEN = re.compile(r"[,;]\s(?:and\s|but\s)?(?:then|later|finally|in\sthe\send|at\sthe\send)\b", re.IGNORECASE)
-_AGENT = re.compile(r"\W{0,4}(?:the|her|his|their)\s(\w{2,20})\s\w{2,20}s\s(?:her|him|them|it)\b", re.IGNORECASE)
-_PRONOUN = re.compile(r"\W{0,4}(?:she|he|they|it)\s", re.IGNORECASE)
-_PASSED = re.compile(
-    rf"\b(?:through|past|along|across)\s{{1,3}}(?:(?:the|an?|his|her|their)\s{{1,3}})?{_PLACEHOLDER}[A-Z]\b",
-    re.IGNORECASE,
-)
-_PASSING = re.compile(r"\b(?:through|past|along|across|pass\w{0,3})\b", re.IGNORECASE)
-_AND_THEN = re.compile(r",\s(?:and\s|then\s)?|\sand\s", re.IGNORECASE)
-_INSIDE = re.compile(
-    rf"\b(?:in|on|at|under|inside|behind)\s{{1,3}}(?:(?:the|an?|his|her|their)\s{{1,3}})?{_PLACEHOLDER}[A-Z]\b",
-    re.IGNORECASE,
-)
-_FEWEST_ASKED = 2
-_FEWEST_ALIKE = 4
 _LONGEST_TEXT = 300
 _MOST_OTHERS = 2
 
@@ -129,35 +68,34 @@ class OptionTexts:
 
     def __init__(self, choices: Choices, question: str) -> None:
         self.choices = dict(choices)
-        self._has_from = any(re.search(r"\bfrom\b", text, re.IGNORECASE) for text in self.choices.values())
         self._folded = {letter: folded(text) for letter, text in choices}
-        self._all = {letter: frozenset(_words(text)) for letter, text in choices}
+        self._all = {letter: frozenset(option_words(text)) for letter, text in choices}
         together: frozenset[str] = frozenset().union(*self._all.values())
-        counted = {word for pair in _OPPOSITES if set(pair) <= together for word in pair}
-        asked = frozenset(_words(question))
+        counted = {word for pair in PLACE_OPPOSITES if set(pair) <= together for word in pair}
+        asked = frozenset(option_words(question))
         counted |= {word for word in ("only", "first") if word in together and word not in asked}
-        stop = _STOP - counted
+        stop = STOP - counted
         common = frozenset.intersection(*self._all.values()) if len(self._all) > 1 else frozenset()
         telling = {letter: words - stop - common for letter, words in self._all.items()}
         # What the question says tells nothing, unless it lists the options.
         without_asked = {letter: words - asked for letter, words in telling.items()}
         is_listed = sum(not words for words in without_asked.values()) * 2 > len(without_asked)
         self._telling = telling if is_listed else without_asked
-        self._orders = OptionOrders(self.choices, _STOP | (asked if not is_listed else frozenset()))
-        longest_first = sorted(self._folded.items(), key=lambda pair: -len(pair[1]))
-        self._masks = [(letter, _whole_pattern(text)) for letter, text in longest_first if len(text) > 1]
-        self._masks += [(letter, _NO_CHANGE) for letter, text in longest_first if _NO_CHANGE_OPTION.match(text)]
+        self._orders = OptionOrders(self.choices, STOP | (asked if not is_listed else frozenset()))
         # Where the options are letters themselves: "point A" is a text, "A" is a letter.
         self.has_letters = all(len(text) == 1 and text.isalpha() for _, text in choices)
-        self._labels = {text: letter for letter, text in choices if len(text) == 1 and text.isalpha()}
+        has_labels = any(len(text) == 1 and text.isalpha() for _, text in choices)
         # Formulas are told apart by their whole texts only.
-        self._has_loose = not self._labels and not all("=" in text for text in self.choices.values())
+        self._has_loose = not has_labels and not all("=" in text for text in self.choices.values())
         symbols = {word for text in self.choices.values() for word in re.findall(r"\b[A-Z]\b", text)}
         self._symbols = {word[0].upper(): word for word in asked if word[0].upper() in symbols and len(word) > 3}
         self._asked = asked
         self._question, self._told = question, " ".join([question, *self.choices.values()])
         self._is_told_of_undone = is_undone(self._told)
-        self._asks_end = _LATE.search(question) is not None and _EARLY.search(question) is None
+        self._stating = StatingParts(question, asked)
+        self._masks = OptionMasks(choices, asked)
+        self.masked, self.unmasked = self._masks.masked, self._masks.unmasked
+        self.num_asked_in = self._stating.num_asked_in
         self._denials = [pattern for pattern in (_DISCOURAGED, _NEARLY) if not pattern.search(self._told)]
 
     def named(self, sentence: str) -> Named | None:
@@ -168,14 +106,7 @@ class OptionTexts:
         plain = self.unmasked(sentence)
         if is_in_other_order(plain, self._question) or is_of_another(plain, self._told):
             return None
-        sentence = _EARLIER.sub("", _SET_ASIDE.sub(" ", sentence))
-        if len(placeholders(sentence)) > 1:
-            if _AGAINST.search(self._question) is None:
-                sentence = _OPPONENT.sub(" ", sentence)
-            sentence = about_the_asked(
-                _SECOND.sub(" ", sentence), self._asked, lambda part: len(placeholders(part)) == 1
-            )
-            sentence = self._of_the_end(self._without_passed(sentence))
+        sentence = self._stating.of(sentence)
         parts, reasons, rejected = self._parts(sentence)
         whole = frozenset(letter for part in parts for letter in placeholders(part)) - rejected
         if len(whole) == 1 and self._is_aside(sentence):
@@ -220,32 +151,10 @@ class OptionTexts:
         named = placeholders(sentence)
         return len(named) == 1 and gives_up(self.choices[min(named)]) and not gives_up(without_placeholders(sentence))
 
-    def num_asked_in(self, sentence: str) -> int:
-        """How many words of the question ``sentence`` has, little ones and those of options aside."""
-        return len((self._asked - _STOP) & set(_words(without_placeholders(sentence))))
-
-    def _of_the_end(self, sentence: str) -> str:
-        """Of "he is happy at first, then sad" what comes last, where the end is asked for."""
-        then = _THEN.search(sentence)
-        if not self._asks_end or then is None or not _EARLY.search(sentence[: then.start()]):
-            return sentence
-        return sentence[then.end() :] if placeholders(sentence[then.end() :]) else sentence
-
-    def _without_passed(self, sentence: str) -> str:
-        """Of "he walks through the kitchen and sleeps in the hall" where he sleeps, if that is asked for.
-
-        Only where the clause of the one option that is left says that it is in there, in words of the question.
-        """
-        shorter = _PASSED.sub(" ", sentence)
-        if shorter == sentence or len(placeholders(shorter)) != 1 or _PASSING.search(self._question):
-            return sentence
-        last = next(one for one in _AND_THEN.split(shorter) if placeholders(one))
-        return shorter if _INSIDE.search(last) and self.num_asked_in(last) >= _FEWEST_ASKED else sentence
-
     def _is_aside(self, sentence: str) -> bool:
         """Whether an option is only an attribute in a sentence that says little of what was asked: "a red light"."""
-        asked = self._asked - _STOP
-        told = asked & set(_words(sentence))
+        asked = self._asked - STOP
+        told = asked & set(option_words(sentence))
         is_attribute = _ATTRIBUTE.search(sentence) is not None and _SO.search(sentence) is None
         return is_attribute and len(told) * 2 < len(asked)
 
@@ -270,7 +179,7 @@ class OptionTexts:
 
     def _is_joined(self, parts: list[str]) -> bool:
         """Whether something is said beside an option's text in the same breath: "she sings and he dances"."""
-        return any(re.search(rf"\b{_PLACEHOLDER}[A-Z]\s{{1,3}}(?:and\s(?!then\b)|after\s)", part) for part in parts)
+        return any(re.search(rf"\b{PLACEHOLDER}[A-Z]\s{{1,3}}(?:and\s(?!then\b)|after\s)", part) for part in parts)
 
     def _is_denied(self, clause: str) -> bool:
         """Whether a clause tells of what is advised against or only nearly happens, where no option does."""
@@ -297,25 +206,9 @@ class OptionTexts:
         """The letter of the option whose text ``text`` is, an article before it aside; None without one, or several."""
         short = folded(text)
         same = [letter for letter, own in self._folded.items() if own and own == short]
-        if not same and len(short) <= _LONGEST_TEXT and (bare := _words(_ARTICLE.sub("", short))):
-            same = [letter for letter, own in self._folded.items() if _words(_ARTICLE.sub("", own)) == bare]
+        if not same and len(short) <= _LONGEST_TEXT and (bare := option_words(_ARTICLE.sub("", short))):
+            same = [letter for letter, own in self._folded.items() if option_words(_ARTICLE.sub("", own)) == bare]
         return same[0] if len(same) == 1 else None
-
-    def masked(self, text: str) -> str:
-        """``text`` with a word of its own in place of each option's whole text, so that its letters are none."""
-        text = _LEAVING.sub(" ", _AGREEING.sub(" ", text))
-        text = text if self._has_from else _FROM.sub(" ", text)
-        for letter, pattern in self._masks:
-            text = pattern.sub(f" {_PLACEHOLDER}{letter} ", text)
-        return _LABELLED.sub(self._mask_label, text) if self._labels else text
-
-    def unmasked(self, text: str) -> str:
-        """``text`` with options' texts in place of the words that mask them."""
-        return " ".join(_MASK.sub(lambda mask: self.choices.get(mask[1], ""), text).split())
-
-    def _mask_label(self, found: re.Match[str]) -> str:
-        letter = self._labels.get(found[2])
-        return f"{_PLACEHOLDER}{letter} " if letter and stem(found[1]) in self._asked else found[0]
 
     def _loose(self, text: str, rejected: frozenset[str]) -> Named | None:
         """The option that words of ``text`` belong to, where they belong to no other."""
@@ -327,7 +220,7 @@ class OptionTexts:
         text = _CURVE.sub(self._symbol, text)
         left = [letter for letter in self.choices if letter not in rejected]
         telling: frozenset[str] = frozenset().union(*(self._telling[letter] for letter in left))
-        told = frozenset(_words(text)) & telling
+        told = frozenset(option_words(text)) & telling
         if not told:
             return None
         fitting = [letter for letter in left if told <= self._all[letter]]
@@ -335,15 +228,15 @@ class OptionTexts:
         if len(fitting) > 1:
             fitting = [letter for letter in fitting if letter in full] or fitting
         if len(fitting) == 1 and (
-            _is_opposed(self._all[fitting[0]], frozenset(_words(text)))
-            or _is_substituted(_words(self.choices[fitting[0]]), _words(text))
-            or _is_done_to(self.choices[fitting[0]], text)
+            is_opposed(self._all[fitting[0]], frozenset(option_words(text)))
+            or is_substituted(option_words(self.choices[fitting[0]]), option_words(text))
+            or is_done_to(self.choices[fitting[0]], text)
         ):
             return None
         if len(fitting) == 1 and fitting[0] not in self._orders.letters:
             is_full = fitting[0] in full
             # One of two words in a sentence about something else names nothing: "the phone rings and he looks up".
-            others = frozenset(_words(text)) - told - self._all[fitting[0]] - self._asked - _STOP
+            others = frozenset(option_words(text)) - told - self._all[fitting[0]] - self._asked - STOP
             is_enough = is_full or len(told) * 2 > len(self._telling[fitting[0]]) or len(others) <= _MOST_OTHERS
             return Named(frozenset(fitting), is_full) if is_enough else None
         if not fitting and len(full) == 1 and len(self._telling[full[0]]) > 1:
@@ -360,46 +253,3 @@ class OptionTexts:
 def option_texts(choices: Choices, question: str) -> OptionTexts:
     """The texts of ``choices``, prepared; remembered, since many outputs are read with the same ones."""
     return OptionTexts(choices, question)
-
-
-def _whole_pattern(text: str) -> re.Pattern[str]:
-    words = r"\s{1,3}".join(re.escape(word) for word in text.split())
-    has_gaps = re.search(f"[{NO_GAPS}]", text) is None
-    formula = FORMULAS.get(text)
-    either = rf"(?:{words}|{formula})" if formula else words
-    return re.compile(rf"(?<![\w'’]){either}(?![\w'’])" if has_gaps else either, re.IGNORECASE)
-
-
-def _words(text: str) -> list[str]:
-    """As ``words_in``; a capital A that is no article is a word of its own: "Team A"."""
-    return words_in(_NAMED_A.sub("a_", text).replace("a_", "lettera"))
-
-
-def _is_opposed(option: frozenset[str], told: frozenset[str]) -> bool:
-    """Whether a statement has "off" or "out" where an option has "on" or "in"."""
-    pairs = list(_OPPOSITES) + [(other, one) for one, other in _OPPOSITES]
-    return any(one in option and other in told and one not in told for one, other in pairs)
-
-
-def _is_substituted(option: list[str], told: list[str]) -> bool:
-    """Whether a statement is an option but for one word that says another thing: "she calls her sister"."""
-    if len(option) != len(told) or len(option) < _FEWEST_ALIKE:
-        return False
-    other = [(one, word) for one, word in zip(option, told, strict=True) if one != word]
-    return len(other) == 1 and not set(other[0]) & _STOP
-
-
-def _is_done_to(option: str, told: str) -> bool:
-    """Whether a statement has another do what an option's "she" does: "her brother calls her"."""
-    agent = _AGENT.match(told)
-    return agent is not None and _PRONOUN.match(option) is not None and stem(agent[1]) in _words(option)
-
-
-def placeholders(text: str) -> frozenset[str]:
-    """The letters of the options whose whole texts are masked in ``text``."""
-    return frozenset(match[1] for match in _MASK.finditer(text))
-
-
-def without_placeholders(text: str) -> str:
-    """``text`` without the words that mask options' texts."""
-    return _MASK.sub(" ", text)
