@@ -100,7 +100,7 @@ def run_pieces(
     and computed again in backward, so that one piece's activations are alive at a time.
 
     Args:
-        tower: (pixel_values [patches, dim], grid_thw [media, 3]) -> [M, ...].
+        tower: (pixel_values [patches, dim], grid_thw [media, 3] on the host) -> [M, ...].
         cut: pieces of all of ``pixel_values``, in order.
         pixel_values: [patches, dim].
         nothing: pixel_values and grid_thw of one empty visual token.
@@ -110,7 +110,6 @@ def run_pieces(
         [M, ...] of all pieces.
     """
     inputs = [(pixel_values[piece.start : piece.stop], torch.tensor(piece.grids)) for piece in cut]
-    inputs = [(pixels, grids.to(pixel_values.device)) for pixels, grids in inputs]
     inputs += [nothing] * (calls - len(inputs))
     if len(inputs) == 1:
         return tower(*inputs[0])
