@@ -1,4 +1,4 @@
-"""What a GPU would be asked to do, without one: passes over tensors that have shapes, dtypes and devices, and no values.
+"""What a GPU would be asked to do, without one: passes over tensors with shapes, dtypes and devices, without values.
 
 torch's ``FakeTensorMode`` raises where the host needs a value (``.item()``, ``nonzero``, ``bool(tensor)``) and for
 operands on two devices. It lets pass what a device would not, or what makes the host wait: copies between devices,
@@ -28,8 +28,10 @@ from vlm_pg.attention.kernels.cuda_efficient import _padded_rows
 from vlm_pg.models import family as family_file
 from vlm_pg.models import kernel_choice
 from vlm_pg.models.loading import make_policy
+from vlm_pg.models.lora import add_lora
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.vision_pieces import VisionPiece
 from vlm_pg.types import ResponseGroup
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -130,12 +132,18 @@ def faked(strict: Strict | None = None) -> Iterator[Strict]:
     strict = strict or Strict()
     with FakeTensorMode(allow_non_fake_inputs=False), ExitStack() as stack:
         stack.enter_context(mock.patch.object(family_file, "tower_inputs", _tower_inputs_of_real_grids))
+        stack.enter_context(mock.patch.object(VisionPiece, "grid_thw", _grids_with_values))
         # Kept for a device of that name, it would outlive these tensors.
         _padded_rows.cache_clear()
         stack.callback(_padded_rows.cache_clear)
-        stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", lambda *_: (9, 0)))
+        stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)))
         stack.enter_context(strict)
         yield strict
+
+
+def _grids_with_values(piece: VisionPiece) -> torch.Tensor:
+    with _disable_current_modes():
+        return torch.tensor(piece.grids)
 
 
 _tower_inputs = family_file.tower_inputs
@@ -168,6 +176,9 @@ _INTERLEAVED = _ROPE | {"mrope_section": [24, 20, 20], "mrope_interleaved": True
 _OF_7B = {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944}
 _OF_8B = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
 _OF_QWEN3_5 = {
+    # One of each kind: transformers' own code for the first takes some thousand operations a layer.
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
     "hidden_size": 4096,
     "num_attention_heads": 16,
     "num_key_value_heads": 4,
@@ -192,13 +203,11 @@ REAL_TEXT: dict[str, dict[str, Any]] = {
     "qwen3_5_text": _OF_QWEN3_5,
     "qwen3_5_moe_text": _OF_QWEN3_5 | {"hidden_size": 2048, "num_key_value_heads": 2},
 }
+_TOWER_OF_QWEN3 = {"hidden_size": 1152, "num_heads": 16, "intermediate_size": 4304}
 REAL_VISION: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"embed_dim": 1280, "num_heads": 16},
     "qwen2_5_vl": {"hidden_size": 1280, "num_heads": 16, "intermediate_size": 3420},
-    **dict.fromkeys(
-        ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
-        {"hidden_size": 1152, "num_heads": 16, "intermediate_size": 4304},
-    ),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _TOWER_OF_QWEN3),
 }
 
 
@@ -211,9 +220,15 @@ def fake_policy(family: str, device: torch.device, kernel: Kernel | None = None,
     """
     chosen = kernel or CudaFlashKernel()
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(kernel_choice, "check_kernel", lambda *_: 0.0))
-        stack.enter_context(mock.patch.object(kernel_choice, "select_kernel", lambda *_: chosen))
-        model = tiny_model(family, text=REAL_TEXT[family], vision=REAL_VISION.get(family))
+        stack.enter_context(mock.patch.object(kernel_choice, "check_kernel", return_value=0.0))
+        stack.enter_context(mock.patch.object(kernel_choice, "select_kernel", return_value=chosen))
+        if (lora := settings.get("lora")) is None:
+            model = tiny_model(family, text=REAL_TEXT[family], vision=REAL_VISION.get(family))
+        else:
+            # peft moves modules, which fake weights do not allow: a tiny model with values, of which they are taken.
+            with _disable_current_modes():
+                model = tiny_model(family)
+                add_lora(model, lora)
         put(model, device, torch.bfloat16)
         return make_policy(model, tiny_processor(family), ModelSettings(path="tiny", **settings))
 
@@ -240,20 +255,20 @@ def _placed(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> t
 @lru_cache
 def real_policy(family: str) -> Policy:
     """A tiny one with values, which makes prompts."""
-    return tiny_policy(family=family)
+    with _disable_current_modes():
+        return tiny_policy(family=family)
 
 
 @lru_cache
 def groups_of(family: str) -> tuple[ResponseGroup, ...]:
     """Two questions on one video of several frames, one with an image, and one without media; answers of 1 to 90."""
     policy = real_policy(family)
-    shown = [("video", 0, 7), ("video", 1, 7), ("image", 2, None), ("text", 3, None)]
-    cases = [make_case(policy, kind, seed, media_seed=media, max_side=6) for kind, seed, media in shown]
-    lengths = [[5, 90, 1], [30], [7, 7], [66, 2]]
-    return tuple(
-        random_group(policy, case, of_group, seed)
-        for seed, (case, of_group) in enumerate(zip(cases, lengths, strict=True))
-    )
+    with _disable_current_modes():
+        shown = [("video", 0, 7), ("video", 1, 7), ("image", 2, None), ("text", 3, None)]
+        cases = [make_case(policy, kind, seed, media_seed=media, max_side=6) for kind, seed, media in shown]
+        lengths = [[5, 90, 1], [30], [7, 7], [66, 2]]
+        given = enumerate(zip(cases, lengths, strict=True))
+        return tuple(random_group(policy, case, of_group, seed) for seed, (case, of_group) in given)
 
 
 def features_of(policy: Policy, groups: Sequence[ResponseGroup], device: torch.device) -> torch.Tensor | None:

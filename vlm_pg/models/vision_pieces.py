@@ -26,6 +26,10 @@ class VisionPiece(NamedTuple):
     def patches(self) -> int:
         return self.stop - self.start
 
+    def grid_thw(self) -> torch.Tensor:
+        """int64 [media, 3], on the host."""
+        return torch.tensor(self.grids)
+
 
 def pieces(grid_thw: Iterable[Sequence[int]], most_patches: int) -> list[VisionPiece]:
     """The frames of all media, in order, in pieces of at most ``most_patches``.
@@ -109,7 +113,7 @@ def run_pieces(
     Returns:
         [M, ...] of all pieces.
     """
-    inputs = [(pixel_values[piece.start : piece.stop], torch.tensor(piece.grids)) for piece in cut]
+    inputs = [(pixel_values[piece.start : piece.stop], piece.grid_thw()) for piece in cut]
     inputs += [nothing] * (calls - len(inputs))
     if len(inputs) == 1:
         return tower(*inputs[0])

@@ -160,8 +160,12 @@ class Prefill:
             context = _BehindStored(self.store, one, keeping, kernel)
         else:
             context = _FromRoots(one, keeping, kernel)
-        given = on_host._asdict().items()
-        rows = Rows(**{name: x if x is None else x.to(self.policy.device, non_blocking=True) for name, x in given})
+
+        def moved(x: torch.Tensor) -> torch.Tensor:
+            return x.to(self.policy.device, non_blocking=True)
+
+        ids, positions, media_rows, features = on_host
+        rows = Rows(moved(ids), moved(positions), None if media_rows is None else moved(media_rows), features)
         hidden = hidden_of_rows(self.policy, rows, context, share)
         ends_here = [sum(layout.sizes[: place + 1]) - 1 for place in read]
         places = torch.tensor(ends_here if layout.stored else range(len(read)), dtype=torch.int64)
