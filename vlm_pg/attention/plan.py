@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
+import numpy as np
 import torch
 
 from vlm_pg.attention.segments import SegmentCall
@@ -50,10 +51,10 @@ class AttentionPlan:
     def split_rows(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows that ask and rows that do not, int64; made once per device, not once per layer."""
         if ("rows", device) not in self._on_device:
-            asks = torch.zeros(self.tree.num_tokens, dtype=torch.bool)
+            asks = np.zeros(self.tree.num_tokens, dtype=bool)
             asks[slice(None) if self.rows is None else list(self.rows)] = True
             self._on_device["rows", device] = tuple(
-                mask.nonzero()[:, 0].to(device, non_blocking=True) for mask in (asks, ~asks)
+                torch.from_numpy(np.flatnonzero(mask)).to(device, non_blocking=True) for mask in (asks, ~asks)
             )
         return self._on_device["rows", device]
 

@@ -50,8 +50,9 @@ class SegmentCall:
     def cu_seqlens(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Cumulative lengths int32 [segments + 1] of queries and keys; made once per device, not once per layer."""
         if device not in self._on_device:
+            # Copied without waiting for what the device is doing; the first layer of a pass asks for them.
             self._on_device[device] = tuple(
-                torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+                torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device, non_blocking=True)
                 for lengths in (self.query_lengths, self.key_lengths)
             )
         return self._on_device[device]

@@ -15,6 +15,7 @@ from vlm_pg.models.pixels import PixelGeometry
 from vlm_pg.models.position_rules import PromptGrids, VideoTime, by_qwen, by_transformers
 from vlm_pg.models.settings import PARTS, VISION_PARTS, Part, PositionRule
 from vlm_pg.models.stream_share import possible_sizes
+from vlm_pg.models.tower_inputs import tower_inputs
 from vlm_pg.types import MediaKind
 
 
@@ -172,7 +173,7 @@ class Family:
 
         Args:
             pixel_values: [patches, dim].
-            grid_thw: int64 [media, 3].
+            grid_thw: int64 [media, 3], on the host (``tower_inputs``).
 
         Returns:
             [M, D]. With ``deepstack`` [M, 1 + E, D]: [:, 0] goes into the embeddings, [:, 1 + i] is added to the output
@@ -184,7 +185,7 @@ class Family:
         if not self.reads_media:
             refuse_media(model, f"Got {len(grid_thw)} image(s) or video(s) to encode")
         tower = self.vision_tower(model)
-        output = tower(pixel_values.to(tower.dtype), grid_thw=grid_thw)
+        output = tower(pixel_values.to(tower.dtype), **tower_inputs(tower, grid_thw, pixel_values.device))
         if not self.deepstack_layers(model.config):
             return output.pooler_output
         return torch.stack([output.pooler_output, *output.deepstack_features], dim=1)

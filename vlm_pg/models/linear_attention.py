@@ -17,6 +17,7 @@ from itertools import accumulate
 from types import MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -140,11 +141,8 @@ class LinearLayout:
                 places.extend(range(len(source), len(source) + len(rows)))
                 source.extend(before + rows)
                 ends[node] = (before + rows)[-tail:]
-            self._conv_indices[width] = (
-                torch.tensor(source, device=self.device),
-                torch.tensor(places, device=self.device),
-                torch.tensor([ends[node] for node in self.present], device=self.device),
-            )
+            tails = [ends[node] for node in self.present]
+            self._conv_indices[width] = self._moved(source), self._moved(places), self._moved(tails)
         return self._conv_indices[width]
 
     @cached_property
@@ -158,12 +156,16 @@ class LinearLayout:
         levels: list[list[_Bucket]] = [[] for _ in range(max(depths) + 1)]
         for (depth, chunks), nodes in sorted(buckets.items()):
             length = max(self.lengths[node] for node in nodes) if chunks == 1 else chunks * CHUNK_TOKENS
-            rows = torch.full((len(nodes), length), self.num_rows)
+            rows = np.full((len(nodes), length), self.num_rows)
             for row, node in zip(rows, nodes, strict=True):
-                row[: self.lengths[node]] = torch.arange(self.lengths[node]) + self.starts[node]
-            filled = (rows.flatten() < self.num_rows).nonzero()[:, 0]
-            levels[depth].append(_Bucket(tuple(nodes), rows.to(self.device), filled.to(self.device)))
+                row[: self.lengths[node]] = np.arange(self.lengths[node]) + self.starts[node]
+            filled = np.flatnonzero(rows < self.num_rows)
+            levels[depth].append(_Bucket(tuple(nodes), self._moved(rows), self._moved(filled)))
         return levels
+
+    def _moved(self, indices: Any) -> torch.Tensor:
+        """int64, on the device without waiting for what it is doing."""
+        return torch.from_numpy(np.asarray(indices, dtype=np.int64)).to(self.device, non_blocking=True)
 
     @cached_property
     def back_to_stream(self) -> torch.Tensor:

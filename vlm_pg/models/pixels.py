@@ -38,7 +38,7 @@ class PixelGeometry:
         return self.merge_size**2
 
     def empty_token(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """One visual token of zeros: pixel_values [patches, dim] and grid_thw [1, 3]."""
+        """One visual token of zeros: pixel_values [patches, dim] on the device, and grid_thw [1, 3] on the host."""
         dim = self.channels * self.temporal_patch_size * self.patch_size**2
-        grid = torch.tensor([[1, self.merge_size, self.merge_size]], device=device)
+        grid = torch.tensor([[1, self.merge_size, self.merge_size]])
         return torch.zeros(self.patches_per_token, dim, device=device), grid

@@ -25,8 +25,9 @@ class VisionEncoder:
     With ``kept`` (``feature_cache``) a frozen tower's outputs are on disk besides, and it runs on what is not there.
 
     Args:
-        run_tower: (pixel_values [patches, dim], grid_thw [media, 3]) -> [M, D], or [M, 1 + E, D] for a family with
-            DeepStack (``Family.encode_vision``). Where processes share media it is also given the parts of all.
+        run_tower: (pixel_values [patches, dim], grid_thw [media, 3] on the host) -> [M, D], or [M, 1 + E, D] for a
+            family with DeepStack (``Family.encode_vision``). Where processes share media it is also given the parts of
+            all.
         pixels: how the tower reads them.
         share: False: nothing is kept and equal media are encoded as often as they are asked for.
     """
@@ -253,8 +254,9 @@ class VisionEncoder:
 
     def _run(self, pixels: torch.Tensor, grids: torch.Tensor, parts: Sequence[VisionPiece] = ()) -> torch.Tensor:
         self.patches_run += len(pixels)
-        moved = (each.to(self._device, non_blocking=True) for each in (pixels, grids))
-        return self._run_tower(*moved, *([parts] if parts else []))
+        # Grids stay on the host, which makes of them what the tower needs (``tower_inputs``).
+        moved = pixels.to(self._device, non_blocking=True)
+        return self._run_tower(moved, grids, *([parts] if parts else []))
 
     def _keep(self, key: str, features: VisualFeatures) -> None:
         size = tensor_bytes(features.features)

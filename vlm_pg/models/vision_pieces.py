@@ -26,6 +26,10 @@ class VisionPiece(NamedTuple):
     def patches(self) -> int:
         return self.stop - self.start
 
+    def grid_thw(self) -> torch.Tensor:
+        """int64 [media, 3], on the host."""
+        return torch.tensor(self.grids)
+
 
 def pieces(grid_thw: Iterable[Sequence[int]], most_patches: int) -> list[VisionPiece]:
     """The frames of all media, in order, in pieces of at most ``most_patches``.
@@ -100,7 +104,7 @@ def run_pieces(
     and computed again in backward, so that one piece's activations are alive at a time.
 
     Args:
-        tower: (pixel_values [patches, dim], grid_thw [media, 3]) -> [M, ...].
+        tower: (pixel_values [patches, dim], grid_thw [media, 3] on the host) -> [M, ...].
         cut: pieces of all of ``pixel_values``, in order.
         pixel_values: [patches, dim].
         nothing: pixel_values and grid_thw of one empty visual token.
@@ -109,8 +113,7 @@ def run_pieces(
     Returns:
         [M, ...] of all pieces.
     """
-    inputs = [(pixel_values[piece.start : piece.stop], torch.tensor(piece.grids)) for piece in cut]
-    inputs = [(pixels, grids.to(pixel_values.device)) for pixels, grids in inputs]
+    inputs = [(pixel_values[piece.start : piece.stop], piece.grid_thw()) for piece in cut]
     inputs += [nothing] * (calls - len(inputs))
     if len(inputs) == 1:
         return tower(*inputs[0])

@@ -138,7 +138,9 @@ class PromptPart:
         for row in rows:
             counts[self._paths[row][at]] = counts.get(self._paths[row][at], 0) + repeats
         everyone = rows == list(range(len(self._paths)))
-        return _Level(self._store.call(counts), None if everyone else torch.tensor(rows, device=device))
+        # Asked for within the first layer of a step, for which the host need not wait.
+        some = None if everyone else torch.tensor(rows).to(device, non_blocking=True)
+        return _Level(self._store.call(counts), some)
 
 
 class DecodeContext:

@@ -135,11 +135,22 @@ class Prefill:
             yield _Pass(layout, read, plan, share, stores, parts, _owners([counts for _, counts in behind], share))
 
     def _pass(self, one: _Pass, features: Mapping[int, VisualFeatures]) -> dict[int, torch.Tensor]:
-        layout, share, read = one.layout, one.share, one.read
-        stream = [self._tokens(piece) for piece in layout.pieces]
+        return self._run(one, self._rows(one, features))
+
+    def _rows(self, one: _Pass, features: Mapping[int, VisualFeatures]) -> Rows:
+        """What runs, still on the host but for the visual features."""
+        stream = [self._tokens(piece) for piece in one.layout.pieces]
         types = torch.cat([self.prompts[owner].mm_token_type_ids[span] for owner, span in stream])
         parts = [self._features(features[owner], owner, span) for owner, span in stream if owner in features]
-        ends_here = [sum(layout.sizes[: place + 1]) - 1 for place in read]
+        return Rows(
+            torch.cat([self.prompts[owner].input_ids[span] for owner, span in stream]),
+            torch.cat([self.prompts[owner].positions_3P[:, span] for owner, span in stream], dim=1),
+            types.nonzero()[:, 0],
+            torch.cat(parts).detach() if bool(types.any()) else None,
+        )
+
+    def _run(self, one: _Pass, on_host: Rows) -> dict[int, torch.Tensor]:
+        layout, share, read = one.layout, one.share, one.read
         # Where ranks take turns a layer's weights are gathered on all of them: nobody leaves between two layers.
         between_layers = self._between_layers if self.policy.turns is None else lambda: None
         keeping = _Keeping(self.store, one, between_layers, self._linear_heads, self._divided)
@@ -149,18 +160,17 @@ class Prefill:
             context = _BehindStored(self.store, one, keeping, kernel)
         else:
             context = _FromRoots(one, keeping, kernel)
-        rows = Rows(
-            torch.cat([self.prompts[owner].input_ids[span] for owner, span in stream]).to(self.policy.device),
-            torch.cat([self.prompts[owner].positions_3P[:, span] for owner, span in stream], dim=1).to(
-                self.policy.device
-            ),
-            types.nonzero()[:, 0].to(self.policy.device),
-            torch.cat(parts).detach() if bool(types.any()) else None,
-        )
+
+        def moved(x: torch.Tensor) -> torch.Tensor:
+            return x.to(self.policy.device, non_blocking=True)
+
+        ids, positions, media_rows, features = on_host
+        rows = Rows(moved(ids), moved(positions), None if media_rows is None else moved(media_rows), features)
         hidden = hidden_of_rows(self.policy, rows, context, share)
+        ends_here = [sum(layout.sizes[: place + 1]) - 1 for place in read]
         places = torch.tensor(ends_here if layout.stored else range(len(read)), dtype=torch.int64)
         if share is None:
-            last = hidden[places.to(hidden.device)]
+            last = hidden[places.to(hidden.device, non_blocking=True)]
         else:
             division, own = share.predictions(places)
             last = division.gather(hidden[own.to(hidden.device)])

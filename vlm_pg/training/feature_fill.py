@@ -141,7 +141,7 @@ def _made_by(policy: Policy, prompt: Prompt, processes: int) -> torch.Tensor:
     pixels, device = prompt.pixel_values, policy.device
     return torch.cat(
         [
-            policy.run_tower(pixels[part.start : part.stop].to(device), torch.tensor(part.grids, device=device))
+            policy.run_tower(pixels[part.start : part.stop].to(device), torch.tensor(part.grids))
             for part in shares(prompt.grid_thw.tolist(), processes)
             if part.patches
         ]

@@ -146,7 +146,7 @@ def _padded_rows(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor
     """Row of each query in [segments * padded length], int64 [rows]: made once per tree, not once per layer."""
     padded = _padded_length(lengths)
     rows = [torch.arange(length) + index * padded for index, length in enumerate(lengths)]
-    return torch.cat(rows).to(device)
+    return torch.cat(rows).to(device, non_blocking=True)
 
 
 def _unpad(lse: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:

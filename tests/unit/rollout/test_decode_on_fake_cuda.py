@@ -1,0 +1,174 @@
+"""Generation in bf16, with published heads and widths, on a GPU that is not there: prefill, a step as it is captured.
+
+A CUDA graph holds kernels only. Whatever asks the device for a value, or copies between host and device, raises here as
+it would while the step is recorded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tests.support.fakes import CPU, CUDA, FaultOnDevice, Strict, as_fake, fake_policy, faked, features_of, groups_of
+from tests.support.tiny import FAMILY_NAMES
+from vlm_pg.models.policy import Policy
+from vlm_pg.models.registry import FAMILIES
+from vlm_pg.models.stream_rows import Rows
+from vlm_pg.rollout.cohort_attention import PromptPart
+from vlm_pg.rollout.graphs import DecodeGraph, GraphUse
+from vlm_pg.rollout.kv import PrefixStore
+from vlm_pg.rollout.prefill import Prefill
+from vlm_pg.rollout.ragged import OwnRows, RaggedContext
+from vlm_pg.rollout.sampling import TokenSampler
+from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.rollout.waiting import WaitingPrompts
+from vlm_pg.types import VisualFeatures
+
+RAGGED = [name for name in FAMILY_NAMES if not FAMILIES[name].linear_attention]
+ROWS = 8
+
+
+class FakePrefill(Prefill):
+    """What is put together on the host has values there, and none when it is sent to the device."""
+
+    def _rows(self, *given: Any) -> Rows:
+        with _disable_current_modes():
+            rows = super()._rows(*given)
+        on_host = {name: as_fake(x, CPU) for name, x in rows._asdict().items() if x is not None and x.device == CPU}
+        return rows._replace(**on_host)
+
+    def _has_media(self, node: int) -> bool:
+        with _disable_current_modes():
+            return super()._has_media(node)
+
+
+def prefilled(policy: Policy, monkeypatch: pytest.MonkeyPatch, budget: int) -> tuple[PrefixStore, WaitingPrompts]:
+    """The prompts of ``groups_of`` through the model, in passes of ``budget`` tokens."""
+    groups = groups_of(policy.family.model_type)
+    prompts = [group.prompt for group in groups]
+    with _disable_current_modes():
+        waiting, store = WaitingPrompts(prompts), PrefixStore()
+        visual = {prompt.sample_id: prompt.num_visual_tokens for prompt in prompts if prompt.num_visual_tokens}
+    features = features_of(policy, groups, CUDA)
+    if features is not None:
+        parts = zip(visual, features.split(list(visual.values())), strict=True)
+        of_prompt = {name: VisualFeatures(part, 0, False) for name, part in parts}
+        monkeypatch.setattr(policy.vision, "encode", lambda asked, **_: [of_prompt[p.sample_id] for p in asked])
+    nodes = range(len(waiting.nodes))
+    store.rearrange((), {node: waiting.nodes[node].num_tokens for node in nodes})
+    ends = {path[-1] for path in waiting.paths}
+    hidden = FakePrefill(policy, store, waiting.nodes, prompts, budget, lambda: None).run(nodes, ends)
+    assert hidden.keys() == ends
+    for state in hidden.values():
+        assert (state.shape[0], state.dtype, state.device) == (
+            policy.model.config.get_text_config().hidden_size,
+            torch.bfloat16,
+            CUDA,
+        )
+    return store, waiting
+
+
+def step_of(policy: Policy, strict: Strict, monkeypatch: pytest.MonkeyPatch) -> DecodeGraph:
+    """The step of 8 rows, one of them idle, behind the prompts of ``groups_of``; what is laid out before is there."""
+    store, waiting = prefilled(policy, monkeypatch, 10_000)
+    paths = [waiting.paths[question] for question in (0, 1, 2, 3, 0, 2, 2)] + [()]
+    with strict.looking_away():
+        own = OwnRows(CUDA)
+        own.move((), ROWS, 64)
+        own.set_lengths(dict.fromkeys(range(7), 3))
+    prompts = PromptPart(store, paths, policy.kernel)
+    return DecodeGraph(policy, RaggedContext(own, prompts, policy.kernel), ROWS, None, GraphUse())
+
+
+@pytest.mark.parametrize("budget", [10_000, 24], ids=["whole", "in pieces behind what is stored"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3"])
+@torch.no_grad()
+def test_prefill(family: str, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with faked():
+        policy = fake_policy(family, CUDA)
+        store, _ = prefilled(policy, monkeypatch, budget)
+        _, kv_heads, dim = policy.family.head_shape(policy.model.config)
+        for kept in (*store.keys.values(), *store.values.values()):
+            assert (kept.shape, kept.dtype) == ((store.num_tokens, kv_heads, dim), torch.bfloat16)
+            assert kept.device == CUDA
+
+
+@pytest.mark.parametrize("family", RAGGED)
+@torch.no_grad()
+def test_a_step_can_be_captured(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with faked() as strict:
+        policy = fake_policy(family, CUDA)
+        step = step_of(policy, strict, monkeypatch)
+        step._forward()  # as before a capture: what is made once for these rows is made here
+        strict.captured = True
+        step._forward()
+        assert step._hidden is not None
+        assert step._hidden.shape[0] == ROWS and (step._hidden.dtype, step._hidden.device) == (torch.bfloat16, CUDA)
+
+
+def copies_to_the_host(x: torch.Tensor) -> object:
+    return x.cpu()
+
+
+def copies_from_the_host(x: torch.Tensor) -> object:
+    return x + torch.ones(x.shape, dtype=x.dtype).to(x.device, non_blocking=True)
+
+
+def asks_for_a_value(x: torch.Tensor) -> object:
+    return x.sum().item()
+
+
+def chooses_rows(x: torch.Tensor) -> object:
+    return x[x.sum(-1) > 0]
+
+
+@pytest.mark.parametrize(
+    "fault", [copies_to_the_host, copies_from_the_host, asks_for_a_value, chooses_rows], ids=lambda f: f.__name__
+)
+@torch.no_grad()
+def test_what_cannot_be_captured_is_noticed(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with faked() as strict:
+        policy = fake_policy("qwen2_5_vl", CUDA)
+        step = step_of(policy, strict, monkeypatch)
+        step._forward()
+        strict.captured = True
+        attend = RaggedContext.attend
+
+        def spoiled(self: RaggedContext, layer_index: int, q: torch.Tensor, *rest: Any) -> torch.Tensor:
+            fault(q)
+            return attend(self, layer_index, q, *rest)
+
+        monkeypatch.setattr(RaggedContext, "attend", spoiled)
+        with pytest.raises((FaultOnDevice, RuntimeError), match=r"host|data|dynamic|aten\."):
+            step._forward()
+
+
+@pytest.mark.parametrize("on_host", [True, False], ids=["lengths on the host", "lengths on the device"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.0},
+        {"top_k": 20, "top_p": 0.9, "min_p": 0.05},
+        {"repetition_penalty": 1.1, "min_new_tokens": 4},
+    ],
+    ids=["greedy", "filters", "penalties"],
+)
+@torch.no_grad()
+def test_sampling(settings: dict[str, Any], on_host: bool) -> None:
+    vocabulary = 151_936
+    with faked() as strict:
+        with strict.looking_away():
+            sampler = TokenSampler(RolloutSettings(**settings), vocabulary, (5, 6), (7,), CUDA)
+        strict.captured = not on_host
+        chosen = sampler.choose(
+            torch.empty(ROWS, vocabulary, device=CUDA),
+            torch.empty(ROWS, dtype=torch.float64, device=CUDA),
+            [3] * ROWS if on_host else torch.empty(ROWS, dtype=torch.int64, device=CUDA),
+            torch.empty(ROWS, vocabulary, dtype=torch.bool, device=CUDA) if sampler.needs_seen else None,
+        )
+    for part in (chosen.tokens, chosen.logprobs, chosen.sampling_logprobs, chosen.entropies):
+        assert (part.shape, part.device) == ((ROWS,), CUDA)
+    assert chosen.tokens.dtype == torch.int64 and chosen.logprobs.dtype == torch.float32
