@@ -15,6 +15,7 @@ import torch
 from vlm_pg.attention.registration import AttentionContext
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.scattered import is_scattered
+from vlm_pg.rollout.experts import experts_wait
 from vlm_pg.rollout.settings import RolloutSettings
 
 # Recording costs about as much as a few steps. An arrangement that has lasted for some will probably last for more, and
@@ -47,11 +48,7 @@ def _off_because(policy: Policy, settings: RolloutSettings, divided: bool) -> st
         return "ranks take turns through scattered weights"
     if is_scattered(policy.model):
         return "hooks of ZeRO-3 run in every layer"
-    if policy.family.linear_attention:
-        return "linear-attention layers step cohort by cohort"
-    if policy.family.moe:
-        return "mixtures of experts may wait for the device to say which expert gets how many tokens"
-    return None
+    return experts_wait(policy) if policy.family.moe else None
 
 
 class GraphMemory:
@@ -65,7 +62,9 @@ class GraphMemory:
         self._last: torch.cuda.CUDAGraph | None = None
 
     def capture(self, work: Callable[[], object]) -> Callable[[], None]:
-        """Runs ``work`` and records it; what comes back runs it again, with the tensors it has used now.
+        """Runs ``work`` once and records it; what comes back runs it again, with the tensors it has used now.
+
+        Recording computes nothing, so what ``work`` changes in place it has changed once when this returns.
 
         Raises:
             RuntimeError: something in it cannot be recorded, for example because the host waits for a result.
