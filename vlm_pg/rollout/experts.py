@@ -1,4 +1,4 @@
-"""Whether the experts of a mixture can be part of a CUDA graph: the host must not ask who of them got how many tokens."""
+"""Whether the experts of a mixture can be part of a CUDA graph: the host must not ask who got how many tokens."""
 
 from __future__ import annotations
 

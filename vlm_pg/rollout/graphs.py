@@ -15,6 +15,7 @@ import torch
 from vlm_pg.attention.registration import AttentionContext
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.scattered import is_scattered
+from vlm_pg.rollout.delta_rule import rule_of
 from vlm_pg.rollout.experts import experts_wait
 from vlm_pg.rollout.settings import RolloutSettings
 
@@ -26,15 +27,28 @@ LEAST_REPLAYS = 16
 
 @dataclass
 class GraphUse:
-    """Whether one ``generate`` call records its steps. ``off_because`` says why not; ``replays`` counts steps."""
+    """Whether one ``generate`` call records its steps. ``off_because`` says why not; ``replays`` counts steps.
+
+    ``linear_rule``: what replaces the states of linear-attention layers in a ragged batch, see ``delta_rule``.
+    """
 
     off_because: str | None = None
     captures: int = 0
     replays: int = 0
+    linear_rule: str | None = None
 
     @classmethod
     def of(cls, policy: Policy, settings: RolloutSettings, divided: bool = False) -> GraphUse:
         return cls(_off_because(policy, settings, divided))
+
+
+def decoding_line(policy: Policy, settings: RolloutSettings) -> str:
+    """How answers will be decoded here, in one sentence for the user."""
+    off_because = _off_because(policy, settings, divided=False)
+    line = f"decoding: {f'no CUDA graphs: {off_because}' if off_because else 'steps are replayed from CUDA graphs'}"
+    if policy.device.type == "cuda" and policy.family.linear_attention:
+        line += f"; states of linear-attention layers: {rule_of(policy).name}"
+    return line
 
 
 def _off_because(policy: Policy, settings: RolloutSettings, divided: bool) -> str | None:

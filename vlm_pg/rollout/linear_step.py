@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from vlm_pg.models.linear_attention import LinearStates, per_value_head
-from vlm_pg.rollout.delta_step import gated_delta_step_
+from vlm_pg.rollout.delta_rule import RuleStep
 from vlm_pg.rollout.own_states import RowStates
 
 
@@ -56,12 +56,13 @@ def linear_attention_step(mixer: Any, hidden: torch.Tensor, states: LinearStates
     return _layer(mixer, hidden, convolve, mix), LinearStates(*after)
 
 
-def linear_attention_step_(mixer: Any, hidden: torch.Tensor, states: RowStates) -> torch.Tensor:
+def linear_attention_step_(mixer: Any, hidden: torch.Tensor, states: RowStates, rule_step_: RuleStep) -> torch.Tensor:
     """The same, with the states replaced in place: shapes and addresses stay, so a CUDA graph can hold this call.
 
     Args:
         mixer, hidden: as above.
         states: of the same n rollouts, before this token; afterwards those behind it.
+        rule_step_: replaces the recurrent ones; see ``delta_rule``.
 
     Returns:
         [n, D].
@@ -73,7 +74,7 @@ def linear_attention_step_(mixer: Any, hidden: torch.Tensor, states: RowStates) 
         return _convolution(mixer, window)
 
     def mix(query: torch.Tensor, key: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        return gated_delta_step_(states.recurrent, query, key, *rest).to(query.dtype)
+        return rule_step_(states.recurrent, query, key, *rest).to(query.dtype)
 
     return _layer(mixer, hidden, convolve, mix)
 

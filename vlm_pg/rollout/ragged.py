@@ -14,6 +14,7 @@ from vlm_pg.attention.kernels import Kernel
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.cohort import Cohort
 from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS, PromptPart, Prompts
+from vlm_pg.rollout.delta_rule import DeltaRule, rule_of
 from vlm_pg.rollout.graphs import DecodeGraph, GraphMemory, GraphUse
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.linear_step import linear_attention_step_
@@ -91,10 +92,16 @@ class OwnRows:
 
 
 class RaggedContext:
-    """One new token a row: one call over the rows' own tokens, and one for each level of the prompts."""
+    """One new token a row: one call over the rows' own tokens, and one for each level of the prompts.
 
-    def __init__(self, own: OwnRows, states: OwnStates, prompts: Prompts, kernel: Kernel):
-        self._own, self._states = own, states
+    Args:
+        states, rule: what linear-attention layers keep of the rows, and what replaces it; no rule where there are none.
+    """
+
+    def __init__(
+        self, own: OwnRows, prompts: Prompts, kernel: Kernel, states: OwnStates, rule: DeltaRule | None = None
+    ):
+        self._own, self._states, self._rule = own, states, rule
         self._prompts = prompts
         self._kernel = kernel
 
@@ -108,7 +115,8 @@ class RaggedContext:
 
     def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, D] of the new tokens -> [R, D]; the rows' states go on in place."""
-        return linear_attention_step_(mixer, hidden, self._states[layer_index])
+        assert self._rule is not None
+        return linear_attention_step_(mixer, hidden, self._states[layer_index], self._rule.step_)
 
 
 class RaggedDecoder:
@@ -121,6 +129,8 @@ class RaggedDecoder:
     def __init__(self, policy: Policy, store: PrefixStore, settings: RolloutSettings, prompts: Prompts | None = None):
         self.graphs = GraphUse.of(policy, settings, prompts is not None)
         self._prompts = prompts
+        self._rule = rule_of(policy) if policy.family.linear_attention else None
+        self.graphs.linear_rule = None if self._rule is None else self._rule.name
         self._memory = None if self.graphs.off_because else GraphMemory(policy.device)
         self._policy = policy
         self._store = store
@@ -197,5 +207,5 @@ class RaggedDecoder:
 
     def _new_step(self) -> DecodeGraph:
         prompts = self._prompts or PromptPart(self._store, self.rows(), self._policy.kernel)
-        context = RaggedContext(self._own, self._states, prompts, self._policy.kernel)
+        context = RaggedContext(self._own, prompts, self._policy.kernel, self._states, self._rule)
         return DecodeGraph(self._policy, context, self._own.num_rows, self._memory, self.graphs)

@@ -7,6 +7,7 @@ import torch
 
 from tests.unit.rollout.test_linear_step import NUM_TOKENS, PREFIX_LENGTHS, over_tree, random_hidden, tiny_mixer
 from vlm_pg.models.linear_attention import LinearStates
+from vlm_pg.rollout.delta_step import gated_delta_step_
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.linear_step import linear_attention_step, linear_attention_step_
 from vlm_pg.rollout.own_states import OwnStates
@@ -63,7 +64,7 @@ def test_rows_in_place_step_as_rollouts_do(family: str) -> None:
     addresses = [part.data_ptr() for part in (states[LAYER].inputs, states[LAYER].recurrent)]
     for token in range(NUM_TOKENS):
         hidden = torch.cat([own[:, token], torch.full((2, own.shape[2]), 1e4)])
-        out = linear_attention_step_(mixer, hidden, states[LAYER])
+        out = linear_attention_step_(mixer, hidden, states[LAYER], gated_delta_step_)
         assert (out[:8] - expected[:, token]).abs().max() < 1e-5 * expected.abs().max()
         from_copies, copies = linear_attention_step(mixer, own[:, token], copies)
         assert (out[:8] - from_copies).abs().max() < 1e-6 * expected.abs().max()
@@ -71,5 +72,5 @@ def test_rows_in_place_step_as_rollouts_do(family: str) -> None:
         assert torch.equal(states[LAYER].inputs[:8].transpose(1, 2), copies.conv_tail)
     assert [part.data_ptr() for part in (states[LAYER].inputs, states[LAYER].recurrent)] == addresses
     for _ in range(500):
-        out = linear_attention_step_(mixer, hidden, states[LAYER])
+        out = linear_attention_step_(mixer, hidden, states[LAYER], gated_delta_step_)
     assert bool(out.isfinite().all()) and bool(states[LAYER].recurrent.isfinite().all())

@@ -1,0 +1,44 @@
+"""A process of its own, for Triton's interpreter: the kernel of ``delta_triton`` on the CPU against transformers' rule.
+
+Prints the largest relative error of states and outputs over all cases, one line a case.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+
+import torch
+from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
+
+from vlm_pg.rollout.delta_triton import gated_delta_step_
+
+# Rows, heads, sizes of a key and of a value; not all powers of two, nor multiples of the columns of a program.
+CASES = [(2, 3, 16, 16), (1, 2, 128, 128), (3, 1, 24, 40), (2, 2, 20, 70)]
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    for rows, heads, key_size, value_size in CASES:
+        query, key = (torch.randn(rows, heads, key_size).bfloat16() for _ in range(2))
+        value = torch.randn(rows, 2 * heads, value_size).bfloat16()[:, :heads]  # a view, as of a split
+        log_decay, beta = -torch.rand(rows, heads) * 3, torch.rand(rows, heads)
+        state = torch.randn(rows, heads, key_size, value_size)
+        expected, after = torch_recurrent_gated_delta_rule(
+            query[:, None].float(),
+            key[:, None].float(),
+            value[:, None].float(),
+            g=log_decay[:, None],
+            beta=beta[:, None],
+            initial_state=state.clone(),
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+        )
+        out = gated_delta_step_(state, query, key, value, log_decay, beta)
+        pairs = ((out, expected[:, 0]), (state, after))
+        print(max(float((got - right).abs().max() / right.abs().max()) for got, right in pairs))
+
+
+if __name__ == "__main__":
+    main()
