@@ -111,8 +111,8 @@ def _layer(
 
 def _convolution(mixer: Any, window: torch.Tensor) -> torch.Tensor:
     """Depthwise convolution over the last inputs [n, C, W], the new ones among them -> [n, C]."""
-    # Called as a module, so that hooks that gather scattered weights run; its own zero padding is cut off.
-    out = mixer.conv1d(window.to(mixer.conv1d.weight.dtype))[..., window.shape[-1] - 1]
+    # Called as a module, so that hooks that gather scattered weights run.
+    out = mixer.conv1d(window.to(mixer.conv1d.weight.dtype), padded=False)[..., 0]
     return ACT2FN[mixer.activation](out).to(window.dtype)
 
 
