@@ -17,7 +17,9 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.rollout import graphs, ragged
 from vlm_pg.rollout.cohort import Cohort
 from vlm_pg.rollout.decoders import CohortDecoder, Decoder, decoder_for
-from vlm_pg.rollout.graphs import EAGER_STEPS, LEAST_REPLAYS, GraphUse
+from vlm_pg.rollout.delta_rule import DeltaRule
+from vlm_pg.rollout.delta_step import gated_delta_step_
+from vlm_pg.rollout.graphs import EAGER_STEPS, LEAST_REPLAYS, GraphUse, decoding_line
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.memory import TokenCosts
 from vlm_pg.rollout.prefill import Prefill
@@ -135,7 +137,7 @@ def test_the_engine_samples_the_same_tokens(family: str, monkeypatch: pytest.Mon
     policy = tiny_policy(family=family)
     ragged_stops(policy)
     prompts = questions(policy)
-    settings = {"num_generations": 3, "max_batch_rollouts": 7}
+    settings = {"num_generations": 3, "max_batch_rollouts": 7, "prefill_tokens": 64}
     expected = engine(policy, **settings).generate(prompts, step=4)
     monkeypatch.setattr("vlm_pg.rollout.engine.decoder_for", RaggedDecoder)
     own_calls = count_calls(monkeypatch, CpuFlashKernel, "ragged_forward")
@@ -213,6 +215,20 @@ def test_why_steps_are_not_recorded() -> None:
     scattered: Any = Elsewhere(tiny_policy(), "cuda")
     next(scattered.model.parameters()).ds_id = 0
     assert "ZeRO-3" in str(reason(scattered))
+
+
+def test_a_run_says_how_it_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "rule_of", lambda _: DeltaRule("torch (Triton kernel: none)", gated_delta_step_))
+    plain, linear = (Elsewhere(tiny_policy(family=family), "cuda") for family in ("qwen2_5_vl", "qwen3_5"))
+    lines = [
+        decoding_line(policy, RolloutSettings(cuda_graphs=on))  # type: ignore[arg-type]
+        for policy, on in ((plain, True), (plain, False), (linear, True))
+    ]
+    assert lines == [
+        "decoding: steps are replayed from CUDA graphs",
+        "decoding: no CUDA graphs: rollout.cuda_graphs is false",
+        "decoding: steps are replayed from CUDA graphs; states of linear-attention layers: torch (Triton kernel: none)",
+    ]
 
 
 @pytest.mark.parametrize(
