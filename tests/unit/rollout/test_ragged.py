@@ -19,6 +19,7 @@ from vlm_pg.rollout.cohort import Cohort
 from vlm_pg.rollout.decoders import CohortDecoder, Decoder, decoder_for
 from vlm_pg.rollout.delta_rule import DeltaRule
 from vlm_pg.rollout.delta_step import gated_delta_step_
+from vlm_pg.rollout.experts import experts_wait
 from vlm_pg.rollout.graphs import EAGER_STEPS, LEAST_REPLAYS, GraphUse, decoding_line
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.memory import TokenCosts
@@ -255,6 +256,17 @@ def test_mixtures_are_recorded_where_their_products_do_not_wait(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     off_because = GraphUse.of(Elsewhere(policy, "cuda"), RolloutSettings()).off_because  # type: ignore[arg-type]
     assert off_because is None if expected is None else expected in str(off_because)
+
+
+def test_experts_that_nobody_has_looked_at_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy(family="qwen3_vl_moe", dtype=torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert experts_wait(policy) is None
+    policy.settings = policy.settings.model_copy(update={"liger": True})
+    assert "liger-kernel's experts" in str(experts_wait(policy))
+    policy.settings = policy.settings.model_copy(update={"liger": False})
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert "ROCm" in str(experts_wait(policy))
 
 
 def test_the_decoder_is_chosen_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
