@@ -14,14 +14,16 @@ from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import FAMILIES
 from vlm_pg.models.settings import ModelSettings
+from vlm_pg.rollout.delta_rule import delta_rule_for
+from vlm_pg.rollout.delta_step import gated_delta_step_
 from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.rollout.experts import experts_wait
 from vlm_pg.rollout.graphs import GraphMemory
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import ResponseGroup
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda", 0)
-RECORDED = [name for name, family in FAMILIES.items() if not family.linear_attention and not family.moe]
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(8, 8), (8, 2), (28, 4)])
@@ -55,10 +57,16 @@ def long_answers(family: str, dtype: torch.dtype) -> Policy:
     return policy
 
 
-@pytest.mark.parametrize("family", RECORDED)
+def skip_where_experts_wait(policy: Policy) -> None:
+    if policy.family.moe and (reason := experts_wait(policy)):
+        pytest.skip(reason)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_replayed_steps_sample_what_eager_ones_do(family: str, dtype: torch.dtype) -> None:
     policy = long_answers(family, dtype)
+    skip_where_experts_wait(policy)
     prompts = [make_case(policy, kind, seed=i).prompt for i, kind in enumerate(KINDS)]
     settings = {"num_generations": 4, "max_new_tokens": 200, "max_batch_rollouts": 12}
     results = {}
@@ -68,6 +76,7 @@ def test_replayed_steps_sample_what_eager_ones_do(family: str, dtype: torch.dtyp
         use = engine.stats.graphs
         if graphs:
             assert use.off_because is None and use.captures > 2 and use.replays > 10 * use.captures
+            assert use.linear_rule == ("triton" if policy.family.linear_attention else None)
         else:
             assert (use.off_because, use.captures) == ("rollout.cuda_graphs is false", 0)
     for replayed, eager in zip(results[True], results[False], strict=True):
@@ -76,9 +85,10 @@ def test_replayed_steps_sample_what_eager_ones_do(family: str, dtype: torch.dtyp
             assert (one.rollout_logprobs - other.rollout_logprobs).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("family", RECORDED)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_replayed_steps_and_training_agree(family: str) -> None:
     policy = long_answers(family, torch.float32)
+    skip_where_experts_wait(policy)
     prompts = [make_case(policy, kind, seed=i).prompt for i, kind in enumerate(KINDS)]
     engine = RolloutEngine(policy, RolloutSettings(num_generations=4, max_new_tokens=150), seed=0)
     sampled = engine.generate(prompts, step=1)
@@ -89,6 +99,27 @@ def test_replayed_steps_and_training_agree(family: str) -> None:
     for rollouts, logprobs in zip(sampled, scored, strict=True):
         for rollout, expected in zip(rollouts, logprobs, strict=True):
             assert (rollout.rollout_logprobs - expected.cpu()).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("key_size, value_size", [(128, 128), (16, 16), (64, 96)])
+def test_the_triton_kernel_is_taken_and_does_not_wait(key_size: int, value_size: int) -> None:
+    rule = delta_rule_for(CUDA, key_size, value_size)
+    assert rule.name == "triton"
+    rows, heads = 48, 32
+    query, key, value = (
+        torch.randn(rows, heads, size, device=CUDA, dtype=torch.bfloat16) for size in (key_size, key_size, value_size)
+    )
+    log_decay, beta = -torch.rand(rows, heads, device=CUDA), torch.rand(rows, heads, device=CUDA)
+    states = [torch.randn(rows, heads, key_size, value_size, device=CUDA)]
+    states.append(states[0].clone())
+    expected = gated_delta_step_(states[1], query, key, value, log_decay, beta)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = rule.step_(states[0], query, key, value, log_decay, beta)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert (got - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert (states[0] - states[1]).abs().max() < 1e-5 * states[1].abs().max()
 
 
 def test_the_memory_of_one_recorded_step_serves_the_next() -> None:

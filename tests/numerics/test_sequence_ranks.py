@@ -123,6 +123,7 @@ DIVIDED_CASES = [
     # Passes that cut nodes, and rows of one padded batch instead of a block for each cohort.
     {"family": "qwen3_vl", "kinds": ["images", "text"], "settings": IN_PARTS | {"prefill_tokens": 11}, "ragged": True},
     {"family": "qwen3_5", "kinds": ["video", "text"], "settings": IN_PARTS | {"prefill_tokens": 9}, "stop": 3},
+    {"family": "qwen3_5_text", "kinds": ["image", "text"], "settings": IN_PARTS, "ragged": True},
 ]
 
 
@@ -136,7 +137,7 @@ def divided_cases(family: str) -> list[dict[str, Any]]:
             (["image", "text"], {"max_batch_rollouts": 3, "max_new_tokens": 70}),
             (["text"], GREEDY),
         )
-        for ragged in ((False, True) if "qwen3_5" not in family else (False,))
+        for ragged in (False, True)
     ]
 
 

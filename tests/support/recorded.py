@@ -24,7 +24,7 @@ class RecordedMemory:
         recorder = _Recorder()
         with recorder:
             work()
-        recorder.forget_results()
+        recorder.undo()
 
         def replay() -> None:
             self.replays += 1
@@ -37,15 +37,21 @@ class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._calls: list[tuple[Any, Any, Any, Any]] = []
+        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert not any(func._schema.name == f"aten::{name}" for name in _HOST), f"{func} in a recorded step"
+        for tensor in _written(func, args, kwargs or {}):
+            whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+            self._before.setdefault(_memory(tensor), (whole, whole.clone()))
         out = func(*args, **(kwargs or {}))
         self._calls.append((func, args, kwargs or {}, out))
         return out
 
-    def forget_results(self) -> None:
-        """A capture computes nothing: what it makes holds no values before the first replay."""
+    def undo(self) -> None:
+        """A capture computes nothing: what it writes has its old values, what it makes none before the first replay."""
+        for tensor, before in self._before.values():
+            tensor.copy_(before)
         for _, args, kwargs, out in self._calls:
             given = {_memory(tensor) for tensor in _tensors((args, kwargs))}
             for tensor in _tensors(out):
@@ -58,6 +64,13 @@ class _Recorder(TorchDispatchMode):
             for old, new in zip(_tensors(recorded), _tensors(func(*args, **kwargs)), strict=True):
                 if _memory(old) not in given:  # neither a view nor written in place
                     old.copy_(new)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """Arguments that an operator writes to."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from _tensors(args[place] if place < len(args) else kwargs.get(argument.name))
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

@@ -320,13 +320,17 @@ def _route(mixer: Any) -> None:
     mixer.vlm_pg_routed = True
 
 
-def _conv_forward(self: Any, stream: torch.Tensor, channels: torch.Tensor | None = None) -> torch.Tensor:
-    """The depthwise convolution, or some of its channels: of a call of the module, so that hooks that gather scattered
-    weights run."""
-    if channels is None:
+def _conv_forward(
+    self: Any, stream: torch.Tensor, channels: torch.Tensor | None = None, padded: bool = True
+) -> torch.Tensor:
+    """The depthwise convolution, or some of its channels, or without zeros around the stream: of a call of the module,
+    so that hooks that gather scattered weights run."""
+    if channels is None and padded:
         return type(self).forward(self, stream)
-    bias = None if self.bias is None else self.bias[channels]
-    return F.conv1d(stream, self.weight[channels], bias, padding=self.padding, groups=len(channels))
+    weight, bias = self.weight, self.bias
+    if channels is not None:
+        weight, bias = weight[channels], None if bias is None else bias[channels]
+    return F.conv1d(stream, weight, bias, padding=self.padding if padded else 0, groups=len(weight))
 
 
 def _forward(

@@ -47,12 +47,10 @@ def decoder_for(
 ) -> Decoder:
     """On CUDA few large calls win, and the ragged batch makes them; on a CPU dense blocks do.
 
-    Linear-attention layers step cohort by cohort on every device.
-
     Args:
         prompts: what attends to the prompts; None: they all lie in ``store``.
     """
-    if policy.device.type == "cuda" and not policy.family.linear_attention:
+    if policy.device.type == "cuda":
         return RaggedDecoder(policy, store, settings, prompts)
     return CohortDecoder(policy, store, settings, prompts)
 

@@ -15,6 +15,8 @@ import torch
 from vlm_pg.attention.registration import AttentionContext
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.scattered import is_scattered
+from vlm_pg.rollout.delta_rule import rule_of
+from vlm_pg.rollout.experts import experts_wait
 from vlm_pg.rollout.settings import RolloutSettings
 
 # Recording costs about as much as a few steps. An arrangement that has lasted for some will probably last for more, and
@@ -25,15 +27,28 @@ LEAST_REPLAYS = 16
 
 @dataclass
 class GraphUse:
-    """Whether one ``generate`` call records its steps. ``off_because`` says why not; ``replays`` counts steps."""
+    """Whether one ``generate`` call records its steps. ``off_because`` says why not; ``replays`` counts steps.
+
+    ``linear_rule``: what replaces the states of linear-attention layers in a ragged batch, see ``delta_rule``.
+    """
 
     off_because: str | None = None
     captures: int = 0
     replays: int = 0
+    linear_rule: str | None = None
 
     @classmethod
     def of(cls, policy: Policy, settings: RolloutSettings, divided: bool = False) -> GraphUse:
         return cls(_off_because(policy, settings, divided))
+
+
+def decoding_line(policy: Policy, settings: RolloutSettings) -> str:
+    """How answers will be decoded here, in one sentence for the user."""
+    off_because = _off_because(policy, settings, divided=False)
+    line = f"decoding: {f'no CUDA graphs: {off_because}' if off_because else 'steps are replayed from CUDA graphs'}"
+    if policy.device.type == "cuda" and policy.family.linear_attention:
+        line += f"; states of linear-attention layers: {rule_of(policy).name}"
+    return line
 
 
 def _off_because(policy: Policy, settings: RolloutSettings, divided: bool) -> str | None:
@@ -47,11 +62,7 @@ def _off_because(policy: Policy, settings: RolloutSettings, divided: bool) -> st
         return "ranks take turns through scattered weights"
     if is_scattered(policy.model):
         return "hooks of ZeRO-3 run in every layer"
-    if policy.family.linear_attention:
-        return "linear-attention layers step cohort by cohort"
-    if policy.family.moe:
-        return "mixtures of experts may wait for the device to say which expert gets how many tokens"
-    return None
+    return experts_wait(policy) if policy.family.moe else None
 
 
 class GraphMemory:
@@ -65,7 +76,9 @@ class GraphMemory:
         self._last: torch.cuda.CUDAGraph | None = None
 
     def capture(self, work: Callable[[], object]) -> Callable[[], None]:
-        """Runs ``work`` and records it; what comes back runs it again, with the tensors it has used now.
+        """Runs ``work`` once and records it; what comes back runs it again, with the tensors it has used now.
+
+        Recording computes nothing, so what ``work`` changes in place it has changed once when this returns.
 
         Raises:
             RuntimeError: something in it cannot be recorded, for example because the host waits for a result.

@@ -14,8 +14,11 @@ from vlm_pg.attention.kernels import Kernel
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.cohort import Cohort
 from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS, PromptPart, Prompts
+from vlm_pg.rollout.delta_rule import DeltaRule, rule_of
 from vlm_pg.rollout.graphs import DecodeGraph, GraphMemory, GraphUse
 from vlm_pg.rollout.kv import PrefixStore
+from vlm_pg.rollout.linear_step import linear_attention_step_
+from vlm_pg.rollout.own_states import OwnStates
 from vlm_pg.rollout.settings import RolloutSettings
 
 
@@ -89,10 +92,16 @@ class OwnRows:
 
 
 class RaggedContext:
-    """One new token a row: one call over the rows' own tokens, and one for each level of the prompts."""
+    """One new token a row: one call over the rows' own tokens, and one for each level of the prompts.
 
-    def __init__(self, own: OwnRows, prompts: Prompts, kernel: Kernel):
-        self._own = own
+    Args:
+        states, rule: what linear-attention layers keep of the rows, and what replaces it; no rule where there are none.
+    """
+
+    def __init__(
+        self, own: OwnRows, prompts: Prompts, kernel: Kernel, states: OwnStates, rule: DeltaRule | None = None
+    ):
+        self._own, self._states, self._rule = own, states, rule
         self._prompts = prompts
         self._kernel = kernel
 
@@ -105,7 +114,9 @@ class RaggedContext:
         return merged.to(q.dtype)
 
     def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
-        raise AssertionError("linear-attention layers step cohort by cohort, see decoder_for")
+        """hidden [R, D] of the new tokens -> [R, D]; the rows' states go on in place."""
+        assert self._rule is not None
+        return linear_attention_step_(mixer, hidden, self._states[layer_index], self._rule.step_)
 
 
 class RaggedDecoder:
@@ -118,11 +129,13 @@ class RaggedDecoder:
     def __init__(self, policy: Policy, store: PrefixStore, settings: RolloutSettings, prompts: Prompts | None = None):
         self.graphs = GraphUse.of(policy, settings, prompts is not None)
         self._prompts = prompts
+        self._rule = rule_of(policy) if policy.family.linear_attention else None
+        self.graphs.linear_rule = None if self._rule is None else self._rule.name
         self._memory = None if self.graphs.off_because else GraphMemory(policy.device)
         self._policy = policy
         self._store = store
         self._longest_response = settings.max_new_tokens
-        self._own = OwnRows(policy.device)
+        self._own, self._states = OwnRows(policy.device), OwnStates()
         self._rows: dict[Cohort, list[int]] = {}
         self._step: DecodeGraph | None = None
         self._running: torch.Tensor | None = None
@@ -134,6 +147,7 @@ class RaggedDecoder:
         first = self._num_rollouts
         self._lay_out(first + cohort.num_rows)
         self._rows[cohort] = list(range(first, first + cohort.num_rows))
+        self._states.start(self._rows[cohort], [path[-1] for path in cohort.own.paths], self._store)
 
     def let_go(self, cohort: Cohort, rows: Sequence[int]) -> None:
         of_cohort = self._rows[cohort]
@@ -176,7 +190,10 @@ class RaggedDecoder:
     def _lay_out(self, rollouts: int) -> None:
         """Running rows side by side, in tensors of the size that so many rollouts need now."""
         kept = [row for rows in self._rows.values() for row in rows]
-        self._own.move(kept, row_bucket(rollouts), room_for(self._longest, self._longest_response))
+        num_rows = row_bucket(rollouts)
+        self._own.move(kept, num_rows, room_for(self._longest, self._longest_response))
+        if num_rows != self._states.num_rows or kept != list(range(len(kept))):
+            self._states.move(kept, num_rows)
         places = iter(range(len(kept)))
         self._rows = {cohort: [next(places) for _ in rows] for cohort, rows in self._rows.items()}
         self._step = self._running = None
@@ -190,5 +207,5 @@ class RaggedDecoder:
 
     def _new_step(self) -> DecodeGraph:
         prompts = self._prompts or PromptPart(self._store, self.rows(), self._policy.kernel)
-        context = RaggedContext(self._own, prompts, self._policy.kernel)
+        context = RaggedContext(self._own, prompts, self._policy.kernel, self._states, self._rule)
         return DecodeGraph(self._policy, context, self._own.num_rows, self._memory, self.graphs)

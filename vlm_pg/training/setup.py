@@ -17,6 +17,7 @@ from vlm_pg.models.quantize import is_quantized
 from vlm_pg.models.scattered import num_elements
 from vlm_pg.models.settings import LoraSettings, Part
 from vlm_pg.observe.trackers.kinds import refuse_missing
+from vlm_pg.rollout.graphs import decoding_line
 from vlm_pg.training.engines import Engine, TorchEngine
 from vlm_pg.training.rates import trained_weights
 
@@ -25,12 +26,14 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
     """The lines a run begins with: what is trained, how it is computed, by what rules, on what."""
     total = sum(map(num_elements, policy.model.parameters()))
     trained = sum(num_elements(p) for p in policy.model.parameters() if p.requires_grad)
+    decodes_on_gpu = config.rollout.engine == "in_process" and policy.device.type == "cuda"
     return [
         f"model: {config.model.path}, {total:,} parameters, {trained:,} trained, "
         f"{config.model.dtype} on {policy.device}, {engine.ranks.world_size} process(es), engine {engine.description}",
         f"parts: {', '.join(_of_part(part, config, policy, engine) for part in policy.family.parts)}",
         f"attention kernel: {policy.kernel.name}, grouped over shared prefixes "
         f"(checked against plain softmax: largest relative difference {policy.kernel_error:.0e})",
+        *([decoding_line(policy, config.rollout)] if decodes_on_gpu else []),
         f"positions: {policy.family.describe_positions(config.model.positions)}",
         *policy.family.notes,
         *_of_ranks(config, policy, engine.ranks),

@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 from tests.support.tiny import tiny_model
-from vlm_pg.models.linear_attention import LinearLayout, LinearStates, linear_attention_over_tree
-from vlm_pg.rollout.linear_step import linear_attention_step
+from tests.support.traffic import TrafficBytes
+from vlm_pg.models.linear_attention import LinearLayout, LinearStates, linear_attention_over_tree, route_linear_layers
+from vlm_pg.rollout.delta_step import gated_delta_step_
+from vlm_pg.rollout.linear_step import linear_attention_step, linear_attention_step_
+from vlm_pg.rollout.own_states import RowStates
 
 # Shorter than the convolution, about a chunk of the chunked rule, and beyond it.
 PREFIX_LENGTHS = (2, 9, 64, 70)
@@ -18,7 +24,9 @@ NUM_TOKENS = 6
 
 
 def tiny_mixer(family: str) -> Any:
-    return tiny_model(family).model.language_model.layers[0].linear_attn
+    language_model = tiny_model(family).model.language_model
+    route_linear_layers(language_model)
+    return language_model.layers[0].linear_attn
 
 
 @torch.no_grad()
@@ -67,3 +75,34 @@ def test_given_states_are_left_as_they_are() -> None:
     assert torch.equal(ends.conv_tail, before[0]) and torch.equal(ends.recurrent, before[1])
     assert after.recurrent.dtype == torch.float32
     assert after.conv_tail.shape == ends.conv_tail.shape and after.recurrent.shape == ends.recurrent.shape
+
+
+@pytest.mark.parametrize("rule, passes, rows", [("triton", 2, 8), ("triton", 2, 32), ("torch", 5, 32)])
+@torch.no_grad()
+def test_a_layer_moves_little_beside_its_weights_and_states(rule: str, passes: int, rows: int) -> None:
+    """Qwen3.5-9B's layer in bf16: bytes of all operators, states counted as often as the rule moves them."""
+    if rule == "triton":
+        pytest.importorskip("triton")
+        from vlm_pg.rollout.delta_triton import gated_delta_step_ as step_
+    else:
+        step_ = gated_delta_step_  # type: ignore[assignment]
+    config = Qwen3_5TextConfig(
+        hidden_size=4096,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+    )
+    with FakeTensorMode():
+        mixer = Qwen3_5GatedDeltaNet(config, 0)
+        for name, weight in mixer.named_parameters():
+            module = mixer.get_submodule(name.rpartition(".")[0])
+            setattr(module, name.rpartition(".")[2], torch.nn.Parameter(weight.bfloat16()))
+        route_linear_layers(torch.nn.ModuleList([mixer]))
+        states = RowStates(torch.empty(rows, 8192, 3, dtype=torch.bfloat16), torch.empty(rows, 32, 128, 128))
+        with TrafficBytes() as moved:
+            linear_attention_step_(mixer, torch.empty(rows, 4096, dtype=torch.bfloat16), states, step_)
+    weights = 2 * sum(weight.numel() for weight in mixer.parameters())
+    # 4 bytes a number of a state, 2 of an input of the convolution, which is read and written.
+    least = weights + passes * rows * 32 * 128 * 128 * 4 + 2 * rows * 8192 * 3 * 2
+    assert least <= moved.total < 1.1 * least

@@ -14,11 +14,13 @@ from tests.support.recorded import RecordedMemory
 from tests.support.tiny import FAMILY_NAMES
 from vlm_pg.attention.kernels.cpu import CpuFlashKernel
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.registry import FAMILIES
 from vlm_pg.rollout import graphs, ragged
 from vlm_pg.rollout.cohort import Cohort
 from vlm_pg.rollout.decoders import CohortDecoder, Decoder, decoder_for
-from vlm_pg.rollout.graphs import EAGER_STEPS, LEAST_REPLAYS, GraphUse
+from vlm_pg.rollout.delta_rule import DeltaRule
+from vlm_pg.rollout.delta_step import gated_delta_step_
+from vlm_pg.rollout.experts import experts_wait
+from vlm_pg.rollout.graphs import EAGER_STEPS, LEAST_REPLAYS, GraphUse, decoding_line
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.memory import TokenCosts
 from vlm_pg.rollout.prefill import Prefill
@@ -27,7 +29,6 @@ from vlm_pg.rollout.sampling import Choice
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.rollout.waiting import WaitingPrompts
 
-FULL_ATTENTION = [name for name in FAMILY_NAMES if not FAMILIES[name].linear_attention]
 VIDEO = {"kind": "video", "media_seed": 9, "max_side": 8}
 BLOCK = 8
 SETTINGS = RolloutSettings(max_new_tokens=20)
@@ -109,14 +110,12 @@ def scripted(policy: Policy, decoder_type: type) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["as it is", "recorded"])
-@pytest.mark.parametrize("family", FULL_ATTENTION)
+@pytest.mark.parametrize("family", FAMILY_NAMES)
 @torch.no_grad()
 def test_hidden_states_are_those_of_cohorts(family: str, recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy(family=family)
     monkeypatch.setattr(ragged, "BLOCK_TOKENS", BLOCK)
     if recorded:
-        if policy.family.moe:
-            pytest.skip("steps of mixtures of experts are not recorded")
         record_steps(monkeypatch)
         monkeypatch.setattr(graphs, "EAGER_STEPS", 1)
         monkeypatch.setattr(graphs, "LEAST_REPLAYS", 1)
@@ -134,20 +133,22 @@ def record_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ragged.GraphUse, "of", lambda *_: GraphUse())
 
 
-@pytest.mark.parametrize("family", FULL_ATTENTION)
+@pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_the_engine_samples_the_same_tokens(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy(family=family)
     ragged_stops(policy)
     prompts = questions(policy)
-    settings = {"num_generations": 3, "max_batch_rollouts": 7}
+    settings = {"num_generations": 3, "max_batch_rollouts": 7, "prefill_tokens": 64}
     expected = engine(policy, **settings).generate(prompts, step=4)
     monkeypatch.setattr("vlm_pg.rollout.engine.decoder_for", RaggedDecoder)
     own_calls = count_calls(monkeypatch, CpuFlashKernel, "ragged_forward")
     together = engine(policy, **settings)
     assert_same(together.generate(prompts, step=4), expected)
     assert together.stats.cohorts > 3
-    assert len(own_calls) == together.stats.decode_steps * len(policy.language_model.layers), "one call a layer"
-    assert together.stats.graphs == GraphUse("the model is on cpu")
+    layers = policy.family.layer_kinds(policy.model.config).count("full_attention")
+    assert len(own_calls) == together.stats.decode_steps * layers, "one call a layer"
+    linear_rule = "torch" if policy.family.linear_attention else None
+    assert together.stats.graphs == GraphUse("the model is on cpu", linear_rule=linear_rule)
 
 
 def test_steps_are_recorded_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +168,12 @@ def test_steps_are_recorded_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> 
     assert short.stats.graphs.captures == 0
 
 
-def test_own_rows_take_what_is_booked_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = tiny_policy()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
+def test_own_rows_take_what_is_booked_for_them(
+    family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = tiny_policy(family=family, dtype=dtype)
     policy.model.generation_config.eos_token_id = [0]
     made: list[RaggedDecoder] = []
     monkeypatch.setattr(
@@ -177,11 +182,14 @@ def test_own_rows_take_what_is_booked_for_them(monkeypatch: pytest.MonkeyPatch) 
     prompt = make_case(policy, "text", seed=0).prompt
     sampler = engine(policy, num_generations=3, max_new_tokens=150)
     sampler.generate([prompt], step=0)
-    own, costs = made[0]._own, TokenCosts.of(policy)
-    assert (own.num_rows, own.capacity) == (0, 64), "nobody is left"
+    own, states, costs = made[0]._own, made[0]._states, TokenCosts.of(policy)
+    assert (own.num_rows, states.num_rows, own.capacity) == (0, 0, 64), "nobody is left"
     own.move([], row_bucket(3), room_for(150, 150))
-    kept = sum(x.numel() * x.element_size() for tensors in (own._keys, own._values) for x in tensors.values())
-    assert sampler.stats.peak_bytes == kept + prompt.num_tokens * costs.per_token
+    states.move([], row_bucket(3))
+    tensors = [x for of_layer in (own._keys, own._values) for x in of_layer.values()]
+    tensors += [x for layer in states._layers.values() for x in (layer.inputs, layer.recurrent)]
+    kept = sum(x.numel() * x.element_size() for x in tensors)
+    assert sampler.stats.peak_bytes == kept + prompt.num_tokens * costs.per_token + costs.per_state
 
 
 class Elsewhere:
@@ -202,8 +210,7 @@ def test_why_steps_are_not_recorded() -> None:
     assert reason(on_cuda) is None
     assert reason(on_cuda, cuda_graphs=False) == "rollout.cuda_graphs is false"
     assert reason(tiny_policy()) == "the model is on cpu"
-    assert "linear-attention" in str(reason(Elsewhere(tiny_policy(family="qwen3_5"), "cuda")))
-    assert "mixtures of experts" in str(reason(Elsewhere(tiny_policy(family="qwen3_vl_moe"), "cuda")))
+    assert reason(Elsewhere(tiny_policy(family="qwen3_5"), "cuda")) is None
     on_cuda.turns = object()
     assert reason(on_cuda) == "ranks take turns through scattered weights"
     scattered: Any = Elsewhere(tiny_policy(), "cuda")
@@ -211,12 +218,64 @@ def test_why_steps_are_not_recorded() -> None:
     assert "ZeRO-3" in str(reason(scattered))
 
 
-def test_the_decoder_is_chosen_by_device_and_kind_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_says_how_it_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "rule_of", lambda _: DeltaRule("torch (Triton kernel: none)", gated_delta_step_))
+    plain, linear = (Elsewhere(tiny_policy(family=family), "cuda") for family in ("qwen2_5_vl", "qwen3_5"))
+    lines = [
+        decoding_line(policy, RolloutSettings(cuda_graphs=on))  # type: ignore[arg-type]
+        for policy, on in ((plain, True), (plain, False), (linear, True))
+    ]
+    assert lines == [
+        "decoding: steps are replayed from CUDA graphs",
+        "decoding: no CUDA graphs: rollout.cuda_graphs is false",
+        "decoding: steps are replayed from CUDA graphs; states of linear-attention layers: torch (Triton kernel: none)",
+    ]
+
+
+@pytest.mark.parametrize(
+    "dtype, capability, implementation, expected",
+    [
+        (torch.bfloat16, (9, 0), "grouped_mm", None),
+        (torch.bfloat16, (10, 3), "grouped_mm", None),
+        (torch.bfloat16, (8, 0), "grouped_mm", "offsets to the host in bfloat16 at compute capability 8.0"),
+        (torch.bfloat16, (12, 0), "grouped_mm", "offsets to the host in bfloat16 at compute capability 12.0"),
+        (torch.float32, (9, 0), "grouped_mm", "offsets to the host in float32 at compute capability 9.0"),
+        (torch.float32, (8, 0), "batched_mm", None),
+        (torch.bfloat16, (9, 0), "eager", "implementation 'eager' of transformers may ask"),
+    ],
+)
+def test_mixtures_are_recorded_where_their_products_do_not_wait(
+    dtype: torch.dtype,
+    capability: tuple[int, int],
+    implementation: str,
+    expected: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = tiny_policy(family="qwen3_5_moe", dtype=dtype)
+    policy.model.set_experts_implementation(implementation)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    off_because = GraphUse.of(Elsewhere(policy, "cuda"), RolloutSettings()).off_because  # type: ignore[arg-type]
+    assert off_because is None if expected is None else expected in str(off_because)
+
+
+def test_experts_that_nobody_has_looked_at_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy(family="qwen3_vl_moe", dtype=torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert experts_wait(policy) is None
+    policy.settings = policy.settings.model_copy(update={"liger": True})
+    assert "liger-kernel's experts" in str(experts_wait(policy))
+    policy.settings = policy.settings.model_copy(update={"liger": False})
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert "ROCm" in str(experts_wait(policy))
+
+
+def test_the_decoder_is_chosen_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [RaggedDecoder, CohortDecoder]
     monkeypatch.setattr("vlm_pg.rollout.decoders.RaggedDecoder", lambda *_: made[0])
     monkeypatch.setattr("vlm_pg.rollout.decoders.CohortDecoder", lambda *_: made[1])
     policy, linear = tiny_policy(), tiny_policy(family="qwen3_5")
     store, settings = PrefixStore(), RolloutSettings()
     assert decoder_for(Elsewhere(policy, "cuda"), store, settings) is made[0]  # type: ignore[arg-type]
-    assert decoder_for(Elsewhere(linear, "cuda"), store, settings) is made[1]  # type: ignore[arg-type]
+    assert decoder_for(Elsewhere(linear, "cuda"), store, settings) is made[0]  # type: ignore[arg-type]
     assert decoder_for(policy, store, settings) is made[1]
+    assert decoder_for(linear, store, settings) is made[1]

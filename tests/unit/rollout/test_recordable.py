@@ -1,0 +1,97 @@
+"""The decode step of every family can be recorded as a CUDA graph: on fake CUDA tensors nothing in it waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.fake_cuda import CUDA, GuardedMemory, on_fake_cuda, stored_prompts
+from tests.support.groups import tiny_policy
+from tests.support.tiny import FAMILY_NAMES
+from vlm_pg.models.policy import Policy
+from vlm_pg.rollout import delta_step, ragged
+from vlm_pg.rollout.cohort import Cohort
+from vlm_pg.rollout.delta_rule import DeltaRule
+from vlm_pg.rollout.ragged import RaggedDecoder
+from vlm_pg.rollout.settings import RolloutSettings
+
+TORCH = DeltaRule("torch", delta_step.gated_delta_step_)
+
+
+def recorded_step(policy: Policy, monkeypatch: pytest.MonkeyPatch, rule: DeltaRule = TORCH) -> list[str]:
+    """Operators of the step in which five rollouts behind two prompts are recorded; three of eight rows are idle."""
+    monkeypatch.setattr(ragged, "rule_of", lambda _: rule)
+    with on_fake_cuda(policy, monkeypatch):
+        store = stored_prompts(policy, {0: 70, 1: 9, 2: 3})
+        decoder = RaggedDecoder(policy, store, RolloutSettings(max_new_tokens=50))
+        assert decoder.graphs.off_because is None
+        paths = [(0, 1)] * 3 + [(0, 2)] * 2
+        positions, uniforms = torch.full((5,), 79, device=CUDA), torch.empty(5, 50, device=CUDA)
+        cohort = Cohort([(0, row) for row in range(5)], paths, torch.empty(5, 1), positions, uniforms, None)
+        decoder.admit(cohort)
+        for _ in range(3):
+            cohort.num_generated += 1
+            hidden = decoder.step(torch.zeros(5, dtype=torch.int64, device=CUDA), cohort.positions)
+        assert (decoder.graphs.captures, decoder.graphs.replays) == (1, 1)
+        assert (hidden.shape[0], hidden.device, hidden.dtype) == (5, CUDA, torch.bfloat16)
+    return GuardedMemory.operators
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_nothing_waits(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy(family=family, dtype=torch.bfloat16)
+    operators = recorded_step(policy, monkeypatch)
+    kinds = policy.family.layer_kinds(policy.model.config)
+    # Of each layer its own tokens, the common prompt and the questions; one flash call each.
+    assert operators.count("aten::_flash_attention_forward") == 3 * kinds.count("full_attention")
+    assert operators.count("aten::addcmul_") == kinds.count("linear_attention")
+
+
+def test_the_triton_kernel_is_one_operator_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from vlm_pg.rollout.delta_triton import gated_delta_step_
+
+    policy = tiny_policy(family="qwen3_5", dtype=torch.bfloat16)
+    operators = recorded_step(policy, monkeypatch, DeltaRule("triton", gated_delta_step_))
+    assert operators.count("vlm_pg::gated_delta_step_") == 3 and "aten::addcmul_" not in operators
+
+
+def looks(state: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
+    if float(parts[-1].max()) > 0.5:
+        return delta_step.gated_delta_step_(state, *parts)
+    return parts[2].float()
+
+
+def chooses(state: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
+    rows = parts[-1].amax(1) > 0.5
+    state[rows] = 0.5 * state[rows]
+    return parts[2].float()
+
+
+def asks_the_host(state: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
+    return delta_step.gated_delta_step_(state, *parts) * torch.tensor([0.5], device=state.device)
+
+
+def is_elsewhere(state: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
+    return delta_step.gated_delta_step_(state, *parts).cpu().to(state.device)
+
+
+@pytest.mark.parametrize("rule_step_", [looks, chooses, asks_the_host, is_elsewhere])
+def test_what_waits_is_found(rule_step_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy(family="qwen3_5", dtype=torch.bfloat16)
+    with pytest.raises((AssertionError, RuntimeError)) as found:
+        recorded_step(policy, monkeypatch, DeltaRule("other", rule_step_))
+    assert any(
+        word in f"{type(found.value)} {found.value}"
+        for word in ("waits", "has a tensor on", "DataDependent", "DynamicOutput")
+    ), found.value
+
+
+def test_experts_in_a_loop_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy(family="qwen3_5_moe", dtype=torch.bfloat16)
+    policy.model.set_experts_implementation("eager")
+    monkeypatch.setattr("vlm_pg.rollout.graphs.experts_wait", lambda _: None)
+    with pytest.raises((AssertionError, RuntimeError), match="nonzero"):
+        recorded_step(policy, monkeypatch)

@@ -1,0 +1,70 @@
+"""States of linear-attention layers (Qwen3.5) of rollouts that are rows of one batch; see ``ragged``.
+
+R rows, C convolution channels, W convolution width, Hv value heads, dk, dv sizes of a key and of a value head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from vlm_pg.rollout.kv import PrefixStore
+
+
+@dataclass(frozen=True)
+class RowStates:
+    """What a layer keeps of each row, replaced at every token, in place.
+
+    ``inputs`` [R, C, W - 1]: last inputs of the convolution, oldest first. ``recurrent`` fp32 [R, Hv, dk, dv].
+    """
+
+    inputs: torch.Tensor
+    recurrent: torch.Tensor
+
+
+class OwnStates:
+    """``RowStates`` of all layers. The tensors stay where they are until ``move``.
+
+    An idle row goes on from whatever it had last: nobody reads it, rows do not mix, and the rule keeps it finite (keys
+    have length 1, decay and learning rate lie between 0 and 1, so what was stored never grows).
+    """
+
+    def __init__(self) -> None:
+        self.num_rows = 0
+        self._layers: dict[int, RowStates] = {}
+
+    def __getitem__(self, layer_index: int) -> RowStates:
+        return self._layers[layer_index]
+
+    def move(self, kept: Sequence[int], num_rows: int) -> None:
+        """The rows ``kept`` become the first ones of ``num_rows``, the others zeros; one layer is copied at a time."""
+        self.num_rows = num_rows
+        for layer, old in self._layers.items():
+            rows = torch.tensor(kept, dtype=torch.int64, device=old.recurrent.device)
+            self._layers[layer] = RowStates(*(_moved(part, rows, num_rows) for part in (old.inputs, old.recurrent)))
+
+    def start(self, rows: Sequence[int], nodes: Sequence[int], store: PrefixStore) -> None:
+        """These rows begin behind the last tokens of these nodes, one node a row."""
+        readers: dict[int, list[int]] = {}
+        for row, node in zip(rows, nodes, strict=True):
+            readers.setdefault(node, []).append(row)
+        for layer, states in store.states.items():
+            for node, reading in readers.items():
+                inputs, recurrent = states[node].conv_tail.transpose(1, 2), states[node].recurrent
+                if layer not in self._layers:
+                    self._layers[layer] = RowStates(*(_rows_like(part, self.num_rows) for part in (inputs, recurrent)))
+                of_layer, at = self._layers[layer], torch.tensor(reading, device=recurrent.device)
+                of_layer.inputs[at], of_layer.recurrent[at] = inputs, recurrent
+
+
+def _rows_like(one: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Zeros for so many rows of which ``one`` [1, ...] could be one."""
+    return torch.zeros(num_rows, *one.shape[1:], dtype=one.dtype, device=one.device)
+
+
+def _moved(old: torch.Tensor, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+    new = _rows_like(old, num_rows)
+    new[: len(rows)] = old[rows]
+    return new
