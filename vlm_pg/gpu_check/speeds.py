@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlm_pg.bench import rollout, step
-from vlm_pg.bench.flops import generation_flops, parameter_count, step_flops
+from vlm_pg.bench.flops import forward_flops, generation_flops, parameter_count
 from vlm_pg.bench.grid import RolloutPoint, StepPoint
 from vlm_pg.bench.shapes import SIZES, LanguageShape
 
 HALF_BYTES = 2
+# Backward is two forwards for every product of two matrices, those of attention too.
+STEP_FORWARDS = 3
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,13 @@ def _step_row(
     shape: LanguageShape, settings: Mapping[str, Any], point: Mapping[str, Any], name: str, entry: Mapping[str, Any],
     peak: Peak | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """``flops_share``: model FLOP utilisation: operations without those of recomputation, over time and peak."""
+    """``flops_share``: model FLOP utilisation: operations over time and peak, without
+    those that checkpointing and flash attention's backward compute again."""
     prefix, count, response = point["prefix"], point["generations"], point["response"]
     work = step.CONTESTANTS[name].work(
         prefix, StepPoint(prefix, count, response, settings.get("ragged", False)).lengths
     )
-    flops = step_flops(shape, work, checkpointing=False)
+    flops = STEP_FORWARDS * forward_flops(shape, work)
     gain = entry.get("grouped_gain", {})
     bound = gain.get("bounds", {})
     return {
