@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.errors import VlmPgError
-from vlm_pg.gpu_check.machine import describe
+from vlm_pg.gpu_check.machine import describe, torch_sees_gpu
 from vlm_pg.gpu_check.packages import install_wheels, is_there
 from vlm_pg.gpu_check.plans import PLANS
 from vlm_pg.gpu_check.result import PAGE, RESULT, Result
@@ -88,7 +88,7 @@ def _check(options: argparse.Namespace, command: str) -> int:
     machine = describe(python_path)
     device = options.device
     if device == "auto":
-        device = "cuda" if machine["gpus"] else "cpu"
+        device = "cuda" if machine["gpus"] or torch_sees_gpu(python_path) else "cpu"
     stages = _stages(options, folder, device)
     head = {"when": started.isoformat(timespec="seconds"), "commands": [command], "device": device, "machine": machine}
     result = Result.open(folder, head, options.resume)
@@ -100,6 +100,8 @@ def _check(options: argparse.Namespace, command: str) -> int:
     finally:
         _write_page(result)
     bad = [outcome.name for outcome in result.outcomes if outcome.status in ("failed", "time was up")]
+    if left_out := [outcome.name for outcome in result.outcomes if outcome.status == "left out"]:
+        print(f"left out: {', '.join(left_out)}")
     print(f"not ok: {', '.join(bad)}" if bad else "all stages that ran are ok")
     return EXIT_NOT_ALL if bad else EXIT_OK
 

@@ -45,6 +45,13 @@ def gpus() -> list[dict[str, str]]:
     return [dict(zip(_ASKED, [part.strip() for part in line.split(",")])) for line in lines]
 
 
+def torch_sees_gpu(python_path: Sequence[str]) -> bool:
+    """For machines without nvidia-smi; asked of a process of its own, so that this one holds nothing of the GPU."""
+    code = "import torch; print(torch.cuda.is_available())"
+    path = os.pathsep.join([*python_path, os.environ.get("PYTHONPATH", "")])
+    return _said(sys.executable, "-c", code, PYTHONPATH=path)[-1:] == ["True"]
+
+
 def commit() -> str | None:
     """Of the checkout that this package lies in, "+changes" where files differ from it; None outside of git."""
     git = ("git", "-C", str(REPOSITORY))
@@ -54,9 +61,12 @@ def commit() -> str | None:
     return name[0] + ("+changes" if _said(*git, "status", "--porcelain", "--untracked-files=no") else "")
 
 
-def _said(*command: str) -> list[str]:
+def _said(*command: str, **environment: str) -> list[str]:
+    """Lines that a command prints; none where it is not there, fails or hangs."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False, env=os.environ | environment
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     return done.stdout.strip().splitlines() if done.returncode == 0 else []

@@ -20,6 +20,8 @@ TRAINING_POINTS = ("4096,8,512", "8192,8,512", "16384,8,1024", "16384,8,64", "32
 TRAINING_CONTESTANTS = ("grouped", "prefix-grouper-kind", "transformers-batch", "transformers-sequential")
 ROLLOUT_POINTS = ("4096,8,512", "4096,32,512", "16384,8,512", "16384,32,512", "65536,8,512", "65536,32,512")
 ROLLOUT_CONTESTANTS = ("ours", "transformers-generate")
+# Of a point, with what is slow at long prefixes; the model's random weights alone take part of a minute.
+LEAST_SECONDS = 240
 FRAMES = (64, 128, 256, 512, 1024)
 
 
@@ -45,7 +47,9 @@ def grpo_step(folder: Path, device: str, model: str) -> list[Stage]:
         title = f"A whole GRPO step, {model} dimensions, LoRA, {frames} frames, G = 8"
         read = partial(read_whole_step, path)
         stages.append(
-            Stage(f"grpo-step-{frames}", title, (command,), 1, read, (*_NEEDS, "peft"), True, least_seconds=120)
+            Stage(
+                f"grpo-step-{frames}", title, (command,), 1, read, (*_NEEDS, "peft"), True, least_seconds=LEAST_SECONDS
+            )
         )
     return stages
 
@@ -70,5 +74,5 @@ def _points(
         title = f"bench {kind}, {model} dimensions, point {point}"
         read = partial(read_bench_point, path, point, ours)
         label = f"{name}-{point.replace(',', '-')}"
-        stages.append(Stage(label, title, (command,), 1, read, _NEEDS, needs_gpu=True, least_seconds=150))
+        stages.append(Stage(label, title, (command,), 1, read, _NEEDS, needs_gpu=True, least_seconds=LEAST_SECONDS))
     return [*stages, counted(folder, 1)]
