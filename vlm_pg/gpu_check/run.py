@@ -73,7 +73,9 @@ class Run:
             return missing_words(lacking)
         if stage.asks and stage.name not in self._offered:
             self._offered[stage.name] = offers(stage.asks, self.environment)
-        return "" if self._offered.get(stage.name, True) else f"this version has no {shlex.join(stage.asks[-3:])}"
+        return (
+            "" if self._offered.get(stage.name, True) else f"this version has no command {shlex.join(stage.asks[-2:])}"
+        )
 
     def _run(self, stage: Stage, limit: float) -> Outcome:
         log = log_of(self.result.folder, stage.name)

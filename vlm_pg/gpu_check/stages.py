@@ -85,14 +85,14 @@ def check(folder: Path, device: str, models: tuple[str, ...]) -> list[Stage]:
 def environment(folder: Path) -> Stage:
     path = folder / "environment.json"
     command = (PYTHON, "-m", "vlm_pg.gpu_check.environment", str(path))
-    return Stage(ENVIRONMENT, "Environment and versions", (command,), 6, partial(read_environment, path))
+    return Stage(ENVIRONMENT, "Environment and versions", (command,), 8, partial(read_environment, path))
 
 
 def _tests(folder: Path) -> Stage:
     command = (PYTHON, "-m", "pytest", "-v", "-rfE", "--tb=short", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu")
     needs = (*_MODEL, "pytest", "hypothesis")
     read = partial(read_tests, log_of(folder, "tests"))
-    return Stage("tests", "Tests on the GPU (tests/gpu)", (command,), 25, read, needs, needs_gpu=True)
+    return Stage("tests", "Tests on the GPU (tests/gpu)", (command,), 32, read, needs, needs_gpu=True)
 
 
 def _kernels(folder: Path, device: str) -> Stage:
@@ -100,7 +100,7 @@ def _kernels(folder: Path, device: str) -> Stage:
     path = folder / "kernels.json"
     command = (PYTHON, "-m", "vlm_pg.gpu_check.kernels", device, dtype, str(path))
     title = f"Attention kernels against plain softmax at real head sizes, {dtype}"
-    return Stage("kernels", title, (command,), 6, partial(read_kernels, path), _MODEL)
+    return Stage("kernels", title, (command,), 8, partial(read_kernels, path), _MODEL)
 
 
 def _training(folder: Path, dtype: str) -> Stage:
