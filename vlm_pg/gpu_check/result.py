@@ -46,7 +46,7 @@ class Result:
 
     @classmethod
     def open(cls, folder: Path, head: dict[str, Any], resume: bool) -> Result:
-        """An empty result, or with ``resume`` what stages that went well have found.
+        """An empty result, or with ``resume`` what became of the stages that have run.
 
         Raises:
             ConfigError: the folder holds something and is not to be gone on with, or its result cannot be read.
@@ -69,10 +69,11 @@ class Result:
                 raise
             raise ConfigError(f"{path} cannot be read ({error!r}). Give another folder with --out.") from error
         head["commands"] = [*commands, *head["commands"]]
-        return cls(folder, head, [outcome for outcome in outcomes if outcome.status == "ok"])
+        return cls(folder, head, outcomes)
 
-    def find(self, name: str) -> Outcome | None:
-        return next((outcome for outcome in self.outcomes if outcome.name == name), None)
+    def is_ok(self, name: str) -> bool:
+        """Whether the stage of that name has gone well already."""
+        return any(outcome.name == name and outcome.status == "ok" for outcome in self.outcomes)
 
     def add(self, outcome: Outcome) -> None:
         """In the place of an earlier one of that name; written at once."""

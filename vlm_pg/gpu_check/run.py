@@ -42,7 +42,7 @@ class Run:
     def go(self, stages: Sequence[Stage]) -> None:
         """Run those that have not gone well already."""
         for index, stage in enumerate(stages):
-            if self.result.find(stage.name):
+            if self.result.is_ok(stage.name):
                 print(f"{stage.name}: was done before", flush=True)
                 continue
             outcome = self._outcome(stage, stages[index:])
@@ -136,6 +136,8 @@ def _environment(device: str, python_path: Sequence[str]) -> Mapping[str, str]:
     found["PYTHONUNBUFFERED"] = "1"
     if device == "cpu":
         found["CUDA_VISIBLE_DEVICES"] = ""
+        # Threads of such small work wait for each other longer than they compute.
+        found.setdefault("OMP_NUM_THREADS", "1")
     return found
 
 

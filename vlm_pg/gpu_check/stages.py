@@ -28,6 +28,7 @@ _TRAINING = (*_MODEL, "av", "qwen_vl_utils", "requests", "torchvision", "xxhash"
 MODELS = ("small", "mid", "3b", "7b", "8b")
 # Models that are for a CPU: seconds there, no gain from bf16.
 LITTLE = ("small", "mid")
+ON_A_CPU = ("--no-memory", "--threads", "1")
 # Stands for --resume where the file after --out exists when the command begins.
 RESUME = "{--resume}"
 TRAINING_STEPS, PROMPTS, EVALUATED = 4, 8, 32
@@ -146,7 +147,7 @@ def _step(folder: Path, device: str, model: str) -> Stage:
         "transformers-batch",
         "prefix-grouper-kind",
     ]
-    more += ["--no-memory"] if little else ["--checkpointing"]
+    more += [*ON_A_CPU] if little else ["--checkpointing"]
     command = bench_command(folder, "step", name, model, device, "64,2,8" if little else "4096,8,512", *more)
     title = f"One group's forward and backward, {model} dimensions, random weights"
     read = partial(read_bench, folder / f"{name}.json", 1, "grouped")
@@ -156,7 +157,7 @@ def _step(folder: Path, device: str, model: str) -> Stage:
 def _rollout(folder: Path, device: str, model: str) -> Stage:
     little, name = model in LITTLE, f"rollout-{model}"
     more = ["--repeats", "1" if little else "2", "--contestants", "ours", "transformers-generate"]
-    more += ["--no-memory"] if little else []
+    more += [*ON_A_CPU] if little else []
     command = bench_command(folder, "rollout", name, model, device, "64,2,4" if little else "4096,8,128", *more)
     title = f"Generation, {model} dimensions, random weights"
     read = partial(read_bench, folder / f"{name}.json", 1, "ours")

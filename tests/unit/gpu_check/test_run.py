@@ -110,13 +110,17 @@ def test_a_measurement_begins_only_with_the_time_it_needs(tmp_path: Path) -> Non
 
 
 def test_going_on_runs_what_was_not_ok(tmp_path: Path) -> None:
-    outcomes(tmp_path, stage("good", "pass"), stage("bad", "raise SystemExit(1)"))
+    outcomes(tmp_path, stage("good", "pass"), stage("not asked", needs_gpu=True), stage("bad", "raise SystemExit(1)"))
     with pytest.raises(ConfigError, match=r"is not empty\. Add --resume"):
         Result.open(tmp_path / "out", HEAD, resume=False)
     again = Result.open(tmp_path / "out", HEAD | {"commands": ["again"]}, resume=True)
     assert again.head["commands"] == ["bash scripts/gpu_check.sh", "again"]
     Run(again, "cpu", 600, []).go([stage("good", "raise SystemExit(1)"), stage("bad", "pass")])
-    assert [(one.name, one.status) for one in again.outcomes] == [("good", "ok"), ("bad", "ok")]
+    assert [(one.name, one.status) for one in again.outcomes] == [
+        ("good", "ok"),
+        ("not asked", "left out"),
+        ("bad", "ok"),
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 0, "stages": [], "commands": []}'])
