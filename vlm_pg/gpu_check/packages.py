@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -73,7 +75,8 @@ def installed() -> dict[str, str]:
 
 
 def install_wheels(folder: Path) -> Path:
-    """A new folder for PYTHONPATH with all wheels of ``folder`` in it, installed without a network and as they are.
+    """A new folder for PYTHONPATH with all wheels of ``folder`` in it, installed without a network and as they are; it
+    goes when this process ends.
 
     Raises:
         ConfigError: no wheels there, or pip refuses them (of another Python or machine, or one of them twice).
@@ -82,6 +85,7 @@ def install_wheels(folder: Path) -> Path:
     if not wheels:
         raise ConfigError(f"--wheels got {folder}, in which there is no file *.whl. Name the folder that holds them.")
     site = tempfile.mkdtemp(prefix="vlm-pg-wheels-")
+    atexit.register(shutil.rmtree, site, ignore_errors=True)
     options = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--disable-pip-version-check", "--target"]
     done = subprocess.run(
         [sys.executable, "-m", "pip", "install", *options, site, *wheels], capture_output=True, text=True, check=False
