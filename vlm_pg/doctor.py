@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ MIN_FREE_GIB = 5.0
 _MARKS: dict[Status, str] = {"ok": "ok     ", "note": "note   ", "missing": "MISSING"}
 
 _PACKAGE = "vlm-pg"
+_PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 # Checked by importing them.
 _DECODERS = ("av", "decord")
 _TRACKER = "Optional, for observe.trackers=[{0}]: pip install {1}."
@@ -106,11 +108,14 @@ def _packages() -> Iterator[Finding]:
 
 
 def _required() -> list[Requirement]:
-    """What the installed package says it needs here, in its order."""
+    """What the installed package, or the checkout that runs without being installed, says it needs; in its order."""
     try:
         lines = importlib.metadata.requires(_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
-        return [Requirement(_PACKAGE)]
+        try:
+            lines = tomllib.loads(_PYPROJECT.read_text("utf-8"))["project"]["dependencies"]
+        except OSError:
+            return [Requirement(_PACKAGE)]
     needed = map(Requirement, lines)
     here = (one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""}))
     return [one for one in here if one.name not in _DECODERS]

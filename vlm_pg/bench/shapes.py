@@ -81,6 +81,8 @@ SIZES: dict[str, LanguageShape] = {
     "mid": LanguageShape(512, 6, 8, 2, 64, 1408, 4096),
     "3b": PUBLISHED["Qwen2.5-VL-3B"],
     "7b": PUBLISHED["Qwen2.5-VL-7B"],
+    # Dimensions of Qwen3-VL-8B's language model in Qwen2.5-VL's classes: without the norms of queries and keys.
+    "8b": PUBLISHED["Qwen3-VL-8B"],
 }
 
 # The towers that `bench eval` gives them: published ones, and for the first two as small in proportion as the 7B's.
@@ -90,4 +92,5 @@ TOWERS: dict[str, TowerShape] = {
     "mid": TowerShape(160, 4, 2, 428, (3,)),
     "3b": _PUBLISHED_TOWER,
     "7b": _PUBLISHED_TOWER,
+    "8b": _PUBLISHED_TOWER,
 }

@@ -99,3 +99,14 @@ def test_a_torch_that_does_not_load_is_a_finding(monkeypatch: pytest.MonkeyPatch
     [finding] = doctor._devices_and_kernels()
     assert finding.status == "missing"
     assert finding.detail == "does not import: OSError: libcudart.so.13: cannot open shared object file"
+
+
+def test_a_checkout_that_is_not_installed_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(_name: str) -> list[str]:
+        raise importlib.metadata.PackageNotFoundError("vlm-pg")
+
+    monkeypatch.setattr(importlib.metadata, "requires", none)
+    required = {one.name: one.specifier for one in doctor._required()}
+    assert "2.11.0" in required["torch"] and "5.17.0" in required["transformers"] and "deepspeed" in required
+    # Decoders are checked by importing them.
+    assert "av" not in required and "decord" not in required

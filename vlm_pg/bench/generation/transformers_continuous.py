@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -75,7 +76,16 @@ def cache_options(case: GenerationCase, device_type: str, flash: bool) -> dict[s
 
 
 def rehearse(manager: Any, case: GenerationCase) -> None:
-    """Generate for other prompts of the same shape, so that CUDA graphs are captured; their blocks are freed again."""
+    """Generate for other prompts of the same shape, so that CUDA graphs are captured; their blocks are freed again.
+
+    Raises:
+        CannotRun: this transformers cannot free them (5.17 cannot).
+    """
+    if not hasattr(manager, "pause"):
+        raise CannotRun(
+            f"the continuous batching of transformers {version('transformers')} cannot be paused to free the blocks of "
+            "its rehearsal; install a later one"
+        )
     _generate(manager, case.other(seed=1), case.new_tokens)
     with manager.pause():
         manager.batch_processor.cache.evict_cached_blocks()

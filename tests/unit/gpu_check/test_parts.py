@@ -1,0 +1,148 @@
+"""The stages and plans as they are listed, packages carried along, and the programs that stages run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from vlm_pg.errors import ConfigError
+from vlm_pg.gpu_check import kernels
+from vlm_pg.gpu_check.__main__ import main
+from vlm_pg.gpu_check.grpo_step import measure
+from vlm_pg.gpu_check.packages import install_wheels, installed, missing_words
+from vlm_pg.gpu_check.plans import PLANS
+from vlm_pg.gpu_check.stages import as_begun, bench_command, check
+
+
+def test_the_check_on_a_gpu_has_both_models_and_all_that_was_asked_for(tmp_path: Path) -> None:
+    stages = check(tmp_path, "cuda", ("7b", "8b"))
+    assert [stage.name for stage in stages] == [
+        "environment", "tests", "kernels", "training-fp32", "training-bf16",
+        "step-7b", "rollout-7b", "step-8b", "rollout-8b", "counted",
+    ]  # fmt: skip
+    step = next(stage for stage in stages if stage.name == "step-8b").commands[0]
+    assert "--checkpointing" in step and step[step.index("--dtype") + 1] == "bf16"
+    on_cpu = check(tmp_path, "cpu", ("small",))
+    assert [stage.name for stage in on_cpu if stage.needs_gpu] == ["tests", "training-bf16"]
+
+
+@pytest.mark.parametrize("plan, count", [("training", 5), ("rollouts", 6), ("grpo-step", 5)])
+def test_every_point_of_a_plan_is_a_stage_of_its_own(tmp_path: Path, plan: str, count: int) -> None:
+    stages = PLANS[plan][1](tmp_path, "cuda", "7b")
+    points = [stage for stage in stages if stage.least_seconds]
+    assert len(points) == count == len({stage.name for stage in points}) and all(stage.needs_gpu for stage in points)
+
+
+def test_a_file_that_is_there_is_gone_on_with(tmp_path: Path) -> None:
+    command = bench_command(tmp_path, "step", "training", "7b", "cuda", "4096,8,512")
+    assert "--resume" not in as_begun(command) and "{" not in "".join(as_begun(command))
+    (tmp_path / "training.json").write_text("{}")
+    assert as_begun(command)[-1] == "--resume"
+
+
+def test_bench_takes_every_command_of_the_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The parsers, so that a renamed option or contestant is found without a GPU."""
+    from vlm_pg.bench.rollout import RolloutRun
+    from vlm_pg.bench.step import StepRun
+
+    of = {"step": StepRun, "rollout": RolloutRun}
+    stages = [stage for _, make in PLANS.values() for stage in make(tmp_path, "cuda", "7b")]
+    stages += check(tmp_path, "cuda", ("7b", "8b")) + check(tmp_path, "cpu", ("small",))
+    parsed = 0
+    for command in (as_begun(command) for stage in stages for command in stage.commands):
+        if "bench" in command and command[command.index("bench") + 1] in of:
+            run = of[command[command.index("bench") + 1]]
+            arguments = run.parser().parse_args(command[command.index("bench") + 2 :])
+            assert len(run.points(arguments)) == 1
+            parsed += 1
+    assert parsed == 5 + 6 + 4 + 2
+
+
+def make_wheel(folder: Path, name: str) -> None:
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}/__init__.py", "")
+        info = f"{name}-1.0.dist-info"
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def test_wheels_are_carried_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_wheel(tmp_path, "carried_along")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    site = install_wheels(tmp_path)
+    assert (site / "carried_along/__init__.py").is_file()
+    monkeypatch.syspath_prepend(str(site))
+    assert installed()["carried-along"] == "1.0"
+
+
+def test_wheels_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no file \*\.whl"):
+        install_wheels(tmp_path)
+    (tmp_path / "broken-1.0-py3-none-any.whl").write_text("no archive")
+    with pytest.raises(ConfigError, match="pip could not install them"):
+        install_wheels(tmp_path)
+
+
+def test_what_lacks_is_named_as_it_is_installed() -> None:
+    assert missing_words(["qwen_vl_utils"]).startswith("qwen-vl-utils is not installed.")
+    assert missing_words(["av", "requests"]).startswith("av, requests are not installed.")
+
+
+def test_listing_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list", "--plan", "training", "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "--points 32768,8,512" in printed and "{--resume}" not in printed and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--only", "nothing"], "--only got nothing; the stages are environment, tests"),
+    (["--wheels", "no/such/folder"], "--wheels got"),
+])  # fmt: skip
+def test_options_that_cannot_be(
+    tmp_path: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--device", "cpu", "--out", str(tmp_path / "out"), *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_kernel_that_is_wrong_fails_and_the_others_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "HEADS", [(4, 2, 16), (2, 1, 16)])
+    path = tmp_path / "kernels.json"
+    assert kernels.main(["cpu", "fp32", str(path)]) == 0
+    found = json.loads(path.read_text())
+    assert found["chosen"] == "cpu-flash" and "it runs on CUDA" in found["not_here"]["cuda-flash"]
+    assert [check["heads"] for check in found["checks"]] == [[4, 2, 16], [2, 1, 16]]
+    assert all(check["worst"] < 1e-4 for check in found["checks"])
+
+    def differs(_kernel: object, _device: object, _dtype: object, num_heads: int, *_: int) -> float:
+        if num_heads == 4:
+            raise RuntimeError("differs by 1.0")
+        return 0.0
+
+    monkeypatch.setattr(kernels, "check_kernel", differs)
+    assert kernels.main(["cpu", "fp32", str(path)]) == 1
+    assert [check.get("failed") for check in json.loads(path.read_text())["checks"]] == [
+        "RuntimeError: differs by 1.0",
+        None,
+    ]
+
+
+def test_a_whole_step_trains_on_what_it_sampled() -> None:
+    found = measure(frames=4, model="small", device="cpu", generations=2, new_tokens=4)
+    # Two pairs of frames of 16 x 32 patches, four patches a token, and 12 words.
+    assert found["prompt_tokens"] == 2 * 128 + 12 and found["sampled_tokens"] == 2 * 4
+    assert set(found["seconds"]) == {"vision", "rollout", "update", "step"} and found["grad_norm"] > 0
+
+
+def test_the_orchestrator_imports_nothing_that_may_lack() -> None:
+    code = "import sys, vlm_pg.gpu_check.__main__; sys.exit(bool({'torch', 'pydantic', 'jinja2'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
