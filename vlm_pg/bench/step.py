@@ -8,15 +8,21 @@ from functools import partial
 from typing import Any
 
 from vlm_pg.bench.contestant import Contestant
-from vlm_pg.bench.flops import CHUNK_BYTES, activation_bytes, bounds, parameter_count, step_flops
+from vlm_pg.bench.flops import activation_bytes, bounds, chunk_rows, done_flops, parameter_count
 from vlm_pg.bench.grid import GENERATIONS, PREFIXES, RATIOS, StepPoint, informative_first, parse_points
 from vlm_pg.bench.options import measurement_parser
 from vlm_pg.bench.runner import PointsRun, gib_words, memory_words
 from vlm_pg.bench.work import (
     CHUNK_TOKENS,
     Work,
+    chunked_done,
     chunked_work,
+    grouped_done,
+    padded_done,
     padded_work,
+    prefix_grouper_done,
+    prefix_grouper_readme_done,
+    repeated_done,
     sequential_work,
     shared_work,
     whole_logits_work,
@@ -29,12 +35,14 @@ CONTESTANTS = {
         "tokens in chunks",
         shared_work,
         "vlm_pg.bench.training.grouped:whole",
+        done=grouped_done,
     ),
     "transformers-batch": Contestant(
         "transformers' forward over the prefix repeated per response, right-padded where ragged, no "
         "mask, logits of response rows only, all at once; sdpa, on a GPU flash_attention_2 where installed",
         padded_work,
         "vlm_pg.bench.training.transformers_plain:batch",
+        done=padded_done,
     ),
     "prefix-grouper-kind": Contestant(
         "prefix_grouper at its best: the responses' last tokens left out, hidden states split "
@@ -43,22 +51,26 @@ CONTESTANTS = {
         shared_work,
         "vlm_pg.bench.training.prefix_grouper:kind",
         package="prefix_grouper",
+        done=prefix_grouper_done,
     ),
     "transformers-sequential": Contestant(
         "transformers-batch, but one sequence after the other, gradients accumulated",
         sequential_work,
         "vlm_pg.bench.training.transformers_plain:sequential",
+        done=repeated_done,
     ),
     "prefix-grouper-readme": Contestant(
         "the package prefix_grouper as its README drives it: logits of every token, split afterwards",
         whole_logits_work,
         "vlm_pg.bench.training.prefix_grouper:readme",
         package="prefix_grouper",
+        done=prefix_grouper_readme_done,
     ),
     "grouped-chunked": Contestant(
         f"ours, prefix once, responses in chunks of {CHUNK_TOKENS:,} tokens; memory does not grow",
         chunked_work,
         "vlm_pg.bench.training.grouped:chunked",
+        done=chunked_done,
     ),
 }
 # Who holds the logits of a chunk at a time, and who keeps attention's output for the second forward.
@@ -84,9 +96,10 @@ how it is measured:
   bounds   tokens: through the linear layers; attention: pairs of query and key; FLOPs: both and the output head,
            weighed with the model's shape. The bound of memory is what the activations kept by each side would need
            (an estimate). Every gain is printed with its bound and the share of it that was reached. The bounds count
-           what repetition costs and no more: ours also leaves out queries, output projection and MLP of prompt rows in
-           the last layer and, with --checkpointing, the second computation of attention. Both weigh most in models of
-           few layers, where shares pass 100%.
+           what repeating or sharing the prefix costs, every token through every layer, and no more: ours also leaves
+           out queries, output projection and MLP of prompt rows in the last layer and, with --checkpointing, the second
+           computation of attention. Both weigh most in models of few layers, where shares pass 100%. How long a point
+           takes is judged by what each contestant does compute, which a test holds against a count.
 
 examples:
   vlm-pg bench step --points 2048,8,256 --model mid --threads 2
@@ -144,14 +157,20 @@ class StepRun(PointsRun[StepPoint]):
         return StepPoint(record["prefix"], record["generations"], record["response"], self.arguments.ragged)
 
     def flops(self, name: str, point: StepPoint) -> float:
-        return step_flops(self.shape, self._work(name, point), self.arguments.checkpointing)
+        """What it does, to the row."""
+        done = self.contestants_known[name].done
+        assert done is not None
+        # A GPU's flash attention takes a suffix behind its prefix without a mask.
+        masked = self.arguments.device == "cpu" or self.arguments.dtype == "fp32"
+        work = done(point.prefix, point.lengths, chunk_rows(self.shape), masked)
+        return done_flops(self.shape, work, self.arguments.checkpointing)
 
     def peak_bytes(self, name: str, point: StepPoint) -> float:
         """Activations, and the gradients of the weights, which every contestant holds in the end."""
         work = self._work(name, point)
         rows, kept = work.held_logit_rows, name in ATTENTION_KEPT
         if name in CHUNKED_LOGITS:
-            rows = min(rows, max(1, CHUNK_BYTES // (4 * self.shape.vocab)))
+            rows = min(rows, chunk_rows(self.shape))
         checkpointing, size = self.arguments.checkpointing, self.element_bytes
         activations = activation_bytes(self.shape, work, checkpointing, size, rows, attention_kept=kept)
         return activations + parameter_count(self.shape) * size
