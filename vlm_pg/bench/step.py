@@ -27,6 +27,7 @@ from vlm_pg.bench.work import (
     shared_work,
     whole_logits_work,
 )
+from vlm_pg.memory import GIB
 
 OURS = "grouped"
 CONTESTANTS = {
@@ -100,6 +101,9 @@ how it is measured:
            out queries, output projection and MLP of prompt rows in the last layer and, with --checkpointing, the second
            computation of attention. Both weigh most in models of few layers, where shares pass 100%. How long a point
            takes is judged by what each contestant does compute, which a test holds against a count.
+  counted  What each contestant is asked to do, counted on tensors without values by `vlm_pg/bench/paper`: peak memory
+           above the weights, FLOPs, bytes read and written if no cache kept anything between two kernels. It takes
+           seconds, and is no measurement: it stands beside one.
 
 examples:
   vlm-pg bench step --points 2048,8,256 --model mid --threads 2
@@ -116,6 +120,7 @@ class StepRun(PointsRun[StepPoint]):
     gain_key = "grouped_gain"
     comparable = ("model", "dtype", "device", "checkpointing", "ragged", "repeats", "threads")
     case = "vlm_pg.bench.training.case:TrainingCase"
+    counted = "vlm_pg.bench.training.counted:counted_step"
 
     @staticmethod
     def parser() -> argparse.ArgumentParser:
@@ -188,12 +193,17 @@ class StepRun(PointsRun[StepPoint]):
             less = theirs["peak_bytes"] / ours["peak_bytes"]
             gain |= {"memory": less, "memory_bound": self.peak_bytes(name, point) / self.peak_bytes(OURS, point)}
             gain["memory_share"] = less / gain["memory_bound"]
+        if "counted" in theirs and "counted" in ours:
+            gain["counted"] = {key: theirs["counted"][key] / ours["counted"][key] for key in ours["counted"]}
         return gain
 
     def entry_lines(self, name: str, entry: dict[str, Any]) -> list[str]:
         line = f"  {name:24}{entry['median_seconds']:9.3f} s {gib_words(entry.get('peak_bytes'), 2)}"
         gain = entry.get(self.gain_key)
-        return [f"{line}   {gain_words(gain)}" if gain else line]
+        lines = [f"{line}   {gain_words(gain)}" if gain else line]
+        if "counted" in entry:
+            lines.append(f"    {counted_words(entry)}")
+        return lines
 
     def busy_lines(self, record: dict[str, Any]) -> list[str]:
         by_processor = ", ".join(
@@ -206,6 +216,21 @@ class StepRun(PointsRun[StepPoint]):
 
     def _work(self, name: str, point: StepPoint) -> Work:
         return self.contestants_known[name].work(point.prefix, point.lengths)
+
+
+def counted_words(entry: dict[str, Any]) -> str:
+    """What was counted, beside what was measured where that was; against ours where there is something to compare."""
+    counted = entry["counted"]
+    words = f"counted: {counted['peak_bytes'] / GIB:.2f} GiB"
+    if entry.get("peak_bytes"):
+        words += f" ({counted['peak_bytes'] / entry['peak_bytes']:.2f} of the measured peak)"
+    words += f", {counted['flops'] / 1e12:.3f} TFLOP, {counted['bytes'] / 1e9:.1f} GB, {counted['launches']:,} kernels"
+    if times := entry.get(StepRun.gain_key, {}).get("counted"):
+        words += (
+            f"; grouped has {times['flops']:.2f}x fewer FLOPs, {times['bytes']:.2f}x fewer bytes, "
+            f"{memory_words(times['peak_bytes'])} memory"
+        )
+    return words
 
 
 def gain_words(gain: dict[str, Any]) -> str:

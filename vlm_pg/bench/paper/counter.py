@@ -8,18 +8,19 @@ them too; what depends on a floating-point value (an argmax, a comparison) is 0 
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from vlm_pg.bench.paper.counts import Counts
+from vlm_pg.bench.paper.host import caller, is_on_host
 from vlm_pg.bench.paper.live import LiveMemory
-from vlm_pg.bench.paper.operations import WAITS, bytes_of, flops_of, kernels_of, kind_of, tensors_in
+from vlm_pg.bench.paper.operations import bytes_of, flops_of, kernels_of, kind_of, tensors_in, waits_for
 
 # Factories that take torch's default dtype where none is given.
 _DEFAULT_DTYPE = frozenset(("empty", "zeros", "ones", "rand", "randn", "empty_strided"))
@@ -40,15 +41,14 @@ def count(run: Callable[[], Any], fakes: FakeTensorMode) -> Counts:
         DataDependentOutputException: a shape depends on floating-point values.
     """
     # What is there now need not be looked through at every collection.
-    gc.collect()
     gc.freeze()
     counting = _Counting(fakes)
     try:
-        with counting:
+        with _Asking(counting), counting:
             run()
+        gc.collect()
     finally:
         gc.unfreeze()
-    gc.collect()
     counting.counts.peak_bytes, counting.counts.end_bytes = counting.live.peak, counting.live.now
     return counting.counts
 
@@ -68,8 +68,8 @@ class _Counting(TorchDispatchMode):
         for tensor in tensors_in((args, kwargs)):
             if isinstance(tensor, FakeTensor):
                 self.live.was_there(tensor)
-        if name in WAITS:
-            self._wait()
+        if waits_for(name, args, kwargs):
+            self.wait(tensors_in((args, kwargs)))
         out = self._run(func, name, args, kwargs)
         for tensor in tensors_in(out):
             if isinstance(tensor, FakeTensor):
@@ -97,7 +97,7 @@ class _Counting(TorchDispatchMode):
         found: list[torch.Tensor | None] = []
         for index in indices:
             if index is not None and index.dtype == torch.bool and _is_real(index):
-                self._wait()
+                self.wait([index])
                 found += index.nonzero(as_tuple=True)
             else:
                 found.append(index)
@@ -108,14 +108,54 @@ class _Counting(TorchDispatchMode):
         return self._fakes.from_tensor(tensor) if is_number else tensor
 
     def _note(self, name: str, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        if self._is_hosts(tensors_in((args, kwargs, out))):
+            return
         if kernels := kernels_of(name):
             kind = kind_of(name)
             self.counts.launches[name] += kernels
             self.counts.bytes[kind, name] += bytes_of(name, args, kwargs, out)
             self.counts.flops[kind] += flops_of(name, args, kwargs)
 
-    def _wait(self) -> None:
-        self.counts.waits[_caller()] += 1
+    def wait(self, tensors: Sequence[torch.Tensor]) -> None:
+        """The host waits for these."""
+        if not self._is_hosts(tensors):
+            self.counts.waits[" ".join(caller())] += 1
+
+    def _is_hosts(self, tensors: Sequence[torch.Tensor]) -> bool:
+        return not any(isinstance(tensor, FakeTensor) for tensor in tensors) and is_on_host()
+
+
+# How a tensor's values reach the host without an operation of their own, where tensors are on a CPU already.
+_TO_HOST = frozenset((torch.Tensor.cpu, torch.Tensor.numpy))
+
+
+class _Asking(TorchFunctionMode):
+    """Waits that no operation tells of: ``cpu()``, ``to("cpu")`` and ``numpy()`` of fake tensors.
+
+    ``tolist()`` of a fake tensor asks for one number after the other, and counts as many waits.
+    Where the device is asked for as ``torch.device``, it may be the one where the tensor is, and is not counted. Nor
+    are ``cpu()`` and ``tolist()`` of real whole numbers, which may be the host's.
+    """
+
+    def __init__(self, counting: _Counting):
+        super().__init__()
+        self._counting = counting
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        asks = func in _TO_HOST or (func is torch.Tensor.to and _names_cpu(*args[1:2], kwargs.get("device")))
+        if not asks or not isinstance(args[0], FakeTensor):
+            return func(*args, **kwargs)
+        self._counting.wait(args[:1])
+        if func is not torch.Tensor.numpy:
+            return func(*args, **kwargs)
+        # The values are not known: they are 0, as those of ``item()``.
+        with torch.utils._python_dispatch._disable_current_modes():
+            return torch.zeros(args[0].shape, dtype=args[0].dtype, device="cpu").numpy()
+
+
+def _names_cpu(*values: Any) -> bool:
+    return any(isinstance(value, str) and value == "cpu" for value in values)
 
 
 def _is_real(value: Any) -> bool:
@@ -142,11 +182,3 @@ def _logsumexp(x: torch.Tensor, dim: Any, keepdim: bool = False) -> torch.Tensor
 
 # Operations that run as several kernels with memory between them.
 _PARTS: dict[str, Callable[..., Any]] = {"logsumexp": _logsumexp}
-
-
-def _caller() -> str:
-    """The line outside of torch and of this package that asked for something."""
-    frame = sys._getframe(2)
-    while frame.f_back and any(part in frame.f_code.co_filename for part in ("/torch/", "/bench/paper/")):
-        frame = frame.f_back
-    return f"{'/'.join(frame.f_code.co_filename.split('/')[-3:])}:{frame.f_lineno}"

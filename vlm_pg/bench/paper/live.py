@@ -27,24 +27,30 @@ class LiveMemory:
 
     def was_there(self, tensor: torch.Tensor) -> None:
         """Its memory is not counted unless it came after the beginning."""
-        self._sizes.setdefault(tensor.untyped_storage()._cdata, 0)
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._sizes:
+            self._sizes[storage._cdata] = 0
+            # Its place may be another one's when it has gone.
+            weakref.finalize(storage, self._has_gone, storage._cdata)
 
     def has_come(self, tensor: torch.Tensor) -> None:
         """Counted once for all views of it, until the last one goes."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._sizes:
-            return
         size = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
+        known = self._sizes.get(key)
+        # What was there stays uncounted; what came may have been given another size since.
+        if known == 0 or known == size:
+            return
+        if known is None:
+            weakref.finalize(storage, self._has_gone, key)
         self._sizes[key] = size
-        weakref.finalize(storage, self._has_gone, key, size)
-        self.now += size
+        self.now += size - (known or 0)
         if self.now > self.peak:
             if self.now > self._collected_at * _GROWTH:
                 gc.collect()
                 self._collected_at = max(self.now, self.peak)
             self.peak = max(self.peak, self.now)
 
-    def _has_gone(self, key: int, size: int) -> None:
-        if self._sizes.pop(key, None) is not None:
-            self.now -= size
+    def _has_gone(self, key: int) -> None:
+        self.now -= self._sizes.pop(key, 0)

@@ -47,9 +47,20 @@ NO_KERNEL = frozenset(
         "real",
         "view_as_real",
         "resize_",
+        "unsafe_split",
+        "unsafe_chunk",
+        "unsqueeze_",
+        "squeeze_",
+        "transpose_",
+        "t_",
+        "detach_",
+        "view_as_complex",
+        "promote_types",
     ]
 )
-MATMUL = frozenset(["mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", "convolution_backward"])
+MATMUL = frozenset(
+    ["mm", "addmm", "bmm", "baddbmm", "mv", "dot", "linear", "_grouped_mm", "convolution", "convolution_backward"]
+)
 COPY = frozenset(
     [
         "copy_",
@@ -66,7 +77,10 @@ COPY = frozenset(
         "embedding",
         "embedding_dense_backward",
         "scatter",
+        "scatter_",
         "scatter_add",
+        "scatter_add_",
+        "index_fill_",
         "slice_backward",
         "select_backward",
         "index_put",
@@ -106,16 +120,28 @@ REDUCTION = frozenset(
 )
 # They write and read nothing.
 FILLS = frozenset(
-    ["fill_", "zero_", "zeros", "zeros_like", "new_zeros", "full", "full_like", "ones", "ones_like", "arange"]
+    ["fill_", "zero_", "zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full", "ones", "ones_like"]
+    + ["new_ones", "arange", "normal_", "uniform_", "exponential_", "bernoulli_", "random_", "rand", "randn"]
+    + ["rand_like", "randn_like", "randint"]
 )
 # They read as many elements of their first operand as they write.
 GATHERS = frozenset(("embedding", "index_select", "gather", "index"))
 # They touch of their first operand only where they write.
-SCATTERS = frozenset(("index_copy_", "index_add_", "index_put_"))
+SCATTERS = frozenset(("index_copy_", "index_add_", "index_put_", "scatter_", "scatter_add_", "index_fill_"))
+# They read what stands there too.
+_ADDING = frozenset(("index_add_", "scatter_add_"))
+# Memory is filled with zeros first, then a part of it gets what is given.
+_PADDING = frozenset(("slice_backward", "select_backward", "constant_pad_nd"))
 # The host waits for what the device finds.
-WAITS = frozenset(("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "unique_dim", "_unique2"))
+WAITS = frozenset(("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "unique_dim", "_unique2", "equal"))
 # Flash attention's backward: row sums of out * grad_out, the gradients, and the cast of dq.
-KERNELS = {"_flash_attention_backward": 3, "_scaled_dot_product_flash_attention_for_cpu_backward": 3}
+KERNELS = {
+    "_flash_attention_backward": 3,
+    "_scaled_dot_product_flash_attention_backward": 3,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": 3,
+} | dict.fromkeys(_PADDING, 2)
+# Which lists of tensors an optimizer's kernel for many tensors writes: weights and both moments.
+_FUSED_WRITES = (0, 2, 3)
 
 
 def kind_of(name: str) -> str:
@@ -134,8 +160,16 @@ def kernels_of(name: str) -> int:
     return 0 if name in NO_KERNEL else KERNELS.get(name, 1)
 
 
+def waits_for(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether the host waits for what the device finds."""
+    if name == "repeat_interleave":
+        # How often is known to the device alone, and with it the length of the result, unless that is given.
+        return isinstance(args[0], torch.Tensor) and kwargs.get("output_size") is None
+    return name in WAITS
+
+
 def flops_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
-    """Of products of matrices and of attention; everything else is bound by memory, and counts as none."""
+    """Of products of matrices, convolutions and attention; the rest is bound by memory, and counts as none."""
     count = _FLOPS.get(name)
     return 0 if count is None else count(args, kwargs)
 
@@ -146,16 +180,27 @@ def bytes_of(name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
         return 0
     ins, outs = tensors_in((args, kwargs)), tensors_in(out)
     written = sum(map(spanned_bytes, outs))
+    if name.endswith("_") and not outs:  # a list of tensors in place gives nothing back
+        lists = [args[index] for index in _FUSED_WRITES] if name.startswith("_fused_adam") else args[0]
+        written = sum(map(spanned_bytes, tensors_in(lists)))
     if name in FILLS:
         return written
+    if name in _PADDING:
+        return written + 2 * spanned_bytes(ins[0])
     if name in GATHERS:
         return 2 * written + sum(spanned_bytes(x) for x in ins if not x.dtype.is_floating_point)
     if name == "copy_":
         return written + spanned_bytes(ins[1])
     if name in SCATTERS:
-        # Operands behind the first: where, and what; as much is written as is given.
+        # Operands behind the first: where, and what; as much is written as is given, or as there are places.
         given = sum(map(spanned_bytes, ins[1:]))
-        return given + sum(spanned_bytes(x) for x in ins[1:] if x.dtype == ins[0].dtype)
+        touched = sum(spanned_bytes(x) for x in ins[1:] if x.dtype == ins[0].dtype)
+        if not touched:  # one number for all places; of index_fill_ a place is a row
+            rows = ins[0].shape[args[1]] if name == "index_fill_" else ins[0].numel()
+            touched = ins[1].numel() * ins[0].numel() // max(1, rows) * ins[0].element_size()
+        accumulates = name == "index_put_" and (args[3] if len(args) > 3 else kwargs.get("accumulate"))
+        adds = name in _ADDING or accumulates
+        return given + touched * (2 if adds else 1)
     return written + sum(map(spanned_bytes, ins))
 
 
@@ -176,40 +221,81 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> int:
     return 2 * a.numel() * b.shape[-1]
 
 
-def _pairs(cu_q: torch.Tensor, cu_k: torch.Tensor, causal: bool) -> int:
-    """(query, key) pairs of a variable-length call, from its real cumulative lengths; causal: aligned at the top."""
-    lengths = zip(cu_q.diff().tolist(), cu_k.diff().tolist(), strict=True)
-    return sum(_rectangle(queries, keys, causal) for queries, keys in lengths)
+def _grouped_product(a: torch.Tensor, b: torch.Tensor) -> int:
+    """Of ``_grouped_mm``: groups cut the rows, the columns or the sum."""
+    if a.dim() == b.dim():
+        return _product(a, b)
+    return _product(a, b) if b.dim() == 3 else 2 * a[0].numel() * b.shape[-1]
 
 
-def _rectangle(queries: int, keys: int, causal: bool) -> int:
+def _convolution(args: Sequence[Any]) -> int:
+    x, weight, padding, strides, dilation = args[0], args[1], args[4], args[3], args[5]
+    if args[6]:  # transposed: every element of the input meets all that a channel's kernels hold
+        return 2 * x.numel() * weight[0].numel()
+    kernel = weight.shape[2:]
+    places = 1
+    for index, size in enumerate(x.shape[2:]):
+        stride, pad, spread = (values[index % len(values)] for values in (strides, padding, dilation))
+        places *= (size + 2 * pad - spread * (kernel[index] - 1) - 1) // stride + 1
+    return 2 * x.shape[0] * places * weight.numel()
+
+
+def _convolution_backward(args: Sequence[Any]) -> int:
+    grad, x, weight, mask = args[0], args[1], args[2], args[10]
+    each = 2 * x.numel() * weight[0].numel() if args[7] else 2 * grad.numel() * weight[0].numel()
+    return each * (bool(mask[0]) + bool(mask[1]))
+
+
+def _pairs(cu_q: torch.Tensor, cu_k: torch.Tensor, causal: bool, used: torch.Tensor | None = None) -> int:
+    """(query, key) pairs of a variable-length call, from its real cumulative lengths.
+
+    ``used``: keys of each segment that are looked at, where that is fewer.
+    """
+    keys_of = cu_k.diff() if used is None else used
+    lengths = zip(cu_q.diff().tolist(), keys_of.tolist(), strict=True)
+    return sum(_rectangle(queries, keys, causal, at_end=True) for queries, keys in lengths)
+
+
+def _rectangle(queries: int, keys: int, causal: bool, at_end: bool) -> int:
+    """``at_end``: the last query sees the last key, as in FlashAttention-2; else the first one the first key."""
     if not causal:
         return queries * keys
     short = min(queries, keys)
-    return short * (short + 1) // 2 + (queries - short) * keys
+    beyond = (keys if at_end else queries) - short
+    return short * (short + 1) // 2 + beyond * short
 
 
 def _flash(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
     q, k, _, cu_q, cu_k = args[:5]
     causal = args[8] if len(args) > 8 else kwargs["is_causal"]
-    if cu_q is None:
-        pairs = q.shape[0] * _rectangle(q.shape[1], k.shape[1], causal)
-    else:
-        pairs = _pairs(cu_q, cu_k, causal)
-    return 4 * pairs * q.shape[-2] * q.shape[-1]
+    return 4 * _flash_pairs(q, k, cu_q, cu_k, causal, kwargs.get("seqused_k")) * q.shape[-2] * q.shape[-1]
 
 
 def _flash_backward(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
-    q = args[1]
-    return 10 * _pairs(args[6], args[7], args[11]) * q.shape[-2] * q.shape[-1]
+    q, k = args[1], args[2]
+    return 10 * _flash_pairs(q, k, args[6], args[7], args[11]) * q.shape[-2] * q.shape[-1]
 
 
-def _dense(operations: int, first: int) -> Callable[[Sequence[Any], dict[str, Any]], int]:
+def _flash_pairs(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cu_q: torch.Tensor | None,
+    cu_k: torch.Tensor | None,
+    causal: bool,
+    used: torch.Tensor | None = None,
+) -> int:
+    """q, k [rows, heads, H] with cumulative lengths, or [batch, rows, heads, H] without."""
+    if cu_q is None or cu_k is None:
+        return q.shape[0] * _rectangle(q.shape[1], k.shape[1], causal, at_end=True)
+    return _pairs(cu_q, cu_k, causal, used)
+
+
+def _dense(operations: int, first: int, at_end: bool = False) -> Callable[[Sequence[Any], dict[str, Any]], int]:
     def count(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
         q, k = args[first], args[first + 1]
         flags = [value for value in args if isinstance(value, bool)]
         causal = flags[0] if flags else kwargs.get("is_causal", False)
-        pairs = q.shape[0] * q.shape[1] * _rectangle(q.shape[2], k.shape[2], causal)
+        pairs = q.shape[0] * q.shape[1] * _rectangle(q.shape[2], k.shape[2], causal, at_end)
         return operations * pairs * q.shape[3]
 
     return count
@@ -220,10 +306,16 @@ _FLOPS: dict[str, Callable[[Sequence[Any], dict[str, Any]], int]] = {
     "bmm": lambda args, _: _product(args[0], args[1]),
     "addmm": lambda args, _: _product(args[1], args[2]),
     "baddbmm": lambda args, _: _product(args[1], args[2]),
+    "mv": lambda args, _: 2 * args[0].numel(),
+    "dot": lambda args, _: 2 * args[0].numel(),
+    "linear": lambda args, _: 2 * args[0].numel() * args[1].shape[0],
+    "_grouped_mm": lambda args, _: _grouped_product(args[0], args[1]),
+    "convolution": lambda args, _: _convolution(args),
+    "convolution_backward": lambda args, _: _convolution_backward(args),
     "_flash_attention_forward": _flash,
     "_flash_attention_backward": _flash_backward,
-    "_scaled_dot_product_flash_attention": _dense(4, 0),
-    "_scaled_dot_product_flash_attention_backward": _dense(10, 1),
+    "_scaled_dot_product_flash_attention": _dense(4, 0, at_end=True),
+    "_scaled_dot_product_flash_attention_backward": _dense(10, 1, at_end=True),
     "_scaled_dot_product_flash_attention_for_cpu": _dense(4, 0),
     "_scaled_dot_product_flash_attention_for_cpu_backward": _dense(10, 1),
 }
