@@ -104,10 +104,15 @@ def can_use_flash_attention_2(case: ModelCase) -> bool:
 
 def random_policy(spec: Spec) -> Policy:
     """The model that a specification names, with random weights."""
-    settings = ModelSettings(
+    model = random_model(spec["model"], device=spec["device"], dtype=DTYPES[spec["dtype"]])
+    return make_policy(model, None, settings_of(spec))
+
+
+def settings_of(spec: Spec) -> ModelSettings:
+    """Those of the policy that a specification names."""
+    return ModelSettings(
         path=spec["model"], dtype=spec["dtype"], gradient_checkpointing=spec.get("checkpointing", False)
     )
-    return make_policy(random_model(spec["model"], device=spec["device"], dtype=DTYPES[spec["dtype"]]), None, settings)
 
 
 def random_model(

@@ -17,13 +17,14 @@ class Contestant:
     """One way to do the work of a point.
 
     ``run``: where the process that measures finds it, "package.module:name". ``work``: how much there is to do for it.
-    ``package``: what must be installed.
+    ``package``: what must be installed. ``done``: what it computes to the row, where that is known (`bench step`).
     """
 
     description: str
     work: Callable[..., Any]
     run: str
     package: str | None = None
+    done: Callable[..., Any] | None = None
 
     def unavailable_because(self) -> str | None:
         """Why it cannot run here at all, or None."""

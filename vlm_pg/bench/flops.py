@@ -2,12 +2,17 @@
 
 Backward costs a linear layer twice its forward (one product for the input, one for the weight). Flash attention makes
 2 products forward and 5 backward, because it computes the scores again. Checkpointing adds one forward of all layers.
+
+Two ways of counting a step: ``step_flops`` is the least that repeating or sharing a prefix costs, every token through
+every layer, which bounds compare; ``done_flops`` is what a contestant does, which a count of its operations must equal.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vlm_pg.bench.shapes import MERGED_PATCHES, PATCH_PIXELS, WINDOW_PATCHES, LanguageShape, TowerShape
-from vlm_pg.bench.work import GenerationWork, Work
+from vlm_pg.bench.work import GenerationWork, StepDone, Work, grouped_done
 
 # The logits of at most this much memory are held at a time by whoever chunks them (model.logits_chunk_mb).
 CHUNK_BYTES = 256 * 2**20
@@ -17,12 +22,19 @@ ATTENTION_BACKWARD = 2.5
 
 def token_flops(shape: LanguageShape) -> float:
     """Forward operations of one token in all layers, without the pairs of softmax attention and without the head."""
-    mlp = 3 * shape.hidden * shape.intermediate
+    total = shape.layers * _mlp_flops(shape) + shape.full_layers * _projection_flops(shape)
+    return total + (linear_attention_flops(shape) if shape.linear else 0)
+
+
+def _mlp_flops(shape: LanguageShape) -> int:
+    return 2 * 3 * shape.hidden * shape.intermediate
+
+
+def _projection_flops(shape: LanguageShape) -> int:
+    """Of one token in one layer with softmax attention: queries, keys, values and output."""
     width = shape.heads * shape.head_dim
     queries = width * (2 if shape.gated_query else 1)
-    full = shape.hidden * (queries + 2 * shape.kv_heads * shape.head_dim) + width * shape.hidden
-    total = 2 * (shape.layers * mlp + shape.full_layers * full)
-    return total + (linear_attention_flops(shape) if shape.linear else 0)
+    return 2 * (shape.hidden * (queries + 2 * shape.kv_heads * shape.head_dim) + width * shape.hidden)
 
 
 def linear_attention_flops(shape: LanguageShape) -> float:
@@ -54,6 +66,39 @@ def step_flops(shape: LanguageShape, work: Work, checkpointing: bool) -> float:
     attention = work.pairs * pair_flops(shape) * (1 + ATTENTION_BACKWARD + again)
     head = work.logit_rows * 2 * shape.hidden * shape.vocab * (1 + LINEAR_BACKWARD)
     return linear + attention + head
+
+
+def done_flops(shape: LanguageShape, done: StepDone, checkpointing: bool) -> float:
+    """Operations of forward and backward as a contestant makes them, all weights trained.
+
+    torch's checkpoint ends a recomputation as soon as backward has what it needs: before the MLP's last product, and
+    where a row gives its keys and values alone, before the values. Products of the rotary embedding, a millionth of
+    the rest, are left out. The last layer is one with softmax attention.
+    """
+    layer = _mlp_flops(shape) + _projection_flops(shape)
+    others = token_flops(shape) - layer
+    down = _mlp_flops(shape) // 3
+    keys = 2 * shape.hidden * shape.kv_heads * shape.head_dim
+    linear = done.tokens * others + done.last_rows * layer + done.last_keys * 2 * keys
+    total = linear * (1 + LINEAR_BACKWARD)
+    if checkpointing:
+        inner = others - (shape.layers - 1) * down
+        total += done.tokens * inner + done.last_rows * (layer - down) + done.last_keys * keys
+    again = 1 if checkpointing and not done.attention_kept else 0
+    pairs = (shape.full_layers - 1) * done.pairs + done.last_pairs
+    total += pairs * 4 * shape.heads * shape.head_dim * (1 + ATTENTION_BACKWARD + again)
+    head = 2 * shape.hidden * shape.vocab
+    return total + head * (done.logit_rows * (1 + LINEAR_BACKWARD) + done.logit_rows_again)
+
+
+def least_step_flops(shape: LanguageShape, prefix: int, lengths: Sequence[int]) -> float:
+    """The least a step can do: each token once, exact pairs, in the last layer only what is read, nothing twice."""
+    return done_flops(shape, grouped_done(prefix, lengths, chunk_rows=sum(lengths)), checkpointing=False)
+
+
+def chunk_rows(shape: LanguageShape) -> int:
+    """Rows whose fp32 logits fit into ``CHUNK_BYTES``."""
+    return max(1, CHUNK_BYTES // (4 * shape.vocab))
 
 
 def forward_flops(shape: LanguageShape, work: Work) -> float:

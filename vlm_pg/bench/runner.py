@@ -32,7 +32,8 @@ class PointsRun(ABC, Generic[PointT]):
 
     ``contestants_known``: in the order in which they are measured when time is short, ours first. ``gain_key``: under
     which the entry of another contestant has what ours gains over it. ``comparable``: options that must be the same for
-    points to stand in one file. ``case``: what the measuring process makes of a point, "package.module:name".
+    points to stand in one file. ``case``: what the measuring process makes of a point, "package.module:name";
+    ``counted``: what counts a contestant's work there, the same way, or None.
     """
 
     measurement: ClassVar[str]
@@ -40,6 +41,7 @@ class PointsRun(ABC, Generic[PointT]):
     gain_key: ClassVar[str]
     comparable: ClassVar[tuple[str, ...]]
     case: ClassVar[str]
+    counted: ClassVar[str | None] = None
 
     def __init__(self, arguments: argparse.Namespace, results: Results):
         self.arguments = arguments
@@ -193,7 +195,7 @@ class PointsRun(ABC, Generic[PointT]):
         before = time.monotonic()
         try:
             patience = max(LEAST_PATIENCE_SECONDS, PATIENCE * plan.seconds)
-            measured = run_worker(spec | {"case": self.case, "contestants": runs}, patience)
+            measured = run_worker(spec | {"case": self.case, "counted": self.counted, "contestants": runs}, patience)
         except WorkerKilled as killed:
             self.results.add_skipped(point, dict.fromkeys(plan.contestants, str(killed)))
             print(f"  no result: {killed}", flush=True)

@@ -8,19 +8,26 @@ from functools import partial
 from typing import Any
 
 from vlm_pg.bench.contestant import Contestant
-from vlm_pg.bench.flops import CHUNK_BYTES, activation_bytes, bounds, parameter_count, step_flops
+from vlm_pg.bench.flops import activation_bytes, bounds, chunk_rows, done_flops, parameter_count
 from vlm_pg.bench.grid import GENERATIONS, PREFIXES, RATIOS, StepPoint, informative_first, parse_points
 from vlm_pg.bench.options import measurement_parser
 from vlm_pg.bench.runner import PointsRun, gib_words, memory_words
 from vlm_pg.bench.work import (
     CHUNK_TOKENS,
     Work,
+    chunked_done,
     chunked_work,
+    grouped_done,
+    padded_done,
     padded_work,
+    prefix_grouper_done,
+    prefix_grouper_readme_done,
+    repeated_done,
     sequential_work,
     shared_work,
     whole_logits_work,
 )
+from vlm_pg.memory import GIB
 
 OURS = "grouped"
 CONTESTANTS = {
@@ -29,12 +36,14 @@ CONTESTANTS = {
         "tokens in chunks",
         shared_work,
         "vlm_pg.bench.training.grouped:whole",
+        done=grouped_done,
     ),
     "transformers-batch": Contestant(
         "transformers' forward over the prefix repeated per response, right-padded where ragged, no "
         "mask, logits of response rows only, all at once; sdpa, on a GPU flash_attention_2 where installed",
         padded_work,
         "vlm_pg.bench.training.transformers_plain:batch",
+        done=padded_done,
     ),
     "prefix-grouper-kind": Contestant(
         "prefix_grouper at its best: the responses' last tokens left out, hidden states split "
@@ -43,22 +52,26 @@ CONTESTANTS = {
         shared_work,
         "vlm_pg.bench.training.prefix_grouper:kind",
         package="prefix_grouper",
+        done=prefix_grouper_done,
     ),
     "transformers-sequential": Contestant(
         "transformers-batch, but one sequence after the other, gradients accumulated",
         sequential_work,
         "vlm_pg.bench.training.transformers_plain:sequential",
+        done=repeated_done,
     ),
     "prefix-grouper-readme": Contestant(
         "the package prefix_grouper as its README drives it: logits of every token, split afterwards",
         whole_logits_work,
         "vlm_pg.bench.training.prefix_grouper:readme",
         package="prefix_grouper",
+        done=prefix_grouper_readme_done,
     ),
     "grouped-chunked": Contestant(
         f"ours, prefix once, responses in chunks of {CHUNK_TOKENS:,} tokens; memory does not grow",
         chunked_work,
         "vlm_pg.bench.training.grouped:chunked",
+        done=chunked_done,
     ),
 }
 # Who holds the logits of a chunk at a time, and who keeps attention's output for the second forward.
@@ -84,9 +97,13 @@ how it is measured:
   bounds   tokens: through the linear layers; attention: pairs of query and key; FLOPs: both and the output head,
            weighed with the model's shape. The bound of memory is what the activations kept by each side would need
            (an estimate). Every gain is printed with its bound and the share of it that was reached. The bounds count
-           what repetition costs and no more: ours also leaves out queries, output projection and MLP of prompt rows in
-           the last layer and, with --checkpointing, the second computation of attention. Both weigh most in models of
-           few layers, where shares pass 100%.
+           what repeating or sharing the prefix costs, every token through every layer, and no more: ours also leaves
+           out queries, output projection and MLP of prompt rows in the last layer and, with --checkpointing, the second
+           computation of attention. Both weigh most in models of few layers, where shares pass 100%. How long a point
+           takes is judged by what each contestant does compute, which a test holds against a count.
+  counted  What each contestant is asked to do, counted on tensors without values by `vlm_pg/bench/paper`: peak memory
+           above the weights, FLOPs, bytes read and written if no cache kept anything between two kernels. It takes
+           seconds, and is no measurement: it stands beside one.
 
 examples:
   vlm-pg bench step --points 2048,8,256 --model mid --threads 2
@@ -103,6 +120,7 @@ class StepRun(PointsRun[StepPoint]):
     gain_key = "grouped_gain"
     comparable = ("model", "dtype", "device", "checkpointing", "ragged", "repeats", "threads")
     case = "vlm_pg.bench.training.case:TrainingCase"
+    counted = "vlm_pg.bench.training.counted:counted_step"
 
     @staticmethod
     def parser() -> argparse.ArgumentParser:
@@ -144,14 +162,20 @@ class StepRun(PointsRun[StepPoint]):
         return StepPoint(record["prefix"], record["generations"], record["response"], self.arguments.ragged)
 
     def flops(self, name: str, point: StepPoint) -> float:
-        return step_flops(self.shape, self._work(name, point), self.arguments.checkpointing)
+        """What it does, to the row."""
+        done = self.contestants_known[name].done
+        assert done is not None
+        # A GPU's flash attention takes a suffix behind its prefix without a mask.
+        masked = self.arguments.device == "cpu" or self.arguments.dtype == "fp32"
+        work = done(point.prefix, point.lengths, chunk_rows(self.shape), masked)
+        return done_flops(self.shape, work, self.arguments.checkpointing)
 
     def peak_bytes(self, name: str, point: StepPoint) -> float:
         """Activations, and the gradients of the weights, which every contestant holds in the end."""
         work = self._work(name, point)
         rows, kept = work.held_logit_rows, name in ATTENTION_KEPT
         if name in CHUNKED_LOGITS:
-            rows = min(rows, max(1, CHUNK_BYTES // (4 * self.shape.vocab)))
+            rows = min(rows, chunk_rows(self.shape))
         checkpointing, size = self.arguments.checkpointing, self.element_bytes
         activations = activation_bytes(self.shape, work, checkpointing, size, rows, attention_kept=kept)
         return activations + parameter_count(self.shape) * size
@@ -169,12 +193,17 @@ class StepRun(PointsRun[StepPoint]):
             less = theirs["peak_bytes"] / ours["peak_bytes"]
             gain |= {"memory": less, "memory_bound": self.peak_bytes(name, point) / self.peak_bytes(OURS, point)}
             gain["memory_share"] = less / gain["memory_bound"]
+        if "counted" in theirs and "counted" in ours:
+            gain["counted"] = {key: theirs["counted"][key] / ours["counted"][key] for key in ours["counted"]}
         return gain
 
     def entry_lines(self, name: str, entry: dict[str, Any]) -> list[str]:
         line = f"  {name:24}{entry['median_seconds']:9.3f} s {gib_words(entry.get('peak_bytes'), 2)}"
         gain = entry.get(self.gain_key)
-        return [f"{line}   {gain_words(gain)}" if gain else line]
+        lines = [f"{line}   {gain_words(gain)}" if gain else line]
+        if "counted" in entry:
+            lines.append(f"    {counted_words(entry)}")
+        return lines
 
     def busy_lines(self, record: dict[str, Any]) -> list[str]:
         by_processor = ", ".join(
@@ -187,6 +216,21 @@ class StepRun(PointsRun[StepPoint]):
 
     def _work(self, name: str, point: StepPoint) -> Work:
         return self.contestants_known[name].work(point.prefix, point.lengths)
+
+
+def counted_words(entry: dict[str, Any]) -> str:
+    """What was counted, beside what was measured where that was; against ours where there is something to compare."""
+    counted = entry["counted"]
+    words = f"counted: {counted['peak_bytes'] / GIB:.2f} GiB"
+    if entry.get("peak_bytes"):
+        words += f" ({counted['peak_bytes'] / entry['peak_bytes']:.2f} of the measured peak)"
+    words += f", {counted['flops'] / 1e12:.3f} TFLOP, {counted['bytes'] / 1e9:.1f} GB, {counted['launches']:,} kernels"
+    if times := entry.get(StepRun.gain_key, {}).get("counted"):
+        words += (
+            f"; grouped has {times['flops']:.2f}x fewer FLOPs, {times['bytes']:.2f}x fewer bytes, "
+            f"{memory_words(times['peak_bytes'])} memory"
+        )
+    return words
 
 
 def gain_words(gain: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from vlm_pg.batching.plan import chunk_responses
 from vlm_pg.bench.evaluation.shown import Shown, head_tokens, tail_tokens
 from vlm_pg.bench.grid import EvalPoint, RolloutPoint
 
@@ -74,6 +75,89 @@ def whole_logits_work(prefix: int, lengths: Sequence[int]) -> Work:
     tokens = prefix + sum(lengths)
     pairs = causal_pairs(prefix) + sum(length * prefix + causal_pairs(length) for length in lengths)
     return Work(tokens, pairs, tokens, tokens, tokens)
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """What a contestant of `bench step` computes, to the row: what it leaves out, pads or computes twice.
+
+    ``tokens`` go through all layers but the last, ``last_rows`` through the last one; ``last_keys`` further rows owe it
+    their keys and values alone. ``pairs`` are computed in a layer, ``last_pairs`` in the last one.
+    ``logit_rows_again``: rows whose logits are computed a second time in backward. ``attention_kept``: checkpointing
+    does not repeat attention.
+    """
+
+    tokens: int
+    last_rows: int
+    last_keys: int
+    pairs: int
+    last_pairs: int
+    logit_rows: int
+    logit_rows_again: int
+    attention_kept: bool
+
+
+def grouped_done(prefix: int, lengths: Sequence[int], chunk_rows: int, masked: bool = False) -> StepDone:
+    """Ours: in the last layer only rows that are read ask: the prefix's last one, and the responses'.
+
+    Args:
+        chunk_rows: rows of logits that are held at a time; where there are more, all are computed again in backward.
+        masked: whether attention behind a prefix computes pairs that a mask hides; ours never does.
+    """
+    return _grouped_done(prefix, lengths, _again([sum(lengths)], chunk_rows))
+
+
+def chunked_done(prefix: int, lengths: Sequence[int], chunk_rows: int, masked: bool = False) -> StepDone:
+    """The same, response tokens in chunks; as ``grouped_done``."""
+    chunks = chunk_responses([[length - 1 for length in lengths]], [0], CHUNK_TOKENS)
+    rows = [sum(lengths[index] for piece in chunk for index in piece.responses) for chunk in chunks]
+    return _grouped_done(prefix, lengths, _again(rows, chunk_rows))
+
+
+def repeated_done(prefix: int, lengths: Sequence[int], chunk_rows: int, masked: bool = False) -> StepDone:
+    """transformers', one sequence after the other; as ``grouped_done``."""
+    return _everywhere(repeated_work(prefix, lengths))
+
+
+def padded_done(prefix: int, lengths: Sequence[int], chunk_rows: int, masked: bool = False) -> StepDone:
+    """transformers', in one batch; as ``grouped_done``."""
+    return _everywhere(padded_work(prefix, lengths))
+
+
+def prefix_grouper_done(prefix: int, lengths: Sequence[int], chunk_rows: int, masked: bool = False) -> StepDone:
+    """prefix_grouper without last tokens; padding is left out of linear layers and computed in attention.
+
+    ``masked``: on a CPU and in fp32; as ``grouped_done``.
+    """
+    again = _again([sum(lengths)], chunk_rows)
+    return _prefix_grouper(prefix, [length - 1 for length in lengths], masked, sum(lengths), again)
+
+
+def prefix_grouper_readme_done(prefix: int, lengths: Sequence[int], chunk_rows: int, masked: bool = False) -> StepDone:
+    """prefix_grouper as its README says, logits of all tokens; as ``prefix_grouper_done``."""
+    return _prefix_grouper(prefix, lengths, masked, prefix + sum(lengths), 0)
+
+
+def _grouped_done(prefix: int, lengths: Sequence[int], again: int) -> StepDone:
+    work, own = shared_work(prefix, lengths), sum(length - 1 for length in lengths)
+    # Of the prefix's pairs only its last row's are needed in the last layer.
+    last_pairs = work.pairs - causal_pairs(prefix) + prefix
+    return StepDone(work.tokens, own + 1, prefix - 1, work.pairs, last_pairs, work.logit_rows, again, True)
+
+
+def _everywhere(work: Work) -> StepDone:
+    return StepDone(work.tokens, work.tokens, 0, work.pairs, work.pairs, work.logit_rows, 0, False)
+
+
+def _prefix_grouper(prefix: int, own: Sequence[int], masked: bool, logit_rows: int, again: int) -> StepDone:
+    longest, tokens = max(own), prefix + sum(own)
+    each = longest * (prefix + longest) if masked else longest * prefix + causal_pairs(longest)
+    pairs = causal_pairs(prefix) + len(own) * each
+    return StepDone(tokens, tokens, 0, pairs, pairs, logit_rows, again, False)
+
+
+def _again(rows: Sequence[int], chunk_rows: int) -> int:
+    return sum(count for count in rows if count > chunk_rows)
 
 
 @dataclass(frozen=True)

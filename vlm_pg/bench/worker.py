@@ -2,7 +2,8 @@
 
 On a CPU it first forks one child per contestant, which builds the model, warms up on a tiny case and runs the point
 once for its peak memory. Then it builds the model itself, runs every contestant once (warm-up, and the check that all
-agree) and times them in turn: A B C, A B C, ...
+agree) and times them in turn: A B C, A B C, ... Last, where the measurement has a count, it counts what each is asked
+to do, without computing it.
 """
 
 from __future__ import annotations
@@ -61,6 +62,11 @@ def measure(spec: Spec) -> dict[str, Any]:
         for name in [name for name in outcomes if name not in failed]:
             for key, seconds in (_tried(partial(case.time, runs[name]), name, failed) or {}).items():
                 measured[name].setdefault(key, []).append(seconds)
+    if spec.get("counted"):
+        for name in [name for name in outcomes if name not in failed]:
+            print(f"  {name}: counted", flush=True)
+            if counts := resolve(spec["counted"])(spec, runs[name]):
+                measured[name]["counted"] = counts
     return {"contestants": {name: measured[name] for name in outcomes if name not in failed}, "failed": failed}
 
 

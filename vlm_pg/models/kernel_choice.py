@@ -18,8 +18,13 @@ class KernelChoice:
 
     def __init__(self, device: torch.device, dtype: torch.dtype, heads: tuple[int, int, int], name: str):
         self._checked_for, self._heads, self._name = (device, dtype), heads, name
+        self._given = False
         self.kernel: Kernel = select_kernel(device, dtype, name)
         self.error = check_kernel(self.kernel, device, dtype, *heads)
+
+    def use(self, kernel: Kernel) -> None:
+        """This one everywhere, whatever it was checked for."""
+        self.kernel, self._given = kernel, True
 
     def here(self, device: torch.device, dtype: torch.dtype) -> Kernel:
         """The kernel for a forward that begins here and now, checked.
@@ -28,7 +33,7 @@ class KernelChoice:
         have moved or cast the weights since. Asked before any layer runs: within a checkpointed layer the check would
         become part of it.
         """
-        if self.kernel.name == "oracle":
+        if self._given or self.kernel.name == "oracle":
             return self.kernel
         if torch.is_autocast_enabled(device.type):
             return checked_kernel(device, torch.get_autocast_dtype(device.type), *self._heads)

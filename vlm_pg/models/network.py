@@ -56,6 +56,11 @@ class Network(torch.nn.Module):
         """The kernel for a forward that begins here and now, checked; see ``KernelChoice.here``."""
         return self._kernels.here(self.device, self.dtype)
 
+    def use_kernel(self, kernel: Kernel) -> None:
+        """From now on this one, unchecked: for work that is counted and not computed."""
+        self._kernels.use(kernel)
+        self.kernel, self.kernel_error = kernel, 0.0
+
     @property
     def language_model(self) -> Any:
         return self.family.language_model(self.model)

@@ -1,0 +1,176 @@
+"""What one operation costs, against sizes worked out by hand: fp32 is 4 bytes, bf16 2, int64 8, a mask 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vlm_pg.bench.paper.counter import count, fake_mode
+from vlm_pg.bench.paper.counts import Counts
+
+
+def counted(run: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Counts:
+    """Of ``run`` on fake tensors of these shapes."""
+    fakes = fake_mode()
+    with fakes:
+        operands = [torch.empty(shape, dtype=dtype) for shape in shapes]
+    return count(lambda: run(*operands), fakes)
+
+
+ROWS = torch.tensor([3, 1])
+
+# Name, what runs, shapes, bytes, kernels.
+BYTES: list[tuple[str, Callable[..., Any], list[tuple[int, ...]], int, int]] = [
+    ("views", lambda x: x.view(6, 4)[1:3].t().unsqueeze(0).expand(5, 4, 2), [(4, 6)], 0, 0),
+    ("memory that is reserved", lambda x: torch.empty_like(x), [(4, 6)], 0, 0),
+    ("two read, one written", lambda x, y: x * y, [(4, 6), (4, 6)], 3 * 96, 1),
+    ("a row for all rows is read once", lambda x, y: x + y.expand(4, 6), [(4, 6), (6,)], 2 * 96 + 24, 1),
+    ("in place reads and writes", lambda x, y: x.mul_(y), [(4, 6), (4, 6)], 3 * 96, 1),
+    ("a cast", lambda x: x.to(torch.bfloat16), [(4, 6)], 96 + 48, 1),
+    ("a copy writes and reads its source", lambda x, y: x.copy_(y), [(4, 6), (4, 6)], 2 * 96, 1),
+    ("a fill writes", lambda x: x.zero_(), [(4, 6)], 96, 1),
+    ("random numbers are written", lambda x: x.uniform_(), [(4, 6)], 96, 1),
+    ("joined", lambda x, y: torch.cat([x, y]), [(4, 6), (2, 6)], 2 * (96 + 48), 1),
+    ("a sum", lambda x: x.sum(0), [(4, 6)], 96 + 24, 1),
+    ("two results", lambda x: x.max(0), [(4, 6)], 96 + 24 + 48, 1),
+    # Two of four rows are read and written, and their two numbers read.
+    ("rows that are picked", lambda x: x[ROWS], [(4, 6)], 2 * 48 + 16, 1),
+    ("rows of an embedding", lambda x: F.embedding(ROWS, x), [(4, 6)], 2 * 48 + 16, 1),
+    ("one of each row", lambda x: x.gather(1, torch.zeros(4, 1, dtype=torch.int64)), [(4, 6)], 2 * 16 + 32 + 32, 2),
+    ("rows that are put", lambda x, y: x.index_copy_(0, ROWS, y), [(4, 6), (2, 6)], 2 * 48 + 16, 1),
+    ("rows that are added to", lambda x, y: x.index_add_(0, ROWS, y), [(4, 6), (2, 6)], 3 * 48 + 16, 1),
+    ("places that are added to", lambda x, y: x.index_put_((ROWS,), y, True), [(4, 6), (2, 6)], 3 * 48 + 16, 1),
+    ("rows that are filled", lambda x: x.index_fill_(0, ROWS, 1.0), [(4, 6)], 48 + 16, 1),
+    # Backward of a slice of 2 of 4 rows: zeros everywhere, then the slice.
+    ("zeros around", lambda x: torch.ops.aten.slice_backward(x, [4, 6], 0, 0, 2, 1), [(2, 6)], 96 + 2 * 48, 2),
+    ("many at once in place", lambda x, y: torch._foreach_mul_([x, y], 2.0), [(4, 6), (2, 6)], 2 * (96 + 48), 1),
+    ("a softmax", lambda x: x.softmax(-1), [(4, 6)], 2 * 96, 1),
+    # Top, difference, exponentials in place, sum, logarithm in place, plus top in place; a column is 16 bytes.
+    ("log-sum-exp", lambda x: x.logsumexp(-1), [(4, 6)], 96 + 16 + 96 + 16 + 96 + 192 + 96 + 16 + 32 + 48, 6),
+]
+
+
+@pytest.mark.parametrize("run,shapes,num_bytes,kernels", [case[1:] for case in BYTES], ids=[case[0] for case in BYTES])
+def test_bytes_and_kernels(
+    run: Callable[..., Any], shapes: list[tuple[int, ...]], num_bytes: int, kernels: int
+) -> None:
+    found = counted(run, *shapes)
+    assert (found.total_bytes, found.total_launches) == (num_bytes, kernels)
+
+
+def test_an_embeddings_gradient_is_zeros_and_rows() -> None:
+    """[2, 6] gradients of [4, 6] weights: all of these written, all of those and two numbers read."""
+    found = counted(lambda x: torch.ops.aten.embedding_dense_backward(x, ROWS, 4, -1, False), (2, 6))
+    assert found.bytes["copy", "embedding_dense_backward"] == 96 + 48 + 16
+
+
+def test_an_optimizer_writes_weights_and_moments() -> None:
+    def run(weight: torch.Tensor, gradient: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> None:
+        steps = [torch.zeros(())]
+        options: dict[str, Any] = {"lr": 1.0, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1.0}
+        torch._fused_adamw_(
+            [weight], [gradient], [first], [second], [], steps, amsgrad=False, maximize=False, **options
+        )
+
+    found = counted(run, *[(4, 6)] * 4)
+    assert found.bytes["elementwise", "_fused_adamw_"] == (4 + 3) * 96 + 4
+
+
+def test_autocast_casts_are_counted() -> None:
+    def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return x @ y
+
+    found = counted(run, (4, 6), (6, 2))
+    # Each operand read in fp32 and written in bf16; then the product of both in bf16.
+    assert found.bytes["elementwise", "_to_copy"] == (96 + 48) + (48 + 24)
+    assert found.bytes["matmul", "mm"] == 48 + 24 + 16
+    assert found.flops["matmul"] == 2 * 4 * 6 * 2
+
+
+OPERATIONS: list[tuple[str, Callable[..., Any], list[tuple[int, ...]], int]] = [
+    ("product", lambda x, y: x @ y, [(4, 6), (6, 2)], 2 * 4 * 6 * 2),
+    ("products", lambda x, y: x @ y, [(3, 4, 6), (3, 6, 2)], 3 * 2 * 4 * 6 * 2),
+    ("with a bias", lambda x, w, b: F.linear(x, w, b), [(4, 6), (2, 6), (2,)], 2 * 4 * 6 * 2),
+    ("with a vector", lambda x, y: x @ y, [(4, 6), (6,)], 2 * 4 * 6),
+    # A tower's patches: 5 of 3 x 2 x 4 x 4 numbers, to 7.
+    ("patches", lambda x, w: F.conv3d(x, w, stride=(2, 4, 4)), [(5, 3, 2, 4, 4), (7, 3, 2, 4, 4)], 5 * 2 * 96 * 7),
+    # 8 channels each for itself, 4 wide, 10 tokens and 3 before them: 13 - 4 + 1 + 3 places.
+    ("each channel", lambda x, w: F.conv1d(x, w, padding=3, groups=8), [(1, 8, 10), (8, 1, 4)], 2 * 8 * 4 * 13),
+    ("transposed", lambda x, w: F.conv_transpose1d(x, w), [(1, 2, 5), (2, 3, 4)], 2 * 5 * 2 * 3 * 4),
+]
+
+
+@pytest.mark.parametrize("run,shapes,flops", [case[1:] for case in OPERATIONS], ids=[case[0] for case in OPERATIONS])
+def test_operations(run: Callable[..., Any], shapes: list[tuple[int, ...]], flops: int) -> None:
+    assert counted(run, *shapes).total_flops == flops
+
+
+def test_backward_of_a_convolution_is_one_product_for_each_gradient() -> None:
+    def run(x: torch.Tensor, weight: torch.Tensor) -> None:
+        weight.requires_grad_()
+        F.conv3d(x, weight, stride=(2, 4, 4)).sum().backward()
+        x.requires_grad_()
+        F.conv3d(x, weight, stride=(2, 4, 4)).sum().backward()
+
+    one = 5 * 2 * 96 * 7
+    assert counted(run, (5, 3, 2, 4, 4), (7, 3, 2, 4, 4)).flops["matmul"] == (1 + 1) * one + (1 + 2) * one
+
+
+def test_products_of_experts() -> None:
+    """7 rows of 16 in three groups through three experts of 16 x 32; and those weights' gradients."""
+    ends = torch.tensor([2, 2, 7], dtype=torch.int32)
+
+    def forward(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten._grouped_mm(x, weights, offs=ends)
+
+    assert counted(forward, (7, 16), (3, 16, 32), dtype=torch.bfloat16).total_flops == 2 * 7 * 16 * 32
+
+
+# Lengths of queries and keys, causal, pairs: the last query sees the last key.
+SEGMENTS = [
+    ([3, 2], [3, 2], True, 6 + 3),
+    ([2, 0], [5, 4], False, 10),
+    ([2, 1], [5, 4], True, (4 + 5) + 4),
+    ([3], [2], True, 1 + 2),
+]
+
+
+@pytest.mark.parametrize("queries,keys,causal,pairs", SEGMENTS)
+def test_pairs_of_segments(queries: list[int], keys: list[int], causal: bool, pairs: int) -> None:
+    """4 query heads over 2 key-value heads of 8: forward 2 products a pair, backward 5."""
+    bounds = [torch.tensor([0, *lengths]).cumsum(0).int() for lengths in (queries, keys)]
+    most = max(queries), max(keys)
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(q, k, v, *bounds, *most, 0.0, causal, False)
+        state = torch.empty(2, dtype=torch.uint64)
+        rest = (*bounds, *most, 0.0, causal, state, state)
+        torch.ops.aten._flash_attention_backward(out, q, k, v, out, lse, *rest)
+
+    q, k = (sum(queries), 4, 8), (sum(keys), 2, 8)
+    assert counted(run, q, k, k, dtype=torch.bfloat16).flops["attention"] == (2 + 5) * 2 * pairs * 4 * 8
+
+
+def test_pairs_of_keys_that_are_in_use() -> None:
+    used = torch.tensor([3, 1], dtype=torch.int32)
+    bounds = [torch.tensor(values, dtype=torch.int32) for values in ([0, 1, 2], [0, 5, 10])]
+
+    def run(q: torch.Tensor, k: torch.Tensor) -> None:
+        torch.ops.aten._flash_attention_forward(q, k, k, *bounds, 1, 5, 0.0, False, False, seqused_k=used)
+
+    assert counted(run, (2, 4, 8), (10, 2, 8), dtype=torch.bfloat16).total_flops == 4 * (3 + 1) * 4 * 8
+
+
+@pytest.mark.parametrize("causal,pairs", [(False, 2 * 6), (True, 1 + 2)])
+def test_pairs_of_a_rectangle(causal: bool, pairs: int) -> None:
+    """On a CPU the first query sees the first key. Batch 3, 4 query heads, 2 queries, 6 keys of 8."""
+
+    def run(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, k, is_causal=causal, enable_gqa=True)
+
+    assert counted(run, (3, 4, 2, 8), (3, 2, 6, 8)).total_flops == 4 * 3 * 4 * pairs * 8

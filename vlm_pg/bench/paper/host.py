@@ -1,0 +1,55 @@
+"""What of a count is the host's own: packing, and the waits that have a reason."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+# Where whole numbers are worked on before they go to the device, whatever calls it: (end of the file's path, function,
+# or "" for all of that file). No kernel runs there, and nothing waits.
+HOST = (
+    ("vlm_pg/models/packing.py", ""),
+    ("vlm_pg/models/checks.py", ""),
+    ("vlm_pg/types.py", ""),
+    ("vlm_pg/attention/plan.py", "split_rows"),
+    ("vlm_pg/bench/case.py", "text_prompt"),
+)
+# Waits for the device that are meant: (end of the file's path, function) and why.
+NAMED_WAITS = {
+    ("vlm_pg/bench/training/grouped.py", "_step"): "the loss is handed back as a number, once behind the last backward",
+}
+
+
+def is_on_host() -> bool:
+    """Whether what runs now was called, however far up, by one of ``HOST``."""
+    return any(_is_at(frame, path, function) for frame in _frames() for path, function in HOST)
+
+
+def caller() -> tuple[str, str]:
+    """(line, as path:number; function) outside of torch and of this package that asked for something."""
+    frames = [*_frames()]
+    ours = (
+        frame for frame in frames if not any(p in frame.f_code.co_filename for p in ("/torch/", "/vlm_pg/bench/paper/"))
+    )
+    frame = next(ours, frames[-1])
+    return f"{'/'.join(frame.f_code.co_filename.split('/')[-4:])}:{frame.f_lineno}", frame.f_code.co_name
+
+
+def reason_for(line: str, function: str) -> str | None:
+    """Why the host waits there, or None where nobody has said so."""
+    path = line.rpartition(":")[0]
+    found = (why for (end, name), why in NAMED_WAITS.items() if path.endswith(end) and name == function)
+    return next(found, None)
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_at(frame: FrameType, path: str, function: str) -> bool:
+    code = frame.f_code
+    return code.co_filename.endswith(path) and function in ("", code.co_name)
