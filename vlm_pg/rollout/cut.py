@@ -20,12 +20,15 @@ LEAST_KEYS = 256
 # A piece's queries, results and their merging move six rows for each query, its keys and values two rows for each key:
 # at this many keys a query merging moves at most three quarters of what reading does.
 LEAST_KEYS_A_QUERY = 4
+# Rows of all pieces of a node together, one for each query and key-value head: merging them moves six times as many, at
+# head dim 128 in half precision 19 MB in a layer. More pieces than that cost more than they gain.
+MOST_ROWS = 12_288
 
 
 def pieces_of(
     tokens: Mapping[int, int], queries: Mapping[int, int], kv_heads: int, tiles_at_once: int | None
 ) -> dict[int, int]:
-    """In how many pieces each node of one call is read, so that its blocks fill the device once.
+    """In how many pieces each node of one call is read, so that its blocks come near to filling the device once.
 
     Args:
         tokens: keys of each node, at least 1.
@@ -38,10 +41,11 @@ def pieces_of(
     blocks = {node: kv_heads * -(-queries[node] // TILE_QUERIES) for node in tokens}
     # Keys of a piece with which all blocks have equally many and are as many as run at a time.
     even = -(-sum(count * blocks[node] for node, count in tokens.items()) // tiles_at_once)
-    return {
-        node: rounded_down(max(1, count // max(even, LEAST_KEYS, LEAST_KEYS_A_QUERY * queries[node])))
-        for node, count in tokens.items()
-    }
+    found: dict[int, int] = {}
+    for node, count in tokens.items():
+        by_keys = count // max(even, LEAST_KEYS, LEAST_KEYS_A_QUERY * queries[node])
+        found[node] = rounded_down(max(1, min(by_keys, MOST_ROWS // (kv_heads * queries[node]))))
+    return found
 
 
 def rounded_down(pieces: int) -> int:

@@ -31,12 +31,16 @@ def test_numbers_of_pieces_are_few() -> None:
 @pytest.mark.parametrize(
     "tokens, queries, pieces",
     [
-        # One prompt, 8 rollouts of 28 query heads on 4 key-value heads: 66 pieces of 4 blocks would be 264.
-        ([65536], [56], [64]),
+        # One prompt, 4 rollouts of 28 query heads on 4 key-value heads: 66 pieces of 4 blocks would be 264.
+        ([65536], [28], [64]),
+        # 8 rollouts: 54 pieces have 12,288 rows together, one for each query and head.
+        ([65536], [56], [48]),
         # Its pieces have at least 256 keys.
         ([4096], [56], [16]),
-        # 32 rollouts: two tiles of queries, so half as many pieces.
-        ([65536], [224], [32]),
+        # 20 rollouts: two tiles of queries, so 33 pieces would be enough; 21 have 12,288 rows together.
+        ([65536], [140], [16]),
+        # 300 rollouts fill the device by themselves.
+        ([65536], [2100], [1]),
         # At least 4 keys for each query: 896.
         ([4096], [224], [4]),
         # 64 prompts take 256 blocks as they are.

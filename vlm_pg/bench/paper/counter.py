@@ -58,6 +58,8 @@ class _Counting(TorchDispatchMode):
         super().__init__()
         self.counts, self.live = Counts(), LiveMemory()
         self._fakes = fakes
+        # Whose values the host is looking at: a list of them is one copy, however many numbers it has.
+        self._looked_at: object = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -68,6 +70,11 @@ class _Counting(TorchDispatchMode):
         for tensor in tensors_in((args, kwargs)):
             if isinstance(tensor, FakeTensor):
                 self.live.was_there(tensor)
+        if name == "_local_scalar_dense":
+            self._look(args[0])
+            return self._run(func, name, args, kwargs)
+        if kernels_of(name):
+            self._looked_at = None
         if name in WAITS:
             self._wait()
         out = self._run(func, name, args, kwargs)
@@ -113,6 +120,14 @@ class _Counting(TorchDispatchMode):
             self.counts.launches[name] += kernels
             self.counts.bytes[kind, name] += bytes_of(name, args, kwargs, out)
             self.counts.flops[kind] += flops_of(name, args, kwargs)
+
+    def _look(self, value: torch.Tensor) -> None:
+        storage = value.untyped_storage()._cdata
+        if self._looked_at == (storage, _caller()):
+            return
+        self._looked_at = (storage, _caller())
+        self._wait()
+        self.counts.launches["_local_scalar_dense"] += 1
 
     def _wait(self) -> None:
         self.counts.waits[_caller()] += 1

@@ -152,6 +152,13 @@ def bytes_of(name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
         return 2 * written + sum(spanned_bytes(x) for x in ins if not x.dtype.is_floating_point)
     if name == "copy_":
         return written + spanned_bytes(ins[1])
+    if name == "_flash_attention_forward" and args[4] is not None:
+        return written + spanned_bytes(args[0]) + _keys_read(args, kwargs)
+    if name == "index_fill_":
+        return spanned_bytes(args[2]) + args[0].select(args[1], 0).nbytes * args[2].numel()
+    if name == "searchsorted":
+        # A binary search in each row.
+        return written + spanned_bytes(args[1]) * args[0].shape[-1].bit_length()
     if name in SCATTERS:
         # Operands behind the first: where, and what; as much is written as is given.
         given = sum(map(spanned_bytes, ins[1:]))
@@ -178,8 +185,12 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> int:
 
 def _pairs(cu_q: torch.Tensor, cu_k: torch.Tensor, causal: bool) -> int:
     """(query, key) pairs of a variable-length call, from its real cumulative lengths; causal: aligned at the top."""
-    lengths = zip(cu_q.diff().tolist(), cu_k.diff().tolist(), strict=True)
-    return sum(_rectangle(queries, keys, causal) for queries, keys in lengths)
+    return _pairs_of(cu_q, cu_k.diff().tolist(), causal)
+
+
+def _pairs_of(cu_q: torch.Tensor, keys: Sequence[int], causal: bool) -> int:
+    lengths = zip(cu_q.diff().tolist(), keys, strict=True)
+    return sum(_rectangle(queries, length, causal) for queries, length in lengths)
 
 
 def _rectangle(queries: int, keys: int, causal: bool) -> int:
@@ -189,13 +200,27 @@ def _rectangle(queries: int, keys: int, causal: bool) -> int:
     return short * (short + 1) // 2 + (queries - short) * keys
 
 
+def _keys_read(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    """Bytes of keys and values in a variable-length call: of segments with queries, as far as they are used."""
+    k, v, cu_q, cu_k = args[1:5]
+    used = _used(cu_k, kwargs)
+    count = sum(keys for queries, keys in zip(cu_q.diff().tolist(), used, strict=True) if queries)
+    return count * (k[0].nbytes + v[0].nbytes)
+
+
+def _used(cu_k: torch.Tensor, kwargs: dict[str, Any]) -> list[int]:
+    """Keys of each segment; less than its room where the call says so."""
+    used = kwargs.get("seqused_k")
+    return (cu_k.diff() if used is None else used).tolist()
+
+
 def _flash(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
     q, k, _, cu_q, cu_k = args[:5]
     causal = args[8] if len(args) > 8 else kwargs["is_causal"]
     if cu_q is None:
         pairs = q.shape[0] * _rectangle(q.shape[1], k.shape[1], causal)
     else:
-        pairs = _pairs(cu_q, cu_k, causal)
+        pairs = _pairs_of(cu_q, _used(cu_k, kwargs), causal)
     return 4 * pairs * q.shape[-2] * q.shape[-1]
 
 
