@@ -9,6 +9,7 @@ import torch
 
 from vlm_pg.attention.segments import SegmentCall
 from vlm_pg.models.linear_attention import LinearStates
+from vlm_pg.rollout.cut import cut
 
 
 class PrefixStore:
@@ -83,11 +84,18 @@ class PrefixStore:
             torch.cat([of_layer[node].recurrent for node in nodes]),
         )
 
-    def call(self, rows: Mapping[int, int]) -> SegmentCall:
-        """The call in which ``rows[node]`` queries, in the order in which the nodes lie, meet each node."""
-        queries = tuple(rows.get(node, 0) for node in self.order)
-        lengths = tuple(self.lengths[node] for node in self.order)
-        return SegmentCall((0, sum(queries)), (0, sum(lengths)), queries, lengths, causal=False)
+    def call(self, rows: Mapping[int, int], pieces: int = 1) -> SegmentCall:
+        """The call in which ``rows[node]`` queries, in the order in which the nodes lie, meet each node.
+
+        ``pieces``: of each node with queries; each piece is met by queries of its own, ``rows[node]`` of them.
+        """
+        queries: list[int] = []
+        lengths: list[int] = []
+        for node in self.order:
+            parts = cut(self.lengths[node], pieces if node in rows else 1)
+            lengths += parts
+            queries += [rows.get(node, 0)] * len(parts)
+        return SegmentCall((0, sum(queries)), (0, sum(lengths)), tuple(queries), tuple(lengths), causal=False)
 
 
 def _with_rows(old: torch.Tensor, rows: Sequence[slice], total: int) -> torch.Tensor:

@@ -22,6 +22,9 @@ from vlm_pg.rollout.settings import RolloutSettings
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
+# Neighbours in the vocabulary that drawing looks at together: about as many as there are runs.
+RUN_TOKENS = 256
+
 
 def rollout_key(seed: int, step: int | str, sample_id: str, rollout_index: int) -> int:
     """64-bit key of one rollout's random stream."""
@@ -206,15 +209,36 @@ def _keep_min_p(scores: torch.Tensor, min_p: float) -> torch.Tensor:
 
 
 def _draw(scores: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens int64 [n] by inversion of the cumulative distribution, and their log-probabilities fp32 [n]."""
+    """Tokens int64 [n] by inversion of the cumulative distribution, and their log-probabilities fp32 [n].
+
+    First a run of ``RUN_TOKENS`` neighbours is found, then the token in it: a cumulative sum over a whole vocabulary is
+    long, and each row's runs on one multiprocessor.
+    """
     probabilities = scores.softmax(-1)
     # fp64: the rounding of 150,000 additions in fp32 is larger than many a token's probability.
-    cumulative = probabilities.double().cumsum_(-1)
-    # right=True steps over tokens of probability 0, whose cumulative sum equals their predecessor's.
-    tokens = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
+    cumulative = _sums_of_runs(probabilities).double().cumsum_(-1)
+    target = uniform[:, None] * cumulative[:, -1:]
+    # right=True steps over runs of probability 0, whose cumulative sum equals their predecessor's.
+    run = torch.searchsorted(cumulative, target, right=True).clamp_max_(cumulative.shape[-1] - 1)
+    before = cumulative.gather(-1, (run - 1).clamp_min_(0)).masked_fill_(run == 0, 0.0)
+    # What of its run the target has passed: less than all of it, also after rounding.
+    share = ((target - before) / (cumulative.gather(-1, run) - before)).clamp_max_(1 - 2.0**-53)
+    places = run * RUN_TOKENS + torch.arange(RUN_TOKENS, device=run.device)
+    last = scores.shape[-1] - 1
+    within = probabilities.gather(-1, places.clamp_max(last)).masked_fill_(places > last, 0.0).double().cumsum_(-1)
+    tokens = run * RUN_TOKENS + torch.searchsorted(within, share * within[:, -1:], right=True)
     # Logits that are not numbers must show as such in the log-probabilities, not end as an index outside the row.
-    tokens.clamp_max_(scores.shape[-1] - 1)
+    tokens.clamp_max_(last)
     return tokens[:, 0], probabilities.gather(-1, tokens)[:, 0].log()
+
+
+def _sums_of_runs(probabilities: torch.Tensor) -> torch.Tensor:
+    """[n, V] -> [n, runs] of ``RUN_TOKENS`` neighbours each; the last may have fewer."""
+    whole = probabilities.shape[-1] // RUN_TOKENS * RUN_TOKENS
+    sums = probabilities[:, :whole].unflatten(-1, (-1, RUN_TOKENS)).sum(-1)
+    if whole == probabilities.shape[-1]:
+        return sums
+    return torch.cat([sums, probabilities[:, whole:].sum(-1, keepdim=True)], dim=-1)
 
 
 def _policy_statistics(
@@ -223,6 +247,5 @@ def _policy_statistics(
     """Log-probabilities of the tokens and entropies in nats, both fp32 [n], of ``softmax(logits / temperature)``."""
     vocabulary = (logits if temperature == 1.0 else logits / temperature).log_softmax(-1)
     logprobs = vocabulary.gather(-1, tokens[:, None])[:, 0]
-    # p log p is 0 for a token of probability 0; 0 times -inf is not.
-    probabilities = vocabulary.exp()
-    return logprobs, -probabilities.mul_(vocabulary.clamp_(min=torch.finfo(vocabulary.dtype).min)).sum(-1)
+    # -p log p, and 0 for a token of probability 0.
+    return logprobs, torch.special.entr(vocabulary.exp_()).sum(-1)

@@ -16,6 +16,16 @@ class Kernel(ABC):
     """
 
     name: str
+    # Of the device; set where there is none to ask, to count what one with so many would be given.
+    multiprocessors: int | None = None
+
+    def tiles_at_once(self, device: torch.device) -> int | None:
+        """Thread blocks that the device runs at a time, two a multiprocessor; None where calls need not be cut."""
+        if self.multiprocessors is None:
+            if device.type != "cuda" or not torch.cuda.is_available():
+                return None
+            return 2 * torch.cuda.get_device_properties(device).multi_processor_count
+        return 2 * self.multiprocessors
 
     @classmethod
     @abstractmethod

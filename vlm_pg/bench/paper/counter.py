@@ -21,6 +21,7 @@ from vlm_pg.bench.paper.counts import Counts
 from vlm_pg.bench.paper.host import caller, is_on_host
 from vlm_pg.bench.paper.live import LiveMemory
 from vlm_pg.bench.paper.operations import bytes_of, flops_of, kernels_of, kind_of, tensors_in, waits_for
+from vlm_pg.bench.paper.triton_launches import noted_launches
 
 # Factories that take torch's default dtype where none is given.
 _DEFAULT_DTYPE = frozenset(("empty", "zeros", "ones", "rand", "randn", "empty_strided"))
@@ -34,30 +35,60 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def count(run: Callable[[], Any], fakes: FakeTensorMode) -> Counts:
+def count(run: Callable[[], Any], fakes: FakeTensorMode, collects: bool = True) -> Counts:
     """Counts of ``run``, whose tensors with numbers are of ``fakes``.
+
+    ``collects``: as ``LiveMemory`` takes it.
 
     Raises:
         DataDependentOutputException: a shape depends on floating-point values.
     """
-    # What is there now need not be looked through at every collection.
-    gc.freeze()
-    counting = _Counting(fakes)
+    whole: list[Counts] = []
+
+    def at_once(lap: Callable[[], Counts]) -> None:
+        run()
+        whole.append(lap())
+
+    count_laps(at_once, fakes, collects)
+    return whole[0]
+
+
+def count_laps(run: Callable[[Callable[[], Counts]], Any], fakes: FakeTensorMode, collects: bool = True) -> None:
+    """Count a piece of work in parts: ``run`` is given a function that returns what was counted since its last call.
+
+    Bytes alive are those above the beginning of the whole; a lap's peak is the highest since the last call.
+
+    Raises:
+        DataDependentOutputException: as ``count``.
+    """
+    if collects:
+        # What is there now need not be looked through at every collection.
+        gc.freeze()
+    counting = _Counting(fakes, collects)
     try:
-        with _Asking(counting), counting:
-            run()
-        gc.collect()
+        with _Asking(counting), counting, noted_launches(counting.note_launch):
+            run(counting.lap)
     finally:
-        gc.unfreeze()
-    counting.counts.peak_bytes, counting.counts.end_bytes = counting.live.peak, counting.live.now
-    return counting.counts
+        if collects:
+            gc.unfreeze()
 
 
 class _Counting(TorchDispatchMode):
-    def __init__(self, fakes: FakeTensorMode):
+    def __init__(self, fakes: FakeTensorMode, collects: bool):
         super().__init__()
-        self.counts, self.live = Counts(), LiveMemory()
-        self._fakes = fakes
+        self.counts, self.live = Counts(), LiveMemory(collects)
+        self._fakes, self._collects = fakes, collects
+        # Storage and place in the code of the last number that the host asked for.
+        self._looked_at: tuple[int, Any] | None = None
+
+    def lap(self) -> Counts:
+        """What was counted since the last call; from here on anew."""
+        if self._collects:
+            gc.collect()
+        counts, self.counts = self.counts, Counts()
+        counts.peak_bytes, counts.end_bytes = self.live.peak, self.live.now
+        self.live.peak = self.live.now
+        return counts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -68,6 +99,11 @@ class _Counting(TorchDispatchMode):
         for tensor in tensors_in((args, kwargs)):
             if isinstance(tensor, FakeTensor):
                 self.live.was_there(tensor)
+        if name == "_local_scalar_dense":
+            self._look(args[0])
+            return self._run(func, name, args, kwargs)
+        if kernels_of(name):
+            self._looked_at = None
         if waits_for(name, args, kwargs):
             self.wait(tensors_in((args, kwargs)))
         out = self._run(func, name, args, kwargs)
@@ -116,6 +152,21 @@ class _Counting(TorchDispatchMode):
             self.counts.bytes[kind, name] += bytes_of(name, args, kwargs, out)
             self.counts.flops[kind] += flops_of(name, args, kwargs)
 
+    def note_launch(self, name: str, amount: int) -> None:
+        """A kernel that no dispatcher sees: fused, of values from their own places (``triton_launches``)."""
+        self._looked_at = None
+        self.counts.launches[name] += 1
+        self.counts.bytes["elementwise", name] += amount
+
+    def _look(self, value: torch.Tensor) -> None:
+        """One number for the host. Those of one tensor, asked for one after the other by one line, are one copy."""
+        looked_at = (value.untyped_storage()._cdata, caller())
+        if self._is_hosts([value]) or self._looked_at == looked_at:
+            return
+        self._looked_at = looked_at
+        self.wait([value])
+        self.counts.launches["_local_scalar_dense"] += 1
+
     def wait(self, tensors: Sequence[torch.Tensor]) -> None:
         """The host waits for these."""
         if not self._is_hosts(tensors):
@@ -132,7 +183,6 @@ _TO_HOST = frozenset((torch.Tensor.cpu, torch.Tensor.numpy))
 class _Asking(TorchFunctionMode):
     """Waits that no operation tells of: ``cpu()``, ``to("cpu")`` and ``numpy()`` of fake tensors.
 
-    ``tolist()`` of a fake tensor asks for one number after the other, and counts as many waits.
     Where the device is asked for as ``torch.device``, it may be the one where the tensor is, and is not counted. Nor
     are ``cpu()`` and ``tolist()`` of real whole numbers, which may be the host's.
     """

@@ -191,6 +191,11 @@ def bytes_of(name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
         return 2 * written + sum(spanned_bytes(x) for x in ins if not x.dtype.is_floating_point)
     if name == "copy_":
         return written + spanned_bytes(ins[1])
+    if name == "_flash_attention_forward" and args[4] is not None:
+        return written + spanned_bytes(args[0]) + _keys_read(args, kwargs)
+    if name == "searchsorted":
+        # A binary search in each row.
+        return written + spanned_bytes(args[1]) * args[0].shape[-1].bit_length()
     if name in SCATTERS:
         # Operands behind the first: where, and what; as much is written as is given, or as there are places.
         given = sum(map(spanned_bytes, ins[1:]))
@@ -263,6 +268,20 @@ def _rectangle(queries: int, keys: int, causal: bool, at_end: bool) -> int:
     short = min(queries, keys)
     beyond = (keys if at_end else queries) - short
     return short * (short + 1) // 2 + beyond * short
+
+
+def _keys_read(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    """Bytes of keys and values in a variable-length call: of segments with queries, as far as they are used."""
+    k, v, cu_q, cu_k = args[1:5]
+    used = _used(cu_k, kwargs)
+    count = sum(keys for queries, keys in zip(cu_q.diff().tolist(), used, strict=True) if queries)
+    return count * (k[0].nbytes + v[0].nbytes)
+
+
+def _used(cu_k: torch.Tensor, kwargs: dict[str, Any]) -> list[int]:
+    """Keys of each segment; less than its room where the call says so."""
+    used = kwargs.get("seqused_k")
+    return (cu_k.diff() if used is None else used).tolist()
 
 
 def _flash(args: Sequence[Any], kwargs: dict[str, Any]) -> int:

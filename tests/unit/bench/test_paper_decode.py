@@ -1,0 +1,171 @@
+"""What a decode step asks of a GPU: weights, keys and values once, and one look at the device.
+
+A step's counts are linear in the number of layers, so two small numbers of them give those of the whole model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from vlm_pg.attention.kernels.cuda import CudaFlashKernel
+from vlm_pg.bench import case as cases
+from vlm_pg.bench.paper.counter import fake_mode
+from vlm_pg.bench.paper.decode import count_decoding, least_step_bytes
+from vlm_pg.bench.paper.fake import fake_policy
+from vlm_pg.bench.shapes import PUBLISHED
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.rollout.ragged import OwnRows
+
+RESPONSE, LONGEST = 300, 512
+H100_MULTIPROCESSORS = 132
+SHAPES = [(prefix, generations) for prefix in (4096, 16384, 65536) for generations in (8, 32)]
+POINTS = [
+    *(("Qwen2.5-VL-7B", *shape) for shape in SHAPES),
+    # The two nearest to the bound; with the others in the matrix.
+    *(
+        pytest.param("Qwen3-VL-8B", *shape, marks=[] if shape in ((4096, 8), (16384, 32)) else pytest.mark.matrix)
+        for shape in SHAPES
+    ),
+]
+# A layer's, norms of queries and keys among them for the second.
+LAUNCHES = {"Qwen2.5-VL-7B": 61, "Qwen3-VL-8B": 78}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step's bytes, the least possible, its kernels and waits."""
+
+    bytes: float
+    least: float
+    launches: float
+    waits: dict[str, int]
+
+    @property
+    def ratio(self) -> float:
+        return self.bytes / self.least
+
+
+def qwen3_vl(layers: int) -> Any:
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    shape = PUBLISHED["Qwen3-VL-8B"]
+    config = Qwen3VLConfig(
+        text_config={
+            "hidden_size": shape.hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads,
+            "head_dim": shape.head_dim,
+            "intermediate_size": shape.intermediate,
+            "vocab_size": shape.vocab,
+            "eos_token_id": shape.vocab - 1,
+            "max_position_embeddings": 131072,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20]},
+        },
+        vision_config={
+            "depth": 1,
+            "hidden_size": 64,
+            "num_heads": 2,
+            "intermediate_size": 64,
+            "out_hidden_size": shape.hidden,
+            "deepstack_visual_indexes": [0],
+        },
+        tie_word_embeddings=False,
+    )
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return Qwen3VLForConditionalGeneration(config)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def qwen2_5_vl(layers: int) -> Any:
+    whole = cases.SIZES["7b"]
+    cases.SIZES["7b"] = replace(whole, layers=layers)
+    try:
+        return cases.random_model("7b", dtype=torch.bfloat16)
+    finally:
+        cases.SIZES["7b"] = whole
+
+
+MODELS = {"Qwen2.5-VL-7B": qwen2_5_vl, "Qwen3-VL-8B": qwen3_vl}
+
+
+def counted(name: str, layers: int, prefix: int, generations: int, share: bool = True) -> Step:
+    fakes, kernel = fake_mode(), CudaFlashKernel()
+    kernel.multiprocessors = H100_MULTIPROCESSORS
+    settings = ModelSettings(path=name, dtype="bf16", share_prefix=share)
+    policy = fake_policy(partial(MODELS[name], layers), settings, fakes, kernel)
+    step = count_decoding(policy, fakes, prefix, generations, RESPONSE, LONGEST).step
+    least = least_step_bytes(policy, prefix, generations, RESPONSE)
+    return Step(step.total_bytes, least, step.total_launches, dict(step.waits))
+
+
+def whole_model(name: str, prefix: int, generations: int, share: bool = True) -> Step:
+    layers = PUBLISHED[name].layers
+    one, two = (counted(name, count, prefix, generations, share) for count in (1, 2))
+    assert one.waits == two.waits
+
+    def at(first: float, second: float) -> float:
+        return first + (layers - 1) * (second - first)
+
+    return Step(at(one.bytes, two.bytes), at(one.least, two.least), at(one.launches, two.launches), two.waits)
+
+
+@pytest.mark.parametrize("name, prefix, generations", POINTS)
+def test_a_step_reads_everything_once(name: str, prefix: int, generations: int) -> None:
+    step = whole_model(name, prefix, generations)
+    # Short prompts and many rollouts of Qwen3-VL miss 1.1: its norms run as eight kernels each, at every head as well.
+    misses = name == "Qwen3-VL-8B" and generations == 32 and prefix < 65536
+    assert 1.0 < step.ratio <= (1.12 if misses else 1.1)
+    assert step.launches <= LAUNCHES[name] * PUBLISHED[name].layers + 80
+    # The new tokens, which say who has finished.
+    ((line, times),) = step.waits.items()
+    assert "rollout/engine.py" in line and times == 1
+
+
+def test_the_least_by_hand() -> None:
+    """One layer of Qwen2.5-VL-7B, a prompt of 1,000 tokens, 2 rollouts of 100 tokens and a new one."""
+    layer = 3584 * 3584 * 2 + 3584 * 512 * 2 + 3 * 3584 * 18944  # q and o, k and v, gate, up and down
+    small = (3584 + 512 * 2) + 2 * 3584 + 3584  # biases, norms of the layer and the last one
+    head = 152064 * 3584
+    keys_values = 2 * 512 * (1000 + 2 * 101)
+    settings = ModelSettings(path="7b", dtype="bf16")
+    policy = fake_policy(partial(qwen2_5_vl, 1), settings, fake_mode(), CudaFlashKernel())
+    expected = 2 * (layer + small + head + 2 * 3584 + keys_values + 2 * 152064)
+    assert least_step_bytes(policy, 1000, 2, 100) == expected
+
+
+def test_a_copied_cache_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    append = OwnRows.append
+    monkeypatch.setattr(OwnRows, "append", lambda *args: tuple(x.clone() for x in append(*args)))
+    assert whole_model("Qwen2.5-VL-7B", 4096, 32).ratio > 1.15
+
+
+def test_a_repeated_prefix_shows() -> None:
+    assert whole_model("Qwen2.5-VL-7B", 4096, 32, share=False).ratio > 1.4
+
+
+def test_a_wide_copy_of_weights_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = functional.linear
+    monkeypatch.setattr(
+        functional,
+        "linear",
+        lambda x, weight, bias=None: (
+            linear(x.float(), weight.float()).to(x.dtype) if weight.shape[0] == 152064 else linear(x, weight, bias)
+        ),
+    )
+    assert whole_model("Qwen2.5-VL-7B", 4096, 8).ratio > 1.2
+
+
+@pytest.mark.matrix
+def test_counts_are_linear_in_layers() -> None:
+    expected, got = whole_model("Qwen2.5-VL-7B", 4096, 8), counted("Qwen2.5-VL-7B", 28, 4096, 8)
+    assert (expected.bytes, expected.least, expected.launches) == (got.bytes, got.least, got.launches)
