@@ -33,30 +33,34 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def count(run: Callable[[], Any], fakes: FakeTensorMode) -> Counts:
+def count(run: Callable[[], Any], fakes: FakeTensorMode, collects: bool = True) -> Counts:
     """Counts of ``run``, whose tensors with numbers are of ``fakes``.
+
+    ``collects``: as ``LiveMemory`` takes it.
 
     Raises:
         DataDependentOutputException: a shape depends on floating-point values.
     """
-    # What is there now need not be looked through at every collection.
-    gc.collect()
-    gc.freeze()
-    counting = _Counting(fakes)
+    counting = _Counting(fakes, LiveMemory(collects))
+    if collects:
+        # What is there now need not be looked through at every collection.
+        gc.collect()
+        gc.freeze()
     try:
         with counting:
             run()
     finally:
         gc.unfreeze()
-    gc.collect()
+    if collects:
+        gc.collect()
     counting.counts.peak_bytes, counting.counts.end_bytes = counting.live.peak, counting.live.now
     return counting.counts
 
 
 class _Counting(TorchDispatchMode):
-    def __init__(self, fakes: FakeTensorMode):
+    def __init__(self, fakes: FakeTensorMode, live: LiveMemory):
         super().__init__()
-        self.counts, self.live = Counts(), LiveMemory()
+        self.counts, self.live = Counts(), live
         self._fakes = fakes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
