@@ -151,7 +151,7 @@ def test_linear_attention_keeps_more_than_attention_does() -> None:
 def test_code_that_depends_on_values_is_named() -> None:
     counter = ActivationCounter(config_of("qwen2_5_vl"), settings_of(Way()))
 
-    def build(*_: Any) -> Any:
+    def build(*_: Any, **__: Any) -> Any:
         raise RuntimeError("which expert depends on the values")
 
     counter._policy = build  # type: ignore[method-assign]
