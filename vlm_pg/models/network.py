@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.registration import AttentionContext, check_grouped
@@ -39,7 +40,7 @@ class Network(torch.nn.Module):
         self.use_memory(MemoryChoice.of(settings))
         route_linear_layers(self.language_model)
         heads = family.head_shape(model.config)
-        self._kernels = KernelChoice(self.device, self.dtype, heads, settings.attention_kernel)
+        self._kernels = KernelChoice(self.device, self.dtype, heads, settings.attention_kernel, has_values(model))
         self.kernel, self.kernel_error = self._kernels.kernel, self._kernels.error
         self.logits_chunk_rows = max(1, settings.logits_chunk_mb * 2**20 // (4 * self.vocab_size))
 
@@ -197,6 +198,11 @@ class Network(torch.nn.Module):
         if tiles is None or alone or not is_scattered(self.language_model):
             return None
         return self._most_over_ranks(tiles.needed(rows))
+
+
+def has_values(model: Any) -> bool:
+    """Whether there is anything to compute with: torch's fake tensors have shapes alone."""
+    return not any(isinstance(parameter.data, FakeTensor) for parameter in model.parameters())
 
 
 def check_features(media_rows: torch.Tensor, features: torch.Tensor) -> None:

@@ -4,7 +4,8 @@ Letters: D hidden size, N query heads, W width of all query heads, K width of al
 e bytes of an element. A norm computes in fp32: of its input it keeps 4 D, of the normalised one e D where its weight
 trains, and its output, which the next linear layer keeps, e D (in fp32 the input is the residual stream itself). A
 linear layer that is frozen keeps no input.
-Tests compare with measured peaks; ``bench/flops.py`` has a coarser rule for comparing ways to compute.
+``vlm-pg plan`` and a run on a GPU count instead (``counted.py``); these sums, which cost nothing, are held against
+counts and against measured peaks by tests. ``bench/flops.py`` has a coarser rule for comparing ways to compute.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vlm_pg.models.memory_sizes import LAYERS_AT_HAND
+from vlm_pg.plan.counted import LayerBytes, Variant
 from vlm_pg.plan.setup import Setup
 from vlm_pg.plan.shape import ModelShape, TowerShape
 
@@ -25,48 +27,71 @@ TOWER_RUNNING, TOWER_BACKWARD = "tower of one prompt", "one block's backward"
 class TokenBytes:
     """What one token takes in one decoder layer; ``kept`` in between forward and backward, the others while it runs.
 
-    ``input``: what a checkpointed layer keeps. ``memo``: and of its attention. ``backward``: gradients that exist at
-    one time in a layer's backward. ``unread``: kept of a token of which the last layer needs keys and values only.
-    ``keys_values``: of both. ``mlp``, ``mlp_backward``: what of ``kept`` and of ``backward`` is the MLP's.
+    ``input``: what a checkpointed layer keeps. ``memo``: and of its attention. ``recomputed``: what a layer keeps
+    that is computed again, of the kind that keeps most. ``mlp``: the MLP's part of ``kept``. ``mlp_backward``: beside
+    what is kept when most is alive in the MLP's backward; ``rest_backward``: in that of the rest, when the MLP's are
+    gone.
+    ``unread``: kept of a token of which the last layer needs keys and values only. ``keys_values``: of both.
+
+    Of layers of several kinds it is the mean, but for what is the most of one layer.
     """
 
     kept: float
     input: float
     memo: float
-    backward: float
-    unread: float
-    keys_values: float
+    recomputed: float
     mlp: float
     mlp_backward: float
+    rest_backward: float
+    unread: float
+    keys_values: float
 
 
 def token_bytes(shape: ModelShape, setup: Setup) -> TokenBytes:
-    """See the module: sums over the operations of a decoder layer."""
+    """Counted on the model's own code where ``shape`` has a counter; else the sums that a count gave.
+
+    Sums: see the module.
+    """
     text, e = shape.language, setup.element
     hidden, inner = text.hidden, text.intermediate
     width, narrow = text.heads * text.head_dim, text.kv_heads * text.head_dim
+    attending = text.full_layers / text.layers
     frozen = "language" not in setup.train
     norm = hidden * (FP32 + (0 if setup.lora or frozen else e) + (0 if frozen else e))
-    # Rotated queries and keys, values, output, log-sum-exp.
-    attention = e * (2 * width + 2 * narrow) + FP32 * text.heads
-    of_heads = (width + narrow) * (FP32 + e) if shape.query_key_norms else 0
-    if text.gated_query:
-        attention += 2 * e * width
-    # Gate, its activation, the other half, their product.
-    mlp = (3 if frozen else 4) * inner * e
-    # An adapter's path runs beside the frozen one.
-    beside = 2 * inner * e if setup.lora else 0
+    if (counter := shape.counter) is not None:
+        variant = Variant(e, setup.train, setup.lora)
+        found = [counter.layer(kind, variant) for kind in counter.kinds]
+        largest = max(found, key=lambda each: each.kept)
+        kept, recomputed, mlp = sum(each.kept for each in found) / len(found), largest.kept, largest.mlp
+        mlp_backward, rest_backward = (max(values) for values in zip(*(_backward(each) for each in found), strict=True))
+    else:
+        # Rotated queries and keys, values, output, log-sum-exp.
+        attention = e * (2 * width + 2 * narrow) + FP32 * text.heads
+        of_heads = (width + narrow) * (FP32 + e) if shape.query_key_norms else 0
+        if text.gated_query:
+            attention += 2 * e * width
+        # Gate, its activation, the other half, their product.
+        mlp = (3 if frozen else 4) * inner * e
+        kept = recomputed = 2 * norm + attention + of_heads + mlp
+        # Gradients of the product's factors, and of the product where it is not kept itself.
+        mlp_backward = (3 if frozen else 2) * inner * e + hidden * e
+        rest_backward = 10 * hidden * e
     return TokenBytes(
-        kept=2 * norm + attention + of_heads + mlp,
+        kept=kept,
         input=hidden * e,
-        memo=width * e + FP32 * text.heads,
-        backward=3 * inner * e + 2 * hidden * e + beside,
+        memo=attending * (width * e + FP32 * text.heads),
+        recomputed=recomputed,
+        mlp=mlp,
+        mlp_backward=mlp_backward,
+        rest_backward=rest_backward,
         unread=norm + 4 * narrow * e + (2 * narrow * FP32 if shape.query_key_norms else 0),
         # Of fewer heads than sequence ranks each rank has one, of all rows.
-        keys_values=2 * narrow * e * max(1, setup.sequence_parallel // text.kv_heads),
-        mlp=mlp,
-        mlp_backward=3 * inner * e + beside,
+        keys_values=attending * 2 * narrow * e * max(1, setup.sequence_parallel // text.kv_heads),
     )
+
+
+def _backward(each: LayerBytes) -> tuple[float, float]:
+    return each.mlp_backward, each.rest_backward
 
 
 def update_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
@@ -79,29 +104,52 @@ def update_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
     if setup.chunked:
         found = _chunked(each, layers, logits, setup)
     else:
-        found = _held(each, layers, setup.stream, setup.read_rows, setup)
         # The head's backward is done when that of the layers begins.
-        found["logits, or a layer's backward"] = max(logits, _running(each, setup.stream, setup))
+        head = _held(each, layers, setup.stream, setup.read_rows, setup) | {
+            "logits": logits,
+            "last hidden states": setup.read_rows * _last_norm(shape, setup),
+        }
+        below = _held(each, layers, setup.stream, setup.read_rows, setup, gone=1)
+        layer = below | {"a layer's backward": _running(each, setup.stream, setup)}
+        found = max(head, layer, key=lambda parts: sum(parts.values()))
     return {name: value / setup.sequence_parallel for name, value in found.items()}
 
 
-def _held(each: TokenBytes, layers: int, tokens: int, read: int, setup: Setup) -> dict[str, float]:
-    """Between forward and backward of a pass, of whose tokens ``read`` go through all of the last layer."""
+def _last_norm(shape: ModelShape, setup: Setup) -> float:
+    """Per row, of the norm behind the last layer: its input in fp32, normalised, its output, and its gradient."""
+    return shape.language.hidden * (FP32 + 3 * setup.element)
+
+
+def _held(each: TokenBytes, layers: int, tokens: int, read: int, setup: Setup, gone: int = 0) -> dict[str, float]:
+    """Between forward and backward of a pass, of whose tokens ``read`` go through all of the last layer.
+
+    ``gone``: layers that have gone back already, when another one is computed again.
+    """
     if setup.checkpointing:
-        # When the layer before the last is computed again the last one's are gone.
-        inputs, outputs = layers - 1, max(0, layers - 2)
+        inputs = max(1, layers - gone)
+        # The last layer attends from what is read; the one that is computed again has taken its output.
+        outputs = (max(0, layers - 1) * tokens + read) if not gone else max(0, layers - gone - 1) * tokens
         if setup.measures.offload_layer_inputs:
-            inputs, outputs = min(inputs, LAYERS_AT_HAND), min(outputs, LAYERS_AT_HAND)
-        return {"layer inputs": inputs * tokens * each.input, "attention outputs": outputs * tokens * each.memo}
+            inputs, outputs = min(inputs, LAYERS_AT_HAND), min(outputs, LAYERS_AT_HAND * tokens)
+        return {"layer inputs": inputs * tokens * each.input, "attention outputs": outputs * each.memo}
     kept = each.kept - (each.mlp if setup.measures.mlp_tile_rows else 0.0)
     return {"kept by layers": ((layers - 1) * tokens + read) * kept + (tokens - read) * each.unread}
 
 
 def _running(each: TokenBytes, tokens: int, setup: Setup) -> float:
-    """Of one layer's backward; with what a recomputed layer keeps for it."""
+    """Of one layer's backward; with what a recomputed layer keeps for it.
+
+    First the MLP goes back, tile by tile where it is tiled, then the rest.
+    """
     tile = min(tokens, setup.measures.mlp_tile_rows or tokens)
-    backward = tokens * (each.backward - each.mlp_backward) + tile * each.mlp_backward
-    return backward + (tokens * (each.kept - each.mlp) + tile * each.mlp if setup.checkpointing else 0.0)
+    rest = tokens * (each.recomputed - each.mlp) if setup.checkpointing else 0.0
+    mlp = tile * (each.mlp_backward + (each.mlp if setup.checkpointing or tile < tokens else 0.0))
+    if tile < tokens:
+        # Gradients of the whole MLP's output and input.
+        mlp += 2 * tokens * each.input
+    # Without checkpointing the last MLP's have gone from what is held.
+    given_back = 0.0 if setup.checkpointing or tile < tokens else tokens * each.mlp
+    return max(rest + mlp, rest + tokens * each.rest_backward - given_back)
 
 
 def _chunked(each: TokenBytes, layers: int, logits: float, setup: Setup) -> dict[str, float]:
@@ -123,11 +171,17 @@ def _chunked(each: TokenBytes, layers: int, logits: float, setup: Setup) -> dict
 
 
 def _logits(shape: ModelShape, setup: Setup) -> float:
+    """The output head, forward and back: chunks of logits, and the gradients of its weight that chunks add up."""
     vocab = shape.language.vocab
     predicted = setup.read_rows + setup.generations
+    if shape.counter is not None:
+        return shape.counter.head(predicted, setup.logits_bytes, Variant(setup.element, setup.train, setup.lora))
     rows = min(predicted, max(1, setup.logits_bytes // (FP32 * vocab)))
     half = 2 * setup.element if setup.element < FP32 else 0
-    return rows * vocab * (LOGIT_COPIES * FP32 + half)
+    trained = 0 if setup.lora or "language" not in setup.train else setup.element * shape.language.hidden
+    # Each chunk's gradient of the weight, and their sum.
+    gradients = trained * vocab * (1 if rows == predicted else 2)
+    return rows * vocab * (LOGIT_COPIES * FP32 + half) + gradients
 
 
 def tower_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:

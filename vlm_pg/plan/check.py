@@ -10,14 +10,16 @@ from vlm_pg.memory import GIB
 from vlm_pg.plan.memory import plan_memory, plan_to_fit
 from vlm_pg.plan.report import verdict
 from vlm_pg.plan.setup import setup_of
-from vlm_pg.plan.shape import ModelShape, shape_of
+from vlm_pg.plan.shape import ModelShape, counted_shape_of, shape_of
 
 # Plans are within so much of what was measured: what exceeds a GPU by less may fit.
 ERROR = 0.15
 
 
-def model_shape(config: Any) -> ModelShape:
+def model_shape(config: Any, counted: bool = False) -> ModelShape:
     """Of the model that a run's configuration names, from its config.json; an adapter's folder names its base.
+
+    ``counted``: its activations are counted on the model's own code, in seconds; else formulas say what they take.
 
     Raises:
         ModelError: no config there, or no registered family.
@@ -28,7 +30,7 @@ def model_shape(config: Any) -> ModelShape:
     path = adapter_base(config.model.path) or config.model.path
     loaded = load_config(str(path), config.model)
     try:
-        return shape_of(loaded, config.model)
+        return (counted_shape_of if counted else shape_of)(loaded, config.model)
     except VlmPgError:
         raise
     except Exception as error:  # of odd values in the file, anything
@@ -60,7 +62,7 @@ def check_fits(
         ConfigError: it needs more than the GPU has; with the first setting to change.
         ModelError: as ``model_shape``.
     """
-    shape = model_shape(config)
+    shape = model_shape(config, counted=gpu_bytes is not None)
     setup = setup_of(config, shape, ranks, sequence_ranks(config))
     if gpu_bytes is None:
         plan = plan_memory(shape, setup)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from vlm_pg.bench.shapes import PUBLISHED
@@ -11,7 +12,7 @@ from vlm_pg.plan.check import model_shape, sequence_ranks
 from vlm_pg.plan.memory import plan_to_fit
 from vlm_pg.plan.report import published_lines, verdict_lines
 from vlm_pg.plan.setup import setup_of
-from vlm_pg.plan.shape import ModelShape, published_config, shape_of
+from vlm_pg.plan.shape import ModelShape, counted_shape_of, published_config
 
 TABLE = tuple(name for name in PUBLISHED if name.startswith("Qwen2.5-VL"))
 
@@ -25,7 +26,7 @@ def plan(config: Any, gpu_gib: float, gpus: int) -> bool:
     """
     sequence_parallel = sequence_ranks(config)
     check_ranks(gpus, sequence_parallel)
-    shape = model_shape(config)
+    shape = model_shape(config, counted=True)
     setup = setup_of(config, shape, gpus, sequence_parallel)
     for line in verdict_lines(shape, setup, gpu_gib):
         print(line)
@@ -39,8 +40,7 @@ def print_published(gpu_gib: float) -> None:
 
 
 def published_shape(name: str) -> ModelShape:
-    shape = shape_of(published_config(name), ModelSettings(path=name))
-    return ModelShape(name, shape.language, shape.tower, shape.weights, shape.query_key_norms, shape.positions)
+    return replace(counted_shape_of(published_config(name), ModelSettings(path=name)), name=name)
 
 
 def check_ranks(ranks: int, sequence_parallel: int) -> None:

@@ -101,8 +101,8 @@ def _heading(shape: ModelShape, setup: Setup) -> list[str]:
     ]
     if shape.positions is not None and setup.prefix + setup.response > shape.positions:
         lines.append(f"note: the model's config knows {shape.positions:,} positions")
-    if shape.language.linear is not None:
-        lines.append("note: linear-attention layers are counted as layers of full attention, which is more")
+    if shape.counter is not None:
+        lines.append("activations of the language model are counted on its own code, those of the tower by formula")
     return [*lines, ""]
 
 

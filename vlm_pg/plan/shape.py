@@ -5,11 +5,12 @@ Weights are counted on a model that is built on torch's meta device: every tenso
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vlm_pg.bench.shapes import PUBLISHED, LanguageShape, LinearAttention
 from vlm_pg.models.settings import LoraSettings, ModelSettings
+from vlm_pg.plan.counted import ActivationCounter
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,10 @@ class Weights:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """One model. ``query_key_norms``: queries and keys are normalised by head (Qwen3). ``positions``: most it reads."""
+    """One model. ``query_key_norms``: queries and keys are normalised by head (Qwen3). ``positions``: most it reads.
+
+    ``counter``: counts what its layers keep; None: formulas say it.
+    """
 
     name: str
     language: LanguageShape
@@ -52,6 +56,7 @@ class ModelShape:
     weights: Weights
     query_key_norms: bool = False
     positions: int | None = None
+    counter: ActivationCounter | None = field(default=None, compare=False, repr=False)
 
 
 def shape_of(config: Any, settings: ModelSettings) -> ModelShape:
@@ -83,6 +88,11 @@ def shape_of(config: Any, settings: ModelSettings) -> ModelShape:
     tower = _tower(family.pixels(config), config.vision_config) if family.reads_media else None
     positions = getattr(text, "max_position_embeddings", None)
     return ModelShape(config.model_type, language, tower, _counted(config, family, settings.lora), norms, positions)
+
+
+def counted_shape_of(config: Any, settings: ModelSettings) -> ModelShape:
+    """As ``shape_of``; activations are counted on the model's own code when they are asked for, which takes seconds."""
+    return replace(shape_of(config, settings), counter=ActivationCounter(config, settings))
 
 
 def published_config(name: str) -> Any:

@@ -21,7 +21,7 @@ def fake_policy(build: Callable[[], Any], settings: ModelSettings, fakes: FakeTe
     """
     with fakes:
         model = build()
-    # The oracle needs no check of itself, which would compute something.
+    # The one that any device has, until it is replaced.
     policy = make_policy(model, None, settings.model_copy(update={"attention_kernel": "oracle"}))
     policy.use_kernel(kernel)
     return policy

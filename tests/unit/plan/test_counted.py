@@ -1,0 +1,159 @@
+"""The planner's activations are those of a whole pass, counted: for every way to run it that changes what is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.support.tiny import tiny_model
+from vlm_pg.attention.kernels.cuda import CudaFlashKernel
+from vlm_pg.bench.case import text_prompt
+from vlm_pg.bench.paper.counter import count, fake_mode
+from vlm_pg.bench.paper.fake import fake_policy
+from vlm_pg.models.chunked import backward_in_chunks
+from vlm_pg.models.registry import FAMILIES as REGISTERED
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.stream_memory import MemoryChoice
+from vlm_pg.plan.activations import update_activations
+from vlm_pg.plan.counted import ActivationCounter, CannotCount, LayerBytes, Variant
+from vlm_pg.plan.setup import BYTES, Setup
+from vlm_pg.plan.shape import counted_shape_of, shape_of
+from vlm_pg.types import ResponseGroup
+
+PREFIX, RESPONSES, LENGTH = 6144, 8, 257
+TEXT: dict[str, Any] = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 2}
+TEXT |= {"intermediate_size": 1536, "vocab_size": 8192, "head_dim": 64}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]}
+FAMILIES = {
+    "qwen2_5_vl": TEXT | {"rope_parameters": ROPE},
+    "qwen3_vl": TEXT | {"rope_parameters": ROPE | {"mrope_section": [12, 10, 10], "mrope_interleaved": True}},
+}
+WITHIN = 0.06
+# The last chunk's states go while the prefix goes back, layer by layer; the plan has them all at once.
+CHUNKS_WITHIN = 0.12
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a pass is run: settings of the model, and response tokens of a chunk; None: whole."""
+
+    family: str = "qwen2_5_vl"
+    model: dict[str, Any] = field(default_factory=dict)
+    chunk: int | None = None
+
+
+WAYS = {
+    "whole": Way(),
+    "checkpointing": Way(model={"gradient_checkpointing": True}),
+    "lora": Way(model={"lora": {"rank": 8}}),
+    "lora, checkpointing": Way(model={"lora": {"rank": 8}, "gradient_checkpointing": True}),
+    "chunks, checkpointing": Way(model={"gradient_checkpointing": True}, chunk=1024),
+    "tiles, checkpointing": Way(model={"gradient_checkpointing": True, "mlp_tile_rows": 1024}),
+    "large chunks of logits": Way(model={"gradient_checkpointing": True, "logits_chunk_mb": 64}),
+    "qwen3, checkpointing": Way("qwen3_vl", model={"gradient_checkpointing": True}),
+}
+
+
+def settings_of(way: Way) -> ModelSettings:
+    return ModelSettings(path="tiny", dtype="bf16", **({"logits_chunk_mb": 8} | way.model))
+
+
+@cache
+def config_of(family: str) -> Any:
+    return tiny_model(family, text=FAMILIES[family]).config
+
+
+def model_of(config: Any) -> Any:
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return getattr(transformers, REGISTERED[config.model_type].model_class)._from_config(config)
+    finally:
+        torch.set_default_dtype(usual)
+
+
+def whole_pass(way: Way) -> int:
+    """Most bytes of a real pass on fake tensors, weights' gradients given away as they come."""
+    fakes = fake_mode()
+    policy = fake_policy(partial(model_of, config_of(way.family)), settings_of(way), fakes, CudaFlashKernel())
+    for parameter in policy.model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda given: setattr(given, "grad", None))
+    responses = tuple(torch.ones(LENGTH, dtype=torch.int64) for _ in range(RESPONSES))
+    group = ResponseGroup(text_prompt("p", torch.ones(PREFIX, dtype=torch.int64)), responses)
+
+    def loss(chunk: list[list[tuple[int, torch.Tensor]]]) -> torch.Tensor:
+        return torch.stack([values.mean() for _, values in chunk[0]]).sum()
+
+    return count(lambda: backward_in_chunks(policy, [group], loss, way.chunk), fakes).peak_bytes
+
+
+def planned(way: Way, counted: bool) -> float:
+    settings = settings_of(way)
+    shape = (counted_shape_of if counted else shape_of)(config_of(way.family), settings)
+    whole = PREFIX + RESPONSES * (LENGTH - 1)
+    setup = Setup(
+        element=BYTES[settings.dtype],
+        checkpointing=settings.gradient_checkpointing,
+        lora=settings.lora is not None,
+        prefix=PREFIX,
+        response=LENGTH - 1,
+        generations=RESPONSES,
+        budget=whole if way.chunk is None else PREFIX + way.chunk,
+        logits_bytes=settings.logits_chunk_mb * 2**20,
+        measures=MemoryChoice.of(settings),
+    )
+    return sum(update_activations(shape, setup).values())
+
+
+@cache
+def counted_pass(name: str) -> int:
+    return whole_pass(WAYS[name])
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_the_plan_is_what_a_pass_takes(name: str) -> None:
+    way = WAYS[name]
+    found, expected = planned(way, counted=True), counted_pass(name)
+    assert found == pytest.approx(expected, rel=WITHIN if way.chunk is None else CHUNKS_WITHIN)
+    # What is said without counting, too; tiled MLPs it takes for whole norms.
+    assert planned(way, counted=False) == pytest.approx(expected, rel=0.3)
+    by_formula = planned(way, counted=False)
+    print(f"{name}: {expected:,} bytes, planned {found:,.0f}, by formula {by_formula:,.0f}")
+
+
+def test_a_layer_counted_by_hand() -> None:
+    """bf16, everything trains: widths 512 (queries 512, keys 128) and 1536, 8 heads."""
+    counter = ActivationCounter(config_of("qwen2_5_vl"), settings_of(Way()))
+    found = counter.layer("full_attention", Variant(2, ("language",), lora=False))
+    norm = 512 * (4 + 2 + 2)
+    attention = 2 * (2 * 512 + 2 * 128) + 4 * 8
+    assert found.mlp == pytest.approx(4 * 1536 * 2, rel=1e-3)
+    assert found.kept == pytest.approx(2 * norm + attention + 4 * 1536 * 2, rel=0.01)
+    # Gradients of the product's two factors, and what comes from above.
+    assert found.mlp_backward == pytest.approx(2 * 1536 * 2 + 512 * 2, rel=0.01)
+
+
+def test_linear_attention_keeps_more_than_attention_does() -> None:
+    """A run of Qwen3.5 was planned as if all its layers were of full attention."""
+    counter = ActivationCounter(tiny_model("qwen3_5", text={"hidden_size": 256}).config, settings_of(Way()))
+    variant = Variant(2, ("language",), lora=False)
+    of_kind = {kind: counter.layer(kind, variant) for kind in set(counter.kinds)}
+    assert isinstance(of_kind["linear_attention"], LayerBytes)
+    assert of_kind["linear_attention"].kept > of_kind["full_attention"].kept
+
+
+def test_code_that_depends_on_values_is_named() -> None:
+    counter = ActivationCounter(config_of("qwen2_5_vl"), settings_of(Way()))
+
+    def build(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("which expert depends on the values")
+
+    counter._policy = build  # type: ignore[method-assign]
+    with pytest.raises(CannotCount, match="which expert"):
+        counter.head(8, 2**20, Variant(2, ("language",), lora=False))
