@@ -39,18 +39,33 @@ def count(run: Callable[[], Any], fakes: FakeTensorMode) -> Counts:
     Raises:
         DataDependentOutputException: a shape depends on floating-point values.
     """
+    whole: list[Counts] = []
+
+    def at_once(lap: Callable[[], Counts]) -> None:
+        run()
+        whole.append(lap())
+
+    count_laps(at_once, fakes)
+    return whole[0]
+
+
+def count_laps(run: Callable[[Callable[[], Counts]], Any], fakes: FakeTensorMode) -> None:
+    """Count a piece of work in parts: ``run`` is given a function that returns what was counted since its last call.
+
+    Bytes that are alive are those above the beginning of the whole, and a lap's peak is the highest since the last call.
+
+    Raises:
+        DataDependentOutputException: as ``count``.
+    """
     # What is there now need not be looked through at every collection.
     gc.collect()
     gc.freeze()
     counting = _Counting(fakes)
     try:
         with counting:
-            run()
+            run(counting.lap)
     finally:
         gc.unfreeze()
-    gc.collect()
-    counting.counts.peak_bytes, counting.counts.end_bytes = counting.live.peak, counting.live.now
-    return counting.counts
 
 
 class _Counting(TorchDispatchMode):
@@ -58,6 +73,14 @@ class _Counting(TorchDispatchMode):
         super().__init__()
         self.counts, self.live = Counts(), LiveMemory()
         self._fakes = fakes
+
+    def lap(self) -> Counts:
+        """What was counted since the last call; from here on anew."""
+        gc.collect()
+        counts, self.counts = self.counts, Counts()
+        counts.peak_bytes, counts.end_bytes = self.live.peak, self.live.now
+        self.live.peak = self.live.now
+        return counts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
