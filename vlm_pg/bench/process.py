@@ -16,10 +16,8 @@ class WorkerKilled(Exception):
     """The measuring process was killed from outside or took far too long; other points can still be measured."""
 
 
-def run_worker(
-    spec: dict[str, Any], patience_seconds: float, module: str = "vlm_pg.bench.worker"
-) -> dict[str, Any]:
-    """Measure one point in a fresh process: ``python -m MODULE SPEC.json RESULT.json``.
+def run_worker(spec: dict[str, Any], patience_seconds: float) -> dict[str, Any]:
+    """Measure one point in a fresh process: ``python -m vlm_pg.bench.worker SPEC.json RESULT.json``.
 
     Raises:
         WorkerKilled: killed by a signal, or not done within ``patience_seconds``.
@@ -30,7 +28,7 @@ def run_worker(
     with tempfile.TemporaryDirectory() as folder:
         spec_path, result_path, log_path = (Path(folder, name) for name in ("spec.json", "result.json", "log"))
         spec_path.write_text(json.dumps(spec))
-        command = [sys.executable, "-m", module, str(spec_path), str(result_path)]
+        command = [sys.executable, "-m", "vlm_pg.bench.worker", str(spec_path), str(result_path)]
         with log_path.open("w") as log:
             # On Linux the kernel ends a child that measures memory with its parent; elsewhere they are one group.
             own_group = sys.platform != "linux"
