@@ -16,7 +16,7 @@ _ROW_HEIGHT, _PANEL_HEAD, _WIDTH, _HEAD = 0.24, 0.75, 7.2, 0.9  # inches
 
 
 def write_chart(record: dict[str, Any], path: Path, device: str = DEVICE) -> Path:
-    """Draw seconds of ``device`` by kind and write the SVG; the call needs matplotlib, as ``require_matplotlib`` checks.
+    """Draw seconds of ``device`` by kind and write the SVG; matplotlib must be there (``require_matplotlib``).
 
     Raises:
         ConfigError: nothing was counted.

@@ -37,8 +37,9 @@ def in_children(
         for _ in range(at_a_time):
             start()
         while running:
-            for ready in wait(list(running)):
-                item, child = running.pop(ready)  # type: ignore[index]
+            done = wait(list(running))
+            for ready in [here for here in running if here in done]:
+                item, child = running.pop(ready)
                 found = _received(ready, child)
                 start()
                 yield item, found

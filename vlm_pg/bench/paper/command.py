@@ -37,7 +37,8 @@ how it is counted:
             steps with equal shapes the first, second and last step, between which counts grow evenly. What a CUDA graph
             replays is one launch for the host. transformers-generate: four tokens of it, which must grow evenly; the
             others follow. Both from two shallower models. transformers-continuous cannot be counted.
-  tower     The vision tower, frozen, over a video of about 4,096 visual tokens: once for a group, and once a rollout.
+  tower     The vision tower, frozen, over a video of 1,024 visual tokens: once for a group, and once for each of 8
+            rollouts; with torch's own attention, which takes frames and windows one after the other.
   memory    Above the weights, gradients included; no optimizer states (`vlm-pg plan` has those).
   time      Of each kind of operation max(FLOPs / peak, bytes / bandwidth), summed; or launches times --launch-us if
             that is more. No kernel reaches a peak: a lower bound, not a forecast.
@@ -121,9 +122,7 @@ def checked(arguments: argparse.Namespace) -> argparse.Namespace:
         ConfigError: options that cannot be.
     """
     form = "PREFIX,GENERATIONS,RESPONSE in whole numbers, such as 4096,8,512"
-    arguments.points = (
-        parse_points(arguments.points, StepPoint, (3,), form) if arguments.points else list(STEP_POINTS)
-    )
+    arguments.points = parse_points(arguments.points, StepPoint, (3,), form) if arguments.points else list(STEP_POINTS)
     form = "PREFIX,GENERATIONS,NEW_TOKENS[,GROUPS] in whole numbers, such as 4096,8,512"
     arguments.rollout_points = (
         parse_points(arguments.rollout_points, RolloutPoint, (3, 4), form)
@@ -153,7 +152,9 @@ def _counted(specs: list[dict[str, Any]], arguments: argparse.Namespace) -> list
     # To where the table does not go.
     say = sys.stderr if arguments.json else sys.stdout
     minutes = expected / arguments.jobs / 60
-    print(f"{len(todo)} counts, {arguments.jobs} at a time: about {minutes:.1f} min on free cores", file=say, flush=True)
+    print(
+        f"{len(todo)} counts, {arguments.jobs} at a time: about {minutes:.1f} min on free cores", file=say, flush=True
+    )
     found = [{"not_counted": spec["not_counted"]} if "not_counted" in spec else {} for spec in specs]
     if not todo:
         return found
@@ -170,7 +171,11 @@ def _counted(specs: list[dict[str, Any]], arguments: argparse.Namespace) -> list
         spec, why = specs[place], result.get("not_counted")
         what = f"{spec['model']}, {spec['work']} {spec['said']}: {spec['contestant']}"
         seconds = time.monotonic() - started
-        print(f"[{done}/{len(todo)}, {seconds:.0f} s] {what}{f': not counted, {why}' if why else ''}", file=say, flush=True)
+        print(
+            f"[{done}/{len(todo)}, {seconds:.0f} s] {what}{f': not counted, {why}' if why else ''}",
+            file=say,
+            flush=True,
+        )
     return found
 
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -147,4 +142,3 @@ _FRAME_SIDE = 16
 def _finished(found: Tree) -> dict[str, Any]:
     total = weighted((1, part) for part in found["parts"].values())
     return {**found, "counts": total}
-

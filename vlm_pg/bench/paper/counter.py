@@ -52,7 +52,7 @@ def count(run: Callable[[], Any], fakes: FakeTensorMode) -> Counts:
 def count_laps(run: Callable[[Callable[[], Counts]], Any], fakes: FakeTensorMode) -> None:
     """Count a piece of work in parts: ``run`` is given a function that returns what was counted since its last call.
 
-    Bytes that are alive are those above the beginning of the whole, and a lap's peak is the highest since the last call.
+    Bytes alive are those above the beginning of the whole; a lap's peak is the highest since the last call.
 
     Raises:
         DataDependentOutputException: as ``count``.

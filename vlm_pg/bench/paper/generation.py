@@ -20,7 +20,7 @@ from vlm_pg.bench.contestant import CannotRun
 from vlm_pg.bench.generation.case import GenerationCase
 from vlm_pg.bench.paper.counts import Counts
 from vlm_pg.bench.paper.trees import Tree, extrapolated, tree_of, weighted
-from vlm_pg.rollout import engine as engine_module
+from vlm_pg.rollout import engine
 from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS
 from vlm_pg.rollout.decoders import CohortDecoder, decoder_for
 from vlm_pg.rollout.graphs import DecodeGraph
@@ -53,18 +53,19 @@ class Generation:
 @contextmanager
 def decoding_as_on_cuda() -> Iterator[None]:
     """Rollouts are rows of one ragged batch, as on a GPU, also where the fake tensors are a CPU's."""
-    usual = engine_module.decoder_for
+    module: Any = engine
+    usual = module.decoder_for
 
     def as_on_cuda(policy: Any, store: Any, settings: Any, prompts: Any = None) -> Any:
         if policy.family.linear_attention:
             return decoder_for(policy, store, settings, prompts)
         return RaggedDecoder(policy, store, settings, prompts)
 
-    engine_module.decoder_for = as_on_cuda
+    module.decoder_for = as_on_cuda
     try:
         yield
     finally:
-        engine_module.decoder_for = usual
+        module.decoder_for = usual
 
 
 def count_ours(case: GenerationCase, lap: Lap) -> Generation:
@@ -77,10 +78,10 @@ def count_ours(case: GenerationCase, lap: Lap) -> Generation:
         max_batch_rollouts=case.rollouts,
         memory_gb=_ROOM_GB,
     )
-    engine = engine_module.RolloutEngine(case.policy, settings, seed=0)
+    rollouts = engine.RolloutEngine(case.policy, settings, seed=0)
     prompts = [text_prompt(f"bench {index}", ids) for index, ids in enumerate(case.prompts)]
     with decoding_as_on_cuda(), torch.no_grad():
-        return _Ours(engine_module._ContinuousBatch(engine, prompts, 0), case, lap).run()
+        return _Ours(engine._ContinuousBatch(rollouts, prompts, 0), case, lap).run()
 
 
 class _Ours:
@@ -177,7 +178,7 @@ class _Ours:
             usual(graph)
             outer._in_graph.append(outer._taken(outer.lap()))
 
-        DecodeGraph._forward = apart  # type: ignore[method-assign]
+        DecodeGraph._forward = apart  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
@@ -217,6 +218,9 @@ def count_generate(case: GenerationCase, lap: Lap) -> Generation:
     class AfterEveryToken(StoppingCriteria):
         def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
             laps.append(lap())
+            if len(laps) == short.new_tokens:
+                # generate asks whether all have ended, and what has no values always says no.
+                raise _Enough
             return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
     short = replace(case, new_tokens=min(GENERATED, case.new_tokens))
@@ -227,9 +231,15 @@ def count_generate(case: GenerationCase, lap: Lap) -> Generation:
     try:
         with session(short) as generate:
             generate(short.new_tokens)
+    except _Enough:
+        pass
     finally:
         del case.model.generate
     return _from_first_steps(laps, case.new_tokens - 1)
+
+
+class _Enough(Exception):
+    """As many tokens as are looked at."""
 
 
 def _from_first_steps(laps: list[Counts], steps: int) -> Generation:

@@ -1,7 +1,7 @@
 """Which models are counted: three published ones by name, and any of a registered family by its config.json.
 
-Source of the published numbers: ``config.json`` of the checkpoint of that name under https://huggingface.co/Qwen; of the
-language models they are those of ``bench/shapes.py``.
+Source of the published numbers: ``config.json`` of the checkpoint of that name under https://huggingface.co/Qwen; those
+of the language models stand in ``bench/shapes.py``.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def config_of(model: str) -> Any:
         return _PUBLISHED_CONFIGS[model](model)
     if not (Path(model).expanduser() / "config.json").is_file():
         raise ConfigError(
-            f"--models got {model!r}, which is neither a folder with config.json nor one of {', '.join(known_models())}. "
-            "Give one of these, or a checkpoint's folder; of it config.json alone is read."
+            f"--models got {model!r}, which is neither a folder with config.json nor one of "
+            f"{', '.join(known_models())}. Give one of these, or a checkpoint's folder, of which "
+            "config.json alone is read."
         )
     config = load_config(str(Path(model).expanduser()), ModelSettings(path=model))
     family_of(config)

@@ -16,7 +16,7 @@ WORKS = ("step", "rollout", "tower")
 STEP_POINTS = tuple(StepPoint(*p) for p in ((4096, 8, 128), (4096, 8, 512), (16384, 8, 1024), (32768, 8, 512)))
 ROLLOUT_POINTS = tuple(RolloutPoint(p, g, 512) for p in (4096, 16384, 65536) for g in (8, 32))
 # Of the tower: a video of so many visual tokens, once for its group or once for each of so many rollouts.
-TOWER_TOKENS, TOWER_RUNS = 4096, 8
+TOWER_TOKENS, TOWER_RUNS = 1024, 8
 TOWERS = {"tower, once a group": 1, f"tower, once a rollout (G={TOWER_RUNS})": TOWER_RUNS}
 OURS = {"step": step.OURS, "rollout": rollout.OURS, "tower": next(iter(TOWERS))}
 COUNTED_ROLLOUTS = ("ours", "transformers-generate", "transformers-continuous")
