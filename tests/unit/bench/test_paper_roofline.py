@@ -1,4 +1,4 @@
-"""The roofline of counts, by hand: the slower of computing and moving in each kind, kinds summed, launches beside it."""
+"""The roofline by hand: of each kind the slower of computing and moving, kinds summed, launches beside it."""
 
 from __future__ import annotations
 
