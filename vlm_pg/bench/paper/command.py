@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +107,15 @@ def run(argv: Sequence[str]) -> int:
     settings = {key: getattr(arguments, key) for key in ("dtype", "checkpointing", "lora", "liger")}
     settings |= {"launch_seconds": arguments.launch_us / 1e6}
     record = new_record(settings, shlex.join(["vlm-pg", "bench", "paper", *argv]))
-    found = _counted(specs, arguments)
-    for spec, result in zip(specs, found, strict=True):
-        record["entries"].append(entry_of(spec, result, settings["launch_seconds"]))
+
+    def keep(found: list[dict[str, Any]]) -> None:
+        """What is known so far, in the order of the table."""
+        known = [(spec, result) for spec, result in zip(specs, found, strict=True) if result]
+        record["entries"] = [entry_of(spec, result, settings["launch_seconds"]) for spec, result in known]
         if arguments.out:
             write_record(record, arguments.out)
+
+    _count(specs, arguments, keep)
     _show(record, arguments)
     return 0
 
@@ -143,10 +148,10 @@ def checked(arguments: argparse.Namespace) -> argparse.Namespace:
     return arguments
 
 
-def _counted(specs: list[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """What was found of each, in order; says what it is at."""
-    import sys
-
+def _count(
+    specs: list[dict[str, Any]], arguments: argparse.Namespace, keep: Callable[[list[dict[str, Any]]], None]
+) -> None:
+    """Hand on what was found of each, in order and after each of them; says what it is at."""
     todo = [place for place, spec in enumerate(specs) if "not_counted" not in spec]
     expected = sum(_FEW_SECONDS if specs[place]["layers"] else _WHOLE_SECONDS for place in todo)
     # To where the table does not go.
@@ -156,8 +161,9 @@ def _counted(specs: list[dict[str, Any]], arguments: argparse.Namespace) -> list
         f"{len(todo)} counts, {arguments.jobs} at a time: about {minutes:.1f} min on free cores", file=say, flush=True
     )
     found = [{"not_counted": spec["not_counted"]} if "not_counted" in spec else {} for spec in specs]
+    keep(found)
     if not todo:
-        return found
+        return
     # Imported once, here: the processes that count are forked with it.
     from vlm_pg.bench.paper.children import ChildEnded, in_children
     from vlm_pg.bench.paper.contestants import tried
@@ -168,6 +174,7 @@ def _counted(specs: list[dict[str, Any]], arguments: argparse.Namespace) -> list
         if isinstance(result, ChildEnded):
             result = {"not_counted": str(result)}
         found[place] = result
+        keep(found)
         spec, why = specs[place], result.get("not_counted")
         what = f"{spec['model']}, {spec['work']} {spec['said']}: {spec['contestant']}"
         seconds = time.monotonic() - started
@@ -176,7 +183,6 @@ def _counted(specs: list[dict[str, Any]], arguments: argparse.Namespace) -> list
             file=say,
             flush=True,
         )
-    return found
 
 
 def _show(record: dict[str, Any], arguments: argparse.Namespace) -> None:
