@@ -64,6 +64,8 @@ def test_decode_steps_by_hand(tmp_path: Path) -> None:
     pairs = rows * sum(prefix + token for token in range(1, new_tokens))
     assert theirs["steps"]["flops"]["matmul"] == ours["steps"]["flops"]["matmul"] == products
     assert theirs["steps"]["flops"]["attention"] == 4 * pairs * HEADS * HEAD_DIM * LAYERS
+    # The host looks at the device once a token.
+    assert sum(ours["steps"]["waits"].values()) == new_tokens - 1
     # The prompt once; of its last layer only the row that is read goes through the MLP, but never more than all.
     assert ours["prefill"]["flops"]["matmul"] < theirs["prefill"]["flops"]["matmul"] / 1.5
     assert found["ours"]["replays"] == new_tokens - 1 and found["ours"]["captured_launches"] > 0

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from vlm_pg.attention.registration import ATTENTION_NAME
 from vlm_pg.bench.case import set_attention, text_prompt
@@ -68,6 +69,26 @@ def decoding_as_on_cuda() -> Iterator[None]:
         module.decoder_for = usual
 
 
+@contextmanager
+def _read_at_once() -> Iterator[None]:
+    """A list of values is one look at the device; a fake tensor would be asked for each of them."""
+
+    def tolist(tensor: torch.Tensor) -> Any:
+        if tensor.numel():
+            tensor.flatten()[0].item()
+        return _zeros(tuple(tensor.shape))
+
+    FakeTensor.tolist = tolist  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        del FakeTensor.tolist
+
+
+def _zeros(shape: tuple[int, ...]) -> Any:
+    return [_zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
+
+
 def count_ours(case: GenerationCase, lap: Lap) -> Generation:
     """All groups of ``case`` together, by ``RolloutEngine``'s own loop."""
     set_attention(case, ATTENTION_NAME)
@@ -80,7 +101,7 @@ def count_ours(case: GenerationCase, lap: Lap) -> Generation:
     )
     rollouts = engine.RolloutEngine(case.policy, settings, seed=0)
     prompts = [text_prompt(f"bench {index}", ids) for index, ids in enumerate(case.prompts)]
-    with decoding_as_on_cuda(), torch.no_grad():
+    with decoding_as_on_cuda(), _read_at_once(), torch.no_grad():
         return _Ours(engine._ContinuousBatch(rollouts, prompts, 0), case, lap).run()
 
 
