@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--dtype", choices=["fp32", "bf16"], default="bf16", help="of weights and activations")
     made.add_argument("--checkpointing", action="store_true", help="recompute activations in backward")
     made.add_argument("--lora", type=int, metavar="RANK", help="train an adapter of this rank alone")
-    made.add_argument("--liger", action="store_true", help="with model.liger, all contestants of step")
+    made.add_argument("--liger", action="store_true", help="with model.liger on, all contestants")
     made.add_argument("--few-layers", action="store_true", help="quicker: see step below")
     made.add_argument(
         "--launch-us", type=float, default=LAUNCH_SECONDS * 1e6, help="host's time of one launch (default: %(default)g)"
