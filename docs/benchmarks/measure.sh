@@ -7,6 +7,7 @@
 #   docs/benchmarks/measure.sh rollout-gpu [MINUTES]
 #   docs/benchmarks/measure.sh eval-cpu [MINUTES]      # evaluation on videos
 #   docs/benchmarks/measure.sh eval-gpu [MINUTES]
+#   docs/benchmarks/measure.sh paper           # what a GPU would be asked to do, counted; no GPU needed
 #   docs/benchmarks/measure.sh model           # no machine needed
 #
 # A run that was stopped goes on where it was when it is started again on the same day. Install prefix-grouper first, or
@@ -62,9 +63,15 @@ case "${1:-}" in
     evaluation gpu-3b-eval --device cuda --model 3b --dtype bf16 --budget-minutes "${2:-10}"
     evaluation gpu-7b-eval --device cuda --model 7b --dtype bf16 --budget-minutes "${2:-10}"
     ;;
+  paper)
+    for model in Qwen2.5-VL-7B Qwen3-VL-8B Qwen3.5-9B; do
+      vlm-pg bench paper --checkpointing --models "$model" --out "$out-paper-$model.json" \
+        --markdown "$out-paper-$model.md" --figure "$out-paper-$model.svg"
+    done
+    ;;
   model) vlm-pg bench model --out docs/benchmarks/model.md ;;
   *)
-    sed -n '2,13s/^# \{0,1\}//p' "$0"
+    sed -n '2,14s/^# \{0,1\}//p' "$0"
     exit 2
     ;;
 esac

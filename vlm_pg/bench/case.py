@@ -128,7 +128,24 @@ def random_model(
 
     ``with_tower``: a tower of the shape of that name in place of the stub.
     """
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+    from transformers import Qwen2_5_VLForConditionalGeneration
+
+    config = random_config(size, with_tower)
+    device = torch.device(device)
+    cuda = [device] if device.type == "cuda" else []
+    usual = torch.get_default_dtype()
+    with torch.random.fork_rng(devices=cuda), torch.device(device):
+        torch.manual_seed(seed)
+        torch.set_default_dtype(dtype)
+        try:
+            return Qwen2_5_VLForConditionalGeneration(config)
+        finally:
+            torch.set_default_dtype(usual)
+
+
+def random_config(size: str, with_tower: bool = False) -> Any:
+    """transformers' config of ``random_model``."""
+    from transformers import Qwen2_5_VLConfig
 
     shape = SIZES[size]
     tower: dict[str, Any] = {"depth": 1, "hidden_size": 64, "num_heads": 2}
@@ -142,7 +159,7 @@ def random_model(
             "fullatt_block_indexes": list(chosen.whole_frame_layers),
         }
     sections = [shape.head_dim // 8, 3 * shape.head_dim // 16, 3 * shape.head_dim // 16]
-    config = Qwen2_5_VLConfig(
+    return Qwen2_5_VLConfig(
         text_config={
             "hidden_size": shape.hidden,
             "num_hidden_layers": shape.layers,
@@ -163,13 +180,3 @@ def random_model(
         vision_end_token_id=shape.vocab - 3,
         tie_word_embeddings=shape.tied,
     )
-    device = torch.device(device)
-    cuda = [device] if device.type == "cuda" else []
-    usual = torch.get_default_dtype()
-    with torch.random.fork_rng(devices=cuda), torch.device(device):
-        torch.manual_seed(seed)
-        torch.set_default_dtype(dtype)
-        try:
-            return Qwen2_5_VLForConditionalGeneration(config)
-        finally:
-            torch.set_default_dtype(usual)

@@ -1,0 +1,75 @@
+"""The roofline by hand: of each kind the slower of computing and moving, kinds summed, launches beside it."""
+
+from __future__ import annotations
+
+import pytest
+
+from vlm_pg.bench.paper.devices import DEVICES, Device
+from vlm_pg.bench.paper.record import entry_of
+from vlm_pg.bench.paper.roofline import fits, roofline
+from vlm_pg.bench.paper.table import markdown
+from vlm_pg.bench.paper.trees import extrapolated, weighted
+
+# 100 FLOPs and 10 bytes a second.
+SLOW = Device({"bf16": 100.0}, 10.0, 1000, "by hand")
+
+
+def _counts(**kinds: tuple[int, int]) -> dict[str, dict[str, int]]:
+    return {
+        "flops": {kind: flops for kind, (flops, _) in kinds.items()},
+        "bytes": {kind: moved for kind, (_, moved) in kinds.items()},
+    }
+
+
+def test_of_each_kind_the_slower_counts() -> None:
+    # Products: 5 s of computing, 2 s of moving; element-wise: 3 s of moving.
+    found = roofline(_counts(matmul=(500, 20), elementwise=(0, 30)), 7, SLOW, "bf16", 0.5)
+    assert found["device_seconds"] == 8.0 and found["launch_seconds"] == 3.5 and found["seconds"] == 8.0
+    assert found["kinds"]["matmul"] == {"seconds": 5.0, "roof": "FLOPs"}
+    assert found["kinds"]["elementwise"] == {"seconds": 3.0, "roof": "bytes"}
+    assert found["roof"] == "FLOPs"
+
+
+@pytest.mark.parametrize(("moved", "launches", "roof", "seconds"), [(60, 7, "bytes", 11.0), (30, 40, "launches", 20.0)])
+def test_which_roof_binds(moved: int, launches: int, roof: str, seconds: float) -> None:
+    found = roofline(_counts(matmul=(500, 20), elementwise=(0, moved)), launches, SLOW, "bf16", 0.5)
+    assert (found["roof"], found["seconds"]) == (roof, seconds)
+
+
+def test_what_fits() -> None:
+    assert fits(600, 400, SLOW) and not fits(600, 401, SLOW)
+
+
+def test_published_peaks_are_dense_ones() -> None:
+    assert DEVICES["H100 SXM"].flops_per_second["bf16"] == 989e12  # 1,979 are with sparsity
+    assert all(device.source for device in DEVICES.values())
+
+
+def test_sums_of_trees() -> None:
+    near, far = {"a": 10, "b": {"c": 1.5}}, {"a": 13, "b": {"c": 2, "d": 4}}
+    assert weighted([(2, near), (1, far)]) == {"a": 33, "b": {"c": 5, "d": 4}}
+    # From 2 and 3 to 6: three steps beyond 3.
+    assert extrapolated(near, far, (2, 3), 6) == {"a": 22, "b": {"c": 3.5, "d": 16}}
+
+
+def _spec(**changes: object) -> dict[str, object]:
+    point = {"prefix": 10, "generations": 2, "new_tokens": 4, "groups": 1}
+    return {"model": "m", "work": "rollout", "point": point, "contestant": "ours", "dtype": "bf16"} | changes
+
+
+def test_what_a_graph_replays_is_one_launch() -> None:
+    counts = _counts(matmul=(0, 0), elementwise=(0, 0)) | {"launches": 100, "waits": {"a.py:1": 3}}
+    middle = counts | {"launches": 30}
+    found = {"counts": counts, "middle": middle, "weights_bytes": 1, "peak_bytes": 1}
+    # Three steps, each with 25 launches in a graph and 5 beside: 100 - 75 + 3, and 5 + 1 in the middle one.
+    entry = entry_of(_spec(), found | {"captured_launches": 75, "replays": 3}, 1.0)
+    assert entry["roofline"]["H200"]["launch_seconds"] == 28
+    assert entry["middle_roofline"]["H200"]["launch_seconds"] == 6
+    assert entry_of(_spec(), found, 1.0)["roofline"]["H200"]["launch_seconds"] == 100
+
+
+def test_the_table_says_why_something_is_not_counted() -> None:
+    entry = entry_of(_spec(contestant="transformers-continuous"), {"not_counted": "a thread of its own"}, 1.0)
+    settings = {"dtype": "bf16", "checkpointing": False, "lora": None, "liger": False, "launch_seconds": 5e-6}
+    words = markdown({"settings": settings, "devices": {"H200": {}}, "entries": [entry]})
+    assert "Counted, not measured" in words and "transformers-continuous" in words and "a thread of its own" in words

@@ -1,0 +1,80 @@
+"""The file of ``vlm-pg bench paper``. Its shape, which other programs read:
+
+    {"format": 1, "measurement": "paper", "what": "counted, not measured ...", "commands": [...], "machine": {...},
+     "settings": {"dtype", "checkpointing", "lora", "liger", "launch_seconds"},
+     "devices": {NAME: {"flops_per_second": {dtype: n}, "bytes_per_second": n, "memory_bytes": n, "source": words}},
+     "entries": [
+       {"model", "work": "step" | "rollout" | "tower", "point": {...}, "contestant",
+        "weights_bytes", "peak_bytes" (above the weights, gradients included), "end_bytes",
+        "counts": {"flops": {kind: n}, "bytes": {kind: n}, "launches": n, "waits": {line: n},
+                   "bytes_by_operation": {kind: {operation: n}}, "launches_by_operation": {operation: n}},
+        "parts": {"update"} | {"prefill", "steps"} | {"tower"}: counts of each, which sum to "counts",
+        "middle": counts of one decode step halfway (rollouts), "captured_launches", "replays" (ours, as CUDA graphs),
+        "layers_counted": [a, b] where counts follow from models of so many layers (then a step's peak is a least),
+        "roofline": {DEVICE: {"seconds", "device_seconds", "launch_seconds", "roof", "kinds", "fits"}},
+        "middle_roofline": the same of "middle"},
+       {"model", "work", "point", "contestant", "not_counted": why}]}
+
+``point`` has what the files of ``vlm-pg bench step`` and ``rollout`` have of it: prefix, generations, response or
+new_tokens, groups. Kinds are matmul, attention, elementwise, reduction, copy. Bytes and seconds are plain numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vlm_pg.bench.paper.devices import DEVICES
+from vlm_pg.bench.paper.roofline import fits, roofline
+from vlm_pg.bench.results import describe_machine
+from vlm_pg.errors import ConfigError
+from vlm_pg.files import write_bytes_atomic
+
+FORMAT = 1
+WHAT = "counted, not measured: no device ran any of this; times are lower bounds by published peaks"
+_OF_SPEC = ("model", "work", "point", "contestant")
+
+
+def new_record(settings: dict[str, Any], command: str) -> dict[str, Any]:
+    """A file without entries."""
+    head = {"format": FORMAT, "measurement": "paper", "what": WHAT, "commands": [command]}
+    devices = {name: asdict(device) for name, device in DEVICES.items()}
+    return {**head, "machine": describe_machine(), "settings": settings, "devices": devices, "entries": []}
+
+
+def entry_of(spec: dict[str, Any], found: dict[str, Any], launch_seconds: float) -> dict[str, Any]:
+    """What was counted of a specification, with its rooflines."""
+    entry = {key: spec[key] for key in _OF_SPEC}
+    if "not_counted" in found:
+        return entry | {"not_counted": found["not_counted"]}
+    entry |= found
+    captured, replays = found.get("captured_launches", 0), found.get("replays", 0)
+    # What a graph replays is one launch.
+    launches = found["counts"]["launches"] - (captured - replays if replays else 0)
+    entry["roofline"] = {
+        name: roofline(found["counts"], launches, device, spec["dtype"], launch_seconds)
+        | {"fits": fits(found["weights_bytes"], found["peak_bytes"], device)}
+        for name, device in DEVICES.items()
+    }
+    if middle := found.get("middle"):
+        one = middle["launches"] - ((captured / replays - 1) if replays else 0)
+        entry["middle_roofline"] = {
+            name: roofline(middle, one, device, spec["dtype"], launch_seconds) for name, device in DEVICES.items()
+        }
+    return entry
+
+
+def write_record(record: dict[str, Any], path: Path) -> None:
+    """In one move, so that a killed run leaves a whole file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes_atomic(path, (json.dumps(record, indent=1) + "\n").encode())
+
+
+def check_new(paths: Sequence[Path | None]) -> None:
+    """Raise ConfigError for a file that is there already."""
+    for path in paths:
+        if path is not None and path.exists():
+            raise ConfigError(f"{path} exists. Give another file, or move this one away.")

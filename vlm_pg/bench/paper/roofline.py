@@ -1,0 +1,51 @@
+"""The least time that counted work can take on a device: its roofline.
+
+Williams, Waterman, Patterson: Roofline (CACM 2009). Of each kind of operation the slower of computing and moving memory
+counts, and kinds follow one another; a third roof is the host, which launches one kernel after the other. No kernel
+reaches a device's peaks, so this is a lower bound and no forecast.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vlm_pg.bench.paper.devices import Device
+
+# What launching one kernel from eager torch costs the host: an assumption that --launch-us replaces.
+LAUNCH_SECONDS = 5e-6
+ROOFS = ("FLOPs", "bytes", "launches")
+
+
+def roofline(counts: dict[str, Any], host_launches: float, device: Device, dtype: str, launch: float) -> dict[str, Any]:
+    """Seconds by kind with the roof that binds each, their sum, the host's seconds, and which roof binds the whole.
+
+    Args:
+        counts: with ``flops`` and ``bytes`` by kind.
+        host_launches: how often the host launches something; a CUDA graph counts once.
+        launch: seconds of one.
+
+    Returns:
+        ``device_seconds`` sums over kinds, ``seconds`` is the larger of it and ``launch_seconds``; ``roof`` is
+        "launches" if the host takes longer, else the one of the two under which the device spends more of its time.
+    """
+    kinds, under = {}, {"FLOPs": 0.0, "bytes": 0.0}
+    for kind, amount in counts["bytes"].items():
+        computing = counts["flops"].get(kind, 0) / device.flops_per_second[dtype]
+        moving = amount / device.bytes_per_second
+        roof = "FLOPs" if computing > moving else "bytes"
+        kinds[kind] = {"seconds": max(computing, moving), "roof": roof}
+        under[roof] += max(computing, moving)
+    on_device, on_host = sum(under.values()), host_launches * launch
+    roof = "launches" if on_host > on_device else max(under, key=lambda name: under[name])
+    return {
+        "seconds": max(on_device, on_host),
+        "device_seconds": on_device,
+        "launch_seconds": on_host,
+        "roof": roof,
+        "kinds": kinds,
+    }
+
+
+def fits(weights_bytes: float, peak_bytes: float, device: Device) -> bool:
+    """Whether weights and what is above them fit; without optimizer states and without what a driver keeps."""
+    return weights_bytes + peak_bytes <= device.memory_bytes

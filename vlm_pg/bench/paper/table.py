@@ -1,0 +1,98 @@
+"""The table of what was counted, in Markdown, which a terminal shows as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vlm_pg.bench.paper.plan import OURS
+from vlm_pg.memory import GIB
+
+_NOTES = """\
+Counted, not measured: no device ran any of this. A time is a roofline, a lower bound: of each kind of operation the
+larger of FLOPs by the device's peak and bytes by its bandwidth, summed over kinds, or what the host takes to launch
+the kernels ({launch:g} us each, an assumption) if that is more; which of the three binds stands behind it. No kernel
+reaches the peaks. Bytes are those of kernels that read and write each operand once. Peak memory is above the weights,
+gradients included, without optimizer states; "no" behind a time: weights and peak do not fit into the device. A peak
+with ">=" follows from shallower models and is a least. Waits are lines at which the host asks for a value, also of
+tensors that are its own while a batch is packed.
+"""
+_HEAD = ("", "TFLOP", "GB", "of it element-wise", "launches", "waits", "peak GiB")
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """Notes, then a table for each model, kind of work and point; what was not counted with its reason."""
+    devices, settings = list(record["devices"]), record["settings"]
+    words = [_NOTES.format(launch=settings["launch_seconds"] * 1e6)]
+    words.append(_settings_line(settings))
+    places: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for entry in record["entries"]:
+        places.setdefault((entry["model"], entry["work"], point_words(entry)), []).append(entry)
+    reasons: dict[str, list[str]] = {}
+    for (model, work, point), entries in places.items():
+        weights = next((e["weights_bytes"] for e in entries if "weights_bytes" in e), None)
+        size = "" if weights is None else f" (weights {weights / GIB:.1f} GiB)"
+        words.append(f"\n### {model}{size}, {work}: {point}\n")
+        head = (*_HEAD, *devices)
+        words += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+        ours = next((e for e in entries if e["contestant"] == OURS[work] and "counts" in e), None)
+        for entry in entries:
+            if "not_counted" in entry:
+                reasons.setdefault(entry["not_counted"], []).append(f"{entry['contestant']} ({model}, {work}: {point})")
+            else:
+                words += _rows(entry, ours, devices)
+    if reasons:
+        words.append("\nNot counted:\n")
+        words += [f"- {'; '.join(of)}: {why}" for why, of in reasons.items()]
+    return "\n".join(words) + "\n"
+
+
+def point_words(entry: dict[str, Any]) -> str:
+    """Of one entry: P, G and lengths."""
+    point, work = entry["point"], entry["work"]
+    if work == "tower":
+        return f"{point['visual_tokens']:,} visual tokens"
+    last = point["response"] if work == "step" else point["new_tokens"]
+    groups = f" x {point['groups']} groups" if point.get("groups", 1) > 1 else ""
+    return f"prefix {point['prefix']:,}, G={point['generations']}, {last:,} tokens{groups}"
+
+
+def _settings_line(settings: dict[str, Any]) -> str:
+    said = [settings["dtype"], *(name for name in ("checkpointing", "liger") if settings[name])]
+    if settings["lora"]:
+        said.append(f"LoRA of rank {settings['lora']}")
+    return f"Settings: {', '.join(said)}."
+
+
+def _rows(entry: dict[str, Any], ours: dict[str, Any] | None, devices: list[str]) -> list[str]:
+    counts, least = entry["counts"], ">=" if entry.get("layers_counted") and entry["work"] == "step" else ""
+    cells = _counted(entry["contestant"], counts) + [f"{least}{entry['peak_bytes'] / GIB:.2f}"]
+    for name in devices:
+        roof = entry["roofline"][name]
+        times = ""
+        if ours is not None and entry is not ours:
+            times = f", {roof['seconds'] / ours['roofline'][name]['seconds']:.2f}x ours"
+        cells.append(f"{seconds_words(roof['seconds'])} {roof['roof']}{times}{'' if roof['fits'] else ', no'}")
+    rows = [_line(cells)]
+    if middle := entry.get("middle"):
+        of_step = [
+            f"{seconds_words(roof['seconds'])} {roof['roof']}"
+            for roof in (entry["middle_roofline"][name] for name in devices)
+        ]
+        rows.append(_line([*_counted("  one step, halfway", middle), "", *of_step]))
+    return rows
+
+
+def _counted(name: str, counts: dict[str, Any]) -> list[str]:
+    flops, moved = sum(counts["flops"].values()), sum(counts["bytes"].values())
+    waits = sum(counts["waits"].values())
+    bulk = [f"{flops / 1e12:,.1f}" if flops >= 1e12 else f"{flops / 1e12:.3f}", f"{moved / 1e9:,.1f}"]
+    return [name, *bulk, f"{counts['bytes']['elementwise'] / 1e9:,.1f}", f"{counts['launches']:,.0f}", f"{waits:,.0f}"]
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def seconds_words(seconds: float) -> str:
+    """Three digits, in ms below a second."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
