@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from vlm_pg.bench.paper.counts import Counts
 from vlm_pg.bench.paper.live import LiveMemory
 from vlm_pg.bench.paper.operations import WAITS, bytes_of, flops_of, kernels_of, kind_of, tensors_in
+from vlm_pg.bench.paper.triton_launches import noted_launches
 
 # Factories that take torch's default dtype where none is given.
 _DEFAULT_DTYPE = frozenset(("empty", "zeros", "ones", "rand", "randn", "empty_strided"))
@@ -44,7 +45,7 @@ def count(run: Callable[[], Any], fakes: FakeTensorMode) -> Counts:
     gc.freeze()
     counting = _Counting(fakes)
     try:
-        with counting:
+        with counting, noted_launches(counting.note_launch):
             run()
     finally:
         gc.unfreeze()
@@ -113,6 +114,11 @@ class _Counting(TorchDispatchMode):
             self.counts.launches[name] += kernels
             self.counts.bytes[kind, name] += bytes_of(name, args, kwargs, out)
             self.counts.flops[kind] += flops_of(name, args, kwargs)
+
+    def note_launch(self, name: str, amount: int) -> None:
+        """A kernel that no dispatcher sees: fused, of values from their own places (``triton_launches``)."""
+        self.counts.launches[name] += 1
+        self.counts.bytes["elementwise", name] += amount
 
     def _wait(self) -> None:
         self.counts.waits[_caller()] += 1

@@ -66,6 +66,7 @@ COPY = frozenset(
         "embedding",
         "embedding_dense_backward",
         "scatter",
+        "scatter_",
         "scatter_add",
         "slice_backward",
         "select_backward",
@@ -111,7 +112,7 @@ FILLS = frozenset(
 # They read as many elements of their first operand as they write.
 GATHERS = frozenset(("embedding", "index_select", "gather", "index"))
 # They touch of their first operand only where they write.
-SCATTERS = frozenset(("index_copy_", "index_add_", "index_put_"))
+SCATTERS = frozenset(("index_copy_", "index_add_", "index_put_", "scatter_"))
 # The host waits for what the device finds.
 WAITS = frozenset(("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "unique_dim", "_unique2"))
 # Flash attention's backward: row sums of out * grad_out, the gradients, and the cast of dq.
@@ -144,7 +145,9 @@ def bytes_of(name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
     """Read and written."""
     if name in NO_KERNEL:
         return 0
-    ins, outs = tensors_in((args, kwargs)), tensors_in(out)
+    # What "out" names is written, and not read.
+    ins = tensors_in((args, {key: value for key, value in kwargs.items() if key != "out"}))
+    outs = tensors_in(out)
     written = sum(map(spanned_bytes, outs))
     if name in FILLS:
         return written
