@@ -102,11 +102,16 @@ def forward_with_lse(
             out[call.query_rows], lse[:, call.query_rows] = _part(q, k, v, call, scale, kernel)
     if not plan.above:
         return out, lse
-    wide = out.to(lse.dtype)
     lse = lse.contiguous()
+    # A row that two further results are merged into would be rounded in between: such rows are widened meanwhile.
+    rows = slice(plan.above[0].query_range[0], plan.above[-1].query_range[1])
+    merged = out[rows] if plan.merges_once else out[rows].to(lse.dtype)
     for call in plan.above:
-        merge_(wide[call.query_rows], lse[:, call.query_rows], *_part(q, k, v, call, scale, kernel))
-    return wide.to(q.dtype), lse
+        first, last = (row - rows.start for row in call.query_range)
+        merge_(merged[first:last], lse[:, call.query_rows], *_part(q, k, v, call, scale, kernel))
+    if merged.dtype != out.dtype:
+        out[rows] = merged
+    return out, lse
 
 
 def _part(
@@ -150,21 +155,24 @@ class _GroupedAttention(torch.autograd.Function):
 
         calls = (*plan.own, *plan.above)
         first = calls[0]
-        if first.query_range == (0, plan.num_queries) and first.key_range == (0, plan.num_keys):
-            grads = part(first)
+        whole = first.query_range == (0, plan.num_queries) and first.key_range == (0, plan.num_keys)
+        if whole:
+            sums = list(part(first))
             calls = calls[1:]
         else:
-            grads = (_zeros(q, lse.dtype), _zeros(k, lse.dtype), _zeros(v, lse.dtype))
-        if calls:
-            # Prefix keys and values collect gradients from every descendant: sum them in fp32.
-            sum_q, sum_k, sum_v = (grad.to(lse.dtype) for grad in grads)
-            for call in calls:
-                grad_q, grad_k, grad_v = part(call)
-                sum_q[call.query_rows] += grad_q
-                sum_k[call.key_rows] += grad_k
-                sum_v[call.key_rows] += grad_v
-            grads = (sum_q.to(q.dtype), sum_k.to(k.dtype), sum_v.to(v.dtype))
-        return *grads, None, None, None, None
+            sums = [_zeros(x, lse.dtype) for x in (q, k, v)]
+        # A row that one further gradient is added to is rounded once, whatever the sum is kept in. Where there are more
+        # (a level above another one, keys that several levels ask), they are summed in fp32.
+        if not (whole and plan.merges_once):
+            sums[0] = sums[0].to(lse.dtype)
+        if not (whole and plan.keys_asked_once):
+            sums[1:] = (grad.to(lse.dtype) for grad in sums[1:])
+        for call in calls:
+            for total, rows, grad in zip(
+                sums, (call.query_rows, call.key_rows, call.key_rows), part(call), strict=True
+            ):
+                total[rows].add_(grad)
+        return *(total.to(x.dtype) for total, x in zip(sums, (q, k, v), strict=True)), None, None, None, None
 
 
 def _zeros(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

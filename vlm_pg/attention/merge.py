@@ -1,8 +1,9 @@
 """Joining partial softmax results over disjoint key sets.
 
 For a query row with partial outputs o_b and log-sum-exps l_b, the result over all keys is
-l = logaddexp_b l_b,  o = sum_b exp(l_b - l) o_b. With two partials this is o1 + sigmoid(l2 - l1) (o2 - o1), which
-never exponentiates a large number.
+l = logaddexp_b l_b,  o = sum_b exp(l_b - l) o_b. With two partials this is o1 + w (o2 - o1) with w = sigmoid(l2 - l1),
+which never exponentiates a large number. As o2 w + o1 (1 - w) it takes two kernels that read half precision, compute in
+fp32 and round once; no partial result is copied to fp32.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ def merge_(out: torch.Tensor, lse: torch.Tensor, other_out: torch.Tensor, other_
     """Merge a second partial result into the first, in place.
 
     Args:
-        out: fp32 (or fp64) [rows, N, H], overwritten.
+        out: [rows, N, H], any floating dtype, overwritten; where a third result follows, fp32 or fp64, so that what is
+            in between is not rounded.
         lse: fp32 (or fp64) [N, rows], overwritten.
         other_out: [rows, N, H], any floating dtype.
         other_lse: [N, rows].
     """
-    weight = torch.sigmoid(other_lse - lse).transpose(0, 1).unsqueeze(-1).to(out.dtype)
-    out.lerp_(other_out.to(out.dtype), weight)
+    weight = torch.sigmoid(other_lse - lse).transpose(0, 1).unsqueeze(-1)
+    torch.addcmul(torch.mul(other_out, weight), out, 1 - weight, out=out)
     torch.logaddexp(lse, other_lse, out=lse)

@@ -6,9 +6,10 @@ whose keys and values are already known. In both cases queries are some rows of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from functools import cached_property
+from itertools import groupby, pairwise
 from typing import Literal
 
 import numpy as np
@@ -43,6 +44,16 @@ class AttentionPlan:
     def num_keys(self) -> int:
         return self.tree.num_tokens
 
+    @cached_property
+    def merges_once(self) -> bool:
+        """No row meets its ancestors in more than one call."""
+        return _apart(call.query_range for call in self.above)
+
+    @cached_property
+    def keys_asked_once(self) -> bool:
+        """No row is asked by its descendants in more than one call."""
+        return _apart(call.key_range for call in self.above)
+
     def mask(self, device: torch.device | str = "cpu") -> torch.Tensor:
         """Boolean [queries, keys], True where a row attends: the definition, for the oracle."""
         mask = self.tree.mask(device)
@@ -63,6 +74,10 @@ class AttentionPlan:
         if ("order", device) not in self._on_device:
             self._on_device["order", device] = torch.cat(self.split_rows(device)).argsort()
         return self._on_device["order", device]
+
+
+def _apart(ranges: Iterable[tuple[int, int]]) -> bool:
+    return all(end <= start for (_, end), (start, _) in pairwise(sorted(ranges)))
 
 
 def full_plan(tree: PrefixTree) -> AttentionPlan:

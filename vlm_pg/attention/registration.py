@@ -51,7 +51,8 @@ def attention_forward(
         raise ValueError(f"Grouped attention got dropout={dropout}; only 0 is exact. Set attention_dropout to 0.")
     if sliding_window is not None:
         raise ValueError(f"Grouped attention got sliding_window={sliding_window}; only full attention is supported.")
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    # Not x[0], whose backward fills a tensor of zeros and copies into it.
+    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     out = attention_context.attend(int(module.layer_idx), q, k, v, scale)
     return out.unsqueeze(0), None

@@ -6,7 +6,6 @@ only on rows that are read, DeepStack features are added at known rows without m
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 
 from vlm_pg.attention.registration import AttentionContext
 from vlm_pg.models.contexts import TreeContext
+from vlm_pg.models.layer_globals import layer_global
 from vlm_pg.models.state_store import KeysValues
 
 
@@ -54,7 +54,7 @@ def run_decoder(
         if index < len(early_features) and hidden.shape[1] == embeddings.shape[0]:
             assert media_rows is not None
             hidden = hidden.index_add(1, media_rows, early_features[index].to(hidden.dtype)[None])
-    return language_model.norm(hidden)[0]
+    return language_model.norm(hidden).squeeze(0)
 
 
 def _run(layer: Any, hidden: torch.Tensor, rotary: tuple[torch.Tensor, ...], context: AttentionContext) -> torch.Tensor:
@@ -102,7 +102,8 @@ def _keys_values(layer: Any, hidden: torch.Tensor, cos: torch.Tensor, sin: torch
 
 
 def _rotate(attention: Any, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """The modeling file's own rotation, looked up at call time so that a patched one (Liger) is used here too."""
-    rotation = sys.modules[type(attention).__module__].apply_rotary_pos_emb
-    # It rotates queries and keys together; one key head stands in for the queries, which nobody asks for here.
-    return rotation(key[:, :1], key, cos, sin)[1]
+    """The rotation that the layer itself uses: liger's, or the modeling file's."""
+    rotation = layer_global(attention, "apply_rotary_pos_emb")
+    # It rotates queries and keys together; one key head stands in for the queries, which nobody asks for here. Not in
+    # the keys' own memory: liger's kernel rotates where the numbers lie.
+    return rotation(key[:, :1].detach().clone(), key, cos, sin)[1]

@@ -65,7 +65,7 @@ class Family:
     ``linear_attention``: some layers keep a recurrent state instead of keys and values.
     ``media_tokens``: the tokens only the processor may place. ``pixels(config)``: how the tower reads pixels.
     ``read_whole``: transformers' reading of scattered weights (ZeRO-3) leaves out a conversion the files need.
-    ``liger``: the parts liger-kernel has for it, by the keywords of liger's own function.
+    ``liger``: the parts that liger-kernel has kernels for, "rope" and keys of ``liger_layers.FORWARDS``.
     """
 
     model_type: str

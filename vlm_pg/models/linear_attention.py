@@ -338,4 +338,4 @@ def _forward(
 ) -> torch.Tensor:
     if attention_context is None:
         return type(self).forward(self, hidden_states, *args, **kwargs)
-    return attention_context.mix_linear(int(self.layer_idx), self, hidden_states[0])[None]
+    return attention_context.mix_linear(int(self.layer_idx), self, hidden_states.squeeze(0))[None]

@@ -25,16 +25,24 @@ def register_family(family: Family) -> None:
 
 # A language model by itself: no tower, no token that only a processor may place.
 _TEXT: dict[str, Any] = {"tower": None, "decoder": "model", "media_tokens": ()}
-_ONE_AXIS: dict[str, Any] = _TEXT | {"rotary_axes": 1, "liger": ("rms_norm", "swiglu", "rope")}
+_ONE_AXIS: dict[str, Any] = _TEXT | {"rotary_axes": 1, "liger": ("rms_norm_around_one", "swiglu", "rope")}
 _DEEPSTACK: dict[str, Any] = {"deepstack": True, "mergers": ("merger", "deepstack_merger_list")}
-_QWEN3_5: dict[str, Any] = {"linear_attention": True, "liger": ("rms_norm", "swiglu")}
+_QWEN3_5: dict[str, Any] = {"linear_attention": True, "liger": ("rms_norm_around_one", "swiglu", "rope")}
 
 for _family in (
     Family(
-        "qwen2_vl", "Qwen2VLForConditionalGeneration", video_time="grids", liger=("rms_norm", "layer_norm", "swiglu")
+        "qwen2_vl",
+        "Qwen2VLForConditionalGeneration",
+        video_time="grids",
+        liger=("rms_norm", "layer_norm", "swiglu", "rope"),
     ),
-    Family("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", video_time="seconds", liger=("rms_norm", "swiglu")),
-    Family("qwen3_vl", "Qwen3VLForConditionalGeneration", liger=("rms_norm", "rope"), **_DEEPSTACK),
+    Family(
+        "qwen2_5_vl",
+        "Qwen2_5_VLForConditionalGeneration",
+        video_time="seconds",
+        liger=("rms_norm", "swiglu", "rope"),
+    ),
+    Family("qwen3_vl", "Qwen3VLForConditionalGeneration", liger=("rms_norm", "swiglu", "rope"), **_DEEPSTACK),
     Family(
         "qwen3_vl_moe",
         "Qwen3VLMoeForConditionalGeneration",

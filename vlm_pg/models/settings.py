@@ -114,8 +114,8 @@ class ModelSettings(Settings):
     )
     liger: bool = Field(
         False,
-        description="Use liger-kernel's Triton kernels for RMSNorm, SwiGLU and rotary positions where it has them for "
-        "the model's family; its fused loss is never used. Needs a GPU.",
+        description="Use liger-kernel's Triton kernels for RMSNorm, SwiGLU and rotary positions; its fused loss is "
+        "never used. Needs a GPU.",
     )
 
     @field_validator("train")

@@ -1,16 +1,25 @@
-"""liger-kernel is refused with a reason where it cannot work."""
+"""liger-kernel's operators take the place of transformers' code in one model's layers, give the same numbers, and are
+refused with a reason where they cannot work."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
-from types import ModuleType
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as modeling
 
-from tests.support.tiny import tiny_model, tiny_processor
+from tests.support.tiny import FAMILY_NAMES, tiny_model, tiny_processor
+from vlm_pg.attention.kernels.cpu import CpuFlashKernel
+from vlm_pg.bench.paper.counter import fake_mode
+from vlm_pg.bench.paper.fake import fake_policy
 from vlm_pg.errors import ModelError
+from vlm_pg.models.layer_globals import layer_global, set_layer_globals
 from vlm_pg.models.liger import apply_liger, liger_line
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.registry import FAMILIES
@@ -23,9 +32,10 @@ def test_a_model_that_is_not_on_a_gpu() -> None:
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vlm_pg.models.liger._device_of", lambda model: torch.device("cuda"))
+    monkeypatch.setattr("vlm_pg.models.liger._can_run", lambda model: True)
+    monkeypatch.delitem(sys.modules, "vlm_pg.models.liger_layers", raising=False)
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
-    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", None)
+    monkeypatch.setitem(sys.modules, "liger_kernel.ops", None)
     with pytest.raises(ModelError, match=r"pip install 'vlm-pg\[liger\]'"):
         apply_liger(tiny_model())
 
@@ -37,39 +47,101 @@ def test_a_family_it_knows_nothing_of() -> None:
         apply_liger(model)
 
 
+def test_a_model_without_a_part_that_its_family_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release of transformers that names its modules otherwise: said, and not passed over."""
+    pytest.importorskip("liger_kernel")
+    monkeypatch.setattr("vlm_pg.models.liger._can_run", lambda model: True)
+    monkeypatch.setattr("vlm_pg.models.liger_layers.ROTATIONS", {"apply_rope": None})
+    with pytest.raises(ModelError, match="has nothing that liger-kernel's rotary positions could stand in for"):
+        apply_liger(tiny_model())
+
+
 def test_every_family_is_listed() -> None:
     assert all(family.liger for family in FAMILIES.values())
 
 
 def test_the_line_names_the_parts() -> None:
-    assert liger_line(tiny_model()) == "liger-kernel: RMSNorm, SwiGLU (not its losses)"
+    assert liger_line(tiny_model()) == "liger-kernel: RMSNorm, SwiGLU, rotary positions (not its losses)"
 
 
-def test_only_the_parts_are_switched_on_and_other_models_keep_their_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for the package's function of the same signature."""
-    calls: list[dict[str, object]] = []
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_whose_layers_change(family: str) -> None:
+    """Of the counted model all norms, feed-forward layers and rotations; of a model beside it none."""
+    layers = pytest.importorskip("vlm_pg.models.liger_layers")
+    beside = tiny_model(family)
+    settings = ModelSettings(path="tiny", liger=True)
+    model = fake_policy(lambda: tiny_model(family), settings, fake_mode(), CpuFlashKernel()).model
+    own = (layers.rms_norm, layers.rms_norm_around_one, layers.layer_norm, layers.swiglu, layers.experts)
+    for one, changed in ((model, True), (beside, False)):
+        for module in one.modules():
+            kind = type(module).__name__
+            if kind.endswith("RMSNorm") or hasattr(module, "gate_up_proj") or hasattr(module, "up_proj"):
+                assert (getattr(module.forward, "__func__", None) in own) == changed, kind
+            if hasattr(module, "q_proj"):
+                rotation = layer_global(module, "apply_rotary_pos_emb")
+                assert (rotation is layers.rotate) == changed
+    assert any(hasattr(module, "q_proj") for module in model.modules())
 
-    def patch(  # type: ignore[no-untyped-def]
-        rope=True, cross_entropy=False, fused_linear_cross_entropy=True, rms_norm=True, swiglu=True, model=None
-    ):
-        calls.append(
-            {
-                "rope": rope,
-                "losses": cross_entropy or fused_linear_cross_entropy,
-                "rms_norm": rms_norm,
-                "swiglu": swiglu,
-                "model": model,
-            }
-        )
-        modeling.Qwen2MLP = torch.nn.Identity  # type: ignore[misc,assignment]
 
-    package, transformers_part, monkey_patch = (ModuleType(n) for n in ("liger_kernel", "transformers", "monkey_patch"))
-    monkey_patch.apply_liger_kernel_to_qwen2_5_vl = patch  # type: ignore[attr-defined]
-    transformers_part.monkey_patch = monkey_patch  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "liger_kernel", package)
-    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", transformers_part)
-    monkeypatch.setattr("vlm_pg.models.liger._device_of", lambda model: torch.device("cuda"))
-    model, before = tiny_model(), modeling.Qwen2MLP
-    apply_liger(model)
-    assert modeling.Qwen2MLP is before
-    assert calls == [{"rope": False, "losses": False, "rms_norm": True, "swiglu": True, "model": model}]
+def test_a_replaced_name_is_seen_by_one_module_and_its_copies() -> None:
+    model = tiny_model()
+    first, second = (layer.self_attn for layer in model.model.language_model.layers[:2])
+    theirs = layer_global(second, "apply_rotary_pos_emb")
+    calls: list[Any] = []
+
+    def rotation(*args: Any) -> Any:
+        calls.append(args)
+        return theirs(*args)
+
+    assert set_layer_globals(first, {"apply_rotary_pos_emb": rotation, "nobody_calls_this": None})
+    assert not set_layer_globals(second, {"nobody_calls_this": None})
+    assert (
+        layer_global(second, "apply_rotary_pos_emb") is theirs
+        and layer_global(first, "apply_rotary_pos_emb") is rotation
+    )
+    copied = deepcopy(first)
+    hidden = torch.randn(1, 3, model.config.get_text_config().hidden_size)
+    positions = torch.arange(3).expand(3, 1, 3)
+    rotary = model.model.language_model.rotary_emb(hidden, positions)
+    model.set_attn_implementation("sdpa")
+    expected = second.__class__.forward(copied, hidden, position_embeddings=rotary)[0]
+    with torch.no_grad():
+        copied.v_proj.weight.zero_()
+        copied.v_proj.bias.zero_()
+    assert not calls and torch.equal(first(hidden, position_embeddings=rotary)[0], expected) and len(calls) == 1
+    # The copy's own weights: values of zero.
+    assert not copied(hidden, position_embeddings=rotary)[0].any() and len(calls) == 2
+    with pytest.raises(AttributeError, match="has no global 'rotate_somehow'"):
+        layer_global(first, "rotate_somehow")
+
+
+def test_keys_alone_are_rotated_in_memory_of_their_own() -> None:
+    """The kernel rotates queries where they lie; the head that stands in for them must not be the keys'."""
+    from vlm_pg.models.decoder import _rotate
+
+    attention = tiny_model().model.language_model.layers[0].self_attn
+
+    def in_place(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
+        return q.mul_(2), k.mul_(3)
+
+    set_layer_globals(attention, {"apply_rotary_pos_emb": in_place})
+    key = torch.ones(1, 1, 1, 8)
+    assert torch.equal(_rotate(attention, key, key, key), torch.full((1, 1, 1, 8), 3.0))
+
+
+def test_numbers_are_those_of_transformers() -> None:
+    """Each kernel in Triton's interpreter beside the modeling files' own code: outputs and gradients."""
+    pytest.importorskip("triton")
+    pytest.importorskip("liger_kernel")
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.support.liger_interpreted"],
+        capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[3], check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    errors = json.loads(run.stdout.splitlines()[-1])
+    # Rotations of six families with many rows and with one, towers of four, and ten kinds of modules, twice.
+    assert len(errors) == 2 * (12 + 4 + 10)
+    for name, error in errors.items():
+        # Some roundings of numbers as large as the largest.
+        assert error < (1e-6 if name.endswith("float32") else 4 * 2**-11), name

@@ -178,7 +178,9 @@ def bytes_of(name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
     """Read and written."""
     if name in NO_KERNEL:
         return 0
-    ins, outs = tensors_in((args, kwargs)), tensors_in(out)
+    # What "out" names is written, and not read.
+    ins = tensors_in((args, {key: value for key, value in kwargs.items() if key != "out"}))
+    outs = tensors_in(out)
     written = sum(map(spanned_bytes, outs))
     if name.endswith("_") and not outs:  # a list of tensors in place gives nothing back
         lists = [args[index] for index in _FUSED_WRITES] if name.startswith("_fused_adam") else args[0]

@@ -1,0 +1,100 @@
+"""Log-probabilities in chunks: values, gradients and entropies are those of plain log-softmax over all logits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vlm_pg.models.logits import token_logprobs
+
+ROWS, DIM, VOCAB = 7, 5, 11
+
+
+class Operations(TorchDispatchMode):
+    """How often each operation runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func._schema.name.split("::")[1]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def inputs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(ROWS, DIM, generator=generator).to(dtype).requires_grad_()
+    weight = (2 * torch.randn(VOCAB, DIM, generator=generator)).to(dtype).requires_grad_()
+    targets = torch.randint(0, VOCAB, (ROWS,), generator=generator)
+    return hidden, weight, targets, torch.randn(ROWS, generator=generator)
+
+
+def expected(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float) -> Any:
+    logprobs = (hidden.double() @ weight.double().T / temperature).log_softmax(-1)
+    return logprobs.gather(1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
+
+
+@pytest.mark.parametrize("chunk_rows", [3, 100], ids=["chunks", "one piece"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("entropy_graph", [False, True])
+def test_values_and_gradients(chunk_rows: int, temperature: float, entropy_graph: bool) -> None:
+    hidden, weight, targets, upstream = inputs()
+    found = token_logprobs(
+        lambda h: h @ weight.T, hidden, targets, temperature, chunk_rows, least_chunks=4, entropy_graph=entropy_graph
+    )
+    wanted = expected(hidden, weight, targets, temperature)
+    for got, want in zip(found, wanted, strict=True):
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
+    assert found[1].requires_grad == entropy_graph
+    losses = [
+        values[0] @ upstream.to(values[0].dtype) + (values[1].sum() if entropy_graph else 0)
+        for values in (found, wanted)
+    ]
+    got, want = (torch.autograd.grad(loss, (hidden, weight), retain_graph=True) for loss in losses)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    # Whoever goes back twice finds the same.
+    torch.testing.assert_close(torch.autograd.grad(losses[0], (hidden, weight)), got, rtol=0, atol=0)
+
+
+def test_the_gradient_of_a_nearly_certain_target_survives_bf16() -> None:
+    """p = 1 - 2e-4: a difference of two bf16 numbers would be 0, where 2e-4 can be told to three digits."""
+    logits = torch.tensor([[8.5, 0.0]], dtype=torch.bfloat16, requires_grad=True)
+    logprobs, _ = token_logprobs(lambda x: x, logits, torch.tensor([0]), 1.0, 8)
+    (grad,) = torch.autograd.grad(logprobs.sum(), logits)
+    # 1 / (1 + e^8.5) = 2.0343e-4
+    torch.testing.assert_close(grad.float(), torch.tensor([[2.0343e-4, -2.0343e-4]]), rtol=4e-3, atol=0)
+
+
+def test_bf16_logits_are_rounded_once() -> None:
+    hidden, weight, targets, upstream = inputs(torch.bfloat16)
+    logits = (hidden @ weight.T).detach().requires_grad_()
+    logprobs, _ = token_logprobs(lambda x: x, logits, targets, 1.0, 3)
+    (grad,) = torch.autograd.grad(logprobs @ upstream, logits)
+    exact = logits.detach().double().requires_grad_()
+    (want,) = torch.autograd.grad(exact.log_softmax(-1).gather(1, targets[:, None])[:, 0] @ upstream.double(), exact)
+    # Half a unit in the last of bf16's 8 bits.
+    torch.testing.assert_close(grad.double(), want, rtol=2**-8, atol=1e-9)
+
+
+def test_a_recomputed_chunk_runs_the_head_and_nothing_else() -> None:
+    """Three chunks: forward once and backward once is all that goes over the vocabulary besides the head's products."""
+    hidden, weight, targets, upstream = inputs(torch.bfloat16)
+    with Operations() as operations:
+        logprobs, _ = token_logprobs(lambda h: h @ weight.T, hidden, targets, 1.0, 3)
+        (logprobs @ upstream).backward()
+    counts = operations.counts
+    assert (counts["_log_softmax"], counts["_softmax"], counts["exp"]) == (3, 3, 3)
+    # Each chunk's logits to fp32, forward and backward; gradients at targets, and their sums, are small.
+    assert counts["mm"] == 3 * 2 + 3 * 2
+
+
+def test_a_temperature_of_zero() -> None:
+    hidden, weight, targets, _ = inputs()
+    with pytest.raises(ValueError, match="temperature is 0; it must be above 0"):
+        token_logprobs(lambda h: h @ weight.T, hidden, targets, 0, 3)

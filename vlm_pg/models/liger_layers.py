@@ -1,0 +1,93 @@
+"""Forwards of transformers' modules on liger-kernel's functions; imported where ``model.liger`` asks for them.
+
+liger-kernel has functions of its own that switch whole models. Those of 0.8 import output classes for its losses that
+transformers 5.23 no longer has, and fail for Qwen-VL. So its operators are put into the modules here.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from liger_kernel.ops import LigerLayerNormFunction, LigerRMSNormFunction, LigerRopeFunction, LigerSiLUMulFunction
+from liger_kernel.transformers.swiglu import LigerExperts
+
+# Where a norm rounds: "llama" in the input's dtype before it multiplies by the weight, "gemma" after that.
+_ROUNDS_BEFORE_WEIGHT, _ROUNDS_AFTER = "llama", "gemma"
+
+
+def rms_norm(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    """Qwen2's and Qwen3's: times the weight. Its backward overwrites the gradient it is given, which is nobody else's:
+    what a norm gives goes into a linear layer or a rotation, never into a sum."""
+    return LigerRMSNormFunction.apply(
+        hidden_states, self.weight, self.variance_epsilon, 0.0, _ROUNDS_BEFORE_WEIGHT, True, None
+    )
+
+
+def rms_norm_around_one(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Qwen3.5's: times one plus the weight, all of it in fp32; the gradient it is given stays, as liger has it here."""
+    return LigerRMSNormFunction.apply(x, self.weight, self.eps, 1.0, _ROUNDS_AFTER, False, None)
+
+
+def layer_norm(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    return LigerLayerNormFunction.apply(hidden_states, self.weight, self.bias, self.eps)
+
+
+def swiglu(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """down(silu(gate(x)) * up(x))"""
+    return self.down_proj(LigerSiLUMulFunction.apply(self.gate_proj(x), self.up_proj(x)))
+
+
+experts = LigerExperts.forward
+
+
+def rotate(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [B, N, T, H], k [B, K, T, H] by cos, sin [B or 1, T, R], the first R of the H numbers, where they lie.
+
+    All families rotate alike: transformers 5.23 has made one cosine of a token's three positions before. Queries and
+    keys come from linear layers and norms, which do not need what they gave for their backward.
+    """
+    if unsqueeze_dim != 1:
+        raise ValueError(f"rotate got unsqueeze_dim={unsqueeze_dim}; only heads before tokens (1) are supported.")
+    return LigerRopeFunction.apply(q, k, cos, sin)
+
+
+def rotate_patches(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A tower's: q, k [T, N, H] by cos, sin [T, H], in fp32."""
+    wide_q, wide_k = (x.float()[None].transpose(1, 2) for x in (q, k))
+    rotated_q, rotated_k = rotate(wide_q, wide_k, cos.float(), sin.float())
+    return rotated_q.transpose(1, 2)[0].to(q.dtype), rotated_k.transpose(1, 2)[0].to(k.dtype)
+
+
+ROTATIONS = {"apply_rotary_pos_emb": rotate, "apply_rotary_pos_emb_vision": rotate_patches}
+
+
+def _is_silu(module: Any) -> bool:
+    # torch's own, or the one that transformers puts in its place.
+    return type(getattr(module, "act_fn", None)).__name__ in ("SiLU", "SiLUActivation")
+
+
+def _named(end: str, module: torch.nn.Module) -> bool:
+    return type(module).__name__.endswith(end)
+
+
+def _is_gated(module: torch.nn.Module) -> bool:
+    return _is_silu(module) and all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj"))
+
+
+def _is_experts(module: torch.nn.Module) -> bool:
+    return _named("Experts", module) and _is_silu(module) and hasattr(module, "gate_up_proj")
+
+
+# Of each part of ``Family.liger``: which modules it changes, and their forward. The rotation is in ``ROTATIONS``.
+FORWARDS: dict[str, list[tuple[Any, Any]]] = {
+    "rms_norm": [(partial(_named, "RMSNorm"), rms_norm)],
+    "rms_norm_around_one": [(partial(_named, "RMSNorm"), rms_norm_around_one)],
+    "layer_norm": [(partial(_named, "LayerNorm"), layer_norm)],
+    "swiglu": [(_is_gated, swiglu), (_is_experts, experts)],
+}
