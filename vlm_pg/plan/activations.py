@@ -18,8 +18,8 @@ from vlm_pg.plan.setup import Setup
 from vlm_pg.plan.shape import ModelShape, TowerShape
 
 FP32 = 4
-# Rows of fp32 logits that exist at one time in backward: logits, their exponentials, a product, the gradient.
-LOGIT_COPIES = 4
+# Rows of fp32 logits that exist at one time: themselves, log-probabilities, their exponentials.
+LOGIT_COPIES = 3
 TOWER_RUNNING, TOWER_BACKWARD = "tower of one prompt", "one block's backward"
 
 
@@ -177,11 +177,10 @@ def _logits(shape: ModelShape, setup: Setup) -> float:
     if shape.counter is not None:
         return shape.counter.head(predicted, setup.logits_bytes, Variant(setup.element, setup.train, setup.lora))
     rows = min(predicted, max(1, setup.logits_bytes // (FP32 * vocab)))
-    half = 2 * setup.element if setup.element < FP32 else 0
     trained = 0 if setup.lora or "language" not in setup.train else setup.element * shape.language.hidden
-    # Each chunk's gradient of the weight, and their sum.
-    gradients = trained * vocab * (1 if rows == predicted else 2)
-    return rows * vocab * (LOGIT_COPIES * FP32 + half) + gradients
+    # Beside its gradient the product's own of the weight; of several chunks the first two and their sum.
+    backward = rows * setup.element + trained if rows == predicted else 3 * trained
+    return vocab * max(rows * LOGIT_COPIES * FP32, backward)
 
 
 def tower_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
