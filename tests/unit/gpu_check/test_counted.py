@@ -138,11 +138,15 @@ def test_the_page_shows_every_kind_of_figure(tmp_path: Path, paper: Any) -> None
         "accuracy_before": {"seen": 0.25}, "accuracy_after": {"seen": 0.5}, "attention_kernel": "x", "seconds": {},
     }  # fmt: skip
     whole = {"frames": 64, "prompt_tokens": 4108, "peak_bytes": 2**34, "seconds": {"update": 2.0}, "failed": ""}
-    counted = read(tmp_path, paper, "NVIDIA H100 80GB HBM3", step=bench).figures
+    decoded = {"median_seconds": 0.5, "decode_seconds_per_token": 0.012}
+    files = {"step": bench, "rollout": measured("rollout", ROLLOUT, "ours", decoded)}
+    counted = read(tmp_path, paper, "NVIDIA H100 80GB HBM3", **files).figures
     # Numbers that the page is searched for.
     (row,) = (row for row in counted["beside"] if row["contestant"] == "grouped")
     row["times_least"], row["peak_share"], row["counted"]["peak_bytes"] = 3.21, 1.09, 5 * 2**30
     row["counted"]["least"]["H100 SXM"] = {"seconds": 0.0777, "roof": "launches"}
+    ours = next(row for row in counted["beside"] if row["contestant"] == "ours")
+    ours["counted"]["least_decode"]["H100 SXM"], ours["decode_times_least"] = {"seconds": 0.006, "roof": "bytes"}, 2.0
     named = {
         "environment": {"device": {"type": "cuda", "name": "NVIDIA H100 80GB HBM3"}},
         "tests": {"counts": {"passed": 3}, "failed": {"test_a": "bad"}},
@@ -165,6 +169,8 @@ def test_the_page_shows_every_kind_of_figure(tmp_path: Path, paper: Any) -> None
         "0.078 s, launches", ">3.21<", ">1.09<", ">2.00 GiB<", ">5.00 GiB<", "not counted: its scheduler",
     ):  # fmt: skip
         assert words in page, words
+    # Of a decode step 12 ms, and 6 ms at the least.
+    assert ">12<" in page and "6 ms, bytes" in page and ">2<" in page
     assert "nothing here says anything" not in page and "RTX 4090" not in page
     # Where no peaks are known, those of all devices stand there.
     for row in counted["beside"]:
