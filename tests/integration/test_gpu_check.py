@@ -75,5 +75,9 @@ def test_a_check_that_is_stopped_ends_its_stage_and_writes_its_page(tmp_path: Pa
 def test_everything_that_needs_no_gpu(tmp_path: Path) -> None:
     done = start("--out", str(tmp_path / "out"), "--minutes", "60")
     assert done.returncode == 0, done.stdout
-    left_out = {name for name, stage in stages_of(tmp_path / "out").items() if stage["status"] == "left out"}
-    assert {"tests", "training-bf16"} <= left_out <= {"tests", "training-bf16", "counted"}
+    stages = stages_of(tmp_path / "out")
+    left_out = {name for name, stage in stages.items() if stage["status"] == "left out"}
+    assert left_out == {"tests", "training-bf16"}
+    beside = stages["counted"]["figures"]["beside"]
+    assert [row["measurement"] for row in beside] == ["step"] * 3 + ["rollout"] * 2
+    assert all(row["measured"]["seconds"] > 0 and row["counted"]["launches"] > 0 for row in beside)

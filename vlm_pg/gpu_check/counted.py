@@ -1,94 +1,146 @@
-"""Figures that ``vlm-pg bench paper`` counts, beside those that were measured at the same points."""
+"""What ``vlm-pg bench paper`` counts, beside what was measured of the same contestants at the same points."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vlm_pg.bench.paper.devices import ALL, device_called
+from vlm_pg.bench.paper.roofline import roofline
 from vlm_pg.gpu_check.reading import Reading, read_json
 
-# What a point is known by, in files of both.
+FORMAT = 1
+# What tells a point from others, in files of all three.
 _POINT = ("prefix", "generations", "response", "new_tokens", "groups")
-# Names of the same dimensions.
-_MODELS = {"7b": "Qwen2.5-VL-7B", "3b": "Qwen2.5-VL-3B", "8b": "Qwen3-VL-8B"}
+# Of a roofline.
+_LEAST = ("seconds", "roof")
 
 
-def read_counted(path: Path, folder: Path) -> Reading:
-    """Rows of measured figures with the counted ones of the same contestant, model and point.
+def read_counted(papers: Sequence[Path], folder: Path) -> Reading:
+    """A row for each entry of the files of ``bench paper``, whatever was measured of it.
 
-    The counted file is searched for them and may be built in any way: an entry is a mapping with numbers that stands
-    under, or beside, the name of its contestant and the numbers of its point.
+    ``measured``: seconds, bytes and seconds of a decoded token, or None, with ``not_measured`` why. ``counted``: FLOPs,
+    bytes, launches, waits, peak memory (``peak_is_least``: it follows from shallower models), and for each device the
+    least time with the roof that binds; of a decode step, too. ``device``: on which it was measured, where its peaks
+    are known; then ``times_least`` and ``decode_times_least`` say how many times the least it took. ``peak_share``:
+    measured by counted peak.
+
+    Args:
+        papers: files of ``bench paper``.
+        folder: with ``environment.json`` and files of ``bench step`` and ``bench rollout``.
     """
-    counted = read_json(path)
-    if counted is None:
+    found = [record for path in papers if isinstance(record := read_json(path), dict)]
+    if not found:
         return Reading(problem="it wrote no result")
-    entries = list(counted_entries(counted))
-    rows = []
-    for file in sorted(folder.glob("*.json")):
-        measured = read_json(file)
-        if isinstance(measured, dict) and measured.get("measurement") in ("step", "rollout"):
-            rows += list(_beside(measured, entries))
-    remarks = [] if rows else [f"no counted figure is of a point that was measured; what was counted is in {path.name}"]
-    return Reading({"beside": rows}, "", remarks)
+    problems = [f"a file has format {one.get('format')!r}, not {FORMAT}" for one in found if one["format"] != FORMAT]
+    if len(found) < len(papers):
+        problems.append(f"{len(found)} of {len(papers)} files can be read")
+    if problems:
+        return Reading(problem="; ".join(problems))
+    gpu = _gpu(folder)
+    device = device_called(gpu)
+    files = [data for path in sorted(folder.glob("*.json")) if _is_measured(data := read_json(path))]
+    rows = [_row(entry, record["settings"], files, device) for record in found for entry in record["entries"]]
+    remarks = []
+    if gpu and device is None:
+        remarks.append(f"no published peaks of {gpu} are known here: least times are those of other devices")
+    remarks += [f"not counted: {_words(row)}: {row['not_counted']}" for row in rows if "not_counted" in row]
+    return Reading({"beside": rows, "device": device}, "", remarks)
 
 
-def _beside(
-    measured: dict[str, Any], entries: list[tuple[dict[str, Any], dict[str, float]]]
-) -> Iterator[dict[str, Any]]:
-    model = (measured.get("settings") or {}).get("model")
-    for point in measured.get("points") or []:
-        place = {key: point[key] for key in _POINT if key in point}
-        for name, entry in (point.get("contestants") or {}).items():
-            for context, numbers in entries:
-                if _same(context, name, model, measured["measurement"], place):
-                    yield {
-                        "measurement": measured["measurement"],
-                        "model": model,
-                        "contestant": name,
-                        "point": place,
-                        "measured": {"seconds": entry.get("median_seconds"), "peak_bytes": entry.get("peak_bytes")},
-                        "counted": numbers,
-                        "for": context.get("gpu") or context.get("card"),
-                    }
-
-
-def _same(context: dict[str, Any], name: str, model: Any, measurement: str, place: dict[str, int]) -> bool:
-    """An entry that says nothing of a thing may be of any; but prefix and contestant it must name."""
-    if context.get("contestant") != name or "prefix" not in context:
-        return False
-    if "model" in context and context["model"] not in (model, _MODELS.get(model)):
-        return False
-    if context.get("measurement", measurement) != measurement:
-        return False
-    return all(context.get(key, value) == value for key, value in place.items())
-
-
-def counted_entries(
-    data: Any, context: dict[str, Any] | None = None
-) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
-    """(what it is of, its numbers) of every mapping in ``data`` that says of which contestant it is.
-
-    What it is of is gathered on the way down: texts, numbers of points, and the keys that it stands under
-    ("contestants": {NAME: ...}, "models": {NAME: ...}).
-    """
-    context = context or {}
-    if isinstance(data, list):
-        for one in data:
-            yield from counted_entries(one, context)
-    if not isinstance(data, dict):
-        return
-    here = context | {key: value for key, value in data.items() if isinstance(value, str) or key in _POINT}
-    numbers = {
-        key: value
-        for key, value in data.items()
-        if key not in _POINT and isinstance(value, int | float) and not isinstance(value, bool)
+def _row(entry: dict[str, Any], settings: dict[str, Any], files: list[dict[str, Any]], device: str | None) -> Any:
+    point = {key: entry["point"][key] for key in _POINT if key in entry["point"]}
+    row = {"measurement": entry["work"], "model": entry["model"], "contestant": entry["contestant"], "point": point}
+    measured, why = _measured(entry, settings, files)
+    row |= {"measured": measured, "not_measured": why}
+    if "not_counted" in entry:
+        return row | {"not_counted": entry["not_counted"]}
+    counts, least = entry["counts"], _least(entry, "counts", "roofline", settings, device)
+    decode = _least(entry, "middle", "middle_roofline", settings, device) if entry.get("middle") else {}
+    row["counted"] = {
+        "flops": sum(counts["flops"].values()),
+        "bytes": sum(counts["bytes"].values()),
+        "launches": counts["launches"],
+        "waits": sum(counts["waits"].values()),
+        "weights_bytes": entry["weights_bytes"],
+        "peak_bytes": entry["peak_bytes"],
+        "peak_is_least": entry["work"] == "step" and bool(entry.get("layers_counted")),
+        "least": least,
+        "least_decode": decode,
     }
-    if numbers and "contestant" in here:
-        yield here, numbers
-    for key, value in data.items():
-        if isinstance(value, dict) and key in ("contestants", "models", "gpus", "measurements"):
-            for name, below in value.items():
-                yield from counted_entries(below, here | {key.removesuffix("s"): name})
-        elif isinstance(value, dict | list):
-            yield from counted_entries(value, here)
+    of = measured or {}
+    return row | {
+        "device": device,
+        "times_least": _ratio(of.get("seconds"), least.get(device or "", {}).get("seconds")),
+        "decode_times_least": _ratio(of.get("decode_seconds"), decode.get(device or "", {}).get("seconds")),
+        "peak_share": _ratio(of.get("peak_bytes"), entry["peak_bytes"]),
+    }
+
+
+def _least(
+    entry: dict[str, Any], counts: str, rooflines: str, settings: dict[str, Any], device: str | None
+) -> dict[str, dict[str, Any]]:
+    """By device; that of the measured one as well, where ``bench paper`` has no roofline of it."""
+    known = entry[rooflines]
+    if device is not None and device not in known:
+        # The host's seconds are no device's: launches times the time of one.
+        launching = next(iter(known.values()))["launch_seconds"]
+        known = known | {device: roofline(entry[counts], launching, ALL[device], settings["dtype"], 1.0)}
+    return {name: {key: one[key] for key in _LEAST} for name, one in known.items()}
+
+
+def _measured(
+    entry: dict[str, Any], settings: dict[str, Any], files: list[dict[str, Any]]
+) -> tuple[dict[str, Any] | None, str]:
+    """Figures, or None and why there are none."""
+    name = entry["contestant"]
+    for data in files:
+        if not _same(entry, settings, data):
+            continue
+        for at in data.get("points") or []:
+            if not _is_at(entry, at):
+                continue
+            if one := (at.get("contestants") or {}).get(name):
+                times = {"seconds": one["median_seconds"], "decode_seconds": one.get("decode_seconds_per_token")}
+                return times | {"peak_bytes": one.get("peak_bytes")}, ""
+            if why := (at.get("failed") or {}).get(name):
+                return None, str(why)
+        for left_out in data.get("skipped") or []:
+            if left_out.get("contestant") == name and _is_at(entry, left_out):
+                return None, str(left_out.get("reason"))
+    return None, "not measured"
+
+
+def _is_at(entry: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(other.get(key) == entry["point"].get(key) for key in _POINT)
+
+
+def _same(entry: dict[str, Any], settings: dict[str, Any], data: dict[str, Any]) -> bool:
+    """Whether a file's settings are those that were counted; ``bench`` trains all weights, without Liger."""
+    of = data.get("settings") or {}
+    keys = ("dtype", "checkpointing") if entry["work"] == "step" else ("dtype",)
+    return (
+        (data["measurement"], of.get("model")) == (entry["work"], entry["model"])
+        and all(of.get(key) == settings[key] for key in keys)
+        and not (of.get("ragged") or settings["lora"] or settings["liger"])
+    )
+
+
+def _is_measured(data: Any) -> bool:
+    return isinstance(data, dict) and data.get("measurement") in ("step", "rollout")
+
+
+def _gpu(folder: Path) -> str | None:
+    """What torch calls the GPU of the run."""
+    found = read_json(folder / "environment.json")
+    device = found.get("device") if isinstance(found, dict) else None
+    return device.get("name") if isinstance(device, dict) and device.get("type") == "cuda" else None
+
+
+def _ratio(measured: float | None, counted: float | None) -> float | None:
+    return measured / counted if measured is not None and counted else None
+
+
+def _words(row: dict[str, Any]) -> str:
+    return f"{row['model']}, {row['measurement']} {tuple(row['point'].values())}, {row['contestant']}"

@@ -6,12 +6,13 @@ bash scripts/gpu_check.sh --plan training --minutes 9.5 --out FOLDER --resume   
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from vlm_pg.gpu_check.measurements import PYTHON, Measurement
 from vlm_pg.gpu_check.reading import read_bench_point, read_whole_step
-from vlm_pg.gpu_check.stages import PYTHON, Stage, bench_command, counted, environment
+from vlm_pg.gpu_check.stages import Stage, counted, environment
 
 _NEEDS = ("torch", "transformers", "pydantic")
 # Time and peak memory of one group's forward and backward.
@@ -22,19 +23,21 @@ ROLLOUT_POINTS = ("4096,8,512", "4096,32,512", "16384,8,512", "16384,32,512", "6
 ROLLOUT_CONTESTANTS = ("ours", "transformers-generate")
 # Of a point, with what is slow at long prefixes; the model's random weights alone take part of a minute.
 LEAST_SECONDS = 240
+# Of all points on a dozen cores.
+COUNTING_SECONDS = 120
 FRAMES = (64, 128, 256, 512, 1024)
 
 
 def training(folder: Path, device: str, model: str) -> list[Stage]:
     """Forward and backward against transformers and prefix_grouper, with checkpointing."""
-    more = ("--checkpointing", "--repeats", "2", "--contestants", *TRAINING_CONTESTANTS)
-    return _points(folder, device, model, "step", "training", TRAINING_POINTS, more, "grouped")
+    points = [Measurement("step", model, point, TRAINING_CONTESTANTS, True) for point in TRAINING_POINTS]
+    return _points(folder, device, "training", points, "grouped")
 
 
 def rollouts(folder: Path, device: str, model: str) -> list[Stage]:
     """Generation against transformers' generate, and against the time to read weights, keys and values once."""
-    more = ("--repeats", "2", "--contestants", *ROLLOUT_CONTESTANTS)
-    return _points(folder, device, model, "rollout", "rollouts", ROLLOUT_POINTS, more, "ours")
+    points = [Measurement("rollout", model, point, ROLLOUT_CONTESTANTS) for point in ROLLOUT_POINTS]
+    return _points(folder, device, "rollouts", points, "ours")
 
 
 def grpo_step(folder: Path, device: str, model: str) -> list[Stage]:
@@ -62,17 +65,14 @@ PLANS: dict[str, tuple[str, Callable[[Path, str, str], list[Stage]]]] = {
 }
 
 
-def _points(
-    folder: Path, device: str, model: str, kind: str, name: str,
-    points: tuple[str, ...], more: tuple[str, ...], ours: str,
-) -> list[Stage]:  # fmt: skip
+def _points(folder: Path, device: str, name: str, points: Sequence[Measurement], ours: str) -> list[Stage]:
     """The environment, a stage for each point, all into one file, and what was counted."""
     path = folder / f"{name}.json"
     stages = [environment(folder)]
-    for point in points:
-        command = bench_command(folder, kind, name, model, device, point, *more)
-        title = f"bench {kind}, {model} dimensions, point {point}"
-        read = partial(read_bench_point, path, point, ours)
-        label = f"{name}-{point.replace(',', '-')}"
+    for one in points:
+        command = one.command(path, device, "--repeats", "2")
+        title = f"bench {one.kind}, {one.model} dimensions, point {one.point}"
+        read = partial(read_bench_point, path, one.point, ours)
+        label = f"{name}-{one.point.replace(',', '-')}"
         stages.append(Stage(label, title, (command,), 1, read, _NEEDS, needs_gpu=True, least_seconds=LEAST_SECONDS))
-    return [*stages, counted(folder, 1)]
+    return [*stages, counted(folder, 1, points, COUNTING_SECONDS)]

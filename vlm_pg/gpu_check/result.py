@@ -75,6 +75,10 @@ class Result:
         """Whether the stage of that name has gone well already."""
         return any(outcome.name == name and outcome.status == "ok" for outcome in self.outcomes)
 
+    def named(self, name: str) -> Outcome:
+        """What became of a stage that has run."""
+        return next(outcome for outcome in self.outcomes if outcome.name == name)
+
     def add(self, outcome: Outcome) -> None:
         """In the place of an earlier one of that name; written at once."""
         self.outcomes = [other for other in self.outcomes if other.name != outcome.name] + [outcome]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,13 +36,14 @@ class Run:
         self.end = time.monotonic() + seconds - RESERVE_SECONDS
         self.environment = _environment(device, python_path)
         self._begun = 0
-        self._offered: dict[str, bool] = {}
 
     def go(self, stages: Sequence[Stage]) -> None:
         """Run those that have not gone well already."""
         for index, stage in enumerate(stages):
             if self.result.is_ok(stage.name):
                 print(f"{stage.name}: was done before", flush=True)
+                if stage.reads_others:
+                    self.result.add(_read(stage, self.result.named(stage.name)))
                 continue
             outcome = self._outcome(stage, stages[index:])
             self.result.add(outcome)
@@ -71,15 +71,12 @@ class Run:
         lacking = missing(stage.needs)
         if lacking:
             return missing_words(lacking)
-        if stage.asks and stage.name not in self._offered:
-            self._offered[stage.name] = offers(stage.asks, self.environment)
-        return (
-            "" if self._offered.get(stage.name, True) else f"this version has no command {shlex.join(stage.asks[-2:])}"
-        )
+        return ""
 
     def _run(self, stage: Stage, limit: float) -> Outcome:
         log = log_of(self.result.folder, stage.name)
-        log.unlink(missing_ok=True)
+        for path in (log, *stage.writes):
+            path.unlink(missing_ok=True)
         outcome = Outcome(stage.name, stage.title, "ok", limit_seconds=limit, log=log.name)
         for command in map(as_begun, stage.commands):
             outcome.commands.append(shlex.join(command))
@@ -102,20 +99,21 @@ class Run:
         return outcome
 
 
-def _read(stage: Stage, outcome: Outcome) -> None:
-    """What the stage has found. Commands that ended well may have found something bad."""
+def _read(stage: Stage, outcome: Outcome) -> Outcome:
+    """The outcome with what the stage has found. Commands that ended well may have found something bad."""
     try:
         reading = stage.read()
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         outcome.remarks.append(f"what it wrote could not be read: {error!r}")
         if outcome.status == "ok":
             outcome.status, outcome.problem = "failed", "what it wrote could not be read"
-        return
+        return outcome
     outcome.figures, outcome.remarks = reading.figures, reading.remarks
     if reading.problem and outcome.status == "ok":
         outcome.status, outcome.problem = "failed", reading.problem
     elif reading.problem and reading.figures:
         outcome.problem = f"{outcome.problem}; {reading.problem}"
+    return outcome
 
 
 def _why(code: int, log: Path) -> str:
@@ -139,14 +137,3 @@ def _environment(device: str, python_path: Sequence[str]) -> Mapping[str, str]:
         # Threads of such small work wait for each other longer than they compute.
         found.setdefault("OMP_NUM_THREADS", "1")
     return found
-
-
-def offers(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether this version has a command: its --help ends with 0."""
-    try:
-        done = subprocess.run(
-            [*command, "--help"], env=dict(environment), cwd=REPOSITORY, capture_output=True, timeout=60, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0

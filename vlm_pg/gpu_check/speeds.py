@@ -3,45 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from vlm_pg.bench import rollout, step
 from vlm_pg.bench.flops import forward_flops, generation_flops, parameter_count
 from vlm_pg.bench.grid import RolloutPoint, StepPoint
+from vlm_pg.bench.paper.devices import ALL, Device, device_called
 from vlm_pg.bench.shapes import SIZES, LanguageShape
 
-HALF_BYTES = 2
+BYTES = {"bf16": 2, "fp32": 4}
 # Backward is two forwards for every product of two matrices, those of attention too.
 STEP_FORWARDS = 3
-
-
-@dataclass(frozen=True)
-class Peak:
-    """Of a GPU: bf16 operations a second (dense, sums in fp32) and bytes a second of its memory."""
-
-    flops: float
-    bytes: float
-
-
-# By what the driver's name contains, the first that fits. Source: NVIDIA's data sheets of H200, H100 and A100 (half of
-# the figures that are given with sparsity), and the Ada architecture's white paper for the RTX 4090.
-PEAKS: dict[str, Peak] = {
-    "H200": Peak(989e12, 4.8e12),
-    "H100 PCIe": Peak(756e12, 2.0e12),
-    "H100 NVL": Peak(835e12, 3.9e12),
-    "H100": Peak(989e12, 3.35e12),
-    "A100-SXM4-40GB": Peak(312e12, 1.555e12),
-    "A100-PCIE-40GB": Peak(312e12, 1.555e12),
-    "A100 80GB PCIe": Peak(312e12, 1.935e12),
-    "A100": Peak(312e12, 2.039e12),
-    "RTX 4090": Peak(165.2e12, 1.008e12),
-}
-
-
-def peak_of(name: str | None) -> Peak | None:
-    """Of the GPU of that name, None where it is not known here."""
-    return next((peak for part, peak in PEAKS.items() if name and part in name), None)
 
 
 def rows(figures: Mapping[str, Any], gpu: str | None) -> list[dict[str, Any]]:
@@ -51,6 +23,8 @@ def rows(figures: Mapping[str, Any], gpu: str | None) -> list[dict[str, Any]]:
     if shape is None or kind not in ("step", "rollout"):
         return []
     make = _step_row if kind == "step" else _rollout_row
+    called = device_called(gpu)
+    device = ALL[called] if called else None
     found = []
     for point in figures.get("points") or []:
         for name, entry in point["contestants"].items():
@@ -61,17 +35,18 @@ def rows(figures: Mapping[str, Any], gpu: str | None) -> list[dict[str, Any]]:
                 "seconds": entry["median_seconds"],
             }
             row["peak_bytes"] = entry.get("peak_bytes")
-            found.append(row | make(shape, settings, point, name, entry, peak_of(gpu)))
+            found.append(row | make(shape, settings, point, name, entry, device))
     return found
 
 
 def _step_row(
     shape: LanguageShape, settings: Mapping[str, Any], point: Mapping[str, Any], name: str, entry: Mapping[str, Any],
-    peak: Peak | None,
+    device: Device | None,
 ) -> dict[str, Any]:  # fmt: skip
     """``flops_share``: model FLOP utilisation: operations over time and peak, without
     those that checkpointing and flash attention's backward compute again."""
     prefix, count, response = point["prefix"], point["generations"], point["response"]
+    dtype = settings.get("dtype", "bf16")
     work = step.CONTESTANTS[name].work(
         prefix, StepPoint(prefix, count, response, settings.get("ragged", False)).lengths
     )
@@ -81,7 +56,7 @@ def _step_row(
     return {
         "point": f"{prefix:,}, {count}, {response:,}",
         "tflops": flops / entry["median_seconds"] / 1e12,
-        "flops_share": None if peak is None else flops / entry["median_seconds"] / peak.flops,
+        "flops_share": None if device is None else flops / entry["median_seconds"] / device.flops_per_second[dtype],
         "ours_faster": gain.get("speedup"),
         "bound_tokens": bound.get("tokens"),
         "bound_flops": bound.get("flops"),
@@ -91,12 +66,14 @@ def _step_row(
 
 def _rollout_row(
     shape: LanguageShape, settings: Mapping[str, Any], point: Mapping[str, Any], name: str, entry: Mapping[str, Any],
-    peak: Peak | None,
+    device: Device | None,
 ) -> dict[str, Any]:  # fmt: skip
     where = RolloutPoint(point["prefix"], point["generations"], point["new_tokens"], point["groups"])
     work = rollout.CONTESTANTS[name].work(where)
     decode = entry["decode_seconds_per_token"]
-    least = None if peak is None else read_once_bytes(shape, where) / peak.bytes
+    least = None
+    if device is not None:
+        least = read_once_bytes(shape, where, settings.get("dtype", "bf16")) / device.bytes_per_second
     gain = entry.get("ours_gain", {})
     return {
         "point": f"{where.prefix:,}, {where.generations}, {where.new_tokens:,}, {where.groups}",
@@ -111,9 +88,9 @@ def _rollout_row(
     }
 
 
-def read_once_bytes(shape: LanguageShape, point: RolloutPoint) -> float:
-    """What a decoded token of all responses must read in bf16, in the middle of decoding: all weights but the table of
+def read_once_bytes(shape: LanguageShape, point: RolloutPoint, dtype: str = "bf16") -> float:
+    """What a decoded token of all responses must read, in the middle of decoding: all weights but the table of
     input embeddings, of which few rows are, and the keys and values of each prompt once and of each response."""
     weights = parameter_count(shape) - (0 if shape.tied else shape.vocab * shape.hidden)
     tokens = point.groups * (point.prefix + point.generations * point.new_tokens / 2)
-    return HALF_BYTES * (weights + tokens * 2 * shape.full_layers * shape.kv_heads * shape.head_dim)
+    return BYTES[dtype] * (weights + tokens * 2 * shape.full_layers * shape.kv_heads * shape.head_dim)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from vlm_pg.gpu_check.counted import read_counted
+from vlm_pg.gpu_check.measurements import (
+    LITTLE,
+    PYTHON,
+    RESUME,
+    VLM_PG,
+    Command,
+    Measurement,
+    paper_commands,
+)
 from vlm_pg.gpu_check.reading import (
     Reading,
     read_bench,
@@ -18,19 +26,14 @@ from vlm_pg.gpu_check.reading import (
     read_training,
 )
 
-Command = tuple[str, ...]
-PYTHON = sys.executable
-VLM_PG: Command = (PYTHON, "-m", "vlm_pg.cli")
 ENVIRONMENT = "environment"
 _MODEL = ("torch", "transformers", "pydantic")
 _TRAINING = (*_MODEL, "av", "qwen_vl_utils", "requests", "torchvision", "xxhash", "rich", "yaml", "jinja2")
 # The classes are Qwen2.5-VL's in both (vlm_pg/bench/shapes.py).
 MODELS = ("small", "mid", "3b", "7b", "8b")
-# Models that are for a CPU: seconds there, no gain from bf16.
-LITTLE = ("small", "mid")
 ON_A_CPU = ("--no-memory", "--threads", "1")
-# Stands for --resume where the file after --out exists when the command begins.
-RESUME = "{--resume}"
+STEP_CONTESTANTS = ("grouped", "transformers-batch", "prefix-grouper-kind")
+ROLLOUT_CONTESTANTS = ("ours", "transformers-generate")
 TRAINING_STEPS, PROMPTS, EVALUATED = 4, 8, 32
 
 
@@ -39,8 +42,9 @@ class Stage:
     """Commands that run one after another until one fails.
 
     ``share``: of the time that is left, compared with the stages that follow. ``least_seconds``: it does not begin with
-    less, unless it is the first. ``read``: what they have found; it is asked also where they failed. ``asks``: a
-    command without which it is left out, if its --help does not end well.
+    less, unless it is the first. ``read``: what they have found; it is asked also where they failed. ``writes``: files
+    of an earlier try that its commands would not write over. ``reads_others``: it reads what other stages have left,
+    so it is asked again where the commands have been done before.
     """
 
     name: str
@@ -51,7 +55,8 @@ class Stage:
     needs: tuple[str, ...] = ()
     needs_gpu: bool = False
     least_seconds: float = 0.0
-    asks: Command = ()
+    writes: tuple[Path, ...] = ()
+    reads_others: bool = False
 
 
 def as_begun(command: Command) -> Command:
@@ -73,13 +78,18 @@ def check(folder: Path, device: str, models: tuple[str, ...]) -> list[Stage]:
         device: cpu or cuda.
         models: whose dimensions ``bench`` takes.
     """
-    on_gpu = device == "cuda"
     stages = [environment(folder), _tests(folder), _kernels(folder, device), _training(folder, "fp32")]
     stages.append(_training(folder, "bf16"))
+    measured = []
     for model in models:
-        stages += [_step(folder, device, model), _rollout(folder, device, model)]
+        little = model in LITTLE
+        step = Measurement("step", model, "64,2,8" if little else "4096,8,512", STEP_CONTESTANTS, not little)
+        rollout = Measurement("rollout", model, "64,2,4" if little else "4096,8,128", ROLLOUT_CONTESTANTS)
+        stages.append(_bench(folder, device, step, "One group's forward and backward", "grouped", 14))
+        stages.append(_bench(folder, device, rollout, "Generation", "ours", 12))
+        measured += [step, rollout]
     # What is counted is counted for a GPU, wherever that happens.
-    stages.append(counted(folder, 10 if on_gpu else 1))
+    stages.append(counted(folder, 16, measured))
     return stages
 
 
@@ -129,44 +139,20 @@ def _training(folder: Path, dtype: str) -> Stage:
     return Stage(name, title, (prepare, train), 12, read, _TRAINING, needs_gpu=dtype != "fp32")
 
 
-def bench_command(folder: Path, kind: str, name: str, model: str, device: str, point: str, *more: str) -> Command:
-    """``vlm-pg bench KIND`` of one point into ``NAME.json``, which may hold other points already."""
+def _bench(folder: Path, device: str, measurement: Measurement, title: str, ours: str, share: float) -> Stage:
+    little, name = measurement.model in LITTLE, f"{measurement.kind}-{measurement.model}"
     path = folder / f"{name}.json"
-    dtype = "fp32" if model in LITTLE else "bf16"
-    common = ("--model", model, "--dtype", dtype, "--device", device, "--points", point, "--out", str(path))
-    return (*VLM_PG, "bench", kind, *common, *more, RESUME)
+    command = measurement.command(path, device, *(("--repeats", "1", *ON_A_CPU) if little else ("--repeats", "2")))
+    words = f"{title}, {measurement.model} dimensions, random weights"
+    return Stage(name, words, (command,), share, partial(read_bench, path, 1, ours), _MODEL, needs_gpu=not little)
 
 
-def _step(folder: Path, device: str, model: str) -> Stage:
-    little, name = model in LITTLE, f"step-{model}"
-    more = [
-        "--repeats",
-        "1" if little else "2",
-        "--contestants",
-        "grouped",
-        "transformers-batch",
-        "prefix-grouper-kind",
-    ]
-    more += [*ON_A_CPU] if little else ["--checkpointing"]
-    command = bench_command(folder, "step", name, model, device, "64,2,8" if little else "4096,8,512", *more)
-    title = f"One group's forward and backward, {model} dimensions, random weights"
-    read = partial(read_bench, folder / f"{name}.json", 1, "grouped")
-    return Stage(name, title, (command,), 14, read, _MODEL, needs_gpu=not little)
-
-
-def _rollout(folder: Path, device: str, model: str) -> Stage:
-    little, name = model in LITTLE, f"rollout-{model}"
-    more = ["--repeats", "1" if little else "2", "--contestants", "ours", "transformers-generate"]
-    more += [*ON_A_CPU] if little else []
-    command = bench_command(folder, "rollout", name, model, device, "64,2,4" if little else "4096,8,128", *more)
-    title = f"Generation, {model} dimensions, random weights"
-    read = partial(read_bench, folder / f"{name}.json", 1, "ours")
-    return Stage(name, title, (command,), 12, read, _MODEL, needs_gpu=not little)
-
-
-def counted(folder: Path, share: float) -> Stage:
-    """What ``vlm-pg bench paper`` counts, beside what was measured before."""
-    path = folder / "paper.json"
-    command = (*VLM_PG, "bench", "paper", "--json", str(path))
-    read = partial(read_counted, path, folder)
-    return Stage("counted", "Counted beside measured", (command,), share, read, _MODEL, asks=command[:-2])
+def counted(folder: Path, share: float, measurements: Sequence[Measurement], least_seconds: float = 0.0) -> Stage:
+    """What ``vlm-pg bench paper`` counts of the same, beside what was measured before."""
+    commands = tuple(paper_commands(folder, measurements))
+    files = tuple(Path(command[command.index("--out") + 1]) for command in commands)
+    read = partial(read_counted, files, folder)
+    return Stage(
+        "counted", "Counted beside measured", commands, share, read, _MODEL,
+        least_seconds=least_seconds, writes=files, reads_others=True,
+    )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vlm_pg.bench.paper.devices import DEVICES, Device
+from vlm_pg.bench.paper.devices import ALL, DEVICES, Device, device_called
 from vlm_pg.bench.paper.record import entry_of
 from vlm_pg.bench.paper.roofline import fits, roofline
 from vlm_pg.bench.paper.table import markdown
@@ -41,8 +41,32 @@ def test_what_fits() -> None:
 
 
 def test_published_peaks_are_dense_ones() -> None:
-    assert DEVICES["H100 SXM"].flops_per_second["bf16"] == 989e12  # 1,979 are with sparsity
-    assert all(device.source for device in DEVICES.values())
+    # By NVIDIA's data sheets, in TFLOP/s of bf16 and GB/s; an H100's 1,979 are with sparsity.
+    sheets = {"A100 80GB SXM": (312, 2039), "H100 SXM": (989, 3350), "H200": (989, 4800), "RTX 4090": (165, 1008)}
+    assert sheets == {
+        name: (device.flops_per_second["bf16"] // 1e12, device.bytes_per_second / 1e9)
+        for name, device in DEVICES.items()
+    }
+    assert all(device.source and device.driver_names for device in ALL.values())
+
+
+def test_a_card_is_known_by_the_whole_name_that_its_driver_gives() -> None:
+    names = {
+        "NVIDIA H100 80GB HBM3": "H100 SXM",
+        "NVIDIA H100 PCIe": "H100 PCIe",
+        "NVIDIA H100 NVL": "H100 NVL",
+        "NVIDIA H200": "H200",
+        "NVIDIA H200 NVL": "H200 NVL",
+        "NVIDIA A100-SXM4-80GB": "A100 80GB SXM",
+        "NVIDIA A100 80GB PCIe": "A100 80GB PCIe",
+        "A100-SXM4-40GB": "A100 40GB",
+        "NVIDIA GeForce RTX 4090": "RTX 4090",
+    }
+    assert {name: device_called(name) for name in names} == names
+    # Cards with other peaks whose names begin or end alike.
+    others = ["NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GH200 480GB", "NVIDIA T4"]
+    others += ["NVIDIA A100-SXM4-80GB MIG 3g.40gb", "NVIDIA", ""]
+    assert [device_called(name) for name in [*others, None]] == [None] * 8
 
 
 def test_sums_of_trees() -> None:

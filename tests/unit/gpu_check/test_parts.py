@@ -14,9 +14,10 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.gpu_check import kernels
 from vlm_pg.gpu_check.__main__ import main
 from vlm_pg.gpu_check.grpo_step import measure
+from vlm_pg.gpu_check.measurements import Measurement, paper_commands
 from vlm_pg.gpu_check.packages import install_wheels, installed, missing_words
 from vlm_pg.gpu_check.plans import PLANS
-from vlm_pg.gpu_check.stages import as_begun, bench_command, check
+from vlm_pg.gpu_check.stages import as_begun, check
 
 
 def test_the_check_on_a_gpu_has_both_models_and_all_that_was_asked_for(tmp_path: Path) -> None:
@@ -34,12 +35,12 @@ def test_the_check_on_a_gpu_has_both_models_and_all_that_was_asked_for(tmp_path:
 @pytest.mark.parametrize("plan, count", [("training", 5), ("rollouts", 6), ("grpo-step", 5)])
 def test_every_point_of_a_plan_is_a_stage_of_its_own(tmp_path: Path, plan: str, count: int) -> None:
     stages = PLANS[plan][1](tmp_path, "cuda", "7b")
-    points = [stage for stage in stages if stage.least_seconds]
+    points = [stage for stage in stages if stage.least_seconds and stage.name != "counted"]
     assert len(points) == count == len({stage.name for stage in points}) and all(stage.needs_gpu for stage in points)
 
 
 def test_a_file_that_is_there_is_gone_on_with(tmp_path: Path) -> None:
-    command = bench_command(tmp_path, "step", "training", "7b", "cuda", "4096,8,512")
+    command = Measurement("step", "7b", "4096,8,512", ("grouped",)).command(tmp_path / "training.json", "cuda")
     assert "--resume" not in as_begun(command) and "{" not in "".join(as_begun(command))
     (tmp_path / "training.json").write_text("{}")
     assert as_begun(command)[-1] == "--resume"
@@ -47,20 +48,45 @@ def test_a_file_that_is_there_is_gone_on_with(tmp_path: Path) -> None:
 
 def test_bench_takes_every_command_of_the_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The parsers, so that a renamed option or contestant is found without a GPU."""
+    from vlm_pg.bench.paper.command import checked, parser
+    from vlm_pg.bench.paper.plan import specifications
     from vlm_pg.bench.rollout import RolloutRun
     from vlm_pg.bench.step import StepRun
 
     of = {"step": StepRun, "rollout": RolloutRun}
     stages = [stage for _, make in PLANS.values() for stage in make(tmp_path, "cuda", "7b")]
     stages += check(tmp_path, "cuda", ("7b", "8b")) + check(tmp_path, "cpu", ("small",))
-    parsed = 0
+    parsed, counted = 0, []
     for command in (as_begun(command) for stage in stages for command in stage.commands):
-        if "bench" in command and command[command.index("bench") + 1] in of:
+        if "bench" in command and "paper" in command:
+            words = checked(parser().parse_args(command[command.index("paper") + 1 :]))
+            counted.append(len(list(specifications(words))))
+        elif "bench" in command and command[command.index("bench") + 1] in of:
             run = of[command[command.index("bench") + 1]]
             arguments = run.parser().parse_args(command[command.index("bench") + 2 :])
             assert len(run.points(arguments)) == 1
             parsed += 1
     assert parsed == 5 + 6 + 4 + 2
+    # Points times contestants: the two plans, 7b and 8b, small.
+    assert counted == [5 * 4, 6 * 2, 3 + 2, 3 + 2, 3 + 2]
+
+
+def test_what_is_measured_is_counted_with_the_same_settings(tmp_path: Path) -> None:
+    measured = [
+        Measurement("step", "7b", "4096,8,512", ("grouped", "transformers-batch"), checkpointing=True),
+        Measurement("step", "7b", "8192,8,512", ("grouped",), checkpointing=True),
+        Measurement("rollout", "7b", "4096,8,128", ("ours",)),
+        Measurement("rollout", "small", "64,2,4", ("ours",)),
+    ]
+    large, little = (" ".join(command) for command in paper_commands(tmp_path, measured))
+    assert large.endswith(
+        "bench paper --models 7b --dtype bf16 --works step rollout --points 4096,8,512 8192,8,512 --rollout-points "
+        f"4096,8,128 --contestants grouped transformers-batch ours --checkpointing --out {tmp_path}/paper-7b.json"
+    )
+    assert little.endswith(
+        "bench paper --models small --dtype fp32 --works rollout --rollout-points 64,2,4 --contestants ours "
+        f"--out {tmp_path}/paper-small.json"
+    )
 
 
 def make_wheel(folder: Path, name: str) -> None:

@@ -1,4 +1,7 @@
-"""Published peaks of devices: dense matrix products, memory and its bandwidth."""
+"""Published peaks of devices: dense matrix products, memory and its bandwidth.
+
+Figures are those of NVIDIA's data sheets; where a sheet gives matrix products with sparsity alone, half of them.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,25 @@ class Device:
 
     ``flops_per_second``: of dense products, by dtype; bf16 with fp32 sums, fp32 without TF32 (torch's default).
     ``bytes_per_second``: of its memory. ``memory_bytes``: all of it; the driver keeps some hundred MB.
+    ``driver_names``: what the driver calls it, whole, without the maker.
     """
 
     flops_per_second: dict[str, float]
     bytes_per_second: float
     memory_bytes: int
     source: str
+    driver_names: tuple[str, ...] = ()
 
 
 _GIB = 2**30
+# For which everything is counted.
 DEVICES = {
     "A100 80GB SXM": Device(
         {"bf16": 312e12, "fp32": 19.5e12},
         2.039e12,
         80 * _GIB,
         "NVIDIA A100 Tensor Core GPU datasheet (80GB SXM): 312 TFLOPS BF16 without sparsity, 19.5 FP32, 2,039 GB/s",
+        ("A100-SXM4-80GB", "A100-SXM-80GB"),
     ),
     "H100 SXM": Device(
         {"bf16": 989e12, "fp32": 67e12},
@@ -33,6 +40,7 @@ DEVICES = {
         80 * _GIB,
         "NVIDIA H100 Tensor Core GPU datasheet (SXM): 1,979 TFLOPS BF16 with sparsity, half of that without, 67 FP32, "
         "3.35 TB/s",
+        ("H100 80GB HBM3",),
     ),
     "H200": Device(
         {"bf16": 989e12, "fp32": 67e12},
@@ -40,6 +48,7 @@ DEVICES = {
         141 * 10**9,
         "NVIDIA H200 Tensor Core GPU datasheet (SXM): 1,979 TFLOPS BF16 with sparsity, half of that without, 67 FP32, "
         "141 GB, 4.8 TB/s",
+        ("H200",),
     ),
     "RTX 4090": Device(
         {"bf16": 165.2e12, "fp32": 82.6e12},
@@ -47,5 +56,60 @@ DEVICES = {
         24 * _GIB,
         "NVIDIA Ada GPU Architecture whitepaper, appendix on the GeForce RTX 4090: 165.2 TFLOPS BF16 with FP32 "
         "accumulate, without sparsity, 82.6 FP32, 1,008 GB/s",
+        ("GeForce RTX 4090",),
     ),
 }
+
+# Others on which something may be measured.
+VARIANTS = {
+    "A100 80GB PCIe": Device(
+        {"bf16": 312e12, "fp32": 19.5e12},
+        1.935e12,
+        80 * _GIB,
+        "NVIDIA A100 Tensor Core GPU datasheet (80GB PCIe): 312 TFLOPS BF16 without sparsity, 19.5 FP32, 1,935 GB/s",
+        ("A100 80GB PCIe",),
+    ),
+    "A100 40GB": Device(
+        {"bf16": 312e12, "fp32": 19.5e12},
+        1.555e12,
+        40 * _GIB,
+        "NVIDIA A100 Tensor Core GPU datasheet (40GB): 312 TFLOPS BF16 without sparsity, 19.5 FP32, 1,555 GB/s",
+        ("A100-SXM4-40GB", "A100-PCIE-40GB"),
+    ),
+    "H100 PCIe": Device(
+        {"bf16": 756e12, "fp32": 51e12},
+        2.0e12,
+        80 * _GIB,
+        "NVIDIA H100 Tensor Core GPU datasheet (PCIe): 1,513 TFLOPS BF16 with sparsity, half of that without, 51 FP32, "
+        "2 TB/s",
+        ("H100 PCIe",),
+    ),
+    "H100 NVL": Device(
+        {"bf16": 835e12, "fp32": 60e12},
+        3.9e12,
+        94 * 10**9,
+        "NVIDIA H100 Tensor Core GPU datasheet (NVL): 1,671 TFLOPS BF16 with sparsity, half of that without, 60 FP32, "
+        "94 GB, 3.9 TB/s",
+        ("H100 NVL",),
+    ),
+    "H200 NVL": Device(
+        {"bf16": 835e12, "fp32": 60e12},
+        4.8e12,
+        141 * 10**9,
+        "NVIDIA H200 Tensor Core GPU datasheet (NVL): 1,671 TFLOPS BF16 with sparsity, half of that without, 60 FP32, "
+        "141 GB, 4.8 TB/s",
+        ("H200 NVL",),
+    ),
+}
+
+
+ALL = DEVICES | VARIANTS
+
+
+def device_called(name: str | None) -> str | None:
+    """The key in ``DEVICES`` or ``VARIANTS`` of the GPU that the driver calls so, None where neither has it.
+
+    The whole name counts: a slice of a card (MIG), a card for laptops or an RTX 4090 D has other peaks.
+    """
+    called = (name or "").removeprefix("NVIDIA ").strip()
+    return next((key for key, device in ALL.items() if called in device.driver_names), None)

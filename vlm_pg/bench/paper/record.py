@@ -2,7 +2,8 @@
 
     {"format": 1, "measurement": "paper", "what": "counted, not measured ...", "commands": [...], "machine": {...},
      "settings": {"dtype", "checkpointing", "lora", "liger", "launch_seconds"},
-     "devices": {NAME: {"flops_per_second": {dtype: n}, "bytes_per_second": n, "memory_bytes": n, "source": words}},
+     "devices": {NAME: {"flops_per_second": {dtype: n}, "bytes_per_second": n, "memory_bytes": n, "source": words,
+                        "driver_names": [what the driver calls it]}},
      "entries": [
        {"model", "work": "step" | "rollout" | "tower", "point": {...}, "contestant",
         "weights_bytes", "peak_bytes" (above the weights, gradients included), "end_bytes",
