@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from vlm_pg.bench.budget import Estimator, plan_point
-from vlm_pg.bench.flops import step_flops
+from vlm_pg.bench.flops import chunk_rows, done_flops
 from vlm_pg.bench.grid import StepPoint as Point
 from vlm_pg.bench.results import Results
 from vlm_pg.bench.shapes import SIZES
@@ -20,6 +20,13 @@ NAMES = list(CONTESTANTS)
 
 def _points(*words: str) -> list[Point]:
     return StepRun.points(StepRun.parser().parse_args(list(words)))
+
+
+def _flops(name: str, point: Point) -> float:
+    """What a contestant computes; on a CPU, where a suffix behind its prefix takes a mask."""
+    done = CONTESTANTS[name].done
+    assert done is not None
+    return done_flops(SMALL, done(point.prefix, point.lengths, chunk_rows(SMALL), True), False)
 
 
 def _estimator() -> Estimator:
@@ -56,7 +63,7 @@ def test_ragged_lengths_are_drawn_once_and_for_all() -> None:
 def test_estimates_follow_what_was_measured() -> None:
     estimator = _estimator()
     near, far = Point(1024, 8, 128), Point(4096, 8, 512)
-    operations = {p: step_flops(SMALL, CONTESTANTS["grouped"].work(p.prefix, p.lengths), False) for p in (near, far)}
+    operations = {point: _flops("grouped", point) for point in (near, far)}
     assert estimator.seconds("grouped", near) == pytest.approx(operations[near] / 1e10)
     estimator.learn("grouped", near, seconds=3.0, peak_bytes=1000)
     assert estimator.seconds("grouped", near) == pytest.approx(3.0)
@@ -64,7 +71,7 @@ def test_estimates_follow_what_was_measured() -> None:
     assert estimator.peak_bytes("grouped", near) == pytest.approx(1000)
     # A contestant not yet seen is judged by the slowest one seen.
     factor = 3.0 / operations[near]
-    theirs = step_flops(SMALL, CONTESTANTS["transformers-batch"].work(near.prefix, near.lengths), False)
+    theirs = _flops("transformers-batch", near)
     assert estimator.seconds("transformers-batch", near) == pytest.approx(factor * theirs)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vlm_pg.bench.paper.command import checked, parser
-from vlm_pg.bench.paper.models import config_of
+from vlm_pg.bench.paper.models import config_of, known_models
 from vlm_pg.bench.paper.plan import Model, specifications
 from vlm_pg.bench.shapes import PUBLISHED
 from vlm_pg.cli import main
@@ -50,6 +50,25 @@ def test_few_layers_give_the_counts_of_the_whole(tmp_path: Path) -> None:
     few = _run([*words, "--few-layers"], tmp_path / "few.json")["grouped"]
     assert few["layers_counted"] == [2, 3] and few["counts"] == whole["counts"]
     assert few["peak_bytes"] <= whole["peak_bytes"]
+
+
+def test_liger_and_an_adapter(tmp_path: Path) -> None:
+    words = ["--works", "step", "--points", "32,2,8", "--contestants", "grouped", "--few-layers"]
+    plain = _run(words, tmp_path / "plain.json")["grouped"]
+    fused = _run([*words, "--liger"], tmp_path / "fused.json")["grouped"]
+    adapted = _run([*words, "--lora", "4"], tmp_path / "adapted.json")["grouped"]
+    # The same products in fewer kernels, which move less.
+    assert fused["counts"]["flops"] == plain["counts"]["flops"]
+    assert fused["counts"]["launches"] < plain["counts"]["launches"]
+    assert fused["counts"]["bytes"]["elementwise"] < plain["counts"]["bytes"]["elementwise"]
+    # The adapter's weights come on top, and in the end gradients are of them alone.
+    assert adapted["weights_bytes"] > plain["weights_bytes"]
+    assert 10 * adapted["end_bytes"] < plain["end_bytes"]
+
+
+def test_the_help_names_every_model() -> None:
+    words = " ".join(parser().format_help().split())
+    assert all(name in words for name in known_models())
 
 
 def test_decode_steps_by_hand(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.bench.grid import RolloutPoint, StepPoint, parse_points
+from vlm_pg.bench.paper.models import known_models
 from vlm_pg.bench.paper.plan import COUNTED_ROLLOUTS, ROLLOUT_POINTS, STEP_POINTS, WORKS, specifications
 from vlm_pg.bench.paper.roofline import LAUNCH_SECONDS
 from vlm_pg.bench.step import CONTESTANTS
@@ -65,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="MODEL",
         default=["Qwen2.5-VL-7B"],
-        help="Qwen2.5-VL-7B (the default), Qwen3-VL-8B, Qwen3.5-9B, small, mid, 3b, 7b; or folders with config.json",
+        help=f"of {', '.join(known_models())}; or folders with config.json; default: Qwen2.5-VL-7B",
     )
     made.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS), metavar="WORK", help=", ".join(WORKS))
     made.add_argument("--points", nargs="+", metavar="P,G,R", help="of step: prefix, responses, response tokens")

@@ -18,6 +18,7 @@ HOST = (
 # Waits for the device that are meant: (end of the file's path, function) and why.
 NAMED_WAITS = {
     ("vlm_pg/bench/training/grouped.py", "_step"): "the loss is handed back as a number, once behind the last backward",
+    ("vlm_pg/rollout/engine.py", "_sample"): "who has finished, once a token for all rollouts together",
 }
 
 

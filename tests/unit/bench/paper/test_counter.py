@@ -154,3 +154,18 @@ def test_an_update_waits_where_it_is_said_and_packing_is_the_hosts(name: str) ->
     assert [where for where in found.waits if not reason_for(*where.split(" "))] == []
     # Packing looks for the end of equal beginnings, bounds and masks; on the device none of that runs.
     assert "nonzero" not in found.launches and "equal" not in found.launches
+
+
+def test_a_wait_within_an_update_without_a_reason_shows() -> None:
+    fakes = fake_mode()
+    settings = ModelSettings(path="small", dtype="bf16")
+    policy = fake_policy(lambda: random_model("small", dtype=torch.bfloat16), settings, fakes, CudaFlashKernel())
+
+    def waiting(module: torch.nn.Module, args: tuple[torch.Tensor]) -> None:
+        assert args[0].sum().item() == 0
+
+    policy.language_model.layers[0].mlp.register_forward_pre_hook(waiting)
+    case = TrainingCase.random(policy, 20, [6, 4])
+    found = count(lambda: case.run(resolve(CONTESTANTS["grouped"].run)), fakes)
+    (where,) = (where for where in found.waits if not reason_for(*where.split(" ")))
+    assert where.endswith(" waiting") and found.waits[where] == 1
