@@ -88,6 +88,32 @@ def test_formula_is_what_is_counted(name: str, checkpointing: bool) -> None:
     assert found.total_flops == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("name", ["prefix-grouper-kind", "prefix-grouper-readme"])
+@pytest.mark.parametrize(
+    "kernel,dtype,masked",
+    [
+        (CudaFlashKernel(), torch.bfloat16, False),
+        (CudaFlashKernel(), torch.float32, True),
+        (CpuFlashKernel(), torch.bfloat16, True),
+    ],
+    ids=["GPU", "GPU in fp32", "CPU"],
+)
+def test_prefix_grouper_has_a_mask_only_where_flash_attention_does_not_run(
+    name: str, kernel: Kernel, dtype: torch.dtype, masked: bool
+) -> None:
+    if reason := CONTESTANTS[name].unavailable_because():
+        pytest.skip(reason)
+    done = CONTESTANTS[name].done
+    assert done is not None
+    # Suffixes about as long as the prefix: a mask hides nearly a quarter of their pairs.
+    prefix, lengths, shape = 250, [300, 200], SIZES["small"]
+    found = counted("small", name, prefix, lengths, kernel, dtype)
+    expected = done_flops(shape, done(prefix, lengths, chunk_rows(shape), masked), False)
+    assert found.total_flops == pytest.approx(expected, rel=1e-4)
+    operator = "_scaled_dot_product_flash_attention"
+    assert (found.launches[operator] > 0) == (not masked)
+
+
 FAR = [(4096, 8, 128), (16384, 8, 1024), (32768, 8, 512)]
 
 

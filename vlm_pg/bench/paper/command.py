@@ -44,7 +44,7 @@ how it is counted:
   memory    Above the weights, gradients included; no optimizer states (`vlm-pg plan` has those).
   time      Of each kind of operation max(FLOPs / peak, bytes / bandwidth), summed; or launches times --launch-us if
             that is more. No kernel reaches a peak: a lower bound, not a forecast.
-  prefix-grouper-*  attends with a mask, as where flash-attn is missing: its FLOPs count the masked pairs too.
+  prefix-grouper-*  attends by torch's flash operator, as on a GPU; in fp32 with a mask, whose pairs count too.
 
 examples:
   vlm-pg bench paper --checkpointing --models Qwen2.5-VL-7B --out paper.json --markdown paper.md --figure paper.svg

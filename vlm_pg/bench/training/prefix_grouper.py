@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from vlm_pg.attention.kernels.cuda import CudaFlashKernel
 from vlm_pg.bench.case import can_use_flash_attention_2, set_attention
 from vlm_pg.bench.training.case import TrainingCase, target_logprobs
 
@@ -48,16 +49,17 @@ def bottom_right_attention(
     """Causal attention aligned at the bottom right: q [B, N, Q, H], k, v [B, K, L, H], Q <= L -> [B, Q, N, H].
 
     The padding mask is not needed: with one group the prefix is not padded, and what pads a response comes after each
-    of its real queries. On a CPU heads are not repeated in memory; on a GPU in bf16 no mask is built either.
+    of its real queries. On a CPU heads are not repeated in memory.
+
+    ``bench_mask``: where torch's flash operator, which needs none, takes these tensors, None.
     """
     grouped = query.shape[1] != key.shape[1]
     if query.shape[2] == key.shape[2]:
         out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
-    elif query.is_cuda and query.dtype != torch.float32:
+    elif bench_mask is None:
         # The flash kernels behind this operator take fewer key-value heads and align at the bottom right.
         out = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True, False, scale=scaling)[0]
     else:
-        assert bench_mask is not None
         mask = bench_mask(query, key)
         if grouped and query.is_cuda:  # with a mask, only the slow kernel takes fewer key-value heads on a GPU
             copies = query.shape[1] // key.shape[1]
@@ -75,7 +77,14 @@ def _attention_options(case: TrainingCase) -> dict[str, Any]:
     set_attention(case, LAYER_ATTENTION)
     if can_use_flash_attention_2(case):
         return {"prefix_grouper_attn_func": "flash_attention_2"}
-    return {"prefix_grouper_attn_func": STAND_IN, "bench_mask": BottomRightMask()}
+    mask = None if _has_flash_operator(case) else BottomRightMask()
+    return {"prefix_grouper_attn_func": STAND_IN, "bench_mask": mask}
+
+
+def _has_flash_operator(case: TrainingCase) -> bool:
+    """Whether this is a GPU in bf16, or a count of what one is asked to do: those tensors say that they are a CPU's."""
+    on_gpu = case.device.type == "cuda" or isinstance(case.policy.kernel, CudaFlashKernel)
+    return on_gpu and case.policy.dtype != torch.float32
 
 
 def readme(case: TrainingCase) -> float:
