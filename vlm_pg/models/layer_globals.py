@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from types import FunctionType, MethodType
 from typing import Any
@@ -32,10 +33,27 @@ def set_layer_globals(module: Any, replaced: Mapping[str, Any]) -> bool:
         function.__closure__,
     )
     forward.__kwdefaults__ = function.__kwdefaults__
-    # A bound method: copy.deepcopy binds it to the copy, where a closure would keep the original's weights.
-    module.forward = MethodType(forward, module)
+    # A bound method: copy.deepcopy binds it to the copy, where a closure would keep the original's weights. Hooks of
+    # accelerate (``device_map``) stand in its place, and call it by another name.
+    setattr(module, "_old_forward" if hasattr(module, "_hf_hook") else "forward", MethodType(forward, module))
     return True
 
 
+def replaced_globals(module: Any) -> dict[str, Any]:
+    """By name, what the forward of ``module`` calls in place of what stands in its modeling file under that name."""
+    function = _function(module)
+    if not isinstance(function, FunctionType):
+        return {}
+    found = function.__globals__
+    theirs = getattr(sys.modules.get(function.__module__), "__dict__", found)
+    return {
+        name: found[name]
+        for name in function.__code__.co_names
+        if name in found and found is not theirs and found[name] is not theirs.get(name)
+    }
+
+
 def _function(module: Any) -> Any:
-    return getattr(module.forward, "__func__", module.forward)
+    # accelerate's hooks are no functions with globals: they keep the forward that they call.
+    forward = module._old_forward if hasattr(module, "_hf_hook") else module.forward
+    return getattr(forward, "__func__", forward)

@@ -25,7 +25,7 @@ def register_family(family: Family) -> None:
 
 # A language model by itself: no tower, no token that only a processor may place.
 _TEXT: dict[str, Any] = {"tower": None, "decoder": "model", "media_tokens": ()}
-_ONE_AXIS: dict[str, Any] = _TEXT | {"rotary_axes": 1, "liger": ("rms_norm_around_one", "swiglu", "rope")}
+_ONE_AXIS: dict[str, Any] = _TEXT | {"rotary_axes": 1, "liger": ("rms_norm", "swiglu", "rope")}
 _DEEPSTACK: dict[str, Any] = {"deepstack": True, "mergers": ("merger", "deepstack_merger_list")}
 _QWEN3_5: dict[str, Any] = {"linear_attention": True, "liger": ("rms_norm_around_one", "swiglu", "rope")}
 

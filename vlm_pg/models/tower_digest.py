@@ -17,12 +17,13 @@ import xxhash
 from vlm_pg.cache.source_code import source_digest
 from vlm_pg.cache.store import key_of
 from vlm_pg.models.family import Family
+from vlm_pg.models.layer_globals import replaced_globals
 from vlm_pg.models.scattered import is_part
 
 Gathered = Callable[[Iterable[torch.nn.Parameter]], AbstractContextManager[None]]
 
 # Our modules on the way from pixels to features; a test follows the calls and finds those that are not named here.
-OWN_CODE = ("family", "network", "pixels", "scattered", "turns", "vision", "vision_pieces")
+OWN_CODE = ("family", "network", "pixels", "scattered", "tower_inputs", "turns", "vision", "vision_pieces")
 # Of a tower's configuration: where it comes from and by what it was written, of which no output depends.
 _NOT_OF_THE_OUTPUT = frozenset(("_name_or_path", "architectures", "transformers_version"))
 
@@ -116,6 +117,10 @@ def _code(tower: torch.nn.Module) -> list[str]:
         compiled = " compiled" if module._compiled_call_impl is not None else ""
         names.add(f"{_name(type(module))} {_name(forward)}{compiled}")
         modules |= {type(module).__module__, getattr(forward, "__module__", "")}
+        # What this layer alone finds under the names it calls; what its module has is below.
+        for called, function in replaced_globals(module).items():
+            names.add(f"{_name(type(module))} {called} {_name(function)}")
+            modules.add(getattr(function, "__module__", ""))
     attention = _attention(tower)
     modules.add(getattr(attention, "__module__", ""))
     # torch's own is known by its version.

@@ -19,7 +19,7 @@ from vlm_pg.attention.kernels.cpu import CpuFlashKernel
 from vlm_pg.bench.paper.counter import fake_mode
 from vlm_pg.bench.paper.fake import fake_policy
 from vlm_pg.errors import ModelError
-from vlm_pg.models.layer_globals import layer_global, set_layer_globals
+from vlm_pg.models.layer_globals import layer_global, replaced_globals, set_layer_globals
 from vlm_pg.models.liger import apply_liger, liger_line
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.registry import FAMILIES
@@ -75,6 +75,11 @@ def test_whose_layers_change(family: str) -> None:
     for one, changed in ((model, True), (beside, False)):
         for module in one.modules():
             kind = type(module).__name__
+            if changed and kind.endswith("RMSNorm"):
+                # Of Qwen3.5 alone weights are added to one; its norms name their epsilon otherwise.
+                around_one = family.startswith("qwen3_5")
+                assert module.forward.__func__ is (layers.rms_norm_around_one if around_one else layers.rms_norm), kind
+                assert hasattr(module, "eps" if around_one else "variance_epsilon"), kind
             if kind.endswith("RMSNorm") or hasattr(module, "gate_up_proj") or hasattr(module, "up_proj"):
                 assert (getattr(module.forward, "__func__", None) in own) == changed, kind
             if hasattr(module, "q_proj"):
@@ -113,6 +118,20 @@ def test_a_replaced_name_is_seen_by_one_module_and_its_copies() -> None:
     assert not copied(hidden, position_embeddings=rotary)[0].any() and len(calls) == 2
     with pytest.raises(AttributeError, match="has no global 'rotate_somehow'"):
         layer_global(first, "rotate_somehow")
+
+
+def test_layers_under_hooks_of_accelerate() -> None:
+    """As ``device_map`` puts them there: the rotation is found below them, and replaced below them."""
+    from accelerate.hooks import attach_execution_device_hook
+
+    attention = tiny_model().model.language_model.layers[0].self_attn
+    theirs = layer_global(attention, "apply_rotary_pos_emb")
+    attach_execution_device_hook(attention, "cpu")
+    assert layer_global(attention, "apply_rotary_pos_emb") is theirs and not replaced_globals(attention)
+    hooked = attention.forward
+    assert set_layer_globals(attention, {"apply_rotary_pos_emb": print})
+    assert layer_global(attention, "apply_rotary_pos_emb") is print
+    assert replaced_globals(attention) == {"apply_rotary_pos_emb": print} and attention.forward is hooked
 
 
 def test_keys_alone_are_rotated_in_memory_of_their_own() -> None:

@@ -20,6 +20,7 @@ from tests.support.runs import save_tiny_model
 from tests.support.tiny import VL_FAMILY_NAMES
 from vlm_pg.errors import ModelError
 from vlm_pg.models import tower_digest as module
+from vlm_pg.models.layer_globals import set_layer_globals
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.lora import adapts_tower
 from vlm_pg.models.numerics import numerics_digest
@@ -46,6 +47,11 @@ def forward_of_elsewhere(policy: Policy) -> None:
     tower(policy).merger.mlp[1].forward = contextlib.nullcontext
 
 
+def function_of_its_own(policy: Policy) -> None:
+    """A layer of the tower calls another one by that name, and its module's stays: liger-kernel's rotation."""
+    assert set_layer_globals(tower(policy).blocks[0].attn, {"apply_rotary_pos_emb_vision": contextlib.nullcontext})
+
+
 def other_forward(policy: Policy) -> None:
     tower(policy).merger.forward = tower(policy).patch_embed.forward
 
@@ -61,6 +67,7 @@ CHANGES: dict[str, Callable[[Policy], Any]] = {
     "a weight's name": lambda policy: tower(policy).register_buffer("more", torch.zeros(0)),
     "a function that runs a layer": other_forward,
     "one of another package": forward_of_elsewhere,
+    "what a layer calls by a name": function_of_its_own,
     "a layer that is compiled": lambda policy: tower(policy).merger.compile(),
 }
 
