@@ -1,0 +1,28 @@
+"""What is counted of decoding is what a GPU is asked to do, for every family."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.groups import tiny_policy
+from tests.support.tiny import FAMILY_NAMES
+from vlm_pg.bench.paper.generation import _Ours, decoding_as_on_cuda
+from vlm_pg.rollout import engine
+from vlm_pg.rollout.decoders import decoder_for
+from vlm_pg.rollout.kv import PrefixStore
+from vlm_pg.rollout.ragged import RaggedDecoder
+from vlm_pg.rollout.settings import RolloutSettings
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_rollouts_are_rows_of_one_batch_whose_step_is_recorded(family: str) -> None:
+    policy = tiny_policy(family=family)
+    with decoding_as_on_cuda():
+        made = engine.decoder_for(policy, PrefixStore(), RolloutSettings())
+    assert isinstance(made, RaggedDecoder)
+    assert engine.decoder_for is decoder_for
+    case = SimpleNamespace(policy=policy)
+    # Experts wait on some devices.
+    assert _Ours(None, case, lambda: None).has_graphs is not policy.family.moe  # type: ignore[arg-type]
