@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,10 +20,12 @@ from vlm_pg.rollout.settings import RolloutSettings
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_rollouts_are_rows_of_one_batch_whose_step_is_recorded(family: str) -> None:
     policy = tiny_policy(family=family)
+    module: Any = engine
     with decoding_as_on_cuda():
-        made = engine.decoder_for(policy, PrefixStore(), RolloutSettings())
+        made = module.decoder_for(policy, PrefixStore(), RolloutSettings())
     assert isinstance(made, RaggedDecoder)
-    assert engine.decoder_for is decoder_for
-    case = SimpleNamespace(policy=policy)
+    assert module.decoder_for is decoder_for
+    case: Any = SimpleNamespace(policy=policy)
+    no_lap: Any = None
     # Experts wait on some devices.
-    assert _Ours(None, case, lambda: None).has_graphs is not policy.family.moe  # type: ignore[arg-type]
+    assert _Ours(None, case, no_lap).has_graphs is not policy.family.moe
