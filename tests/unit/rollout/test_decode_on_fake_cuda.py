@@ -20,6 +20,7 @@ from vlm_pg.models.stream_rows import Rows
 from vlm_pg.rollout.cohort_attention import PromptPart
 from vlm_pg.rollout.graphs import DecodeGraph, GraphUse
 from vlm_pg.rollout.kv import PrefixStore
+from vlm_pg.rollout.own_states import OwnStates
 from vlm_pg.rollout.prefill import Prefill
 from vlm_pg.rollout.ragged import OwnRows, RaggedContext
 from vlm_pg.rollout.sampling import TokenSampler
@@ -80,7 +81,7 @@ def step_of(policy: Policy, strict: Strict, monkeypatch: pytest.MonkeyPatch) -> 
         own.move((), ROWS, 64)
         own.set_lengths(dict.fromkeys(range(7), 3))
     prompts = PromptPart(store, paths, policy.kernel)
-    return DecodeGraph(policy, RaggedContext(own, prompts, policy.kernel), ROWS, None, GraphUse())
+    return DecodeGraph(policy, RaggedContext(own, prompts, policy.kernel, OwnStates()), ROWS, None, GraphUse())
 
 
 @pytest.mark.parametrize("budget", [10_000, 24], ids=["whole", "in pieces behind what is stored"])

@@ -23,7 +23,7 @@ from vlm_pg.bench.paper.counts import Counts
 from vlm_pg.bench.paper.trees import Tree, extrapolated, tree_of, weighted
 from vlm_pg.rollout import engine
 from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS
-from vlm_pg.rollout.decoders import CohortDecoder, decoder_for
+from vlm_pg.rollout.decoders import CohortDecoder
 from vlm_pg.rollout.graphs import DecodeGraph
 from vlm_pg.rollout.ragged import RaggedDecoder, room_for
 from vlm_pg.rollout.settings import RolloutSettings
@@ -58,8 +58,6 @@ def decoding_as_on_cuda() -> Iterator[None]:
     usual = module.decoder_for
 
     def as_on_cuda(policy: Any, store: Any, settings: Any, prompts: Any = None) -> Any:
-        if policy.family.linear_attention:
-            return decoder_for(policy, store, settings, prompts)
         return RaggedDecoder(policy, store, settings, prompts)
 
     module.decoder_for = as_on_cuda
@@ -111,7 +109,8 @@ class _Ours:
     def __init__(self, batch: Any, case: GenerationCase, lap: Lap):
         self.batch, self.case, self.lap = batch, case, lap
         family = case.policy.family
-        self.has_graphs = not (family.linear_attention or family.moe)
+        # Whether experts wait depends on the device (``rollout/experts.py``): counted as where they do.
+        self.has_graphs = not family.moe
         self.found = Generation()
         self._in_graph: list[Tree] = []
         self._before_graph: list[Tree] = []
