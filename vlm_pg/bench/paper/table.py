@@ -13,8 +13,7 @@ larger of FLOPs by the device's peak and bytes by its bandwidth, summed over kin
 the kernels ({launch:g} us each, an assumption) if that is more; which of the three binds stands behind it. No kernel
 reaches the peaks. Bytes are those of kernels that read and write each operand once. Peak memory is above the weights,
 gradients included, without optimizer states; "no" behind a time: weights and peak do not fit into the device. A peak
-with ">=" follows from shallower models and is a least. Waits are lines at which the host asks for a value, also of
-tensors that are its own while a batch is packed.
+with ">=" follows from shallower models and is a least. Waits are how often the host asks for a value.
 """
 _HEAD = ("", "TFLOP", "GB", "of it element-wise", "launches", "waits", "peak GiB")
 
