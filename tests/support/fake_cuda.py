@@ -19,6 +19,7 @@ from vlm_pg.attention.kernels.cuda import CudaFlashKernel
 from vlm_pg.models.linear_attention import LinearStates
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout import graphs, ragged
+from vlm_pg.rollout.fused.choice import FusedStep, fused_unchecked
 from vlm_pg.rollout.kv import PrefixStore
 
 CUDA = torch.device("cuda", 0)
@@ -62,8 +63,13 @@ class GuardedMemory:
 
 
 @contextmanager
-def on_fake_cuda(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Inside, the policy's weights are fake tensors on "cuda"; what would ask a driver is answered for Hopper."""
+def on_fake_cuda(policy: Policy, monkeypatch: pytest.MonkeyPatch, fused: bool = False) -> Iterator[None]:
+    """Inside, the policy's weights are fake tensors on "cuda"; what would ask a driver is answered for Hopper.
+
+    ``fused``: Triton's kernels stand for small operations of a step, as where they agree with torch's.
+    """
+    chosen = fused_unchecked if fused else lambda _: FusedStep("torch")
+    monkeypatch.setattr(ragged, "fused_step", lambda policy, _: chosen(policy))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(ragged, "GraphMemory", GuardedMemory)
     monkeypatch.setattr(graphs, "EAGER_STEPS", 1)

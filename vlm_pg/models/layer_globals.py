@@ -21,10 +21,17 @@ def set_layer_globals(module: Any, replaced: Mapping[str, Any]) -> bool:
 
     The code stays transformers' own; only this instance sees the others. Returns whether there was something to do.
     """
-    function = _function(module)
-    names = {name: value for name, value in replaced.items() if name in function.__code__.co_names}
+    names = {name: value for name, value in replaced.items() if name in _function(module).__code__.co_names}
     if not names:
         return False
+    # Hooks of accelerate (``device_map``) stand in the forward's place, and call it by another name.
+    setattr(module, "_old_forward" if hasattr(module, "_hf_hook") else "forward", with_globals(module, names))
+    return True
+
+
+def with_globals(module: Any, names: Mapping[str, Any]) -> MethodType:
+    """The forward of ``module``, which finds ``names`` in place of what it finds there now."""
+    function = _function(module)
     forward = FunctionType(
         function.__code__,
         {**function.__globals__, **names},
@@ -33,10 +40,8 @@ def set_layer_globals(module: Any, replaced: Mapping[str, Any]) -> bool:
         function.__closure__,
     )
     forward.__kwdefaults__ = function.__kwdefaults__
-    # A bound method: copy.deepcopy binds it to the copy, where a closure would keep the original's weights. Hooks of
-    # accelerate (``device_map``) stand in its place, and call it by another name.
-    setattr(module, "_old_forward" if hasattr(module, "_hf_hook") else "forward", MethodType(forward, module))
-    return True
+    # A bound method: copy.deepcopy binds it to the copy, where a closure would keep the original's weights.
+    return MethodType(forward, module)
 
 
 def replaced_globals(module: Any) -> dict[str, Any]:

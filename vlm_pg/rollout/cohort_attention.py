@@ -75,6 +75,8 @@ class _Level:
         sources: for nodes in pieces that are not asked by equally many rows, whose query each one of the call is, int64
             [pieces * rows * repeats].
         places: where in the call they then lie, int64 [pieces, rows * repeats].
+        starts: the first row of the call's results for each piece and row of the stream, int32 [pieces, all rows]; -1:
+            that row does not ask.
     """
 
     call: SegmentCall
@@ -83,6 +85,7 @@ class _Level:
     nodes: int | None = 1
     sources: torch.Tensor | None = None
     places: torch.Tensor | None = None
+    starts: torch.Tensor | None = None
 
 
 class Prompts(Protocol):
@@ -126,19 +129,43 @@ class PromptPart:
             merge_(some, some_lse, out, out_lse)
             merged[level.rows], lse[:, level.rows] = some, some_lse
 
+    def merged_with(
+        self, layer_index: int, q: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """As ``merge_into``, each level by one kernel: [rows, N, H] over own keys [rows, N, H] and the prompts."""
+        from vlm_pg.rollout.fused.parts import merge_parts
+
+        kv_heads = self._store.keys[layer_index].shape[1]
+        repeats = q.shape[1] // kv_heads
+        levels = self._levels_for(repeats, kv_heads, q.device)
+        for level in levels:
+            asking = q if level.rows is None else q[level.rows]
+            parts, parts_lse = self._over_pieces(layer_index, asking, level, repeats, scale)
+            assert level.starts is not None
+            # What is in between is not rounded.
+            dtype = q.dtype if level is levels[-1] else lse.dtype
+            out, lse = merge_parts(out, lse, parts, parts_lse, level.starts, dtype)
+        return out
+
     def _over_nodes(
         self, layer_index: int, q: torch.Tensor, level: _Level, repeats: int, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows q [n, N, H] and one stored node each: out [n, N, H], lse [N, n]."""
-        # Query heads of one key-value head become extra query rows, so that a node is read once for all of them.
-        folded = q.unflatten(1, (-1, repeats)).transpose(1, 2)
-        asking = _for_each_piece(folded, level)
-        keys, values = self._store.keys[layer_index], self._store.values[layer_index]
-        out, lse = self._kernel.segments_forward(asking, keys, values, level.call, scale)
+        out, lse = self._over_pieces(layer_index, q, level, repeats, scale)
         if level.pieces > 1:
             out, lse = _joined(out, lse, level)
         out = out.unflatten(0, (-1, repeats)).transpose(1, 2).flatten(1, 2)
         return out, lse.unflatten(1, (-1, repeats)).transpose(1, 2).flatten(0, 1)
+
+    def _over_pieces(
+        self, layer_index: int, q: torch.Tensor, level: _Level, repeats: int, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows q [n, N, H] and one stored node each: the call's out [., K, H] and lse [K, .] of all pieces."""
+        # Query heads of one key-value head become extra query rows, so that a node is read once for all of them.
+        folded = q.unflatten(1, (-1, repeats)).transpose(1, 2)
+        asking = _for_each_piece(folded, level)
+        keys, values = self._store.keys[layer_index], self._store.values[layer_index]
+        return self._kernel.segments_forward(asking, keys, values, level.call, scale)
 
     def _levels_for(self, repeats: int, kv_heads: int, device: torch.device) -> list[_Level]:
         """Made once for these rows, not once per layer."""
@@ -187,6 +214,7 @@ class PromptPart:
             len(counts) if equal else None,
             sources,
             places,
+            _starts(list(reading.values()), len(self._paths), repeats, pieces).to(device, non_blocking=True),
         )
 
 
@@ -224,6 +252,18 @@ def _uneven(queries: Sequence[int], pieces: int) -> tuple[torch.Tensor, torch.Te
         places.append(torch.arange(start, start + pieces * count).view(pieces, count))
         first, start = first + count, start + pieces * count
     return torch.cat(sources), torch.cat(places, dim=1)
+
+
+def _starts(reading: Sequence[Sequence[int]], rows: int, repeats: int, pieces: int) -> torch.Tensor:
+    """``starts`` of a ``_Level`` whose nodes these rows read: in a call lies node after node, piece by piece."""
+    starts = torch.full((pieces, rows), -1, dtype=torch.int32)
+    first = 0
+    for of_node in reading:
+        count = len(of_node)
+        within = torch.arange(pieces * count, dtype=torch.int32).view(pieces, count)
+        starts[:, torch.tensor(of_node)] = (first + within) * repeats
+        first += pieces * count
+    return starts
 
 
 class DecodeContext:

@@ -35,6 +35,17 @@ def rule_of(policy: Policy) -> DeltaRule:
     return delta_rule_for(policy.device, text.linear_key_head_dim, text.linear_value_head_dim)
 
 
+def triton_rule() -> DeltaRule:
+    """The kernel, without a comparison: for work that is counted and not computed.
+
+    Raises:
+        ImportError: no Triton.
+    """
+    from vlm_pg.rollout.delta_triton import gated_delta_step_
+
+    return DeltaRule("triton", gated_delta_step_)
+
+
 @cache
 def delta_rule_for(device: torch.device, key_size: int, value_size: int) -> DeltaRule:
     """The Triton kernel on CUDA, where it agrees with torch's operators on random numbers; else these.
@@ -45,14 +56,13 @@ def delta_rule_for(device: torch.device, key_size: int, value_size: int) -> Delt
     if device.type != "cuda":
         return DeltaRule("torch", delta_step.gated_delta_step_)
     try:
-        from vlm_pg.rollout.delta_triton import gated_delta_step_
-
-        problem = _difference(gated_delta_step_, device, key_size, value_size)
+        rule = triton_rule()
+        problem = _difference(rule.step_, device, key_size, value_size)
     except Exception as error:  # whatever a compiler and a driver come up with
         lines = str(error).splitlines()
         problem = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
     if problem is None:
-        return DeltaRule("triton", gated_delta_step_)
+        return rule
     return DeltaRule(f"torch (Triton kernel: {problem})", delta_step.gated_delta_step_)
 
 

@@ -51,7 +51,6 @@ def one_token(  # type: ignore[no-untyped-def]
     tl.store(out + head * VALUE + columns, tl.sum(s * q[:, None], 0), mask=in_value)
 
 
-@torch.library.custom_op("vlm_pg::gated_delta_step_", mutates_args=("state",))
 def gated_delta_step_(
     state: torch.Tensor,
     query: torch.Tensor,
@@ -60,20 +59,34 @@ def gated_delta_step_(
     log_decay: torch.Tensor,
     beta: torch.Tensor,
 ) -> torch.Tensor:
-    """As ``delta_step.gated_delta_step_``; an operator of torch, so that whoever watches operators sees it."""
+    """As ``delta_step.gated_delta_step_``."""
+    return _step_(state, *(x.contiguous() for x in (query, key, value, log_decay, beta)))
+
+
+@torch.library.custom_op("vlm_pg::gated_delta_step_", mutates_args=("state",))
+def _step_(
+    state: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    log_decay: torch.Tensor,
+    beta: torch.Tensor,
+) -> torch.Tensor:
+    """An operator of torch, so that whoever watches operators sees it; all operands are contiguous."""
     size, columns = state.shape[-2:]
     out = state.new_empty(value.shape)
     grid = (state.shape[0] * state.shape[1], triton.cdiv(columns, COLUMNS))
     if not out.numel():
         return out
-    operands = (x.contiguous() for x in (query, key, value, log_decay, beta))
     room = triton.next_power_of_2(size)
     with torch.cuda.device_of(state):
-        one_token[grid](state, *operands, out, size**-0.5, NORM_EPSILON, size, columns, room, COLUMNS)
+        one_token[grid](
+            state, query, key, value, log_decay, beta, out, size**-0.5, NORM_EPSILON, size, columns, room, COLUMNS
+        )
     return out
 
 
-@gated_delta_step_.register_fake
+@_step_.register_fake
 def _(
     state: torch.Tensor,
     query: torch.Tensor,

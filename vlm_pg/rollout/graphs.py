@@ -8,6 +8,7 @@ from token to token lies in tensors that stay where they are, and a step of othe
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.models.scattered import is_scattered
 from vlm_pg.rollout.delta_rule import rule_of
 from vlm_pg.rollout.experts import experts_wait
+from vlm_pg.rollout.fused.choice import fused_step
 from vlm_pg.rollout.settings import RolloutSettings
 
 # Recording costs about as much as a few steps. An arrangement that has lasted for some will probably last for more, and
@@ -30,12 +32,14 @@ class GraphUse:
     """Whether one ``generate`` call records its steps. ``off_because`` says why not; ``replays`` counts steps.
 
     ``linear_rule``: what replaces the states of linear-attention layers in a ragged batch, see ``delta_rule``.
+    ``fused``: on CUDA, what norms, gates, rotary positions and merging run on, see ``fused/choice.py``.
     """
 
     off_because: str | None = None
     captures: int = 0
     replays: int = 0
     linear_rule: str | None = None
+    fused: str | None = None
 
     @classmethod
     def of(cls, policy: Policy, settings: RolloutSettings, divided: bool = False) -> GraphUse:
@@ -46,8 +50,10 @@ def decoding_line(policy: Policy, settings: RolloutSettings) -> str:
     """How answers will be decoded here, in one sentence for the user."""
     off_because = _off_because(policy, settings, divided=False)
     line = f"decoding: {f'no CUDA graphs: {off_because}' if off_because else 'steps are replayed from CUDA graphs'}"
-    if policy.device.type == "cuda" and policy.family.linear_attention:
-        line += f"; states of linear-attention layers: {rule_of(policy).name}"
+    if policy.device.type == "cuda":
+        line += f"; norms, gates, rotary positions, merging: {fused_step(policy, settings).name}"
+        if policy.family.linear_attention:
+            line += f"; states of linear-attention layers: {rule_of(policy).name}"
     return line
 
 
@@ -111,9 +117,18 @@ class DecodeGraph:
     Args:
         rows: rows of the step.
         memory: None runs every step as it is.
+        layers: what the model's layers run in.
     """
 
-    def __init__(self, policy: Policy, context: AttentionContext, rows: int, memory: GraphMemory | None, use: GraphUse):
+    def __init__(
+        self,
+        policy: Policy,
+        context: AttentionContext,
+        rows: int,
+        memory: GraphMemory | None,
+        use: GraphUse,
+        layers: AbstractContextManager[None] | None = None,
+    ):
         self._policy = policy
         self._context = context
         self._tokens = torch.zeros(rows, dtype=torch.int64, device=policy.device)
@@ -121,6 +136,7 @@ class DecodeGraph:
         self._hidden: torch.Tensor | None = None
         self._memory = memory
         self._use = use
+        self._layers = nullcontext() if layers is None else layers
         self._eager_steps = 0
         self._replay: Callable[[], None] | None = None
 
@@ -143,7 +159,8 @@ class DecodeGraph:
         return self._hidden[rows]
 
     def _forward(self) -> None:
-        hidden = self._policy.hidden_states(self._tokens, self._positions.expand(3, -1), self._context)
+        with self._layers:
+            hidden = self._policy.hidden_states(self._tokens, self._positions.expand(3, -1), self._context)
         if self._hidden is None:
             self._hidden = torch.empty_like(hidden)
         self._hidden.copy_(hidden)

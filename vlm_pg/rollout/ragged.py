@@ -6,6 +6,7 @@ R rows, C tokens of room in each (capacity), K key-value heads, H head dim.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from vlm_pg.attention.kernels import Kernel
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.cohort import Cohort
 from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS, PromptPart, Prompts
-from vlm_pg.rollout.delta_rule import DeltaRule, rule_of
+from vlm_pg.rollout.delta_rule import DeltaRule, rule_of, triton_rule
+from vlm_pg.rollout.fused.choice import FusedStep, fused_step, fused_unchecked
 from vlm_pg.rollout.graphs import DecodeGraph, GraphMemory, GraphUse
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.linear_step import linear_attention_step_
@@ -96,19 +98,29 @@ class RaggedContext:
 
     Args:
         states, rule: what linear-attention layers keep of the rows, and what replaces it; no rule where there are none.
+        merges: results over own tokens and prompts are merged by one kernel.
     """
 
     def __init__(
-        self, own: OwnRows, prompts: Prompts, kernel: Kernel, states: OwnStates, rule: DeltaRule | None = None
+        self,
+        own: OwnRows,
+        prompts: Prompts,
+        kernel: Kernel,
+        states: OwnStates,
+        rule: DeltaRule | None = None,
+        merges: bool = False,
     ):
         self._own, self._states, self._rule = own, states, rule
         self._prompts = prompts
         self._kernel = kernel
+        self._merges = merges
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         """q [R, N, H], k, v [R, K, H] of the new tokens -> [R, N, H]."""
         keys, values = self._own.append(layer_index, k, v)
         out, lse = self._kernel.ragged_forward(q, keys, values, self._own.lengths, scale)
+        if self._merges and isinstance(self._prompts, PromptPart):
+            return self._prompts.merged_with(layer_index, q, out, lse, scale)
         merged = out.to(lse.dtype)
         self._prompts.merge_into(layer_index, q, merged, lse, scale)
         return merged.to(q.dtype)
@@ -119,17 +131,47 @@ class RaggedContext:
         return linear_attention_step_(mixer, hidden, self._states[layer_index], self._rule.step_)
 
 
+@dataclass(frozen=True)
+class StepOperators:
+    """What a step runs on beside matrix products and attention; ``rule``: of linear-attention layers, if any."""
+
+    fused: FusedStep
+    rule: DeltaRule | None
+
+    @classmethod
+    def of(cls, policy: Policy, settings: RolloutSettings) -> StepOperators:
+        """Those that run, and agree with torch's, where the policy is."""
+        return cls(fused_step(policy, settings), rule_of(policy) if policy.family.linear_attention else None)
+
+    @classmethod
+    def on_cuda(cls, policy: Policy) -> StepOperators:
+        """Those of a GPU on which all agree, wherever the policy is: for work that is counted and not computed."""
+        return cls(fused_unchecked(policy), triton_rule() if policy.family.linear_attention else None)
+
+
 class RaggedDecoder:
     """A ``Decoder`` whose rollouts are rows of one batch; its step is a CUDA graph where ``graphs`` does not say no.
 
     A rollout that ends leaves an idle row. Rows close up when they then fit into a smaller bucket, and when others are
     admitted; they move to larger tensors when the longest rollout has filled its room. Each of these makes a new step.
+
+    Args:
+        operators: None: those that run where the policy is.
     """
 
-    def __init__(self, policy: Policy, store: PrefixStore, settings: RolloutSettings, prompts: Prompts | None = None):
+    def __init__(
+        self,
+        policy: Policy,
+        store: PrefixStore,
+        settings: RolloutSettings,
+        prompts: Prompts | None = None,
+        operators: StepOperators | None = None,
+    ):
+        operators = operators or StepOperators.of(policy, settings)
         self.graphs = GraphUse.of(policy, settings, prompts is not None)
         self._prompts = prompts
-        self._rule = rule_of(policy) if policy.family.linear_attention else None
+        self._fused, self._rule = operators.fused, operators.rule
+        self.graphs.fused = self._fused.name if policy.device.type == "cuda" else None
         self.graphs.linear_rule = None if self._rule is None else self._rule.name
         self._memory = None if self.graphs.off_because else GraphMemory(policy.device)
         self._policy = policy
@@ -207,5 +249,7 @@ class RaggedDecoder:
 
     def _new_step(self) -> DecodeGraph:
         prompts = self._prompts or PromptPart(self._store, self.rows(), self._policy.kernel)
-        context = RaggedContext(self._own, prompts, self._policy.kernel, self._states, self._rule)
-        return DecodeGraph(self._policy, context, self._own.num_rows, self._memory, self.graphs)
+        kernel, merges = self._policy.kernel, self._fused.merges
+        context = RaggedContext(self._own, prompts, kernel, self._states, self._rule, merges)
+        rows, layers = self._own.num_rows, self._fused.layers
+        return DecodeGraph(self._policy, context, rows, self._memory, self.graphs, layers)

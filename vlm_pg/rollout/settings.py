@@ -106,6 +106,11 @@ class RolloutSettings(Settings):
     cuda_graphs: bool = Field(
         True, description="On CUDA a decode step is recorded once and replayed, where the model's step can be recorded."
     )
+    fused_kernels: bool = Field(
+        True,
+        description="On CUDA norms, gates, rotary positions and the merging of attention's parts are one Triton kernel "
+        "each in a decode step, where these give what transformers' modules give.",
+    )
     prefill_tokens: int = Field(16384, ge=64, description="Prompt tokens a prefill pass; longer prompts take several.")
     split: Literal["auto", "questions", "prompts"] = Field(
         "auto",

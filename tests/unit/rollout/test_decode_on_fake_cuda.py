@@ -18,6 +18,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import FAMILIES
 from vlm_pg.models.stream_rows import Rows
 from vlm_pg.rollout.cohort_attention import PromptPart
+from vlm_pg.rollout.fused.choice import FusedStep, fused_unchecked
 from vlm_pg.rollout.graphs import DecodeGraph, GraphUse
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.own_states import OwnStates
@@ -30,6 +31,7 @@ from vlm_pg.types import VisualFeatures
 
 RAGGED = [name for name in FAMILY_NAMES if not FAMILIES[name].linear_attention]
 ROWS = 8
+TORCH = FusedStep("torch")
 
 
 class FakePrefill(Prefill):
@@ -72,7 +74,7 @@ def prefilled(policy: Policy, monkeypatch: pytest.MonkeyPatch, budget: int) -> t
     return store, waiting
 
 
-def step_of(policy: Policy, strict: Strict, monkeypatch: pytest.MonkeyPatch) -> DecodeGraph:
+def step_of(policy: Policy, strict: Strict, monkeypatch: pytest.MonkeyPatch, fused: FusedStep = TORCH) -> DecodeGraph:
     """The step of 8 rows, one of them idle, behind the prompts of ``groups_of``; what is laid out before is there."""
     store, waiting = prefilled(policy, monkeypatch, 10_000)
     paths = [waiting.paths[question] for question in (0, 1, 2, 3, 0, 2, 2)] + [()]
@@ -81,7 +83,8 @@ def step_of(policy: Policy, strict: Strict, monkeypatch: pytest.MonkeyPatch) -> 
         own.move((), ROWS, 64)
         own.set_lengths(dict.fromkeys(range(7), 3))
     prompts = PromptPart(store, paths, policy.kernel)
-    return DecodeGraph(policy, RaggedContext(own, prompts, policy.kernel, OwnStates()), ROWS, None, GraphUse())
+    context = RaggedContext(own, prompts, policy.kernel, OwnStates(), merges=fused.merges)
+    return DecodeGraph(policy, context, ROWS, None, GraphUse(), fused.layers)
 
 
 @pytest.mark.parametrize("budget", [10_000, 24], ids=["whole", "in pieces behind what is stored"])
@@ -97,12 +100,15 @@ def test_prefill(family: str, budget: int, monkeypatch: pytest.MonkeyPatch) -> N
             assert kept.device == CUDA
 
 
+@pytest.mark.parametrize("fused", [False, True], ids=["torch", "triton"])
 @pytest.mark.parametrize("family", RAGGED)
 @torch.no_grad()
-def test_a_step_can_be_captured(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_can_be_captured(family: str, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if fused:
+        pytest.importorskip("triton")
     with faked() as strict:
         policy = fake_policy(family, CUDA)
-        step = step_of(policy, strict, monkeypatch)
+        step = step_of(policy, strict, monkeypatch, fused_unchecked(policy) if fused else TORCH)
         step._forward()  # as before a capture: what is made once for these rows is made here
         strict.captured = True
         step._forward()

@@ -20,6 +20,7 @@ from vlm_pg.rollout.decoders import CohortDecoder, Decoder, decoder_for
 from vlm_pg.rollout.delta_rule import DeltaRule
 from vlm_pg.rollout.delta_step import gated_delta_step_
 from vlm_pg.rollout.experts import experts_wait
+from vlm_pg.rollout.fused import choice
 from vlm_pg.rollout.graphs import EAGER_STEPS, LEAST_REPLAYS, GraphUse, decoding_line
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.memory import TokenCosts
@@ -220,15 +221,18 @@ def test_why_steps_are_not_recorded() -> None:
 
 def test_a_run_says_how_it_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "rule_of", lambda _: DeltaRule("torch (Triton kernel: none)", gated_delta_step_))
+    monkeypatch.setattr(choice, "_problem", lambda _: None)
     plain, linear = (Elsewhere(tiny_policy(family=family), "cuda") for family in ("qwen2_5_vl", "qwen3_5"))
     lines = [
-        decoding_line(policy, RolloutSettings(cuda_graphs=on))  # type: ignore[arg-type]
-        for policy, on in ((plain, True), (plain, False), (linear, True))
+        decoding_line(policy, RolloutSettings(cuda_graphs=on, fused_kernels=not linear))  # type: ignore[arg-type]
+        for policy, on, linear in ((plain, True, False), (plain, False, False), (linear, True, True))
     ]
+    small = "; norms, gates, rotary positions, merging:"
     assert lines == [
-        "decoding: steps are replayed from CUDA graphs",
-        "decoding: no CUDA graphs: rollout.cuda_graphs is false",
-        "decoding: steps are replayed from CUDA graphs; states of linear-attention layers: torch (Triton kernel: none)",
+        f"decoding: steps are replayed from CUDA graphs{small} triton",
+        f"decoding: no CUDA graphs: rollout.cuda_graphs is false{small} triton",
+        f"decoding: steps are replayed from CUDA graphs{small} torch (rollout.fused_kernels is false); "
+        "states of linear-attention layers: torch (Triton kernel: none)",
     ]
 
 

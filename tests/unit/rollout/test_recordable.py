@@ -20,10 +20,12 @@ from vlm_pg.rollout.settings import RolloutSettings
 TORCH = DeltaRule("torch", delta_step.gated_delta_step_)
 
 
-def recorded_step(policy: Policy, monkeypatch: pytest.MonkeyPatch, rule: DeltaRule = TORCH) -> list[str]:
+def recorded_step(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, rule: DeltaRule = TORCH, fused: bool = False
+) -> list[str]:
     """Operators of the step in which five rollouts behind two prompts are recorded; three of eight rows are idle."""
     monkeypatch.setattr(ragged, "rule_of", lambda _: rule)
-    with on_fake_cuda(policy, monkeypatch):
+    with on_fake_cuda(policy, monkeypatch, fused):
         store = stored_prompts(policy, {0: 70, 1: 9, 2: 3})
         decoder = RaggedDecoder(policy, store, RolloutSettings(max_new_tokens=50))
         assert decoder.graphs.off_because is None
@@ -47,6 +49,23 @@ def test_nothing_waits(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Of each layer its own tokens, the common prompt and the questions; one flash call each.
     assert operators.count("aten::_flash_attention_forward") == 3 * kinds.count("full_attention")
     assert operators.count("aten::addcmul_") == kinds.count("linear_attention")
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_nothing_waits_in_fused_kernels(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    policy = tiny_policy(family=family, dtype=torch.bfloat16)
+    before = [vars(module).get("forward") for module in policy.model.modules()]
+    operators = recorded_step(policy, monkeypatch, fused=True)
+    kinds = policy.family.layer_kinds(policy.model.config)
+    full, moe = kinds.count("full_attention"), policy.family.moe
+    norms = 2 * len(kinds) + 1 + (2 * full if "qwen3" in family else 0)
+    found = {name: operators.count(f"vlm_pg::{name}") for name in ("rms_norm", "rotate", "merge_parts", "silu_mul")}
+    # Two levels of prompts. Mixtures have gates of their own, and Qwen3.5's one for all rows beside them.
+    gates = found.pop("silu_mul")
+    assert found == {"rms_norm": norms, "rotate": full, "merge_parts": 2 * full}
+    assert gates == (0 if moe and "qwen3_5" not in family else len(kinds))
+    assert [vars(module).get("forward") for module in policy.model.modules()] == before
 
 
 def test_the_triton_kernel_is_one_operator_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:

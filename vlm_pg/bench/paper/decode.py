@@ -16,7 +16,7 @@ from vlm_pg.bench.paper.counts import Counts
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.engine import RolloutEngine, _ContinuousBatch
 from vlm_pg.rollout.memory import TokenCosts
-from vlm_pg.rollout.ragged import RaggedDecoder
+from vlm_pg.rollout.ragged import RaggedDecoder, StepOperators
 from vlm_pg.rollout.settings import RolloutSettings
 
 # Enough for keys and values of any size: what is counted takes no memory.
@@ -49,7 +49,7 @@ def count_decoding(
     settings = settings.model_copy(update={"max_batch_rollouts": max(generations, settings.max_batch_rollouts)})
     engine = RolloutEngine(policy, settings, seed=0)
     batch = _ContinuousBatch(engine, [text_prompt("counted", torch.zeros(prefix, dtype=torch.int64))], 0)
-    batch.decoder = RaggedDecoder(policy, batch.store, settings)
+    batch.decoder = RaggedDecoder(policy, batch.store, settings, operators=StepOperators.on_cuda(policy))
     prefill = count(batch._admit, fakes)
     (cohort,) = batch.cohorts
     # One step makes the rows' room, the next finds it.

@@ -25,7 +25,7 @@ from vlm_pg.rollout import engine
 from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS
 from vlm_pg.rollout.decoders import CohortDecoder
 from vlm_pg.rollout.graphs import DecodeGraph
-from vlm_pg.rollout.ragged import RaggedDecoder, room_for
+from vlm_pg.rollout.ragged import RaggedDecoder, StepOperators, room_for
 from vlm_pg.rollout.settings import RolloutSettings
 
 Lap = Callable[[], Counts]
@@ -58,7 +58,7 @@ def decoding_as_on_cuda() -> Iterator[None]:
     usual = module.decoder_for
 
     def as_on_cuda(policy: Any, store: Any, settings: Any, prompts: Any = None) -> Any:
-        return RaggedDecoder(policy, store, settings, prompts)
+        return RaggedDecoder(policy, store, settings, prompts, StepOperators.on_cuda(policy))
 
     module.decoder_for = as_on_cuda
     try:

@@ -140,6 +140,8 @@ KERNELS = {
     "_scaled_dot_product_flash_attention_backward": 3,
     "_scaled_dot_product_flash_attention_for_cpu_backward": 3,
 } | dict.fromkeys(_PADDING, 2)
+# Of operators that replace an operand in place and give something else back, which one.
+_REPLACED = {"gated_delta_step_": 0}
 # Which lists of tensors an optimizer's kernel for many tensors writes: weights and both moments.
 _FUSED_WRITES = (0, 2, 3)
 
@@ -185,6 +187,8 @@ def bytes_of(name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
     if name.endswith("_") and not outs:  # a list of tensors in place gives nothing back
         lists = [args[index] for index in _FUSED_WRITES] if name.startswith("_fused_adam") else args[0]
         written = sum(map(spanned_bytes, tensors_in(lists)))
+    if name in _REPLACED:
+        written += spanned_bytes(args[_REPLACED[name]])
     if name in FILLS:
         return written
     if name in _PADDING:

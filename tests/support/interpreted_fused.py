@@ -1,0 +1,125 @@
+"""A process of its own, for Triton's interpreter: the kernels of ``rollout/fused`` against torch's operators.
+
+Prints a line for each case: its name, the share of numbers that are not equal, the largest error of any. Then what the
+comparison before use says of two families, and of a norm that multiplies before it rounds.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+
+import torch
+from torch.nn import functional as F
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
+from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
+
+from tests.support.groups import tiny_policy
+from vlm_pg.attention.merge import merge_
+from vlm_pg.rollout.fused import choice
+from vlm_pg.rollout.fused.gate import silu_mul
+from vlm_pg.rollout.fused.norm import rms_norm
+from vlm_pg.rollout.fused.parts import merge_parts
+from vlm_pg.rollout.fused.rotation import rotate
+
+# Not bfloat16, which the interpreter cuts off where a GPU rounds.
+NUMBERS = (torch.float32, torch.float16)
+
+
+def report(name: str, got: torch.Tensor, expected: torch.Tensor) -> None:
+    assert (got.shape, got.dtype) == (expected.shape, expected.dtype), (name, got.dtype, expected.dtype)
+    error = float((got.double() - expected.double()).abs().max() / expected.double().abs().max())
+    print(f"{name} {float((got != expected).double().mean())} {error}")
+
+
+def norms() -> None:
+    for dtype in NUMBERS:
+        for width in (24, 128, 2560):
+            weight = (1 + torch.randn(width)).to(dtype)
+            for kind, module in (("norm", Qwen3RMSNorm(width)), ("around-one", qwen3_5.Qwen3_5RMSNorm(width))):
+                module.weight.data = weight
+                x = torch.randn(1, 5, width).to(dtype)
+                report(f"{kind} {dtype} {width}", rms_norm(x, weight, 1e-6, kind != "norm"), module(x))
+        # Every second run of 32 numbers, as where queries and gates lie side by side.
+        heads = torch.randn(1, 3, 4, 64).to(dtype)[..., :32]
+        module = Qwen3RMSNorm(32).to(dtype)
+        report(f"norm {dtype} strided", rms_norm(heads, module.weight, 1e-6, False), module(heads))
+
+
+def gates() -> None:
+    for dtype in NUMBERS:
+        gate, up = (5 * torch.randn(1, 3, 700).to(dtype) for _ in range(2))
+        report(f"gate {dtype}", silu_mul(gate, up), F.silu(gate) * up)
+
+
+def rotations() -> None:
+    for dtype in NUMBERS:
+        for size, turned in ((16, 16), (24, 24), (40, 16), (128, 128)):
+            q, k = (torch.randn(1, 3, heads, 2 * size).to(dtype)[..., :size].transpose(1, 2) for heads in (4, 2))
+            angles = torch.randn(1, 3, turned // 2).repeat(1, 1, 2)
+            cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+            theirs = apply_rotary_pos_emb if turned == size else qwen3_5.apply_rotary_pos_emb
+            for name, got, expected in zip("qk", rotate(q, k, cos, sin), theirs(q, k, cos, sin), strict=True):
+                report(f"rotation {dtype} {size} {turned} {name}", got, expected)
+
+
+def parts() -> None:
+    """Rows with no piece, with one and with several; against merging one after the other."""
+    rows, kv_heads, repeats, size = 5, 2, 3, 24
+    for dtype in NUMBERS:
+        for pieces in (1, 3, 200):
+            results = torch.randn(rows * pieces * repeats, kv_heads, size).to(dtype)
+            results_lse = 3 * torch.randn(kv_heads, rows * pieces * repeats)
+            own = torch.randn(rows, kv_heads * repeats, size).to(dtype)
+            own_lse = torch.randn(rows, kv_heads * repeats).t()
+            places = (torch.randperm(rows * pieces) * repeats).view(pieces, rows).int()
+            places[:, 1] = -1
+            places[1:, 2] = -1
+            expected, expected_lse = own.float().clone(), own_lse.clone()
+            for of_rows in places:
+                for row, place in enumerate(of_rows.tolist()):
+                    if place >= 0:
+                        part = results[place : place + repeats].transpose(0, 1).flatten(0, 1)[None]
+                        part_lse = results_lse[:, place : place + repeats].flatten()[:, None]
+                        one, one_lse = expected[row : row + 1], expected_lse[:, row : row + 1]
+                        merge_(one, one_lse, part, part_lse)
+            out, lse = merge_parts(own, own_lse, results, results_lse, places, torch.float32)
+            report(f"parts {dtype} {pieces}", out, expected)
+            report(f"parts-lse {dtype} {pieces}", lse, expected_lse)
+            narrow, _ = merge_parts(own, own_lse, results, results_lse, places, dtype)
+            report(f"parts-narrow {dtype} {pieces}", narrow, out.to(dtype))
+
+
+def comparisons() -> None:
+    for family in ("qwen3_vl", "qwen3_5"):
+        for dtype in NUMBERS:
+            policy = tiny_policy(family=family, dtype=dtype)
+            print(f"comparison {family} {dtype}: {choice._difference(policy.language_model, policy.device, dtype)}")
+    policy = tiny_policy(family="qwen3_vl", dtype=torch.float16)
+    for module in policy.language_model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.weight.data = torch.rand(module.weight.shape).half()
+            one_rounding(module)
+    print(f"comparison one rounding: {choice._difference(policy.language_model, policy.device, torch.float16)}")
+
+
+def one_rounding(norm: Any) -> None:
+    wide = copy.deepcopy(norm).float()
+    norm.forward = lambda x: wide(x.float()).to(x.dtype)
+
+
+@torch.no_grad()
+def main() -> None:
+    torch.manual_seed(0)
+    norms()
+    gates()
+    rotations()
+    parts()
+    comparisons()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Fused kernels of a decode step give what transformers' modules give, bit for bit where sums have one order.
+
+Run in Triton's interpreter, which rounds to float16 as a GPU does; compiled for GPUs that are not here.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.groups import tiny_policy
+from vlm_pg.rollout.fused import choice
+from vlm_pg.rollout.fused.choice import FusedStep, fused_step, fused_unchecked
+from vlm_pg.rollout.settings import RolloutSettings
+
+pytest.importorskip("triton")
+
+
+def said_by(module: str, *arguments: str) -> list[str]:
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=900).stdout.splitlines()
+
+
+def test_kernels_give_what_torch_gives() -> None:
+    lines = said_by("tests.support.interpreted_fused")
+    cases = [line.rsplit(" ", 2) for line in lines if not line.startswith("comparison")]
+    assert len(cases) == 14 + 2 + 16 + 18
+    for name, unequal, error in cases:
+        if "float16" in name and not name.startswith(("parts ", "parts-lse")):
+            assert float(unequal) == 0, name
+        assert float(error) < 2e-6, name
+    *agreeing, wrong = (line.removeprefix("comparison ") for line in lines if line.startswith("comparison"))
+    assert len(agreeing) == 4 and all(line.endswith(": None") for line in agreeing), agreeing
+    assert "Qwen3VLTextRMSNorm differs by" in wrong
+
+
+def steps_agree(line: str, steps: int) -> None:
+    family, worst, *calls = line.split()
+    assert float(worst) < 1e-5
+    called = {name.removeprefix("vlm_pg::"): int(count) for name, count in (call.split("=") for call in calls)}
+    policy = tiny_policy(family=family)
+    kinds = policy.family.layer_kinds(policy.model.config)
+    full, linear = kinds.count("full_attention"), kinds.count("linear_attention")
+    assert called.pop("merge_parts") > 2 * full * steps, "some level was read in several calls"
+    norms = 2 * len(kinds) + 1 + (2 * full if "qwen3" in family else 0)
+    expected = {"rms_norm": norms, "rotate": full, "silu_mul": len(kinds), "gated_delta_step_": linear}
+    assert called == {name: steps * count for name, count in expected.items() if count}
+
+
+def test_steps_on_them_are_those_of_cohorts() -> None:
+    (line,) = said_by("tests.support.interpreted_step", "2", "qwen3_vl")
+    steps_agree(line, 2)
+
+
+@pytest.mark.matrix
+def test_more_steps_of_more_families_too() -> None:
+    lines = said_by("tests.support.interpreted_step", "6", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+    assert len(lines) == 3
+    for line in lines:
+        steps_agree(line, 6)
+
+
+WIDTHS = {"WIDTH": 3584, "ROOM": 4096, "ROWS": 1, "AROUND_ONE": False}
+HEADS = {"N": 32, "K": 8, "HALF": 64, "SIZE": 128, "ROOM": 64, "REST": 0}
+MERGED = {"N": 32, "REPEATS": 4, "SIZE": 128, "ROOM": 128, "PIECES": 16}
+
+
+@pytest.mark.parametrize("capability", [90, *(pytest.param(c, marks=pytest.mark.matrix) for c in (80, 89, 100, 120))])
+@pytest.mark.parametrize(
+    "kernel, constants",
+    [
+        ("norm.normed_rows", WIDTHS),
+        ("norm.normed_rows", {"WIDTH": 128, "ROOM": 128, "ROWS": 16, "AROUND_ONE": True}),
+        ("gate.gated", {"NUMBERS": 1024}),
+        ("rotation.rotated", HEADS),
+        ("rotation.rotated", {"N": 16, "K": 4, "HALF": 32, "SIZE": 256, "ROOM": 32, "REST": 256}),
+        ("parts.merged_head", MERGED),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(str(int(number)) for number in value.values()),
+)
+def test_kernels_compile_for_gpus_that_are_not_here(
+    kernel: str, constants: dict[str, Any], capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounded to nearest, with nothing spilled to memory."""
+    import importlib
+
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    file, name = kernel.split(".")
+    function = getattr(importlib.import_module(f"vlm_pg.rollout.fused.{file}"), name)
+    wide = {"own_lse", "parts_lse", "out_lse"}
+    numbers = {"x", "weight", "out", "gate", "up", "q", "k", "cos", "sin", "q_out", "k_out", "own", "parts"}
+    types = dict.fromkeys(wide, "*fp32") | dict.fromkeys(numbers, "*bf16") | {"places": "*i32", "epsilon": "fp32"}
+    signature = {name: types.get(name, "i32") for name in function.arg_names}
+    signature |= dict.fromkeys(constants, "constexpr")
+    source = ASTSource(fn=function, signature=signature, constexprs=constants)
+    code = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"]
+    assert re.search(r"cvt\.rn\.bf16", code) and not re.search(r"cvt\.r[zmp]\w*\.bf16", code)
+    assert ".local" not in code
+
+
+class Elsewhere:
+    """A policy that says it is on another device."""
+
+    def __init__(self, policy: Any, device: str):
+        self._policy, self.device = policy, torch.device(device)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+
+def test_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    found: list[str | None] = [None, "Triton kernels: merging differs by 1"]
+    monkeypatch.setattr(choice, "_problem", lambda policy: asked.append(policy) or found[len(asked) - 1])
+
+    def name(policy: Any, **settings: Any) -> str:
+        step = fused_step(policy, RolloutSettings(**settings))
+        assert step.merges == step.name.startswith("triton")
+        return step.name
+
+    here = tiny_policy()
+    there: Any = Elsewhere(here, "cuda")
+    assert name(here) == "torch (the model is on cpu)"
+    assert name(there, fused_kernels=False) == "torch (rollout.fused_kernels is false)"
+    assert name(there) == name(there) == "triton" and len(asked) == 1, "compared once"
+    assert name(Elsewhere(tiny_policy(), "cuda")) == "torch (Triton kernels: merging differs by 1)"
+    there.turns = object()
+    assert name(there) == "torch (weights are scattered over ranks)"
+    there.turns = None
+    next(here.language_model.parameters()).ds_id = 0  # type: ignore[attr-defined]
+    assert name(there) == "torch (weights are scattered over ranks)"
+
+
+def test_what_does_not_compile_is_not_used() -> None:
+    there: Any = Elsewhere(tiny_policy(), "cuda")
+    step = fused_step(there, RolloutSettings())
+    assert step == FusedStep(step.name, False, step.layers) and "Error: " in step.name
+
+
+def test_layers_of_liger_stay() -> None:
+    policy: Any = Elsewhere(tiny_policy(), "cpu")
+    policy.settings = policy.settings.model_copy(update={"liger": True})
+    step, before = fused_unchecked(policy), forwards(policy)
+    with step.layers:
+        assert step.merges and forwards(policy) == before
+
+
+def forwards(policy: Any) -> list[Any]:
+    return [vars(module).get("forward") for module in policy.model.modules()]
+
+
+def test_layers_are_as_they_were_behind_an_error() -> None:
+    policy = tiny_policy(family="qwen3_vl")
+    layer: Any = policy.language_model.layers[0]
+    layer.mlp.forward = usual = layer.mlp.forward  # as whoever cuts streams into tiles leaves it
+    before = forwards(policy)
+    changed: list[Any] = []
+
+    def fails() -> None:
+        with fused_unchecked(policy).layers:
+            changed.extend(one for one, other in zip(forwards(policy), before, strict=True) if one is not other)
+            raise RuntimeError("within")
+
+    with pytest.raises(RuntimeError, match="within"):
+        fails()
+    # Of each layer four norms, a gate, a rotation; the last norm. Nothing of the tower.
+    assert len(changed) == 6 * len(policy.language_model.layers) + 1
+    assert forwards(policy) == before and vars(layer.mlp)["forward"] is usual

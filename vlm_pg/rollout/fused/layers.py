@@ -1,0 +1,106 @@
+"""A language model's layers on fused kernels, for the time of a decode step.
+
+transformers' modules stay what they are: within ``with`` an instance has another forward, or finds another rotation.
+Whatever hangs on calling a module (hooks, adapters of linear layers) is called as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import FunctionType, TracebackType
+from typing import Any
+
+import torch
+
+from vlm_pg.models.layer_globals import layer_global, with_globals
+from vlm_pg.rollout.fused.gate import silu_mul
+from vlm_pg.rollout.fused.norm import rms_norm
+from vlm_pg.rollout.fused.rotation import rotate
+
+ROTATION = "apply_rotary_pos_emb"
+_MISSING = object()
+
+
+class FusedLayers:
+    """Inside ``with``: norms, gates and rotary positions of ``language_model`` are one kernel each.
+
+    Not for gradients. One at a time, and by one thread.
+    """
+
+    def __init__(self, language_model: torch.nn.Module):
+        self._places = [place for module in language_model.modules() for place in _replaced(module)]
+        self._before: list[Any] = []
+
+    def __enter__(self) -> None:
+        assert not self._before
+        for module, name, forward in self._places:
+            self._before.append(module.__dict__.get(name, _MISSING))
+            module.__dict__[name] = forward
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        before, self._before = self._before, []
+        for (module, name, _), forward in zip(self._places, before, strict=True):
+            if forward is _MISSING:
+                del module.__dict__[name]
+            else:
+                module.__dict__[name] = forward
+
+
+def _replaced(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, Callable[..., Any]]]:
+    """(module, name of its attribute, what stands there meanwhile)"""
+    # accelerate's hooks stand in the forward's place, and call it by another name.
+    name = "_old_forward" if hasattr(module, "_hf_hook") else "forward"
+    if is_norm(module):
+        yield module, name, norm_of(module)
+    elif is_gated(module):
+        yield module, name, gated_of(module)
+    elif rotates(module):
+        yield module, name, with_globals(module, {ROTATION: rotation_of(module)})
+
+
+def is_norm(module: torch.nn.Module) -> bool:
+    return type(module).__name__.endswith("RMSNorm") and hasattr(module, "weight")
+
+
+def is_gated(module: torch.nn.Module) -> bool:
+    """A feed-forward layer down(silu(gate(x)) * up(x))."""
+    parts = all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj"))
+    # torch's own, or the one that transformers puts in its place.
+    return parts and type(getattr(module, "act_fn", None)).__name__ in ("SiLU", "SiLUActivation")
+
+
+def rotates(module: torch.nn.Module) -> bool:
+    forward = module.__dict__.get("_old_forward", module.forward)
+    function = getattr(forward, "__func__", forward)
+    return isinstance(function, FunctionType) and ROTATION in function.__code__.co_names
+
+
+def norm_of(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Qwen2's and Qwen3's norms call their epsilon otherwise than Qwen3.5's, which are around one."""
+    around_one = not hasattr(module, "variance_epsilon")
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, module.weight, module.eps if around_one else module.variance_epsilon, around_one)
+
+    return forward
+
+
+def gated_of(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return module.down_proj(silu_mul(module.gate_proj(x), module.up_proj(x)))
+
+    return forward
+
+
+def rotation_of(module: Any) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    usual = layer_global(module, ROTATION)
+
+    def turn(
+        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *rest: Any, **named: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        # Under autocast projections are narrower than positions, and the result is as wide as these.
+        if rest or named or not q.dtype == k.dtype == cos.dtype == sin.dtype:
+            return usual(q, k, cos, sin, *rest, **named)
+        return rotate(q, k, cos, sin)
+
+    return turn
