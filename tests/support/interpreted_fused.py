@@ -24,6 +24,8 @@ from vlm_pg.rollout.fused.gate import silu_mul
 from vlm_pg.rollout.fused.norm import rms_norm
 from vlm_pg.rollout.fused.parts import merge_parts
 from vlm_pg.rollout.fused.rotation import rotate
+from vlm_pg.rollout.fused.statistics import token_statistics
+from vlm_pg.rollout.sampling import policy_statistics
 
 # Not bfloat16, which the interpreter cuts off where a GPU rounds.
 NUMBERS = (torch.float32, torch.float16)
@@ -93,6 +95,20 @@ def parts() -> None:
             report(f"parts-narrow {dtype} {pieces}", narrow, out.to(dtype))
 
 
+def statistics() -> None:
+    """Of flat rows, of one that is nearly certain, and of ones in which tokens cannot be drawn."""
+    for dtype in NUMBERS:
+        for temperature in (1.0, 0.7):
+            logits = (3 * torch.randn(4, 9000)).to(dtype)
+            logits[1, 5000] = 40
+            logits[2, 100:8200] = -torch.inf
+            logits[3, :5000] = -torch.inf
+            tokens = torch.tensor([0, 5000, 8999, 8999])
+            found, expected = (f(logits, temperature, tokens) for f in (token_statistics, policy_statistics))
+            for name, got, right in zip(("logprobs", "entropies"), found, expected, strict=True):
+                report(f"statistics {dtype} {temperature} {name}", got, right)
+
+
 def comparisons() -> None:
     for family in ("qwen3_vl", "qwen3_5"):
         for dtype in NUMBERS:
@@ -118,6 +134,7 @@ def main() -> None:
     gates()
     rotations()
     parts()
+    statistics()
     comparisons()
 
 

@@ -20,6 +20,8 @@ class Decoder(Protocol):
     """The decode steps of one ``generate`` call. Rollouts are ordered by cohort, as admitted, then by row."""
 
     graphs: GraphUse
+    fused: bool
+    """Whether Triton's kernels stand for small operations."""
 
     def rows_for(self, rollouts: int) -> int:
         """Rows of keys and values that so many rollouts take."""
@@ -57,6 +59,8 @@ def decoder_for(
 
 class CohortDecoder:
     """Each cohort's own keys and values are one dense block, attended to in one call a cohort."""
+
+    fused = False
 
     def __init__(self, policy: Policy, store: PrefixStore, settings: RolloutSettings, prompts: Prompts | None = None):
         self.graphs = GraphUse.of(policy, settings, prompts is not None)

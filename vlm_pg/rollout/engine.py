@@ -258,18 +258,19 @@ class _ContinuousBatch:
             sequence,
             divided,
         )
+        self.divided: DividedPrompts | None = None
+        if divided:
+            query_heads, _, _ = self.policy.family.head_shape(self.policy.model.config)
+            self.divided = DividedPrompts(self.store, self.policy.kernel, sequence, query_heads)
+        self.decoder = decoder_for(self.policy, self.store, self.settings, self.divided)
         self.sampler = TokenSampler(
             self.settings,
             self.policy.vocab_size,
             self.policy.media_token_ids,
             engine.stop_token_ids,
             self.policy.device,
+            self.decoder.fused,
         )
-        self.divided: DividedPrompts | None = None
-        if divided:
-            query_heads, _, _ = self.policy.family.head_shape(self.policy.model.config)
-            self.divided = DividedPrompts(self.store, self.policy.kernel, sequence, query_heads)
-        self.decoder = decoder_for(self.policy, self.store, self.settings, self.divided)
         self.booking = Booking(
             self.policy, self.settings, self.waiting, self.decoder.rows_for, sequence.size if divided else 1
         )
@@ -371,7 +372,7 @@ class _ContinuousBatch:
     def _sample(self) -> None:
         """The next token of every rollout, and which of them have said everything."""
         cohorts = self.cohorts
-        logits = self.policy.logits(torch.cat([cohort.hidden for cohort in cohorts])).float()
+        logits = self.policy.logits(torch.cat([cohort.hidden for cohort in cohorts]))
         choice = self.sampler.choose(
             logits,
             torch.cat([cohort.uniform for cohort in cohorts]),

@@ -17,16 +17,21 @@ def experts_wait(policy: Policy) -> str | None:
     Of transformers' implementations "grouped_mm", its default, and "batched_mm" have shapes that depend on the number
     of rows alone; "eager" loops over the experts that were hit (``nonzero``).
     """
+    if torch.version.hip is not None and _implementation(policy) == "grouped_mm":
+        return "torch's grouped matrix product may copy the experts' offsets to the host on ROCm"
+    return experts_wait_at(policy, torch.cuda.get_device_capability(policy.device))
+
+
+def experts_wait_at(policy: Policy, capability: tuple[int, int]) -> str | None:
+    """As ``experts_wait``, on a CUDA device of this compute capability."""
     if policy.settings.liger and "swiglu" in policy.family.liger:
         return "liger-kernel's experts are not known to leave the host alone (model.liger)"
-    implementation = getattr(policy.model.config.get_text_config(), "_experts_implementation", None) or "eager"
+    implementation = _implementation(policy)
     if implementation == "batched_mm":
         return None
     if implementation != "grouped_mm":
         return f"the experts' implementation {implementation!r} of transformers may ask which of them were hit"
-    if torch.version.hip is not None:
-        return "torch's grouped matrix product may copy the experts' offsets to the host on ROCm"
-    major, minor = torch.cuda.get_device_capability(policy.device)
+    major, minor = capability
     if policy.dtype != torch.bfloat16 or major not in _GROUPED_MAJORS:
         dtype = str(policy.dtype).removeprefix("torch.")
         return (
@@ -34,3 +39,7 @@ def experts_wait(policy: Policy) -> str | None:
             f"{major}.{minor}; it does not in bfloat16 at 9.x and 10.x"
         )
     return None
+
+
+def _implementation(policy: Policy) -> str:
+    return getattr(policy.model.config.get_text_config(), "_experts_implementation", None) or "eager"

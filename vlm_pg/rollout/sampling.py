@@ -70,6 +70,7 @@ class TokenSampler:
         media_token_ids: placeholders of images and videos; never chosen, as they have no features to stand for.
         stop_token_ids: what ends a response; not chosen before ``min_new_tokens``.
         device: where the logits are.
+        fused: log-probabilities and entropies are found by one kernel (``fused/choice.py``).
 
     Raises:
         ConfigError: a stop token is outside the vocabulary.
@@ -82,6 +83,7 @@ class TokenSampler:
         media_token_ids: Sequence[int],
         stop_token_ids: Sequence[int],
         device: torch.device,
+        fused: bool = False,
     ):
         outside = [token for token in stop_token_ids if not 0 <= token < vocab_size]
         if outside:
@@ -90,6 +92,7 @@ class TokenSampler:
                 "Correct rollout.stop_token_ids, or eos_token_id in the model's generation_config.json."
             )
         self._settings = settings
+        self._fused = fused
         self._media = torch.tensor(media_token_ids, dtype=torch.int64, device=device)
         self._stops = torch.tensor(stop_token_ids, dtype=torch.int64, device=device)
 
@@ -114,7 +117,7 @@ class TokenSampler:
         """One token per rollout.
 
         Args:
-            logits: fp32 [n, V]; left as they are.
+            logits: [n, V] in any floating dtype, rounded nowhere; left as they are.
             uniform: fp64 [n] in [0, 1), one random number per rollout; not looked at when greedy.
             num_generated: [n] response tokens so far, on the host or on the device.
             seen: bool [n, V], tokens of prompt and response so far; only where ``needs_seen``.
@@ -128,7 +131,13 @@ class TokenSampler:
             tokens, sampling_logprobs = _draw(scores, uniform)
         # Buffers of [n, V] are the memory of this function; one less before the policy's own.
         del scores
-        logprobs, entropies = _policy_statistics(logits, self._settings.temperature or 1.0, tokens)
+        temperature = self._settings.temperature or 1.0
+        if self._fused:
+            from vlm_pg.rollout.fused.statistics import token_statistics
+
+            logprobs, entropies = token_statistics(logits, temperature, tokens)
+        else:
+            logprobs, entropies = policy_statistics(logits, temperature, tokens)
         return Choice(tokens, logprobs, sampling_logprobs, entropies)
 
     def scores(
@@ -147,9 +156,9 @@ class TokenSampler:
         settings = self._settings
         if self.needs_seen:
             assert seen is not None
-            scores = _penalized(logits, seen, settings.repetition_penalty)
+            scores = _penalized(logits.float(), seen, settings.repetition_penalty)
         else:
-            scores = logits.clone()
+            scores = logits.clone() if logits.dtype == torch.float32 else logits.float()
         if self.needs_said:
             assert said is not None
             # OpenAI's definition: once, however often a token was said; the prompt's tokens do not count.
@@ -241,11 +250,14 @@ def _sums_of_runs(probabilities: torch.Tensor) -> torch.Tensor:
     return torch.cat([sums, probabilities[:, whole:].sum(-1, keepdim=True)], dim=-1)
 
 
-def _policy_statistics(
+def policy_statistics(
     logits: torch.Tensor, temperature: float, tokens: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of the tokens and entropies in nats, both fp32 [n], of ``softmax(logits / temperature)``."""
-    vocabulary = (logits if temperature == 1.0 else logits / temperature).log_softmax(-1)
+    wide = logits.float()
+    vocabulary = (wide if temperature == 1.0 else wide / temperature).log_softmax(-1)
+    # One buffer of [n, V] less where ``logits`` are narrower.
+    del wide
     logprobs = vocabulary.gather(-1, tokens[:, None])[:, 0]
     # -p log p, and 0 for a token of probability 0.
     return logprobs, torch.special.entr(vocabulary.exp_()).sum(-1)

@@ -30,9 +30,9 @@ def said_by(module: str, *arguments: str) -> list[str]:
 def test_kernels_give_what_torch_gives() -> None:
     lines = said_by("tests.support.interpreted_fused")
     cases = [line.rsplit(" ", 2) for line in lines if not line.startswith("comparison")]
-    assert len(cases) == 14 + 2 + 16 + 18
+    assert len(cases) == 14 + 2 + 16 + 18 + 8
     for name, unequal, error in cases:
-        if "float16" in name and not name.startswith(("parts ", "parts-lse")):
+        if "float16" in name and not name.startswith(("parts ", "parts-lse", "statistics")):
             assert float(unequal) == 0, name
         assert float(error) < 2e-6, name
     *agreeing, wrong = (line.removeprefix("comparison ") for line in lines if line.startswith("comparison"))
@@ -81,6 +81,7 @@ MERGED = {"N": 32, "REPEATS": 4, "SIZE": 128, "ROOM": 128, "PIECES": 16}
         ("rotation.rotated", HEADS),
         ("rotation.rotated", {"N": 16, "K": 4, "HALF": 32, "SIZE": 256, "ROOM": 32, "REST": 256}),
         ("parts.merged_head", MERGED),
+        ("statistics.row_statistics", {"NUMBERS": 4096}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(str(int(number)) for number in value.values()),
 )
@@ -100,11 +101,13 @@ def test_kernels_compile_for_gpus_that_are_not_here(
     wide = {"own_lse", "parts_lse", "out_lse"}
     numbers = {"x", "weight", "out", "gate", "up", "q", "k", "cos", "sin", "q_out", "k_out", "own", "parts"}
     types = dict.fromkeys(wide, "*fp32") | dict.fromkeys(numbers, "*bf16") | {"places": "*i32", "epsilon": "fp32"}
+    types |= {"logits": "*bf16", "tokens": "*i64", "logprobs": "*fp32", "entropies": "*fp32", "temperature": "fp32"}
     signature = {name: types.get(name, "i32") for name in function.arg_names}
     signature |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(fn=function, signature=signature, constexprs=constants)
     code = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"]
-    assert re.search(r"cvt\.rn\.bf16", code) and not re.search(r"cvt\.r[zmp]\w*\.bf16", code)
+    assert bool(re.search(r"cvt\.rn\.bf16", code)) == (file != "statistics")
+    assert not re.search(r"cvt\.r[zmp]\w*\.bf16", code)
     assert ".local" not in code
 
 
@@ -125,7 +128,7 @@ def test_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def name(policy: Any, **settings: Any) -> str:
         step = fused_step(policy, RolloutSettings(**settings))
-        assert step.merges == step.name.startswith("triton")
+        assert step.kernels == step.name.startswith("triton")
         return step.name
 
     here = tiny_policy()
@@ -152,7 +155,7 @@ def test_layers_of_liger_stay() -> None:
     policy.settings = policy.settings.model_copy(update={"liger": True})
     step, before = fused_unchecked(policy), forwards(policy)
     with step.layers:
-        assert step.merges and forwards(policy) == before
+        assert step.kernels and forwards(policy) == before
 
 
 def forwards(policy: Any) -> list[Any]:

@@ -13,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from vlm_pg.bench.case import text_prompt
 from vlm_pg.bench.paper.counter import count
 from vlm_pg.bench.paper.counts import Counts
+from vlm_pg.bench.paper.generation import decoding_as_on_cuda
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.engine import RolloutEngine, _ContinuousBatch
 from vlm_pg.rollout.memory import TokenCosts
-from vlm_pg.rollout.ragged import RaggedDecoder, StepOperators
 from vlm_pg.rollout.settings import RolloutSettings
 
 # Enough for keys and values of any size: what is counted takes no memory.
@@ -48,8 +48,8 @@ def count_decoding(
     settings = RolloutSettings(num_generations=generations, max_new_tokens=longest, memory_gb=_MEMORY_GB)
     settings = settings.model_copy(update={"max_batch_rollouts": max(generations, settings.max_batch_rollouts)})
     engine = RolloutEngine(policy, settings, seed=0)
-    batch = _ContinuousBatch(engine, [text_prompt("counted", torch.zeros(prefix, dtype=torch.int64))], 0)
-    batch.decoder = RaggedDecoder(policy, batch.store, settings, operators=StepOperators.on_cuda(policy))
+    with decoding_as_on_cuda():
+        batch = _ContinuousBatch(engine, [text_prompt("counted", torch.zeros(prefix, dtype=torch.int64))], 0)
     prefill = count(batch._admit, fakes)
     (cohort,) = batch.cohorts
     # One step makes the rows' room, the next finds it.
@@ -67,8 +67,9 @@ def count_decoding(
 def least_step_bytes(policy: Policy, prefix: int, generations: int, response: int) -> int:
     """What nobody gets around: each weight and each key and value read once, the new ones and the logits written.
 
-    Of the embedding one row a rollout is read, unless its weights are the output head's too. Tokens of a response are
-    ``response`` old ones and the one whose hidden state is computed.
+    States of linear-attention layers are read and written. Of the embedding one row a rollout is read, unless its
+    weights are the output head's too. Tokens of a response are ``response`` old ones and the one whose hidden state is
+    computed.
     """
     model = policy.model
     text = [*policy.language_model.parameters(), *model.lm_head.parameters()]
@@ -77,6 +78,7 @@ def least_step_bytes(policy: Policy, prefix: int, generations: int, response: in
     if embedding is not model.lm_head.weight:
         del weights[id(embedding)]
     read = sum(weight.nbytes for weight in weights.values()) + generations * embedding[0].nbytes
-    keys_values = TokenCosts.of(policy).per_token * (prefix + generations * (response + 1))
+    costs = TokenCosts.of(policy)
+    keys_values = costs.per_token * (prefix + generations * (response + 1)) + 2 * generations * costs.per_state
     logits = generations * policy.vocab_size * policy.dtype.itemsize
     return read + keys_values + logits

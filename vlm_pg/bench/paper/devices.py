@@ -113,3 +113,12 @@ def device_called(name: str | None) -> str | None:
     """
     called = (name or "").removeprefix("NVIDIA ").strip()
     return next((key for key, device in ALL.items() if called in device.driver_names), None)
+
+
+# NVIDIA, CUDA GPU compute capability (https://developer.nvidia.com/cuda-gpus), by the beginning of a name above.
+_CAPABILITIES = {"A100": (8, 0), "H100": (9, 0), "H200": (9, 0), "RTX 4090": (8, 9)}
+
+
+def capability_of(name: str) -> tuple[int, int]:
+    """Compute capability of a device of ``ALL``."""
+    return next(capability for begins, capability in _CAPABILITIES.items() if name.startswith(begins))

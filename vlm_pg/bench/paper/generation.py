@@ -20,10 +20,12 @@ from vlm_pg.bench.case import set_attention, text_prompt
 from vlm_pg.bench.contestant import CannotRun
 from vlm_pg.bench.generation.case import GenerationCase
 from vlm_pg.bench.paper.counts import Counts
+from vlm_pg.bench.paper.devices import DEVICES, capability_of
 from vlm_pg.bench.paper.trees import Tree, extrapolated, tree_of, weighted
 from vlm_pg.rollout import engine
 from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS
 from vlm_pg.rollout.decoders import CohortDecoder
+from vlm_pg.rollout.experts import experts_wait_at
 from vlm_pg.rollout.graphs import DecodeGraph
 from vlm_pg.rollout.ragged import RaggedDecoder, StepOperators, room_for
 from vlm_pg.rollout.settings import RolloutSettings
@@ -39,7 +41,8 @@ GENERATED = 4
 class Generation:
     """``prefill`` gives every response its first token, each of ``steps`` one more; ``middle`` is one halfway.
 
-    ``captured``: launches of all steps that a CUDA graph makes at once; ``replays``: how often it does.
+    ``captured``: launches of all steps that a CUDA graph makes at once; ``replays``: how often it does; ``graphs_on``:
+    on which of ``DEVICES``.
     """
 
     prefill: Tree = field(default_factory=dict)
@@ -49,6 +52,7 @@ class Generation:
     end_bytes: float = 0
     captured: float = 0
     replays: int = 0
+    graphs_on: list[str] = field(default_factory=list)
 
 
 @contextmanager
@@ -109,9 +113,13 @@ class _Ours:
     def __init__(self, batch: Any, case: GenerationCase, lap: Lap):
         self.batch, self.case, self.lap = batch, case, lap
         family = case.policy.family
-        # Whether experts wait depends on the device (``rollout/experts.py``): counted as where they do.
-        self.has_graphs = not family.moe
-        self.found = Generation()
+        # Whether experts wait depends on the device.
+        self.found = Generation(
+            graphs_on=[
+                name for name in DEVICES if not family.moe or experts_wait_at(case.policy, capability_of(name)) is None
+            ]
+        )
+        self.has_graphs = bool(self.found.graphs_on)
         self._in_graph: list[Tree] = []
         self._before_graph: list[Tree] = []
 

@@ -10,7 +10,8 @@
         "counts": {"flops": {kind: n}, "bytes": {kind: n}, "launches": n, "waits": {line: n},
                    "bytes_by_operation": {kind: {operation: n}}, "launches_by_operation": {operation: n}},
         "parts": {"update"} | {"prefill", "steps"} | {"tower"}: counts of each, which sum to "counts",
-        "middle": counts of one decode step halfway (rollouts), "captured_launches", "replays" (ours, as CUDA graphs),
+        "middle": counts of one decode step halfway (rollouts), "captured_launches", "replays", "graphs_on" (ours, as
+        CUDA graphs on these devices),
         "layers_counted": [a, b] where counts follow from models of so many layers (then a step's peak is a least),
         "roofline": {DEVICE: {"seconds", "device_seconds", "launch_seconds", "roof", "kinds", "fits"}},
         "middle_roofline": the same of "middle"},
@@ -54,16 +55,18 @@ def entry_of(spec: dict[str, Any], found: dict[str, Any], launch_seconds: float)
     entry |= found
     captured, replays = found.get("captured_launches", 0), found.get("replays", 0)
     # What a graph replays is one launch.
-    launches = found["counts"]["launches"] - (captured - replays if replays else 0)
+    fewer = dict.fromkeys(found.get("graphs_on", ()), captured - replays if replays else 0)
+    launches = found["counts"]["launches"]
     entry["roofline"] = {
-        name: roofline(found["counts"], launches, device, spec["dtype"], launch_seconds)
+        name: roofline(found["counts"], launches - fewer.get(name, 0), device, spec["dtype"], launch_seconds)
         | {"fits": fits(found["weights_bytes"], found["peak_bytes"], device)}
         for name, device in DEVICES.items()
     }
     if middle := found.get("middle"):
-        one = middle["launches"] - ((captured / replays - 1) if replays else 0)
+        one = {name: middle["launches"] - (less / replays if replays else 0) for name, less in fewer.items()}
         entry["middle_roofline"] = {
-            name: roofline(middle, one, device, spec["dtype"], launch_seconds) for name, device in DEVICES.items()
+            name: roofline(middle, one.get(name, middle["launches"]), device, spec["dtype"], launch_seconds)
+            for name, device in DEVICES.items()
         }
     return entry
 

@@ -1,0 +1,75 @@
+"""Log-probabilities of drawn tokens and entropies as one kernel, which reads the logits once."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+NUMBERS = 4096
+LOWEST = tl.constexpr(-3.4e38)
+
+
+@triton.jit
+def row_statistics(  # type: ignore[no-untyped-def]
+    logits,
+    tokens,
+    logprobs,
+    entropies,
+    stride,
+    count,
+    temperature,
+    NUMBERS: tl.constexpr,
+):
+    """A program: one row, NUMBERS at a time, relative to the highest so far; as many sums, added at the end."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    top = LOWEST
+    total = tl.zeros((NUMBERS,), tl.float32)
+    weighted = tl.zeros((NUMBERS,), tl.float32)
+    for start in range(0, count, NUMBERS):
+        place = start + tl.arange(0, NUMBERS)
+        z = tl.load(logits + place, mask=place < count, other=float("-inf")).to(tl.float32) / temperature
+        higher = tl.maximum(top, tl.max(z, 0))
+        share = tl.exp(z - higher)
+        before = tl.exp(top - higher)
+        # What was relative to ``top`` becomes relative to ``higher``. A logit of -inf has no share, and 0 log 0 is 0.
+        weighted = before * (weighted + (top - higher) * total) + tl.where(share == 0.0, 0.0, share * (z - higher))
+        total = before * total + share
+        top = higher
+    whole = tl.sum(total, 0)
+    drawn = tl.load(logits + tl.load(tokens + row)).to(tl.float32) / temperature
+    tl.store(logprobs + row, drawn - top - tl.log(whole))
+    # -sum p log p with log p = z - top - log(whole).
+    tl.store(entropies + row, tl.log(whole) - tl.sum(weighted, 0) / whole)
+
+
+@torch.library.custom_op("vlm_pg::token_statistics", mutates_args=())
+def token_statistics(
+    logits: torch.Tensor, temperature: float, tokens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of the tokens and entropies in nats, both fp32 [n], of ``softmax(logits / temperature)``.
+
+    Args:
+        logits: [n, V] in any floating dtype, numbers of a row side by side; divided in fp32.
+        tokens: int64 [n], contiguous.
+    """
+    logprobs, entropies = _results(logits)
+    assert logits.stride(1) == 1
+    if not len(logits):
+        return logprobs, entropies
+    with torch.cuda.device_of(logits):
+        row_statistics[(len(logits),)](
+            logits, tokens, logprobs, entropies, logits.stride(0), logits.shape[1], temperature, NUMBERS, num_warps=8
+        )  # fmt: skip
+    return logprobs, entropies
+
+
+@token_statistics.register_fake
+def _(logits: torch.Tensor, temperature: float, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return _results(logits)
+
+
+def _results(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    logprobs, entropies = (logits.new_empty(len(logits), dtype=torch.float32) for _ in range(2))
+    return logprobs, entropies
