@@ -86,6 +86,30 @@ def test_replayed_steps_sample_what_eager_ones_do(family: str, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_fused_kernels_are_taken_and_sample_what_modules_do(family: str, dtype: torch.dtype) -> None:
+    policy = long_answers(family, dtype)
+    skip_where_experts_wait(policy)
+    prompts = [make_case(policy, kind, seed=i).prompt for i, kind in enumerate(KINDS)]
+    results, used = {}, {}
+    for fused in (True, False):
+        # Greedy: one path for both. In half precision a rounding may lead to another one, so only beginnings are compared.
+        settings = RolloutSettings(num_generations=2, max_new_tokens=60, temperature=0, fused_kernels=fused)
+        engine = RolloutEngine(policy, settings, seed=0)
+        results[fused] = engine.generate(prompts, step=1)
+        used[fused] = engine.stats.graphs.fused
+    assert used == {True: "triton", False: "torch (rollout.fused_kernels is false)"}
+    bound = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype]
+    for fused_ones, others in zip(results[True], results[False], strict=True):
+        for one, other in zip(fused_ones, others, strict=True):
+            same = [a == b for a, b in zip(one.token_ids.tolist(), other.token_ids.tolist(), strict=False)]
+            count = same.index(False) if False in same else len(same)
+            assert count == len(same) if dtype == torch.float32 else count >= 1
+            assert (one.rollout_logprobs[:count] - other.rollout_logprobs[:count]).abs().max() < bound
+            assert (one.entropies[:count] - other.entropies[:count]).abs().max() < bound
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_replayed_steps_and_training_agree(family: str) -> None:
     policy = long_answers(family, torch.float32)
     skip_where_experts_wait(policy)
