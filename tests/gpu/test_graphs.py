@@ -93,7 +93,7 @@ def test_fused_kernels_are_taken_and_sample_what_modules_do(family: str, dtype: 
     prompts = [make_case(policy, kind, seed=i).prompt for i, kind in enumerate(KINDS)]
     results, used = {}, {}
     for fused in (True, False):
-        # Greedy: one path for both. In half precision a rounding may lead to another one, so only beginnings are compared.
+        # Greedy. In half precision a rounding may lead elsewhere, so only what both begin with is compared.
         settings = RolloutSettings(num_generations=2, max_new_tokens=60, temperature=0, fused_kernels=fused)
         engine = RolloutEngine(policy, settings, seed=0)
         results[fused] = engine.generate(prompts, step=1)

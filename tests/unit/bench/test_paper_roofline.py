@@ -86,7 +86,7 @@ def test_what_a_graph_replays_is_one_launch() -> None:
     middle = counts | {"launches": 30}
     found = {"counts": counts, "middle": middle, "weights_bytes": 1, "peak_bytes": 1}
     # Three steps, each with 25 launches in a graph and 5 beside: 100 - 75 + 3, and 5 + 1 in the middle one.
-    entry = entry_of(_spec(), found | {"captured_launches": 75, "replays": 3, "graphs_on": ["H200"]}, 1.0)
+    entry = entry_of(_spec(), found | {"captured_launches": 75, "replays": {"H200": 3}}, 1.0)
     assert entry["roofline"]["H200"]["launch_seconds"] == 28
     assert entry["middle_roofline"]["H200"]["launch_seconds"] == 6
     assert entry["roofline"]["RTX 4090"]["launch_seconds"] == 100

@@ -115,7 +115,7 @@ def _generation(name: str, case: GenerationCase, fakes: Any) -> Tree:
     parts = {"prefill": one.prefill, "steps": one.steps}
     memory = {"peak_bytes": one.peak_bytes, "end_bytes": one.end_bytes}
     # Empty where every response has one token.
-    graphs = {"captured_launches": one.captured, "replays": one.replays, "graphs_on": one.graphs_on}
+    graphs = {"captured_launches": one.captured, "replays": dict.fromkeys(one.graphs_on, one.replays)}
     return {"parts": {key: part for key, part in parts.items() if part}, "middle": one.middle} | memory | graphs
 
 

@@ -10,8 +10,8 @@
         "counts": {"flops": {kind: n}, "bytes": {kind: n}, "launches": n, "waits": {line: n},
                    "bytes_by_operation": {kind: {operation: n}}, "launches_by_operation": {operation: n}},
         "parts": {"update"} | {"prefill", "steps"} | {"tower"}: counts of each, which sum to "counts",
-        "middle": counts of one decode step halfway (rollouts), "captured_launches", "replays", "graphs_on" (ours, as
-        CUDA graphs on these devices),
+        "middle": counts of one decode step halfway (rollouts), "captured_launches", "replays": {DEVICE: n} (ours, as
+        CUDA graphs, on devices where a step can be recorded),
         "layers_counted": [a, b] where counts follow from models of so many layers (then a step's peak is a least),
         "roofline": {DEVICE: {"seconds", "device_seconds", "launch_seconds", "roof", "kinds", "fits"}},
         "middle_roofline": the same of "middle"},
@@ -53,17 +53,17 @@ def entry_of(spec: dict[str, Any], found: dict[str, Any], launch_seconds: float)
     if "not_counted" in found:
         return entry | {"not_counted": found["not_counted"]}
     entry |= found
-    captured, replays = found.get("captured_launches", 0), found.get("replays", 0)
     # What a graph replays is one launch.
-    fewer = dict.fromkeys(found.get("graphs_on", ()), captured - replays if replays else 0)
-    launches = found["counts"]["launches"]
+    captured, launches = found.get("captured_launches", 0), found["counts"]["launches"]
+    replays = {name: count for name, count in found.get("replays", {}).items() if count}
+    fewer = {name: captured - count for name, count in replays.items()}
     entry["roofline"] = {
         name: roofline(found["counts"], launches - fewer.get(name, 0), device, spec["dtype"], launch_seconds)
         | {"fits": fits(found["weights_bytes"], found["peak_bytes"], device)}
         for name, device in DEVICES.items()
     }
     if middle := found.get("middle"):
-        one = {name: middle["launches"] - (less / replays if replays else 0) for name, less in fewer.items()}
+        one = {name: middle["launches"] - fewer[name] / count for name, count in replays.items()}
         entry["middle_roofline"] = {
             name: roofline(middle, one.get(name, middle["launches"]), device, spec["dtype"], launch_seconds)
             for name, device in DEVICES.items()
