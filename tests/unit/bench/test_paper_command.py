@@ -77,7 +77,7 @@ def test_decode_steps_by_hand(tmp_path: Path) -> None:
     words = ["--works", "rollout", "--rollout-points", f"{prefix},{rows},{new_tokens}"]
     found = _run(words, tmp_path / "paper.json")
     theirs, ours = found["transformers-generate"]["parts"], found["ours"]["parts"]
-    assert "thread" in found["transformers-continuous"]["not_counted"]
+    assert "CUDA graphs" in found["transformers-continuous"]["not_counted"]
     # Each of 69 steps puts its rows through all layers and the head; its attention meets the prompt and t tokens.
     products = 2 * rows * (new_tokens - 1) * (LAYERS * LAYER_WEIGHTS + HEAD_WEIGHTS)
     pairs = rows * sum(prefix + token for token in range(1, new_tokens))

@@ -21,8 +21,8 @@ TOWERS = {"tower, once a group": 1, f"tower, once a rollout (G={TOWER_RUNS})": T
 OURS = {"step": step.OURS, "rollout": rollout.OURS, "tower": next(iter(TOWERS))}
 COUNTED_ROLLOUTS = ("ours", "transformers-generate", "transformers-continuous")
 _CONTINUOUS = (
-    "its scheduler runs in a thread of its own and fills the cache from values that it reads back, so what it launches "
-    "is not seen by whoever counts; measure it with `vlm-pg bench rollout`"
+    "on a GPU it pads its steps and replays them from CUDA graphs of its own, which are not counted; measure it with "
+    "`vlm-pg bench rollout`, which on a CPU counts it, too"
 )
 _PREFIX_GROUPER = (
     "prefix_grouper shares prefixes in softmax attention alone; this model's linear-attention layers would run through "
