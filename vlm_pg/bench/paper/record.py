@@ -5,11 +5,12 @@
      "devices": {NAME: {"flops_per_second": {dtype: n}, "bytes_per_second": n, "memory_bytes": n, "source": words,
                         "driver_names": [what the driver calls it]}},
      "entries": [
-       {"model", "work": "step" | "rollout" | "tower", "point": {...}, "contestant",
+       {"model", "work": "step" | "rollout" | "tower" | "grpo-step", "point": {...}, "contestant",
         "weights_bytes", "peak_bytes" (above the weights, gradients included), "end_bytes",
         "counts": {"flops": {kind: n}, "bytes": {kind: n}, "launches": n, "waits": {line: n},
                    "bytes_by_operation": {kind: {operation: n}}, "launches_by_operation": {operation: n}},
-        "parts": {"update"} | {"prefill", "steps"} | {"tower"}: counts of each, which sum to "counts",
+        "parts": {"update"} | {"prefill", "steps"} | {"tower"} | all of these: counts of each, which sum to "counts",
+        "phases": of a whole step {"vision" | "rollout" | "reference" | "update": {"counts", "peak_bytes", "roofline"}},
         "middle": counts of one decode step halfway (rollouts), "captured_launches", "replays" (ours, as CUDA graphs),
         "layers_counted": [a, b] where counts follow from models of so many layers (then a step's peak is a least),
         "roofline": {DEVICE: {"seconds", "device_seconds", "launch_seconds", "roof", "kinds", "fits"}},
@@ -17,7 +18,8 @@
        {"model", "work", "point", "contestant", "not_counted": why}]}
 
 ``point`` has what the files of ``vlm-pg bench step`` and ``rollout`` have of it: prefix, generations, response or
-new_tokens, groups. Kinds are matmul, attention, elementwise, reduction, copy. Bytes and seconds are plain numbers.
+new_tokens, groups; of a whole step frames. Kinds are matmul, attention, elementwise, reduction, copy. Bytes and seconds
+are plain numbers.
 """
 
 from __future__ import annotations
@@ -53,19 +55,33 @@ def entry_of(spec: dict[str, Any], found: dict[str, Any], launch_seconds: float)
         return entry | {"not_counted": found["not_counted"]}
     entry |= found
     captured, replays = found.get("captured_launches", 0), found.get("replays", 0)
-    # What a graph replays is one launch.
-    launches = found["counts"]["launches"] - (captured - replays if replays else 0)
     entry["roofline"] = {
-        name: roofline(found["counts"], launches, device, spec["dtype"], launch_seconds)
-        | {"fits": fits(found["weights_bytes"], found["peak_bytes"], device)}
-        for name, device in DEVICES.items()
+        name: roof | {"fits": fits(found["weights_bytes"], found["peak_bytes"], DEVICES[name])}
+        for name, roof in _rooflines(found, spec["dtype"], launch_seconds).items()
     }
+    if phases := found.get("phases"):
+        entry["phases"] = {
+            name: phase | {"roofline": _rooflines(phase, spec["dtype"], launch_seconds)}
+            for name, phase in phases.items()
+        }
+        for name, roof in entry["roofline"].items():
+            # One after the other, each under its own roof.
+            roof["seconds"] = sum(phase["roofline"][name]["seconds"] for phase in entry["phases"].values())
     if middle := found.get("middle"):
         one = middle["launches"] - ((captured / replays - 1) if replays else 0)
         entry["middle_roofline"] = {
             name: roofline(middle, one, device, spec["dtype"], launch_seconds) for name, device in DEVICES.items()
         }
     return entry
+
+
+def _rooflines(found: dict[str, Any], dtype: str, launch_seconds: float) -> dict[str, dict[str, Any]]:
+    """By device; what a graph replays is one launch."""
+    captured, replays = found.get("captured_launches", 0), found.get("replays", 0)
+    launches = found["counts"]["launches"] - (captured - replays if replays else 0)
+    return {
+        name: roofline(found["counts"], launches, device, dtype, launch_seconds) for name, device in DEVICES.items()
+    }
 
 
 def write_record(record: dict[str, Any], path: Path) -> None:
