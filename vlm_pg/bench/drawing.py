@@ -40,6 +40,7 @@ class Kind:
     against: str
     title: str
     bound: str
+    counted: str
     by: tuple[str, ...]
     in_rows: bool
     x: str
@@ -54,6 +55,7 @@ KINDS = {
         against="transformers-batch",
         title="One group, forward and backward: grouped against {}",
         bound="bound by FLOPs",
+        counted="counted FLOPs",
         by=("prefix",),
         in_rows=False,
         x="ratio",
@@ -66,6 +68,7 @@ KINDS = {
         against="transformers-generate",
         title="Generating G responses per prompt: ours against {}",
         bound="bound by FLOPs; by keys and values",
+        counted="counted FLOPs; peak memory",
         by=("groups", "new_tokens"),
         in_rows=True,
         x="prefix",
@@ -175,7 +178,7 @@ def _draw(kind: Kind, title: str, results: dict[str, Any], rows: list[list[Panel
     keys = [Line2D([], [], color=color, marker="o", label=f"G={count}") for count, color in colors.items()]
     keys.append(Line2D([], [], color=INK, linestyle="--", label=kind.bound))
     if any(times is not None for _, _, lines in panels for line in lines.values() for *_, times in line):
-        keys.append(Line2D([], [], color=INK, linestyle="", marker="x", label="counted: FLOPs, peak memory"))
+        keys.append(Line2D([], [], color=INK, linestyle="", marker="x", label=kind.counted))
     below = (0, 1 - 0.45 / height)
     figure.legend(handles=keys, loc="upper left", bbox_to_anchor=below, ncols=len(keys), markerscale=0.6)
     return figure

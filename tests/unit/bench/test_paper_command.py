@@ -121,6 +121,8 @@ def test_linear_attention_is_counted_from_few_layers_and_prefix_grouper_is_not()
     ("words", "said"),
     [
         (["--models", "/no/such"], "neither a folder with config.json nor one of Qwen2.5-VL-7B"),
+        (["/no/such"], "neither a folder with config.json nor one of Qwen2.5-VL-7B"),
+        (["--grpo-points", "63,8,512"], "an even number of frames"),
         (["--points", "4096,8"], "such as 4096,8,512"),
         (["--lora", "0"], "at least 1"),
         (["--jobs", "0"], "at least 1 process"),
