@@ -17,7 +17,8 @@ class Contestant:
     """One way to do the work of a point.
 
     ``run``: where the process that measures finds it, "package.module:name". ``work``: how much there is to do for it.
-    ``package``: what must be installed. ``done``: what it computes to the row, where that is known (`bench step`).
+    ``package``: what must be installed. ``done``: what it computes to the row, where that is known (`bench step` and
+    `rollout`).
     """
 
     description: str

@@ -22,8 +22,8 @@ STYLE |= {"axes.titlesize": 9, "axes.titleweight": "bold", "text.color": INK, "l
 STYLE |= {"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "grid.color": GRID, "axes.edgecolor": GRID}
 STYLE |= {"axes.spines.right": False, "axes.spines.top": False}
 
-# A plot: title, unit and, per G, (x, reached, bound) of its points.
-Panel = tuple[str, str, dict[int, list[tuple[float, float, float]]]]
+# A plot: title, unit and, per G, (x, reached, bound, counted) of its points; not all files have counts.
+Panel = tuple[str, str, dict[int, list[tuple[float, float, float, float | None]]]]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Kind:
     """How a measurement is drawn.
 
     ``ours``, ``gain``: the contestant that is compared, and where its gains stand. ``by``: points that have these in
-    common share their panels, one after the other or row by row. ``panels``: title, unit, what was reached, its bound.
+    common share their panels, one after the other or row by row. ``panels``: title, unit, what was reached, its bound,
+    what was counted of both sides.
     """
 
     ours: str
@@ -39,11 +40,12 @@ class Kind:
     against: str
     title: str
     bound: str
+    counted: str
     by: tuple[str, ...]
     in_rows: bool
     x: str
     x_label: str
-    panels: tuple[tuple[str, str, str, str], ...]
+    panels: tuple[tuple[str, str, str, str, str], ...]
 
 
 KINDS = {
@@ -53,11 +55,12 @@ KINDS = {
         against="transformers-batch",
         title="One group, forward and backward: grouped against {}",
         bound="bound by FLOPs",
+        counted="counted FLOPs",
         by=("prefix",),
         in_rows=False,
         x="ratio",
         x_label="prefix tokens per response token",
-        panels=(("prefix {prefix:,} tokens", "speed-up (times)", "speedup", "flops"),),
+        panels=(("prefix {prefix:,} tokens", "speed-up (times)", "speedup", "flops", "flops"),),
     ),
     "rollout": Kind(
         ours="ours",
@@ -65,13 +68,20 @@ KINDS = {
         against="transformers-generate",
         title="Generating G responses per prompt: ours against {}",
         bound="bound by FLOPs; by keys and values",
+        counted="counted FLOPs; peak memory",
         by=("groups", "new_tokens"),
         in_rows=True,
         x="prefix",
         x_label="prefix (tokens)",
         panels=(
-            ("tokens/s: {new_tokens} new tokens, {groups} group{s}", "times as fast", "throughput", "flops"),
-            ("peak memory: {new_tokens} new tokens, {groups} group{s}", "times less memory", "memory", "kv_bytes"),
+            ("tokens/s: {new_tokens} new tokens, {groups} group{s}", "times as fast", "throughput", "flops", "flops"),
+            (
+                "peak memory: {new_tokens} new tokens, {groups} group{s}",
+                "times less memory",
+                "memory",
+                "kv_bytes",
+                "peak_bytes",
+            ),
         ),
     ),
 }
@@ -128,12 +138,13 @@ def _rows(kind: Kind, compared: list[dict[str, Any]], against: str) -> list[list
         points = [point for point in compared if tuple(point[key] for key in kind.by) == values]
         words = dict(zip(kind.by, values), s="s" if points[0].get("groups", 1) > 1 else "")
         rows.append([])
-        for title, unit, reached, bound in kind.panels:
-            lines: dict[int, list[tuple[float, float, float]]] = {}
+        for title, unit, reached, bound, counted in kind.panels:
+            lines: dict[int, list[tuple[float, float, float, float | None]]] = {}
             for point in sorted(points, key=lambda point: (point["generations"], point[kind.x])):
                 gain = point["contestants"][against][kind.gain]
                 if reached in gain:
-                    found = point[kind.x], gain[reached], gain["bounds"][bound]
+                    times = gain.get("counted", {}).get(counted)
+                    found = point[kind.x], gain[reached], gain["bounds"][bound], times
                     lines.setdefault(point["generations"], []).append(found)
             if lines:
                 rows[-1].append((title.format(**words), unit, lines))
@@ -166,6 +177,8 @@ def _draw(kind: Kind, title: str, results: dict[str, Any], rows: list[list[Panel
     figure.text(0.1 / width, 1 - 0.42 / height, _subtitle(results))
     keys = [Line2D([], [], color=color, marker="o", label=f"G={count}") for count, color in colors.items()]
     keys.append(Line2D([], [], color=INK, linestyle="--", label=kind.bound))
+    if any(times is not None for _, _, lines in panels for line in lines.values() for *_, times in line):
+        keys.append(Line2D([], [], color=INK, linestyle="", marker="x", label=kind.counted))
     below = (0, 1 - 0.45 / height)
     figure.legend(handles=keys, loc="upper left", bbox_to_anchor=below, ncols=len(keys), markerscale=0.6)
     return figure
@@ -181,17 +194,19 @@ def _subtitle(results: dict[str, Any]) -> str:
 
 
 def _top(panel: Panel) -> float:
-    return max(max(reached, bound) for line in panel[2].values() for _, reached, bound in line)
+    return max(max(reached, bound, times or 0.0) for line in panel[2].values() for _, reached, bound, times in line)
 
 
 def _draw_panel(axes: Any, panel: Panel, x_label: str, colors: dict[int, str], top: float) -> None:
     title, unit, lines = panel
     for count, line in lines.items():
-        xs, reached, bounds = zip(*line)
+        xs, reached, bounds, _ = zip(*line)
         # A line of one point cannot be seen: its bound is a mark.
         axes.plot(xs, bounds, "--", color=colors[count], linewidth=1.2, marker="_" if len(line) == 1 else None)
         axes.plot(xs, reached, "o-", color=colors[count], markersize=4)
-    ticks = sorted({x for line in lines.values() for x, _, _ in line})
+        if counted := [(x, times) for x, _, _, times in line if times is not None]:
+            axes.plot(*zip(*counted), "x", color=colors[count], markersize=6)
+    ticks = sorted({x for line in lines.values() for x, *_ in line})
     axes.set(title=title, xlabel=x_label, ylabel=unit, ylim=(0, 1.05 * top))
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])

@@ -5,6 +5,7 @@ Backward costs a linear layer twice its forward (one product for the input, one 
 
 Two ways of counting a step: ``step_flops`` is the least that repeating or sharing a prefix costs, every token through
 every layer, which bounds compare; ``done_flops`` is what a contestant does, which a count of its operations must equal.
+Of generation ``generation_flops`` and ``forward_done_flops`` are the two.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vlm_pg.bench.shapes import MERGED_PATCHES, PATCH_PIXELS, WINDOW_PATCHES, LanguageShape, TowerShape
-from vlm_pg.bench.work import GenerationWork, StepDone, Work, grouped_done
+from vlm_pg.bench.work import ForwardDone, GenerationWork, StepDone, Work, grouped_done
 
 # The logits of at most this much memory are held at a time by whoever chunks them (model.logits_chunk_mb).
 CHUNK_BYTES = 256 * 2**20
@@ -75,20 +76,43 @@ def done_flops(shape: LanguageShape, done: StepDone, checkpointing: bool) -> flo
     where a row gives its keys and values alone, before the values. Products of the rotary embedding, a millionth of
     the rest, are left out. The last layer is one with softmax attention.
     """
-    layer = _mlp_flops(shape) + _projection_flops(shape)
-    others = token_flops(shape) - layer
-    down = _mlp_flops(shape) // 3
-    keys = 2 * shape.hidden * shape.kv_heads * shape.head_dim
-    linear = done.tokens * others + done.last_rows * layer + done.last_keys * 2 * keys
+    linear, attention, head = _done_flops(shape, done)
     total = linear * (1 + LINEAR_BACKWARD)
     if checkpointing:
-        inner = others - (shape.layers - 1) * down
+        layer, down, keys = _layer_flops(shape), _mlp_flops(shape) // 3, _keys_flops(shape)
+        inner = token_flops(shape) - layer - (shape.layers - 1) * down
         total += done.tokens * inner + done.last_rows * (layer - down) + done.last_keys * keys
     again = 1 if checkpointing and not done.attention_kept else 0
+    total += attention * (1 + ATTENTION_BACKWARD + again)
+    return total + head * (1 + LINEAR_BACKWARD) + done.logit_rows_again * _head_flops(shape)
+
+
+def forward_done_flops(shape: LanguageShape, done: ForwardDone) -> float:
+    """Operations of forward passes alone as a contestant makes them, a whole rollout's for one; as ``done_flops``."""
+    return sum(_done_flops(shape, done))
+
+
+def _done_flops(shape: LanguageShape, done: ForwardDone) -> tuple[float, float, float]:
+    """Forward: in linear layers, in attention, in the output head. The last layer is one with softmax attention."""
+    layer = _layer_flops(shape)
+    linear = done.tokens * (token_flops(shape) - layer) + done.last_rows * layer
+    linear += done.last_keys * 2 * _keys_flops(shape)
     pairs = (shape.full_layers - 1) * done.pairs + done.last_pairs
-    total += pairs * 4 * shape.heads * shape.head_dim * (1 + ATTENTION_BACKWARD + again)
-    head = 2 * shape.hidden * shape.vocab
-    return total + head * (done.logit_rows * (1 + LINEAR_BACKWARD) + done.logit_rows_again)
+    return linear, pairs * 4 * shape.heads * shape.head_dim, done.logit_rows * _head_flops(shape)
+
+
+def _layer_flops(shape: LanguageShape) -> int:
+    """Of one token in one layer with softmax attention, without its pairs."""
+    return _mlp_flops(shape) + _projection_flops(shape)
+
+
+def _keys_flops(shape: LanguageShape) -> int:
+    """Of one token's keys in one layer; as many are its values'."""
+    return 2 * shape.hidden * shape.kv_heads * shape.head_dim
+
+
+def _head_flops(shape: LanguageShape) -> int:
+    return 2 * shape.hidden * shape.vocab
 
 
 def least_step_flops(shape: LanguageShape, prefix: int, lengths: Sequence[int]) -> float:

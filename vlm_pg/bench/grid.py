@@ -171,6 +171,7 @@ class EvalPoint(Point):
 
 
 PointT = TypeVar("PointT", bound=Point)
+Made = TypeVar("Made")
 
 
 def informative_first(points: Iterable[PointT]) -> list[PointT]:
@@ -178,7 +179,7 @@ def informative_first(points: Iterable[PointT]) -> list[PointT]:
     return sorted(dict.fromkeys(points), key=lambda point: (point.off_centre, point.prefix, point.num_tokens))
 
 
-def parse_points(words: Sequence[str], make: Callable[..., PointT], counts: Sequence[int], form: str) -> list[PointT]:
+def parse_points(words: Sequence[str], make: Callable[..., Made], counts: Sequence[int], form: str) -> list[Made]:
     """``["4096,8,512"]`` -> ``make(4096, 8, 512)``; in the order given.
 
     Args:

@@ -8,7 +8,6 @@ import gc
 import multiprocessing
 import os
 import resource
-import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vlm_pg.bench.contestant import CannotRun
+from vlm_pg.bench.ending import end_with_parent
 from vlm_pg.processes import how_it_ended
 
 T = TypeVar("T")
@@ -29,8 +29,6 @@ NOT_RESETTABLE = (
 )
 CUDA = "torch.cuda.max_memory_allocated minus memory_allocated before, in the timing process, during the warm-up"
 
-# prctl option of Linux (sys/prctl.h).
-_PR_SET_PDEATHSIG = 1
 # mallopt parameters of glibc (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
@@ -107,11 +105,7 @@ def in_child(run: Callable[[], T]) -> T:
 
 
 def _work_and_exit(run: Callable[[], Any], sender: Connection, parent: int) -> None:
-    if sys.platform == "linux":
-        # The kernel kills this process when its parent ends, whatever ended it.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it has ended already
-            os._exit(1)
+    end_with_parent(parent)
     with contextlib.suppress(OSError):
         # If memory runs out, this child goes first and the measurement lives on.
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -17,7 +17,9 @@ class WorkerKilled(Exception):
 
 
 def run_worker(spec: dict[str, Any], patience_seconds: float) -> dict[str, Any]:
-    """Measure one point in a fresh process: ``python -m vlm_pg.bench.worker SPEC.json RESULT.json``.
+    """Measure one point in a fresh process: ``python -m vlm_pg.bench.worker SPEC.json RESULT.json PARENT``.
+
+    It ends with this process, also where a signal kills this one.
 
     Raises:
         WorkerKilled: killed by a signal, or not done within ``patience_seconds``.
@@ -28,7 +30,7 @@ def run_worker(spec: dict[str, Any], patience_seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         spec_path, result_path, log_path = (Path(folder, name) for name in ("spec.json", "result.json", "log"))
         spec_path.write_text(json.dumps(spec))
-        command = [sys.executable, "-m", "vlm_pg.bench.worker", str(spec_path), str(result_path)]
+        command = [sys.executable, "-m", "vlm_pg.bench.worker", str(spec_path), str(result_path), str(os.getpid())]
         with log_path.open("w") as log:
             # On Linux the kernel ends a child that measures memory with its parent; elsewhere they are one group.
             own_group = sys.platform != "linux"

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from vlm_pg.bench.contestant import Contestant
+from vlm_pg.bench.counted import counted_gain, counted_lines
 from vlm_pg.bench.flops import forward_flops, generation_bytes, generation_flops, kv_bytes, parameter_count
 from vlm_pg.bench.grid import RolloutPoint, informative_first, parse_points
 from vlm_pg.bench.options import measurement_parser
@@ -17,8 +18,11 @@ from vlm_pg.bench.work import (
     GenerationWork,
     continuous_generation,
     one_by_one_generation,
+    one_by_one_generation_done,
     repeated_generation,
+    repeated_generation_done,
     shared_generation,
+    shared_generation_done,
 )
 from vlm_pg.memory import GIB
 
@@ -33,6 +37,7 @@ CONTESTANTS = {
         "groups decoded in one batch",
         shared_generation,
         "vlm_pg.bench.generation.ours:together",
+        done=shared_generation_done,
     ),
     "transformers-generate": Contestant(
         "transformers' generate with the prompts repeated G times, which is what "
@@ -40,6 +45,7 @@ CONTESTANTS = {
         "on a GPU flash_attention_2 where installed",
         repeated_generation,
         "vlm_pg.bench.generation.transformers_generate:session",
+        done=repeated_generation_done,
     ),
     "transformers-continuous": Contestant(
         "transformers' continuous batching, num_return_sequences=G: each prompt encoded once, "
@@ -56,6 +62,7 @@ CONTESTANTS = {
         "ours, one group after the other (only where there are several groups)",
         one_by_one_generation,
         "vlm_pg.bench.generation.ours:one_by_one",
+        done=one_by_one_generation_done,
     ),
 }
 
@@ -85,6 +92,10 @@ how it is measured:
            (G x P a group where the prompt is repeated, P where it is shared); keys and values: (P + N - 1) x G a
            group against P + (N - 1) x G (the last token is never read). Decoding one token for few responses waits for
            memory more than for FLOPs, so tokens/s can go beyond their bound or stay far below.
+  counted  What each contestant is asked to do, counted on tensors without values by `vlm_pg/bench/paper`: peak memory
+           above the weights, FLOPs, bytes read and written if no cache kept anything between two kernels. Of decode
+           steps that grow evenly some are counted and the others follow; of continuous batching every one. It is no
+           measurement: it stands beside one. On a GPU what is counted is bf16, and not continuous batching.
 
 examples:
   vlm-pg bench rollout --points 4096,8,64 4096,8,64,4 --model mid --threads 2
@@ -102,6 +113,7 @@ class RolloutRun(PointsRun[RolloutPoint]):
     gain_key = "ours_gain"
     comparable = ("model", "dtype", "device", "repeats", "threads")
     case = "vlm_pg.bench.generation.case:GenerationCase"
+    counted = "vlm_pg.bench.generation.counted:counted_rollout"
 
     @staticmethod
     def parser() -> argparse.ArgumentParser:
@@ -179,7 +191,7 @@ class RolloutRun(PointsRun[RolloutPoint]):
             "flops": flops[0] / flops[1],
             "kv_bytes": theirs["kv_bytes"] / ours["kv_bytes"],
         }
-        return gain
+        return gain | counted_gain(theirs, ours)
 
     def entry_lines(self, name: str, entry: dict[str, Any]) -> list[str]:
         line = (
@@ -190,7 +202,8 @@ class RolloutRun(PointsRun[RolloutPoint]):
         if entry["equal_tokens"] < 1:
             line += f", {entry['equal_tokens']:.1%} of its tokens equal"
         gain = entry.get(self.gain_key)
-        return [line, f"    {gain_words(gain)}"] if gain else [line]
+        lines = [line, f"    {gain_words(gain)}"] if gain else [line]
+        return [*lines, *counted_lines(entry, gain, OURS, decimals=3)]
 
     def _work(self, name: str, point: RolloutPoint) -> GenerationWork:
         return self.contestants_known[name].work(point)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from vlm_pg.bench.contestant import Contestant
+from vlm_pg.bench.counted import counted_gain, counted_lines
 from vlm_pg.bench.flops import activation_bytes, bounds, chunk_rows, done_flops, parameter_count
 from vlm_pg.bench.grid import GENERATIONS, PREFIXES, RATIOS, StepPoint, informative_first, parse_points
 from vlm_pg.bench.options import measurement_parser
@@ -27,7 +28,6 @@ from vlm_pg.bench.work import (
     shared_work,
     whole_logits_work,
 )
-from vlm_pg.memory import GIB
 
 OURS = "grouped"
 CONTESTANTS = {
@@ -193,17 +193,13 @@ class StepRun(PointsRun[StepPoint]):
             less = theirs["peak_bytes"] / ours["peak_bytes"]
             gain |= {"memory": less, "memory_bound": self.peak_bytes(name, point) / self.peak_bytes(OURS, point)}
             gain["memory_share"] = less / gain["memory_bound"]
-        if "counted" in theirs and "counted" in ours:
-            gain["counted"] = {key: theirs["counted"][key] / ours["counted"][key] for key in ours["counted"]}
-        return gain
+        return gain | counted_gain(theirs, ours)
 
     def entry_lines(self, name: str, entry: dict[str, Any]) -> list[str]:
         line = f"  {name:24}{entry['median_seconds']:9.3f} s {gib_words(entry.get('peak_bytes'), 2)}"
         gain = entry.get(self.gain_key)
-        lines = [f"{line}   {gain_words(gain)}" if gain else line]
-        if "counted" in entry:
-            lines.append(f"    {counted_words(entry)}")
-        return lines
+        line = f"{line}   {gain_words(gain)}" if gain else line
+        return [line, *counted_lines(entry, gain, OURS)]
 
     def busy_lines(self, record: dict[str, Any]) -> list[str]:
         by_processor = ", ".join(
@@ -216,21 +212,6 @@ class StepRun(PointsRun[StepPoint]):
 
     def _work(self, name: str, point: StepPoint) -> Work:
         return self.contestants_known[name].work(point.prefix, point.lengths)
-
-
-def counted_words(entry: dict[str, Any]) -> str:
-    """What was counted, beside what was measured where that was; against ours where there is something to compare."""
-    counted = entry["counted"]
-    words = f"counted: {counted['peak_bytes'] / GIB:.2f} GiB"
-    if entry.get("peak_bytes"):
-        words += f" ({counted['peak_bytes'] / entry['peak_bytes']:.2f} of the measured peak)"
-    words += f", {counted['flops'] / 1e12:.3f} TFLOP, {counted['bytes'] / 1e9:.1f} GB, {counted['launches']:,} kernels"
-    if times := entry.get(StepRun.gain_key, {}).get("counted"):
-        words += (
-            f"; grouped has {times['flops']:.2f}x fewer FLOPs, {times['bytes']:.2f}x fewer bytes, "
-            f"{memory_words(times['peak_bytes'])} memory"
-        )
-    return words
 
 
 def gain_words(gain: dict[str, Any]) -> str:

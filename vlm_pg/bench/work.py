@@ -7,7 +7,7 @@ never read, so the least work reads R - 1 tokens of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from vlm_pg.batching.plan import chunk_responses
 from vlm_pg.bench.evaluation.shown import Shown, head_tokens, tail_tokens
@@ -78,13 +78,11 @@ def whole_logits_work(prefix: int, lengths: Sequence[int]) -> Work:
 
 
 @dataclass(frozen=True)
-class StepDone:
-    """What a contestant of `bench step` computes, to the row: what it leaves out, pads or computes twice.
+class ForwardDone:
+    """What a contestant computes in forward passes, to the row: what it leaves out and what it pads.
 
     ``tokens`` go through all layers but the last, ``last_rows`` through the last one; ``last_keys`` further rows owe it
     their keys and values alone. ``pairs`` are computed in a layer, ``last_pairs`` in the last one.
-    ``logit_rows_again``: rows whose logits are computed a second time in backward. ``attention_kept``: checkpointing
-    does not repeat attention.
     """
 
     tokens: int
@@ -93,6 +91,16 @@ class StepDone:
     pairs: int
     last_pairs: int
     logit_rows: int
+
+
+@dataclass(frozen=True)
+class StepDone(ForwardDone):
+    """Of `bench step`, also what it computes twice.
+
+    ``logit_rows_again``: rows whose logits are computed a second time in backward. ``attention_kept``: checkpointing
+    does not repeat attention.
+    """
+
     logit_rows_again: int
     attention_kept: bool
 
@@ -201,6 +209,70 @@ def continuous_generation(point: RolloutPoint) -> GenerationWork:
     shared = shared_generation(point)
     held = min(shared.prefill.tokens, max(CONTINUOUS_TOKENS, point.rollouts))
     return replace(shared, prefill=replace(shared.prefill, held_tokens=held))
+
+
+def shared_generation_done(point: RolloutPoint, decode_rows: int | None = None) -> ForwardDone:
+    """Ours, to the row: in the last layer prompts compute what decoding reads, where a pass begins at their start.
+
+    Nothing is asked there but each prompt's last row (of a pass that ends no prompt, its first piece's last); all rows
+    ask in a pass that begins within a prompt. Prompts have no tokens in common.
+
+    Args:
+        decode_rows: of a decode step, where there are idle ones among them (``rollout/ragged.py``); an idle row has one
+            own token, meets no prompt and has no logits. Default: one for each rollout.
+    """
+    tokens = pairs = last_rows = last_pairs = 0
+    for pieces in _prefill_passes(point):
+        met = [(stop - start) * start + causal_pairs(stop - start) for start, stop in pieces]
+        rows = sum(stop - start for start, stop in pieces)
+        tokens, pairs = tokens + rows, pairs + sum(met)
+        if any(start for start, _ in pieces):
+            last_rows, last_pairs = last_rows + rows, last_pairs + sum(met)
+        else:
+            read = [stop for _, stop in pieces if stop == point.prefix] or [pieces[0][1]]
+            last_rows, last_pairs = last_rows + len(read), last_pairs + sum(read)
+    last_keys = tokens - last_rows
+    decode, idle = _decode(point), 0
+    if decode_rows is not None:
+        idle = (decode_rows - point.rollouts) * (point.new_tokens - 1)
+    later, met_later = decode.tokens + idle, decode.pairs + idle
+    return ForwardDone(
+        tokens + later,
+        last_rows + later,
+        last_keys,
+        pairs + met_later,
+        last_pairs + met_later,
+        point.rollouts * point.new_tokens,
+    )
+
+
+def one_by_one_generation_done(point: RolloutPoint, decode_rows: int | None = None) -> ForwardDone:
+    """The same, one group after the other; ``decode_rows``: of one group."""
+    one = shared_generation_done(replace(point, groups=1), decode_rows)
+    return ForwardDone(*(point.groups * getattr(one, field.name) for field in fields(one)))
+
+
+def repeated_generation_done(point: RolloutPoint, decode_rows: int | None = None) -> ForwardDone:
+    """transformers' generate: every row through every layer, logits of what is read."""
+    work = repeated_generation(point)
+    tokens, pairs = (work.prefill.tokens + work.decode.tokens, work.prefill.pairs + work.decode.pairs)
+    return ForwardDone(tokens, tokens, 0, pairs, pairs, work.prefill.logit_rows + work.decode.logit_rows)
+
+
+def _prefill_passes(point: RolloutPoint) -> list[list[tuple[int, int]]]:
+    """Of each pass the pieces of prompts, (first token, end): prompts in order, ``PREFILL_TOKENS`` a pass."""
+    passes: list[list[tuple[int, int]]] = [[]]
+    room = PREFILL_TOKENS
+    for _ in range(point.groups):
+        start = 0
+        while start < point.prefix:
+            if not room:
+                passes.append([])
+                room = PREFILL_TOKENS
+            stop = min(point.prefix, start + room)
+            passes[-1].append((start, stop))
+            start, room = stop, room - (stop - start)
+    return passes
 
 
 def _decode(point: RolloutPoint) -> Work:

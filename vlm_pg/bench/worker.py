@@ -1,4 +1,4 @@
-"""The process that measures one point: ``python -m vlm_pg.bench.worker SPEC.json RESULT.json``.
+"""The process that measures one point: ``python -m vlm_pg.bench.worker SPEC.json RESULT.json PARENT``.
 
 On a CPU it first forks one child per contestant, which builds the model, warms up on a tiny case and runs the point
 once for its peak memory. Then it builds the model itself, runs every contestant once (warm-up, and the check that all
@@ -19,6 +19,7 @@ import torch
 
 from vlm_pg.bench.case import ModelCase, Spec
 from vlm_pg.bench.contestant import CannotRun
+from vlm_pg.bench.ending import end_with_parent
 from vlm_pg.bench.memory import Peak, give_freed_memory_back, in_child, peak_above_baseline
 from vlm_pg.processes import resolve
 
@@ -26,8 +27,12 @@ T = TypeVar("T")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure what the specification (first path) names and write the numbers (second path)."""
-    spec_path, result_path = (Path(word) for word in argv)
+    """Measure what the specification (first path) names and write the numbers (second path), while the parent lives.
+
+    ``argv``: both paths, and the number of the process that started this one.
+    """
+    end_with_parent(int(argv[2]))
+    spec_path, result_path = (Path(word) for word in argv[:2])
     spec = json.loads(spec_path.read_text())
     torch.set_num_threads(spec["threads"])
     result_path.write_text(json.dumps(measure(spec)))
@@ -65,8 +70,10 @@ def measure(spec: Spec) -> dict[str, Any]:
     if spec.get("counted"):
         for name in [name for name in outcomes if name not in failed]:
             print(f"  {name}: counted", flush=True)
-            if counts := resolve(spec["counted"])(spec, runs[name]):
-                measured[name]["counted"] = counts
+            try:
+                measured[name]["counted"] = resolve(spec["counted"])(spec, name, runs[name])
+            except CannotRun as error:
+                measured[name]["not_counted"] = str(error)
     return {"contestants": {name: measured[name] for name in outcomes if name not in failed}, "failed": failed}
 
 

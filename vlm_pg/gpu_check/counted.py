@@ -8,11 +8,12 @@ from typing import Any
 
 from vlm_pg.bench.paper.devices import ALL, device_called
 from vlm_pg.bench.paper.roofline import roofline
+from vlm_pg.gpu_check.measurements import LORA_RANK
 from vlm_pg.gpu_check.reading import Reading, read_json
 
 FORMAT = 1
 # What tells a point from others, in files of all three.
-_POINT = ("prefix", "generations", "response", "new_tokens", "groups")
+_POINT = ("frames", "prefix", "generations", "response", "new_tokens", "groups")
 # Of a roofline.
 _LEAST = ("seconds", "roof")
 
@@ -24,7 +25,8 @@ def read_counted(papers: Sequence[Path], folder: Path) -> Reading:
     bytes, launches, waits, peak memory (``peak_is_least``: it follows from shallower models), and for each device the
     least time with the roof that binds; of a decode step, too. ``device``: on which it was measured, where its peaks
     are known; then ``times_least`` and ``decode_times_least`` say how many times the least it took. ``peak_share``:
-    measured by counted peak.
+    measured by counted peak. Of a whole step ``phases``: of each its least times, counted peak memory, and measured
+    seconds.
 
     Args:
         papers: files of ``bench paper``.
@@ -65,11 +67,20 @@ def _row(entry: dict[str, Any], settings: dict[str, Any], files: list[dict[str, 
         "waits": sum(counts["waits"].values()),
         "weights_bytes": entry["weights_bytes"],
         "peak_bytes": entry["peak_bytes"],
-        "peak_is_least": entry["work"] == "step" and bool(entry.get("layers_counted")),
+        "peak_is_least": entry["work"] != "rollout" and bool(entry.get("layers_counted")),
         "least": least,
         "least_decode": decode,
     }
     of = measured or {}
+    seconds = of.get("phases") or {}
+    row["phases"] = {
+        name: {
+            "seconds": seconds.get(name),
+            "least": _least(phase, "counts", "roofline", settings, device),
+            "peak_bytes": phase["peak_bytes"],
+        }
+        for name, phase in (entry.get("phases") or {}).items()
+    }
     return row | {
         "device": device,
         "times_least": _ratio(of.get("seconds"), least.get(device or "", {}).get("seconds")),
@@ -95,8 +106,10 @@ def _measured(
 ) -> tuple[dict[str, Any] | None, str]:
     """Figures, or None and why there are none."""
     name = entry["contestant"]
+    if entry["work"] == "grpo-step":
+        return _measured_step(entry, settings, files)
     for data in files:
-        if not _same(entry, settings, data):
+        if "sampled_tokens" in data or not _same(entry, settings, data):
             continue
         for at in data.get("points") or []:
             if not _is_at(entry, at):
@@ -109,6 +122,23 @@ def _measured(
         for left_out in data.get("skipped") or []:
             if left_out.get("contestant") == name and _is_at(entry, left_out):
                 return None, str(left_out.get("reason"))
+    return None, "not measured"
+
+
+def _measured_step(
+    entry: dict[str, Any], settings: dict[str, Any], files: list[dict[str, Any]]
+) -> tuple[dict[str, Any] | None, str]:
+    """Of the files of ``grpo_step.py``, whose peak is taken above what stood there before."""
+    wanted = [entry["model"], *(entry["point"][key] for key in ("frames", "generations", "new_tokens"))]
+    as_counted = (settings["checkpointing"], settings["lora"], settings["liger"]) == (True, LORA_RANK, False)
+    for data in files:
+        if not as_counted or [data.get(key) for key in ("model", "frames", "generations", "new_tokens")] != wanted:
+            continue
+        if data.get("failed"):
+            return None, str(data["failed"])
+        phases = dict(data["seconds"])
+        peak = None if data.get("peak_bytes") is None else data["peak_bytes"] - (data.get("before_bytes") or 0)
+        return {"seconds": phases.pop("step"), "decode_seconds": None, "phases": phases, "peak_bytes": peak}, ""
     return None, "not measured"
 
 
@@ -128,7 +158,7 @@ def _same(entry: dict[str, Any], settings: dict[str, Any], data: dict[str, Any])
 
 
 def _is_measured(data: Any) -> bool:
-    return isinstance(data, dict) and data.get("measurement") in ("step", "rollout")
+    return isinstance(data, dict) and (data.get("measurement") in ("step", "rollout") or "sampled_tokens" in data)
 
 
 def _gpu(folder: Path) -> str | None:

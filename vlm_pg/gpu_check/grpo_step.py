@@ -17,10 +17,12 @@ from typing import Any
 import torch
 
 from vlm_pg.bench.case import SPECIAL_IDS, random_model
+from vlm_pg.bench.paper.whole_step import PAIR_TOKENS, TOKEN_COLUMNS, TOKEN_ROWS, WORDS
 from vlm_pg.bench.shapes import SIZES
 from vlm_pg.config import RunConfig
 from vlm_pg.distributed import RankLayout
 from vlm_pg.files import write_json_atomic
+from vlm_pg.gpu_check.measurements import LORA_RANK
 from vlm_pg.models.loading import DTYPES, make_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
@@ -31,9 +33,8 @@ from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.training.stream_memory import choose_memory
 from vlm_pg.types import Prompt, RolloutGroup, Sample
 
-# Patches of a pair of frames, in height and width: 128 visual tokens after merging 2 x 2, Video-R1's most.
-ROWS, COLUMNS = 16, 32
-PAIR_TOKENS = ROWS * COLUMNS // 4
+# Patches of a pair of frames, in height and width, of which 2 x 2 become one visual token.
+ROWS, COLUMNS = 2 * TOKEN_ROWS, 2 * TOKEN_COLUMNS
 STEPS = 2
 
 
@@ -51,6 +52,9 @@ def main(argv: Sequence[str]) -> int:
     found: dict[str, Any] = {
         "frames": options.frames,
         "model": options.model,
+        "generations": options.generations,
+        "new_tokens": options.new_tokens,
+        "sampled_tokens": None,
         "prompt_tokens": None,
         "peak_bytes": None,
         "seconds": {},
@@ -67,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
 def measure(frames: int, model: str, device: str, generations: int, new_tokens: int) -> dict[str, Any]:
     """Seconds by phase, peak memory in bytes with and without what stands there before (weights), and lengths."""
-    prompt_tokens = frames // 2 * PAIR_TOKENS + 12
+    prompt_tokens = frames // 2 * PAIR_TOKENS + WORDS
     config = configuration(model, "bf16" if device == "cuda" else "fp32", prompt_tokens, generations, new_tokens)
     policy = make_policy(
         random_model(model, device=device, dtype=DTYPES[config.model.dtype], with_tower=True), None, config.model
@@ -101,7 +105,7 @@ def configuration(model: str, dtype: str, prompt_tokens: int, generations: int, 
         {
             "run": {"name": "grpo-step"},
             "data": {"train": "none.jsonl"},
-            "model": {"path": model, "dtype": dtype, "gradient_checkpointing": True, "lora": {"rank": 16}},
+            "model": {"path": model, "dtype": dtype, "gradient_checkpointing": True, "lora": {"rank": LORA_RANK}},
             "prompt": {"max_prompt_tokens": prompt_tokens},
             "rollout": {"num_generations": generations, "max_new_tokens": new_tokens},
             # The whole group in one pass where it fits; training cuts it by itself where it does not.
@@ -143,7 +147,7 @@ def random_prompt(policy: Policy, frames: int, seed: int) -> Prompt:
     """A video of random pixels between a few words."""
     generator = torch.Generator().manual_seed(seed)
     pairs, video = frames // 2, policy.model.config.video_token_id
-    ids = torch.cat([torch.arange(5), torch.full((pairs * PAIR_TOKENS,), video), torch.arange(7)])
+    ids = torch.cat([torch.arange(5), torch.full((pairs * PAIR_TOKENS,), video), torch.arange(WORDS - 5)])
     pixels = torch.randn(pairs * ROWS * COLUMNS, 3 * 2 * 14 * 14, generator=generator)
     inputs = {"input_ids": ids[None], "mm_token_type_ids": 2 * (ids == video)[None].long()}
     inputs |= {"pixel_values_videos": pixels, "video_grid_thw": torch.tensor([[pairs, ROWS, COLUMNS]])}

@@ -13,6 +13,8 @@ PYTHON = sys.executable
 VLM_PG: Command = (PYTHON, "-m", "vlm_pg.cli")
 # Models that are for a CPU: seconds there, no gain from bf16.
 LITTLE = ("small", "mid")
+# Of the adapter that a whole step trains.
+LORA_RANK = 16
 # Stands for --resume where the file after --out exists when the command begins.
 RESUME = "{--resume}"
 
@@ -62,6 +64,14 @@ def paper_commands(folder: Path, measurements: Sequence[Measurement]) -> list[Co
         words += ["--checkpointing"] if any(one.checkpointing for one in mine) else []
         commands.append((*VLM_PG, "bench", "paper", *words, "--out", str(paper_file(folder, model))))
     return commands
+
+
+def whole_step_command(folder: Path, model: str, points: Sequence[str]) -> Command:
+    """``vlm-pg bench paper`` of whole steps ("frames,rollouts,new tokens"), with the settings of ``grpo_step.py``."""
+    dtype = "fp32" if model in LITTLE else "bf16"
+    words = ("--models", model, "--dtype", dtype, "--works", "grpo-step", "--grpo-points", *points)
+    trained = ("--checkpointing", "--lora", str(LORA_RANK))
+    return (*VLM_PG, "bench", "paper", *words, *trained, "--out", str(paper_file(folder, model)))
 
 
 def _each(names: Iterable[str]) -> list[str]:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from vlm_pg.gpu_check.measurements import PYTHON, Measurement
+from vlm_pg.gpu_check.measurements import PYTHON, Measurement, whole_step_command
 from vlm_pg.gpu_check.reading import read_bench_point, read_whole_step
-from vlm_pg.gpu_check.stages import Stage, counted, environment
+from vlm_pg.gpu_check.stages import Stage, counted, counted_by, environment
 
 _NEEDS = ("torch", "transformers", "pydantic")
 # Time and peak memory of one group's forward and backward.
@@ -26,6 +26,7 @@ LEAST_SECONDS = 240
 # Of all points on a dozen cores.
 COUNTING_SECONDS = 120
 FRAMES = (64, 128, 256, 512, 1024)
+GENERATIONS, NEW_TOKENS = 8, 512
 
 
 def training(folder: Path, device: str, model: str) -> list[Stage]:
@@ -41,20 +42,22 @@ def rollouts(folder: Path, device: str, model: str) -> list[Stage]:
 
 
 def grpo_step(folder: Path, device: str, model: str) -> list[Stage]:
-    """A whole step with LoRA behind videos of so many frames, until one no longer fits."""
+    """A whole step with LoRA behind videos of so many frames, until one no longer fits; each as counted, too."""
     stages = [environment(folder)]
     for frames in FRAMES:
         path = folder / f"grpo-step-{frames}.json"
         options = ("--frames", str(frames), "--model", model, "--device", device, "--out", str(path))
-        command = (PYTHON, "-m", "vlm_pg.gpu_check.grpo_step", *options)
-        title = f"A whole GRPO step, {model} dimensions, LoRA, {frames} frames, G = 8"
+        lengths = ("--generations", str(GENERATIONS), "--new-tokens", str(NEW_TOKENS))
+        command = (PYTHON, "-m", "vlm_pg.gpu_check.grpo_step", *options, *lengths)
+        title = f"A whole GRPO step, {model} dimensions, LoRA, {frames} frames, G = {GENERATIONS}"
         read = partial(read_whole_step, path)
         stages.append(
             Stage(
                 f"grpo-step-{frames}", title, (command,), 1, read, (*_NEEDS, "peft"), True, least_seconds=LEAST_SECONDS
             )
         )
-    return stages
+    points = [f"{frames},{GENERATIONS},{NEW_TOKENS}" for frames in FRAMES]
+    return [*stages, counted_by(folder, 1, [whole_step_command(folder, model, points)], COUNTING_SECONDS)]
 
 
 # Name: (what it measures in words, its stages by folder, device and model).

@@ -149,7 +149,12 @@ def _bench(folder: Path, device: str, measurement: Measurement, title: str, ours
 
 def counted(folder: Path, share: float, measurements: Sequence[Measurement], least_seconds: float = 0.0) -> Stage:
     """What ``vlm-pg bench paper`` counts of the same, beside what was measured before."""
-    commands = tuple(paper_commands(folder, measurements))
+    return counted_by(folder, share, paper_commands(folder, measurements), least_seconds)
+
+
+def counted_by(folder: Path, share: float, commands: Sequence[Command], least_seconds: float = 0.0) -> Stage:
+    """The same of commands of ``vlm-pg bench paper`` with ``--out``."""
+    commands = tuple(commands)
     files = tuple(Path(command[command.index("--out") + 1]) for command in commands)
     read = partial(read_counted, files, folder)
     return Stage(

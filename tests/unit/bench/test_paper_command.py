@@ -78,7 +78,7 @@ def test_decode_steps_by_hand(tmp_path: Path) -> None:
     words = ["--works", "rollout", "--rollout-points", f"{prefix},{rows},{new_tokens}"]
     found = _run(words, tmp_path / "paper.json")
     theirs, ours = found["transformers-generate"]["parts"], found["ours"]["parts"]
-    assert "thread" in found["transformers-continuous"]["not_counted"]
+    assert "CUDA graphs" in found["transformers-continuous"]["not_counted"]
     # Each of 69 steps puts its rows through all layers and the head; its attention meets the prompt and t tokens.
     products = 2 * rows * (new_tokens - 1) * (LAYERS * LAYER_WEIGHTS + HEAD_WEIGHTS)
     pairs = rows * sum(prefix + token for token in range(1, new_tokens))
@@ -123,6 +123,8 @@ def test_linear_attention_is_counted_from_few_layers_and_prefix_grouper_is_not()
     ("words", "said"),
     [
         (["--models", "/no/such"], "neither a folder with config.json nor one of Qwen2.5-VL-7B"),
+        (["/no/such"], "neither a folder with config.json nor one of Qwen2.5-VL-7B"),
+        (["--grpo-points", "63,8,512"], "an even number of frames"),
         (["--points", "4096,8"], "such as 4096,8,512"),
         (["--lora", "0"], "at least 1"),
         (["--jobs", "0"], "at least 1 process"),

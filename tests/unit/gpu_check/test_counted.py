@@ -10,7 +10,7 @@ import pytest
 
 from vlm_pg.bench.paper import main as bench_paper
 from vlm_pg.gpu_check.counted import read_counted
-from vlm_pg.gpu_check.measurements import Measurement, paper_commands
+from vlm_pg.gpu_check.measurements import Measurement, paper_commands, whole_step_command
 from vlm_pg.gpu_check.page import render
 from vlm_pg.gpu_check.reading import Reading
 
@@ -70,7 +70,7 @@ def test_measured_figures_stand_beside_those_that_were_counted(tmp_path: Path, p
     assert row["counted"]["flops"] > 3 * 2 * 4 * 3 * 256 * 704 * (64 + 2 * 7)
     assert rows["ours"]["decode_times_least"] == pytest.approx(3) and rows["ours"]["peak_share"] is None
     (remark,) = reading.remarks
-    assert remark.startswith("not counted: small, rollout (64, 2, 4, 1), transformers-continuous: its scheduler")
+    assert remark.startswith("not counted: small, rollout (64, 2, 4, 1), transformers-continuous: on a GPU it pads")
 
 
 def test_a_card_that_bench_paper_has_no_roofline_of(tmp_path: Path, paper: dict[str, Any]) -> None:
@@ -122,6 +122,35 @@ def test_why_something_was_not_measured(tmp_path: Path, paper: Any) -> None:
     assert rows["ours"]["not_measured"] == "expected to need 99 GiB"
 
 
+@pytest.fixture(scope="module")
+def step_paper(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    command = whole_step_command(tmp_path_factory.mktemp("paper"), "small", ["4,2,5"])
+    assert bench_paper([*command[command.index("paper") + 1 :], "--jobs", "1"]) == 0
+    found: dict[str, Any] = json.loads(Path(command[-1]).read_text())
+    return found
+
+
+def test_a_whole_step_stands_beside_what_was_counted_of_its_phases(tmp_path: Path, step_paper: Any) -> None:
+    (entry,) = step_paper["entries"]
+    whole = {"model": "small", "frames": 4, "generations": 2, "new_tokens": 5, "sampled_tokens": 10, "failed": ""}
+    whole |= {"seconds": {"vision": 0.5, "rollout": 2.0, "update": 1.5, "step": 4.0}}
+    whole |= {"peak_bytes": 1000 + 3 * entry["peak_bytes"], "before_bytes": 1000}
+    (row,) = read(tmp_path, step_paper, "NVIDIA H100 80GB HBM3", step=whole).figures["beside"]
+    assert row["times_least"] == pytest.approx(4.0 / entry["roofline"]["H100 SXM"]["seconds"])
+    assert row["peak_share"] == 3
+    assert {name: phase["seconds"] for name, phase in row["phases"].items()} == {
+        "vision": 0.5, "rollout": 2.0, "update": 1.5
+    }  # fmt: skip
+    least = entry["phases"]["update"]["roofline"]["H100 SXM"]["seconds"]
+    assert row["phases"]["update"]["least"]["H100 SXM"]["seconds"] == least
+    # Other settings, and a step that did not fit.
+    other = read(tmp_path, step_paper, None, step=whole | {"frames": 8}).figures["beside"][0]
+    assert other["measured"] is None and other["not_measured"] == "not measured"
+    failed = whole | {"failed": "out of GPU memory", "seconds": {}, "sampled_tokens": None}
+    (row,) = read(tmp_path, step_paper, None, step=failed).figures["beside"]
+    assert row["not_measured"] == "out of GPU memory" and row["phases"]["update"]["seconds"] is None
+
+
 def test_files_that_cannot_be_read_are_said_to_be_that(tmp_path: Path) -> None:
     assert read_counted([tmp_path / "none.json"], tmp_path).problem == "it wrote no result"
     assert read(tmp_path, {"format": 2, "entries": []}, None).problem == "a file has format 2, not 1"
@@ -130,7 +159,7 @@ def test_files_that_cannot_be_read_are_said_to_be_that(tmp_path: Path) -> None:
     assert read_counted(two, tmp_path).problem == "1 of 2 files can be read"
 
 
-def test_the_page_shows_every_kind_of_figure(tmp_path: Path, paper: Any) -> None:
+def test_the_page_shows_every_kind_of_figure(tmp_path: Path, paper: Any, step_paper: Any) -> None:
     bench = measured("step", STEP, "grouped", {"median_seconds": 0.5, "peak_bytes": 2**31})
     kernel = {"kernel": "cuda-flash", "heads": [28, 4, 128], "worst": 0.002}
     training = {
@@ -141,6 +170,9 @@ def test_the_page_shows_every_kind_of_figure(tmp_path: Path, paper: Any) -> None
     decoded = {"median_seconds": 0.5, "decode_seconds_per_token": 0.012}
     files = {"step": bench, "rollout": measured("rollout", ROLLOUT, "ours", decoded)}
     counted = read(tmp_path, paper, "NVIDIA H100 80GB HBM3", **files).figures
+    (step,) = read(tmp_path, step_paper, "NVIDIA H100 80GB HBM3").figures["beside"]
+    step["phases"]["update"] |= {"seconds": 4.56, "peak_bytes": 7 * 2**30}
+    counted["beside"].append(step)
     # Numbers that the page is searched for.
     (row,) = (row for row in counted["beside"] if row["contestant"] == "grouped")
     row["times_least"], row["peak_share"], row["counted"]["peak_bytes"] = 3.21, 1.09, 5 * 2**30
@@ -166,7 +198,8 @@ def test_the_page_shows_every_kind_of_figure(tmp_path: Path, paper: Any) -> None
     page = render(result)
     for words in (
         "vlm_pg on NVIDIA H100", "3 passed", "test_a", "differs", "50.0", "16.00 GiB",
-        "0.078 s, launches", ">3.21<", ">1.09<", ">2.00 GiB<", ">5.00 GiB<", "not counted: its scheduler",
+        "0.078 s, launches", ">3.21<", ">1.09<", ">2.00 GiB<", ">5.00 GiB<", ">4.56<", ">7.00 GiB<",
+        "not counted: on a GPU it pads",
     ):  # fmt: skip
         assert words in page, words
     # Of a decode step 12 ms, and 6 ms at the least.

@@ -67,8 +67,8 @@ def test_bench_takes_every_command_of_the_plans(tmp_path: Path, capsys: pytest.C
             assert len(run.points(arguments)) == 1
             parsed += 1
     assert parsed == 5 + 6 + 4 + 2
-    # Points times contestants: the two plans, 7b and 8b, small.
-    assert counted == [5 * 4, 6 * 2, 3 + 2, 3 + 2, 3 + 2]
+    # Points times contestants: the three plans, 7b and 8b, small.
+    assert counted == [5 * 4, 6 * 2, 5, 3 + 2, 3 + 2, 3 + 2]
 
 
 def test_what_is_measured_is_counted_with_the_same_settings(tmp_path: Path) -> None:

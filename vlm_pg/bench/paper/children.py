@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
+
+from vlm_pg.bench.ending import end_with_parent
 
 Item = TypeVar("Item")
 
@@ -19,7 +22,8 @@ def in_children(
 ) -> Iterator[tuple[Item, Any | ChildEnded]]:
     """Each item with what ``work`` returned for it, as they are done; each in a process of its own.
 
-    Work must not raise. A process that is killed gives ``ChildEnded`` for its item, and the others go on.
+    Work must not raise. A process that is killed gives ``ChildEnded`` for its item, and the others go on. All end with
+    this process, also where a signal kills it.
     """
     context = multiprocessing.get_context("fork")
     todo, running = iter(items), dict[Connection, tuple[Item, Any]]()
@@ -27,7 +31,7 @@ def in_children(
     def start() -> None:
         for item in todo:
             here, there = context.Pipe(duplex=False)
-            child = context.Process(target=_send, args=(work, item, there), daemon=True)
+            child = context.Process(target=_send, args=(work, item, there, os.getpid()), daemon=True)
             child.start()
             there.close()
             running[here] = (item, child)
@@ -48,7 +52,8 @@ def in_children(
             child.kill()
 
 
-def _send(work: Callable[[Any], Any], item: Any, there: Connection) -> None:
+def _send(work: Callable[[Any], Any], item: Any, there: Connection, parent: int) -> None:
+    end_with_parent(parent)
     there.send(work(item))
     there.close()
 

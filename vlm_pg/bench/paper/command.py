@@ -12,8 +12,17 @@ from typing import Any
 
 from vlm_pg.bench.grid import RolloutPoint, StepPoint, parse_points
 from vlm_pg.bench.paper.models import known_models
-from vlm_pg.bench.paper.plan import COUNTED_ROLLOUTS, ROLLOUT_POINTS, STEP_POINTS, WORKS, specifications
+from vlm_pg.bench.paper.plan import (
+    COUNTED_ROLLOUTS,
+    GRPO_POINTS,
+    ROLLOUT_POINTS,
+    STEP_POINTS,
+    USUAL_WORKS,
+    WORKS,
+    specifications,
+)
 from vlm_pg.bench.paper.roofline import LAUNCH_SECONDS
+from vlm_pg.bench.paper.whole_step import PAIR_TOKENS, WORDS, WholeStepPoint
 from vlm_pg.bench.step import CONTESTANTS
 from vlm_pg.errors import ConfigError
 from vlm_pg.threads import usable_cores
@@ -29,7 +38,7 @@ is measured. The contestants' own code runs on torch's fake tensors, with the CU
 is computed, and no weights are needed.
 """
 
-_HOW = """\
+_HOW = f"""\
 how it is counted:
   step      One forward and backward, as `vlm-pg bench step` runs it. Packing is part of it: waits in it are for tensors
             that are the host's own. With --few-layers (and always for linear attention, whose reference in torch runs
@@ -41,6 +50,11 @@ how it is counted:
             others follow. Both from two shallower models. transformers-continuous cannot be counted.
   tower     The vision tower, frozen, over a video of 1,024 visual tokens: once for a group, and once for each of 8
             rollouts; with torch's own attention, which takes frames and windows one after the other.
+  grpo-step A whole step of ours on one question (not among the usual works): the tower, frozen, over F frames of
+            {PAIR_TOKENS} visual tokens a pair, the rollouts behind it, the update; with --reference its forward.
+            Behind the tower visual tokens count as text. The update's own forward gives the old log-probabilities.
+            Without optimizer, decoding of videos and rewards. Peak memory is that of the phase that needs most, visual
+            features and without --lora the reference's own weights beside it.
   memory    Above the weights, gradients included; no optimizer states (`vlm-pg plan` has those).
   time      Of each kind of operation max(FLOPs / peak, bytes / bandwidth), summed; or launches times --launch-us if
             that is more. No kernel reaches a peak: a lower bound, not a forecast.
@@ -50,6 +64,7 @@ examples:
   vlm-pg bench paper --checkpointing --models Qwen2.5-VL-7B --out paper.json --markdown paper.md --figure paper.svg
   vlm-pg bench paper --few-layers --works step --points 4096,8,512 --models ./my-checkpoint --lora 64
   vlm-pg bench paper --works rollout --rollout-points 16384,8,512 --contestants ours
+  vlm-pg bench paper --works grpo-step --grpo-points 256,8,512 --models 7b --checkpointing --lora 16
 """
 
 
@@ -61,18 +76,33 @@ def parser() -> argparse.ArgumentParser:
         epilog=_HOW,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    made.add_argument("model", nargs="*", metavar="MODEL", help="as --models, in front of everything else")
     made.add_argument(
         "--models",
         nargs="+",
         metavar="MODEL",
-        default=["Qwen2.5-VL-7B"],
+        default=[],
         help=f"of {', '.join(known_models())}; or folders with config.json; default: Qwen2.5-VL-7B",
     )
-    made.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS), metavar="WORK", help=", ".join(WORKS))
+    made.add_argument(
+        "--works",
+        nargs="+",
+        choices=WORKS,
+        default=list(USUAL_WORKS),
+        metavar="WORK",
+        help=f"of {', '.join(WORKS)}; default: all but the last",
+    )
     made.add_argument("--points", nargs="+", metavar="P,G,R", help="of step: prefix, responses, response tokens")
     made.add_argument(
         "--rollout-points", nargs="+", metavar="P,G,N[,B]", help="of rollout: prefix, responses, new tokens, groups (1)"
     )
+    made.add_argument(
+        "--grpo-points",
+        nargs="+",
+        metavar="F,G,N",
+        help=f"of grpo-step: frames, rollouts, new tokens; a prompt of {PAIR_TOKENS // 2} F + {WORDS} tokens",
+    )
+    made.add_argument("--reference", action="store_true", help="a grpo-step with a reference's forward")
     names = [*CONTESTANTS, *COUNTED_ROLLOUTS]
     made.add_argument("--contestants", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
     made.add_argument("--dtype", choices=["fp32", "bf16"], default="bf16", help="of weights and activations")
@@ -127,6 +157,7 @@ def checked(arguments: argparse.Namespace) -> argparse.Namespace:
     Raises:
         ConfigError: options that cannot be.
     """
+    arguments.models = [*arguments.model, *arguments.models] or ["Qwen2.5-VL-7B"]
     form = "PREFIX,GENERATIONS,RESPONSE in whole numbers, such as 4096,8,512"
     arguments.points = parse_points(arguments.points, StepPoint, (3,), form) if arguments.points else list(STEP_POINTS)
     form = "PREFIX,GENERATIONS,NEW_TOKENS[,GROUPS] in whole numbers, such as 4096,8,512"
@@ -134,6 +165,10 @@ def checked(arguments: argparse.Namespace) -> argparse.Namespace:
         parse_points(arguments.rollout_points, RolloutPoint, (3, 4), form)
         if arguments.rollout_points
         else list(ROLLOUT_POINTS)
+    )
+    form = "FRAMES,GENERATIONS,NEW_TOKENS in whole numbers, such as 256,8,512"
+    arguments.grpo_points = (
+        parse_points(arguments.grpo_points, WholeStepPoint, (3,), form) if arguments.grpo_points else list(GRPO_POINTS)
     )
     if arguments.lora is not None and arguments.lora < 1:
         raise ConfigError(f"--lora is {arguments.lora}; the rank of an adapter is at least 1. Leave it out for none.")

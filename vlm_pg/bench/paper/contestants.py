@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from vlm_pg.bench.paper.fake import fake_policy
 from vlm_pg.bench.paper.generation import Generation, count_generate, count_ours
 from vlm_pg.bench.paper.models import config_of, model_of
 from vlm_pg.bench.paper.trees import Tree, extrapolated, tree_of, weighted
+from vlm_pg.bench.paper.whole_step import TOKEN_COLUMNS, TOKEN_ROWS, whole_step
 from vlm_pg.bench.training.case import TrainingCase
 from vlm_pg.errors import VlmPgError
 from vlm_pg.models.loading import DTYPES
@@ -43,6 +43,8 @@ def tried(spec: dict[str, Any]) -> dict[str, Any]:
 
 def counted(spec: dict[str, Any]) -> dict[str, Any]:
     """The entry of one contestant at one point; of a model with ``layers`` from two that have only so many."""
+    if spec["work"] == "grpo-step":
+        return whole_step(spec, counted)
     config = config_of(spec["model"])
     if spec["layers"] is None:
         return _finished(_count(spec, config))
@@ -64,7 +66,10 @@ def _count(spec: dict[str, Any], config: Any) -> Tree:
     weights = {"weights_bytes": sum(p.numel() * p.element_size() for p in policy.model.parameters())}
     point = spec["point"]
     if spec["work"] == "tower":
-        return weights | _tower(policy, point["visual_tokens"], point["runs"], fakes)
+        if "pairs" in point:  # of frames, in one video
+            return weights | _tower(policy, point["pairs"], (TOKEN_ROWS, TOKEN_COLUMNS), 1, fakes)
+        pairs = -(-point["visual_tokens"] // _FRAME_SIDE**2)
+        return weights | _tower(policy, pairs, (_FRAME_SIDE, _FRAME_SIDE), point["runs"], fakes)
     if spec["work"] == "step":
         case = TrainingCase.random(policy, point["prefix"], point["lengths"])
         run = resolve(spec["run"])
@@ -119,19 +124,22 @@ def _generation(name: str, case: GenerationCase, fakes: Any) -> Tree:
     return {"parts": {key: part for key, part in parts.items() if part}, "middle": one.middle} | memory | graphs
 
 
-def _tower(policy: Policy, visual_tokens: int, runs: int, fakes: Any) -> Tree:
-    """The vision tower over one video, as often as it runs; frozen, so without gradient."""
-    pixels, side = policy.pixels, _FRAME_SIDE
-    frames = -(-visual_tokens // side**2)
+def _tower(policy: Policy, pairs: int, sides: tuple[int, int], runs: int, fakes: Any) -> Tree:
+    """The vision tower over one video, as often as it runs; frozen, so without gradient.
+
+    Its output is there at the end. ``pairs``: of frames, with so many visual tokens along the ``sides`` of each.
+    """
+    pixels = policy.pixels
     merged = round(pixels.patches_per_token**0.5)
-    grid = torch.tensor([[frames, side * merged, side * merged]])
+    grid = torch.tensor([[pairs, sides[0] * merged, sides[1] * merged]])
     patches = int(grid.prod())
     values = pixels.channels * pixels.temporal_patch_size * pixels.patch_size**2
     with fakes:
         shown = torch.empty(runs * patches, values, dtype=policy.dtype)
     grids = grid.expand(runs, -1).contiguous()
+    features: list[Any] = []
     with torch.no_grad():
-        found = count(partial(policy.run_tower, shown, grids), fakes)
+        found = count(lambda: features.append(policy.run_tower(shown, grids)), fakes)
     return {"parts": {"tower": tree_of(found)}, "peak_bytes": found.peak_bytes, "end_bytes": found.end_bytes}
 
 

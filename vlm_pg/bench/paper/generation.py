@@ -8,7 +8,7 @@ summed exactly. The first one of a run, which makes larger tensors, is counted b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -91,8 +91,11 @@ def _zeros(shape: tuple[int, ...]) -> Any:
     return [_zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
 
 
-def count_ours(case: GenerationCase, lap: Lap) -> Generation:
-    """All groups of ``case`` together, by ``RolloutEngine``'s own loop."""
+def count_ours(case: GenerationCase, lap: Lap, as_on_cuda: bool = True) -> Generation:
+    """All groups of ``case`` together, by ``RolloutEngine``'s own loop.
+
+    ``as_on_cuda``: with the decoder that runs there, else with a CPU's.
+    """
     set_attention(case, ATTENTION_NAME)
     settings = RolloutSettings(
         num_generations=case.generations,
@@ -103,7 +106,7 @@ def count_ours(case: GenerationCase, lap: Lap) -> Generation:
     )
     rollouts = engine.RolloutEngine(case.policy, settings, seed=0)
     prompts = [text_prompt(f"bench {index}", ids) for index, ids in enumerate(case.prompts)]
-    with decoding_as_on_cuda(), _read_at_once(), torch.no_grad():
+    with decoding_as_on_cuda() if as_on_cuda else nullcontext(), _read_at_once(), torch.no_grad():
         return _Ours(engine._ContinuousBatch(rollouts, prompts, 0), case, lap).run()
 
 
@@ -173,6 +176,8 @@ class _Ours:
             cohort.num_generated = token
             if isinstance(decoder, CohortDecoder):
                 _fill(cohort.own, token - 1)
+                # Both sizes are there for a moment, which no run ever has.
+                self.lap()
             elif not first_of_run:
                 decoder._running = decoder._set_rows()
         self._note(self.lap())
@@ -264,6 +269,38 @@ def count_generate(case: GenerationCase, lap: Lap) -> Generation:
     finally:
         del case.model.generate
     return _from_first_steps(laps, case.new_tokens - 1)
+
+
+def count_continuous(case: GenerationCase, lap: Lap) -> Generation:
+    """transformers' continuous batching on a CPU, every step of it, in this thread instead of one of its own.
+
+    Which requests a step has follows from lengths alone: nobody ends before its last token.
+    """
+    from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager as Manager
+
+    from vlm_pg.bench.generation.transformers_continuous import session
+
+    manager_class: Any = Manager
+    usual = {name: getattr(manager_class, name) for name in ("start", "get_result")}
+
+    def start(manager: Any) -> None:
+        manager.background_thread_status.clear()
+        manager.batch_processor, manager.current_batch = manager._create_batch_processor(), 0
+
+    def get_result(manager: Any, *args: Any, **options: Any) -> Any:
+        while manager.output_router.output_queue.empty():
+            manager._generation_loop_body(manager.batch_processor, bootstrapping=False)
+        return usual["get_result"](manager, *args, **options)
+
+    manager_class.start, manager_class.get_result = start, get_result
+    try:
+        with session(case) as generate:
+            generate(case.new_tokens)
+            counts = lap()
+    finally:
+        for name, function in usual.items():
+            setattr(manager_class, name, function)
+    return Generation(steps=tree_of(counts), peak_bytes=counts.peak_bytes, end_bytes=counts.end_bytes)
 
 
 class _Enough(Exception):

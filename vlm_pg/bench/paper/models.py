@@ -44,9 +44,8 @@ def config_of(model: str) -> Any:
         return _PUBLISHED_CONFIGS[model](model)
     if not (Path(model).expanduser() / "config.json").is_file():
         raise ConfigError(
-            f"--models got {model!r}, which is neither a folder with config.json nor one of "
-            f"{', '.join(known_models())}. Give one of these, or a checkpoint's folder, of which "
-            "config.json alone is read."
+            f"The model {model!r} is neither a folder with config.json nor one of {', '.join(known_models())}. Give "
+            "one of these, or a checkpoint's folder, of which config.json alone is read."
         )
     config = load_config(str(Path(model).expanduser()), ModelSettings(path=model))
     family_of(config)

@@ -197,6 +197,11 @@ def bytes_of(name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
         return 2 * written + sum(spanned_bytes(x) for x in ins if not x.dtype.is_floating_point)
     if name == "copy_":
         return written + spanned_bytes(ins[1])
+    if name == "_grouped_mm" and ins[1].dim() == 3 > ins[0].dim():
+        # Who gets a row is known to no count: as many experts as there are rows, at the most.
+        rows, experts = ins[0].shape[0], ins[1].shape[0]
+        of_experts = spanned_bytes(ins[1]) * min(rows, experts) // max(1, experts)
+        return written + of_experts + sum(spanned_bytes(x) for x in ins if x is not ins[1])
     if name == "_flash_attention_forward" and args[4] is not None:
         return written + spanned_bytes(args[0]) + _keys_read(args, kwargs)
     if name == "searchsorted":

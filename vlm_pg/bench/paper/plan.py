@@ -11,18 +11,23 @@ from typing import Any
 from vlm_pg.bench import rollout, step
 from vlm_pg.bench.contestant import Contestant
 from vlm_pg.bench.grid import RolloutPoint, StepPoint
+from vlm_pg.bench.paper.whole_step import WholeStepPoint
 
-WORKS = ("step", "rollout", "tower")
+# A whole step is counted where it is asked for: it is made of the others.
+USUAL_WORKS = ("step", "rollout", "tower")
+WORKS = (*USUAL_WORKS, "grpo-step")
 STEP_POINTS = tuple(StepPoint(*p) for p in ((4096, 8, 128), (4096, 8, 512), (16384, 8, 1024), (32768, 8, 512)))
 ROLLOUT_POINTS = tuple(RolloutPoint(p, g, 512) for p in (4096, 16384, 65536) for g in (8, 32))
+GRPO_POINTS = tuple(WholeStepPoint(frames, 8, 512) for frames in (64, 128, 256, 512, 1024))
 # Of the tower: a video of so many visual tokens, once for its group or once for each of so many rollouts.
 TOWER_TOKENS, TOWER_RUNS = 1024, 8
 TOWERS = {"tower, once a group": 1, f"tower, once a rollout (G={TOWER_RUNS})": TOWER_RUNS}
-OURS = {"step": step.OURS, "rollout": rollout.OURS, "tower": next(iter(TOWERS))}
+OURS = {"step": step.OURS, "rollout": rollout.OURS, "tower": next(iter(TOWERS)), "grpo-step": rollout.OURS}
+_REFERENCE = "vlm_pg.bench.training.grouped:scored"
 COUNTED_ROLLOUTS = ("ours", "transformers-generate", "transformers-continuous")
 _CONTINUOUS = (
-    "its scheduler runs in a thread of its own and fills the cache from values that it reads back, so what it launches "
-    "is not seen by whoever counts; measure it with `vlm-pg bench rollout`"
+    "on a GPU it pads its steps and replays them from CUDA graphs of its own, which are not counted; measure it with "
+    "`vlm-pg bench rollout`, which on a CPU counts it, too"
 )
 _PREFIX_GROUPER = (
     "prefix_grouper shares prefixes in softmax attention alone; this model's linear-attention layers would run through "
@@ -60,7 +65,7 @@ class Model:
         Layers of linear attention run chunk by chunk in torch's reference, so always of few. In a decode step each
         layer does the same and nothing else grows with them.
         """
-        if work == "tower" or not (few or self.linear or work == "rollout"):
+        if work in ("tower", "grpo-step") or not (few or self.linear or work == "rollout"):
             return None
         near = 2 if self.period == 1 else self.period
         far = near + self.period
@@ -89,15 +94,33 @@ def specifications(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
                         "liger": arguments.liger,
                         "layers": model.layers(work, arguments.few_layers),
                     }
+                    if work == "grpo-step":
+                        spec["phases"] = phases_of(record, model, arguments)
                     reason = reason_against(work, contestant, model)
                     yield spec | ({"not_counted": reason} if reason else {})
+
+
+def phases_of(point: dict[str, Any], model: Model, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What the phases of a whole step behind the tower are, each as a piece of work of its own."""
+    prefix, count, length = point["prefix"], point["generations"], point["new_tokens"]
+    few = arguments.few_layers
+    sampled: dict[str, Any] = {
+        "work": "rollout",
+        "contestant": rollout.OURS,
+        "run": rollout.CONTESTANTS[rollout.OURS].run,
+    }
+    sampled |= {"point": RolloutPoint(prefix, count, length).record, "layers": model.layers("rollout", few)}
+    trained: dict[str, Any] = {"work": "step", "contestant": step.OURS, "run": step.CONTESTANTS[step.OURS].run}
+    trained |= {"point": StepPoint(prefix, count, length).record, "layers": model.layers("step", few)}
+    reference = {"reference": trained | {"run": _REFERENCE}} if arguments.reference else {}
+    return {"rollout": sampled, **reference, "update": trained}
 
 
 def points_of(work: str, arguments: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     """Points of a kind of work, each with its numbers."""
     if work == "tower":
         return [(f"a video of about {TOWER_TOKENS:,} visual tokens", {"visual_tokens": TOWER_TOKENS})]
-    points = arguments.points if work == "step" else arguments.rollout_points
+    points = {"step": arguments.points, "rollout": arguments.rollout_points, "grpo-step": arguments.grpo_points}[work]
     return [(point, point.record) for point in points]
 
 
@@ -105,6 +128,8 @@ def contestants_of(work: str) -> dict[str, str]:
     """Names, ours first, and where what they run is found."""
     if work == "tower":
         return dict.fromkeys(TOWERS, "")
+    if work == "grpo-step":
+        return {rollout.OURS: ""}
     known = step.CONTESTANTS if work == "step" else {name: rollout.CONTESTANTS[name] for name in COUNTED_ROLLOUTS}
     return {name: contestant.run for name, contestant in known.items()}
 
@@ -116,7 +141,7 @@ def _known() -> dict[str, Contestant]:
 
 def reason_against(work: str, contestant: str, model: Model) -> str | None:
     """Why a contestant cannot be counted with this model, or None."""
-    if work == "tower":
+    if work in ("tower", "grpo-step"):
         return None if model.has_tower else _NO_TOWER
     if contestant == "transformers-continuous":
         return _CONTINUOUS

@@ -5,11 +5,12 @@
      "devices": {NAME: {"flops_per_second": {dtype: n}, "bytes_per_second": n, "memory_bytes": n, "source": words,
                         "driver_names": [what the driver calls it]}},
      "entries": [
-       {"model", "work": "step" | "rollout" | "tower", "point": {...}, "contestant",
+       {"model", "work": "step" | "rollout" | "tower" | "grpo-step", "point": {...}, "contestant",
         "weights_bytes", "peak_bytes" (above the weights, gradients included), "end_bytes",
         "counts": {"flops": {kind: n}, "bytes": {kind: n}, "launches": n, "waits": {line: n},
                    "bytes_by_operation": {kind: {operation: n}}, "launches_by_operation": {operation: n}},
-        "parts": {"update"} | {"prefill", "steps"} | {"tower"}: counts of each, which sum to "counts",
+        "parts": {"update"} | {"prefill", "steps"} | {"tower"} | all of these: counts of each, which sum to "counts",
+        "phases": of a whole step {"vision" | "rollout" | "reference" | "update": {"counts", "peak_bytes", "roofline"}},
         "middle": counts of one decode step halfway (rollouts), "captured_launches", "replays": {DEVICE: n} (ours, as
         CUDA graphs, on devices where a step can be recorded),
         "layers_counted": [a, b] where counts follow from models of so many layers (then a step's peak is a least),
@@ -18,7 +19,8 @@
        {"model", "work", "point", "contestant", "not_counted": why}]}
 
 ``point`` has what the files of ``vlm-pg bench step`` and ``rollout`` have of it: prefix, generations, response or
-new_tokens, groups. Kinds are matmul, attention, elementwise, reduction, copy. Bytes and seconds are plain numbers.
+new_tokens, groups; of a whole step frames. Kinds are matmul, attention, elementwise, reduction, copy. Bytes and seconds
+are plain numbers.
 """
 
 from __future__ import annotations
@@ -53,22 +55,40 @@ def entry_of(spec: dict[str, Any], found: dict[str, Any], launch_seconds: float)
     if "not_counted" in found:
         return entry | {"not_counted": found["not_counted"]}
     entry |= found
-    # What a graph replays is one launch.
-    captured, launches = found.get("captured_launches", 0), found["counts"]["launches"]
-    replays = {name: count for name, count in found.get("replays", {}).items() if count}
-    fewer = {name: captured - count for name, count in replays.items()}
     entry["roofline"] = {
-        name: roofline(found["counts"], launches - fewer.get(name, 0), device, spec["dtype"], launch_seconds)
-        | {"fits": fits(found["weights_bytes"], found["peak_bytes"], device)}
-        for name, device in DEVICES.items()
+        name: roof | {"fits": fits(found["weights_bytes"], found["peak_bytes"], DEVICES[name])}
+        for name, roof in _rooflines(found, spec["dtype"], launch_seconds).items()
     }
+    if phases := found.get("phases"):
+        entry["phases"] = {
+            name: phase | {"roofline": _rooflines(phase, spec["dtype"], launch_seconds)}
+            for name, phase in phases.items()
+        }
+        for name, roof in entry["roofline"].items():
+            # One after the other, each under its own roof.
+            roof["seconds"] = sum(phase["roofline"][name]["seconds"] for phase in entry["phases"].values())
     if middle := found.get("middle"):
-        one = {name: middle["launches"] - fewer[name] / count for name, count in replays.items()}
+        one = {name: middle["launches"] - fewer / count for name, (fewer, count) in _replayed(found).items()}
         entry["middle_roofline"] = {
             name: roofline(middle, one.get(name, middle["launches"]), device, spec["dtype"], launch_seconds)
             for name, device in DEVICES.items()
         }
     return entry
+
+
+def _rooflines(found: dict[str, Any], dtype: str, launch_seconds: float) -> dict[str, dict[str, Any]]:
+    """By device; what a graph replays is one launch."""
+    launches, replayed = found["counts"]["launches"], _replayed(found)
+    return {
+        name: roofline(found["counts"], launches - replayed.get(name, (0, 0))[0], device, dtype, launch_seconds)
+        for name, device in DEVICES.items()
+    }
+
+
+def _replayed(found: dict[str, Any]) -> dict[str, tuple[float, int]]:
+    """By device on which steps are replayed: how many fewer launches that makes, and of how many replays."""
+    captured = found.get("captured_launches", 0)
+    return {name: (captured - count, count) for name, count in found.get("replays", {}).items() if count}
 
 
 def write_record(record: dict[str, Any], path: Path) -> None:

@@ -50,6 +50,9 @@ def point_words(entry: dict[str, Any]) -> str:
     point, work = entry["point"], entry["work"]
     if work == "tower":
         return f"{point['visual_tokens']:,} visual tokens"
+    if work == "grpo-step":
+        size = f"{point['frames']:,} frames, prompt of {point['prefix']:,}"
+        return f"{size}, G={point['generations']}, {point['new_tokens']:,} tokens"
     last = point["response"] if work == "step" else point["new_tokens"]
     groups = f" x {point['groups']} groups" if point.get("groups", 1) > 1 else ""
     return f"prefix {point['prefix']:,}, G={point['generations']}, {last:,} tokens{groups}"
@@ -63,7 +66,7 @@ def _settings_line(settings: dict[str, Any]) -> str:
 
 
 def _rows(entry: dict[str, Any], ours: dict[str, Any] | None, devices: list[str]) -> list[str]:
-    counts, least = entry["counts"], ">=" if entry.get("layers_counted") and entry["work"] == "step" else ""
+    counts, least = entry["counts"], ">=" if entry.get("layers_counted") and entry["work"] != "rollout" else ""
     cells = _counted(entry["contestant"], counts) + [f"{least}{entry['peak_bytes'] / GIB:.2f}"]
     for name in devices:
         roof = entry["roofline"][name]
@@ -72,13 +75,18 @@ def _rows(entry: dict[str, Any], ours: dict[str, Any] | None, devices: list[str]
             times = f", {roof['seconds'] / ours['roofline'][name]['seconds']:.2f}x ours"
         cells.append(f"{seconds_words(roof['seconds'])} {roof['roof']}{times}{'' if roof['fits'] else ', no'}")
     rows = [_line(cells)]
+    for phase, found in entry.get("phases", {}).items():
+        of_phase = _times(found["roofline"], devices)
+        held = f"{least if phase == 'update' else ''}{found['peak_bytes'] / GIB:.2f}"
+        rows.append(_line([*_counted(f"  {phase}", found["counts"]), held, *of_phase]))
     if middle := entry.get("middle"):
-        of_step = [
-            f"{seconds_words(roof['seconds'])} {roof['roof']}"
-            for roof in (entry["middle_roofline"][name] for name in devices)
-        ]
+        of_step = _times(entry["middle_roofline"], devices)
         rows.append(_line([*_counted("  one step, halfway", middle), "", *of_step]))
     return rows
+
+
+def _times(rooflines: dict[str, Any], devices: list[str]) -> list[str]:
+    return [f"{seconds_words(rooflines[name]['seconds'])} {rooflines[name]['roof']}" for name in devices]
 
 
 def _counted(name: str, counts: dict[str, Any]) -> list[str]:

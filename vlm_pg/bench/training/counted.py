@@ -5,27 +5,21 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from vlm_pg.attention.kernels import Kernel
-from vlm_pg.attention.kernels.cpu import CpuFlashKernel
-from vlm_pg.attention.kernels.cuda import CudaFlashKernel
 from vlm_pg.bench.case import Spec, random_model, settings_of
+from vlm_pg.bench.paper.beside import kernel_beside
 from vlm_pg.bench.paper.counter import count, fake_mode
 from vlm_pg.bench.paper.fake import fake_policy
 from vlm_pg.bench.training.case import TrainingCase
 from vlm_pg.models.loading import DTYPES
 
 
-def counted_step(spec: Spec, run: Any) -> dict[str, Any] | None:
+def counted_step(spec: Spec, name: str, run: Any) -> dict[str, Any]:
     """Operations, bytes read and written, kernels, and peak memory in bytes above the weights.
 
-    None on a GPU in fp32, whose kernels are not those that are counted.
+    Raises:
+        CannotRun: it cannot be counted here; the message says why.
     """
-    kernel: Kernel = CpuFlashKernel()
-    if spec["device"] == "cuda":
-        if spec["dtype"] != "bf16":
-            return None
-        kernel = CudaFlashKernel()
-    fakes = fake_mode()
+    kernel, fakes = kernel_beside(spec), fake_mode()
     build = partial(random_model, spec["model"], dtype=DTYPES[spec["dtype"]])
     policy = fake_policy(build, settings_of(spec), fakes, kernel)
     case = TrainingCase.random(policy, spec["prefix"], spec["lengths"])

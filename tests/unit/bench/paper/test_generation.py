@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,16 @@ import torch
 
 from tests.support.groups import tiny_policy
 from tests.support.tiny import FAMILY_NAMES
-from vlm_pg.bench.paper.generation import _Ours, decoding_as_on_cuda
-from vlm_pg.rollout import engine
+from vlm_pg.attention.kernels.cpu import CpuFlashKernel
+from vlm_pg.bench.case import random_model
+from vlm_pg.bench.generation.case import GenerationCase
+from vlm_pg.bench.generation.ours import together
+from vlm_pg.bench.paper import generation
+from vlm_pg.bench.paper.counter import count, count_laps, fake_mode
+from vlm_pg.bench.paper.fake import fake_policy
+from vlm_pg.bench.paper.generation import Generation, _Ours, count_ours, decoding_as_on_cuda
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.rollout import cohort_attention, engine
 from vlm_pg.rollout.decoders import decoder_for
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.ragged import RaggedDecoder
@@ -37,3 +46,20 @@ def test_rollouts_are_rows_of_one_batch_whose_step_is_recorded(family: str) -> N
     if policy.family.moe:
         case.policy = tiny_policy(family=family)
         assert not _Ours(None, case, no_lap).has_graphs, "nor in fp32 anywhere"
+
+
+def test_steps_that_are_left_out_follow_from_those_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, against a count of every step: blocks of own tokens, and what their growth holds for a moment."""
+    for module in (cohort_attention, generation):
+        monkeypatch.setattr(module, "BLOCK_TOKENS", 3)
+    fakes = fake_mode()
+    policy = fake_policy(partial(random_model, "small"), ModelSettings(path="small"), fakes, CpuFlashKernel())
+    case = GenerationCase.random(policy, 40, 2, 8, 1)
+    whole = count(lambda: case.run(together), fakes)
+    found: list[Generation] = []
+    count_laps(lambda lap: found.append(count_ours(case, lap, as_on_cuda=False)), fakes)
+    parts = (found[0].prefill, found[0].steps)
+    assert sum(sum(part["flops"].values()) for part in parts) == whole.total_flops
+    # What is found is put together at the end, a few numbers of each rollout.
+    assert 0 <= whole.total_bytes - sum(sum(part["bytes"].values()) for part in parts) < 4000
+    assert found[0].peak_bytes == whole.peak_bytes

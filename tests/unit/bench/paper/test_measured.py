@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
 from tests.support.processor import HAS_AVX512
+from vlm_pg.bench.grid import RolloutPoint, StepPoint
 from vlm_pg.bench.process import run_worker
-from vlm_pg.bench.step import CONTESTANTS, StepRun
+from vlm_pg.bench.rollout import RolloutRun
+from vlm_pg.bench.runner import PointsRun
+from vlm_pg.bench.step import StepRun
+
+# Of a rollout the first run of larger operands than a warm-up's touches 2 to 3 MiB of libraries: prompts long enough.
+POINTS = [(StepRun, StepPoint(768, 4, 96)), (RolloutRun, RolloutPoint(1792, 2, 4, 2))]
 
 
 @pytest.mark.skipif(not HAS_AVX512, reason="other kernels put other amounts of memory aside, which no count knows")
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak cannot be reset here")
-def test_counted_peaks_are_those_that_are_measured() -> None:
-    """Every contestant of ``bench step`` at a small point, as the command measures and counts it."""
-    names = [name for name, entry in CONTESTANTS.items() if entry.unavailable_because() is None]
+@pytest.mark.parametrize("bench,point", POINTS, ids=["step", "rollout"])
+def test_counted_peaks_are_those_that_are_measured(bench: type[PointsRun[Any]], point: Any) -> None:
+    """Every contestant at a small point, as the command measures and counts it."""
+    names = [name for name, entry in bench.contestants_known.items() if entry.unavailable_because() is None]
     spec = {"model": "small", "dtype": "fp32", "device": "cpu", "checkpointing": False, "threads": 1, "memory": True}
-    spec |= {"repeats": 0, "prefix": 768, "generations": 4, "response": 96, "lengths": [96] * 4}
-    runs = {name: CONTESTANTS[name].run for name in names}
-    measured = run_worker(spec | {"case": StepRun.case, "counted": StepRun.counted, "contestants": runs}, 3600)
+    spec |= {"repeats": 0, **point.record}
+    runs = {name: bench.contestants_known[name].run for name in names}
+    measured = run_worker(spec | {"case": bench.case, "counted": bench.counted, "contestants": runs}, 3600)
     assert measured["failed"] == {}
     ratios = {
         name: entry["counted"]["peak_bytes"] / entry["peak_bytes"] for name, entry in measured["contestants"].items()

@@ -131,6 +131,17 @@ def test_products_of_experts() -> None:
     assert counted(forward, (7, 16), (3, 16, 32), dtype=torch.bfloat16).total_flops == 2 * 7 * 16 * 32
 
 
+@pytest.mark.parametrize(("rows", "read"), [(7, 3), (2, 2)])
+def test_no_more_experts_are_read_than_there_are_rows(rows: int, read: int) -> None:
+    """Three experts of 16 x 32 in bf16, and their ends: of one row each no expert beyond the second is read."""
+    ends = torch.tensor([1, 1, rows], dtype=torch.int32)
+    found = counted(
+        lambda x, weights: torch.ops.aten._grouped_mm(x, weights, offs=ends),
+        (rows, 16), (3, 16, 32), dtype=torch.bfloat16,
+    )  # fmt: skip
+    assert found.bytes["matmul", "_grouped_mm"] == 2 * (rows * 16 + rows * 32 + read * 16 * 32) + 3 * 4
+
+
 # Lengths of queries and keys, causal, pairs: the last query sees the last key.
 SEGMENTS = [
     ([3, 2], [3, 2], True, 6 + 3),
