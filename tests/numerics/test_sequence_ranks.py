@@ -36,12 +36,25 @@ CASES = [
     *(case(family, chunked, small=True) for family in ("qwen3_vl_moe", "qwen3_5") for chunked in (False, True)),
     *(case("qwen3_vl", chunked, checkpointing=True, lora=True) for chunked in (False, True)),
 ]
+# Four ranks, more than there are key-value heads: attention, linear attention, a mixture, DeepStack with an adapter.
+OF_FOUR = [
+    case("qwen2_5_vl", chunked=True, checkpointing=True),
+    case("qwen3_5", checkpointing=True),
+    case("qwen3_5_moe", chunked=True, checkpointing=False),
+    case("qwen3_vl_moe", small=True),
+    case("qwen3_vl", checkpointing=True, lora=True),
+]
 
 
 @pytest.mark.parametrize(
-    "cases", [pytest.param(WHOLE_AND_CHUNKS, marks=pytest.mark.matrix, id="all"), pytest.param(CASES, id="some")]
+    "ranks, cases",
+    [
+        pytest.param(2, CASES, id="2-some"),
+        pytest.param(4, OF_FOUR, id="4-some"),
+        *(pytest.param(ranks, WHOLE_AND_CHUNKS, marks=pytest.mark.matrix, id=f"{ranks}-all") for ranks in (2, 4)),
+        pytest.param(4, CASES, marks=pytest.mark.matrix, id="4-features"),
+    ],
 )
-@pytest.mark.parametrize("ranks", [2, 4])
 def test_shares_add_up_to_the_whole(ranks: int, cases: list[dict[str, Any]]) -> None:
     printed = launch_ranks("tests.numerics.sequence_ranks", json.dumps(cases), ranks=ranks, timeout_seconds=500)
     lines = [json.loads(line) for line in printed.splitlines() if line.startswith('{"case"')]
@@ -85,16 +98,18 @@ ROLLOUT_CASES = [
 ]
 
 
-@pytest.mark.parametrize("prompt", [pytest.param(8192, marks=pytest.mark.matrix), 1024])
-def test_keys_and_values_in_parts_take_a_part_of_the_memory(prompt: int) -> None:
+@pytest.mark.parametrize(
+    "prompt, sizes", [pytest.param(8192, (2, 4), marks=pytest.mark.matrix), (1024, (2,))], ids=["8192", "1024"]
+)
+def test_keys_and_values_in_parts_take_a_part_of_the_memory(prompt: int, sizes: tuple[int, ...]) -> None:
     """Tensors of the store: exactly a half and a quarter, but for a row or two a pass. At the peak there is also a
     layer whose heads are exchanged."""
     found = {}
-    for ranks in (2, 4):
+    for ranks in sizes:
         printed = launch_ranks("tests.numerics.sequence_store", str(prompt), ranks=ranks)
         found[ranks] = json.loads(printed.splitlines()[-1])
         print(prompt, ranks, found[ranks])
-    for ranks in (2, 4):
+    for ranks in sizes:
         whole, parts = found[ranks]["never"], found[ranks]["always"]
         assert parts["tokens"] == whole["tokens"]
         passes = -(-prompt // found[ranks]["prefill_tokens"])
