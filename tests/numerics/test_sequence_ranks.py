@@ -65,7 +65,9 @@ def test_shares_add_up_to_the_whole(ranks: int, cases: list[dict[str, Any]]) -> 
 
 
 @pytest.mark.parametrize("prefix", [pytest.param(16384, marks=pytest.mark.matrix), 1024])
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+@pytest.mark.parametrize(
+    "checkpointing", [pytest.param(False, marks=pytest.mark.matrix, id="plain"), pytest.param(True, id="checkpointing")]
+)
 def test_activations_are_divided_and_what_is_sent_is_known(checkpointing: bool, prefix: int) -> None:
     """At least 1.8 and 3.2 times less memory for activations on two and four ranks."""
     found = {}
@@ -163,7 +165,7 @@ def divided_cases(family: str) -> list[dict[str, Any]]:
         *(pytest.param(divided_cases(family), marks=pytest.mark.matrix, id=family) for family in FAMILY_NAMES),
     ],
 )
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.matrix), 4])
 def test_prompts_in_parts_have_the_rollouts_of_one_process(ranks: int, cases: list[dict[str, Any]]) -> None:
     """Whoever is done goes on answering: with four ranks, six rollouts are one or two for each."""
     for line in rollouts_of(cases, ranks):
