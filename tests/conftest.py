@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -18,6 +20,22 @@ torch.set_num_threads(1)
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=1000)
 hypothesis.settings.load_profile("suite")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Libraries and thousands of tests stay until the end: garbage is not looked for among them each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """What is frozen at the end counts as leaked."""
+    gc.unfreeze()
 
 
 def _shared_folder(variable: str) -> Path:

@@ -1,4 +1,7 @@
-"""``vlm-pg bench step`` from the command line: a ragged point with every contestant; then the file is resumed."""
+"""``vlm-pg bench step`` from the command line: a ragged point, then the file is resumed.
+
+With one contestant of each kind, and as a matrix with every one; tests/unit/bench has them all in one process.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,28 @@ from pathlib import Path
 
 import pytest
 
-from vlm_pg.bench.step import CONTESTANTS
+from vlm_pg.bench.step import CONTESTANTS, OURS
 from vlm_pg.cli import main
 
 
-def test_measure_then_resume(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param((OURS, "transformers-batch", "prefix-grouper-kind"), id="some"),
+        pytest.param(tuple(CONTESTANTS), marks=pytest.mark.matrix, id="all"),
+    ],
+)
+def test_measure_then_resume(asked: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out, figure = tmp_path / "step.json", tmp_path / "step.svg"
     common = ["bench", "step", "--ragged", "--repeats", "2", "--threads", "1", "--device", "cpu", "--out", str(out)]
+    common += ["--contestants", *asked]
     assert main([*common, "--points", "48,3,8", "--figure", str(figure)]) == 0
 
     result = json.loads(out.read_text())
     (point,) = result["points"]
-    expected = [name for name in CONTESTANTS if find_spec("prefix_grouper") or not name.startswith("prefix-grouper")]
+    expected = [name for name in asked if find_spec("prefix_grouper") or not name.startswith("prefix-grouper")]
     assert list(point["contestants"]) == expected and not point["failed"]
-    assert {entry["contestant"] for entry in result["skipped"]} == set(CONTESTANTS) - set(expected)
+    assert {entry["contestant"] for entry in result["skipped"]} == set(asked) - set(expected)
     for entry in point["contestants"].values():
         assert len(entry["seconds"]) == 2 and min(entry["seconds"]) > 0
         assert entry["peak_bytes"] > 0 and "child process" in entry["peak_method"]

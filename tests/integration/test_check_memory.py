@@ -6,23 +6,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import ONE_THREAD_NO_GPU, ROOT
+from tests.support.processes import ROOT, ModuleProcess
 from tests.support.runs import write_config
-
-# Of the command itself, in a fresh process: its own peak is what counts.
-RUN = """
-import resource, sys
-from vlm_pg.cli import main
-code = main(["check", *sys.argv[1:]])
-print("peak KiB", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-sys.exit(code)
-"""
 
 
 def write_questions(path: Path, count: int) -> None:
@@ -43,11 +32,8 @@ def write_questions(path: Path, count: int) -> None:
 
 def peak_mib(folder: Path, records: int) -> float:
     write_questions(folder / f"{records}.jsonl", records)
-    command = [sys.executable, "-c", RUN, str(folder / f"{records}.jsonl"), str(folder / "run.yaml")]
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), **ONE_THREAD_NO_GPU}
-    done = subprocess.run(
-        [*command, "--out", str(folder / f"{records}")], capture_output=True, text=True, env=environment, check=False
-    )
+    command = ["check", str(folder / f"{records}.jsonl"), str(folder / "run.yaml"), "--out", str(folder / f"{records}")]
+    done = ModuleProcess("tests.support.peak", *command).finish(24 * 3600)
     assert done.returncode == 1, done.stdout + done.stderr
     report = json.loads((folder / f"{records}/check.json").read_text())["sets"]["DATA"]
     assert report["errors"] == {"unscorable_gold_answer": records // 10}

@@ -11,7 +11,7 @@ from tests.support.runs import read_lines
 from tests.support.small_run import STEPS, small_run
 
 
-@pytest.mark.parametrize("engine", ["torch", "zero3", "zero3 in turns"])
+@pytest.mark.parametrize("engine", ["torch", pytest.param("zero3", marks=pytest.mark.matrix), "zero3 in turns"])
 def test_the_last_step_is_evaluated_as_the_end_is(tmp_path: Path, engine: str) -> None:
     config, run = small_run(tmp_path), tmp_path / "run"
     overrides = [

@@ -22,8 +22,8 @@ from vlm_pg.training.engines import TorchEngine
 
 KINDS = ("text", "image", "video", "image+video")
 PAIRS = list(itertools.product(KINDS, repeat=2))
-# Every kind on either rank, text and media both ways, alike kinds.
-SAMPLE = [("text", "video"), ("image+video", "text"), ("image", "image+video"), ("text", "text"), ("video", "image")]
+# Text on either rank beside media, and media of two kinds.
+SAMPLE = [("text", "video"), ("image+video", "text"), ("video", "image")]
 CASES = [
     (stage, train_vision, gather)
     for train_vision in (False, True)

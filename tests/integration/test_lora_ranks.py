@@ -37,7 +37,8 @@ ENGINES = {
     "zero3-all": ["training.engine=deepspeed", "training.deepspeed_config={zero3}", "rollout.gather=all"],
     "zero3-layers": ["training.engine=deepspeed", "training.deepspeed_config={zero3}", "rollout.gather=layers"],
 }
-SAMPLE = [("zero3-layers", "reward"), ("zero3-all", "reward"), ("zero2", "reward")]
+# Beside these, test_qlora_run.py has ZeRO-2 and ZeRO-3 with the reference in the loss.
+SAMPLE = [("zero3-layers", "reward")]
 ALL = [(engine, reference) for engine in ENGINES for reference in REFERENCES]
 
 

@@ -77,13 +77,8 @@ def test_a_node_that_dies_ends_the_other_and_the_run_goes_on(
     finally:
         nodes.end()
     assert steps_done(run) < STEPS
-    again = Nodes(root, way, *arguments)
-    try:
-        again.wait_for(lambda: None not in again.returncodes)
-        assert again.returncodes == [0] * len(again.returncodes), again.printed
-        assert "resuming after step" in again.printed
-    finally:
-        again.end()
+    # By the same two processes however they are started: what starts them is tested below.
+    assert "resuming after step" in launch_ranks("vlm_pg.cli", "train", *arguments)
     weights = final_weights(run)
     assert all(weights[name].equal(weight) for name, weight in undisturbed(WAYS[way]).items())
 

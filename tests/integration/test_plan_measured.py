@@ -30,9 +30,7 @@ def one_process(name: str) -> None:
 NEEDS_AVX512 = pytest.mark.skipif(not HAS_AVX512, reason="without AVX-512 bf16 kernels put less aside than is planned")
 
 
-@pytest.mark.parametrize(
-    "name", ["short", "short-checkpointing", pytest.param("short-bf16-checkpointing", marks=NEEDS_AVX512)]
-)
+@pytest.mark.parametrize("name", ["short", pytest.param("short-bf16-checkpointing", marks=NEEDS_AVX512)])
 def test_a_sample_of_the_table(name: str) -> None:
     one_process(name)
 

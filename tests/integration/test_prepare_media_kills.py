@@ -15,7 +15,7 @@ import pytest
 from tests.support.prepared_media import command, write_set
 from tests.support.processes import ModuleProcess
 
-CLIPS = 80
+CLIPS = 48
 MEDIA = CLIPS + CLIPS // 8
 
 
@@ -42,7 +42,7 @@ def whole(folder: Path) -> dict[str, bytes]:
     expected = contents(folder / "whole")
     report = json.loads(expected["report.json"])
     assert report["refused"]["corrupt_media"] >= CLIPS // 20 and report["repeated"]["same"] >= CLIPS // 20
-    assert report["left_out"]["also in the evaluation file"] >= 2
+    assert report["left_out"]["also in the evaluation file"] >= 1
     return expected
 
 
@@ -81,13 +81,13 @@ def test_the_number_of_processes_changes_no_byte(folder: Path, whole: dict[str, 
     assert contents(folder / f"workers-{workers}") == whole
 
 
-@pytest.mark.parametrize("moments", [pytest.param(50, marks=pytest.mark.matrix), 5])
+@pytest.mark.parametrize("moments", [pytest.param(50, marks=pytest.mark.matrix), 3])
 def test_killed_and_resumed_it_writes_the_same_bytes(folder: Path, whole: dict[str, bytes], moments: int) -> None:
     chance = random.Random(moments)
     ended = known = 0
     for number in range(moments):
         out = folder / f"killed-{moments}-{number}"
-        for _ in range(chance.choice((1, 2)) if moments > 5 else 1):
+        for _ in range(chance.choice((1, 2)) if moments > 3 else 1):
             process = caught(folder, out, chance.randrange(MEDIA + 1))
             time.sleep(chance.uniform(0, 0.05))
             process.signal(signal.SIGKILL)

@@ -19,7 +19,9 @@ from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.training.checkpoints import find_checkpoints
 
 STEPS = 4
-MOMENTS = [("training", 3), ("begun", 2), ("weights", 4), ("before_manifest", 4), ("before_rename", 4)]
+# Within a save: nothing is there, weights are, all but the manifest is, and all of it under the name it is made under.
+WITHIN = [("begun", 2), ("before_rename", 4)]
+MORE_WITHIN = [("weights", 4), ("before_manifest", 4)]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +95,10 @@ def test_the_start_names_the_position_rule(folder: Path, uninterrupted: Path) ->
     assert sum(line.startswith("positions: qwen (what follows a medium starts past its largest") for line in lines) == 1
 
 
-@pytest.mark.parametrize("moment, step", MOMENTS)
+@pytest.mark.parametrize(
+    "moment, step",
+    [("training", 3), *WITHIN, *(pytest.param(*moment, marks=pytest.mark.matrix) for moment in MORE_WITHIN)],
+)
 def test_killed_and_resumed_equals_uninterrupted(moment: str, step: int, folder: Path, uninterrupted: Path) -> None:
     run = f"killed_{moment}"
     done = start(folder, run, "tests.integration.dying_run", moment, str(step)).finish()

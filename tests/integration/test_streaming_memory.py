@@ -5,25 +5,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import ONE_THREAD_NO_GPU, ROOT
+from tests.support.processes import ModuleProcess
 from tests.support.small_run import small_run
 from vlm_pg.data.prepared import write_shards
 from vlm_pg.types import Sample
-
-# Of the run itself, in a fresh process: its own peak is what counts.
-RUN = """
-import resource, sys
-from vlm_pg.cli import main
-assert main(["train", *sys.argv[1:]]) == 0
-print("peak KiB", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
 
 
 def questions(count: int) -> Iterator[Sample]:
@@ -36,11 +26,8 @@ def peak_mib(folder: Path, records: int, *options: str) -> float:
     path = folder / f"{records}"
     path.mkdir()
     write_shards(path, "train", questions(records))
-    command = [sys.executable, "-c", RUN, str(folder / "run.yaml"), f"data.train={path}:train", *options]
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), **ONE_THREAD_NO_GPU}
-    done = subprocess.run(
-        [*command, f"run.dir={path / 'run'}"], capture_output=True, text=True, env=environment, cwd=ROOT, check=False
-    )
+    command = ["train", str(folder / "run.yaml"), f"data.train={path}:train", *options, f"run.dir={path / 'run'}"]
+    done = ModuleProcess("tests.support.peak", *command).finish(24 * 3600)
     assert done.returncode == 0, done.stdout + done.stderr
     return int(done.stdout.rsplit("peak KiB", 1)[1]) / 1024
 

@@ -46,7 +46,7 @@ def test_in_bf16_every_weight_takes_the_gradient_that_was_computed(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "places", [pytest.param((9, 16, 26, 52), id="some"), pytest.param(None, marks=pytest.mark.matrix, id="all")]
+    "places", [pytest.param((9, 52), id="some"), pytest.param(None, marks=pytest.mark.matrix, id="all")]
 )
 def test_parts_of_the_model_at_rates_of_their_own(places: tuple[int, ...] | None, tmp_path: Path) -> None:
     cases = part_cases()

@@ -36,12 +36,25 @@ CASES = [
     *(case(family, chunked, small=True) for family in ("qwen3_vl_moe", "qwen3_5") for chunked in (False, True)),
     *(case("qwen3_vl", chunked, checkpointing=True, lora=True) for chunked in (False, True)),
 ]
+# Four ranks, more than there are key-value heads: attention, linear attention, a mixture, DeepStack with an adapter.
+OF_FOUR = [
+    case("qwen2_5_vl", chunked=True, checkpointing=True),
+    case("qwen3_5", checkpointing=True),
+    case("qwen3_5_moe", chunked=True, checkpointing=False),
+    case("qwen3_vl_moe", small=True),
+    case("qwen3_vl", checkpointing=True, lora=True),
+]
 
 
 @pytest.mark.parametrize(
-    "cases", [pytest.param(WHOLE_AND_CHUNKS, marks=pytest.mark.matrix, id="all"), pytest.param(CASES, id="some")]
+    "ranks, cases",
+    [
+        pytest.param(2, CASES, id="2-some"),
+        pytest.param(4, OF_FOUR, id="4-some"),
+        *(pytest.param(ranks, WHOLE_AND_CHUNKS, marks=pytest.mark.matrix, id=f"{ranks}-all") for ranks in (2, 4)),
+        pytest.param(4, CASES, marks=pytest.mark.matrix, id="4-features"),
+    ],
 )
-@pytest.mark.parametrize("ranks", [2, 4])
 def test_shares_add_up_to_the_whole(ranks: int, cases: list[dict[str, Any]]) -> None:
     printed = launch_ranks("tests.numerics.sequence_ranks", json.dumps(cases), ranks=ranks, timeout_seconds=500)
     lines = [json.loads(line) for line in printed.splitlines() if line.startswith('{"case"')]
@@ -52,7 +65,9 @@ def test_shares_add_up_to_the_whole(ranks: int, cases: list[dict[str, Any]]) -> 
 
 
 @pytest.mark.parametrize("prefix", [pytest.param(16384, marks=pytest.mark.matrix), 1024])
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+@pytest.mark.parametrize(
+    "checkpointing", [pytest.param(False, marks=pytest.mark.matrix, id="plain"), pytest.param(True, id="checkpointing")]
+)
 def test_activations_are_divided_and_what_is_sent_is_known(checkpointing: bool, prefix: int) -> None:
     """At least 1.8 and 3.2 times less memory for activations on two and four ranks."""
     found = {}
@@ -85,16 +100,18 @@ ROLLOUT_CASES = [
 ]
 
 
-@pytest.mark.parametrize("prompt", [pytest.param(8192, marks=pytest.mark.matrix), 1024])
-def test_keys_and_values_in_parts_take_a_part_of_the_memory(prompt: int) -> None:
+@pytest.mark.parametrize(
+    "prompt, sizes", [pytest.param(8192, (2, 4), marks=pytest.mark.matrix), (1024, (2,))], ids=["8192", "1024"]
+)
+def test_keys_and_values_in_parts_take_a_part_of_the_memory(prompt: int, sizes: tuple[int, ...]) -> None:
     """Tensors of the store: exactly a half and a quarter, but for a row or two a pass. At the peak there is also a
     layer whose heads are exchanged."""
     found = {}
-    for ranks in (2, 4):
+    for ranks in sizes:
         printed = launch_ranks("tests.numerics.sequence_store", str(prompt), ranks=ranks)
         found[ranks] = json.loads(printed.splitlines()[-1])
         print(prompt, ranks, found[ranks])
-    for ranks in (2, 4):
+    for ranks in sizes:
         whole, parts = found[ranks]["never"], found[ranks]["always"]
         assert parts["tokens"] == whole["tokens"]
         passes = -(-prompt // found[ranks]["prefill_tokens"])
@@ -148,7 +165,7 @@ def divided_cases(family: str) -> list[dict[str, Any]]:
         *(pytest.param(divided_cases(family), marks=pytest.mark.matrix, id=family) for family in FAMILY_NAMES),
     ],
 )
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.matrix), 4])
 def test_prompts_in_parts_have_the_rollouts_of_one_process(ranks: int, cases: list[dict[str, Any]]) -> None:
     """Whoever is done goes on answering: with four ranks, six rollouts are one or two for each."""
     for line in rollouts_of(cases, ranks):

@@ -142,7 +142,7 @@ def tool_callers(patch: pytest.MonkeyPatch) -> None:
 
 def _tools(tool: Callable[..., Any], **settings: Any) -> Case:
     options = {"family": "qwen3_vl", "processing": with_tool_template, "trainer": {"tools": [tool]}}
-    return Case(CALLS | settings, options, prepare=tool_callers, default_suite=tool is look)
+    return Case(CALLS | settings, options, prepare=tool_callers)
 
 
 SUPPRESSED = tiny_tokenizer().convert_tokens_to_ids(list(MEDIA_TOKENS))

@@ -238,7 +238,7 @@ def test_the_order_of_findings_is_that_of_the_records(folder: Folder, monkeypatc
     )
     records = [kinds[n % 4](n) for n in range(40)] + [record(3, problem="Else?")]
     found = []
-    for workers, window, batch in ((1, 256, 64), (2, 3, 2), (0, 1, 1)):
+    for workers, window, batch in ((2, 3, 2), (0, 1, 1)):
         monkeypatch.setattr("vlm_pg.check.running.WINDOW", window)
         monkeypatch.setattr("vlm_pg.check.running.BATCH", batch)
         folder.check(records, media={"workers": workers})

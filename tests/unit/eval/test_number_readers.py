@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.support.outputs import TABLES, questions
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.expressions import as_interval
 from vlm_pg.eval.reading.mathematics import Grade, grade_in, read_mathematics
@@ -22,7 +22,6 @@ from vlm_pg.rewards.pool import CheckerPool
 from vlm_pg.rewards.settings import CheckerSettings
 from vlm_pg.types import AnswerKind, Sample
 
-TABLES = sorted((Path(__file__).parents[2] / "outputs").glob("*.yaml"))
 Case = tuple[str, dict[str, Any], dict[str, Any]]
 # No rule of language reads these; each with the reason.
 KNOWN_MISSES: dict[str, str] = {}
@@ -31,7 +30,7 @@ KNOWN_MISSES: dict[str, str] = {}
 def cases(kind: str) -> list[Any]:
     found = []
     for path in TABLES:
-        for question in yaml.safe_load(path.read_text("utf-8")):
+        for question in questions(path):
             if question["kind"] == kind:
                 found += [pytest.param(path.stem, question, one, id=one["id"]) for one in question["outputs"]]
     return found

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-TABLES = sorted((Path(__file__).parents[2] / "outputs").glob("*.yaml"))
+from tests.support.outputs import TABLES, questions
+
 KINDS = {"choice", "number", "math", "span", "yes_no", "text"}
 
 
 def outputs_of(path: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    return [
-        (question, output) for question in yaml.safe_load(path.read_text("utf-8")) for output in question["outputs"]
-    ]
+    return [(question, output) for question in questions(path) for output in question["outputs"]]
 
 
 EVERY = [pair for path in TABLES for pair in outputs_of(path)]

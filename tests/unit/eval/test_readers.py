@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from tests.support.outputs import TABLES, questions
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading import WholeReader
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.types import AnswerKind, Sample
 
-TABLES = sorted((Path(__file__).parents[2] / "outputs").glob("*.yaml"))
 KINDS: dict[str, AnswerKind] = {"choice": "multiple_choice", "yes_no": "yes_no", "text": "exact"}
 KNOWN_MISSES = {
     "mmvu-032": "the name of the algorithm in Chinese: needs translation",
@@ -23,7 +21,7 @@ KNOWN_MISSES = {
 EVERY = [
     (question, output)
     for path in TABLES
-    for question in yaml.safe_load(path.read_text("utf-8"))
+    for question in questions(path)
     if question["kind"] in KINDS
     for output in question["outputs"]
 ]

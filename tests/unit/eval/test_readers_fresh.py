@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.support.outputs import LATER_TABLES, questions
 from vlm_pg.eval.reading import WholeReader
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.types import AnswerKind, Sample
 
-OUTPUTS = Path(__file__).parents[2] / "outputs"
-TABLES = sorted(path for name in ("second", "third", "fourth") for path in (OUTPUTS / name).glob("*.yaml"))
 KINDS: dict[str, AnswerKind] = {
     "choice": "multiple_choice",
     "yes_no": "yes_no",
@@ -32,12 +30,7 @@ KNOWN_MISSES: dict[str, tuple[str | None, str]] = {
     "fourth-choice-018": (None, "a team's colour in Chinese: needs translation"),
     "fourth-other-036": (None, "a second verb of one subject needs grammar"),
 }
-EVERY = [
-    (question, output)
-    for path in TABLES
-    for question in yaml.safe_load(path.read_text("utf-8"))
-    for output in question["outputs"]
-]
+EVERY = [(question, output) for path in LATER_TABLES for question in questions(path) for output in question["outputs"]]
 
 
 @pytest.fixture(scope="module")

@@ -122,9 +122,10 @@ class _Counting(TorchDispatchMode):
             return torch.zeros((), dtype=tensors[0].dtype, device="cpu").tolist()
         if name in _INDEXED:
             args = (args[0], self._rows(args[1]), *args[2:])
-        flat, spec = tree_flatten((args, kwargs))
-        flat = [self._fakes.from_tensor(x) if _is_real(x) else x for x in flat]
-        args, kwargs = tree_unflatten(flat, spec)
+        if any(map(_is_real, tensors_in((args, kwargs)))):
+            flat, spec = tree_flatten((args, kwargs))
+            flat = [self._fakes.from_tensor(x) if _is_real(x) else x for x in flat]
+            args, kwargs = tree_unflatten(flat, spec)
         with self._fakes:
             return func(*args, **kwargs)
 

@@ -14,16 +14,28 @@ from vlm_pg.bench.rollout import RolloutRun
 from vlm_pg.bench.runner import PointsRun
 from vlm_pg.bench.step import StepRun
 
+STEP = (StepRun, StepPoint(768, 4, 96))
 # Of a rollout the first run of larger operands than a warm-up's touches 2 to 3 MiB of libraries: prompts long enough.
-POINTS = [(StepRun, StepPoint(768, 4, 96)), (RolloutRun, RolloutPoint(1792, 2, 4, 2))]
+ROLLOUT = (RolloutRun, RolloutPoint(1792, 2, 4, 2))
 
 
 @pytest.mark.skipif(not HAS_AVX512, reason="other kernels put other amounts of memory aside, which no count knows")
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak cannot be reset here")
-@pytest.mark.parametrize("bench,point", POINTS, ids=["step", "rollout"])
-def test_counted_peaks_are_those_that_are_measured(bench: type[PointsRun[Any]], point: Any) -> None:
-    """Every contestant at a small point, as the command measures and counts it."""
-    names = [name for name, entry in bench.contestants_known.items() if entry.unavailable_because() is None]
+@pytest.mark.parametrize(
+    "bench,point,some",
+    [
+        pytest.param(*STEP, ("grouped", "transformers-batch"), id="step"),
+        pytest.param(*ROLLOUT, ("ours", "transformers-generate"), id="rollout"),
+        pytest.param(*STEP, None, marks=pytest.mark.matrix, id="step-all"),
+        pytest.param(*ROLLOUT, None, marks=pytest.mark.matrix, id="rollout-all"),
+    ],
+)
+def test_counted_peaks_are_those_that_are_measured(
+    bench: type[PointsRun[Any]], point: Any, some: tuple[str, ...] | None
+) -> None:
+    """Contestants at a small point, as the command measures and counts them."""
+    asked = some or tuple(bench.contestants_known)
+    names = [name for name in asked if bench.contestants_known[name].unavailable_because() is None]
     spec = {"model": "small", "dtype": "fp32", "device": "cpu", "checkpointing": False, "threads": 1, "memory": True}
     spec |= {"repeats": 0, **point.record}
     runs = {name: bench.contestants_known[name].run for name in names}
