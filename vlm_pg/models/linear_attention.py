@@ -74,7 +74,7 @@ class LinearHeads:
 
     def own(self, states: LinearStates, sequence: SequenceGroup) -> LinearStates:
         """This sequence rank's heads of whole states."""
-        channels = self.channels(sequence.size, sequence.rank).to(states.conv_tail.device)
+        channels = self.channels(sequence.size, sequence.rank).to(states.conv_tail.device, non_blocking=True)
         mine = heads_of(self.value_heads, sequence.size, sequence.rank)
         return LinearStates(states.conv_tail[..., channels], states.recurrent[:, mine])
 
@@ -86,8 +86,9 @@ class LinearHeads:
         ]
         channels = torch.cat([self.channels(sequence.size, rank) for rank in range(sequence.size)])
         # Key heads that several ranks have are equal on them.
-        whole = parts[0].new_empty(int(channels.max()) + 1, *parts[0].shape[1:])
-        whole[channels.to(whole.device)] = parts[0]
+        everything = 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
+        whole = parts[0].new_empty(everything, *parts[0].shape[1:])
+        whole[channels.to(whole.device, non_blocking=True)] = parts[0]
         return LinearStates(whole.movedim(0, -1), parts[1].movedim(0, 1))
 
 
@@ -118,6 +119,14 @@ class LinearLayout:
         self.starts = dict(zip(self.present, (0, *accumulate(sizes)), strict=False))
         self.device = device
         self._conv_indices: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        self._channels: dict[LinearHeads, torch.Tensor] = {}
+
+    def channels(self, heads: LinearHeads, sequence: SequenceGroup) -> torch.Tensor:
+        """``LinearHeads.channels`` of this process, on the device; a stream belongs to one sequence group."""
+        if heads not in self._channels:
+            here = heads.channels(sequence.size, sequence.rank)
+            self._channels[heads] = here.to(self.device, non_blocking=True)
+        return self._channels[heads]
 
     def conv_indices(self, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """How the convolution's input is laid out, as indices into (one zero row, known tails, stream rows).
@@ -200,7 +209,7 @@ def linear_attention_over_tree(
     if share is not None:
         qkv, decay, beta = _all_rows(mixer, qkv, decay, beta, share)
         sequence = share.rows.sequence
-        channels = LinearHeads.of(mixer).channels(sequence.size, sequence.rank).to(hidden.device)
+        channels = layout.channels(LinearHeads.of(mixer), sequence)
         value_dim = decay.shape[1] * mixer.head_v_dim
     rows = qkv.shape[0]
     qkv, conv_tail = _convolution(mixer, qkv, layout, known, channels)
