@@ -1,4 +1,4 @@
-"""A function that one model's layers call by name gives way to another, and other models' layers keep theirs."""
+"""A forward of one model's layers, or a function it calls by name, gives way to another; other models keep theirs."""
 
 from __future__ import annotations
 
@@ -33,10 +33,18 @@ def set_layer_globals(module: Any, replaced: Mapping[str, Any]) -> bool:
         function.__closure__,
     )
     forward.__kwdefaults__ = function.__kwdefaults__
-    # A bound method: copy.deepcopy binds it to the copy, where a closure would keep the original's weights. Hooks of
-    # accelerate (``device_map``) stand in its place, and call it by another name.
-    setattr(module, "_old_forward" if hasattr(module, "_hf_hook") else "forward", MethodType(forward, module))
+    set_forward(module, forward)
     return True
+
+
+def set_forward(module: Any, function: Any) -> None:
+    """Let ``function(module, ...)`` be the forward of this instance, beneath hooks of accelerate (``device_map``).
+
+    These stand in the forward's place and call it by another name: put in their place instead, nothing would bring
+    inputs to the device of the weights, or offloaded weights to a device.
+    """
+    # A bound method: copy.deepcopy binds it to the copy, where a closure would keep the original's weights.
+    setattr(module, "_old_forward" if hasattr(module, "_hf_hook") else "forward", MethodType(function, module))
 
 
 def replaced_globals(module: Any) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from vlm_pg.distributed import SequenceGroup
+from vlm_pg.models.layer_globals import set_forward
 from vlm_pg.models.stream_share import StreamShare, heads_of, heads_to_rows, rows_to_heads
 
 # transformers' (and FLA's) gated delta rule works in chunks of this many tokens and fills the last one up itself; nodes
@@ -323,9 +323,8 @@ def route_linear_layers(language_model: torch.nn.Module) -> None:
 
 
 def _route(mixer: Any) -> None:
-    # A bound method: copy.deepcopy binds it to the copy, where a closure would keep the original's weights.
-    mixer.forward = MethodType(_forward, mixer)
-    mixer.conv1d.forward = MethodType(_conv_forward, mixer.conv1d)
+    set_forward(mixer, _forward)
+    set_forward(mixer.conv1d, _conv_forward)
     mixer.vlm_pg_routed = True
 
 
