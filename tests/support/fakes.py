@@ -27,7 +27,7 @@ from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.kernels.cuda import CudaFlashKernel
 from vlm_pg.attention.kernels.cuda_efficient import _padded_rows
 from vlm_pg.models import family as family_file
-from vlm_pg.models import kernel_choice
+from vlm_pg.models import kernel_choice, tower_attention
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.lora import add_lora
 from vlm_pg.models.policy import Policy
@@ -247,6 +247,11 @@ def fake_policy(family: str, device: torch.device, kernel: Kernel | None = None,
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(kernel_choice, "check_kernel", return_value=0.0))
         stack.enter_context(mock.patch.object(kernel_choice, "select_kernel", return_value=chosen))
+        stack.enter_context(mock.patch.object(tower_attention, "check_kernel", return_value=0.0))
+        on_gpu = device == CUDA and isinstance(chosen, CudaFlashKernel)
+        stack.enter_context(
+            mock.patch.object(tower_attention, "frames_kernel", return_value=chosen if on_gpu else None)
+        )
         if (lora := settings.get("lora")) is None:
             model = tiny_model(family, text=REAL_TEXT[family], vision=REAL_VISION.get(family))
         else:
@@ -255,7 +260,11 @@ def fake_policy(family: str, device: torch.device, kernel: Kernel | None = None,
                 model = tiny_model(family)
                 add_lora(model, lora)
         put(model, device, torch.bfloat16)
-        return make_policy(model, tiny_processor(family), ModelSettings(path="tiny", **settings))
+        policy = make_policy(model, tiny_processor(family), ModelSettings(path="tiny", **settings))
+        if isinstance(chosen, CudaFlashKernel):
+            # On the fake CPU, too.
+            tower_attention.attend_on(policy.model, policy.family, chosen)
+        return policy
 
 
 def put(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:

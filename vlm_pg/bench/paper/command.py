@@ -40,7 +40,7 @@ how it is counted:
             replays is one launch for the host. transformers-generate: four tokens of it, which must grow evenly; the
             others follow. Both from two shallower models. transformers-continuous cannot be counted.
   tower     The vision tower, frozen, over a video of 1,024 visual tokens: once for a group, and once for each of 8
-            rollouts; with torch's own attention, which takes frames and windows one after the other.
+            rollouts; with torch's flash attention over all frames or windows in one call a layer.
   memory    Above the weights, gradients included; no optimizer states (`vlm-pg plan` has those).
   time      Of each kind of operation max(FLOPs / peak, bytes / bandwidth), summed; or launches times --launch-us if
             that is more. No kernel reaches a peak: a lower bound, not a forecast.
