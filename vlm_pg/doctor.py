@@ -36,7 +36,7 @@ _OPTIONAL = {
     "wandb": _TRACKER.format("wandb", "wandb"),
     "swanlab": _TRACKER.format("swanlab", "swanlab"),
     "mlflow-skinny": _TRACKER.format("mlflow", "mlflow-skinny sqlalchemy alembic"),
-    "flash-attn": "Optional, for the vision tower on a GPU: pip install flash-attn. Grouped attention needs none.",
+    "flash-attn": "Optional, for the vision tower on a GPU: pip install flash-attn. torch's own serves else.",
 }
 # The whole of what the first is the part for clients.
 _ALSO_AS = {"mlflow-skinny": "mlflow"}

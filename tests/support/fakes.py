@@ -9,6 +9,7 @@ Backward of tensors on a fake "cuda" asks the driver for a context; on a fake "c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass, replace
@@ -26,7 +27,7 @@ from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.kernels.cuda import CudaFlashKernel
 from vlm_pg.attention.kernels.cuda_efficient import _padded_rows
 from vlm_pg.models import family as family_file
-from vlm_pg.models import kernel_choice
+from vlm_pg.models import kernel_choice, tower_attention
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.lora import add_lora
 from vlm_pg.models.policy import Policy
@@ -43,9 +44,12 @@ _ONE_DTYPE = {
     *(aten.index_copy, aten.index_copy_, aten.index_add, aten.index_add_, aten.index_put, aten.index_put_),
     *(aten.lerp, aten.lerp_, aten.scatter, aten.scatter_, aten.native_layer_norm, aten.dot, aten.mv),
     *(aten._flash_attention_forward, aten._efficient_attention_forward),
+    *(torch.ops.c10d.alltoall_base_, torch.ops.c10d._allgather_base_),
 }
 _COPIES = (aten._to_copy, aten.copy_, aten.copy)
 # The log-sum-exp is wider than the rest.
+# Collectives: fake ones look at nothing.
+_EXCHANGE, _GATHER = torch.ops.c10d.alltoall_base_, torch.ops.c10d._allgather_base_
 _ATTENTION_BACKWARD = (aten._flash_attention_backward, aten._efficient_attention_backward)
 
 
@@ -65,6 +69,8 @@ class Strict(TorchDispatchMode):
         self.captured = captured
         self.watches = True
         self.seen: set[str] = set()
+        # Of each collective its name, and elements to and from each rank.
+        self.sent: list[tuple[str, list[int], list[int]]] = []
 
     @contextmanager
     def looking_away(self) -> Iterator[None]:
@@ -83,6 +89,8 @@ class Strict(TorchDispatchMode):
         self.seen.add(packet.__name__)
         given = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         self._check_dtypes(packet, given, args)
+        if packet in (_EXCHANGE, _GATHER):
+            self._check_collective(packet, args)
         if packet in _COPIES:
             self._check_copy(packet, args, kwargs)
         elif packet is not aten.lift_fresh:
@@ -99,6 +107,23 @@ class Strict(TorchDispatchMode):
         found = {x.dtype for x in given if x.is_floating_point()}
         if len(found) > 1:
             raise FaultOnDevice(f"{packet} of {sorted(map(str, found))}: a GPU has it for one dtype only")
+
+    def _check_collective(self, packet: Any, args: Any) -> None:
+        """Tensors of the sizes that are said, all of them one block."""
+        out, given = args[:2]
+        ranks = torch.distributed.get_world_size()
+        if packet is _EXCHANGE:
+            to, came = ([int(size) for size in sizes] for sizes in (args[4], args[3]))
+            fits = (sum(came), sum(to)) == (out.shape[0], given.shape[0])
+            to, came = ([size * math.prod(given.shape[1:]) for size in sizes] for sizes in (to, came))
+        else:
+            to = came = [given.numel()] * ranks
+            fits = sum(came) == out.numel()
+        if not fits:
+            raise FaultOnDevice(f"{packet} with sizes that are not those of its tensors")
+        if not (out.is_contiguous() and given.is_contiguous()):
+            raise FaultOnDevice(f"{packet} of tensors that are not contiguous")
+        self.sent.append((packet.__name__, to, came))
 
     def _check_copy(self, packet: Any, args: Any, kwargs: dict[str, Any]) -> None:
         if packet is aten._to_copy:
@@ -222,6 +247,11 @@ def fake_policy(family: str, device: torch.device, kernel: Kernel | None = None,
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(kernel_choice, "check_kernel", return_value=0.0))
         stack.enter_context(mock.patch.object(kernel_choice, "select_kernel", return_value=chosen))
+        stack.enter_context(mock.patch.object(tower_attention, "check_kernel", return_value=0.0))
+        on_gpu = device == CUDA and isinstance(chosen, CudaFlashKernel)
+        stack.enter_context(
+            mock.patch.object(tower_attention, "frames_kernel", return_value=chosen if on_gpu else None)
+        )
         if (lora := settings.get("lora")) is None:
             model = tiny_model(family, text=REAL_TEXT[family], vision=REAL_VISION.get(family))
         else:
@@ -230,7 +260,11 @@ def fake_policy(family: str, device: torch.device, kernel: Kernel | None = None,
                 model = tiny_model(family)
                 add_lora(model, lora)
         put(model, device, torch.bfloat16)
-        return make_policy(model, tiny_processor(family), ModelSettings(path="tiny", **settings))
+        policy = make_policy(model, tiny_processor(family), ModelSettings(path="tiny", **settings))
+        if isinstance(chosen, CudaFlashKernel):
+            # On the fake CPU, too.
+            tower_attention.attend_on(policy.model, policy.family, chosen)
+        return policy
 
 
 def put(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:

@@ -1,4 +1,4 @@
-"""A function that one model's layers call by name gives way to another, and other models' layers keep theirs."""
+"""A forward of one model's layers, or a function it calls by name, gives way to another; other models keep theirs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ def set_layer_globals(module: Any, replaced: Mapping[str, Any]) -> bool:
     names = {name: value for name, value in replaced.items() if name in _function(module).__code__.co_names}
     if not names:
         return False
-    # Hooks of accelerate (``device_map``) stand in the forward's place, and call it by another name.
-    setattr(module, "_old_forward" if hasattr(module, "_hf_hook") else "forward", with_globals(module, names))
+    set_forward(module, with_globals(module, names))
     return True
 
 
-def with_globals(module: Any, names: Mapping[str, Any]) -> MethodType:
-    """The forward of ``module``, which finds ``names`` in place of what it finds there now."""
+def with_globals(module: Any, names: Mapping[str, Any]) -> FunctionType:
+    """The forward of ``module``, unbound, which finds ``names`` in place of what it finds there now."""
     function = _function(module)
     forward = FunctionType(
         function.__code__,
@@ -40,8 +39,17 @@ def with_globals(module: Any, names: Mapping[str, Any]) -> MethodType:
         function.__closure__,
     )
     forward.__kwdefaults__ = function.__kwdefaults__
+    return forward
+
+
+def set_forward(module: Any, function: Any) -> None:
+    """Let ``function(module, ...)`` be the forward of this instance, beneath hooks of accelerate (``device_map``).
+
+    These stand in the forward's place and call it by another name: put in their place instead, nothing would bring
+    inputs to the device of the weights, or offloaded weights to a device.
+    """
     # A bound method: copy.deepcopy binds it to the copy, where a closure would keep the original's weights.
-    return MethodType(forward, module)
+    setattr(module, "_old_forward" if hasattr(module, "_hf_hook") else "forward", MethodType(function, module))
 
 
 def replaced_globals(module: Any) -> dict[str, Any]:

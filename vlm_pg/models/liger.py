@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from types import MethodType
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from vlm_pg.errors import ModelError
-from vlm_pg.models.layer_globals import set_layer_globals
+from vlm_pg.models.layer_globals import set_forward, set_layer_globals
 from vlm_pg.models.registry import FAMILIES
 
 _NAMES = {
@@ -68,8 +67,7 @@ def apply_liger(model: Any) -> None:
 def _set_forward(module: Any, forwards: list[tuple[Any, Any]]) -> bool:
     for fits, forward in forwards:
         if fits(module):
-            # A bound method: copy.deepcopy binds it to the copy.
-            module.forward = MethodType(forward, module)
+            set_forward(module, forward)
             return True
     return False
 

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from vlm_pg.distributed import SequenceGroup
+from vlm_pg.models.layer_globals import set_forward
 from vlm_pg.models.stream_share import StreamShare, heads_of, heads_to_rows, rows_to_heads
 
 # transformers' (and FLA's) gated delta rule works in chunks of this many tokens and fills the last one up itself; nodes
@@ -74,7 +74,7 @@ class LinearHeads:
 
     def own(self, states: LinearStates, sequence: SequenceGroup) -> LinearStates:
         """This sequence rank's heads of whole states."""
-        channels = self.channels(sequence.size, sequence.rank).to(states.conv_tail.device)
+        channels = self.channels(sequence.size, sequence.rank).to(states.conv_tail.device, non_blocking=True)
         mine = heads_of(self.value_heads, sequence.size, sequence.rank)
         return LinearStates(states.conv_tail[..., channels], states.recurrent[:, mine])
 
@@ -86,8 +86,9 @@ class LinearHeads:
         ]
         channels = torch.cat([self.channels(sequence.size, rank) for rank in range(sequence.size)])
         # Key heads that several ranks have are equal on them.
-        whole = parts[0].new_empty(int(channels.max()) + 1, *parts[0].shape[1:])
-        whole[channels.to(whole.device)] = parts[0]
+        everything = 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
+        whole = parts[0].new_empty(everything, *parts[0].shape[1:])
+        whole[channels.to(whole.device, non_blocking=True)] = parts[0]
         return LinearStates(whole.movedim(0, -1), parts[1].movedim(0, 1))
 
 
@@ -118,6 +119,14 @@ class LinearLayout:
         self.starts = dict(zip(self.present, (0, *accumulate(sizes)), strict=False))
         self.device = device
         self._conv_indices: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        self._channels: dict[LinearHeads, torch.Tensor] = {}
+
+    def channels(self, heads: LinearHeads, sequence: SequenceGroup) -> torch.Tensor:
+        """``LinearHeads.channels`` of this process, on the device; a stream belongs to one sequence group."""
+        if heads not in self._channels:
+            here = heads.channels(sequence.size, sequence.rank)
+            self._channels[heads] = here.to(self.device, non_blocking=True)
+        return self._channels[heads]
 
     def conv_indices(self, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """How the convolution's input is laid out, as indices into (one zero row, known tails, stream rows).
@@ -200,7 +209,7 @@ def linear_attention_over_tree(
     if share is not None:
         qkv, decay, beta = _all_rows(mixer, qkv, decay, beta, share)
         sequence = share.rows.sequence
-        channels = LinearHeads.of(mixer).channels(sequence.size, sequence.rank).to(hidden.device)
+        channels = layout.channels(LinearHeads.of(mixer), sequence)
         value_dim = decay.shape[1] * mixer.head_v_dim
     rows = qkv.shape[0]
     qkv, conv_tail = _convolution(mixer, qkv, layout, known, channels)
@@ -314,9 +323,8 @@ def route_linear_layers(language_model: torch.nn.Module) -> None:
 
 
 def _route(mixer: Any) -> None:
-    # A bound method: copy.deepcopy binds it to the copy, where a closure would keep the original's weights.
-    mixer.forward = MethodType(_forward, mixer)
-    mixer.conv1d.forward = MethodType(_conv_forward, mixer.conv1d)
+    set_forward(mixer, _forward)
+    set_forward(mixer.conv1d, _conv_forward)
     mixer.vlm_pg_routed = True
 
 

@@ -26,6 +26,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.models.quantize import is_quantized, quantize_linears
 from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import ModelSettings, Part
+from vlm_pg.models.tower_attention import attend_to_all_frames
 from vlm_pg.models.vision_alone import lacking_in_tower, without_language, without_report
 
 _LISTED = 4
@@ -138,6 +139,7 @@ def make_policy(model: Any, processor: Any, settings: ModelSettings | None = Non
         # Only the balancing loss reads the router's logits, and it depends on how often a prefix is repeated.
         model.config.get_text_config().output_router_logits = False
     model.set_attn_implementation(family.attention_setting(ATTENTION_NAME))
+    attend_to_all_frames(model, family)
     if settings.liger:
         apply_liger(model)
     if settings.gradient_checkpointing:
@@ -151,6 +153,8 @@ def make_policy(model: Any, processor: Any, settings: ModelSettings | None = Non
         check_adapter(model, settings.train)
     else:
         _freeze(model, family, settings.train)
+    if (tower := family.vision_tower(model)) is not None:
+        keep_frozen_blocks_off_the_graph(tower)
     # No module of these families behaves differently in training mode once dropout is 0, except checkpointing.
     model.train()
     return Policy(model, processor, family, settings, weights_version)
@@ -233,6 +237,17 @@ def enable_checkpointing(model: Any) -> None:
         model.gradient_checkpointing_enable(options)
 
 
+def keep_frozen_blocks_off_the_graph(tower: Any) -> None:
+    """Undo what transformers and peft do to a tower with checkpointing: what its first layer gives would want a
+    gradient. Reentrant checkpointing needs that; here, behind frozen blocks, backward would go through all of them for
+    nothing, and each would keep its input.
+    """
+    for module in tower.modules():
+        for key, hook in list(module._forward_hooks.items()):
+            if getattr(hook, "__name__", "").startswith("make_inputs_require_grad"):
+                del module._forward_hooks[key]
+
+
 def load_config(path: str, settings: ModelSettings) -> Any:
     """A model's transformers config; ModelError where there is none that could be read."""
     from transformers import AutoConfig
@@ -253,7 +268,8 @@ def load_config(path: str, settings: ModelSettings) -> Any:
 
 
 def _vision_attention(device: torch.device, dtype: torch.dtype) -> str:
-    """flash-attn's variable-length kernel where it is installed and can run, else torch's own."""
+    """flash-attn's variable-length kernel where it is installed and can run, else torch's own (``make_policy`` then has
+    the tower attend to all frames at once by torch's flash attention)."""
     from transformers.utils.import_utils import is_flash_attn_2_available
 
     runs = device.type == "cuda" and dtype != torch.float32 and torch.cuda.get_device_capability(device) >= (8, 0)

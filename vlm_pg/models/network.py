@@ -16,7 +16,7 @@ from vlm_pg.models.decoder import run_decoder
 from vlm_pg.models.family import Family
 from vlm_pg.models.kernel_choice import KernelChoice
 from vlm_pg.models.linear_attention import route_linear_layers
-from vlm_pg.models.logits import token_logprobs
+from vlm_pg.models.logits import plain_weight, token_logprobs
 from vlm_pg.models.pixels import PixelGeometry
 from vlm_pg.models.scattered import is_scattered
 from vlm_pg.models.settings import ModelSettings
@@ -142,7 +142,9 @@ class Network(torch.nn.Module):
         chunks = -(-hidden.shape[0] // self.logits_chunk_rows)
         if not self._own_pace and is_scattered(self.model.lm_head):
             chunks = int(max_over_ranks({"chunks": chunks}, hidden.device)["chunks"])
-        return token_logprobs(self.logits, hidden, targets, temperature, self.logits_chunk_rows, chunks, entropy_graph)
+        weight = plain_weight(self.model.lm_head) if self.turns is None else None
+        rows = self.logits_chunk_rows
+        return token_logprobs(self.logits, hidden, targets, temperature, rows, chunks, entropy_graph, weight)
 
     def hidden_states(self, *stream: Any) -> torch.Tensor:
         """``run_layers`` when it is its turn: the one forward behind generation, scoring and training."""

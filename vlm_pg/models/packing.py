@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from vlm_pg.attention.plan import Reads, reading_plan
@@ -40,12 +41,14 @@ class _Scored:
     """``targets`` int64 [R]: the response tokens that are predicted, all responses in order.
 
     ``predict_rows`` int64 [R]: which of the rows read predicts each of them; a response's first token is predicted by
-    its prompt's last row. ``response_lengths``: per group, the length of each response.
+    its prompt's last row; the same ``predict_rows_on_host``, wherever the others are. ``response_lengths``: per group,
+    the length of each response.
     """
 
     predict_rows: torch.Tensor
     targets: torch.Tensor
     response_lengths: tuple[tuple[int, ...], ...]
+    predict_rows_on_host: np.ndarray = field(compare=False, repr=False, kw_only=True)
 
     def split(self, values: torch.Tensor) -> list[list[torch.Tensor]]:
         """[R] values per response token -> per group, per response [R_g]."""
@@ -61,7 +64,7 @@ class _Scored:
 
 @dataclass(frozen=True)
 class _Prompts:
-    """``media_rows`` int64 [M]: stream rows that take visual features.
+    """``media_rows`` int64 [M]: stream rows that take visual features; the same ``media_rows_on_host``.
 
     ``feature_rows`` int64 [M]: which rows of the groups' features, concatenated group by group, they take; None stands
     for all of them in order. ``num_prompt_tokens``: sum of P over the groups, as if no prompt shared anything.
@@ -72,6 +75,7 @@ class _Prompts:
     feature_rows: torch.Tensor | None
     num_prompt_tokens: int
     num_sharing: int
+    media_rows_on_host: np.ndarray = field(compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -278,6 +282,7 @@ def _media_of(prompts: Sequence[Prompt], nodes: PromptTree, node_starts: Sequenc
     media_rows, feature_rows = media_rows_of(prompts, nodes, node_starts)
     return {
         "media_rows": media_rows,
+        "media_rows_on_host": media_rows.numpy(),
         "feature_rows": feature_rows,
         "num_prompt_tokens": sum(prompt.num_tokens for prompt in prompts),
         "num_sharing": num_sharing_of(nodes),
@@ -287,7 +292,12 @@ def _media_of(prompts: Sequence[Prompt], nodes: PromptTree, node_starts: Sequenc
 def _scored(responses: Sequence[Sequence[torch.Tensor]], predict_rows: torch.Tensor) -> dict[str, Any]:
     """The fields of ``_Scored``."""
     targets = torch.cat([response for of_group in responses for response in of_group])
-    return {"predict_rows": predict_rows, "targets": targets, "response_lengths": lengths_of(responses)}
+    return {
+        "predict_rows": predict_rows,
+        "predict_rows_on_host": predict_rows.numpy(),
+        "targets": targets,
+        "response_lengths": lengths_of(responses),
+    }
 
 
 def _on(device: torch.device, **fields: Any) -> dict[str, Any]:

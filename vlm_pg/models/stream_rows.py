@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from vlm_pg.attention.registration import AttentionContext
@@ -16,12 +17,13 @@ Batch = PackedBatch | PrefixBatch | ChunkBatch
 
 class Rows(NamedTuple):
     """What layers run on: ``input_ids`` int64 [T], ``positions_3T`` int64 [3, T], ``media_rows`` int64 [M] that take
-    ``features`` [M, ...]."""
+    ``features`` [M, ...], and those on the host."""
 
     input_ids: torch.Tensor
     positions_3T: torch.Tensor
     media_rows: torch.Tensor | None
     features: torch.Tensor | None
+    media_rows_on_host: np.ndarray | None
 
 
 def read_hidden(
@@ -36,10 +38,12 @@ def read_hidden(
     Args:
         features: of the groups, joined group by group: media that groups share enter the stream once.
     """
-    media_rows = None if isinstance(batch, ChunkBatch) else batch.media_rows
-    if not isinstance(batch, ChunkBatch) and features is not None and batch.feature_rows is not None:
-        features = features[batch.feature_rows]
-    rows = Rows(batch.input_ids, batch.positions_3T, media_rows, features)
+    media_rows = on_host = None
+    if not isinstance(batch, ChunkBatch):
+        media_rows, on_host = batch.media_rows, batch.media_rows_on_host
+        if features is not None and batch.feature_rows is not None:
+            features = features[batch.feature_rows]
+    rows = Rows(batch.input_ids, batch.positions_3T, media_rows, features, on_host)
     return hidden_of_rows(network, rows, context, batch.share, whole_layers)
 
 
@@ -51,12 +55,13 @@ def hidden_of_rows(
     Args:
         whole_layers: as ``Network.run_layers``.
     """
-    ids, positions, media_rows, features = rows
+    ids, positions, media_rows, features, on_host = rows
     if share is None:
         return network.hidden_states(ids, positions, context, features, media_rows, whole_layers)
     if features is not None and media_rows is not None:
         check_features(media_rows, features)
-        media_rows, features = share.media(media_rows, features)
+        assert on_host is not None
+        media_rows, features = share.media(on_host, features)
     own_ids, own_positions = share.rows.take(ids), share.rows.take(positions, dim=1)
     if not len(own_ids):
         own_ids, own_positions = ids[:1], positions[:, :1]
@@ -76,7 +81,9 @@ def target_logprobs(
     """
     if batch.share is None:
         return network.token_logprobs(hidden[batch.predict_rows], batch.targets, temperature, entropy_graph)
-    targets, rows = batch.share.predictions(batch.predict_rows)
-    mine = network.token_logprobs(hidden[rows], targets.take(batch.targets), temperature, entropy_graph)
+    targets, rows = batch.share.predictions(batch.predict_rows_on_host)
+    mine = network.token_logprobs(
+        hidden[rows.on(hidden.device)], targets.take(batch.targets), temperature, entropy_graph
+    )
     logprobs, entropies = (targets.gather(values) for values in mine)
     return logprobs, entropies

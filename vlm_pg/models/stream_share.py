@@ -9,32 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from vlm_pg.distributed import SequenceGroup
 
 
 class Indices:
-    """int64 indices, copied to a device once."""
+    """int64 indices that the host knows, copied to a device once, without waiting for what the device is doing."""
 
-    def __init__(self, indices: torch.Tensor):
-        self._on = {indices.device: indices}
-        self._first = indices.device
+    def __init__(self, on_host: np.ndarray):
+        self.on_host = np.ascontiguousarray(on_host, dtype=np.int64)
+        self._on: dict[torch.device, torch.Tensor] = {}
 
     def __len__(self) -> int:
-        return len(self._on[self._first])
+        return len(self.on_host)
 
     def on(self, device: torch.device) -> torch.Tensor:
         if device not in self._on:
-            self._on[device] = self._on[self._first].to(device, non_blocking=True)
+            self._on[device] = torch.from_numpy(self.on_host).to(device, non_blocking=True)
         return self._on[device]
 
 
 class Division:
-    """Which sequence rank has which of some rows.
+    """Which sequence rank has which of some rows. All of it is known on the host.
 
     Args:
-        owner: int64 [rows], on the CPU: rank of each row.
+        owner: int64 [rows]: rank of each row.
 
     ``mine``: int64, this rank's rows in order. ``sizes``: rows of each rank. ``place``: int64 [rows], where each row
     stands among this rank's, -1 for rows of others.
@@ -43,14 +44,14 @@ class Division:
     and all ranks must call the same ones.
     """
 
-    def __init__(self, owner: torch.Tensor, sequence: SequenceGroup):
+    def __init__(self, owner: np.ndarray, sequence: SequenceGroup):
         self.owner, self.sequence = owner, sequence
-        self.sizes: list[int] = torch.bincount(owner, minlength=sequence.size).tolist()
-        self.mine = (owner == sequence.rank).nonzero()[:, 0]
-        self.place = torch.full_like(owner, -1)
-        self.place[self.mine] = torch.arange(len(self.mine))
+        self.sizes: list[int] = np.bincount(owner, minlength=sequence.size).tolist()
+        self.mine = np.flatnonzero(owner == sequence.rank)
+        self.place = np.full(len(owner), -1)
+        self.place[self.mine] = np.arange(len(self.mine))
         # Rank after rank, each one's rows in order.
-        by_rank = owner.argsort(stable=True)
+        by_rank = owner.argsort(kind="stable")
         self._by_rank, self._back, self._mine = Indices(by_rank), Indices(by_rank.argsort()), Indices(self.mine)
 
     def take(self, values: torch.Tensor, dim: int = 0) -> torch.Tensor:
@@ -80,13 +81,13 @@ class StreamShare:
         asking: int64, places among this rank's rows of those that are read.
     """
 
-    def __init__(self, rows: Division, read: Division, asking: torch.Tensor):
+    def __init__(self, rows: Division, read: Division, asking: np.ndarray):
         self.rows, self.read = rows, read
-        silent = torch.ones(len(rows.mine), dtype=torch.bool)
+        silent = np.ones(len(rows.mine), dtype=bool)
         silent[asking] = False
-        others = silent.nonzero()[:, 0]
+        others = np.flatnonzero(silent)
         self._asking, self._silent = Indices(asking), Indices(others)
-        self._order = Indices(torch.cat([asking, others]).argsort())
+        self._order = Indices(np.concatenate([asking, others]).argsort())
         # How many of this rank's rows are read.
         self.num_read = len(asking)
 
@@ -94,10 +95,10 @@ class StreamShare:
     def of(cls, num_rows: int, read_rows: Sequence[int], sequence: SequenceGroup) -> StreamShare:
         """Equally many rows for each rank, of those that are read as of the others: the last layer and the output
         head work on the former alone."""
-        read = torch.tensor(read_rows, dtype=torch.int64)
-        others = torch.ones(num_rows, dtype=torch.bool)
+        read = np.asarray(read_rows, dtype=np.int64)
+        others = np.ones(num_rows, dtype=bool)
         others[read] = False
-        owner = torch.empty(num_rows, dtype=torch.int64)
+        owner = np.empty(num_rows, dtype=np.int64)
         owner[read] = _evenly(len(read), sequence.size)
         owner[others] = _evenly(num_rows - len(read), sequence.size)
         rows = Division(owner, sequence)
@@ -110,29 +111,30 @@ class StreamShare:
         sequence = prefixes.rows.sequence
         owner = _evenly(num_rows, sequence.size)
         rows = Division(owner, sequence)
-        read = Division(torch.cat([prefixes.read.owner, owner]), sequence)
-        return cls(rows, read, torch.arange(len(rows.mine)))
+        read = Division(np.concatenate([prefixes.read.owner, owner]), sequence)
+        return cls(rows, read, np.arange(len(rows.mine)))
 
-    def media(
-        self, media_rows: torch.Tensor, features: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Places among this rank's rows that take features, and those features of all [M, ...]."""
-        places = self.rows.place[media_rows.cpu()]
-        here = places >= 0
-        chosen = here.nonzero()[:, 0].to(media_rows.device)
-        return places[here].to(media_rows.device), None if features is None else features.index_select(0, chosen)
+    def media(self, media_rows: np.ndarray, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Places among this rank's rows that take features, on their device, and those features of all [M, ...].
+
+        Args:
+            media_rows: int64 [M], of the stream, on the host: how many of them are here decides about shapes.
+        """
+        places = self.rows.place[media_rows]
+        chosen = np.flatnonzero(places >= 0)
+        device = features.device
+        return Indices(places[chosen]).on(device), features.index_select(0, Indices(chosen).on(device))
 
     def own_heads(self, heads: torch.Tensor) -> torch.Tensor:
         """This rank's of all heads [rows, n, width]."""
         sequence = self.rows.sequence
         return heads[:, heads_of(heads.shape[1], sequence.size, sequence.rank)]
 
-    def predictions(self, predict_rows: torch.Tensor) -> tuple[Division, torch.Tensor]:
+    def predictions(self, predict_rows: np.ndarray) -> tuple[Division, Indices]:
         """Who predicts which target, by the rows [R] (of those read) that predict them; and this rank's own rows'
         places among those it has read, one for each of its targets."""
-        rows = predict_rows.cpu()
-        targets = Division(self.read.owner[rows], self.rows.sequence)
-        return targets, self.read.place[rows[targets.mine]].to(predict_rows.device)
+        targets = Division(self.read.owner[predict_rows], self.rows.sequence)
+        return targets, Indices(self.read.place[predict_rows[targets.mine]])
 
     def split_rows(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """As ``AttentionPlan.split_rows``, of this rank's rows; the first one stands for either kind where there is
@@ -216,6 +218,6 @@ def _head_shape(values: torch.Tensor, sequence: SequenceGroup) -> tuple[int, int
     return mine.stop - mine.start, values.shape[2]
 
 
-def _evenly(count: int, size: int) -> torch.Tensor:
+def _evenly(count: int, size: int) -> np.ndarray:
     """Rank of each of ``count`` rows: runs of equal length as far as possible."""
-    return torch.arange(count) * size // max(count, 1)
+    return np.arange(count) * size // max(count, 1)

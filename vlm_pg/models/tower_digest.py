@@ -14,16 +14,23 @@ from typing import Any
 import torch
 import xxhash
 
+from vlm_pg.attention.frames import frames_forward
+from vlm_pg.attention.grouped import grouped_attention
+from vlm_pg.attention.kernels.cuda import CudaFlashKernel
 from vlm_pg.cache.source_code import source_digest
 from vlm_pg.cache.store import key_of
 from vlm_pg.models.family import Family
 from vlm_pg.models.layer_globals import replaced_globals
 from vlm_pg.models.scattered import is_part
+from vlm_pg.models.tower_attention import takes_all_frames
 
 Gathered = Callable[[Iterable[torch.nn.Parameter]], AbstractContextManager[None]]
 
 # Our modules on the way from pixels to features; a test follows the calls and finds those that are not named here.
-OWN_CODE = ("family", "network", "pixels", "scattered", "tower_inputs", "turns", "vision", "vision_pieces")
+OWN_CODE = (
+    *("family", "network", "pixels", "scattered", "tower_attention", "tower_inputs", "turns", "vision"),
+    "vision_pieces",
+)
 # Of a tower's configuration: where it comes from and by what it was written, of which no output depends.
 _NOT_OF_THE_OUTPUT = frozenset(("_name_or_path", "architectures", "transformers_version"))
 
@@ -123,6 +130,8 @@ def _code(tower: torch.nn.Module) -> list[str]:
             modules.add(getattr(function, "__module__", ""))
     attention = _attention(tower)
     modules.add(getattr(attention, "__module__", ""))
+    if attention is frames_forward:
+        modules |= {grouped_attention.__module__, CudaFlashKernel.__module__}
     # torch's own is known by its version.
     ours = sorted(name for name in modules if name.split(".")[0] != "torch")
     of_modules = [f"{name} {_of_source(name)} {_of_names(name)}" for name in ours]
@@ -131,6 +140,8 @@ def _code(tower: torch.nn.Module) -> list[str]:
 
 def _attention(tower: Any) -> Any:
     """The function behind the name of its attention kernel; None for one that stands in the tower's own module."""
+    if takes_all_frames(tower):
+        return frames_forward
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     return ALL_ATTENTION_FUNCTIONS.get(getattr(getattr(tower, "config", None), "_attn_implementation", None))

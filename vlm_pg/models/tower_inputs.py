@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from vlm_pg.models.tower_attention import attends_to_all_frames
+
 _KNOWN = frozenset(
     {
         "get_vision_position_ids",
@@ -31,7 +33,6 @@ def tower_inputs(tower: Any, grid_thw: torch.Tensor, device: torch.device) -> di
         device: where the tower runs.
     """
     from transformers import vision_utils
-    from transformers.utils.generic import get_max_seqlen, is_flash_attention_requested
 
     asks = {name for name in vars(sys.modules[type(tower).__module__]) if name.startswith("get_vision_")}
     if not asks or asks - _KNOWN:
@@ -52,10 +53,10 @@ def tower_inputs(tower: Any, grid_thw: torch.Tensor, device: torch.device) -> di
             spatial_merge_size=tower.config.spatial_merge_size,
         )
     made = {name: x.to(device, non_blocking=True) for name, x in made.items()}
-    by_flash = is_flash_attention_requested(tower.config)
+    at_once = attends_to_all_frames(tower)
     for kind, lengths in cumulative.items():
-        # Flash attention reads the lengths on the device and is told the longest; others cut tensors by them.
-        made[f"cu_{kind}seqlens"] = lengths.to(device, non_blocking=True) if by_flash else lengths
-        if by_flash:
-            made[f"max_{kind}seqlen"] = get_max_seqlen(lengths, tower.config)
+        # Who takes all frames reads the lengths on the device and is told the longest; others cut tensors by them.
+        made[f"cu_{kind}seqlens"] = lengths.to(device, non_blocking=True) if at_once else lengths
+        if at_once:
+            made[f"max_{kind}seqlen"] = int(lengths.diff().max())
     return made | {"grid_thw": grids}

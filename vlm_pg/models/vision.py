@@ -243,7 +243,7 @@ class VisionEncoder:
     def _run_part(self, pixels: torch.Tensor, part: VisionPiece, parts: Sequence[VisionPiece]) -> torch.Tensor:
         """[M, ...] of one of several parts that processes run at the same time."""
         if part.patches:
-            return self._run(pixels, torch.tensor(part.grids), parts)
+            return self._run(pixels, part.grid_thw(), parts)
         # The tower's weights may be gathered, and its gradients reduced, by all ranks together.
         return self._run(*self._pixels.empty_token(self._device), parts)[:0]
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from vlm_pg.models.memory_sizes import LAYERS_AT_HAND
 from vlm_pg.plan.counted import LayerBytes, Variant
+from vlm_pg.plan.counted_tower import TowerBytes
 from vlm_pg.plan.setup import Setup
 from vlm_pg.plan.shape import ModelShape, TowerShape
 
@@ -72,10 +73,14 @@ def token_bytes(shape: ModelShape, setup: Setup) -> TokenBytes:
             attention += 2 * e * width
         # Gate, its activation, the other half, their product.
         mlp = (3 if frozen else 4) * inner * e
-        kept = recomputed = 2 * norm + attention + of_heads + mlp
+        norms, rest_backward = 2 * norm, 10 * hidden * e
+        if setup.measures.mlp_tile_rows:
+            # Norms, too, are computed again tile by tile: what stays is what comes out of both, and what goes into the
+            # second; into the first goes the layer's input. In backward their fp32 temporaries are a tile's.
+            norms, rest_backward = 3 * hidden * e, rest_backward - 2 * hidden * FP32
+        kept = recomputed = norms + attention + of_heads + mlp
         # Gradients of the product's factors, and of the product where it is not kept itself.
         mlp_backward = (3 if frozen else 2) * inner * e + hidden * e
-        rest_backward = 10 * hidden * e
     return TokenBytes(
         kept=kept,
         input=hidden * e,
@@ -100,9 +105,11 @@ def update_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
     The largest pass: a stream of ``setup.stream`` tokens; where a group goes beyond the budget its prefix alone and a
     chunk behind it. With sequence parallelism each rank has its part of the rows.
     """
-    each, layers, logits = token_bytes(shape, setup), shape.language.layers, _logits(shape, setup)
+    each, layers, ranks = token_bytes(shape, setup), shape.language.layers, setup.sequence_parallel
+    # Each rank has its part of the rows, and of a weight all of the gradient; what is found is divided below.
+    logits, tied = ranks * _logits(shape, setup), ranks * _tied(shape, setup)
     if setup.chunked:
-        found = _chunked(each, layers, logits, setup)
+        found = _chunked(each, layers, logits, tied, setup)
     else:
         # The head's backward is done when that of the layers begins.
         head = _held(each, layers, setup.stream, setup.read_rows, setup) | {
@@ -111,8 +118,9 @@ def update_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
         }
         below = _held(each, layers, setup.stream, setup.read_rows, setup, gone=1)
         layer = below | {"a layer's backward": _running(each, setup.stream, setup)}
+        layer |= {"gradient of tied embeddings": tied} if tied else {}
         found = max(head, layer, key=lambda parts: sum(parts.values()))
-    return {name: value / setup.sequence_parallel for name, value in found.items()}
+    return {name: value / ranks for name, value in found.items()}
 
 
 def _last_norm(shape: ModelShape, setup: Setup) -> float:
@@ -152,7 +160,7 @@ def _running(each: TokenBytes, tokens: int, setup: Setup) -> float:
     return max(rest + mlp, rest + tokens * each.rest_backward - given_back)
 
 
-def _chunked(each: TokenBytes, layers: int, logits: float, setup: Setup) -> dict[str, float]:
+def _chunked(each: TokenBytes, layers: int, logits: float, tied: float, setup: Setup) -> dict[str, float]:
     """Prefixes with their graph and the gradients that chunks leave there in fp32; and one chunk."""
     prefix, chunk, checkpointing = setup.prefix, setup.read_rows, setup.checkpointing
     found = _held(each, layers, prefix, 0, setup)
@@ -165,7 +173,7 @@ def _chunked(each: TokenBytes, layers: int, logits: float, setup: Setup) -> dict
     of_chunk = sum(_held(each, layers, chunk, chunk, setup).values()) + side_by_side
     # The last backward, through the prefixes, comes when no chunk is left.
     found["a chunk, or a layer's backward"] = max(
-        of_chunk + max(logits, _running(each, chunk, setup)), _running(each, prefix, setup)
+        of_chunk + max(logits, _running(each, chunk, setup) + tied), _running(each, prefix, setup)
     )
     return found
 
@@ -173,14 +181,25 @@ def _chunked(each: TokenBytes, layers: int, logits: float, setup: Setup) -> dict
 def _logits(shape: ModelShape, setup: Setup) -> float:
     """The output head, forward and back: chunks of logits, and the gradients of its weight that chunks add up."""
     vocab = shape.language.vocab
-    predicted = setup.read_rows + setup.generations
+    predicted = -(-(setup.read_rows + setup.generations) // setup.sequence_parallel)
     if shape.counter is not None:
-        return shape.counter.head(predicted, setup.logits_bytes, Variant(setup.element, setup.train, setup.lora))
+        variant = Variant(setup.element, setup.train, setup.lora)
+        return shape.counter.head(predicted, setup.logits_bytes, variant, scattered=setup.stage == 3)
     rows = min(predicted, max(1, setup.logits_bytes // (FP32 * vocab)))
     trained = 0 if setup.lora or "language" not in setup.train else setup.element * shape.language.hidden
-    # Beside its gradient the product's own of the weight; of several chunks the first two and their sum.
-    backward = rows * setup.element + trained if rows == predicted else 3 * trained
-    return vocab * max(rows * LOGIT_COPIES * FP32, backward)
+    if rows == predicted:
+        return vocab * max(rows * LOGIT_COPIES * FP32, rows * setup.element + trained)
+    if setup.stage == 3:
+        # Chunks are calls of their own, of whose gradients of the weight the first two and their sum exist at a time.
+        return vocab * max(rows * LOGIT_COPIES * FP32, 3 * trained)
+    # A chunk's logits, their gradient and their softmax, beside the one gradient that all add to.
+    return vocab * (rows * LOGIT_COPIES * FP32 + trained)
+
+
+def _tied(shape: ModelShape, setup: Setup) -> float:
+    """The head's gradient of an embedding that is both: it waits for the other one until the layers have gone back."""
+    trained = shape.language.tied and "language" in setup.train and not setup.lora
+    return float(setup.element * shape.language.hidden * shape.language.vocab) if trained else 0.0
 
 
 def tower_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
@@ -192,10 +211,7 @@ def tower_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
     if tower is None or not setup.patches:
         return {}
     parts = setup.sequence_parallel
-    norm = tower.hidden * (FP32 + 2 * e)
-    # All of queries, keys and values, rotated ones, attention's output twice (by frames, and joined).
-    block = 2 * norm + 7 * tower.hidden * e + 4 * tower.intermediate * e
-    running = tower.hidden * (8 * e + 4 * FP32) + 3 * tower.intermediate * e
+    each = _tower_bytes(shape, tower, setup)
     out = shape.language.hidden * e / tower.merge
     pixels = tower.patch_pixels * FP32
     if not setup.trains_vision:
@@ -203,30 +219,46 @@ def tower_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
         return {
             "pixels": setup.patches * pixels,
             "visual features": setup.prompts * setup.patches * out,
-            TOWER_RUNNING: _of_piece(setup.patches, 1, tower, setup) * running,
+            TOWER_RUNNING: _of_piece(setup.patches, 1, tower, setup) * each.running,
         }
     patches = setup.prompts * setup.patches
     if "tower" not in setup.train:
         return {
             "pixels": patches * pixels / parts,
             "visual features": 2 * patches * out,
-            "merger's graph": patches / parts * _merger(tower, e),
-            TOWER_RUNNING: _of_piece(patches, parts, tower, setup) * running,
+            "merger's graph": patches / parts * each.kept,
+            TOWER_RUNNING: _of_piece(patches, parts, tower, setup) * each.running,
         }
-    kept = tower.layers * (tower.hidden * e if setup.checkpointing else block) + _merger(tower, e)
-    backward: float = 3 * tower.intermediate * e + 2 * tower.hidden * e + (block if setup.checkpointing else 0)
     at_once: float = patches / parts
-    graph = at_once * kept
+    graph, backward = at_once * each.kept, each.backward
     if setup.measures.vision_piece_tokens:
         # A piece keeps its pixels alone, and is computed again by itself.
         graph, at_once = 0.0, _of_piece(patches, parts, tower, setup)
-        backward += kept
+        backward += each.kept
     return {
-        "pixels": patches * (pixels + (tower.patch_pixels * e if e < FP32 else 0)) / parts,
+        "pixels": patches * pixels / parts,
         "visual features": 2 * patches * out,
         "tower's graph": graph,
         TOWER_BACKWARD: at_once * backward,
     }
+
+
+def _tower_bytes(shape: ModelShape, tower: TowerShape, setup: Setup) -> TowerBytes:
+    """Counted on the model's own code where ``shape`` has a counter; else sums, as those of ``token_bytes``."""
+    e = setup.element
+    if shape.counter is not None:
+        return shape.counter.tower(Variant(e, setup.train, setup.lora), setup.checkpointing)
+    norm = tower.hidden * (FP32 + 2 * e)
+    # All of queries, keys and values, rotated ones, attention's output twice (by frames, and joined).
+    block = 2 * norm + 7 * tower.hidden * e + 4 * tower.intermediate * e
+    running = tower.hidden * (8 * e + 4 * FP32) + 3 * tower.intermediate * e
+    if "tower" not in setup.train:
+        return TowerBytes(running, _merger(tower, e))
+    kept = tower.layers * (tower.hidden * e if setup.checkpointing else block) + _merger(tower, e)
+    # The pixels as the first layer keeps them.
+    kept += tower.patch_pixels * e if e < FP32 else 0
+    backward = 3 * tower.intermediate * e + 2 * tower.hidden * e + (block if setup.checkpointing else 0)
+    return TowerBytes(running, kept, backward)
 
 
 def _of_piece(patches: int, parts: int, tower: TowerShape, setup: Setup) -> float:

@@ -14,7 +14,8 @@ from functools import cached_property
 from typing import Any
 
 from vlm_pg.errors import VlmPgError, printable
-from vlm_pg.models.settings import LoraSettings, ModelSettings, Part
+from vlm_pg.models.settings import VISION_PARTS, LoraSettings, ModelSettings, Part
+from vlm_pg.plan.counted_tower import TowerBytes, count_tower
 
 # Tokens of the two streams that are counted, each half prefix, half responses: so long that gradients of weights, which
 # do not grow, decide nothing when most is alive. Linear attention goes through its stream in a loop, and keeps more.
@@ -77,14 +78,24 @@ class ActivationCounter:
         """
         return self._once(("layer", kind, variant), lambda: self._count_layer(kind, variant))
 
-    def head(self, rows: int, chunk_bytes: int, variant: Variant) -> float:
+    def head(self, rows: int, chunk_bytes: int, variant: Variant, scattered: bool = False) -> float:
         """Most bytes while log-probabilities of so many rows are computed and go back, the rows themselves apart.
 
-        ``chunk_bytes``: of fp32 logits that may be held at a time.
+        ``chunk_bytes``: of fp32 logits that may be held at a time. ``scattered``: the weight lies with several ranks,
+        whose hooks want to see every call of the head.
         """
         mib = max(1, chunk_bytes // MIB)
         rows = min(rows, HEAD_CHUNKS * max(1, mib * MIB // (4 * self._config.get_text_config().vocab_size)))
-        return self._once(("head", rows, mib, variant), lambda: self._count_head(rows, mib, variant))
+        return self._once(
+            ("head", rows, mib, variant, scattered), lambda: self._count_head(rows, mib, variant, scattered)
+        )
+
+    def tower(self, variant: Variant, checkpointing: bool) -> TowerBytes:
+        """Of the vision tower, a patch."""
+        # Nothing but what trains of it matters.
+        parts = tuple(part for part in variant.train if part in VISION_PARTS)
+        of_tower = Variant(variant.element, parts, lora=False)
+        return self._once(("tower", of_tower, checkpointing), lambda: self._count_tower(of_tower, checkpointing))
 
     def _once(self, key: Any, find: Callable[[], Any]) -> Any:
         if key not in self._found:
@@ -114,12 +125,22 @@ class ActivationCounter:
         rest, rest_peak = slopes(LENGTHS[kind], lambda stream: stream.kept_and_peak(stream.through(layer)))
         return LayerBytes(kept, mlp, mlp_peak - mlp, rest_peak - rest)
 
-    def _count_head(self, rows: int, mib: int, variant: Variant) -> float:
+    def _count_tower(self, variant: Variant, checkpointing: bool) -> TowerBytes:
+        changed: dict[str, Any] = {"lora": None, "liger": False, "share_prefix": True}
+        # A policy trains something; the language model is not there.
+        changed |= {"train": variant.train or ("language",), "gradient_checkpointing": checkpointing}
+        changed |= {"vision_piece_tokens": 0}
+        settings = self._settings.model_copy(update=changed)
+        return count_tower(self._config, settings, _dtype(variant), forget=_forget)
+
+    def _count_head(self, rows: int, mib: int, variant: Variant, scattered: bool) -> float:
         import torch
 
         from vlm_pg.bench.paper.counter import count
 
         policy, fakes = self._policy(variant, logits_chunk_mb=mib)
+        if scattered:
+            policy.model.lm_head.register_forward_hook(_seen)
         with fakes:
             width = policy.model.config.get_text_config().hidden_size
             hidden = torch.empty(rows, width, dtype=policy.dtype, requires_grad=True)
@@ -133,7 +154,6 @@ class ActivationCounter:
 
     def _policy(self, variant: Variant, **settings: Any) -> tuple[Any, Any]:
         """A policy of few layers without values."""
-        import torch
 
         from vlm_pg.attention.kernels.cuda import CudaFlashKernel
         from vlm_pg.bench.paper.counter import fake_mode
@@ -152,7 +172,7 @@ class ActivationCounter:
             }
         )
         fakes = fake_mode()
-        dtype = {2: torch.bfloat16, 4: torch.float32}[variant.element]
+        dtype = _dtype(variant)
         policy = fake_policy(lambda: _few_layers(self._config, self.kinds, dtype), chosen, fakes, CudaFlashKernel())
         for parameter in policy.model.parameters():
             if parameter.requires_grad:
@@ -234,6 +254,16 @@ def _few_layers(config: Any, kinds: Sequence[str], dtype: Any) -> Any:
         return model_class._from_config(config)
     finally:
         torch.set_default_dtype(usual)
+
+
+def _dtype(variant: Variant) -> Any:
+    import torch
+
+    return {2: torch.bfloat16, 4: torch.float32}[variant.element]
+
+
+def _seen(*_: Any) -> None:
+    """A hook that somebody has on calls."""
 
 
 def _forget(parameter: Any) -> None:

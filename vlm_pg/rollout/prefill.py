@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from vlm_pg.attention.kernels import Kernel
@@ -16,7 +17,7 @@ from vlm_pg.models.linear_attention import LinearHeads, LinearStates
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.prompt_tree import PromptNode
 from vlm_pg.models.stream_rows import Rows, hidden_of_rows
-from vlm_pg.models.stream_share import Division, StreamShare, rows_to_heads
+from vlm_pg.models.stream_share import Division, Indices, StreamShare, rows_to_heads
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.types import Prompt, VisualFeatures
 
@@ -126,8 +127,8 @@ class Prefill:
                 continue
             rank, stores = self.sequence.rank, []
             behind = [(node, list(held[node])) for node, _ in layout.stored]
-            for piece, owners in zip(layout.pieces, share.rows.owner.split(layout.sizes), strict=True):
-                counts = torch.bincount(owners, minlength=self.sequence.size).tolist()
+            for piece, owners in zip(layout.pieces, _cut(share.rows.owner, layout.sizes), strict=True):
+                counts = np.bincount(owners, minlength=self.sequence.size).tolist()
                 before = held[piece.node]
                 stores.append(_Rows(piece.node, before[rank], counts[rank]))
                 held[piece.node] = [count + more for count, more in zip(before, counts, strict=True)]
@@ -142,11 +143,13 @@ class Prefill:
         stream = [self._tokens(piece) for piece in one.layout.pieces]
         types = torch.cat([self.prompts[owner].mm_token_type_ids[span] for owner, span in stream])
         parts = [self._features(features[owner], owner, span) for owner, span in stream if owner in features]
+        media_rows = types.nonzero()[:, 0]
         return Rows(
             torch.cat([self.prompts[owner].input_ids[span] for owner, span in stream]),
             torch.cat([self.prompts[owner].positions_3P[:, span] for owner, span in stream], dim=1),
-            types.nonzero()[:, 0],
+            media_rows,
             torch.cat(parts).detach() if bool(types.any()) else None,
+            media_rows.numpy(),
         )
 
     def _run(self, one: _Pass, on_host: Rows) -> dict[int, torch.Tensor]:
@@ -164,16 +167,17 @@ class Prefill:
         def moved(x: torch.Tensor) -> torch.Tensor:
             return x.to(self.policy.device, non_blocking=True)
 
-        ids, positions, media_rows, features = on_host
-        rows = Rows(moved(ids), moved(positions), None if media_rows is None else moved(media_rows), features)
+        ids, positions, media_rows, features, same_rows = on_host
+        media_rows = None if media_rows is None else moved(media_rows)
+        rows = Rows(moved(ids), moved(positions), media_rows, features, same_rows)
         hidden = hidden_of_rows(self.policy, rows, context, share)
         ends_here = [sum(layout.sizes[: place + 1]) - 1 for place in read]
-        places = torch.tensor(ends_here if layout.stored else range(len(read)), dtype=torch.int64)
+        places = Indices(np.asarray(ends_here if layout.stored else range(len(read))))
         if share is None:
-            last = hidden[places.to(hidden.device, non_blocking=True)]
+            last = hidden[places.on(hidden.device)]
         else:
-            division, own = share.predictions(places)
-            last = division.gather(hidden[own.to(hidden.device)])
+            division, own = share.predictions(places.on_host)
+            last = division.gather(hidden[own.on(hidden.device)])
         return {layout.pieces[place].node: row for place, row in zip(read, last, strict=True)}
 
     def _tokens(self, piece: Piece) -> tuple[int, slice]:
@@ -286,9 +290,14 @@ def _owners(of_nodes: Sequence[Sequence[int]], share: StreamShare) -> Division |
     """Rows of stored nodes, of which each process has so many; within a node their order means nothing."""
     if not of_nodes:
         return None
-    counts = torch.tensor(of_nodes).flatten()
-    ranks = torch.arange(share.rows.sequence.size).repeat(len(of_nodes))
-    return Division(ranks.repeat_interleave(counts), share.rows.sequence)
+    counts = np.asarray(of_nodes).flatten()
+    ranks = np.tile(np.arange(share.rows.sequence.size), len(of_nodes))
+    return Division(ranks.repeat(counts), share.rows.sequence)
+
+
+def _cut(values: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    """One after the other, of these lengths."""
+    return np.split(values, np.cumsum(sizes)[:-1])
 
 
 class _Keeping:

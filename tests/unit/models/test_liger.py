@@ -16,6 +16,7 @@ import torch
 
 from tests.support.tiny import FAMILY_NAMES, tiny_model, tiny_processor
 from vlm_pg.attention.kernels.cpu import CpuFlashKernel
+from vlm_pg.bench.case import text_prompt
 from vlm_pg.bench.paper.counter import fake_mode
 from vlm_pg.bench.paper.fake import fake_policy
 from vlm_pg.errors import ModelError
@@ -24,6 +25,7 @@ from vlm_pg.models.liger import apply_liger, liger_line
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.registry import FAMILIES
 from vlm_pg.models.settings import ModelSettings
+from vlm_pg.types import ResponseGroup
 
 
 def test_a_model_that_is_not_on_a_gpu() -> None:
@@ -132,6 +134,47 @@ def test_layers_under_hooks_of_accelerate() -> None:
     assert set_layer_globals(attention, {"apply_rotary_pos_emb": print})
     assert layer_global(attention, "apply_rotary_pos_emb") is print
     assert replaced_globals(attention) == {"apply_rotary_pos_emb": print} and attention.forward is hooked
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
+def test_hooks_of_accelerate_stay_above_what_is_put_in(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model under ``device_map``: its hooks are called as before, by what is put in."""
+    layers = pytest.importorskip("vlm_pg.models.liger_layers")
+    from accelerate.hooks import ModelHook, add_hook_to_module
+
+    called: list[str] = []
+
+    class Notes(ModelHook):
+        def __init__(self, name: str):
+            self.name = name
+
+        def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+            called.append(self.name)
+            return args, kwargs
+
+    model = tiny_model(family)
+    ends = ("input_layernorm", "mlp", "linear_attn", "conv1d")
+    hooked = {name for name, _ in model.named_modules() if name.endswith(ends) and "language_model" in name}
+    for name in hooked:
+        add_hook_to_module(model.get_submodule(name), Notes(name))
+    # Forwards that need no GPU, put in as liger's are.
+    for part, forwards in layers.FORWARDS.items():
+        plain = [(fits, _of_the_class) for fits, _ in forwards]
+        monkeypatch.setitem(layers.FORWARDS, part, plain)
+    monkeypatch.setattr(layers, "ROTATIONS", {"apply_rotary_pos_emb": _theirs(model)})
+    monkeypatch.setattr("vlm_pg.models.liger._can_run", lambda model: True)
+    policy = make_policy(model, tiny_processor(family), ModelSettings(path="tiny", liger=True))
+    policy(policy.pack([ResponseGroup(text_prompt("one", torch.arange(10, 19)), (torch.arange(10, 14),))]), None)
+    assert set(called) == hooked and any(name.endswith("mlp") for name in hooked)
+
+
+def _of_the_class(self: Any, *args: Any) -> Any:
+    return type(self).forward(self, *args)
+
+
+def _theirs(model: Any) -> Any:
+    attention = next(module for module in model.modules() if hasattr(module, "q_proj"))
+    return layer_global(attention, "apply_rotary_pos_emb")
 
 
 def test_keys_alone_are_rotated_in_memory_of_their_own() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vlm_pg.models.logits import token_logprobs
+from vlm_pg.bench.paper.counter import count, fake_mode
+from vlm_pg.models.logits import plain_weight, token_logprobs
 
 ROWS, DIM, VOCAB = 7, 5, 11
 
@@ -42,10 +45,18 @@ def expected(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, 
 @pytest.mark.parametrize("chunk_rows", [3, 100], ids=["chunks", "one piece"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("entropy_graph", [False, True])
-def test_values_and_gradients(chunk_rows: int, temperature: float, entropy_graph: bool) -> None:
+@pytest.mark.parametrize("plain", [False, True], ids=["a head", "a weight"])
+def test_values_and_gradients(chunk_rows: int, temperature: float, entropy_graph: bool, plain: bool) -> None:
     hidden, weight, targets, upstream = inputs()
     found = token_logprobs(
-        lambda h: h @ weight.T, hidden, targets, temperature, chunk_rows, least_chunks=4, entropy_graph=entropy_graph
+        lambda h: h @ weight.T,
+        hidden,
+        targets,
+        temperature,
+        chunk_rows,
+        least_chunks=4,
+        entropy_graph=entropy_graph,
+        weight=weight if plain else None,
     )
     wanted = expected(hidden, weight, targets, temperature)
     for got, want in zip(found, wanted, strict=True):
@@ -92,6 +103,101 @@ def test_a_recomputed_chunk_runs_the_head_and_nothing_else() -> None:
     assert (counts["_log_softmax"], counts["_softmax"], counts["exp"]) == (3, 3, 3)
     # Each chunk's logits to fp32, forward and backward; gradients at targets, and their sums, are small.
     assert counts["mm"] == 3 * 2 + 3 * 2
+
+
+def test_chunks_of_a_plain_weight_are_those_of_a_head() -> None:
+    """Values to the bit, and as many products."""
+    found = []
+    for plain in (False, True):
+        hidden, weight, targets, upstream = inputs(torch.bfloat16)
+        with Operations() as operations:
+            logprobs, entropies = token_logprobs(
+                lambda h, w=weight: h @ w.T, hidden, targets, 0.7, 3, weight=weight if plain else None
+            )
+            (logprobs @ upstream).backward()
+        counts = operations.counts
+        assert (counts["_log_softmax"], counts["_softmax"], counts["exp"]) == (3, 3, 3)
+        assert counts["mm"] + counts["addmm"] == 3 * 2 + 3 * 2
+        found.append((logprobs.detach(), entropies, hidden.grad))
+    for values, wanted in zip(found[1], found[0], strict=True):
+        assert torch.equal(values, wanted)
+
+
+def test_a_weights_gradient_is_rounded_once_a_chunk() -> None:
+    """Of 32 chunks in bf16: nearer to the exact sum than products that are rounded before they are added."""
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(64, 32, generator=generator).bfloat16()
+    weight = torch.randn(48, 32, generator=generator).bfloat16()
+    targets = torch.randint(0, 48, (64,), generator=generator)
+    wide = weight.double().requires_grad_()
+    exact = (hidden.double() @ wide.T).log_softmax(-1).gather(1, targets[:, None]).sum()
+    (want,) = torch.autograd.grad(exact, wide)
+    errors = []
+    for plain in (False, True):
+        w = weight.clone().requires_grad_()
+        logprobs, _ = token_logprobs(lambda h, w=w: h @ w.T, hidden, targets, 1.0, 2, weight=w if plain else None)
+        (grad,) = torch.autograd.grad(logprobs.sum(), w)
+        assert grad.dtype == torch.bfloat16
+        errors.append(((grad.double() - want).norm() / want.norm()).item())
+    assert errors[1] < errors[0] < 0.01
+
+
+@pytest.mark.parametrize("trains", ["hidden", "weight"])
+def test_where_one_of_both_trains(trains: str) -> None:
+    hidden, weight, targets, upstream = inputs()
+    frozen, trained = (weight, hidden) if trains == "hidden" else (hidden, weight)
+    logprobs, _ = expected(hidden, weight, targets, 1.0)
+    (want,) = torch.autograd.grad(logprobs @ upstream.double(), trained)
+    frozen.requires_grad_(False)
+    logprobs, _ = token_logprobs(lambda h: h @ weight.T, hidden, targets, 1.0, 3, weight=weight)
+    (logprobs @ upstream).backward()
+    torch.testing.assert_close(trained.grad, want, rtol=1e-4, atol=1e-5)
+    assert frozen.grad is None
+
+
+def test_its_gradient_exists_once() -> None:
+    """At 7B's vocabulary and width, counted: one gradient of the weight beside a chunk's logits, where it was three."""
+    vocab, width, rows = 152_064, 3_584, 256
+    fakes = fake_mode()
+    with fakes:
+        hidden = torch.empty(4 * rows, width, dtype=torch.bfloat16, requires_grad=True)
+        weight = torch.empty(vocab, width, dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.zeros(4 * rows, dtype=torch.int64)
+    peaks = []
+    for given in (None, weight):
+
+        def run(given: torch.Tensor | None = given) -> None:
+            head = partial(F.linear, weight=weight)
+            token_logprobs(head, hidden, targets, 1.0, rows, weight=given)[0].sum().backward()
+
+        peaks.append(count(run, fakes).peak_bytes)
+        hidden.grad = weight.grad = None
+    one, chunk = vocab * width * 2, vocab * rows
+    assert peaks[0] > 3 * one
+    # Logits and their gradient in bf16; scaled ones and their softmax in fp32.
+    assert one + 2 * 2 * chunk < peaks[1] < one + (2 * 2 + 2 * 4) * chunk + 2**26
+
+
+class Doubled(torch.nn.Linear):
+    pass
+
+
+def test_which_heads_are_a_product_and_no_more() -> None:
+    head = torch.nn.Linear(4, 9, bias=False)
+    assert plain_weight(head) is head.weight
+    with torch.autocast("cpu", torch.bfloat16):
+        assert plain_weight(head) is None
+    assert plain_weight(torch.nn.Linear(4, 9)) is plain_weight(Doubled(4, 9, bias=False)) is None
+    replaced, scattered = (torch.nn.Linear(4, 9, bias=False) for _ in range(2))
+    replaced.forward = lambda x: x  # type: ignore[method-assign]
+    scattered.weight.ds_id = 1
+    assert plain_weight(replaced) is plain_weight(scattered) is None
+    hooks = ("forward_pre_hook", "forward_hook", "full_backward_hook", "full_backward_pre_hook")
+    for name in hooks:
+        handle = getattr(head, f"register_{name}")(lambda *_: None)
+        assert plain_weight(head) is None, name
+        handle.remove()
+    assert plain_weight(head) is head.weight
 
 
 def test_a_temperature_of_zero() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from tests.support.groups import tiny_policy
@@ -65,3 +66,21 @@ def test_names_that_are_refused(given: tuple[str, ...], said: str) -> None:
     with pytest.raises(ValidationError, match=re.escape(said)):
         ModelSettings.model_validate({"path": "x", "train": given})
     assert ModelSettings.model_validate({"path": "x", "train": ["language", "tower"]}).train == ("tower", "language")
+
+
+@pytest.mark.parametrize("family", VL_FAMILY_NAMES)
+@pytest.mark.parametrize("train", [("merger", "language"), ("tower", "merger")], ids="+".join)
+def test_backward_ends_at_frozen_blocks_with_checkpointing_too(family: str, train: tuple[Part, ...]) -> None:
+    """transformers lets what a tower's first layer gives want a gradient: then all blocks would go back for nothing."""
+    policy = tiny_policy(family=family, train=train, gradient_checkpointing=True)
+    tower = policy.family.vision_tower(policy.model)
+    on_the_graph: list[bool] = []
+    for block in tower.blocks:
+        block.register_forward_pre_hook(lambda _, given: on_the_graph.append(given[0].requires_grad))
+    pixels = policy.pixels
+    values = pixels.channels * pixels.temporal_patch_size * pixels.patch_size**2
+    features = policy.run_tower(torch.randn(96, values), torch.tensor([[2, 8, 6]]))
+    assert on_the_graph == ["tower" in train] * len(tower.blocks)
+    features.sum().backward()
+    reached = {policy.family.part_of(name) for name, p in policy.model.named_parameters() if p.grad is not None}
+    assert reached == set(train) - {"language"}

@@ -79,9 +79,26 @@ def test_the_moment_of_the_output_head() -> None:
         "logits": 20 * 1000 * 12,
         "last hidden states": 18 * 8 * (4 + 3 * 4),
     }
-    # Chunks of 5 rows: the first two ones' gradients of the weight, and their sum.
-    small = update_activations(wide, replace(FP32, checkpointing=True, logits_bytes=5 * 4000))
-    assert small["logits"] == 3 * 1000 * 8 * 4
+    # Chunks of 5 rows, which add to one gradient of the weight.
+    chunks = replace(FP32, checkpointing=True, logits_bytes=5 * 4000)
+    assert update_activations(wide, chunks)["logits"] == 5 * 1000 * 12 + 1000 * 8 * 4
+    # Scattered over ranks: the first two ones' gradients, and their sum.
+    scattered = update_activations(wide, replace(chunks, stage=3, ranks=2))
+    assert scattered["logits"] == 3 * 1000 * 8 * 4
+    # Of two sequence ranks each has half of the rows, and all of the gradient.
+    halves = update_activations(
+        wide, replace(FP32, checkpointing=True, ranks=2, sequence_parallel=2, logits_bytes=5 * 4000)
+    )
+    assert halves["logits"] == 5 * 1000 * 12 + 1000 * 8 * 4
+
+
+def test_a_tied_heads_gradient_waits_for_that_of_the_embedding() -> None:
+    """A vocabulary of 10 of width 8: through the backward of all layers; an adapter has none."""
+    tied = replace(TINY, language=replace(TINY.language, tied=True, vocab=10))
+    assert update_activations(tied, FP32)["gradient of tied embeddings"] == 10 * 8 * 4
+    assert "gradient of tied embeddings" not in update_activations(tied, replace(FP32, lora=True))
+    ranks = replace(FP32, ranks=2, sequence_parallel=2)
+    assert update_activations(tied, ranks)["gradient of tied embeddings"] == 10 * 8 * 4
 
 
 def test_a_group_beyond_the_budget_runs_in_chunks() -> None:

@@ -49,7 +49,7 @@ how it is counted:
             replays is one launch for the host. transformers-generate: four tokens of it, which must grow evenly; the
             others follow. Both from two shallower models. transformers-continuous cannot be counted.
   tower     The vision tower, frozen, over a video of 1,024 visual tokens: once for a group, and once for each of 8
-            rollouts; with torch's own attention, which takes frames and windows one after the other.
+            rollouts; with torch's flash attention over all frames or windows in one call a layer.
   grpo-step A whole step of ours on one question (not among the usual works): the tower, frozen, over F frames of
             {PAIR_TOKENS} visual tokens a pair, the rollouts behind it, the update; with --reference its forward.
             Behind the tower visual tokens count as text. The update's own forward gives the old log-probabilities.

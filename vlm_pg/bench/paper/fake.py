@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vlm_pg.attention.kernels import Kernel
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.tower_attention import attend_on
 
 
 def fake_policy(build: Callable[[], Any], settings: ModelSettings, fakes: FakeTensorMode, kernel: Kernel) -> Policy:
@@ -24,4 +26,7 @@ def fake_policy(build: Callable[[], Any], settings: ModelSettings, fakes: FakeTe
     # The one that any device has, until it is replaced.
     policy = make_policy(model, None, settings.model_copy(update={"attention_kernel": "oracle"}))
     policy.use_kernel(kernel)
+    if policy.dtype != torch.float32:
+        # As make_policy has it on a GPU.
+        attend_on(policy.model, policy.family, kernel)
     return policy

@@ -7,7 +7,7 @@ Whatever hangs on calling a module (hooks, adapters of linear layers) is called 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import FunctionType, TracebackType
+from types import FunctionType, MethodType, TracebackType
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ def _replaced(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, C
     elif is_gated(module):
         yield module, name, gated_of(module)
     elif rotates(module):
-        yield module, name, with_globals(module, {ROTATION: rotation_of(module)})
+        yield module, name, MethodType(with_globals(module, {ROTATION: rotation_of(module)}), module)
 
 
 def is_norm(module: torch.nn.Module) -> bool:
