@@ -1,7 +1,7 @@
 """A process of its own, for Triton's interpreter: the kernels of ``rollout/fused`` against torch's operators.
 
 Prints a line for each case: its name, the share of numbers that are not equal, the largest error of any. Then what the
-comparison before use says of two families, and of a norm that multiplies before it rounds.
+comparison before use says of four families, and of a norm that multiplies before it rounds.
 """
 
 from __future__ import annotations
@@ -110,10 +110,10 @@ def statistics() -> None:
 
 
 def comparisons() -> None:
-    for family in ("qwen3_vl", "qwen3_5"):
-        for dtype in NUMBERS:
-            policy = tiny_policy(family=family, dtype=dtype)
-            print(f"comparison {family} {dtype}: {choice._difference(policy.language_model, policy.device, dtype)}")
+    dtype = torch.float16
+    for family in ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"):
+        policy = tiny_policy(family=family, dtype=dtype)
+        print(f"comparison {family}: {choice._difference(policy.language_model, policy.device, dtype)}")
     policy = tiny_policy(family="qwen3_vl", dtype=torch.float16)
     for module in policy.language_model.modules():
         if type(module).__name__.endswith("RMSNorm"):
