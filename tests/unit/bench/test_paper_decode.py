@@ -36,8 +36,9 @@ POINTS = [
         for shape in SHAPES
     ),
 ]
-# A layer's, norms of queries and keys among them for the second.
-LAUNCHES = {"Qwen2.5-VL-7B": 61, "Qwen3-VL-8B": 78}
+# A layer's, norms of queries and keys among them for the second. Attention over own keys is five of them: the kernel,
+# what joins its parts, and copies of queries there and back and of the output back; a log-sum-exp over pieces is nine.
+LAUNCHES = {"Qwen2.5-VL-7B": 68, "Qwen3-VL-8B": 85}
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,10 @@ def unnamed(waits: Iterable[str]) -> list[str]:
 @pytest.mark.parametrize("name, prefix, generations", POINTS)
 def test_a_step_reads_everything_once(name: str, prefix: int, generations: int) -> None:
     step = whole_model(name, prefix, generations)
-    # Short prompts and many rollouts of Qwen3-VL miss 1.1: its norms run as eight kernels each, at every head as well.
-    misses = name == "Qwen3-VL-8B" and generations == 32 and prefix < 65536
-    assert 1.0 < step.ratio <= (1.12 if misses else 1.1)
+    # Many rollouts behind a short prompt miss 1.1. Of Qwen3-VL norms run as eight kernels each, at every head as well. Of
+    # both, flash attention over own keys copies queries and outputs, and its parts' results pass through memory.
+    many = generations == 32 and prefix < 65536
+    assert 1.0 < step.ratio <= (1.1 if not many else 1.125 if name == "Qwen3-VL-8B" else 1.11)
     assert step.launches <= LAUNCHES[name] * PUBLISHED[name].layers + 80
     # The new tokens, which say who has finished.
     assert step.waits.total() == 1 and not unnamed(step.waits)

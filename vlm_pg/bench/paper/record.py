@@ -11,6 +11,7 @@
                    "bytes_by_operation": {kind: {operation: n}}, "launches_by_operation": {operation: n}},
         "parts": {"update"} | {"prefill", "steps"} | {"tower"}: counts of each, which sum to "counts",
         "middle": counts of one decode step halfway (rollouts), "captured_launches", "replays" (ours, as CUDA graphs),
+        "linear_attention": "reference" where it was torch's operators that were counted,
         "layers_counted": [a, b] where counts follow from models of so many layers (then a step's peak is a least),
         "roofline": {DEVICE: {"seconds", "device_seconds", "launch_seconds", "roof", "kinds", "fits"}},
         "middle_roofline": the same of "middle"},
