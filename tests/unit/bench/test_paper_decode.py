@@ -131,8 +131,8 @@ def unnamed(waits: Iterable[str]) -> list[str]:
 @pytest.mark.parametrize("name, prefix, generations", POINTS)
 def test_a_step_reads_everything_once(name: str, prefix: int, generations: int) -> None:
     step = whole_model(name, prefix, generations)
-    # Many rollouts behind a short prompt miss 1.1. Of Qwen3-VL norms run as eight kernels each, at every head as well. Of
-    # both, flash attention over own keys copies queries and outputs, and its parts' results pass through memory.
+    # Many rollouts behind a short prompt miss 1.1. Of Qwen3-VL norms are eight kernels each, at every head as well. Of
+    # both, flash attention over own keys copies queries and outputs, and results of its parts pass through memory.
     many = generations == 32 and prefix < 65536
     assert 1.0 < step.ratio <= (1.1 if not many else 1.125 if name == "Qwen3-VL-8B" else 1.11)
     assert step.launches <= LAUNCHES[name] * PUBLISHED[name].layers + 80

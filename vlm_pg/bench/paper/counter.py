@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from vlm_pg.bench.paper.counts import Counts
 from vlm_pg.bench.paper.cuda_kernels import NO_KERNEL, kernels_of, nonzero_kernels, tensors_in
@@ -86,6 +87,7 @@ class _Counting(TorchDispatchMode):
         self._inside: set[str] = set()
         self.counts, self.live = Counts(), LiveMemory(collects)
         self._fakes, self._collects = fakes, collects
+        self._hosts = WeakTensorKeyDictionary()
         # Storage and place in the code of the last number that the host asked for.
         self._looked_at: tuple[int, Any] | None = None
 
@@ -158,6 +160,7 @@ class _Counting(TorchDispatchMode):
 
     def _note(self, name: str, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         if self._is_hosts(tensors_in((args, kwargs, out))):
+            self.is_the_hosts(out)
             return
         if kernels := kernels_of(name, args, kwargs, out):
             kind = kind_of(name)
@@ -180,6 +183,19 @@ class _Counting(TorchDispatchMode):
         self.wait([value])
         self.counts.launches["_local_scalar_dense"] += 1
 
+    def is_the_hosts(self, made: Any) -> None:
+        """Remember tensors that the host has made for itself."""
+        for tensor in tensors_in(made):
+            self._hosts[tensor] = True
+
+    def is_known_hosts(self, tensor: Any) -> bool:
+        return isinstance(tensor, torch.Tensor) and tensor in self._hosts
+
+    def upload(self, tensor: torch.Tensor) -> None:
+        """A copy to the device that the host waits for."""
+        if not is_on_host():
+            self.counts.waits[" ".join(caller())] += 1
+
     def wait(self, tensors: Sequence[torch.Tensor]) -> None:
         """The host waits for these."""
         if not self._is_hosts(tensors):
@@ -193,11 +209,16 @@ class _Counting(TorchDispatchMode):
 _TO_HOST = frozenset((torch.Tensor.cpu, torch.Tensor.numpy))
 
 
-class _Asking(TorchFunctionMode):
-    """Waits that no operation tells of: ``cpu()``, ``to("cpu")`` and ``numpy()`` of fake tensors.
+# What the host makes where no device is named.
+_MADE = frozenset((torch.tensor, torch.as_tensor, torch.from_numpy))
 
-    Where the device is asked for as ``torch.device``, it may be the one where the tensor is, and is not counted. Nor
-    are ``cpu()`` and ``tolist()`` of real whole numbers, which may be the host's.
+
+class _Asking(TorchFunctionMode):
+    """Waits that no operation tells of: ``cpu()``, ``to("cpu")``, ``numpy()`` of fake tensors, and copies of what the
+    host has just made to the device, unless they are ``non_blocking``: the host waits for all that is queued.
+
+    Where the device is asked for as ``torch.device``, it may be the one where the tensor is, and is not counted but for
+    what is known to be the host's. Nor are ``cpu()`` and ``tolist()`` of real whole numbers, which may be.
     """
 
     def __init__(self, counting: _Counting):
@@ -206,6 +227,23 @@ class _Asking(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _MADE:
+            out = func(*args, **kwargs)
+            if kwargs.get("device") is None:
+                self._counting.is_the_hosts(out)
+            else:
+                self._counting.upload(out)
+            return out
+        if func is torch.Tensor.copy_ and not kwargs.get("non_blocking", args[2] if len(args) > 2 else False):
+            if self._counting.is_known_hosts(args[1]) and not self._counting.is_known_hosts(args[0]):
+                self._counting.upload(args[1])
+            return func(*args, **kwargs)
+        if func is torch.Tensor.to and self._counting.is_known_hosts(args[0]) and _names_device(args, kwargs):
+            if not kwargs.get("non_blocking", False):
+                self._counting.upload(args[0])
+            out = func(*args, **kwargs)
+            # Another tensor from here on: the device's.
+            return out.expand_as(out) if out is args[0] else out
         asks = func in _TO_HOST or (func is torch.Tensor.to and _names_cpu(*args[1:2], kwargs.get("device")))
         if not asks or not isinstance(args[0], FakeTensor):
             return func(*args, **kwargs)
@@ -215,6 +253,10 @@ class _Asking(TorchFunctionMode):
         # The values are not known: they are 0, as those of ``item()``.
         with torch.utils._python_dispatch._disable_current_modes():
             return torch.zeros(args[0].shape, dtype=args[0].dtype, device="cpu").numpy()
+
+
+def _names_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return any(isinstance(value, torch.device) for value in (*args[1:2], kwargs.get("device")))
 
 
 def _names_cpu(*values: Any) -> bool:

@@ -123,6 +123,19 @@ WAITING: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
 ]
 
 
+HERE = torch.device("cpu")  # which stands for the device
+WAITING += [
+    ("made on the device", lambda x: torch.tensor([0, 1], device=HERE)),
+    ("moved", lambda x: torch.tensor([0, 1]).to(HERE)),
+    ("copied", lambda x: x.int().copy_(torch.tensor([0, 1, 2, 3]))),
+]
+NOT_WAITING_MOVES = [
+    lambda x: torch.tensor([0, 1]).to(HERE, non_blocking=True).to(HERE),
+    lambda x: x.int().copy_(torch.tensor([0, 1, 2, 3]), non_blocking=True),
+    lambda x: torch.arange(4, device=HERE).to(HERE),
+]
+
+
 @pytest.mark.parametrize("run", [case[1] for case in WAITING], ids=[case[0] for case in WAITING])
 def test_waits_are_counted_with_their_line(run: Callable[[torch.Tensor], Any]) -> None:
     (where,) = (found := counted(run, (4,)).waits)
@@ -138,6 +151,7 @@ NOT_WAITING: list[Callable[[torch.Tensor], Any]] = [
     lambda x: x[torch.tensor([0, 2])],
     lambda x: torch.tensor([0, 1]).repeat_interleave(torch.tensor([1, 2]), output_size=3),
     lambda x: torch.tensor([1.0, 2.0]),
+    *NOT_WAITING_MOVES,
 ]
 
 
