@@ -42,68 +42,114 @@ def token_logprobs(
         raise ValueError(f"temperature is {temperature}; it must be above 0 (1.0 leaves logits as they are).")
     pieces = list(zip(hidden.split(chunk_rows), targets.split(chunk_rows), strict=True))
     pieces += [(hidden[:0], targets[:0])] * (least_chunks - len(pieces))
-    chunk = _chunk_with_entropy_graph if entropy_graph else _chunk
+    rows = _Rows(temperature)
+    chunk: Callable[..., Any] = _chunk_with_entropy_graph if entropy_graph else _chunk
     if len(pieces) == 1 or not torch.is_grad_enabled():
-        parts = [chunk(head, h, t, temperature) for h, t in pieces]
+        parts = [chunk(head, h, t, rows, _Piece(i * chunk_rows)) for i, (h, t) in enumerate(pieces)]
     else:
         parts = [
-            checkpoint(chunk, head, h, t, temperature, _Found(), use_reentrant=False, preserve_rng_state=False)
-            for h, t in pieces
+            checkpoint(
+                chunk, head, h, t, rows, _Piece(i * chunk_rows, True), use_reentrant=False, preserve_rng_state=False
+            )
+            for i, (h, t) in enumerate(pieces)
         ]
-    logprobs, entropies = zip(*parts, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies)
+    logprobs, negated_entropies = zip(*parts, strict=True)
+    of_all = torch.cat(logprobs)
+    if not entropy_graph:
+        of_all = _AllLogprobs.apply(of_all, rows)
+    return of_all, -torch.cat(negated_entropies)
 
 
-class _Found:
-    """Log-probabilities and entropies of a chunk, from its forward to its recomputation, which wants but the graph."""
+class _Rows:
+    """What backward needs of all rows, made for all at once: a few numbers a row would be a few kernels a chunk.
 
-    def __init__(self) -> None:
+    ``of_targets`` [R]: the logits' gradients at the targets, in the logits' ``dtype``.
+    """
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+        self.dtype: torch.dtype | None = None
+        self.of_targets: torch.Tensor | None = None
+
+
+class _Piece:
+    """A chunk's first row, and from its forward to its recomputation, which wants but the graph, what was found:
+    log-probabilities and negated entropies."""
+
+    def __init__(self, start: int, remembers: bool = False) -> None:
+        self.start, self.remembers = start, remembers
         self.values: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+class _AllLogprobs(torch.autograd.Function):
+    """The log-probabilities of all chunks as they are. Backward hands each chunk its rows' gradient by -temperature."""
+
+    @staticmethod
+    def forward(ctx: Any, logprobs: torch.Tensor, rows: _Rows) -> torch.Tensor:
+        ctx.save_for_backward(logprobs)
+        ctx.rows = rows
+        return logprobs.view_as(logprobs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor, None]:
+        (logprobs,) = ctx.saved_tensors
+        rows = ctx.rows
+        negated = grad_outputs[0].float() / -rows.temperature
+        # 1 - p of a target that is nearly certain would be lost in half precision.
+        rows.of_targets = torch.empty_like(logprobs, dtype=rows.dtype)
+        torch.mul(logprobs.expm1(), negated, out=rows.of_targets)
+        return negated, None
 
 
 def _chunk(
     head: Callable[[torch.Tensor], torch.Tensor],
     hidden: torch.Tensor,
     targets: torch.Tensor,
-    temperature: float,
-    found: _Found | None = None,
+    rows: _Rows,
+    piece: _Piece,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _TargetLogprobs.apply(head(hidden), targets, temperature, found)
+    return _TargetLogprobs.apply(head(hidden), targets, rows, piece)
 
 
 class _TargetLogprobs(torch.autograd.Function):
-    """Logits [rows, V] -> fp32 log-probabilities of the targets [rows], and entropies [rows] without a gradient.
+    """Logits [rows, V] -> fp32 log-probabilities of the targets [rows]; negated entropies [rows] without a gradient.
 
     Of z = logits / temperature the log-probability of target y is log p_y with p = softmax(z). Its gradient is
-    d log p_y / d logits_j = ((j = y) - p_j) / temperature: one softmax, and one product, rounded once.
+    d log p_y / d logits_j = ((j = y) - p_j) / temperature: one softmax, and one product, rounded once. What comes has
+    been through ``_AllLogprobs``.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: float, found: _Found | None
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, rows: _Rows, piece: _Piece
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if found is not None and found.values is not None:
-            logprobs, entropies = found.values
-            found.values = None
+        if piece.values is not None:
+            logprobs, negated_entropies = piece.values
+            piece.values = None
         else:
-            logprobs, entropies = _values(logits, targets, temperature)
-            if found is not None:
+            logprobs, negated_entropies = _values(logits, targets, rows.temperature)
+            if piece.remembers:
                 # Views of their own: what autograd marks as outputs of this call must not be given to another one.
-                found.values = logprobs.detach(), entropies.detach()
-        ctx.save_for_backward(logits, targets, logprobs)
-        ctx.temperature = temperature
-        ctx.mark_non_differentiable(entropies)
-        return logprobs, entropies
+                piece.values = logprobs.detach(), negated_entropies.detach()
+        rows.dtype = logits.dtype
+        ctx.save_for_backward(logits, targets)
+        ctx.rows, ctx.start = rows, piece.start
+        ctx.mark_non_differentiable(negated_entropies)
+        # No zeros are made for the entropies, which nothing is asked of.
+        ctx.set_materialize_grads(False)
+        return logprobs, negated_entropies
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
-        logits, targets, logprobs = ctx.saved_tensors
-        upstream = (grad_outputs[0].float() / ctx.temperature)[:, None]
+        if grad_outputs[0] is None:
+            return None, None, None, None
+        logits, targets = ctx.saved_tensors
+        of_targets = ctx.rows.of_targets[ctx.start : ctx.start + len(targets), None]
         grad = torch.empty_like(logits)
-        torch.mul(_scaled(logits, ctx.temperature).softmax(-1), -upstream, out=grad)
-        # 1 - p of a target that is nearly certain would be lost in half precision.
-        grad.scatter_(1, targets[:, None], (-logprobs.expm1()[:, None] * upstream).to(grad.dtype))
+        torch.mul(_scaled(logits, ctx.rows.temperature).softmax(-1), grad_outputs[0][:, None], out=grad)
+        grad.scatter_(1, targets[:, None], of_targets)
         return grad, None, None, None
 
 
@@ -117,17 +163,17 @@ def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 
 def _values(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     logprobs = _scaled(logits, temperature).log_softmax(-1)
-    entropies = -logprobs.exp().mul_(logprobs).sum(-1)
-    return logprobs.gather(-1, targets[:, None])[:, 0], entropies
+    negated_entropies = logprobs.exp().mul_(logprobs).sum(-1)
+    return logprobs.gather(-1, targets[:, None])[:, 0], negated_entropies
 
 
 def _chunk_with_entropy_graph(
     head: Callable[[torch.Tensor], torch.Tensor],
     hidden: torch.Tensor,
     targets: torch.Tensor,
-    temperature: float,
-    found: _Found | None = None,
+    rows: _Rows,
+    piece: _Piece,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """By autograd: entropies are differentiated too, so logits are needed in fp32 again, and nothing is remembered."""
-    logprobs = _scaled(head(hidden), temperature).log_softmax(-1)
-    return logprobs.gather(-1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
+    logprobs = _scaled(head(hidden), rows.temperature).log_softmax(-1)
+    return logprobs.gather(-1, targets[:, None])[:, 0], (logprobs.exp() * logprobs).sum(-1)

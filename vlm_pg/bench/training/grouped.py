@@ -19,7 +19,8 @@ def _step(case: TrainingCase, chunk_tokens: int | None) -> float:
     group = ResponseGroup(text_prompt("bench", case.prefix.cpu()), tuple(r.cpu() for r in case.responses))
 
     def loss_of(chunk: list[list[tuple[int, torch.Tensor]]]) -> torch.Tensor:
-        return torch.stack([case.weights[index] * values.mean() for index, values in chunk[0]]).sum()
+        indexes, logprobs = zip(*chunk[0], strict=True)
+        return case.loss(logprobs, indexes)
 
     return backward_in_chunks(case.policy, [group], loss_of, chunk_tokens).item()
 
