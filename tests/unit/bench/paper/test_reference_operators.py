@@ -32,11 +32,17 @@ def test_a_packages_function_gives_way_while_counting(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("linear", [False, True])
 def test_the_table_says_what_was_counted(linear: bool) -> None:
-    counts = {"flops": {"matmul": 1}, "bytes": {"elementwise": 1}, "waits": {}, "launches": 1}
-    entry = {"model": "M", "work": "step", "point": {"prefix": 1, "generations": 1, "response": 1}}
+    counts: dict[str, Any] = {"flops": {"matmul": 1}, "bytes": {"elementwise": 1}, "waits": {}, "launches": 1}
+    entry: dict[str, Any] = {"model": "M", "work": "step", "point": {"prefix": 1, "generations": 1, "response": 1}}
     entry |= {"contestant": "grouped", "weights_bytes": 1, "peak_bytes": 1, "counts": counts, "roofline": {}}
     if linear:
         entry["linear_attention"] = "reference"
-    settings = {"dtype": "bf16", "checkpointing": False, "liger": False, "lora": None, "launch_seconds": 5e-6}
+    settings: dict[str, Any] = {
+        "dtype": "bf16",
+        "checkpointing": False,
+        "liger": False,
+        "lora": None,
+        "launch_seconds": 5e-6,
+    }
     said = markdown({"devices": {}, "settings": settings, "entries": [entry]})
     assert ("Linear attention is counted as torch's reference operators" in said) is linear
