@@ -8,7 +8,7 @@ gradient: dq adds up over the calls and dk, dv need no correction. So only q, k,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -95,6 +95,9 @@ def forward_with_lse(
     """Merged output (as q) and merged log-sum-exp fp32/fp64 [N, rows of q]; no autograd."""
     if len(plan.own) == 1 and plan.own[0].query_range == (0, plan.num_queries):
         out, lse = _part(q, k, v, plan.own[0], scale, kernel)
+    elif _in_a_row((call.query_range for call in plan.own), plan.num_queries):
+        outs, lses = zip(*(_part(q, k, v, call, scale, kernel) for call in plan.own), strict=True)
+        out, lse = torch.cat(outs), torch.cat(lses, 1)
     else:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.promote_types(q.dtype, torch.float32))
@@ -154,11 +157,13 @@ class _GroupedAttention(torch.autograd.Function):
             )
 
         calls = (*plan.own, *plan.above)
-        first = calls[0]
-        whole = first.query_range == (0, plan.num_queries) and first.key_range == (0, plan.num_keys)
+        queries, keys = ((getattr(call, name) for call in plan.own) for name in ("query_range", "key_range"))
+        whole = _in_a_row(queries, plan.num_queries) and _in_a_row(keys, plan.num_keys)
         if whole:
-            sums = list(part(first))
-            calls = calls[1:]
+            own = [part(call) for call in plan.own]
+            sums = list(own[0]) if len(own) == 1 else [torch.cat(grads) for grads in zip(*own, strict=True)]
+            del own
+            calls = plan.above
         else:
             sums = [_zeros(x, lse.dtype) for x in (q, k, v)]
         # A row that one further gradient is added to is rounded once, whatever the sum is kept in. Where there are more
@@ -168,11 +173,20 @@ class _GroupedAttention(torch.autograd.Function):
         if not (whole and plan.keys_asked_once):
             sums[1:] = (grad.to(lse.dtype) for grad in sums[1:])
         for call in calls:
-            for total, rows, grad in zip(
-                sums, (call.query_rows, call.key_rows, call.key_rows), part(call), strict=True
-            ):
-                total[rows].add_(grad)
+            rows = (call.query_rows, call.key_rows, call.key_rows)
+            # All three at once: on a GPU one kernel, as long as they are small enough for that to matter.
+            torch._foreach_add_([total[at] for total, at in zip(sums, rows, strict=True)], list(part(call)))
         return *(total.to(x.dtype) for total, x in zip(sums, (q, k, v), strict=True)), None, None, None, None
+
+
+def _in_a_row(ranges: Iterable[tuple[int, int]], end: int) -> bool:
+    """Whether they are 0 to ``end``, each beginning where the one before it ends."""
+    at = 0
+    for first, last in ranges:
+        if first != at:
+            return False
+        at = last
+    return at == end
 
 
 def _zeros(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -22,9 +22,11 @@ def merge_(out: torch.Tensor, lse: torch.Tensor, other_out: torch.Tensor, other_
         other_out: [rows, N, H], any floating dtype.
         other_lse: [N, rows].
     """
-    weight = torch.sigmoid(other_lse - lse).transpose(0, 1).unsqueeze(-1)
-    if out.dtype == weight.dtype:
+    if out.dtype == lse.dtype:
+        weight = torch.sigmoid(other_lse - lse).transpose(0, 1).unsqueeze(-1)
         out.lerp_(other_out.to(out.dtype), weight)
     else:
-        torch.addcmul(torch.mul(other_out, weight), out, 1 - weight, out=out)
+        # w and 1 - w, [rows, N, 1] each.
+        other_weight, weight = torch.stack([other_lse, lse]).softmax(0).transpose(1, 2).unsqueeze(-1)
+        torch.addcmul(torch.mul(other_out, other_weight), out, weight, out=out)
     torch.logaddexp(lse, other_lse, out=lse)

@@ -78,14 +78,41 @@ def _last_layer(
         return _run(layer, hidden, rotary, context)[:, read]
     # A sequence rank may have none of them, where another one has: all of them cut this layer, or none.
     if len(unread) or context.share is not None:
+        if context.share is None:
+            asking, others = _SplitRows.apply(hidden, read, unread)
+        else:
+            asking, others = hidden[:, read], hidden[:, unread]
         keys_values = partial(_keys_values, layer)
-        operands = (hidden[:, unread], *(part[..., unread, :] for part in rotary))
+        operands = (others, *(part[..., unread, :] for part in rotary))
         if torch.is_grad_enabled() and getattr(layer, "gradient_checkpointing", False) and layer.training:
             supplied = layer._gradient_checkpointing_func(keys_values, *operands)
         else:
             supplied = keys_values(*operands)
         context.supply_unread(layer.self_attn.layer_idx, supplied)
-    return _run(layer, hidden[:, read], tuple(part[..., read, :] for part in rotary), context)
+    else:
+        asking = hidden[:, read]
+    return _run(layer, asking, tuple(part[..., read, :] for part in rotary), context)
+
+
+class _SplitRows(torch.autograd.Function):
+    """Hidden states [1, T, D] in two, of which every row is in one.
+
+    So each part's gradient goes where it belongs; indexing would sort rows, for it adds up those that are named twice.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, rows: torch.Tensor, others: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.rows = (rows, others)
+        return hidden[:, rows], hidden[:, others]
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        grad = grad_outputs[0].new_empty(1, sum(map(len, ctx.rows)), grad_outputs[0].shape[-1])
+        for rows, part in zip(ctx.rows, grad_outputs, strict=True):
+            grad.index_copy_(1, rows, part)
+        return grad, None, None
 
 
 def _keys_values(layer: Any, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> KeysValues:

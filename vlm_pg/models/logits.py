@@ -50,83 +50,138 @@ def token_logprobs(
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}; it must be above 0 (1.0 leaves logits as they are).")
     if weight is not None and torch.is_grad_enabled() and hidden.shape[0] > chunk_rows:
-        logprobs, entropies = _OfAllChunks.apply(hidden, weight, targets, temperature, chunk_rows, entropy_graph)
-        return logprobs, entropies
+        found = _OfAllChunks.apply(hidden, weight, targets, temperature, chunk_rows, entropy_graph)
+        return found[0], -found[1]
     pieces = list(zip(hidden.split(chunk_rows), targets.split(chunk_rows), strict=True))
     pieces += [(hidden[:0], targets[:0])] * (least_chunks - len(pieces))
-    chunk = _chunk_with_entropy_graph if entropy_graph else _chunk
+    rows = _Rows(temperature)
+    chunk: Callable[..., Any] = _chunk_with_entropy_graph if entropy_graph else _chunk
     if len(pieces) == 1 or not torch.is_grad_enabled():
-        parts = [chunk(head, h, t, temperature) for h, t in pieces]
+        parts = [chunk(head, h, t, rows, _Piece(i * chunk_rows)) for i, (h, t) in enumerate(pieces)]
     else:
         parts = [
-            checkpoint(chunk, head, h, t, temperature, _Found(), use_reentrant=False, preserve_rng_state=False)
-            for h, t in pieces
+            checkpoint(
+                chunk, head, h, t, rows, _Piece(i * chunk_rows, True), use_reentrant=False, preserve_rng_state=False
+            )
+            for i, (h, t) in enumerate(pieces)
         ]
-    logprobs, entropies = zip(*parts, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies)
+    logprobs, negated_entropies = zip(*parts, strict=True)
+    of_all = torch.cat(logprobs)
+    if not entropy_graph:
+        of_all = _AllLogprobs.apply(of_all, rows)
+    return of_all, -torch.cat(negated_entropies)
 
 
-class _Found:
-    """Log-probabilities and entropies of a chunk, from its forward to its recomputation, which wants but the graph."""
+class _Rows:
+    """What backward needs of all rows, made for all at once: a few numbers a row would be a few kernels a chunk.
 
-    def __init__(self) -> None:
+    ``of_targets`` [R]: the logits' gradients at the targets, in the logits' ``dtype``.
+    """
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+        self.dtype: torch.dtype | None = None
+        self.of_targets: torch.Tensor | None = None
+
+
+class _Piece:
+    """A chunk's first row, and from its forward to its recomputation, which wants but the graph, what was found:
+    log-probabilities and negated entropies."""
+
+    def __init__(self, start: int, remembers: bool = False) -> None:
+        self.start, self.remembers = start, remembers
         self.values: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+class _AllLogprobs(torch.autograd.Function):
+    """The log-probabilities of all chunks as they are. Backward hands each chunk its rows' gradient by -temperature."""
+
+    @staticmethod
+    def forward(ctx: Any, logprobs: torch.Tensor, rows: _Rows) -> torch.Tensor:
+        ctx.save_for_backward(logprobs)
+        ctx.rows = rows
+        return logprobs.view_as(logprobs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor, None]:
+        (logprobs,) = ctx.saved_tensors
+        rows = ctx.rows
+        negated, rows.of_targets = _for_all_rows(grad_outputs[0], logprobs, rows.temperature, rows.dtype)
+        return negated, None
 
 
 def _chunk(
     head: Callable[[torch.Tensor], torch.Tensor],
     hidden: torch.Tensor,
     targets: torch.Tensor,
-    temperature: float,
-    found: _Found | None = None,
+    rows: _Rows,
+    piece: _Piece,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _TargetLogprobs.apply(head(hidden), targets, temperature, found)
+    return _TargetLogprobs.apply(head(hidden), targets, rows, piece)
 
 
 class _TargetLogprobs(torch.autograd.Function):
-    """Logits [rows, V] -> fp32 log-probabilities of the targets [rows], and entropies [rows] without a gradient.
+    """Logits [rows, V] -> fp32 log-probabilities of the targets [rows]; negated entropies [rows] without a gradient.
 
     Of z = logits / temperature the log-probability of target y is log p_y with p = softmax(z). Its gradient is
-    d log p_y / d logits_j = ((j = y) - p_j) / temperature: one softmax, and one product, rounded once.
+    d log p_y / d logits_j = ((j = y) - p_j) / temperature: one softmax, and one product, rounded once. What comes has
+    been through ``_AllLogprobs``.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: float, found: _Found | None
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, rows: _Rows, piece: _Piece
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if found is not None and found.values is not None:
-            logprobs, entropies = found.values
-            found.values = None
+        if piece.values is not None:
+            logprobs, negated_entropies = piece.values
+            piece.values = None
         else:
-            logprobs, entropies = _values(logits, targets, temperature)
-            if found is not None:
+            logprobs, negated_entropies = _values(logits, targets, rows.temperature)
+            if piece.remembers:
                 # Views of their own: what autograd marks as outputs of this call must not be given to another one.
-                found.values = logprobs.detach(), entropies.detach()
-        ctx.save_for_backward(logits, targets, logprobs)
-        ctx.temperature = temperature
-        ctx.mark_non_differentiable(entropies)
-        return logprobs, entropies
+                piece.values = logprobs.detach(), negated_entropies.detach()
+        rows.dtype = logits.dtype
+        ctx.save_for_backward(logits, targets)
+        ctx.rows, ctx.start = rows, piece.start
+        ctx.mark_non_differentiable(negated_entropies)
+        # No zeros are made for the entropies, which nothing is asked of.
+        ctx.set_materialize_grads(False)
+        return logprobs, negated_entropies
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
-        logits, targets, logprobs = ctx.saved_tensors
-        return _logits_gradient(logits, targets, logprobs, ctx.temperature, grad_outputs[0]), None, None, None
+        if grad_outputs[0] is None:
+            return None, None, None, None
+        logits, targets = ctx.saved_tensors
+        of_targets = ctx.rows.of_targets[ctx.start : ctx.start + len(targets)]
+        return _logits_gradient(logits, targets, grad_outputs[0], of_targets, ctx.rows.temperature), None, None, None
+
+
+def _for_all_rows(
+    upstream: torch.Tensor, logprobs: torch.Tensor, temperature: float, dtype: torch.dtype | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the log-probabilities' gradient ``upstream`` [R]: itself by -temperature, and the logits' at the targets in
+    ``dtype``."""
+    negated = upstream.float() / -temperature
+    # 1 - p of a target that is nearly certain would be lost in half precision.
+    of_targets = torch.empty_like(logprobs, dtype=dtype)
+    torch.mul(logprobs.expm1(), negated, out=of_targets)
+    return negated, of_targets
 
 
 def _logits_gradient(
-    logits: torch.Tensor, targets: torch.Tensor, logprobs: torch.Tensor, temperature: float, upstream: torch.Tensor
+    logits: torch.Tensor, targets: torch.Tensor, negated: torch.Tensor, of_targets: torch.Tensor, temperature: float
 ) -> torch.Tensor:
-    """As the logits: of the targets' log-probabilities [rows], whose own gradient is ``upstream`` [rows]."""
-    upstream = (upstream.float() / temperature)[:, None]
+    """As the logits, from what ``_for_all_rows`` gives of these rows."""
     grad = torch.empty_like(logits)
-    torch.mul(_scaled(logits, temperature).softmax(-1), -upstream, out=grad)
-    # 1 - p of a target that is nearly certain would be lost in half precision.
-    return grad.scatter_(1, targets[:, None], (-logprobs.expm1()[:, None] * upstream).to(grad.dtype))
+    torch.mul(_scaled(logits, temperature).softmax(-1), negated[:, None], out=grad)
+    return grad.scatter_(1, targets[:, None], of_targets[:, None])
 
 
 class _OfAllChunks(torch.autograd.Function):
-    """Hidden [R, D], weight [V, D] -> fp32 log-probabilities [R] and entropies [R] of logits = hidden weight^T.
+    """Hidden [R, D], weight [V, D] -> fp32 log-probabilities [R] and negated entropies [R] of logits = hidden weight^T.
 
     d / d hidden = G weight and d / d weight = G^T hidden, with G the gradient of the logits. Chunk after chunk is added
     to the latter by the product itself, which sums in fp32 and rounds to the weight's dtype once a chunk.
@@ -144,12 +199,12 @@ class _OfAllChunks(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         pieces = zip(hidden.split(chunk_rows), targets.split(chunk_rows), strict=True)
         found = [_values(F.linear(h, weight), t, temperature) for h, t in pieces]
-        logprobs, entropies = (torch.cat(values) for values in zip(*found, strict=True))
+        logprobs, negated_entropies = (torch.cat(values) for values in zip(*found, strict=True))
         ctx.save_for_backward(hidden, weight, targets, logprobs)
         ctx.temperature, ctx.chunk_rows, ctx.entropy_graph = temperature, chunk_rows, entropy_graph
         if not entropy_graph:
-            ctx.mark_non_differentiable(entropies)
-        return logprobs, entropies
+            ctx.mark_non_differentiable(negated_entropies)
+        return logprobs, negated_entropies
 
     @staticmethod
     @once_differentiable
@@ -157,6 +212,8 @@ class _OfAllChunks(torch.autograd.Function):
         hidden, weight, targets, logprobs = ctx.saved_tensors
         of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         of_weight: torch.Tensor | None = None
+        if not ctx.entropy_graph:
+            negated, of_targets = _for_all_rows(grad_outputs[0], logprobs, ctx.temperature, hidden.dtype)
         for first in range(0, hidden.shape[0], ctx.chunk_rows):
             rows = slice(first, first + ctx.chunk_rows)
             logits = F.linear(hidden[rows], weight)
@@ -165,7 +222,7 @@ class _OfAllChunks(torch.autograd.Function):
                     logits, targets[rows], ctx.temperature, *(g[rows] for g in grad_outputs)
                 )
             else:
-                grad = _logits_gradient(logits, targets[rows], logprobs[rows], ctx.temperature, grad_outputs[0][rows])
+                grad = _logits_gradient(logits, targets[rows], negated[rows], of_targets[rows], ctx.temperature)
             del logits
             if of_hidden is not None:
                 torch.mm(grad, weight, out=of_hidden[rows])
@@ -199,26 +256,26 @@ def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 
 def _values(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     logprobs = _scaled(logits, temperature).log_softmax(-1)
-    entropies = -logprobs.exp().mul_(logprobs).sum(-1)
-    return logprobs.gather(-1, targets[:, None])[:, 0], entropies
+    negated_entropies = logprobs.exp().mul_(logprobs).sum(-1)
+    return logprobs.gather(-1, targets[:, None])[:, 0], negated_entropies
 
 
 def _chunk_with_entropy_graph(
     head: Callable[[torch.Tensor], torch.Tensor],
     hidden: torch.Tensor,
     targets: torch.Tensor,
-    temperature: float,
-    found: _Found | None = None,
+    rows: _Rows,
+    piece: _Piece,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """By autograd: entropies are differentiated too, so logits are needed in fp32 again, and nothing is remembered."""
-    return _values_on_graph(head(hidden), targets, temperature)
+    return _values_on_graph(head(hidden), targets, rows.temperature)
 
 
 def _values_on_graph(
     logits: torch.Tensor, targets: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logprobs = _scaled(logits, temperature).log_softmax(-1)
-    return logprobs.gather(-1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
+    return logprobs.gather(-1, targets[:, None])[:, 0], (logprobs.exp() * logprobs).sum(-1)
 
 
 def plain_weight(head: Any) -> torch.Tensor | None:

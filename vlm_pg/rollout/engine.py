@@ -354,7 +354,7 @@ class _ContinuousBatch:
             rollouts,
             paths,
             torch.stack([self.last_hidden[path[-1]] for path in paths]),
-            torch.tensor([self.prompts[prompt].next_position for prompt, _ in rollouts], device=device),
+            torch.tensor([self.prompts[prompt].next_position for prompt, _ in rollouts]).to(device, non_blocking=True),
             torch.from_numpy(uniforms(keys, self.settings.max_new_tokens)).to(device),
             self._seen([prompt for prompt, _ in rollouts]) if self.sampler.needs_seen else None,
             self._no_tokens(len(rollouts)) if self.sampler.needs_said else None,

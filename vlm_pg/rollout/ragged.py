@@ -56,7 +56,7 @@ class OwnRows:
 
     def move(self, kept: Sequence[int], num_rows: int, capacity: int) -> None:
         """The rows ``kept`` become the first ones of ``num_rows`` with this capacity; one layer at a time is copied."""
-        rows = torch.tensor(kept, dtype=torch.int64, device=self._device)
+        rows = torch.tensor(kept, dtype=torch.int64).to(self._device, non_blocking=True)
         for tensors in (self._keys, self._values):
             for layer, old in tensors.items():
                 new = old.new_zeros(num_rows, capacity, *old.shape[2:])
@@ -74,9 +74,11 @@ class OwnRows:
     def set_lengths(self, lengths: dict[int, int]) -> None:
         """Tokens of each running row so far; all others are idle."""
         rows = range(self.num_rows)
-        self.lengths.copy_(torch.tensor([lengths.get(row, 1) for row in rows]))
-        self._running.copy_(torch.tensor([row in lengths for row in rows]))
-        self._newest.copy_(torch.tensor([row * self.capacity + lengths.get(row, 1) - 1 for row in rows]))
+        self.lengths.copy_(torch.tensor([lengths.get(row, 1) for row in rows]), non_blocking=True)
+        self._running.copy_(torch.tensor([row in lengths for row in rows]), non_blocking=True)
+        self._newest.copy_(
+            torch.tensor([row * self.capacity + lengths.get(row, 1) - 1 for row in rows]), non_blocking=True
+        )
 
     def advance(self) -> None:
         """Every running row gets one more token, which ``append`` then writes layer by layer."""
@@ -246,7 +248,7 @@ class RaggedDecoder:
         # The token that the step reads is not stored yet.
         lengths = {row: cohort.num_generated - 1 for cohort, rows in self._rows.items() for row in rows}
         self._own.set_lengths(lengths)
-        return torch.tensor(list(lengths), device=self._policy.device)
+        return torch.tensor(list(lengths)).to(self._policy.device, non_blocking=True)
 
     def _new_step(self) -> DecodeGraph:
         prompts = self._prompts or PromptPart(self._store, self.rows(), self._policy.kernel)

@@ -11,7 +11,7 @@ from vlm_pg.attention.kernels.cuda import CudaFlashKernel
 from vlm_pg.bench.contestant import CannotRun
 from vlm_pg.bench.generation.case import GenerationCase
 from vlm_pg.bench.paper.counter import count, count_laps, fake_mode
-from vlm_pg.bench.paper.fake import fake_policy
+from vlm_pg.bench.paper.fake import fake_policy, reference_operators
 from vlm_pg.bench.paper.generation import Generation, count_generate, count_ours
 from vlm_pg.bench.paper.models import config_of, model_of
 from vlm_pg.bench.paper.trees import Tree, extrapolated, tree_of, weighted
@@ -46,6 +46,13 @@ def counted(spec: dict[str, Any]) -> dict[str, Any]:
     if spec["work"] == "grpo-step":
         return whole_step(spec, counted)
     config = config_of(spec["model"])
+    text = config.get_text_config()
+    if spec["work"] != "tower" and "linear_attention" in (getattr(text, "layer_types", None) or []):
+        return _counted(spec, config) | {"linear_attention": "reference"}
+    return _counted(spec, config)
+
+
+def _counted(spec: dict[str, Any], config: Any) -> dict[str, Any]:
     if spec["layers"] is None:
         return _finished(_count(spec, config))
     text = config.get_text_config()
@@ -63,6 +70,11 @@ def counted(spec: dict[str, Any]) -> dict[str, Any]:
 def _count(spec: dict[str, Any], config: Any) -> Tree:
     fakes = fake_mode()
     policy = _policy(spec, config, fakes)
+    with reference_operators(policy.model):
+        return _count_with(policy, spec, fakes)
+
+
+def _count_with(policy: Policy, spec: dict[str, Any], fakes: Any) -> Tree:
     weights = {"weights_bytes": sum(p.numel() * p.element_size() for p in policy.model.parameters())}
     point = spec["point"]
     if spec["work"] == "tower":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,3 +33,26 @@ def fake_policy(build: Callable[[], Any], settings: ModelSettings, fakes: FakeTe
         # As make_policy has it on a GPU.
         attend_on(policy.model, policy.family, kernel)
     return policy
+
+
+@contextmanager
+def reference_operators(model: Any) -> Iterator[None]:
+    """Inside, linear attention is transformers' torch code, also where flash-linear-attention or causal-conv1d is.
+
+    transformers takes these packages' functions in place of its own where they can be imported. They launch compiled
+    kernels on tensors with values, so what would be counted depends on the machine, or fails.
+    """
+    module: Any = sys.modules[type(model).__module__]
+    packages = {name: made for name, made in vars(module).items() if _may_be_a_packages(made)}
+    for name, made in packages.items():
+        setattr(module, name, inspect.unwrap(made))
+    try:
+        yield
+    finally:
+        for name, made in packages.items():
+            setattr(module, name, made)
+
+
+def _may_be_a_packages(made: Any) -> bool:
+    named = getattr(made, "__name__", "")
+    return hasattr(made, "__wrapped__") and ("delta_rule" in named or "causal_conv1d" in named)

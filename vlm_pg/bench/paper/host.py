@@ -14,7 +14,14 @@ HOST = (
     ("vlm_pg/types.py", ""),
     ("vlm_pg/attention/plan.py", "split_rows"),
     ("vlm_pg/bench/case.py", "text_prompt"),
+    # Of prompts, which are on the host until a pass moves its rows.
+    ("vlm_pg/models/prompt_tree.py", ""),
+    ("vlm_pg/rollout/prefill.py", "_rows"),
+    ("vlm_pg/rollout/prefill.py", "_has_media"),
+    ("vlm_pg/models/tower_inputs.py", ""),
 )
+# Of these numbers too, which are made of whole ones.
+HOST_NUMBERS = (("vlm_pg/models/tower_inputs.py", ""),)
 # Waits for the device that are meant: (end of the file's path, function) and why.
 NAMED_WAITS = {
     ("vlm_pg/bench/training/grouped.py", "_step"): "the loss is handed back as a number, once behind the last backward",
@@ -22,9 +29,10 @@ NAMED_WAITS = {
 }
 
 
-def is_on_host() -> bool:
-    """Whether what runs now was called, however far up, by one of ``HOST``."""
-    return any(_is_at(frame, path, function) for frame in _frames() for path, function in HOST)
+def is_on_host(numbers: bool = False) -> bool:
+    """Whether what runs now was called, however far up, by one of ``HOST``; ``numbers``: of ``HOST_NUMBERS``."""
+    places = HOST_NUMBERS if numbers else HOST
+    return any(_is_at(frame, path, function) for frame in _frames() for path, function in places)
 
 
 def caller() -> tuple[str, str]:

@@ -1,7 +1,11 @@
 """Which models are counted: three published ones by name, and any of a registered family by its config.json.
 
 Source of the published numbers: ``config.json`` of the checkpoint of that name under https://huggingface.co/Qwen; those
-of the language models stand in ``bench/shapes.py``.
+of the language models stand in ``bench/shapes.py``. The files themselves could not be fetched when this was last gone
+through; layers, widths, heads, vocabulary, rotary sections and DeepStack indexes were compared with copies in public
+code: of Qwen2.5-VL-7B a checkpoint trained from it (DiffSynth-Studio's Nexus-GenV2), of Qwen3-VL-8B the test models of
+TensorRT-LLM, of Qwen3.5-9B a benchmark of vllm-ascend that names config.json as its source; and with transformers'
+defaults, which are Qwen3.5-9B's and those of Qwen2.5-VL-7B's tower. They agree.
 """
 
 from __future__ import annotations

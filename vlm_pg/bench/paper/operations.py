@@ -11,52 +11,15 @@ from typing import Any
 
 import torch
 
-# They make another view of memory, reserve it, or ask something about a tensor: no kernel runs.
-NO_KERNEL = frozenset(
-    [
-        "view",
-        "_unsafe_view",
-        "_reshape_alias",
-        "t",
-        "transpose",
-        "permute",
-        "expand",
-        "slice",
-        "select",
-        "detach",
-        "alias",
-        "unsqueeze",
-        "squeeze",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "as_strided",
-        "chunk",
-        "unfold",
-        "diagonal",
-        "lift_fresh",
-        "empty",
-        "empty_like",
-        "new_empty",
-        "empty_strided",
-        "new_empty_strided",
-        "device",
-        "is_same_size",
-        "is_pinned",
-        "real",
-        "view_as_real",
-        "resize_",
-        "unsafe_split",
-        "unsafe_chunk",
-        "unsqueeze_",
-        "squeeze_",
-        "transpose_",
-        "t_",
-        "detach_",
-        "view_as_complex",
-        "promote_types",
-    ]
+from vlm_pg.bench.paper.cuda_kernels import (
+    NO_KERNEL,
+    UNSORTED_ROWS,
+    accumulates,
+    embedding_rows,
+    flash_splits,
+    tensors_in,
 )
+
 MATMUL = frozenset(
     ["mm", "addmm", "bmm", "baddbmm", "mv", "dot", "linear", "_grouped_mm", "convolution", "convolution_backward"]
 )
@@ -131,16 +94,19 @@ SCATTERS = frozenset(("index_copy_", "index_add_", "index_put_", "scatter_", "sc
 _ADDING = frozenset(("index_add_", "scatter_add_"))
 # Memory is filled with zeros first, then a part of it gets what is given.
 _PADDING = frozenset(("slice_backward", "select_backward", "constant_pad_nd"))
-# The host waits for what the device finds.
-WAITS = frozenset(("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "unique_dim", "_unique2", "equal"))
-# Flash attention's backward: row sums of out * grad_out, the gradients, and the cast of dq.
-KERNELS = {
-    "_flash_attention_backward": 3,
-    "_scaled_dot_product_flash_attention_backward": 3,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": 3,
-} | dict.fromkeys(_PADDING, 2)
 # Of operators that replace an operand in place and give something else back, which one.
 _REPLACED = {"gated_delta_step_": 0}
+# The host waits for what the device finds; how often.
+WAITS = dict.fromkeys(
+    ["_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "unique_dim", "_unique2", "equal"]
+    + ["unique_consecutive", "unique_dim_consecutive"],
+    1,
+)
+_FLASH_BACKWARD = (
+    "_flash_attention_backward",
+    "_scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+)
 # Which lists of tensors an optimizer's kernel for many tensors writes: weights and both moments.
 _FUSED_WRITES = (0, 2, 3)
 
@@ -156,17 +122,14 @@ def kind_of(name: str) -> str:
     return "reduction" if name in REDUCTION else "elementwise"
 
 
-def kernels_of(name: str) -> int:
-    """How many kernels are launched."""
-    return 0 if name in NO_KERNEL else KERNELS.get(name, 1)
-
-
-def waits_for(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether the host waits for what the device finds."""
+def waits_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    """How often the host waits for what the device finds."""
     if name == "repeat_interleave":
-        # How often is known to the device alone, and with it the length of the result, unless that is given.
-        return isinstance(args[0], torch.Tensor) and kwargs.get("output_size") is None
-    return name in WAITS
+        # How often is known to the device alone, and with it the length of the result, unless that is given; then it is
+        # asked, and whether no number is negative (ATen's Repeat.h).
+        unknown = isinstance(args[1] if len(args) > 1 else args[0], torch.Tensor)
+        return 2 if unknown and kwargs.get("output_size") is None else 0
+    return WAITS.get(name, 0)
 
 
 def flops_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
@@ -201,20 +164,23 @@ def bytes_of(name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
         rows, experts = ins[0].shape[0], ins[1].shape[0]
         of_experts = spanned_bytes(ins[1]) * min(rows, experts) // max(1, experts)
         return written + of_experts + sum(spanned_bytes(x) for x in ins if x is not ins[1])
-    if name == "_flash_attention_forward" and args[4] is not None:
-        return written + spanned_bytes(args[0]) + _keys_read(args, kwargs)
+    if name == "_flash_attention_forward":
+        return written + spanned_bytes(args[0]) + _keys_read(args, kwargs) + _flash_copies(args)
+    if name in _FLASH_BACKWARD:
+        return _flash_backward_bytes(args, outs)
+    if name == "embedding_dense_backward":
+        return _embedding_backward_bytes(args, outs[0])
     if name == "searchsorted":
         # A binary search in each row.
         return written + spanned_bytes(args[1]) * args[0].shape[-1].bit_length()
-    if name in SCATTERS:
+    if name in SCATTERS or (name in ("index_put", "_index_put_impl_") and accumulates(args, kwargs)):
         # Operands behind the first: where, and what; as much is written as is given, or as there are places.
         given = sum(map(spanned_bytes, ins[1:]))
-        touched = sum(spanned_bytes(x) for x in ins[1:] if x.dtype == ins[0].dtype)
+        touched = sum(x.numel() * x.element_size() for x in ins[1:] if x.dtype == ins[0].dtype)
         if not touched:  # one number for all places; of index_fill_ a place is a row
             rows = ins[0].shape[args[1]] if name == "index_fill_" else ins[0].numel()
             touched = ins[1].numel() * ins[0].numel() // max(1, rows) * ins[0].element_size()
-        accumulates = name == "index_put_" and (args[3] if len(args) > 3 else kwargs.get("accumulate"))
-        adds = name in _ADDING or accumulates
+        adds = name in _ADDING or ("index_put" in name and accumulates(args, kwargs))
         return given + touched * (2 if adds else 1)
     return written + sum(map(spanned_bytes, ins))
 
@@ -225,25 +191,6 @@ def spanned_bytes(x: torch.Tensor) -> int:
     for size, stride in zip(x.shape, x.stride(), strict=True):
         count *= size if stride else min(size, 1)
     return count
-
-
-def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """All tensors among arguments or results, which are asked for at every operation: torch's own trees take ten times
-    as long."""
-    found: list[torch.Tensor] = []
-    _add_tensors(tree, found)
-    return found
-
-
-def _add_tensors(tree: Any, found: list[torch.Tensor]) -> None:
-    if isinstance(tree, torch.Tensor):
-        found.append(tree)
-    elif isinstance(tree, tuple | list):
-        for entry in tree:
-            _add_tensors(entry, found)
-    elif isinstance(tree, dict):
-        for entry in tree.values():
-            _add_tensors(entry, found)
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> int:
@@ -294,9 +241,47 @@ def _rectangle(queries: int, keys: int, causal: bool, at_end: bool) -> int:
     return short * (short + 1) // 2 + beyond * short
 
 
+def _flash_copies(args: Sequence[Any]) -> int:
+    """What a call of one query a head moves beside its operands: queries and output laid out by the heads that share
+    keys and back, and the results of parts of the keys, in fp32."""
+    splits, swapped = flash_splits(args)
+    q = args[0]
+    copies = (3 if args[3] is not None else 2) if swapped else 0
+    parts = 2 * splits * 4 * (q.numel() + q.numel() // q.shape[-1]) if splits > 1 else 0
+    return copies * 2 * int(q.nbytes) + parts
+
+
+def _flash_backward_bytes(args: Sequence[Any], outs: list[torch.Tensor]) -> int:
+    """Row sums: of out and its gradient; they and zeros for dq in fp32 are written. The gradients: q, k, v, the
+    gradient of out, log-sum-exps and row sums are read, dq added to, dk and dv written by query head. Then dq is read
+    and written in its own dtype. The sums over heads that share keys are operations of their own (``parts.py``)."""
+    grad, q, k, v, out, lse = args[:6]
+    wide, rows = 4 * q.numel(), lse.nbytes
+    shared = _heads(q) // _heads(k)
+    sums = spanned_bytes(out) + spanned_bytes(grad) + rows + wide
+    gradients = sum(map(spanned_bytes, (q, k, v, grad))) + 2 * rows + 2 * wide + shared * (k.nbytes + v.nbytes)
+    return sums + gradients + wide + outs[0].nbytes
+
+
+def _heads(x: torch.Tensor) -> int:
+    """Of [rows, heads, H] or [batch, heads, rows, H]."""
+    return x.shape[1]
+
+
+def _embedding_backward_bytes(args: Sequence[Any], out: torch.Tensor) -> int:
+    """Zeros everywhere, then rows of gradient added where they belong; many are summed in fp32 first."""
+    grad, ids = args[0], args[1]
+    touched = grad.numel() * out.element_size()
+    if embedding_rows(args) <= UNSORTED_ROWS:
+        return out.nbytes + ids.nbytes + grad.nbytes + 2 * touched
+    return out.nbytes + ids.nbytes + grad.nbytes + 2 * 4 * grad.numel() + touched
+
+
 def _keys_read(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
-    """Bytes of keys and values in a variable-length call: of segments with queries, as far as they are used."""
+    """Bytes of keys and values; in a variable-length call of segments with queries, as far as they are used."""
     k, v, cu_q, cu_k = args[1:5]
+    if cu_q is None:
+        return spanned_bytes(k) + spanned_bytes(v)
     used = _used(cu_k, kwargs)
     count = sum(keys for queries, keys in zip(cu_q.diff().tolist(), used, strict=True) if queries)
     return count * (k[0].nbytes + v[0].nbytes)

@@ -13,6 +13,7 @@
         "phases": of a whole step {"vision" | "rollout" | "reference" | "update": {"counts", "peak_bytes", "roofline"}},
         "middle": counts of one decode step halfway (rollouts), "captured_launches", "replays": {DEVICE: n} (ours, as
         CUDA graphs, on devices where a step can be recorded),
+        "linear_attention": "reference" where it was torch's operators that were counted,
         "layers_counted": [a, b] where counts follow from models of so many layers (then a step's peak is a least),
         "roofline": {DEVICE: {"seconds", "device_seconds", "launch_seconds", "roof", "kinds", "fits"}},
         "middle_roofline": the same of "middle"},

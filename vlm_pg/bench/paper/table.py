@@ -15,6 +15,11 @@ reaches the peaks. Bytes are those of kernels that read and write each operand o
 gradients included, without optimizer states; "no" behind a time: weights and peak do not fit into the device. A peak
 with ">=" follows from shallower models and is a least. Waits are how often the host asks for a value.
 """
+_REFERENCE = """\
+Linear attention is counted as torch's reference operators, chunk by chunk. Where flash-linear-attention is installed, a
+GPU runs its Triton kernels instead, which are not counted: far fewer launches and bytes. In decoding ours runs a Triton
+kernel of its own on a GPU.
+"""
 _HEAD = ("", "TFLOP", "GB", "of it element-wise", "launches", "waits", "peak GiB")
 
 
@@ -31,6 +36,8 @@ def markdown(record: dict[str, Any]) -> str:
         weights = next((e["weights_bytes"] for e in entries if "weights_bytes" in e), None)
         size = "" if weights is None else f" (weights {weights / GIB:.1f} GiB)"
         words.append(f"\n### {model}{size}, {work}: {point}\n")
+        if any(entry.get("linear_attention") == "reference" for entry in entries):
+            words.append(_REFERENCE)
         head = (*_HEAD, *devices)
         words += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         ours = next((e for e in entries if e["contestant"] == OURS[work] and "counts" in e), None)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from vlm_pg.bench.case import SPECIAL_IDS, ModelCase, Spec, random_policy
@@ -75,10 +76,13 @@ class TrainingCase(ModelCase):
         lengths = torch.tensor(self.lengths, device=self.device)
         return ids, torch.arange(ids.shape[1], device=self.device) < lengths[:, None]
 
-    def loss(self, logprobs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Weighted sum over responses of the mean log-probability of their tokens."""
-        terms = [weight * values.mean() for weight, values in zip(self.weights, logprobs, strict=True)]
-        return torch.stack(terms).sum()
+    def loss(self, logprobs: Sequence[torch.Tensor], responses: Sequence[int] | None = None) -> torch.Tensor:
+        """Weighted sum over responses (all, or these) of the mean log-probability of their tokens."""
+        weights = self.weights if responses is None else [self.weights[index] for index in responses]
+        lengths = [len(values) for values in logprobs]
+        means = np.array([weight / length for weight, length in zip(weights, lengths, strict=True)], dtype=np.float32)
+        of_tokens = torch.from_numpy(means.repeat(lengths)).to(logprobs[0].device, non_blocking=True)
+        return (torch.cat(list(logprobs)) * of_tokens).sum()
 
 
 def check_agreement(outcomes: Mapping[str, dict[str, float]], tolerance: float) -> None:

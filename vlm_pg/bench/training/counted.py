@@ -23,7 +23,7 @@ def counted_step(spec: Spec, name: str, run: Any) -> dict[str, Any]:
     build = partial(random_model, spec["model"], dtype=DTYPES[spec["dtype"]])
     policy = fake_policy(build, settings_of(spec), fakes, kernel)
     case = TrainingCase.random(policy, spec["prefix"], spec["lengths"])
-    found = count(partial(case.run, run), fakes)
+    found = count(partial(case.run, run), fakes, on_gpu=spec["device"] == "cuda")
     return {
         "flops": found.total_flops,
         "bytes": found.total_bytes,

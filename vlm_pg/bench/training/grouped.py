@@ -20,7 +20,8 @@ def _step(case: TrainingCase, chunk_tokens: int | None) -> float:
     set_attention(case, ATTENTION_NAME)
 
     def loss_of(chunk: list[list[tuple[int, torch.Tensor]]]) -> torch.Tensor:
-        return torch.stack([case.weights[index] * values.mean() for index, values in chunk[0]]).sum()
+        indexes, logprobs = zip(*chunk[0], strict=True)
+        return case.loss(logprobs, indexes)
 
     return backward_in_chunks(case.policy, [_group(case)], loss_of, chunk_tokens).item()
 

@@ -59,6 +59,13 @@ def test_launches_are_at_most_those_of_one_sequence_and_a_third(point: tuple[int
     assert ours.total_launches <= 1.3 * plain.total_launches
 
 
+def test_launches_with_liger_on_both_sides() -> None:
+    """What the same limit leaves beside a plain sequence whose norms, rotations and SwiGLU are fused as ours are."""
+    pytest.importorskip("liger_kernel")
+    ours, plain = counted((4096, 8, 512), liger=True), counted((4096, 8, 512), liger=True, plain=True)
+    assert ours.total_launches <= 1.3 * plain.total_launches
+
+
 def test_no_tensor_of_attention_is_widened() -> None:
     """Two levels: parts are merged and gradients added where they lie, in bf16; what is cast to fp32 are logits."""
     pytest.importorskip("liger_kernel")

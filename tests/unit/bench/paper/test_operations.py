@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -43,14 +44,29 @@ BYTES: list[tuple[str, Callable[..., Any], list[tuple[int, ...]], int, int]] = [
     ("one of each row", lambda x: x.gather(1, torch.zeros(4, 1, dtype=torch.int64)), [(4, 6)], 2 * 16 + 32 + 32, 2),
     ("rows that are put", lambda x, y: x.index_copy_(0, ROWS, y), [(4, 6), (2, 6)], 2 * 48 + 16, 1),
     ("rows that are added to", lambda x, y: x.index_add_(0, ROWS, y), [(4, 6), (2, 6)], 3 * 48 + 16, 1),
-    ("places that are added to", lambda x, y: x.index_put_((ROWS,), y, True), [(4, 6), (2, 6)], 3 * 48 + 16, 1),
+    # Bounds held against the smallest and the largest place (6), places as one number (2), by slices (1), their numbers
+    # (1), sorted by one block (1), added (1).
+    ("places that are added to", lambda x, y: x.index_put_((ROWS,), y, True), [(4, 6), (2, 6)], 3 * 48 + 16, 12),
     ("rows that are filled", lambda x: x.index_fill_(0, ROWS, 1.0), [(4, 6)], 48 + 16, 1),
     # Backward of a slice of 2 of 4 rows: zeros everywhere, then the slice.
     ("zeros around", lambda x: torch.ops.aten.slice_backward(x, [4, 6], 0, 0, 2, 1), [(2, 6)], 96 + 2 * 48, 2),
     ("many at once in place", lambda x, y: torch._foreach_mul_([x, y], 2.0), [(4, 6), (2, 6)], 2 * (96 + 48), 1),
     ("a softmax", lambda x: x.softmax(-1), [(4, 6)], 2 * 96, 1),
-    # Top, difference, exponentials in place, sum, logarithm in place, plus top in place; a column is 16 bytes.
-    ("log-sum-exp", lambda x: x.logsumexp(-1), [(4, 6)], 96 + 16 + 96 + 16 + 96 + 192 + 96 + 16 + 32 + 48, 6),
+    # Top; its absolute, infinite or not, and zero where it is; difference, exponentials in place, sum, logarithm in
+    # place, plus top in place. A column is 16 bytes, a column of bits 4.
+    (
+        "log-sum-exp",
+        lambda x: x.logsumexp(-1),
+        [(4, 6)],
+        (96 + 16) + (32 + 20 + 36) + (96 + 16 + 96) + 192 + (96 + 16) + 32 + 48,
+        9,
+    ),
+    ("nothing", lambda x: x[:0] + 1, [(4, 6)], 0, 0),
+    ("a sum of all before", lambda x: x.cumsum(0), [(24,)], 2 * 96, 2),
+    ("sums of all before in rows", lambda x: x.cumsum(1), [(4, 6)], 2 * 96, 1),
+    # Values and the numbers of their places are written first.
+    ("short rows in order", lambda x: x.sort(-1), [(4, 6)], 2 * 96 + 192, 3),
+    ("filled where a mask is", lambda x: x.masked_fill(x > 0, 1.0), [(4, 6)], (96 + 24) + (96 + 24 + 96), 3),
 ]
 
 
@@ -63,9 +79,74 @@ def test_bytes_and_kernels(
 
 
 def test_an_embeddings_gradient_is_zeros_and_rows() -> None:
-    """[2, 6] gradients of [4, 6] weights: all of these written, all of those and two numbers read."""
+    """[2, 6] gradients of [4, 6] weights: all of these written as zeros; those and two numbers read, and their rows of
+    the weights' read and written."""
     found = counted(lambda x: torch.ops.aten.embedding_dense_backward(x, ROWS, 4, -1, False), (2, 6))
-    assert found.bytes["copy", "embedding_dense_backward"] == 96 + 48 + 16
+    assert found.bytes["copy", "embedding_dense_backward"] == 96 + (48 + 16) + 2 * 48
+    assert found.launches["embedding_dense_backward"] == 2
+
+
+def test_an_embeddings_gradient_of_many_rows_is_sorted_and_summed_in_fp32() -> None:
+    """5,000 rows of 8 in bf16, 70,000 tokens, of which 17 bits tell one from another: three passes of 8 bits."""
+    rows, tokens, ids = 5000, 70_000, torch.arange(5000)
+    found = counted(
+        lambda x: torch.ops.aten.embedding_dense_backward(x, ids, tokens, -1, False), (rows, 8), dtype=torch.bfloat16
+    )
+    # Numbers of rows; histogram, its sum, passes; zeros; which tokens (2); parts counted, their running sum (2), the
+    # sum of all, beginnings; sums of parts and of these.
+    assert found.launches["embedding_dense_backward"] == 1 + (2 + 3) + 1 + 2 + (1 + 2 + 1 + 1) + 2
+    gradient, sums = rows * 8 * 2, rows * 8 * 4
+    assert found.bytes["copy", "embedding_dense_backward"] == tokens * 16 + (gradient + rows * 8) + 2 * sums + gradient
+    # The weights' gradient and sums in fp32 of all rows are there together.
+    assert found.peak_bytes == pytest.approx(tokens * 16 + sums, rel=1e-3)
+
+
+def test_gradients_of_picked_rows_are_added_where_they_lie() -> None:
+    """Autograd's own adding needs no check of bounds, and makes no copy of the zeros that it adds to."""
+
+    def run(x: torch.Tensor) -> None:
+        (x.requires_grad_()[ROWS] * 2).sum().backward()
+
+    found = counted(run, (4, 6))
+    assert found.launches["index_put"] == 6
+    assert found.bytes["copy", "index_put"] == 3 * 48 + 16
+
+
+def test_places_of_a_mask() -> None:
+    """Of 24 places: counted by one block, then selected; on two axes those are told apart. Of many: counted by two."""
+    mask = torch.zeros(4, 6, dtype=torch.bool)
+    assert counted(lambda x: mask.nonzero(), (1,)).launches["nonzero"] == 1 + 2 + 1
+    assert counted(lambda x: mask[0].nonzero(), (1,)).launches["nonzero"] == 1 + 2
+    assert counted(lambda x: x[mask[0]], (6,)).launches == Counter(nonzero=3)
+    long = torch.ones(5000, dtype=torch.bool)
+    assert counted(lambda x: x[long], (5000,)).launches == Counter(nonzero=4, index=1)
+
+
+def test_repeats() -> None:
+    """Running sums are two kernels, the result one; without its length, whether all are positive are two more."""
+    times = torch.tensor([1, 2])
+    assert counted(lambda x: ROWS.repeat_interleave(times), (1,)).launches["repeat_interleave"] == 5
+    known = counted(lambda x: ROWS.repeat_interleave(times, output_size=3), (1,))
+    assert known.launches["repeat_interleave"] == 3
+
+
+def test_many_tensors_take_as_many_launches_as_have_room() -> None:
+    """A launch has 320 chunks of 65,536, and 110 tensors of one list."""
+    assert counted(lambda x: torch._foreach_mul_([x[i : i + 1] for i in range(111)], 2.0), (111,)).total_launches == 2
+    assert counted(lambda x: torch._foreach_mul_([x], 2.0), (320 * 65536,)).total_launches == 1
+    assert counted(lambda x: torch._foreach_mul_([x], 2.0), (320 * 65536 + 1,)).total_launches == 2
+
+
+def test_tensors_of_two_dtypes_are_added_one_by_one() -> None:
+    def run(x: torch.Tensor, y: torch.Tensor) -> None:
+        torch._foreach_add_([x, x], [y.bfloat16()] * 2)
+
+    assert counted(run, (4,), (4,)).launches["_foreach_add_"] == 2
+
+
+def test_joining_takes_a_kernel_for_128_tensors() -> None:
+    assert counted(lambda x: torch.cat([x] * 128), (3,)).total_launches == 1
+    assert counted(lambda x: torch.cat([x] * 129), (3,)).total_launches == 2
 
 
 def test_an_optimizer_writes_weights_and_moments() -> None:
@@ -165,6 +246,55 @@ def test_pairs_of_segments(queries: list[int], keys: list[int], causal: bool, pa
 
     q, k = (sum(queries), 4, 8), (sum(keys), 2, 8)
     assert counted(run, q, k, k, dtype=torch.bfloat16).flops["attention"] == (2 + 5) * 2 * pairs * 4 * 8
+
+
+def test_a_backward_of_flash_attention_has_sums_of_its_own() -> None:
+    """5 queries of 4 heads, 7 keys of 2 heads, H = 8, bf16, two segments: three kernels, and sums for dk and dv."""
+    bounds = [torch.tensor([0, *lengths]).cumsum(0).int() for lengths in ([3, 2], [4, 3])]
+    state = torch.empty(2, dtype=torch.uint64)
+
+    def run(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor) -> Any:
+        rest = (*bounds, 3, 4, 0.0, False, state, state)
+        return torch.ops.aten._flash_attention_backward(q, q, k, k, q, lse, *rest)
+
+    fakes = fake_mode()
+    with fakes:
+        q, k = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((5, 4, 8), (7, 2, 8)))
+        lse = torch.empty(4, 5)
+    found = count(lambda: run(q, k, lse), fakes)
+    assert found.launches == Counter(_flash_attention_backward=3, sum=2)
+    queries, keys, rows, wide = 5 * 4 * 8 * 2, 7 * 2 * 8 * 2, 4 * 5 * 4, 5 * 4 * 8 * 4
+    sums = 2 * queries + rows + wide
+    gradients = (2 * queries + 2 * keys) + 2 * rows + 2 * wide + 2 * (2 * keys)
+    assert found.bytes["attention", "_flash_attention_backward"] == sums + gradients + (wide + queries)
+    assert found.bytes["reduction", "sum"] == 2 * (2 * keys + keys)
+    # In fp32 with 128 rows more for each segment; dk and dv by query head; and the gradients.
+    held = [261 * 4 * 8 * 4, 261 * 4 * 4, 2 * keys, 2 * keys, queries, keys, keys]
+    assert found.peak_bytes == sum(-(-size // 512) * 512 for size in held)
+    # On a CPU attention is another operation, without any of it.
+    assert count(lambda: run(q, k, lse), fakes, on_gpu=False).launches == Counter(_flash_attention_backward=3)
+
+
+# Segments, keys of each; parts of keys. Blocks are segments x 2 heads that share keys; 264 run at a time, a part has
+# 128 keys or more. 2 blocks x 4 parts leave most of a GPU idle either way, 8 x 32 fill it well, 256 need no parts.
+DECODING = [(1, 512, 4), (4, 4096, 32), (128, 4096, 1)]
+
+
+@pytest.mark.parametrize("segments,keys,parts", DECODING)
+def test_decoding_cuts_keys_into_parts_that_fill_the_device(segments: int, keys: int, parts: int) -> None:
+    """One query of 4 heads each, over 2 heads of keys: copies of queries there and back, and of the output back."""
+    bounds = [torch.arange(segments + 1, dtype=torch.int32) * length for length in (1, keys)]
+
+    def run(q: torch.Tensor, k: torch.Tensor) -> None:
+        torch.ops.aten._flash_attention_forward(q, k, k, *bounds, 1, keys, 0.0, False, False)
+
+    q, k = (segments, 4, 128), (segments * keys, 2, 128)
+    found = counted(run, q, k, dtype=torch.bfloat16)
+    assert found.launches["_flash_attention_forward"] == 1 + 3 + (parts > 1)
+    queries = segments * 4 * 128 * 2
+    partial = 2 * parts * 4 * (segments * 4 * 128 + segments * 4) if parts > 1 else 0
+    least = 2 * queries + segments * 4 * 4 + 2 * segments * keys * 2 * 128 * 2
+    assert 0 <= found.total_bytes - (least + 6 * queries + partial) <= 64  # the state of a random generator
 
 
 def test_pairs_of_keys_that_are_in_use() -> None:
