@@ -150,6 +150,13 @@ def test_what_does_not_compile_is_not_used() -> None:
     assert step == FusedStep(step.name, False, step.layers) and "Error: " in step.name
 
 
+def test_rows_whose_numbers_lie_apart_are_refused() -> None:
+    from vlm_pg.rollout.fused.norm import rms_norm
+
+    with pytest.raises(AssertionError):
+        rms_norm(torch.randn(8, 4).t(), torch.ones(8), 1e-6, False)
+
+
 def test_a_norm_with_more_than_a_weight_stays() -> None:
     """With a bias that is still zero it would pass the comparison."""
     policy = tiny_policy(family="qwen3_vl")
