@@ -60,8 +60,8 @@ def _replaced(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, C
 
 def is_norm(module: torch.nn.Module) -> bool:
     """One with a weight and nothing else: a bias of zeros would differ from none only when it has trained."""
-    own = [name for name, _ in module.named_parameters(recurse=False)]
-    return type(module).__name__.endswith("RMSNorm") and own == ["weight"]
+    named = type(module).__name__.endswith("RMSNorm")
+    return named and [name for name, _ in module.named_parameters(recurse=False)] == ["weight"]
 
 
 def is_gated(module: torch.nn.Module) -> bool:
