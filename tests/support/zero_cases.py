@@ -195,7 +195,7 @@ def train(
 
     ``whole``: every update in a single pass.
     """
-    algorithm = AlgorithmSettings(clip_low=0.9, clip_high=5.0)
+    algorithm = AlgorithmSettings(clip_low=0.9, clip_high=5.0, entropy_coef=0.02 if case.text_steps else 0.0)
     done = dict.fromkeys(("micro_batches", "groups_chunked", "updates", *COMPARED), 0.0)
     for step in steps:
         for groups in step_groups(engine.policy, case, step):
