@@ -17,13 +17,14 @@ DEFAULT_MINUTES = 10
 
 
 def measurement_parser(
-    name: str, what: str, how: str, contestants: Mapping[str, Contestant], draws: bool = True
+    name: str, what: str, how: str, contestants: Mapping[str, Contestant], draws: bool = True, counts: bool = False
 ) -> tuple[argparse.ArgumentParser, argparse._ArgumentGroup, argparse._ArgumentGroup]:
     """A parser, its group for points and that for how they are measured.
 
     Args:
         what, how: what the help says before and behind the options.
         draws: whether there is a figure of it.
+        counts: whether something is counted beside it.
     """
     kinds = "\n".join(f"  {name}: {contestant.description}" for name, contestant in contestants.items())
     parser = argparse.ArgumentParser(
@@ -48,6 +49,10 @@ def measurement_parser(
     group.add_argument("--repeats", type=int, default=3, help="timed runs of each contestant, after one warm-up")
     group.add_argument("--threads", type=int, default=None, help="CPU threads; default: all cores this process may use")
     group.add_argument("--no-memory", dest="memory", action="store_false", help="leave out the memory runs of a CPU")
+    if counts:
+        group.add_argument("--no-counts", dest="counts", action="store_false", help="leave out what is counted")
+    else:
+        parser.set_defaults(counts=False)
     _add_budget_and_output(parser, draws)
     return parser, points, group
 

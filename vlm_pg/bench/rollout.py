@@ -95,7 +95,8 @@ how it is measured:
   counted  What each contestant is asked to do, counted on tensors without values by `vlm_pg/bench/paper`: peak memory
            above the weights, FLOPs, bytes read and written if no cache kept anything between two kernels. Of decode
            steps that grow evenly some are counted and the others follow; of continuous batching every one. It is no
-           measurement: it stands beside one. On a GPU what is counted is bf16, and not continuous batching.
+           measurement: it stands beside one. On a GPU what is counted is bf16, and not continuous batching. Leave it
+           out with --no-counts.
 
 examples:
   vlm-pg bench rollout --points 4096,8,64 4096,8,64,4 --model mid --threads 2
@@ -117,7 +118,7 @@ class RolloutRun(PointsRun[RolloutPoint]):
 
     @staticmethod
     def parser() -> argparse.ArgumentParser:
-        parser, points, _ = measurement_parser("rollout", _WHAT, _HOW, CONTESTANTS)
+        parser, points, _ = measurement_parser("rollout", _WHAT, _HOW, CONTESTANTS, counts=True)
         points.add_argument(
             "--points", nargs="+", metavar="P,G,N[,B]", help="exactly these: prefix, responses, new tokens, groups (1)"
         )

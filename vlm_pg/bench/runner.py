@@ -192,10 +192,11 @@ class PointsRun(ABC, Generic[PointT]):
         spec = {key: getattr(self.arguments, key) for key in (*self.comparable, "memory")} | point.record
         spec |= self.prepared(point, plan.contestants)
         runs = {name: self.contestants_known[name].run for name in plan.contestants}
+        counted = self.counted if self.arguments.counts else None
         before = time.monotonic()
         try:
             patience = max(LEAST_PATIENCE_SECONDS, PATIENCE * plan.seconds)
-            measured = run_worker(spec | {"case": self.case, "counted": self.counted, "contestants": runs}, patience)
+            measured = run_worker(spec | {"case": self.case, "counted": counted, "contestants": runs}, patience)
         except WorkerKilled as killed:
             self.results.add_skipped(point, dict.fromkeys(plan.contestants, str(killed)))
             print(f"  no result: {killed}", flush=True)

@@ -103,7 +103,7 @@ how it is measured:
            takes is judged by what each contestant does compute, which a test holds against a count.
   counted  What each contestant is asked to do, counted on tensors without values by `vlm_pg/bench/paper`: peak memory
            above the weights, FLOPs, bytes read and written if no cache kept anything between two kernels. It takes
-           seconds, and is no measurement: it stands beside one.
+           seconds to a minute, and is no measurement: it stands beside one. Leave it out with --no-counts.
 
 examples:
   vlm-pg bench step --points 2048,8,256 --model mid --threads 2
@@ -124,7 +124,7 @@ class StepRun(PointsRun[StepPoint]):
 
     @staticmethod
     def parser() -> argparse.ArgumentParser:
-        parser, points, measurement = measurement_parser("step", _WHAT, _HOW, CONTESTANTS)
+        parser, points, measurement = measurement_parser("step", _WHAT, _HOW, CONTESTANTS, counts=True)
         points.add_argument(
             "--points", nargs="+", metavar="P,G,R", help="exactly these: prefix, responses, response tokens"
         )

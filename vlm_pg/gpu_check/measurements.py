@@ -39,11 +39,11 @@ class Measurement:
         return "fp32" if self.model in LITTLE else "bf16"
 
     def command(self, path: Path, device: str, *more: str) -> Command:
-        """``vlm-pg bench`` into a file, which may hold other points already."""
+        """``vlm-pg bench`` into a file, which may hold other points already; ``paper_commands`` count the same."""
         common = ("--model", self.model, "--dtype", self.dtype, "--device", device, "--points", self.point)
         contestants = ("--out", str(path), "--contestants", *self.contestants)
         checkpointing = ("--checkpointing",) if self.checkpointing else ()
-        return (*VLM_PG, "bench", self.kind, *common, *contestants, *checkpointing, *more, RESUME)
+        return (*VLM_PG, "bench", self.kind, *common, *contestants, *checkpointing, "--no-counts", *more, RESUME)
 
 
 def paper_file(folder: Path, model: str) -> Path:

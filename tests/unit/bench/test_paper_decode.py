@@ -36,9 +36,12 @@ POINTS = [
     for name in NAMES
     for shape in SHAPES
 ]
-# A layer's, norms of queries and keys among them for the second; of the third a linear layer's are most.
-LAUNCHES = {"Qwen2.5-VL-7B": 21, "Qwen3-VL-8B": 23, "Qwen3.5-9B": 38}
-# What is beyond the least: queries that are repeated for the pieces of a prompt, and each operand between two kernels.
+# A layer's, norms of queries and keys among them for the second; of the third a linear layer's are most. Four of one
+# with attention are flash attention's own over a row's own tokens: one query and its output laid out by key-value heads
+# (two copies before, one behind), and where few rows leave a device idle the parts of the keys joined.
+LAUNCHES = {"Qwen2.5-VL-7B": 25, "Qwen3-VL-8B": 27, "Qwen3.5-9B": 39}
+# What is beyond the least: queries that are repeated for the pieces of a prompt and the pieces' results, each operand
+# between two kernels, and what flash attention moves for itself (those layouts, and parts' results in fp32).
 BOUNDS = {"Qwen2.5-VL-7B": 1.06, "Qwen3-VL-8B": 1.06, "Qwen3.5-9B": 1.07}
 # Layers are alike in so many at a time: of Qwen3.5's four the last attends to all tokens.
 ALIKE = {"Qwen2.5-VL-7B": 1, "Qwen3-VL-8B": 1, "Qwen3.5-9B": 4}

@@ -53,11 +53,19 @@ def refuse(spec: Any, name: str, run: Any) -> None:
     raise CannotRun(f"{name} has a reason")
 
 
-def test_who_cannot_be_counted_is_measured_all_the_same() -> None:
+def break_down(spec: Any, name: str, run: Any) -> None:
+    raise NotImplementedError("no such operator\nfor these tensors")
+
+
+@pytest.mark.parametrize(
+    "count, reason",
+    [("refuse", "ours has a reason"), ("break_down", "NotImplementedError on fake tensors: no such operator")],
+)
+def test_who_cannot_be_counted_is_measured_all_the_same(count: str, reason: str) -> None:
     spec = {"model": "small", "dtype": "fp32", "device": "cpu", "threads": 1, "memory": False, "repeats": 1}
     spec |= {**RolloutPoint(16, 2, 3).record, "case": RolloutRun.case, "contestants": {OURS: CONTESTANTS[OURS].run}}
-    entry = measure(spec | {"counted": "tests.unit.bench.test_rollout_command:refuse"})["contestants"][OURS]
-    assert entry["not_counted"] == "ours has a reason" and "counted" not in entry and len(entry["seconds"]) == 1
+    entry = measure(spec | {"counted": f"tests.unit.bench.test_rollout_command:{count}"})["contestants"][OURS]
+    assert entry["not_counted"] == reason and "counted" not in entry and len(entry["seconds"]) == 1
 
 
 def test_what_was_not_counted_is_said() -> None:

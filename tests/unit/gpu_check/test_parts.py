@@ -64,7 +64,8 @@ def test_bench_takes_every_command_of_the_plans(tmp_path: Path, capsys: pytest.C
         elif "bench" in command and command[command.index("bench") + 1] in of:
             run = of[command[command.index("bench") + 1]]
             arguments = run.parser().parse_args(command[command.index("bench") + 2 :])
-            assert len(run.points(arguments)) == 1
+            # A minute a contestant on the host, while the GPU waits: the stage behind counts the same on all cores.
+            assert len(run.points(arguments)) == 1 and not arguments.counts
             parsed += 1
     assert parsed == 5 + 6 + 4 + 2
     # Points times contestants: the three plans, 7b and 8b, small.

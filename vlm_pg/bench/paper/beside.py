@@ -1,4 +1,4 @@
-"""Which kernel is counted beside a measurement of ``vlm-pg bench``."""
+"""Which attention kernel is counted: a GPU's, and beside a measurement of ``vlm-pg bench`` the one that runs there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.kernels.cpu import CpuFlashKernel
 from vlm_pg.attention.kernels.cuda import CudaFlashKernel
 from vlm_pg.bench.contestant import CannotRun
+from vlm_pg.bench.paper.cuda_kernels import MULTIPROCESSORS
+
+
+def counted_kernel() -> Kernel:
+    """A GPU's, which cuts long prompts of a decode step as on a device of ``MULTIPROCESSORS``."""
+    kernel = CudaFlashKernel()
+    kernel.multiprocessors = MULTIPROCESSORS
+    return kernel
 
 
 def kernel_beside(spec: dict[str, Any]) -> Kernel:
@@ -23,4 +31,4 @@ def kernel_beside(spec: dict[str, Any]) -> Kernel:
             f"attention in {spec['dtype']} runs by other kernels on a GPU than those that are counted; with "
             "--dtype bf16 it is counted"
         )
-    return CudaFlashKernel()
+    return counted_kernel()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.bench.grid import RolloutPoint, StepPoint, parse_points
+from vlm_pg.bench.paper.cuda_kernels import MULTIPROCESSORS
 from vlm_pg.bench.paper.models import known_models
 from vlm_pg.bench.paper.plan import (
     COUNTED_ROLLOUTS,
@@ -45,8 +46,9 @@ how it is counted:
             chunk by chunk) two shallower models are counted; FLOPs, bytes, launches and waits of the whole follow
             exactly, its peak memory is then a least.
   rollout   Ours: RolloutEngine's own loop with the decoder that runs on CUDA. Prompts once; of each stretch of decode
-            steps with equal shapes the first, second and last step, between which counts grow evenly. What a CUDA graph
-            replays is one launch for the host. transformers-generate: four tokens of it, which must grow evenly; the
+            steps with equal shapes the first, second and last step, between which counts grow evenly. Long prompts are
+            read in pieces, as on the {MULTIPROCESSORS} multiprocessors of an H100. What a CUDA graph replays is one
+            launch for the host. transformers-generate: four tokens of it, which must grow evenly; the
             others follow. Both from two shallower models. transformers-continuous cannot be counted.
   tower     The vision tower, frozen, over a video of 1,024 visual tokens: once for a group, and once for each of 8
             rollouts; with torch's flash attention over all frames or windows in one call a layer.

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from vlm_pg.attention.kernels.cuda import CudaFlashKernel
 from vlm_pg.bench.contestant import CannotRun
 from vlm_pg.bench.generation.case import GenerationCase
+from vlm_pg.bench.paper.beside import counted_kernel
 from vlm_pg.bench.paper.counter import count, count_laps, fake_mode
 from vlm_pg.bench.paper.fake import fake_policy, reference_operators
 from vlm_pg.bench.paper.generation import Generation, count_generate, count_ours
@@ -108,7 +108,7 @@ def _policy(spec: dict[str, Any], config: Any, fakes: Any) -> Policy:
             _add_adapter(model, lora)
         return model
 
-    return fake_policy(build, settings, fakes, CudaFlashKernel())
+    return fake_policy(build, settings, fakes, counted_kernel())
 
 
 def _add_adapter(model: Any, settings: LoraSettings) -> None:

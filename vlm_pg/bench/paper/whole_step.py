@@ -21,6 +21,8 @@ PAIR_TOKENS = TOKEN_ROWS * TOKEN_COLUMNS
 # A tower sees each pair of frames by itself, so what it costs is affine in their number: it is counted at these two.
 _PAIRS = (2, 4)
 PHASES = ("vision", "rollout", "reference", "update")
+# What an entry says of how its model was counted.
+_OF_MODEL = ("layers_counted", "linear_attention")
 
 Counted = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -96,8 +98,7 @@ def whole_step(spec: dict[str, Any], counted: Counted) -> dict[str, Any]:
         "middle": found["rollout"]["middle"],
         **{key: found["rollout"][key] for key in ("captured_launches", "replays")},
     }
-    shallower = {"layers_counted": found["update"]["layers_counted"]} if "layers_counted" in found["update"] else {}
-    return entry | shallower
+    return entry | {key: found["update"][key] for key in _OF_MODEL if key in found["update"]}
 
 
 def _phase(found: Tree, *beside: float) -> Tree:

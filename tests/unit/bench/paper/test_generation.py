@@ -14,13 +14,16 @@ from tests.support.tiny import FAMILY_NAMES
 from vlm_pg.attention.kernels.cpu import CpuFlashKernel
 from vlm_pg.bench.case import random_model
 from vlm_pg.bench.generation.case import GenerationCase
+from vlm_pg.bench.generation.counted import counted_rollout
 from vlm_pg.bench.generation.ours import together
 from vlm_pg.bench.paper import generation
+from vlm_pg.bench.paper.contestants import counted
 from vlm_pg.bench.paper.counter import count, count_laps, fake_mode
 from vlm_pg.bench.paper.fake import fake_policy
 from vlm_pg.bench.paper.generation import Generation, _Ours, count_ours, decoding_as_on_cuda
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.rollout import cohort_attention, engine
+from vlm_pg.rollout.cut import pieces_of
 from vlm_pg.rollout.decoders import decoder_for
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.ragged import RaggedDecoder
@@ -63,3 +66,25 @@ def test_steps_that_are_left_out_follow_from_those_that_are_counted(monkeypatch:
     # What is found is put together at the end, a few numbers of each rollout.
     assert 0 <= whole.total_bytes - sum(sum(part["bytes"].values()) for part in parts) < 4000
     assert found[0].peak_bytes == whole.peak_bytes
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_long_prompts_are_read_in_pieces_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
+    """Where nobody names a device's multiprocessors, fake tensors of a CPU would be read whole."""
+    pytest.importorskip("triton")
+    cut: list[tuple[int, dict[int, int]]] = []
+
+    def noted(tokens: Any, queries: Any, kv_heads: int, at_once: Any) -> dict[int, int]:
+        cut.append((at_once, pieces_of(tokens, queries, kv_heads, at_once)))
+        return cut[-1][1]
+
+    monkeypatch.setattr(cohort_attention, "pieces_of", noted)
+    spec: dict[str, Any] = {"model": "small", "dtype": "bf16"}
+    point = {"prefix": 4096, "generations": 2, "new_tokens": 2, "groups": 1}
+    if beside:
+        counted_rollout({**spec, **point, "device": "cuda"}, "ours", None)
+    else:
+        spec |= {"work": "rollout", "contestant": "ours", "layers": None, "lora": None, "liger": False}
+        counted(spec | {"point": point, "checkpointing": False})
+    # Two blocks a multiprocessor of 132; the model has 2 key-value heads, so a piece has 256 tokens at the least.
+    assert cut and all(at_once == 264 and set(pieces.values()) == {16} for at_once, pieces in cut)

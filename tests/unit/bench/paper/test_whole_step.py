@@ -82,6 +82,16 @@ def test_without_an_adapter_a_reference_has_weights_of_its_own() -> None:
     assert peaks == {None: 10 + 1 + 100, 4: 10 + 1}
 
 
+def test_that_linear_attention_was_torchs_is_said_of_a_whole_step() -> None:
+    from vlm_pg.bench.paper.whole_step import whole_step
+
+    part = {"counts": {}, "peak_bytes": 1.0, "end_bytes": 1.0, "weights_bytes": 1.0, "parts": {}, "middle": {}}
+    part |= {"captured_launches": 0, "replays": 0}
+    spec = {"point": {"frames": 8}, "phases": {name: {"linear": True} for name in ("rollout", "update")}, "lora": 4}
+    found = whole_step(spec, lambda one: part | ({"linear_attention": "reference"} if "linear" in one else {}))
+    assert found["linear_attention"] == "reference"
+
+
 @pytest.mark.parametrize("numbers", [(3, 8, 512), (0, 8, 512), (4, 0, 512), (4, 8, 1)])
 def test_points_that_cannot_be(numbers: tuple[int, int, int]) -> None:
     with pytest.raises(ConfigError, match="an even number of frames"):
