@@ -61,7 +61,13 @@ def test_a_run_and_what_it_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_check_that_is_stopped_ends_its_stage_and_writes_its_page(tmp_path: Path, number: signal.Signals) -> None:
     command = [*SCRIPT, "--out", str(tmp_path / "out"), "--only", "environment"]
-    with subprocess.Popen(command, cwd=REPOSITORY, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
+    # Where the tests run in the background of a shell, SIGINT is ignored, and a process begun there inherits that.
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(command, cwd=REPOSITORY, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    with process:
         log = tmp_path / "out/environment.log"
         while not log.is_file() and process.poll() is None:
             time.sleep(0.02)
