@@ -8,7 +8,8 @@ import torch
 from tests.numerics.test_attention import random_inputs
 from tests.numerics.test_grouped_equals_repeated import weighted_sum
 from tests.support.groups import KINDS, make_case, random_group, repeated_logprobs, tiny_policy
-from tests.support.tiny import tiny_model, tiny_processor
+from tests.support.tiny import VL_FAMILY_NAMES, tiny_model, tiny_processor
+from tests.unit.models.test_tower_attention import outcome
 from vlm_pg.attention import PrefixTree, grouped_attention
 from vlm_pg.attention.kernels import available, select_kernel
 from vlm_pg.attention.kernels.registry import KERNELS
@@ -17,6 +18,7 @@ from vlm_pg.attention.selfcheck import check_kernel
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.registry import FAMILIES
 from vlm_pg.models.settings import PARTS, ModelSettings
+from vlm_pg.models.tower_attention import attends_to_all_frames
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import ResponseGroup
@@ -98,6 +100,23 @@ def test_grouped_bf16_is_no_worse_than_repeated_bf16() -> None:
         grouped_error += sum((a.cpu() - b).abs().sum().item() for a, b in zip(ours, expected, strict=True))
         repeated_error += sum((a - b).abs().sum().item() for a, b in zip(half, expected, strict=True))
     assert grouped_error <= 1.5 * repeated_error
+
+
+@pytest.mark.parametrize("family", VL_FAMILY_NAMES)
+def test_a_tower_over_all_frames_is_no_worse_than_frame_by_frame(family: str) -> None:
+    """Features and gradients in bf16, errors of both against fp32."""
+    settings = ModelSettings(path="tiny", train=PARTS)
+    policy = make_policy(tiny_model(family).to(CUDA, torch.bfloat16), tiny_processor(family), settings)
+    reference = tiny_policy(family=family, train=PARTS)
+    reference.model.load_state_dict({name: x.cpu().float() for name, x in policy.model.state_dict().items()})
+    expected, errors = outcome(reference), []
+    for attention in ("sdpa", "eager"):
+        policy.model.set_attn_implementation({"vision_config": attention})
+        assert attends_to_all_frames(policy.family.vision_tower(policy.model)) == (attention == "sdpa")
+        found = outcome(policy)
+        pairs = zip(found, expected, strict=True)
+        errors.append(sum(((a.cpu().float() - b).norm() / b.norm().clamp_min(1e-6)).item() for a, b in pairs))
+    assert errors[0] <= 1.5 * errors[1]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,7 +1,8 @@
 """A process of its own, for Triton's interpreter: the kernels of ``rollout/fused`` against torch's operators.
 
 Prints a line for each case: its name, the share of numbers that are not equal, the largest error of any. Then what the
-comparison before use says of four families, and of a norm that multiplies before it rounds.
+comparison before use says of four families, of a norm that multiplies before it rounds, and of feed-forward layers that
+only look like those of the families.
 """
 
 from __future__ import annotations
@@ -120,11 +121,20 @@ def comparisons() -> None:
             module.weight.data = torch.rand(module.weight.shape).half()
             one_rounding(module)
     print(f"comparison one rounding: {choice._difference(policy.language_model, policy.device, torch.float16)}")
+    policy = tiny_policy(family="qwen3_vl", dtype=dtype)
+    for layer in policy.language_model.layers:
+        layer.mlp.__class__ = type("OneMore", (type(layer.mlp),), {"forward": one_more})
+    print(f"comparison one more: {choice._difference(policy.language_model, policy.device, dtype)}")
 
 
 def one_rounding(norm: Any) -> None:
     wide = copy.deepcopy(norm).float()
     norm.forward = lambda x: wide(x.float()).to(x.dtype)
+
+
+def one_more(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Another layer of three projections."""
+    return self.down_proj(self.act_fn(self.gate_proj(x)) * (self.up_proj(x) + 1))
 
 
 @torch.no_grad()

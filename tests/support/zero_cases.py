@@ -195,7 +195,8 @@ def train(
 
     ``whole``: every update in a single pass.
     """
-    algorithm = AlgorithmSettings(clip_low=0.9, clip_high=5.0)
+    # The bonus' gradient is another one, made by autograd within backward; a head that is no embedding has it alone.
+    algorithm = AlgorithmSettings(clip_low=0.9, clip_high=5.0, entropy_coef=0.0 if case.tied else 0.02)
     done = dict.fromkeys(("micro_batches", "groups_chunked", "updates", *COMPARED), 0.0)
     for step in steps:
         for groups in step_groups(engine.policy, case, step):

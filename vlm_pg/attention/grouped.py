@@ -157,8 +157,9 @@ class _GroupedAttention(torch.autograd.Function):
             )
 
         calls = (*plan.own, *plan.above)
-        queries, keys = ((getattr(call, name) for call in plan.own) for name in ("query_range", "key_range"))
-        whole = _in_a_row(queries, plan.num_queries) and _in_a_row(keys, plan.num_keys)
+        whole = _in_a_row((call.query_range for call in plan.own), plan.num_queries) and _in_a_row(
+            (call.key_range for call in plan.own), plan.num_keys
+        )
         if whole:
             own = [part(call) for call in plan.own]
             sums = list(own[0]) if len(own) == 1 else [torch.cat(grads) for grads in zip(*own, strict=True)]

@@ -138,3 +138,6 @@ class _TrainersPolicy(Policy):
             return super().logits(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
             return super().logits(hidden.float())
+
+    def head_weight(self) -> torch.Tensor | None:
+        return None if self._fp32_head else super().head_weight()

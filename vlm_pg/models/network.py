@@ -142,9 +142,13 @@ class Network(torch.nn.Module):
         chunks = -(-hidden.shape[0] // self.logits_chunk_rows)
         if not self._own_pace and is_scattered(self.model.lm_head):
             chunks = int(max_over_ranks({"chunks": chunks}, hidden.device)["chunks"])
-        weight = plain_weight(self.model.lm_head) if self.turns is None else None
+        weight = self.head_weight() if self.turns is None else None
         rows = self.logits_chunk_rows
         return token_logprobs(self.logits, hidden, targets, temperature, rows, chunks, entropy_graph, weight)
+
+    def head_weight(self) -> torch.Tensor | None:
+        """[V, D], where ``logits`` is a product with it and no more, see ``plain_weight``."""
+        return plain_weight(self.model.lm_head)
 
     def hidden_states(self, *stream: Any) -> torch.Tensor:
         """``run_layers`` when it is its turn: the one forward behind generation, scoring and training."""

@@ -19,8 +19,9 @@ from vlm_pg.plan.setup import Setup
 from vlm_pg.plan.shape import ModelShape, TowerShape
 
 FP32 = 4
-# Rows of fp32 logits that exist at one time: themselves, log-probabilities, their exponentials.
-LOGIT_COPIES = 3
+# Rows of fp32 logits that exist at one time: themselves, log-probabilities, their exponentials. Where entropies go
+# back, too, there are a product of the two and gradients as well.
+LOGIT_COPIES, LOGIT_COPIES_OF_ENTROPIES = 3, 5
 TOWER_RUNNING, TOWER_BACKWARD = "tower of one prompt", "one block's backward"
 
 
@@ -184,16 +185,17 @@ def _logits(shape: ModelShape, setup: Setup) -> float:
     predicted = -(-(setup.read_rows + setup.generations) // setup.sequence_parallel)
     if shape.counter is not None:
         variant = Variant(setup.element, setup.train, setup.lora)
-        return shape.counter.head(predicted, setup.logits_bytes, variant, scattered=setup.stage == 3)
+        return shape.counter.head(predicted, setup.logits_bytes, variant, setup.stage == 3, setup.entropy_bonus)
     rows = min(predicted, max(1, setup.logits_bytes // (FP32 * vocab)))
     trained = 0 if setup.lora or "language" not in setup.train else setup.element * shape.language.hidden
+    of_chunk = rows * FP32 * (LOGIT_COPIES_OF_ENTROPIES if setup.entropy_bonus else LOGIT_COPIES)
     if rows == predicted:
-        return vocab * max(rows * LOGIT_COPIES * FP32, rows * setup.element + trained)
+        return vocab * max(of_chunk, rows * setup.element + trained)
     if setup.stage == 3:
         # Chunks are calls of their own, of whose gradients of the weight the first two and their sum exist at a time.
-        return vocab * max(rows * LOGIT_COPIES * FP32, 3 * trained)
+        return vocab * max(of_chunk + trained, 3 * trained)
     # A chunk's logits, their gradient and their softmax, beside the one gradient that all add to.
-    return vocab * (rows * LOGIT_COPIES * FP32 + trained)
+    return vocab * (of_chunk + (rows * setup.element if setup.entropy_bonus else 0) + trained)
 
 
 def _tied(shape: ModelShape, setup: Setup) -> float:

@@ -78,16 +78,19 @@ class ActivationCounter:
         """
         return self._once(("layer", kind, variant), lambda: self._count_layer(kind, variant))
 
-    def head(self, rows: int, chunk_bytes: int, variant: Variant, scattered: bool = False) -> float:
+    def head(
+        self, rows: int, chunk_bytes: int, variant: Variant, scattered: bool = False, entropies: bool = False
+    ) -> float:
         """Most bytes while log-probabilities of so many rows are computed and go back, the rows themselves apart.
 
         ``chunk_bytes``: of fp32 logits that may be held at a time. ``scattered``: the weight lies with several ranks,
-        whose hooks want to see every call of the head.
+        whose hooks want to see every call of the head. ``entropies``: they go back as well.
         """
         mib = max(1, chunk_bytes // MIB)
         rows = min(rows, HEAD_CHUNKS * max(1, mib * MIB // (4 * self._config.get_text_config().vocab_size)))
         return self._once(
-            ("head", rows, mib, variant, scattered), lambda: self._count_head(rows, mib, variant, scattered)
+            ("head", rows, mib, variant, scattered, entropies),
+            lambda: self._count_head(rows, mib, variant, scattered, entropies),
         )
 
     def tower(self, variant: Variant, checkpointing: bool) -> TowerBytes:
@@ -133,7 +136,7 @@ class ActivationCounter:
         settings = self._settings.model_copy(update=changed)
         return count_tower(self._config, settings, _dtype(variant), forget=_forget)
 
-    def _count_head(self, rows: int, mib: int, variant: Variant, scattered: bool) -> float:
+    def _count_head(self, rows: int, mib: int, variant: Variant, scattered: bool, entropies: bool) -> float:
         import torch
 
         from vlm_pg.bench.paper.counter import count
@@ -147,8 +150,8 @@ class ActivationCounter:
         targets = torch.zeros(rows, dtype=torch.int64)
 
         def run() -> None:
-            logprobs, _ = policy.token_logprobs(hidden, targets, 1.0)
-            logprobs.sum().backward()
+            logprobs, found = policy.token_logprobs(hidden, targets, 1.0, entropy_graph=entropies)
+            (logprobs + found if entropies else logprobs).sum().backward()
 
         return float(count(run, fakes, collects=False).peak_bytes)
 

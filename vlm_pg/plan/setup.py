@@ -30,6 +30,7 @@ class Setup:
         response: stream tokens of the longest response; ``generations``: how many of a group.
         budget: most tokens of a pass.
         prompts: prompts that a rank holds in a step, whose tower graphs a trained tower keeps.
+        entropy_bonus: entropies of the responses' tokens have a gradient.
         reference: another copy of the weights, for a KL term.
         bucket: elements of DeepSpeed's buffers for reducing gradients; 0 without.
         divides_prompts: each sequence rank keeps its part of a prompt's keys and values; ``may_divide_prompts``: where
@@ -56,6 +57,7 @@ class Setup:
     budget: int = 20_480
     prompts: int = 1
     logits_bytes: int = 256 * 2**20
+    entropy_bonus: bool = False
     reference: bool = False
     share_prefix: bool = True
     divides_prompts: bool = False
@@ -130,6 +132,7 @@ def setup_of(config: Any, shape: ModelShape, ranks: int, sequence_parallel: int 
         budget=config.training.micro_batch_tokens,
         prompts=-(-config.training.prompts_per_step // data_ranks),
         logits_bytes=model.logits_chunk_mb * 2**20,
+        entropy_bonus=config.algorithm.entropy_coef > 0,
         reference=bool(config.algorithm.kl_coef) and model.lora is None,
         share_prefix=model.share_prefix,
         divides_prompts=rollout.divide_prefix == "always",

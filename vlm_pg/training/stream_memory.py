@@ -16,8 +16,8 @@ from vlm_pg.models.policy import Policy
 
 # fp32 numbers a trained weight: AdamW's two moments.
 _MOMENTS = 2
-# Copies of a chunk of logits at a time: in the model's dtype, in fp32, and their gradient.
-_LOGITS_COPIES = 3
+# Copies of a chunk of fp32 logits at a time; more where entropies go back, too.
+_LOGITS_COPIES, _LOGITS_COPIES_OF_ENTROPIES = 3, 6
 
 
 def choose_memory(config: RunConfig, policy: Policy, reference: Any, ranks: RankLayout) -> Decision:
@@ -42,7 +42,8 @@ def still_to_come(config: RunConfig, model: torch.nn.Module) -> int:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     numbers = sum(parameter.numel() for parameter in trained)
     gradients = sum(parameter.numel() * parameter.element_size() for parameter in trained)
-    logits = _LOGITS_COPIES * config.model.logits_chunk_mb * 2**20
+    copies = _LOGITS_COPIES_OF_ENTROPIES if config.algorithm.entropy_coef else _LOGITS_COPIES
+    logits = copies * config.model.logits_chunk_mb * 2**20
     if config.training.engine == "deepspeed":
         return gradients + logits
     masters = 4 * numbers if config.model.dtype != "fp32" else 0

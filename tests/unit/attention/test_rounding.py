@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vlm_pg.attention import PrefixTree
-from vlm_pg.attention.grouped import forward_with_lse
+from vlm_pg.attention.grouped import forward_with_lse, grouped_attention
 from vlm_pg.attention.kernels.plain import OracleKernel
 from vlm_pg.attention.merge import merge_
 from vlm_pg.attention.plan import full_plan, reading_plan
@@ -64,3 +64,23 @@ def test_rows_of_several_levels_are_not_rounded_in_between(
     wide, _ = forward_with_lse(q.double(), k.double(), v.double(), full_plan(tree), 0.3, OracleKernel())
     # Parts and result are rounded once each: half a unit of bf16's 8 bits, of values of at most that size.
     assert out.dtype == torch.bfloat16 and (out - wide).abs().max() < 2 * 2**-9 * v.abs().max()
+
+
+def test_where_few_rows_ask_gradients_of_parts_are_joined_and_none_added_to_zeros(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last layer: of prompts one row asks, of responses all; between them they have met every key."""
+    plan = reading_plan(PrefixTree([6, 9, 4, 5], [-1, -1, 0, 1]), ["last", "last", "all", "all"])
+    generator = torch.Generator().manual_seed(0)
+    rows = ((plan.num_queries, 4), (plan.num_keys, 2), (plan.num_keys, 2))
+    q, k, v = (torch.randn(*shape, 8, generator=generator).requires_grad_() for shape in rows)
+    upstream = torch.randn(plan.num_queries, 4, 8, generator=generator)
+    want = torch.autograd.grad(grouped_attention(q, k, v, plan, kernel="oracle"), (q, k, v), upstream)
+
+    def refused(*_: object) -> torch.Tensor:
+        raise AssertionError("zeros were made for gradients that are written whole")
+
+    monkeypatch.setattr("vlm_pg.attention.grouped._zeros", refused)
+    out = grouped_attention(q, k, v, plan, kernel="cpu-flash")
+    got = torch.autograd.grad(out, (q, k, v), upstream)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)

@@ -60,8 +60,8 @@ def outcome(policy: Policy) -> list[torch.Tensor]:
     """Features, and gradients of all weights of the tower."""
     tower = policy.family.vision_tower(policy.model)
     tower.zero_grad()
-    features = policy.family.encode_vision(policy.model, patches_of(policy, GRIDS), GRIDS)
-    weight = torch.linspace(-1, 1, features.numel()).view_as(features)
+    features = policy.family.encode_vision(policy.model, patches_of(policy, GRIDS).to(policy.device), GRIDS)
+    weight = torch.linspace(-1, 1, features.numel(), device=features.device).view_as(features)
     (features * weight).sum().backward()
     return [features.detach(), *(p.grad.clone() for p in tower.parameters() if p.grad is not None)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
@@ -220,6 +220,23 @@ def test_a_layer_counted_by_hand() -> None:
     assert found.kept == pytest.approx(2 * norm + attention + 4 * 1536 * 2, rel=0.01)
     # Gradients of the product's two factors, and what comes from above.
     assert found.mlp_backward == pytest.approx(2 * 1536 * 2 + 512 * 2, rel=0.01)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("mib", [64, 1024], ids=["chunks", "one"])
+def test_an_entropy_bonus_is_planned(stage: int, mib: int) -> None:
+    """Entropies go back by autograd, whose tensors of a chunk's logits log-probabilities alone do without."""
+    settings = settings_of(Way())
+    config = config_of("qwen2_5_vl", 65_536, tied=False)
+    plain = Setup(checkpointing=True, prefix=512, response=256, budget=4096, stage=stage, logits_bytes=mib * 2**20)
+    heads = []
+    for shape in (counted_shape_of(config, settings), shape_of(config, settings)):
+        without, with_bonus = (
+            update_activations(shape, replace(plain, entropy_bonus=bonus))["logits"] for bonus in (False, True)
+        )
+        assert with_bonus > 1.4 * without
+        heads.append(with_bonus)
+    assert heads[1] == pytest.approx(heads[0], rel=0.12)
 
 
 def test_linear_attention_keeps_more_than_attention_does() -> None:

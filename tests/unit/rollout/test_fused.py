@@ -35,9 +35,9 @@ def test_kernels_give_what_torch_gives() -> None:
         if "float16" in name and not name.startswith(("parts ", "parts-lse", "statistics")):
             assert float(unequal) == 0, name
         assert float(error) < 2e-6, name
-    *agreeing, wrong = (line.removeprefix("comparison ") for line in lines if line.startswith("comparison"))
+    *agreeing, norm, gate = (line.removeprefix("comparison ") for line in lines if line.startswith("comparison"))
     assert len(agreeing) == 4 and all(line.endswith(": None") for line in agreeing), agreeing
-    assert "Qwen3VLTextRMSNorm differs by" in wrong
+    assert "Qwen3VLTextRMSNorm differs by" in norm and "OneMore differs by" in gate
 
 
 def steps_agree(line: str, steps: int) -> None:
@@ -148,6 +148,23 @@ def test_what_does_not_compile_is_not_used() -> None:
     there: Any = Elsewhere(tiny_policy(), "cuda")
     step = fused_step(there, RolloutSettings())
     assert step == FusedStep(step.name, False, step.layers) and "Error: " in step.name
+
+
+def test_rows_whose_numbers_lie_apart_are_refused() -> None:
+    from vlm_pg.rollout.fused.norm import rms_norm
+
+    with pytest.raises(AssertionError):
+        rms_norm(torch.randn(8, 4).t(), torch.ones(8), 1e-6, False)
+
+
+def test_a_norm_with_more_than_a_weight_stays() -> None:
+    """With a bias that is still zero it would pass the comparison."""
+    policy = tiny_policy(family="qwen3_vl")
+    norm: Any = policy.language_model.norm
+    norm.bias = torch.nn.Parameter(torch.zeros_like(norm.weight))
+    before = forwards(policy)
+    with fused_unchecked(policy).layers:
+        assert "forward" not in vars(norm) and forwards(policy) != before
 
 
 def test_layers_of_liger_stay() -> None:

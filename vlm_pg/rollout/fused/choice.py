@@ -121,7 +121,7 @@ def _pairs(language_model: torch.nn.Module, random: Any) -> Iterator[tuple[str, 
             yield type(module).__name__, layers.norm_of(module)(x), module(x)
         elif layers.is_gated(module):
             gate, up = random(1, 64, 256), random(1, 64, 256)
-            yield type(module).__name__, silu_mul(gate, up), found.act_fn(gate) * up
+            yield type(module).__name__, silu_mul(gate, up), layers.product_of(found, gate, up)
         else:
             yield from _rotations(found, random)
     yield "merging", *_merged(merge_parts, random)

@@ -7,7 +7,7 @@ Whatever hangs on calling a module (hooks, adapters of linear layers) is called 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import FunctionType, MethodType, TracebackType
+from types import FunctionType, MethodType, SimpleNamespace, TracebackType
 from typing import Any
 
 import torch
@@ -59,11 +59,13 @@ def _replaced(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, C
 
 
 def is_norm(module: torch.nn.Module) -> bool:
-    return type(module).__name__.endswith("RMSNorm") and hasattr(module, "weight")
+    """One with a weight and nothing else: a bias of zeros would differ from none only when it has trained."""
+    named = type(module).__name__.endswith("RMSNorm")
+    return named and [name for name, _ in module.named_parameters(recurse=False)] == ["weight"]
 
 
 def is_gated(module: torch.nn.Module) -> bool:
-    """A feed-forward layer down(silu(gate(x)) * up(x))."""
+    """What looks like a feed-forward layer down(silu(gate(x)) * up(x)); whether it is one, ``product_of`` shows."""
     parts = all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj"))
     # torch's own, or the one that transformers puts in its place.
     return parts and type(getattr(module, "act_fn", None)).__name__ in ("SiLU", "SiLUActivation")
@@ -90,6 +92,16 @@ def gated_of(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         return module.down_proj(silu_mul(module.gate_proj(x), module.up_proj(x)))
 
     return forward
+
+
+def product_of(module: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """What the code of a feed-forward layer gives to its last projection, where the other two give ``gate`` and ``up``.
+
+    Raises:
+        AttributeError: it works with more than its projections and its activation.
+    """
+    parts = {"gate_proj": lambda _: gate, "up_proj": lambda _: up, "down_proj": lambda x: x, "act_fn": module.act_fn}
+    return type(module).forward(SimpleNamespace(**parts), gate)
 
 
 def rotation_of(module: Any) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:

@@ -56,6 +56,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: 
     rows = max(1, HELD // room)
     if not out.numel():
         return out
+    assert flat.stride(1) == 1 and weight.is_contiguous()
     with torch.cuda.device_of(x):
         normed_rows[(triton.cdiv(len(flat), rows),)](
             flat,
