@@ -42,7 +42,11 @@ def caller() -> tuple[str, str]:
         frame for frame in frames if not any(p in frame.f_code.co_filename for p in ("/torch/", "/vlm_pg/bench/paper/"))
     )
     frame = next(ours, frames[-1])
-    return f"{'/'.join(frame.f_code.co_filename.split('/')[-4:])}:{frame.f_lineno}", frame.f_code.co_name
+    path = frame.f_code.co_filename
+    # Of ours without the folder that the package lies in, so that equal code is named alike everywhere.
+    _, package, within = path.rpartition("/vlm_pg/")
+    line = f"vlm_pg/{within}" if package else "/".join(path.split("/")[-4:])
+    return f"{line}:{frame.f_lineno}", frame.f_code.co_name
 
 
 def reason_for(line: str, function: str) -> str | None:

@@ -16,7 +16,7 @@ from vlm_pg.bench.case import random_model
 from vlm_pg.bench.paper.counter import count, fake_mode
 from vlm_pg.bench.paper.counts import Counts
 from vlm_pg.bench.paper.fake import fake_policy
-from vlm_pg.bench.paper.host import reason_for
+from vlm_pg.bench.paper.host import caller, reason_for
 from vlm_pg.bench.step import CONTESTANTS
 from vlm_pg.bench.training.case import TrainingCase
 from vlm_pg.models.settings import ModelSettings
@@ -194,3 +194,11 @@ def test_what_a_tower_works_out_from_grids_is_the_hosts() -> None:
     tower = policy.family.vision_tower(policy.model)
     found = count(lambda: tower_inputs(tower, torch.tensor([[1, 4, 6]]), torch.device("cpu")), fake_mode())
     assert not found.total_launches and not found.waits
+
+
+def test_lines_of_ours_are_named_from_the_package_on() -> None:
+    """Not by the folder that a checkout happens to have."""
+    code = compile("def asks(caller):\n    return caller()\n", "/somewhere/wt-a/vlm_pg/rollout/engine.py", "exec")
+    found: dict[str, Any] = {}
+    exec(code, found)
+    assert found["asks"](caller) == ("vlm_pg/rollout/engine.py:2", "asks")
