@@ -132,7 +132,15 @@ def within(way: Way) -> float:
     return TILES_WITHIN if "mlp_tile_rows" in way.model else WITHIN
 
 
-@pytest.mark.parametrize("name", WAYS)
+# One of each kind: nothing kept, an adapter, chunks, tiles, a head that weighs most. The others mix these.
+ALWAYS = {"checkpointing", "lora", "chunks, checkpointing", "tiles, checkpointing", "a head of its own of many tokens"}
+
+
+def usual(name: str, always: set[str]) -> Any:
+    return pytest.param(name, marks=[] if name in always else pytest.mark.matrix)
+
+
+@pytest.mark.parametrize("name", [usual(name, ALWAYS) for name in WAYS])
 def test_the_plan_is_what_a_pass_takes(name: str) -> None:
     way = WAYS[name]
     found, expected = planned(way, counted=True), counted_pass(name)
@@ -156,7 +164,7 @@ TOWERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.matrix)])
-@pytest.mark.parametrize("way", TOWERS)
+@pytest.mark.parametrize("way", [usual(way, {"frozen", "merger", "all, checkpointing"}) for way in TOWERS])
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_the_plan_of_a_tower_is_what_it_takes(family: str, way: str, dtype: Any) -> None:
     """Forward, the features cut from their graph as a step does it, and back where something of it trains."""
