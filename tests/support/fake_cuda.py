@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vlm_pg.attention.kernels.cuda import CudaFlashKernel
+from vlm_pg.bench.paper.counter import fake_mode
 from vlm_pg.models.linear_attention import LinearStates
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout import graphs, ragged
@@ -74,7 +74,7 @@ def on_fake_cuda(policy: Policy, monkeypatch: pytest.MonkeyPatch, fused: bool = 
     monkeypatch.setattr(ragged, "GraphMemory", GuardedMemory)
     monkeypatch.setattr(graphs, "EAGER_STEPS", 1)
     monkeypatch.setattr(graphs, "LEAST_REPLAYS", 1)
-    with FakeTensorMode(), torch.no_grad():
+    with fake_mode(allow_non_fake_inputs=False), torch.no_grad():
         for module in policy.model.modules():
             for held in (module._parameters, module._buffers):
                 for name, tensor in held.items():

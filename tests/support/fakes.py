@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tests.support.groups import make_case, random_group, tiny_policy
@@ -26,6 +26,7 @@ from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.kernels.cuda import CudaFlashKernel
 from vlm_pg.attention.kernels.cuda_efficient import _padded_rows
+from vlm_pg.bench.paper.counter import fake_mode
 from vlm_pg.models import family as family_file
 from vlm_pg.models import kernel_choice, tower_attention
 from vlm_pg.models.loading import make_policy
@@ -155,7 +156,7 @@ class Strict(TorchDispatchMode):
 def faked(strict: Strict | None = None) -> Iterator[Strict]:
     """Inside, tensors are fake, and what a GPU would not do raises."""
     strict = strict or Strict()
-    with FakeTensorMode(allow_non_fake_inputs=False), ExitStack() as stack:
+    with fake_mode(allow_non_fake_inputs=False), ExitStack() as stack:
         stack.enter_context(mock.patch.object(family_file, "tower_inputs", _tower_inputs_of_real_grids))
         stack.enter_context(mock.patch.object(VisionPiece, "grid_thw", _grids_with_values))
         # Kept for a device of that name, it would outlive these tensors.

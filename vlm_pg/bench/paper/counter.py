@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -33,9 +34,16 @@ _SAME = frozenset(("lift_fresh", "alias", "detach"))
 _INDEXED = frozenset(("index", "index_put", "index_put_"))
 
 
-def fake_mode() -> FakeTensorMode:
+class _Fakes(FakeTensorMode):
+    @cached_property
+    def avoid_device_init(self) -> bool:
+        """Asked once. torch asks for every tensor, and once DeepSpeed is imported that is a search for NVML on disk."""
+        return super().avoid_device_init
+
+
+def fake_mode(allow_non_fake_inputs: bool = True) -> FakeTensorMode:
     """Where floating-point tensors of a count live: models are built under it, then counted beside real integers."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    return _Fakes(allow_non_fake_inputs=allow_non_fake_inputs)
 
 
 def count(run: Callable[[], Any], fakes: FakeTensorMode, collects: bool = True, on_gpu: bool = True) -> Counts:

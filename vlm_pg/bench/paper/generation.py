@@ -80,11 +80,12 @@ def _read_at_once() -> Iterator[None]:
             tensor.flatten()[0].item()
         return _zeros(tuple(tensor.shape))
 
+    usual = FakeTensor.tolist
     FakeTensor.tolist = tolist  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        del FakeTensor.tolist
+        FakeTensor.tolist = usual  # type: ignore[method-assign]
 
 
 def _zeros(shape: tuple[int, ...]) -> Any:

@@ -33,6 +33,13 @@ def counted(run: Callable[..., Any], *shapes: tuple[int, ...], trained: bool = F
     return count(lambda: run(*operands), fakes)
 
 
+def test_whether_there_is_a_gpu_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[None] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(asked.append(None)))
+    counted(lambda x: [x + torch.ones(4) for _ in range(3)], (4,))
+    assert len(asked) == 1
+
+
 def test_what_was_there_is_not_counted_and_views_are_counted_once() -> None:
     def run(x: torch.Tensor) -> torch.Tensor:
         first = x[:128] + 1  # half a KiB of 128 numbers
