@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -43,7 +43,18 @@ class _Fakes(FakeTensorMode):
 
 def fake_mode(allow_non_fake_inputs: bool = True) -> FakeTensorMode:
     """Where floating-point tensors of a count live: models are built under it, then counted beside real integers."""
+    _start_autograd()
     return _Fakes(allow_non_fake_inputs=allow_non_fake_inputs)
+
+
+@cache
+def _start_autograd() -> None:
+    """At its first backward autograd starts a thread for each device, and a process with such threads cannot be forked.
+
+    Fake tensors come with a device that is not there.
+    """
+    with torch.enable_grad():
+        torch.zeros((), device="cpu", requires_grad=True).backward()
 
 
 def count(run: Callable[[], Any], fakes: FakeTensorMode, collects: bool = True, on_gpu: bool = True) -> Counts:

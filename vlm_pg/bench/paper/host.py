@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import cache
 from types import FrameType
 
 # Where whole numbers are worked on before they go to the device, whatever calls it: (end of the file's path, function,
@@ -31,8 +32,7 @@ NAMED_WAITS = {
 
 def is_on_host(numbers: bool = False) -> bool:
     """Whether what runs now was called, however far up, by one of ``HOST``; ``numbers``: of ``HOST_NUMBERS``."""
-    places = HOST_NUMBERS if numbers else HOST
-    return any(_is_at(frame, path, function) for frame in _frames() for path, function in places)
+    return any(_is_one(frame.f_code.co_filename, frame.f_code.co_name, numbers) for frame in _frames())
 
 
 def caller() -> tuple[str, str]:
@@ -63,6 +63,7 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _is_at(frame: FrameType, path: str, function: str) -> bool:
-    code = frame.f_code
-    return code.co_filename.endswith(path) and function in ("", code.co_name)
+@cache
+def _is_one(path: str, function: str, numbers: bool) -> bool:
+    """Remembered: every operation of a pass asks for all its callers."""
+    return any(path.endswith(end) and name in ("", function) for end, name in (HOST_NUMBERS if numbers else HOST))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +40,24 @@ def test_whether_there_is_a_gpu_is_asked_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(asked.append(None)))
     counted(lambda x: [x + torch.ones(4) for _ in range(3)], (4,))
     assert len(asked) == 1
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="autograd's threads are a GPU's")
+def test_after_a_count_a_process_can_still_be_forked() -> None:
+    """In a fresh one: autograd starts its threads once."""
+    program = """
+import os, torch
+from vlm_pg.bench.paper.counter import count, fake_mode
+fakes = fake_mode()
+with fakes:
+    x = torch.empty(4, requires_grad=True)
+count(lambda: x.sum().backward(), fakes)
+if not (child := os.fork()):
+    torch.ones(4, requires_grad=True).sum().backward()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_what_was_there_is_not_counted_and_views_are_counted_once() -> None:
