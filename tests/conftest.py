@@ -11,6 +11,8 @@ import hypothesis
 import pytest
 import torch
 
+from tests.support.kept_templates import KeptTemplates
+
 # qwen-vl-utils is compared with us as it reads by decord; where torchcodec is installed it would take that.
 os.environ.setdefault("FORCE_QWENVL_VIDEO_READER", "decord")
 # Tiny models gain nothing from threads, and results then do not depend on how many cores a machine has.
@@ -36,6 +38,20 @@ def pytest_collection() -> Iterator[None]:
 def pytest_unconfigure() -> None:
     """What is frozen at the end counts as leaked."""
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session")
+def templates() -> Iterator[KeptTemplates]:
+    kept = KeptTemplates()
+    yield kept
+    kept.end()
+
+
+@pytest.fixture
+def kept_templates(templates: KeptTemplates) -> Iterator[KeptTemplates]:
+    """For tests that start pool after pool, and are not about that: the process that workers come from stays."""
+    with templates.in_use():
+        yield templates
 
 
 def _shared_folder(variable: str) -> Path:

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from data_pipelines.engine import summary
+from tests.support.kept_templates import KeptTemplates
 from vlm_pg.media.loader import MediaLoader, decoding_pool
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.rewards import rewarder
@@ -17,11 +18,11 @@ from vlm_pg.rewards.settings import CheckerSettings
 
 
 @pytest.fixture(scope="module", autouse=True)
-def processes_once() -> Iterator[None]:
+def processes_once(templates: KeptTemplates) -> Iterator[None]:
     """One decodes for all summaries, one checks mathematics: to start them takes longer than a whole command."""
     decoder, checker = decoding_pool(MediaSettings(workers=1)), CheckerPool(CheckerSettings(workers=1), [PREPARE])
     assert decoder is not None
-    with pytest.MonkeyPatch.context() as patch:
+    with templates.in_use(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(summary, "MediaLoader", partial(MediaLoader, pool=decoder))
         patch.setattr(rewarder, "CheckerPool", lambda *settings: checker)
         patch.setattr(checker, "close", lambda: None)  # by the rewarder of one case
