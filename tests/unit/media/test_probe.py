@@ -19,6 +19,9 @@ from vlm_pg.types import DecodedMedia, MediaRef
 SETTINGS = MediaSettings(max_frames=6, max_pixels=64 * 28 * 28, image_max_pixels=64 * 28 * 28)
 
 
+pytestmark = pytest.mark.usefixtures("kept_templates")
+
+
 def probed(loader: MediaLoader, ref: MediaRef, decode: bool = False) -> MediaFacts | SampleError:
     found = loader.probe(ref, decode)
     try:
