@@ -17,6 +17,9 @@ from tests.support.kept_templates import KeptTemplates
 os.environ.setdefault("FORCE_QWENVL_VIDEO_READER", "decord")
 # Tiny models gain nothing from threads, and results then do not depend on how many cores a machine has.
 torch.set_num_threads(1)
+# autograd starts its threads once, for the devices of that moment, and a process that has some cannot be forked to go
+# back in. torch's fake mode makes it believe in a GPU from then on; so it starts here, whichever tests come first.
+torch.ones(1, requires_grad=True).sum().backward()
 # How long an example takes says how busy the machine is, not whether the code is right. The usual tests say the same of
 # the same code whenever they run; --hypothesis-profile=search looks for what nobody has found yet.
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)

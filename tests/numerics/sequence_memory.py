@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,13 +30,18 @@ HEADS, KEY_VALUE_HEADS, HEAD_DIM = 8, 4, 32
 SHAPE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
 
 
-def small_policy(checkpointing: bool) -> Policy:
+def small_model() -> Any:
     text = SHAPE | {"num_key_value_heads": KEY_VALUE_HEADS}
-    model = tiny_model(
-        text=text | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}}
-    )
-    settings = ModelSettings(path="small", gradient_checkpointing=checkpointing, logits_chunk_mb=1)
-    return make_policy(model, tiny_policy().processor, settings)
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}
+    return tiny_model(text=text | {"rope_parameters": rope})
+
+
+def small_settings(checkpointing: bool) -> ModelSettings:
+    return ModelSettings(path="small", gradient_checkpointing=checkpointing, logits_chunk_mb=1)
+
+
+def small_policy(checkpointing: bool) -> Policy:
+    return make_policy(small_model(), tiny_policy().processor, small_settings(checkpointing))
 
 
 def long_group(prefix: int) -> ResponseGroup:

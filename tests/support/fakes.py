@@ -70,6 +70,8 @@ class Strict(TorchDispatchMode):
         self.captured = captured
         self.watches = True
         self.seen: set[str] = set()
+        # Copies from the host to the device, for which nobody waits.
+        self.uploads = 0
         # Of each collective its name, and elements to and from each rank.
         self.sent: list[tuple[str, list[int], list[int]]] = []
 
@@ -144,6 +146,7 @@ class Strict(TorchDispatchMode):
             raise FaultOnDevice("a copy from the host to the device, which a CUDA graph cannot hold")
         if waits:
             raise FaultOnDevice("a blocking copy from the host to the device: the host waits for what is queued")
+        self.uploads += 1
 
     def _check_devices(self, packet: Any, given: Sequence[torch.Tensor]) -> None:
         """Numbers of no dimension may come from the host; indices may not, although torch copies them itself."""

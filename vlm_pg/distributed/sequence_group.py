@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -14,18 +15,19 @@ from vlm_pg.distributed.layout import RankLayout
 from vlm_pg.distributed.processes import host_group
 
 T = TypeVar("T")
+ALL_TO_ALL, ALL_GATHER = "all_to_all", "all_gather"
 
 
 class SequenceGroup:
     """The processes of one data rank, or all, and what they send each other while they share a token stream or media.
 
-    ``sent_bytes``: of tensors that this process has sent to the others so far.
+    ``sent``: bytes of tensors that this process has sent to the others so far, by collective.
     """
 
     def __init__(self, size: int = 1, rank: int = 0, tensors: Any = None, objects: Any = None):
         self.size, self.rank = size, rank
         self._tensors, self._objects = tensors, objects
-        self.sent_bytes = 0
+        self.sent: Counter[str] = Counter()
 
     @classmethod
     def of(cls, ranks: RankLayout) -> SequenceGroup:
@@ -40,6 +42,10 @@ class SequenceGroup:
         on_host = dist.get_backend() == "gloo"
         objects = tensors if on_host else [dist.new_group(list(members), backend="gloo") for members in everyone]
         return cls(size, ranks.sequence_rank, tensors[ranks.data_rank], objects[ranks.data_rank])
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(self.sent.values())
 
     @classmethod
     def of_everybody(cls, ranks: RankLayout) -> SequenceGroup:
@@ -77,8 +83,8 @@ class SequenceGroup:
 
     def send(self, values: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
         """``exchange`` without autograd."""
-        self._count(values, sum(send) - send[self.rank])
-        return exchange_rows(values, send, receive, self._tensors)
+        self._count(ALL_TO_ALL, values, sum(send) - send[self.rank])
+        return self._exchange_rows(values, send, receive)
 
     def collect(self, values: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         """``gather_rows`` without autograd."""
@@ -88,12 +94,19 @@ class SequenceGroup:
             return values
         own = torch.cat([values, values.new_zeros((most - values.shape[0], *values.shape[1:]))]).contiguous()
         everything = values.new_empty((self.size * most, *values.shape[1:]))
-        self._count(values, (self.size - 1) * most)
-        dist.all_gather_into_tensor(everything, own, group=self._tensors)
+        self._count(ALL_GATHER, values, (self.size - 1) * most)
+        self._gather_into(everything, own)
         return torch.cat([everything[i * most : i * most + size] for i, size in enumerate(sizes)])
 
-    def _count(self, values: torch.Tensor, rows: int) -> None:
-        self.sent_bytes += rows * values.element_size() * math.prod(values.shape[1:])
+    # What goes over the wire, which work that is counted only does not.
+    def _exchange_rows(self, values: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
+        return exchange_rows(values, send, receive, self._tensors)
+
+    def _gather_into(self, everything: torch.Tensor, own: torch.Tensor) -> None:
+        dist.all_gather_into_tensor(everything, own, group=self._tensors)
+
+    def _count(self, collective: str, values: torch.Tensor, rows: int) -> None:
+        self.sent[collective] += rows * values.element_size() * math.prod(values.shape[1:])
 
 
 class _Exchange(torch.autograd.Function):

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from vlm_pg.batching.plan import MicroBatch, Piece, chunk_responses
-from vlm_pg.distributed import SequenceGroup
+from vlm_pg.distributed import BY_ITSELF, SequenceGroup
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, pack_chunk, pack_prefixes, stream_share
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.stream_share import StreamShare
@@ -121,6 +121,7 @@ def backward_in_chunks(
     chunk_tokens: int | None,
     features: Sequence[VisualFeatures] | None = None,
     temperature: float = 1.0,
+    sequence: SequenceGroup = BY_ITSELF,
 ) -> torch.Tensor:
     """Accumulate the gradient of a loss that is a sum over responses, without holding all responses at once.
 
@@ -135,9 +136,11 @@ def backward_in_chunks(
             everything in a single pass.
         features: as in ``Policy.logprobs``.
         temperature: divides the logits.
+        sequence: processes that all make this call with the same groups. Each computes its share of the streams; the
+            gradient is the sum of what all of them accumulate.
 
     Returns:
-        The summed loss, detached.
+        The summed loss, detached; the whole one on each process.
     """
     if chunk_tokens is not None and chunk_tokens < 1:
         raise ValueError(f"chunk_tokens is {chunk_tokens}; it must be at least 1.")
@@ -154,8 +157,10 @@ def backward_in_chunks(
     else:
         chunks = chunk_responses(lengths, range(len(groups)), chunk_tokens)
         streams = pack_chunks(policy, groups, MicroBatch(tuple(chunks)))
+    streams = shared_out(streams, sequence)
     if features is None:
-        features = policy.vision.encode([group.prompt for group in groups], with_graph=policy.vision.trains)
+        prompts = [group.prompt for group in groups]
+        features = policy.vision.encode(prompts, with_graph=policy.vision.trains, sequence=sequence)
 
     def of_pass(number: int, logprobs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         chosen = {piece.group: piece.responses for piece in chunks[number]}

@@ -31,8 +31,9 @@ class OwnStates:
     have length 1, decay and learning rate lie between 0 and 1, so what was stored never grows).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.num_rows = 0
+        self._device = device
         self._layers: dict[int, RowStates] = {}
 
     def __getitem__(self, layer_index: int) -> RowStates:
@@ -41,8 +42,10 @@ class OwnStates:
     def move(self, kept: Sequence[int], num_rows: int) -> None:
         """The rows ``kept`` become the first ones of ``num_rows``, the others zeros; one layer is copied at a time."""
         self.num_rows = num_rows
+        if not self._layers:
+            return
+        rows = self._places(kept)
         for layer, old in self._layers.items():
-            rows = torch.tensor(kept, dtype=torch.int64, device=old.recurrent.device)
             self._layers[layer] = RowStates(*(_moved(part, rows, num_rows) for part in (old.inputs, old.recurrent)))
 
     def start(self, rows: Sequence[int], nodes: Sequence[int], store: PrefixStore) -> None:
@@ -50,13 +53,22 @@ class OwnStates:
         readers: dict[int, list[int]] = {}
         for row, node in zip(rows, nodes, strict=True):
             readers.setdefault(node, []).append(row)
+        if not store.states:
+            return
+        # All in one copy, whatever the number of layers and nodes.
+        places = self._places([row for reading in readers.values() for row in reading])
+        of_nodes = dict(zip(readers, places.split([len(reading) for reading in readers.values()]), strict=True))
         for layer, states in store.states.items():
-            for node, reading in readers.items():
+            for node, at in of_nodes.items():
                 inputs, recurrent = states[node].conv_tail.transpose(1, 2), states[node].recurrent
                 if layer not in self._layers:
                     self._layers[layer] = RowStates(*(_rows_like(part, self.num_rows) for part in (inputs, recurrent)))
-                of_layer, at = self._layers[layer], torch.tensor(reading, device=recurrent.device)
+                of_layer = self._layers[layer]
                 of_layer.inputs[at], of_layer.recurrent[at] = inputs, recurrent
+
+    def _places(self, rows: Sequence[int]) -> torch.Tensor:
+        """Numbers of rows on the device; nobody waits for them to get there."""
+        return torch.tensor(rows, dtype=torch.int64).to(self._device, non_blocking=True)
 
 
 def _rows_like(one: torch.Tensor, num_rows: int) -> torch.Tensor:

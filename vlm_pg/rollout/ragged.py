@@ -180,7 +180,7 @@ class RaggedDecoder:
         self._policy = policy
         self._store = store
         self._longest_response = settings.max_new_tokens
-        self._own, self._states = OwnRows(policy.device), OwnStates()
+        self._own, self._states = OwnRows(policy.device), OwnStates(policy.device)
         self._rows: dict[Cohort, list[int]] = {}
         self._step: DecodeGraph | None = None
         self._running: torch.Tensor | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vlm_pg.bench.paper.devices import ALL, DEVICES, Device, device_called
+from vlm_pg.bench.paper.devices import ALL, DEVICES, LINKS, Device, Link, device_called
 from vlm_pg.bench.paper.record import entry_of
 from vlm_pg.bench.paper.roofline import fits, roofline
 from vlm_pg.bench.paper.table import markdown
@@ -34,6 +34,22 @@ def test_of_each_kind_the_slower_counts() -> None:
 def test_which_roof_binds(moved: int, launches: int, roof: str, seconds: float) -> None:
     found = roofline(_counts(matmul=(500, 20), elementwise=(0, moved)), launches, SLOW, "bf16", 0.5)
     assert (found["roof"], found["seconds"]) == (roof, seconds)
+
+
+def test_what_is_sent_is_a_roof_of_its_own() -> None:
+    # Products: 5 s; 40 bytes over a link of 4 bytes a second: 10 s, one after the other.
+    sent, link = {"sent": {"all_to_all": 30, "all_gather": 10}}, Link("by hand", 4.0, "by hand")
+    found = roofline(_counts(matmul=(500, 20)) | sent, 7, SLOW, "bf16", 0.5, link)
+    assert (found["seconds"], found["roof"]) == (15.0, "link")
+    assert found["kinds"]["wire"] == {"seconds": 10.0, "roof": "link"}
+    assert "wire" not in roofline(_counts(matmul=(500, 20)), 7, SLOW, "bf16", 0.5, link)["kinds"]
+
+
+def test_published_links_are_those_of_one_direction() -> None:
+    # By NVIDIA's data sheets GB/s of both: NVLink 600, 900, 900; PCIe 4.0 x16: 16 GT/s in 16 lanes, 128 of 130 bits.
+    both = {"A100 80GB SXM": 600, "H100 SXM": 900, "H200": 900, "RTX 4090": 2 * 16 * 16 / 8 * 128 / 130}
+    assert {name: pytest.approx(2 * link.bytes_per_second / 1e9, rel=1e-3) for name, link in LINKS.items()} == both
+    assert LINKS.keys() == DEVICES.keys()
 
 
 def test_what_fits() -> None:

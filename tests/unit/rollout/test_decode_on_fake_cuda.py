@@ -83,7 +83,7 @@ def step_of(policy: Policy, strict: Strict, monkeypatch: pytest.MonkeyPatch, fus
         own.move((), ROWS, 64)
         own.set_lengths(dict.fromkeys(range(7), 3))
     prompts = PromptPart(store, paths, policy.kernel)
-    context = RaggedContext(own, prompts, policy.kernel, OwnStates(), merges=fused.kernels)
+    context = RaggedContext(own, prompts, policy.kernel, OwnStates(CUDA), merges=fused.kernels)
     return DecodeGraph(policy, context, ROWS, None, GraphUse(), fused.layers)
 
 
@@ -115,6 +115,25 @@ def test_prefill(family: str, budget: int, monkeypatch: pytest.MonkeyPatch) -> N
         for kept in (*store.keys.values(), *store.values.values()):
             assert (kept.shape, kept.dtype) == ((store.num_tokens, kv_heads, dim), torch.bfloat16)
             assert kept.device == CUDA
+
+
+@torch.no_grad()
+def test_rows_of_linear_layers_start_and_move_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is admitted, and rows that close up: what the host says goes to the device without holding it up."""
+    with faked() as strict:
+        policy = fake_policy("qwen3_5", CUDA)
+        store, waiting = prefilled(policy, monkeypatch, WHOLE)
+        ends = [waiting.paths[question][-1] for question in (0, 1, 0, 2, 3, 3)]
+        states, before = OwnStates(CUDA), strict.uploads
+        states.move((), ROWS)
+        states.start(range(6), ends, store)
+        assert strict.uploads == before + 1, "one copy, whatever the number of nodes and layers"
+        states.move((1, 3), 2)
+        assert strict.uploads == before + 2
+        for layer in store.states:
+            inputs, recurrent = states[layer].inputs, states[layer].recurrent
+            assert inputs.shape[0] == recurrent.shape[0] == 2 and inputs.device == recurrent.device == CUDA
+            assert (inputs.dtype, recurrent.dtype) == (torch.bfloat16, torch.float32)
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["torch", "triton"])

@@ -29,7 +29,7 @@ def first_values(states: OwnStates) -> list[float]:
 
 
 def test_rows_start_from_the_ends_of_their_prompts_and_move_together() -> None:
-    states, store = OwnStates(), stored(10.0, 20.0)
+    states, store = OwnStates(torch.device("cpu")), stored(10.0, 20.0)
     states.move([], 4)
     states.start([0, 1, 2], [1, 0, 1], store)
     assert first_values(states) == [20.0, 10.0, 20.0, 0.0], "an idle row is finite"
@@ -55,7 +55,7 @@ def test_rows_in_place_step_as_rollouts_do(family: str) -> None:
     expected, ends = over_tree(mixer, prefixes, own)
     of_rollout = [group for group in range(len(PREFIX_LENGTHS)) for _ in range(2)]
     copies = LinearStates(ends.conv_tail[of_rollout], ends.recurrent[of_rollout])
-    store, states = PrefixStore(), OwnStates()
+    store, states = PrefixStore(), OwnStates(torch.device("cpu"))
     for node in range(len(PREFIX_LENGTHS)):
         store.write_states(LAYER, node, LinearStates(ends.conv_tail[node, None], ends.recurrent[node, None]))
     states.move([], 10)

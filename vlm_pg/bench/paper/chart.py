@@ -8,7 +8,8 @@ from typing import Any
 
 from vlm_pg.bench.drawing import COLORS, STYLE
 from vlm_pg.bench.paper.counts import KINDS
-from vlm_pg.bench.paper.table import point_words, seconds_words
+from vlm_pg.bench.paper.roofline import WIRE
+from vlm_pg.bench.paper.table import point_words, row_name, seconds_words
 from vlm_pg.errors import ConfigError
 
 DEVICE = "H100 SXM"
@@ -43,7 +44,8 @@ def write_chart(record: dict[str, Any], path: Path, device: str = DEVICE) -> Pat
         for axis, (words, entries) in zip(axes, panels.items(), strict=True):
             _draw(axis, words, entries, device)
         figure.text(0.1 / _WIDTH, 1 - 0.25 / height, title, weight="bold")
-        keys = [Patch(color=color, label=kind) for kind, color in zip(KINDS, COLORS, strict=False)]
+        kinds = (*KINDS, WIRE) if "links" in record else KINDS
+        keys = [Patch(color=color, label=kind) for kind, color in zip(kinds, COLORS, strict=False)]
         keys.append(Patch(fill=False, edgecolor=COLORS[-1], linestyle="--", label="launches"))
         figure.legend(handles=keys, loc="upper left", bbox_to_anchor=(0, 1 - 0.35 / height), ncols=len(keys))
         figure.savefig(drawn, format="svg", metadata={"Date": None, "Title": title})
@@ -55,7 +57,9 @@ def write_chart(record: dict[str, Any], path: Path, device: str = DEVICE) -> Pat
 def _draw(axes: Any, words: str, entries: list[dict[str, Any]], device: str) -> None:
     for row, entry in enumerate(entries):
         roof, left = entry["roofline"][device], 0.0
-        for kind, color in zip(KINDS, COLORS, strict=False):
+        for kind, color in zip((*KINDS, WIRE), COLORS, strict=False):
+            if kind not in roof["kinds"]:  # nothing was sent
+                continue
             seconds = roof["kinds"][kind]["seconds"]
             axes.barh(row, seconds, left=left, color=color, height=0.7)
             left += seconds
@@ -64,5 +68,5 @@ def _draw(axes: Any, words: str, entries: list[dict[str, Any]], device: str) -> 
         axes.text(roof["seconds"], row, f" {seconds_words(roof['seconds'])}{fits}", va="center")
     longest = max(entry["roofline"][device]["seconds"] for entry in entries)
     axes.set(title=words, xlim=(0, 1.3 * longest), xlabel="seconds, at the least")
-    axes.set_yticks(range(len(entries)), [entry["contestant"] for entry in entries])
+    axes.set_yticks(range(len(entries)), [row_name(entry) for entry in entries])
     axes.invert_yaxis()

@@ -24,7 +24,7 @@ from vlm_pg.bench.paper.plan import (
 )
 from vlm_pg.bench.paper.roofline import LAUNCH_SECONDS
 from vlm_pg.bench.paper.whole_step import PAIR_TOKENS, WORDS, WholeStepPoint
-from vlm_pg.bench.step import CONTESTANTS
+from vlm_pg.bench.step import CONTESTANTS, OURS
 from vlm_pg.errors import ConfigError
 from vlm_pg.threads import usable_cores
 
@@ -57,6 +57,10 @@ how it is counted:
             Behind the tower visual tokens count as text. The update's own forward gives the old log-probabilities.
             Without optimizer, decoding of videos and rewards. Peak memory is that of the phase that needs most, visual
             features and without --lora the reference's own weights beside it.
+  ranks     With --sequence-ranks N, one of N processes that divide an update's stream (training.sequence_parallel), the
+            one with the most rows, gets tensors of the others' shapes without values. Bytes to the others by kind of
+            collective, over NVLink or PCIe one way, are another roof; nothing else runs meanwhile. Gradients summed
+            over ranks once an update, and how weights may be scattered, are not in it.
   memory    Above the weights, gradients included; no optimizer states (`vlm-pg plan` has those).
   time      Of each kind of operation max(FLOPs / peak, bytes / bandwidth), summed; or launches times --launch-us if
             that is more. No kernel reaches a peak: a lower bound, not a forecast.
@@ -66,6 +70,7 @@ examples:
   vlm-pg bench paper --checkpointing --models Qwen2.5-VL-7B --out paper.json --markdown paper.md --figure paper.svg
   vlm-pg bench paper --few-layers --works step --points 4096,8,512 --models ./my-checkpoint --lora 64
   vlm-pg bench paper --works rollout --rollout-points 16384,8,512 --contestants ours
+  vlm-pg bench paper --sequence-ranks 1 2 4 --points 131072,8,512 --checkpointing --figure ranks.svg
   vlm-pg bench paper --works grpo-step --grpo-points 256,8,512 --models 7b --checkpointing --lora 16
 """
 
@@ -90,7 +95,6 @@ def parser() -> argparse.ArgumentParser:
         "--works",
         nargs="+",
         choices=WORKS,
-        default=list(USUAL_WORKS),
         metavar="WORK",
         help=f"of {', '.join(WORKS)}; default: all but the last",
     )
@@ -107,6 +111,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--reference", action="store_true", help="a grpo-step with a reference's forward")
     names = [*CONTESTANTS, *COUNTED_ROLLOUTS]
     made.add_argument("--contestants", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
+    made.add_argument(
+        "--sequence-ranks",
+        nargs="+",
+        type=int,
+        metavar="N",
+        help=f"of step's {OURS}, and of nothing else: one of N ranks that divide the stream; 1: the whole",
+    )
     made.add_argument("--dtype", choices=["fp32", "bf16"], default="bf16", help="of weights and activations")
     made.add_argument("--checkpointing", action="store_true", help="recompute activations in backward")
     made.add_argument("--lora", type=int, metavar="RANK", help="train an adapter of this rank alone")
@@ -139,7 +150,8 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError("None of --contestants has a part in --works. Name others, or leave one of the two out.")
     settings = {key: getattr(arguments, key) for key in ("dtype", "checkpointing", "lora", "liger")}
     settings |= {"launch_seconds": arguments.launch_us / 1e6}
-    record = new_record(settings, shlex.join(["vlm-pg", "bench", "paper", *argv]))
+    links = any("sequence_ranks" in spec for spec in specs)
+    record = new_record(settings, shlex.join(["vlm-pg", "bench", "paper", *argv]), links)
 
     def keep(found: list[dict[str, Any]]) -> None:
         """What is known so far, in the order of the table."""
@@ -160,6 +172,9 @@ def checked(arguments: argparse.Namespace) -> argparse.Namespace:
         ConfigError: options that cannot be.
     """
     arguments.models = [*arguments.model, *arguments.models] or ["Qwen2.5-VL-7B"]
+    if arguments.sequence_ranks:
+        _check_ranks(arguments)
+    arguments.works = arguments.works or list(USUAL_WORKS)
     form = "PREFIX,GENERATIONS,RESPONSE in whole numbers, such as 4096,8,512"
     arguments.points = parse_points(arguments.points, StepPoint, (3,), form) if arguments.points else list(STEP_POINTS)
     form = "PREFIX,GENERATIONS,NEW_TOKENS[,GROUPS] in whole numbers, such as 4096,8,512"
@@ -186,6 +201,21 @@ def checked(arguments: argparse.Namespace) -> argparse.Namespace:
     return arguments
 
 
+def _check_ranks(arguments: argparse.Namespace) -> None:
+    """Leave what sequence ranks divide; raises ConfigError where something else is asked for, too."""
+    if (few := min(arguments.sequence_ranks)) < 1:
+        raise ConfigError(f"--sequence-ranks got {few}; a stream lies on at least 1 rank.")
+    whole = [name for name in arguments.contestants or [] if name != OURS]
+    whole += [name for name in arguments.works or [] if name != "step"]
+    if whole:
+        raise ConfigError(
+            f"--sequence-ranks divides the stream of step's contestant {OURS} alone, and {', '.join(whole)} would not "
+            f"be divided. Give --works step --contestants {OURS}, or count the others without --sequence-ranks."
+        )
+    arguments.sequence_ranks = list(dict.fromkeys(arguments.sequence_ranks))
+    arguments.works, arguments.contestants = ["step"], [OURS]
+
+
 def _count(
     specs: list[dict[str, Any]], arguments: argparse.Namespace, keep: Callable[[list[dict[str, Any]]], None]
 ) -> None:
@@ -205,6 +235,7 @@ def _count(
     # Imported once, here: the processes that count are forked with it.
     from vlm_pg.bench.paper.children import ChildEnded, in_children
     from vlm_pg.bench.paper.contestants import tried
+    from vlm_pg.bench.paper.table import row_name
 
     started = time.monotonic()
     results = in_children(lambda place: tried(specs[place]), todo, arguments.jobs)
@@ -214,7 +245,7 @@ def _count(
         found[place] = result
         keep(found)
         spec, why = specs[place], result.get("not_counted")
-        what = f"{spec['model']}, {spec['work']} {spec['said']}: {spec['contestant']}"
+        what = f"{spec['model']}, {spec['work']} {spec['said']}: {row_name(spec)}"
         seconds = time.monotonic() - started
         print(
             f"[{done}/{len(todo)}, {seconds:.0f} s] {what}{f': not counted, {why}' if why else ''}",

@@ -14,6 +14,7 @@ from vlm_pg.bench.paper.counter import count, count_laps, fake_mode
 from vlm_pg.bench.paper.fake import fake_policy, reference_operators
 from vlm_pg.bench.paper.generation import Generation, count_generate, count_ours
 from vlm_pg.bench.paper.models import config_of, model_of
+from vlm_pg.bench.paper.sequence import CountedRank
 from vlm_pg.bench.paper.trees import Tree, extrapolated, tree_of, weighted
 from vlm_pg.bench.paper.whole_step import TOKEN_COLUMNS, TOKEN_ROWS, whole_step
 from vlm_pg.bench.training.case import TrainingCase
@@ -85,7 +86,12 @@ def _count_with(policy: Policy, spec: dict[str, Any], fakes: Any) -> Tree:
     if spec["work"] == "step":
         case = TrainingCase.random(policy, point["prefix"], point["lengths"])
         run = resolve(spec["run"])
-        found = count(lambda: run(case), fakes)
+        if ranks := spec.get("sequence_ranks"):
+            sequence = CountedRank(ranks, spec["sequence_rank"])
+            found = count(lambda: run(case, sequence=sequence), fakes)
+            sequence.add_to(found)
+        else:
+            found = count(lambda: run(case), fakes)
         parts = {"update": tree_of(found)}
         return weights | {"parts": parts, "peak_bytes": found.peak_bytes, "end_bytes": found.end_bytes}
     made = GenerationCase.random(policy, point["prefix"], point["generations"], point["new_tokens"], point["groups"])

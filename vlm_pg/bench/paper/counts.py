@@ -16,6 +16,7 @@ class Counts:
 
     ``flops``: by kind; a multiply-add counts as two. ``bytes``: read and written, by (kind, operation).
     ``launches``: kernels, by operation. ``waits``: by the line of code whose host waits for the device.
+    ``sent``: bytes to other ranks, by collective.
     ``peak_bytes``: most that was alive at one time, without what was there before; ``end_bytes``: alive at the end.
     """
 
@@ -23,6 +24,7 @@ class Counts:
     bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
     launches: Counter[str] = field(default_factory=Counter)
     waits: Counter[str] = field(default_factory=Counter)
+    sent: Counter[str] = field(default_factory=Counter)
     peak_bytes: int = 0
     end_bytes: int = 0
 

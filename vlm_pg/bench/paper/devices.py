@@ -65,6 +65,35 @@ DEVICES = {
     ),
 }
 
+
+@dataclass(frozen=True)
+class Link:
+    """How GPUs of one kind in one machine reach each other.
+
+    ``bytes_per_second``: that one of them sends while it gets as much; sheets give the sum of both directions.
+    """
+
+    name: str
+    bytes_per_second: float
+    source: str
+
+
+# Of each of ``DEVICES``. Compared with several independent copies of the sheets, as above.
+LINKS = {
+    "A100 80GB SXM": Link(
+        "NVLink 3", 300e9, "NVIDIA A100 Tensor Core GPU datasheet (80GB SXM): NVLink 600 GB/s, half of it one way"
+    ),
+    "H100 SXM": Link(
+        "NVLink 4", 450e9, "NVIDIA H100 Tensor Core GPU datasheet (SXM): NVLink 900 GB/s, half of it one way"
+    ),
+    "H200": Link("NVLink 4", 450e9, "NVIDIA H200 Tensor Core GPU datasheet (SXM): NVLink 900 GB/s, half of it one way"),
+    "RTX 4090": Link(
+        "PCIe 4.0 x16",
+        31.5e9,
+        "PCI Express Base Specification 4.0: 16 GT/s a lane, 128 of 130 bits, 16 lanes, one way; it has no NVLink",
+    ),
+}
+
 # Others on which something may be measured.
 VARIANTS = {
     "A100 80GB PCIe": Device(

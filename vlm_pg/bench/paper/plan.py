@@ -45,6 +45,7 @@ class Model:
     has_tower: bool
     period: int
     whole: int
+    sequence_sizes: tuple[int, ...]
 
     @classmethod
     def of(cls, name: str) -> Model:
@@ -57,7 +58,7 @@ class Model:
         kinds = family.layer_kinds(config)
         linear = "linear_attention" in kinds
         period = kinds.index("full_attention") + 1 if linear and "full_attention" in kinds else 1
-        return cls(name, linear, family.reads_media, period, len(kinds))
+        return cls(name, linear, family.reads_media, period, len(kinds), tuple(family.sequence_sizes(config)))
 
     def layers(self, work: str, few: bool) -> list[int] | None:
         """Depths of two shallower models, where counts are taken from them; None: of the whole one.
@@ -78,9 +79,7 @@ def specifications(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         model = Model.of(name)
         for work in arguments.works:
             for point, record in points_of(work, arguments):
-                for contestant, place in contestants_of(work).items():
-                    if arguments.contestants and work != "tower" and contestant not in arguments.contestants:
-                        continue
+                for contestant, place, ranks in _rows_of(work, arguments):
                     spec = {
                         "model": name,
                         "work": work,
@@ -96,8 +95,18 @@ def specifications(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     }
                     if work == "grpo-step":
                         spec["phases"] = phases_of(record, model, arguments)
-                    reason = reason_against(work, contestant, model)
+                    if ranks > 1:
+                        # The first one has the most rows where they do not divide.
+                        spec |= {"sequence_ranks": ranks, "sequence_rank": 0}
+                    reason = reason_against(work, contestant, model, ranks)
                     yield spec | ({"not_counted": reason} if reason else {})
+
+
+def _rows_of(work: str, arguments: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
+    """Contestants that are asked for, where what they run is found, and over how many sequence ranks."""
+    for contestant, place in contestants_of(work).items():
+        if not arguments.contestants or work == "tower" or contestant in arguments.contestants:
+            yield from ((contestant, place, ranks) for ranks in arguments.sequence_ranks or [1])
 
 
 def phases_of(point: dict[str, Any], model: Model, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -139,7 +148,7 @@ def _known() -> dict[str, Contestant]:
     return {**step.CONTESTANTS, **rollout.CONTESTANTS}
 
 
-def reason_against(work: str, contestant: str, model: Model) -> str | None:
+def reason_against(work: str, contestant: str, model: Model, ranks: int = 1) -> str | None:
     """Why a contestant cannot be counted with this model, or None."""
     if work in ("tower", "grpo-step"):
         return None if model.has_tower else _NO_TOWER
@@ -147,4 +156,7 @@ def reason_against(work: str, contestant: str, model: Model) -> str | None:
         return _CONTINUOUS
     if contestant.startswith("prefix-grouper") and model.linear:
         return _PREFIX_GROUPER
+    if ranks not in model.sequence_sizes:
+        sizes = ", ".join(map(str, model.sequence_sizes))
+        return f"the heads of {model.name} cannot be divided over {ranks} sequence ranks, but over {sizes}"
     return _known()[contestant].unavailable_because()

@@ -4,6 +4,7 @@
      "settings": {"dtype", "checkpointing", "lora", "liger", "launch_seconds"},
      "devices": {NAME: {"flops_per_second": {dtype: n}, "bytes_per_second": n, "memory_bytes": n, "source": words,
                         "driver_names": [what the driver calls it]}},
+     "links": {NAME: {"name", "bytes_per_second": n, "source": words}} where something was sent over them,
      "entries": [
        {"model", "work": "step" | "rollout" | "tower" | "grpo-step", "point": {...}, "contestant",
         "weights_bytes", "peak_bytes" (above the weights, gradients included), "end_bytes",
@@ -13,6 +14,8 @@
         "phases": of a whole step {"vision" | "rollout" | "reference" | "update": {"counts", "peak_bytes", "roofline"}},
         "middle": counts of one decode step halfway (rollouts), "captured_launches", "replays": {DEVICE: n} (ours, as
         CUDA graphs, on devices where a step can be recorded),
+        "sequence_ranks": n, "sequence_rank": which of them was counted, where an update's stream is divided; then
+        "counts" and "parts" have "sent": {collective: bytes to the others}, and "kinds" of a roofline "wire",
         "linear_attention": "reference" where it was torch's operators that were counted,
         "layers_counted": [a, b] where counts follow from models of so many layers (then a step's peak is a least),
         "roofline": {DEVICE: {"seconds", "device_seconds", "launch_seconds", "roof", "kinds", "fits"}},
@@ -32,7 +35,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.bench.paper.devices import DEVICES
+from vlm_pg.bench.paper.devices import DEVICES, LINKS
 from vlm_pg.bench.paper.roofline import fits, roofline
 from vlm_pg.bench.results import describe_machine
 from vlm_pg.errors import ConfigError
@@ -41,18 +44,22 @@ from vlm_pg.files import write_bytes_atomic
 FORMAT = 1
 WHAT = "counted, not measured: no device ran any of this; times are lower bounds by published peaks"
 _OF_SPEC = ("model", "work", "point", "contestant")
+_OF_RANKS = ("sequence_ranks", "sequence_rank")
 
 
-def new_record(settings: dict[str, Any], command: str) -> dict[str, Any]:
-    """A file without entries."""
+def new_record(settings: dict[str, Any], command: str, links: bool = False) -> dict[str, Any]:
+    """A file without entries; ``links``: with what devices send each other something over."""
     head = {"format": FORMAT, "measurement": "paper", "what": WHAT, "commands": [command]}
     devices = {name: asdict(device) for name, device in DEVICES.items()}
-    return {**head, "machine": describe_machine(), "settings": settings, "devices": devices, "entries": []}
+    head |= {"machine": describe_machine(), "settings": settings, "devices": devices}
+    if links:
+        head["links"] = {name: asdict(link) for name, link in LINKS.items()}
+    return {**head, "entries": []}
 
 
 def entry_of(spec: dict[str, Any], found: dict[str, Any], launch_seconds: float) -> dict[str, Any]:
     """What was counted of a specification, with its rooflines."""
-    entry = {key: spec[key] for key in _OF_SPEC}
+    entry = {key: spec[key] for key in (*_OF_SPEC, *(key for key in _OF_RANKS if key in spec))}
     if "not_counted" in found:
         return entry | {"not_counted": found["not_counted"]}
     entry |= found
@@ -79,9 +86,10 @@ def entry_of(spec: dict[str, Any], found: dict[str, Any], launch_seconds: float)
 
 def _rooflines(found: dict[str, Any], dtype: str, launch_seconds: float) -> dict[str, dict[str, Any]]:
     """By device; what a graph replays is one launch."""
-    launches, replayed = found["counts"]["launches"], _replayed(found)
+    counts, replayed = found["counts"], _replayed(found)
+    of_host = {name: counts["launches"] - replayed.get(name, (0, 0))[0] for name in DEVICES}
     return {
-        name: roofline(found["counts"], launches - replayed.get(name, (0, 0))[0], device, dtype, launch_seconds)
+        name: roofline(counts, of_host[name], device, dtype, launch_seconds, LINKS[name])
         for name, device in DEVICES.items()
     }
 

@@ -9,24 +9,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlm_pg.bench.paper.devices import Device
+from vlm_pg.bench.paper.devices import Device, Link
 
 # What launching one kernel from eager torch costs the host: an assumption that --launch-us replaces.
 LAUNCH_SECONDS = 5e-6
-ROOFS = ("FLOPs", "bytes", "launches")
+ROOFS = ("FLOPs", "bytes", "launches", "link")
+# A kind of its own beside ``KINDS``, of ranks that send each other something.
+WIRE = "wire"
 
 
-def roofline(counts: dict[str, Any], host_launches: float, device: Device, dtype: str, launch: float) -> dict[str, Any]:
+def roofline(
+    counts: dict[str, Any], host_launches: float, device: Device, dtype: str, launch: float, link: Link | None = None
+) -> dict[str, Any]:
     """Seconds by kind with the roof that binds each, their sum, the host's seconds, and which roof binds the whole.
 
     Args:
         counts: with ``flops`` and ``bytes`` by kind.
         host_launches: how often the host launches something; a CUDA graph counts once.
         launch: seconds of one.
+        link: to the other ranks, for ``counts`` with ``sent``; nothing else runs meanwhile.
 
     Returns:
         ``device_seconds`` sums over kinds, ``seconds`` is the larger of it and ``launch_seconds``; ``roof`` is
-        "launches" if the host takes longer, else the one of the two under which the device spends more of its time.
+        "launches" if the host takes longer, else the one of the others under which the device spends more of its time.
     """
     kinds, under = {}, {"FLOPs": 0.0, "bytes": 0.0}
     for kind, amount in counts["bytes"].items():
@@ -35,6 +40,9 @@ def roofline(counts: dict[str, Any], host_launches: float, device: Device, dtype
         roof = "FLOPs" if computing > moving else "bytes"
         kinds[kind] = {"seconds": max(computing, moving), "roof": roof}
         under[roof] += max(computing, moving)
+    if link is not None and "sent" in counts:
+        under["link"] = sum(counts["sent"].values()) / link.bytes_per_second
+        kinds[WIRE] = {"seconds": under["link"], "roof": "link"}
     on_device, on_host = sum(under.values()), host_launches * launch
     roof = "launches" if on_host > on_device else max(under, key=lambda name: under[name])
     return {

@@ -20,6 +20,12 @@ Linear attention is counted as torch's reference operators, chunk by chunk. Wher
 GPU runs its Triton kernels instead, which are not counted: far fewer launches and bytes. In decoding ours runs a Triton
 kernel of its own on a GPU.
 """
+_RANKS = """\
+Of sequence ranks one is counted, the one with the most rows. Each has all weights and gradients; summing gradients over
+ranks at an update's end is not in here. Sent are bytes to the other ranks. The link is a fourth roof, one way, while
+nothing else runs:
+{links}.
+"""
 _HEAD = ("", "TFLOP", "GB", "of it element-wise", "launches", "waits", "peak GiB")
 
 
@@ -27,6 +33,10 @@ def markdown(record: dict[str, Any]) -> str:
     """Notes, then a table for each model, kind of work and point; what was not counted with its reason."""
     devices, settings = list(record["devices"]), record["settings"]
     words = [_NOTES.format(launch=settings["launch_seconds"] * 1e6)]
+    if "links" in record:
+        links = record["links"].items()
+        said = [f"{link['name']} ({name}: {link['bytes_per_second'] / 1e9:g} GB/s)" for name, link in links]
+        words.append(_RANKS.format(links=", ".join(said)))
     words.append(_settings_line(settings))
     places: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for entry in record["entries"]:
@@ -38,14 +48,16 @@ def markdown(record: dict[str, Any]) -> str:
         words.append(f"\n### {model}{size}, {work}: {point}\n")
         if any(entry.get("linear_attention") == "reference" for entry in entries):
             words.append(_REFERENCE)
-        head = (*_HEAD, *devices)
+        sends = any("sequence_ranks" in entry for entry in entries)
+        head = (*_HEAD, *(["sent GB"] if sends else []), *devices)
         words += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-        ours = next((e for e in entries if e["contestant"] == OURS[work] and "counts" in e), None)
+        whole = (e for e in entries if "counts" in e and "sequence_ranks" not in e)
+        ours = next((e for e in whole if e["contestant"] == OURS[work]), None)
         for entry in entries:
             if "not_counted" in entry:
-                reasons.setdefault(entry["not_counted"], []).append(f"{entry['contestant']} ({model}, {work}: {point})")
+                reasons.setdefault(entry["not_counted"], []).append(f"{row_name(entry)} ({model}, {work}: {point})")
             else:
-                words += _rows(entry, ours, devices)
+                words += _rows(entry, ours, devices, sends)
     if reasons:
         words.append("\nNot counted:\n")
         words += [f"- {'; '.join(of)}: {why}" for why, of in reasons.items()]
@@ -72,14 +84,23 @@ def _settings_line(settings: dict[str, Any]) -> str:
     return f"Settings: {', '.join(said)}."
 
 
-def _rows(entry: dict[str, Any], ours: dict[str, Any] | None, devices: list[str]) -> list[str]:
+def row_name(entry: dict[str, Any]) -> str:
+    """The contestant, and of how many ranks it is one."""
+    ranks = entry.get("sequence_ranks")
+    return entry["contestant"] + (f", one of {ranks} sequence ranks" if ranks else "")
+
+
+def _rows(entry: dict[str, Any], ours: dict[str, Any] | None, devices: list[str], sends: bool) -> list[str]:
     counts, least = entry["counts"], ">=" if entry.get("layers_counted") and entry["work"] != "rollout" else ""
-    cells = _counted(entry["contestant"], counts) + [f"{least}{entry['peak_bytes'] / GIB:.2f}"]
+    cells = _counted(row_name(entry), counts) + [f"{least}{entry['peak_bytes'] / GIB:.2f}"]
+    if sends:
+        cells.append(f"{sum(counts.get('sent', {}).values()) / 1e9:,.2f}")
     for name in devices:
         roof = entry["roofline"][name]
         times = ""
         if ours is not None and entry is not ours:
-            times = f", {roof['seconds'] / ours['roofline'][name]['seconds']:.2f}x ours"
+            of = "one rank" if "sequence_ranks" in entry else "ours"
+            times = f", {roof['seconds'] / ours['roofline'][name]['seconds']:.2f}x {of}"
         cells.append(f"{seconds_words(roof['seconds'])} {roof['roof']}{times}{'' if roof['fits'] else ', no'}")
     rows = [_line(cells)]
     for phase, found in entry.get("phases", {}).items():

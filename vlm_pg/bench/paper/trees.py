@@ -11,7 +11,7 @@ Tree = dict[str, Any]
 
 
 def tree_of(counts: Counts) -> Tree:
-    """Sums as a file has them; memory is apart, for it does not add up."""
+    """Sums as a file has them, what was sent only where something was; memory is apart, for it does not add up."""
     by_operation: dict[str, dict[str, int]] = {}
     for (kind, operation), amount in counts.bytes.items():
         by_operation.setdefault(kind, {})[operation] = amount
@@ -22,6 +22,7 @@ def tree_of(counts: Counts) -> Tree:
         "waits": dict(counts.waits),
         "bytes_by_operation": by_operation,
         "launches_by_operation": {name: count for name, count in counts.launches.items() if count},
+        **({"sent": dict(counts.sent)} if counts.sent else {}),
     }
 
 

@@ -11,19 +11,20 @@ from vlm_pg.attention.registration import ATTENTION_NAME
 from vlm_pg.bench.case import set_attention, text_prompt
 from vlm_pg.bench.training.case import TrainingCase
 from vlm_pg.bench.work import CHUNK_TOKENS
+from vlm_pg.distributed import BY_ITSELF, SequenceGroup
 from vlm_pg.models.chunked import backward_in_chunks, pack_whole, pass_logprobs
 from vlm_pg.models.reference import AdapterFreeReference
 from vlm_pg.types import ResponseGroup
 
 
-def _step(case: TrainingCase, chunk_tokens: int | None) -> float:
+def _step(case: TrainingCase, chunk_tokens: int | None, sequence: SequenceGroup = BY_ITSELF) -> float:
     set_attention(case, ATTENTION_NAME)
 
     def loss_of(chunk: list[list[tuple[int, torch.Tensor]]]) -> torch.Tensor:
         indexes, logprobs = zip(*chunk[0], strict=True)
         return case.loss(logprobs, indexes)
 
-    return backward_in_chunks(case.policy, [_group(case)], loss_of, chunk_tokens).item()
+    return backward_in_chunks(case.policy, [_group(case)], loss_of, chunk_tokens, sequence=sequence).item()
 
 
 def scored(case: TrainingCase) -> float:
