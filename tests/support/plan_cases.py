@@ -190,7 +190,7 @@ def planned(case: Case) -> Plan:
         response=case.responses[0] - 1,
         generations=len(case.responses),
         budget=case.budget,
-        logits_bytes=case.settings.logits_chunk_mb * 2**20,
+        logits_bytes=case.settings.least_logits_bytes,
     )
     # DeepSpeed's buckets are larger than all gradients here: what is never written to is not resident.
     return plan_memory(shape, replace(setup, bucket=trained_weights(shape, setup) if stage else 0))

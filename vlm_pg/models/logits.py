@@ -21,6 +21,30 @@ from torch.utils.checkpoint import checkpoint
 from vlm_pg.models.scattered import is_scattered
 
 
+def chunk_bytes(least: int, mlp_tensor: int, entropy_graph: bool = False) -> int:
+    """Bytes of fp32 logits that a chunk may have where layers are recomputed in backward, after the head's.
+
+    Of a chunk three such tensors exist at a time (six, where entropies go back too); of a recomputed layer gate, up and
+    the gradient of their product at the least. So a chunk as large as one of these never decides what a pass needs.
+
+    Args:
+        least: bytes in any case.
+        mlp_tensor: bytes of all rows that a layer's MLP takes at a time, at its inner width.
+    """
+    return max(least, mlp_tensor // (2 if entropy_graph else 1))
+
+
+def rows_of_chunks(rows: int, least: int, most: int) -> int:
+    """Rows of a chunk, of ``rows``, where ``least`` and ``most`` fit into a small and a large one.
+
+    What fits into a small one is one piece, whose logits stay until backward. Of anything else no logits stay, however
+    large the pieces: there are two or more, about equally long.
+    """
+    if rows <= least:
+        return least
+    return max(least, -(-rows // max(2, -(-rows // most))))
+
+
 def token_logprobs(
     head: Callable[[torch.Tensor], torch.Tensor],
     hidden: torch.Tensor,

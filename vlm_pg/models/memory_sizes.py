@@ -40,7 +40,7 @@ class LanguageSizes:
         heads, kv_heads, head_dim = family.head_shape(config)
         kinds = family.layer_kinds(config)
         attending = kinds.count("full_attention")
-        width = _mlp_width(text)
+        width = mlp_width(text)
         return cls(
             len(kinds), attending, text.hidden_size, width, heads, heads * head_dim, kv_heads * head_dim, element
         )
@@ -156,8 +156,8 @@ class TowerSizes:
         return self.around(tokens, whole or graph > 0) + graph + self.at_work(piece, whole, checkpointing)
 
 
-def _mlp_width(text: Any) -> int:
-    """Of the widest MLP that a token goes through."""
+def mlp_width(text: Any) -> int:
+    """Of the widest MLP that a token goes through; ``text``: transformers' config of a language model."""
     experts = getattr(text, "num_experts_per_tok", None) if getattr(text, "num_experts", 0) else None
     if not experts:
         return int(text.intermediate_size)

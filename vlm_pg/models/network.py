@@ -16,7 +16,8 @@ from vlm_pg.models.decoder import run_decoder
 from vlm_pg.models.family import Family
 from vlm_pg.models.kernel_choice import KernelChoice
 from vlm_pg.models.linear_attention import route_linear_layers
-from vlm_pg.models.logits import plain_weight, token_logprobs
+from vlm_pg.models.logits import chunk_bytes, plain_weight, rows_of_chunks, token_logprobs
+from vlm_pg.models.memory_sizes import mlp_width
 from vlm_pg.models.pixels import PixelGeometry
 from vlm_pg.models.scattered import is_scattered
 from vlm_pg.models.settings import ModelSettings
@@ -42,7 +43,10 @@ class Network(torch.nn.Module):
         heads = family.head_shape(model.config)
         self._kernels = KernelChoice(self.device, self.dtype, heads, settings.attention_kernel, has_values(model))
         self.kernel, self.kernel_error = self._kernels.kernel, self._kernels.error
-        self.logits_chunk_rows = max(1, settings.logits_chunk_mb * 2**20 // (4 * self.vocab_size))
+        # Rows whose logits are held at a time; None: what ``chunk_rows`` finds.
+        self.logits_chunk_rows: int | None = None
+        if settings.logits_chunk_mb != "auto":
+            self.logits_chunk_rows = self._rows_of_logits(settings.least_logits_bytes)
 
     @property
     def device(self) -> torch.device:
@@ -135,15 +139,41 @@ class Network(torch.nn.Module):
         """[rows, D] -> [rows, V], in the weights' dtype."""
         return self.in_turn("head", lambda: self.model.lm_head(hidden))
 
+    def _rows_of_logits(self, size: int) -> int:
+        return max(1, size // (4 * self.vocab_size))
+
+    def chunk_rows(self, rows: int, stream_rows: int, entropy_graph: bool = False) -> int:
+        """Rows, of ``rows`` that predict a token, whose logits are held at a time.
+
+        Args:
+            stream_rows: that the layers go back through when the logits are gone; 0: not known.
+        """
+        if self.logits_chunk_rows is not None:
+            return self.logits_chunk_rows
+        least = most = self.settings.least_logits_bytes
+        if self.checkpointing and torch.is_grad_enabled():
+            tile = min(stream_rows, self.stream_memory.choice.mlp_tile_rows or stream_rows)
+            width = mlp_width(self.model.config.get_text_config())
+            most = chunk_bytes(least, tile * width * self.dtype.itemsize, entropy_graph)
+        return rows_of_chunks(rows, self._rows_of_logits(least), self._rows_of_logits(most))
+
     def token_logprobs(
-        self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, entropy_graph: bool = False
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        entropy_graph: bool = False,
+        stream_rows: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each target under the distribution its hidden state [R, D] predicts, and that distribution's entropy."""
-        chunks = -(-hidden.shape[0] // self.logits_chunk_rows)
+        """Of each target under the distribution its hidden state [R, D] predicts, and that distribution's entropy.
+
+        ``stream_rows``: as ``chunk_rows``.
+        """
+        rows = self.chunk_rows(hidden.shape[0], stream_rows, entropy_graph)
+        chunks = -(-hidden.shape[0] // rows)
         if not self._own_pace and is_scattered(self.model.lm_head):
             chunks = int(max_over_ranks({"chunks": chunks}, hidden.device)["chunks"])
         weight = self.head_weight() if self.turns is None else None
-        rows = self.logits_chunk_rows
         return token_logprobs(self.logits, hidden, targets, temperature, rows, chunks, entropy_graph, weight)
 
     def head_weight(self) -> torch.Tensor | None:

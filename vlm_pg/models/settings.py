@@ -15,6 +15,8 @@ PARTS: tuple[Part, ...] = get_args(Part)
 VISION_PARTS: tuple[Part, ...] = ("tower", "merger")
 Switch = bool | Literal["auto"]
 Count = Annotated[int, Field(ge=0)] | Literal["auto"]
+# Of a chunk of fp32 logits, where ``logits_chunk_mb`` is auto; long streams that are recomputed may take more.
+LEAST_LOGITS_MIB = 256
 
 
 class LoraSettings(Settings):
@@ -75,8 +77,11 @@ class ModelSettings(Settings):
     vision_cache_mb: int = Field(
         1024, ge=0, description="Memory for the frozen vision tower's outputs, in MiB; least recently used go first."
     )
-    logits_chunk_mb: int = Field(
-        256, ge=1, description="Memory for one chunk of fp32 logits, in MiB; chunks are recomputed in backward."
+    logits_chunk_mb: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto",
+        description="Memory for one chunk of fp32 logits, in MiB; chunks are recomputed in backward. auto: 256, and "
+        "with gradient_checkpointing more for a long stream, as much as one tensor of its MLPs takes: a recomputed "
+        "layer needs no less when the logits are gone.",
     )
     offload_layer_inputs: Switch = Field(
         "auto",
@@ -117,6 +122,11 @@ class ModelSettings(Settings):
         description="Use liger-kernel's Triton kernels for RMSNorm, SwiGLU and rotary positions; its fused loss is "
         "never used. Needs a GPU.",
     )
+
+    @property
+    def least_logits_bytes(self) -> int:
+        """Of a chunk of fp32 logits; exactly so many where ``logits_chunk_mb`` is a number."""
+        return (LEAST_LOGITS_MIB if self.logits_chunk_mb == "auto" else self.logits_chunk_mb) * 2**20
 
     @field_validator("train")
     @classmethod

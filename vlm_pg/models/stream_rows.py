@@ -80,10 +80,15 @@ def target_logprobs(
         hidden: [rows read, D], of this rank.
     """
     if batch.share is None:
-        return network.token_logprobs(hidden[batch.predict_rows], batch.targets, temperature, entropy_graph)
+        asking, stream_rows = hidden[batch.predict_rows], len(batch.input_ids)
+        return network.token_logprobs(asking, batch.targets, temperature, entropy_graph, stream_rows)
     targets, rows = batch.share.predictions(batch.predict_rows_on_host)
     mine = network.token_logprobs(
-        hidden[rows.on(hidden.device)], targets.take(batch.targets), temperature, entropy_graph
+        hidden[rows.on(hidden.device)],
+        targets.take(batch.targets),
+        temperature,
+        entropy_graph,
+        len(batch.share.rows.mine),
     )
     logprobs, entropies = (targets.gather(values) for values in mine)
     return logprobs, entropies

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vlm_pg.models.logits import chunk_bytes, rows_of_chunks
 from vlm_pg.models.memory_sizes import LAYERS_AT_HAND
 from vlm_pg.plan.counted import LayerBytes, Variant
 from vlm_pg.plan.counted_tower import TowerBytes
@@ -183,10 +184,10 @@ def _logits(shape: ModelShape, setup: Setup) -> float:
     """The output head, forward and back: chunks of logits, and the gradients of its weight that chunks add up."""
     vocab = shape.language.vocab
     predicted = -(-(setup.read_rows + setup.generations) // setup.sequence_parallel)
+    rows = min(predicted, chunk_rows(shape, setup, predicted))
     if shape.counter is not None:
         variant = Variant(setup.element, setup.train, setup.lora)
-        return shape.counter.head(predicted, setup.logits_bytes, variant, setup.stage == 3, setup.entropy_bonus)
-    rows = min(predicted, max(1, setup.logits_bytes // (FP32 * vocab)))
+        return shape.counter.head(predicted, rows, variant, setup.stage == 3, setup.entropy_bonus)
     trained = 0 if setup.lora or "language" not in setup.train else setup.element * shape.language.hidden
     of_chunk = rows * FP32 * (LOGIT_COPIES_OF_ENTROPIES if setup.entropy_bonus else LOGIT_COPIES)
     if rows == predicted:
@@ -196,6 +197,16 @@ def _logits(shape: ModelShape, setup: Setup) -> float:
         return vocab * max(of_chunk + trained, 3 * trained)
     # A chunk's logits, their gradient and their softmax, beside the one gradient that all add to.
     return vocab * (of_chunk + (rows * setup.element if setup.entropy_bonus else 0) + trained)
+
+
+def chunk_rows(shape: ModelShape, setup: Setup, predicted: int) -> int:
+    """Rows whose logits are held at a time, as ``Network.chunk_rows``."""
+    least = most = setup.logits_bytes
+    if setup.logits_follow and setup.checkpointing:
+        tokens = (setup.read_rows if setup.chunked else setup.stream) // setup.sequence_parallel
+        tile = min(tokens, setup.measures.mlp_tile_rows or tokens)
+        most = chunk_bytes(least, tile * shape.language.intermediate * setup.element, setup.entropy_bonus)
+    return rows_of_chunks(predicted, *(max(1, size // (FP32 * shape.language.vocab)) for size in (least, most)))
 
 
 def _tied(shape: ModelShape, setup: Setup) -> float:

@@ -23,7 +23,6 @@ LENGTHS = {"full_attention": (32_768, 65_536), "linear_attention": (1024, 2048)}
 RESPONSES = 8
 # Of the output head so many chunks: what further ones leave, their rows' gradients, is small.
 HEAD_CHUNKS = 3
-MIB = 2**20
 
 
 class CannotCount(VlmPgError):
@@ -79,18 +78,17 @@ class ActivationCounter:
         return self._once(("layer", kind, variant), lambda: self._count_layer(kind, variant))
 
     def head(
-        self, rows: int, chunk_bytes: int, variant: Variant, scattered: bool = False, entropies: bool = False
+        self, rows: int, chunk_rows: int, variant: Variant, scattered: bool = False, entropies: bool = False
     ) -> float:
         """Most bytes while log-probabilities of so many rows are computed and go back, the rows themselves apart.
 
-        ``chunk_bytes``: of fp32 logits that may be held at a time. ``scattered``: the weight lies with several ranks,
+        ``chunk_rows``: whose logits are held at a time. ``scattered``: the weight lies with several ranks,
         whose hooks want to see every call of the head. ``entropies``: they go back as well.
         """
-        mib = max(1, chunk_bytes // MIB)
-        rows = min(rows, HEAD_CHUNKS * max(1, mib * MIB // (4 * self._config.get_text_config().vocab_size)))
+        rows = min(rows, HEAD_CHUNKS * chunk_rows)
         return self._once(
-            ("head", rows, mib, variant, scattered, entropies),
-            lambda: self._count_head(rows, mib, variant, scattered, entropies),
+            ("head", rows, chunk_rows, variant, scattered, entropies),
+            lambda: self._count_head(rows, chunk_rows, variant, scattered, entropies),
         )
 
     def tower(self, variant: Variant, checkpointing: bool) -> TowerBytes:
@@ -136,12 +134,13 @@ class ActivationCounter:
         settings = self._settings.model_copy(update=changed)
         return count_tower(self._config, settings, _dtype(variant), forget=_forget)
 
-    def _count_head(self, rows: int, mib: int, variant: Variant, scattered: bool, entropies: bool) -> float:
+    def _count_head(self, rows: int, chunk_rows: int, variant: Variant, scattered: bool, entropies: bool) -> float:
         import torch
 
         from vlm_pg.bench.paper.counter import count
 
-        policy, fakes = self._policy(variant, logits_chunk_mb=mib)
+        policy, fakes = self._policy(variant)
+        policy.logits_chunk_rows = chunk_rows
         if scattered:
             policy.model.lm_head.register_forward_hook(_seen)
         with fakes:

@@ -30,6 +30,8 @@ class Setup:
         response: stream tokens of the longest response; ``generations``: how many of a group.
         budget: most tokens of a pass.
         prompts: prompts that a rank holds in a step, whose tower graphs a trained tower keeps.
+        logits_bytes: of a chunk of fp32 logits; ``logits_follow``: where layers are recomputed a chunk may have more,
+            by the length of the stream.
         entropy_bonus: entropies of the responses' tokens have a gradient.
         reference: another copy of the weights, for a KL term.
         bucket: elements of DeepSpeed's buffers for reducing gradients; 0 without.
@@ -57,6 +59,7 @@ class Setup:
     budget: int = 20_480
     prompts: int = 1
     logits_bytes: int = 256 * 2**20
+    logits_follow: bool = False
     entropy_bonus: bool = False
     reference: bool = False
     share_prefix: bool = True
@@ -131,7 +134,8 @@ def setup_of(config: Any, shape: ModelShape, ranks: int, sequence_parallel: int 
         generations=rollout.num_generations,
         budget=config.training.micro_batch_tokens,
         prompts=-(-config.training.prompts_per_step // data_ranks),
-        logits_bytes=model.logits_chunk_mb * 2**20,
+        logits_bytes=model.least_logits_bytes,
+        logits_follow=model.logits_chunk_mb == "auto",
         entropy_bonus=config.algorithm.entropy_coef > 0,
         reference=bool(config.algorithm.kl_coef) and model.lora is None,
         share_prefix=model.share_prefix,

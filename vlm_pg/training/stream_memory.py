@@ -43,7 +43,8 @@ def still_to_come(config: RunConfig, model: torch.nn.Module) -> int:
     numbers = sum(parameter.numel() for parameter in trained)
     gradients = sum(parameter.numel() * parameter.element_size() for parameter in trained)
     copies = _LOGITS_COPIES_OF_ENTROPIES if config.algorithm.entropy_coef else _LOGITS_COPIES
-    logits = copies * config.model.logits_chunk_mb * 2**20
+    # Where auto makes chunks larger, a layer's backward takes more, which is counted with the stream.
+    logits = copies * config.model.least_logits_bytes
     if config.training.engine == "deepspeed":
         return gradients + logits
     masters = 4 * numbers if config.model.dtype != "fp32" else 0

@@ -10,9 +10,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Qwen2_5_VLForConditionalGeneration
 
+from vlm_pg.attention.kernels.cuda import CudaFlashKernel
+from vlm_pg.bench.case import random_config
 from vlm_pg.bench.paper.counter import count, fake_mode
-from vlm_pg.models.logits import plain_weight, token_logprobs
+from vlm_pg.bench.paper.fake import fake_policy
+from vlm_pg.models.logits import chunk_bytes, plain_weight, rows_of_chunks, token_logprobs
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.stream_memory import MemoryChoice
 
 ROWS, DIM, VOCAB = 7, 5, 11
 
@@ -176,6 +182,47 @@ def test_its_gradient_exists_once() -> None:
     assert peaks[0] > 3 * one
     # Logits and their gradient in bf16; scaled ones and their softmax in fp32.
     assert one + 2 * 2 * chunk < peaks[1] < one + (2 * 2 + 2 * 4) * chunk + 2**26
+
+
+def test_how_large_chunks_are() -> None:
+    assert chunk_bytes(100, 350) == 350
+    assert chunk_bytes(100, 350, entropy_graph=True) == 175
+    assert chunk_bytes(100, 50) == 100
+    # One piece of what is small anyway; else two at the least, even ones.
+    assert rows_of_chunks(5, 5, 40) == 5
+    assert [rows_of_chunks(rows, 5, 40) for rows in (6, 39, 80, 81)] == [5, 20, 40, 27]
+    assert [rows_of_chunks(rows, 5, 5) for rows in (0, 5, 6, 12)] == [5, 5, 5, 5]
+
+
+def one_layer_of_7b() -> Any:
+    config = random_config("7b", False)
+    text = config.get_text_config()
+    text.num_hidden_layers, text.layer_types = 1, text.layer_types[:1]
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return Qwen2_5_VLForConditionalGeneration(config)
+    finally:
+        torch.set_default_dtype(usual)
+
+
+def test_chunks_follow_a_stream_that_is_computed_again() -> None:
+    """Of 7B in bf16, 24,576 rows: an MLP's tensor of 18,944 is 888 MiB, 1,530 rows of 152,064 in fp32; of 8,192 rows
+    six chunks. Of 256 MiB it would be 441."""
+
+    def rows_with(stream: int = 24_576, entropies: bool = False, tiles: int = 0, **settings: Any) -> int:
+        chosen = ModelSettings(path="7b", dtype="bf16", **({"gradient_checkpointing": True} | settings))
+        policy = fake_policy(one_layer_of_7b, chosen, fake_mode(), CudaFlashKernel())
+        policy.use_memory(MemoryChoice(mlp_tile_rows=tiles))
+        return policy.chunk_rows(8192, stream, entropies)
+
+    assert rows_with() == 1366
+    assert rows_with(entropies=True) == 745  # 765 in 11
+    assert rows_with(tiles=4096) == rows_with(stream=0) == 441
+    assert rows_with(gradient_checkpointing=False) == 441
+    assert rows_with(logits_chunk_mb=512) == 882
+    with torch.no_grad():
+        assert rows_with() == 441
 
 
 class Doubled(torch.nn.Linear):

@@ -115,7 +115,7 @@ def planned(way: Way, counted: bool) -> float:
         response=LENGTH - 1,
         generations=RESPONSES,
         budget=whole if way.chunk is None else PREFIX + way.chunk,
-        logits_bytes=settings.logits_chunk_mb * 2**20,
+        logits_bytes=settings.least_logits_bytes,
         measures=MemoryChoice.of(settings),
     )
     return sum(update_activations(shape, setup).values())
@@ -264,4 +264,4 @@ def test_code_that_depends_on_values_is_named() -> None:
 
     counter._policy = build  # type: ignore[method-assign]
     with pytest.raises(CannotCount, match="which expert"):
-        counter.head(8, 2**20, Variant(2, ("language",), lora=False))
+        counter.head(8, 4, Variant(2, ("language",), lora=False))

@@ -11,7 +11,8 @@ import pytest
 from vlm_pg.bench.shapes import LanguageShape
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.models.settings import PARTS, LoraSettings, ModelSettings
-from vlm_pg.plan.activations import token_bytes, tower_activations, update_activations
+from vlm_pg.models.stream_memory import MemoryChoice
+from vlm_pg.plan.activations import chunk_rows, token_bytes, tower_activations, update_activations
 from vlm_pg.plan.command import TABLE, published_shape
 from vlm_pg.plan.communication import sequence_parallel_bytes
 from vlm_pg.plan.memory import (
@@ -90,6 +91,25 @@ def test_the_moment_of_the_output_head() -> None:
         wide, replace(FP32, checkpointing=True, ranks=2, sequence_parallel=2, logits_bytes=5 * 4000)
     )
     assert halves["logits"] == 5 * 1000 * 12 + 1000 * 8 * 4
+
+
+def test_chunks_of_logits_follow_long_streams() -> None:
+    """A vocabulary of 1,000, so 4,000 bytes a row in fp32; 18 tokens that are read and two more predict 20 rows."""
+    # An MLP of width 300 over 118 rows in fp32: 141,600 bytes, 35 rows; but of 20 no logits stay, so two chunks.
+    wide = replace(TINY, language=replace(TINY.language, vocab=1000, intermediate=300))
+    follow = replace(FP32, checkpointing=True, logits_bytes=5 * 4000, logits_follow=True)
+    assert chunk_rows(wide, follow, 20) == 10
+    # Entropies go back too: 17 rows, two chunks again; of 200 rows 12 chunks of 17.
+    assert chunk_rows(wide, replace(follow, entropy_bonus=True), 200) == 17
+    # Tiles of 20 rows: 24,000 bytes, 6 rows, in 4 even chunks. Two sequence ranks have 59 rows each: 17.
+    tiles = replace(follow, measures=MemoryChoice(mlp_tile_rows=20))
+    assert chunk_rows(wide, tiles, 20) == 5
+    assert chunk_rows(wide, replace(follow, ranks=2, sequence_parallel=2), 200) == 17
+    # Behind a prefix of its own a chunk's rows alone: 9 of 300 at 4 bytes are less than five rows of logits.
+    assert chunk_rows(wide, replace(follow, budget=110), 20) == 5
+    # A number, or nothing computed again.
+    assert chunk_rows(wide, replace(follow, logits_follow=False), 20) == 5
+    assert chunk_rows(wide, replace(follow, checkpointing=False), 20) == 5
 
 
 def test_a_tied_heads_gradient_waits_for_that_of_the_embedding() -> None:

@@ -107,7 +107,8 @@ def kind(case: TrainingCase) -> float:
     hidden = case.policy.family.language_model(case.model)(**inputs).last_hidden_state
     _, _, suffix, suffix_mask = grouper.split_output(hidden, include_prefix_last=1)
     # The same chunked output head that ours uses.
-    logprobs, _ = case.policy.token_logprobs(suffix[suffix_mask], ids[mask], 1.0)
+    stream_rows = inputs["input_ids"].shape[1]
+    logprobs, _ = case.policy.token_logprobs(suffix[suffix_mask], ids[mask], 1.0, stream_rows=stream_rows)
     loss = case.loss(logprobs.split(case.lengths))
     loss.backward()
     return loss.item()
