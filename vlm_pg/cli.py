@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vlm_pg.cli_parser import DEFAULT_RUN, parser_of
 from vlm_pg.errors import EXIT_RANK_LOST, ConfigError, RankLost, VlmPgError
+from vlm_pg.imports import imported_at_once
 
 EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 2, 130
 EXIT_NOT_READY = EXIT_NOT_EXACT = EXIT_TOO_LARGE = EXIT_FOUND = EXIT_BUG = 1
@@ -82,7 +83,9 @@ def _train(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.config, arguments.overrides)
     from vlm_pg.files import file_errors_explained
-    from vlm_pg.training.main import train
+
+    with imported_at_once():
+        from vlm_pg.training.main import train
 
     with file_errors_explained(Path(config.run.dir)):
         code = train(config)
@@ -126,7 +129,8 @@ def _eval(arguments: argparse.Namespace) -> int:
         return _eval_like(arguments.like, target, arguments.config, overrides)
     chosen = choose_evaluation(target, arguments.config, DEFAULT_RUN)
     config = load_config(chosen.config, overrides)
-    from vlm_pg.eval.main import evaluate
+    with imported_at_once():
+        from vlm_pg.eval.main import evaluate
 
     evaluate(config, chosen.checkpoint)
     return _ended(EXIT_OK)
@@ -148,8 +152,10 @@ def _eval_like(result: Path, target: str | None, config_path: Path | None, overr
             "and --config out; paths that have changed are given as key=value."
         )
     from vlm_pg.config import config_of
-    from vlm_pg.eval.main import evaluate
-    from vlm_pg.eval.record import read_record
+
+    with imported_at_once():
+        from vlm_pg.eval.main import evaluate
+        from vlm_pg.eval.record import read_record
 
     record = read_record(result)
     config = config_of(record["config"], result, overrides)
@@ -231,14 +237,17 @@ def _report(arguments: argparse.Namespace) -> int:
 def _bench(arguments: argparse.Namespace) -> int:
     from importlib import import_module
 
-    return int(import_module(f"vlm_pg.bench.{arguments.measurement}").main(arguments.rest) or EXIT_OK)
+    with imported_at_once():
+        measurement = import_module(f"vlm_pg.bench.{arguments.measurement}")
+    return int(measurement.main(arguments.rest) or EXIT_OK)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
     from vlm_pg.config import load_config
 
     config = load_config(arguments.config, arguments.overrides)
-    from vlm_pg.verify.main import verify
+    with imported_at_once():
+        from vlm_pg.verify.main import verify
 
     return EXIT_OK if verify(config, arguments.questions, arguments.response_tokens) else EXIT_NOT_EXACT
 
@@ -248,7 +257,8 @@ def _cache(arguments: argparse.Namespace) -> int:
         from vlm_pg.config import load_config
 
         config = load_config(arguments.target, arguments.overrides)
-        from vlm_pg.training.cache_fill import fill
+        with imported_at_once():
+            from vlm_pg.training.cache_fill import fill
 
         fill(config)
         return EXIT_OK
@@ -266,7 +276,8 @@ def _cache(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from vlm_pg.plan.command import plan, print_published
+    with imported_at_once():
+        from vlm_pg.plan.command import plan, print_published
 
     if arguments.config is None:
         print_published(arguments.gpu)

@@ -1,29 +1,22 @@
-"""Whole runs under ZeRO on two processes (gloo) train, save and resume; ranks generate at their own pace."""
+"""Whole runs under ZeRO on two processes (gloo) train, save and resume; ranks generate at their own pace.
+
+Ranks that a launcher starts, DeepSpeed's too, are in test_nodes.py and test_restarts.py.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
 from tests.integration.zero_generate import policy_with_many_stops, prompts_of, rollouts_of, tokens_of
-from tests.support.processes import ONE_THREAD_NO_GPU, launch_ranks
+from tests.support.processes import launch_ranks
 from tests.support.runs import ROOT, read_lines, run_cli, save_tiny_model, write_config
 from tests.support.tiny import tiny_model
 from tests.unit.observe.trackers.test_tensorboard import expected_scalars, scalars
 from vlm_pg.observe.run_folder import RunFolder
-
-
-def under_torchrun(*arguments: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *arguments]
-    environment = os.environ | ONE_THREAD_NO_GPU
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 def deepspeed_config(folder: Path, stage: int) -> Path:
@@ -67,10 +60,7 @@ def test_a_run_on_two_processes_saves_and_resumes(
         "observe": {"report": False},
     }
     config = write_config(tmp_path / "run.yaml", sections)
-    if stage == 3:
-        under_torchrun("-m", "vlm_pg.cli", "train", str(config))
-    else:
-        launch_ranks("vlm_pg.cli", "train", str(config))
+    launch_ranks("vlm_pg.cli", "train", str(config))
     printed = launch_ranks("vlm_pg.cli", "train", str(config), "training.steps=4")
     assert "resuming after step 2" in printed
     assert "setting changed since the run began: training.steps: 2 -> 4" in printed

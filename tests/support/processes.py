@@ -23,17 +23,6 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-COSTLY = (
-    "vlm_pg.training.main",
-    "vlm_pg.eval.main",
-    "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
-    "transformers.models.qwen2_5_vl.processing_qwen2_5_vl",
-    "transformers.models.qwen2_vl.image_processing_qwen2_vl",
-    "transformers.models.qwen2_vl.video_processing_qwen2_vl",
-    # Its first engine imports every optimizer, one of which imports torch's compiler.
-    "deepspeed.runtime.zero.muon.muon_optimizer",
-    "torch.utils.tensorboard.summary",
-)
 ONE_THREAD_NO_GPU = {
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
@@ -91,7 +80,7 @@ class ModuleProcess:
 def _context() -> ForkServerContext:
     """With the server running: it must import torch on one thread, or its children could not be forked safely."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(COSTLY))
+    context.set_forkserver_preload(["tests.support.warm"])
     before = dict(os.environ)
     os.environ.update(ONE_THREAD_NO_GPU)
     try:

@@ -128,11 +128,13 @@ def main(descriptor: int, parent_pid: int, modules: Sequence[str], function: str
         function, arguments: what a worker calls, after its descriptor and its parent's process id.
     """
     outlive_signals()
+    gc.disable()  # none of what libraries make is garbage
     worker_main = resolve(function)
     for module in modules:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # the collector would write to, and so copy, every page of what is shared
+    gc.enable()
     control = socket.socket(fileno=descriptor)
     control.settimeout(PARENT_CHECK_MS / 1000)
     pids: set[int] = set()
