@@ -17,6 +17,10 @@ os.environ.setdefault("FORCE_QWENVL_VIDEO_READER", "decord")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 # Tiny models gain nothing from threads, and results then do not depend on how many cores a machine has.
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    # autograd starts with the first backward. Behind a fake tensor it would find a device that torch has put in a GPU's
+    # place, and start a thread for it; after that no forked child can go back.
+    torch.ones((), requires_grad=True).backward()
 # How long an example takes says how busy the machine is, not whether the code is right. The usual tests say the same of
 # the same code whenever they run; --hypothesis-profile=search looks for what nobody has found yet.
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
