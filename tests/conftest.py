@@ -15,11 +15,14 @@ from tests.support.kept_templates import KeptTemplates
 
 # qwen-vl-utils is compared with us as it reads by decord; where torchcodec is installed it would take that.
 os.environ.setdefault("FORCE_QWENVL_VIDEO_READER", "decord")
+# TRL's trainers would start a thread that reports them, and lives on beside the tests that fork.
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 # Tiny models gain nothing from threads, and results then do not depend on how many cores a machine has.
 torch.set_num_threads(1)
-# autograd starts its threads once, for the devices of that moment, and a process that has some cannot be forked to go
-# back in. torch's fake mode makes it believe in a GPU from then on; so it starts here, whichever tests come first.
-torch.ones(1, requires_grad=True).sum().backward()
+if not torch.cuda.is_available():
+    # autograd starts with the first backward. Behind a fake tensor it would find a device that torch has put in a GPU's
+    # place, and start a thread for it; after that no forked child can go back.
+    torch.ones((), requires_grad=True).backward()
 # How long an example takes says how busy the machine is, not whether the code is right. The usual tests say the same of
 # the same code whenever they run; --hypothesis-profile=search looks for what nobody has found yet.
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
@@ -55,6 +58,18 @@ def kept_templates(templates: KeptTemplates) -> Iterator[KeptTemplates]:
     """For tests that start pool after pool, and are not about that: the process that workers come from stays."""
     with templates.in_use():
         yield templates
+
+
+@pytest.fixture(scope="module")
+def thawed() -> Iterator[None]:
+    """Nothing is frozen while a file's tests run: a count then freezes all that is there, which makes it twice as fast.
+
+    It leaves frozen what is, and looks through all else again and again.
+    """
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 def _shared_folder(variable: str) -> Path:

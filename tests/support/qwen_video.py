@@ -32,7 +32,7 @@ def fetch(monkeypatch: Any, height: int, width: int, total: int, fps: float) -> 
     monkeypatch.setattr(theirs, "VIDEO_READER_BACKENDS", {"decord": read, "torchvision": read})
     monkeypatch.setattr(theirs, "get_video_reader_backend", lambda: "decord")
     monkeypatch.setattr(theirs.transforms.functional, "resize", resize)
-    theirs.logger.disabled = True
+    monkeypatch.setattr(theirs.logger, "disabled", True)
 
     def ask(element: dict[str, Any], factor: int, **changes: Any) -> tuple[list[int], float, int, int]:
         video.update(changes)

@@ -25,11 +25,11 @@ def stopping_together(asked: Callable[[], bool]) -> Iterator[None]:
     A rank that leaves by itself calls ``meet_to_stop``, which is what the others meet in place of their collective.
     """
     global _asked_to_stop
-    _asked_to_stop = asked
+    before, _asked_to_stop = _asked_to_stop, asked
     try:
         yield
     finally:
-        _asked_to_stop = None
+        _asked_to_stop = before
 
 
 def agree_to_go_on() -> None:

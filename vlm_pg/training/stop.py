@@ -61,9 +61,9 @@ class StopRequest:
         previous = {number: signal.signal(number, on_signal) for number in LISTENED}
         ended = threading.Event()
         watch = threading.Thread(target=self._tell_and_hear, args=(ended,), daemon=True, name="stop requests")
-        if self.ranks.world_size > 1:
-            watch.start()
         try:
+            if self.ranks.world_size > 1:
+                watch.start()
             yield self
         finally:
             ended.set()

@@ -22,6 +22,8 @@ from vlm_pg.bench.work import StepDone, chunked_done, grouped_done, prefix_group
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.processes import resolve
 
+pytestmark = pytest.mark.usefixtures("thawed")
+
 TINY = LanguageShape(hidden=8, layers=2, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=10)
 
 

@@ -15,6 +15,8 @@ from vlm_pg.bench.shapes import PUBLISHED
 from vlm_pg.cli import main
 from vlm_pg.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("thawed")
+
 # Model small: hidden 256, 4 layers, 4 query and 2 key-value heads of 64, MLPs of 704, 4,096 tokens.
 LAYER_WEIGHTS = 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 704
 LAYERS, HEADS, HEAD_DIM, HEAD_WEIGHTS = 4, 4, 64, 256 * 4096

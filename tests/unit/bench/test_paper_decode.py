@@ -26,6 +26,8 @@ from vlm_pg.bench.shapes import PUBLISHED
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.rollout.ragged import OwnRows
 
+pytestmark = pytest.mark.usefixtures("thawed")
+
 RESPONSE, LONGEST = 300, 512
 H100_MULTIPROCESSORS = 132
 SHAPES = [(prefix, generations) for prefix in (4096, 16384, 65536) for generations in (8, 32)]

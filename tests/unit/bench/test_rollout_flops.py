@@ -22,6 +22,8 @@ from vlm_pg.bench.work import (
 from vlm_pg.processes import resolve
 from vlm_pg.rollout.ragged import row_bucket
 
+pytestmark = pytest.mark.usefixtures("thawed")
+
 # By design it computes what masks hide; which depends on whom its scheduler puts together.
 WITHOUT_FORMULA = "transformers-continuous"
 

@@ -14,6 +14,8 @@ from vlm_pg.gpu_check.measurements import Measurement, paper_commands, whole_ste
 from vlm_pg.gpu_check.page import render
 from vlm_pg.gpu_check.reading import Reading
 
+pytestmark = pytest.mark.usefixtures("thawed")
+
 STEP = {"prefix": 64, "generations": 2, "response": 8}
 ROLLOUT = {"prefix": 64, "generations": 2, "new_tokens": 4, "groups": 1}
 MEASURED = [

@@ -26,6 +26,8 @@ from vlm_pg.plan.setup import BYTES, Setup
 from vlm_pg.plan.shape import counted_shape_of, shape_of
 from vlm_pg.types import ResponseGroup
 
+pytestmark = pytest.mark.usefixtures("thawed")
+
 PREFIX, RESPONSES, LENGTH = 6144, 8, 257
 TEXT: dict[str, Any] = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 2}
 TEXT |= {"intermediate_size": 1536, "vocab_size": 8192, "head_dim": 64}

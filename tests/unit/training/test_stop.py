@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
@@ -18,7 +20,7 @@ from vlm_pg.training.engines import TorchEngine
 from vlm_pg.training.main import _Run
 from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.step import Update, UpdateSettings, update_policy
-from vlm_pg.training.stop import StopRequest
+from vlm_pg.training.stop import LISTENED, StopRequest
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,26 @@ def test_nobody_leaves_outside_of_the_block_or_behind_the_point_of_no_return() -
     with pytest.raises(AgreedStop), stop.together():
         agree_to_go_on()
     agree_to_go_on()
+
+
+def test_behind_a_block_within_another_the_other_goes_on() -> None:
+    within, around = StopRequest(ALONE), StopRequest(ALONE)
+    around.asked = True
+    with around.together():
+        with within.together():
+            agree_to_go_on()
+            no_way_back()
+        with pytest.raises(AgreedStop):
+            agree_to_go_on()
+    agree_to_go_on()
+
+
+def test_handlers_are_put_back_where_listening_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = [signal.getsignal(number) for number in LISTENED]
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    with pytest.raises(RuntimeError, match="new thread"), StopRequest(replace(ALONE, world_size=2)).listening():
+        pass
+    assert [signal.getsignal(number) for number in LISTENED] == usual
 
 
 @pytest.mark.parametrize("may_stop", [True, False])

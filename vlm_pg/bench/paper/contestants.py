@@ -14,6 +14,7 @@ from vlm_pg.bench.paper.counter import count, count_laps, fake_mode
 from vlm_pg.bench.paper.fake import fake_policy, reference_operators
 from vlm_pg.bench.paper.generation import Generation, count_generate, count_ours
 from vlm_pg.bench.paper.models import config_of, model_of
+from vlm_pg.bench.paper.replaced import replaced
 from vlm_pg.bench.paper.sequence import CountedRank
 from vlm_pg.bench.paper.trees import Tree, extrapolated, tree_of, weighted
 from vlm_pg.bench.paper.whole_step import TOKEN_COLUMNS, TOKEN_ROWS, whole_step
@@ -120,15 +121,14 @@ def _policy(spec: dict[str, Any], config: Any, fakes: Any) -> Policy:
 def _add_adapter(model: Any, settings: LoraSettings) -> None:
     from vlm_pg.models.lora import add_lora
 
-    usual, move = torch.get_default_dtype(), torch.nn.Module.to
+    usual = torch.get_default_dtype()
     # Made as it shall be and where; peft would move it there, which fake weights do not take.
     torch.set_default_dtype(model.dtype)
-    torch.nn.Module.to = lambda module, *_, **__: module  # type: ignore[method-assign, assignment]
     try:
-        add_lora(model, settings)
+        with replaced(torch.nn.Module, to=lambda module, *_, **__: module):
+            add_lora(model, settings)
     finally:
         torch.set_default_dtype(usual)
-        torch.nn.Module.to = move  # type: ignore[method-assign]
 
 
 def _generation(name: str, case: GenerationCase, fakes: Any) -> Tree:

@@ -8,7 +8,8 @@ them too; what depends on a floating-point value (an argmax, a comparison) is 0 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache, cached_property
 from typing import Any
 
@@ -53,7 +54,7 @@ def _start_autograd() -> None:
 
     Fake tensors come with a device that is not there.
     """
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         torch.zeros((), device="cpu", requires_grad=True).backward()
 
 
@@ -86,16 +87,26 @@ def count_laps(
     Raises:
         DataDependentOutputException: as ``count``.
     """
-    if collects:
-        # What is there now need not be looked through at every collection.
-        gc.freeze()
     counting = _Counting(fakes, collects, on_gpu)
+    frozen = _frozen() if collects else nullcontext()
+    with frozen, _Asking(counting), counting, noted_launches(counting.note_launch):
+        run(counting.lap)
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """What is there now is not looked through at every collection inside.
+
+    Python thaws all or nothing: where somebody has frozen something already, that stays as it is, and so does the rest.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
     try:
-        with _Asking(counting), counting, noted_launches(counting.note_launch):
-            run(counting.lap)
+        yield
     finally:
-        if collects:
-            gc.unfreeze()
+        gc.unfreeze()
 
 
 class _Counting(TorchDispatchMode):

@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vlm_pg.attention.kernels import Kernel
+from vlm_pg.bench.paper.replaced import replaced
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
@@ -42,15 +43,10 @@ def reference_operators(model: Any) -> Iterator[None]:
     transformers takes these packages' functions in place of its own where they can be imported. They launch compiled
     kernels on tensors with values, so what would be counted depends on the machine, or fails.
     """
-    module: Any = sys.modules[type(model).__module__]
+    module = sys.modules[type(model).__module__]
     packages = {name: made for name, made in vars(module).items() if _may_be_a_packages(made)}
-    for name, made in packages.items():
-        setattr(module, name, inspect.unwrap(made))
-    try:
+    with replaced(module, **{name: inspect.unwrap(made) for name, made in packages.items()}):
         yield
-    finally:
-        for name, made in packages.items():
-            setattr(module, name, made)
 
 
 def _may_be_a_packages(made: Any) -> bool:

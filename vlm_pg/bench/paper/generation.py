@@ -8,7 +8,7 @@ summed exactly. The first one of a run, which makes larger tensors, is counted b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from vlm_pg.bench.contestant import CannotRun
 from vlm_pg.bench.generation.case import GenerationCase
 from vlm_pg.bench.paper.counts import Counts
 from vlm_pg.bench.paper.devices import DEVICES, capability_of
+from vlm_pg.bench.paper.replaced import replaced
 from vlm_pg.bench.paper.trees import Tree, extrapolated, tree_of, weighted
 from vlm_pg.rollout import engine
 from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS
@@ -58,17 +59,12 @@ class Generation:
 @contextmanager
 def decoding_as_on_cuda() -> Iterator[None]:
     """Rollouts are rows of one ragged batch, as on a GPU, also where the fake tensors are a CPU's."""
-    module: Any = engine
-    usual = module.decoder_for
 
     def as_on_cuda(policy: Any, store: Any, settings: Any, prompts: Any = None) -> Any:
         return RaggedDecoder(policy, store, settings, prompts, StepOperators.on_cuda(policy))
 
-    module.decoder_for = as_on_cuda
-    try:
+    with replaced(engine, decoder_for=as_on_cuda):
         yield
-    finally:
-        module.decoder_for = usual
 
 
 @contextmanager
@@ -80,12 +76,8 @@ def _read_at_once() -> Iterator[None]:
             tensor.flatten()[0].item()
         return _zeros(tuple(tensor.shape))
 
-    usual = FakeTensor.tolist
-    FakeTensor.tolist = tolist  # type: ignore[method-assign, assignment]
-    try:
+    with replaced(FakeTensor, tolist=tolist):
         yield
-    finally:
-        FakeTensor.tolist = usual  # type: ignore[method-assign]
 
 
 def _zeros(shape: tuple[int, ...]) -> Any:
@@ -212,11 +204,8 @@ class _Ours:
             usual(graph)
             outer._in_graph.append(outer._taken(outer.lap()))
 
-        DecodeGraph._forward = apart  # type: ignore[method-assign, assignment]
-        try:
+        with replaced(DecodeGraph, _forward=apart):
             yield
-        finally:
-            DecodeGraph._forward = usual  # type: ignore[method-assign]
 
     def _taken(self, counts: Counts) -> Tree:
         self._note(counts)
@@ -259,16 +248,12 @@ def count_generate(case: GenerationCase, lap: Lap) -> Generation:
 
     short = replace(case, new_tokens=min(GENERATED, case.new_tokens))
     usual = case.model.generate
-    case.model.generate = lambda *args, **options: usual(
-        *args, stopping_criteria=StoppingCriteriaList([AfterEveryToken()]), **options
-    )
-    try:
-        with session(short) as generate:
-            generate(short.new_tokens)
-    except _Enough:
-        pass
-    finally:
-        del case.model.generate
+
+    def looked_at(*args: Any, **options: Any) -> Any:
+        return usual(*args, stopping_criteria=StoppingCriteriaList([AfterEveryToken()]), **options)
+
+    with suppress(_Enough), replaced(case.model, generate=looked_at), session(short) as generate:
+        generate(short.new_tokens)
     return _from_first_steps(laps, case.new_tokens - 1)
 
 
@@ -281,8 +266,7 @@ def count_continuous(case: GenerationCase, lap: Lap) -> Generation:
 
     from vlm_pg.bench.generation.transformers_continuous import session
 
-    manager_class: Any = Manager
-    usual = {name: getattr(manager_class, name) for name in ("start", "get_result")}
+    usual: Any = Manager.get_result
 
     def start(manager: Any) -> None:
         manager.background_thread_status.clear()
@@ -291,16 +275,11 @@ def count_continuous(case: GenerationCase, lap: Lap) -> Generation:
     def get_result(manager: Any, *args: Any, **options: Any) -> Any:
         while manager.output_router.output_queue.empty():
             manager._generation_loop_body(manager.batch_processor, bootstrapping=False)
-        return usual["get_result"](manager, *args, **options)
+        return usual(manager, *args, **options)
 
-    manager_class.start, manager_class.get_result = start, get_result
-    try:
-        with session(case) as generate:
-            generate(case.new_tokens)
-            counts = lap()
-    finally:
-        for name, function in usual.items():
-            setattr(manager_class, name, function)
+    with replaced(Manager, start=start, get_result=get_result), session(case) as generate:
+        generate(case.new_tokens)
+        counts = lap()
     return Generation(steps=tree_of(counts), peak_bytes=counts.peak_bytes, end_bytes=counts.end_bytes)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from vlm_pg.bench.paper.operations import spanned_bytes
+from vlm_pg.bench.paper.replaced import replaced
 
 # Of each kernel the tensors that it reads and then writes, read off liger-kernel 0.8; others are read or written, once.
 READ_AND_WRITTEN = {
@@ -44,12 +45,8 @@ def noted_launches(note: Callable[[str, int], None]) -> Iterator[None]:
             kernel = kernel.fn
         launch(kernel, *args, **kwargs)
 
-    before = JITFunction.run, Autotuner.run
-    JITFunction.run, Autotuner.run = launch, tuned_launch
-    try:
+    with replaced(JITFunction, run=launch), replaced(Autotuner, run=tuned_launch):
         yield
-    finally:
-        JITFunction.run, Autotuner.run = before
 
 
 def launch_bytes(name: str, parameters: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> int:

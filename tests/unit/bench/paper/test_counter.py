@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.tower_inputs import tower_inputs
 from vlm_pg.processes import resolve
 
+pytestmark = pytest.mark.usefixtures("thawed")
+
 KIB = 1024
 
 
@@ -33,6 +36,29 @@ def counted(run: Callable[..., Any], *shapes: tuple[int, ...], trained: bool = F
     with fakes:
         operands = [torch.empty(shape, requires_grad=trained) for shape in shapes]
     return count(lambda: run(*operands), fakes)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_the_caller_has_frozen_stays_frozen(frozen: bool, fails: bool) -> None:
+    """And nothing else does, also where the work fails."""
+    before = gc.get_freeze_count()
+    (gc.freeze if frozen else gc.unfreeze)()
+    usual = gc.get_freeze_count()
+    found: list[int] = []
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        found.append(gc.get_freeze_count())
+        return x + (1 // 0 if fails else 1)
+
+    try:
+        with suppress(ZeroDivisionError):
+            counted(run, (4,))
+        # Of what is frozen some may go by itself.
+        assert 0 < found[0] <= usual if frozen else found[0] > 0
+        assert 0 < gc.get_freeze_count() <= usual if frozen else gc.get_freeze_count() == 0
+    finally:
+        (gc.freeze if before else gc.unfreeze)()
 
 
 def test_whether_there_is_a_gpu_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

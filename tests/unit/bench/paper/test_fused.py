@@ -20,6 +20,8 @@ from vlm_pg.bench.training import grouped, transformers_plain
 from vlm_pg.bench.training.case import TrainingCase
 from vlm_pg.models.settings import LoraSettings, ModelSettings
 
+pytestmark = pytest.mark.usefixtures("thawed")
+
 # Element-wise bytes (GB) of the pass before norms, rotations, SwiGLU and the head were fused, by the same counter.
 BEFORE = {(4096, 8, 128): 349.9, (4096, 8, 512): 633.1, (16384, 8, 1024): 1780.8, (32768, 8, 512): 2432.4}
 POINTS = [

@@ -30,6 +30,8 @@ from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.ragged import RaggedDecoder
 from vlm_pg.rollout.settings import RolloutSettings
 
+pytestmark = pytest.mark.usefixtures("thawed")
+
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_rollouts_are_rows_of_one_batch_whose_step_is_recorded(family: str) -> None:

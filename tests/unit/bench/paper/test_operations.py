@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from vlm_pg.bench.paper.counter import count, fake_mode
 from vlm_pg.bench.paper.counts import Counts
 
+pytestmark = pytest.mark.usefixtures("thawed")
+
 
 def counted(run: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Counts:
     """Of ``run`` on fake tensors of these shapes."""

@@ -17,6 +17,8 @@ from vlm_pg.bench.shapes import SIZES
 from vlm_pg.bench.work import ForwardDone
 from vlm_pg.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("thawed")
+
 SETTINGS = ["--dtype", "bf16", "--checkpointing", "--lora", "4", "--jobs", "1"]
 
 
