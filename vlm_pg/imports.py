@@ -15,7 +15,9 @@ def imported_at_once() -> Iterator[None]:
 
     Libraries make hundreds of thousands of objects, among which the collector would look again and again, a sixth of
     what a start takes. It pauses here, and later collections leave out what is there at the end. Without effect once
-    torch is imported: then this is no process of a command's own.
+    torch is imported: then this is no process of a command's own. Where torch is still to come nothing is left out: it
+    would be little, and a count, which leaves out all for a while where nothing is left out yet, takes many times as
+    long beside libraries.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield
@@ -24,7 +26,8 @@ def imported_at_once() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()
-        # What is still frozen at the end of the interpreter counts as leaked, which some libraries report.
-        atexit.register(gc.unfreeze)
+        if "torch" in sys.modules:
+            gc.freeze()
+            # What is still frozen at the end of the interpreter counts as leaked, which some libraries report.
+            atexit.register(gc.unfreeze)
         gc.enable()

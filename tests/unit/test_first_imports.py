@@ -28,6 +28,21 @@ def test_a_command_s_imports_are_left_alone_by_the_collector() -> None:
     assert "leaked" not in done.stderr
 
 
+def test_a_command_that_imports_torch_later_leaves_nothing_out() -> None:
+    """``vlm-pg bench paper``, whose counts then leave out torch as well, and are as fast as before."""
+    program = """
+import gc, sys
+from vlm_pg.imports import imported_at_once
+
+with imported_at_once():
+    import vlm_pg.bench.paper
+assert "torch" not in sys.modules
+assert gc.isenabled() and not gc.get_freeze_count()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_where_torch_is_imported_already_it_changes_nothing() -> None:
     import torch  # noqa: F401
 
