@@ -62,9 +62,9 @@ def kept_templates(templates: KeptTemplates) -> Iterator[KeptTemplates]:
 
 @pytest.fixture(scope="module")
 def thawed() -> Iterator[None]:
-    """Nothing is frozen while a file's tests run: a count then freezes all that is there, which makes it twice as fast.
+    """Nothing is frozen while a file's tests run: a count then just thaws at its end what it froze.
 
-    It leaves frozen what is, and looks through all else again and again.
+    Where something was frozen before it looks for garbage first, among all that a test run has, and freezes again.
     """
     gc.unfreeze()
     yield

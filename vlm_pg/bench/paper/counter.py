@@ -97,16 +97,18 @@ def count_laps(
 def _frozen() -> Iterator[None]:
     """What is there now is not looked through at every collection inside.
 
-    Python thaws all or nothing: where somebody has frozen something already, that stays as it is, and so does the rest.
+    Python thaws all or nothing: where somebody had frozen something, it is frozen again afterwards, with whatever else
+    is alive by then.
     """
-    if gc.get_freeze_count():
-        yield
-        return
+    before = gc.get_freeze_count()
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
+        if before:
+            gc.collect()
+            gc.freeze()
 
 
 class _Counting(TorchDispatchMode):
