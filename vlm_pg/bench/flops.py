@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from vlm_pg.bench.shapes import MERGED_PATCHES, PATCH_PIXELS, WINDOW_PATCHES, LanguageShape, TowerShape
 from vlm_pg.bench.work import ForwardDone, GenerationWork, StepDone, Work, grouped_done
 
-# The logits of at most this much memory are held at a time by whoever chunks them (model.logits_chunk_mb).
+# The logits of at most this much memory are kept until backward by whoever chunks them, and, but for long streams that
+# are computed again, held at a time (model.logits_chunk_mb=auto).
 CHUNK_BYTES = 256 * 2**20
 LINEAR_BACKWARD = 2.0
 ATTENTION_BACKWARD = 2.5
