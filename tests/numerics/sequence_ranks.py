@@ -17,12 +17,20 @@ from tests.numerics.test_prefix_run import SHAPES, gradients, weight
 from tests.support.groups import make_case, random_group, tiny_policy
 from vlm_pg.batching.plan import MicroBatch, Piece, chunk_responses
 from vlm_pg.distributed import BY_ITSELF, RankLayout, SequenceGroup, end_rank, max_over_ranks
-from vlm_pg.models.chunked import Streams, micro_batch_losses, pack_chunks, pack_whole, shared_out
+from vlm_pg.models.chunked import (
+    Streams,
+    backward_in_chunks,
+    micro_batch_losses,
+    pack_chunks,
+    pack_whole,
+    shared_out,
+)
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.types import ResponseGroup
 
 CPU = torch.device("cpu")
+CHUNK = 12  # tokens of responses
 # Gradients whose terms cancel: in one process, whole passes and chunks of the same groups already differ in these of
 # Qwen3.5 by 0.7e-5 of the norm, and by at most 0.33e-5 in all others. They are given three times as much as others.
 CANCELLING = ("linear_attn.dt_bias", "linear_attn.A_log")
@@ -52,7 +60,7 @@ def streams_of(policy: Policy, groups: list[ResponseGroup], chunked: bool) -> tu
     if not chunked:
         everything = tuple(Piece(place, tuple(range(len(of_group)))) for place, of_group in enumerate(lengths))
         return pack_whole(policy, groups), [everything]
-    chunks = chunk_responses(lengths, range(len(groups)), 12)
+    chunks = chunk_responses(lengths, range(len(groups)), CHUNK)
     return pack_chunks(policy, groups, MicroBatch(tuple(chunks))), chunks
 
 
@@ -89,6 +97,19 @@ def run(policy: Policy, groups: list[ResponseGroup], chunked: bool, sequence: Se
     return Result(total, torch.cat(seen), gradients(policy))
 
 
+def run_library(policy: Policy, groups: list[ResponseGroup], chunked: bool, sequence: SequenceGroup) -> Result:
+    """By the one call for users of the library, without entropies."""
+    policy.zero_grad()
+    policy.vision.weights_changed()
+
+    def loss_of(chunk: list[list[tuple[int, torch.Tensor]]]) -> torch.Tensor:
+        parts = [(weight(g, i, len(v)) * v).sum() for g, of_group in enumerate(chunk) for i, v in of_group]
+        return torch.stack(parts).sum()
+
+    loss = backward_in_chunks(policy, groups, loss_of, CHUNK if chunked else None, temperature=0.7, sequence=sequence)
+    return Result(float(loss), torch.zeros(1), gradients(policy))
+
+
 def errors_of(case: dict[str, Any], sequence: SequenceGroup) -> dict[str, float]:
     """Relative errors of loss, entropies and the gradients summed over ranks; a third of ``CANCELLING`` ones."""
     policy = tiny_policy(
@@ -101,7 +122,8 @@ def errors_of(case: dict[str, Any], sequence: SequenceGroup) -> dict[str, float]
                 torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(0))
     policy.logits_chunk_rows = 7
     groups = groups_of(policy, case.get("small", False))
-    whole, shared = (run(policy, groups, case["chunked"], of) for of in (BY_ITSELF, sequence))
+    make = run_library if case.get("library") else run
+    whole, shared = (make(policy, groups, case["chunked"], of) for of in (BY_ITSELF, sequence))
     errors = {
         "loss": abs(shared.loss - whole.loss) / max(1.0, abs(whole.loss)),
         "entropies": float((shared.entropies - whole.entropies).abs().max()),

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from tests.numerics.sequence_memory import HEAD_DIM, HEADS, KEY_VALUE_HEADS, LAYERS, READ_ROWS, RESPONSES
+from tests.support.groups import make_case, random_group, tiny_policy
 from tests.support.processes import launch_ranks
 from tests.support.tiny import FAMILY_NAMES, VL_FAMILY_NAMES
 from vlm_pg.bench.shapes import LanguageShape
+from vlm_pg.distributed import SequenceGroup
+from vlm_pg.models.chunked import backward_in_chunks
 from vlm_pg.plan.communication import sequence_parallel_bytes
 
 TOLERANCE = 1e-5
@@ -35,6 +38,7 @@ CASES = [
     case("qwen2_5_vl", chunked=True, checkpointing=True),
     *(case(family, chunked, small=True) for family in ("qwen3_vl_moe", "qwen3_5") for chunked in (False, True)),
     *(case("qwen3_vl", chunked, checkpointing=True, lora=True) for chunked in (False, True)),
+    *(case("qwen3_vl", chunked, checkpointing=True, library=True) for chunked in (False, True)),
 ]
 # Four ranks, more than there are key-value heads: attention, linear attention, a mixture, DeepStack with an adapter.
 OF_FOUR = [
@@ -62,6 +66,14 @@ def test_shares_add_up_to_the_whole(ranks: int, cases: list[dict[str, Any]]) -> 
     for line in lines:
         print(line)
         assert line["error"] < TOLERANCE and line["weights"] > 20, line
+
+
+def test_heads_that_cannot_be_divided_are_an_error() -> None:
+    """Of 4 and 2 heads three processes would each take some, and a query head could meet keys that are not its own."""
+    policy = tiny_policy()
+    groups = [random_group(policy, make_case(policy, "text", seed=0), [3, 2], seed=0)]
+    with pytest.raises(ValueError, match=r"for 3 processes, but the model's heads can be divided over 1, 2, 4"):
+        backward_in_chunks(policy, groups, lambda chunk: chunk[0][0][1].sum(), None, sequence=SequenceGroup(3))
 
 
 @pytest.mark.parametrize("prefix", [pytest.param(16384, marks=pytest.mark.matrix), 1024])

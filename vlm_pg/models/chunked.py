@@ -141,9 +141,18 @@ def backward_in_chunks(
 
     Returns:
         The summed loss, detached; the whole one on each process.
+
+    Raises:
+        ValueError: ``chunk_tokens`` below 1, prefixes that are not shared, heads that so many processes cannot divide.
     """
     if chunk_tokens is not None and chunk_tokens < 1:
         raise ValueError(f"chunk_tokens is {chunk_tokens}; it must be at least 1.")
+    sizes = policy.family.sequence_sizes(policy.model.config)
+    if sequence.size > 1 and sequence.size not in sizes:
+        raise ValueError(
+            f"backward_in_chunks was called for {sequence.size} processes, but the model's heads can be divided over "
+            f"{', '.join(map(str, sizes))}. Call it on one of these numbers."
+        )
     if not policy.settings.share_prefix:
         raise ValueError(
             "model.share_prefix is false, but backward_in_chunks runs every prefix once. Set it to true, or use "
