@@ -15,10 +15,19 @@ from tests.support.processes import ModuleProcess, launch_ranks
 from tests.support.short_run import short_run, train_here
 from vlm_pg.observe.report import write_report
 
+# However late rank 0 is: of as many responses rank 1's are checked a moment later.
 SLOW_ON_RANK_1 = """import os, time
+from pathlib import Path
+checked = [Path(__file__).with_name(f"checked-by-{rank}") for rank in (0, 1)]
 def spread(response, question):
-    if os.environ.get("RANK") == "1":
-        time.sleep(0.1)
+    own = checked[int(os.environ["RANK"])]
+    with own.open("ab") as file:
+        file.write(b".")
+    if own is checked[1]:
+        give_up = time.monotonic() + 60
+        while checked[0].stat().st_size < own.stat().st_size and time.monotonic() < give_up:
+            time.sleep(0.005)
+        time.sleep(0.5)
     return sum(map(ord, response)) % 7 / 7
 """
 EVERY_STEP = {"prompts", "vision", "rollout", "rewards", "train", "logs", "checkpoint", "step"}
@@ -36,6 +45,7 @@ def test_a_rank_that_is_done_is_seen_to_wait_for_the_other(tmp_path: Path) -> No
     """Rank 1 is slow in checking: rank 0's wait lasts until it is done. Both ranks' slices lie in one file."""
     config = short_run(tmp_path)
     (tmp_path / "spread.py").write_text(SLOW_ON_RANK_1)
+    (tmp_path / "checked-by-0").touch()
     launch_ranks("vlm_pg.cli", "train", str(config), "observe.report=true")
     slices = slices_of(tmp_path / "run")
     for rank in (0, 1):

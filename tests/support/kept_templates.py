@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from vlm_pg.killable.starting import AllEnded, Worker
-from vlm_pg.killable.template import Template
+from vlm_pg.killable.template import ANSWER_SECONDS, Template
 
 # Each is some 300 MB.
 MOST = 2
@@ -30,7 +30,6 @@ class KeptTemplates:
     def __init__(self) -> None:
         self._kept: list[_Kept] = []
         self._pid = os.getpid()
-        self.started = self.taken = 0
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -40,10 +39,8 @@ class KeptTemplates:
         def begin(template: Template) -> None:
             found = [one for one in self._kept if one.key == _key(template) and one.process.poll() is None]
             if os.getpid() != self._pid or not found:
-                self.started += 1
                 begin_again(template)
                 return
-            self.taken += 1
             self._kept.remove(found[-1])
             _, template._control, template._stderr, template._process = found[-1]
 
@@ -84,5 +81,5 @@ def _is_alone(template: Template, workers: Sequence[Worker]) -> bool:
 
 def _end(kept: _Kept) -> None:
     kept.control.close()
-    kept.process.wait()
+    kept.process.wait(ANSWER_SECONDS)
     kept.stderr.close()

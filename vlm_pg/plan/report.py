@@ -72,7 +72,9 @@ def published_setup(shape: ModelShape, frames: int, gpus: int) -> Setup:
     """Of the table: a question on a video, trained with what a careful user sets."""
     assert shape.tower is not None
     visual = video_tokens(frames, FRAME_PIXELS, shape.tower)
-    setup = Setup(prefix=visual + TEXT_TOKENS, patches=visual * shape.tower.merge, response=767, ranks=gpus)
+    setup = Setup(
+        prefix=visual + TEXT_TOKENS, patches=visual * shape.tower.merge, response=767, ranks=gpus, logits_follow=True
+    )
     setup = replace(setup, budget=setup.prefix + setup.response, allowed=smallest(_CAREFUL))
     # The shipped zero3.json.
     return replace(setup, stage=3, bucket=2 * 500_000_000) if gpus > 1 else setup
