@@ -42,6 +42,10 @@ class GradientMismatchError(VlmPgError):
     """An engine applied another gradient than training computed."""
 
 
+class NotFiniteError(VlmPgError, FloatingPointError):
+    """A loss, a gradient or updated weights with NaN or infinities: the run ends before they are saved."""
+
+
 class SampleError(VlmPgError):
     """One sample is unusable. It is recorded with its reason and counted; the run goes on.
 

@@ -281,6 +281,7 @@ class RolloutGroup:
     ``kept``: weight of each rollout in the loss, 0 for one that was pruned; empty: 1 for all.
     ``trainer_logprobs``: float32 [R] of each rollout, under the training forward and the weights that sampled; present
     where they were recomputed before several updates.
+    ``order``: place of the question among those of its step, in the order in which the data has them.
     """
 
     sample: Sample
@@ -292,6 +293,7 @@ class RolloutGroup:
     token_advantages: tuple[torch.Tensor, ...] = ()
     kept: tuple[float, ...] = ()
     trainer_logprobs: tuple[torch.Tensor, ...] = ()
+    order: int = 0
 
     def only(self, indices: Sequence[int]) -> RolloutGroup:
         """The group with some of its rollouts, and all that belongs to them."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.support.groups import make_case, random_group, repeated_logprobs
 from tests.support.tiny import tiny_model, tiny_processor
@@ -152,6 +153,17 @@ def test_an_adapter_of_another_shape_is_refused(saved: tuple[Policy, Path]) -> N
         load_adapter(tiny_model(), saved[1], LoraSettings(rank=8, alpha=8.0))
     with pytest.raises(ModelError, match="names or shapes differ"):
         load_adapter(tiny_model(), saved[1], LoraSettings(rank=4, alpha=8.0, target_modules=("q_proj",)))
+
+
+@pytest.mark.parametrize("lora", [LORA, None], ids=["trained", "frozen"])
+def test_an_adapter_that_is_not_finite_is_refused(saved: tuple[Policy, Path], lora: LoraSettings | None) -> None:
+    file = saved[1] / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = sorted(tensors)[3]
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=rf"infinities in 1 of its weights \(the first is {name} in adapter_model"):
+        load_policy(saved[1], device="cpu", settings=ModelSettings(path="", lora=lora))
 
 
 def test_an_adapter_of_another_alpha_is_refused(saved: tuple[Policy, Path]) -> None:

@@ -16,7 +16,7 @@ from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.step import Update, UpdateSettings, update_policy
-from vlm_pg.training.updates import part_of, run_updates
+from vlm_pg.training.updates import run_updates
 from vlm_pg.types import ResponseGroup, RolloutGroup
 
 
@@ -168,17 +168,6 @@ def test_advantages_by_token_reach_their_tokens() -> None:
     same = one_update([replace(g, advantages=(0.0,) * len(g.rollouts)) for g in by_token], policy, AlgorithmSettings())
     policy = tiny_policy()
     assert_same_update(same, one_update(flat, policy, AlgorithmSettings()))
-
-
-@pytest.mark.parametrize("counts, parts", [([8], 4), ([1] * 8, 4), ([2] * 4, 3), ([5, 1, 0], 2), ([2, 1], 4)], ids=str)
-def test_mini_batches_are_equal_over_ranks_and_on_each(counts: list[int], parts: int) -> None:
-    found = [[part_of(place, on, counts, parts) for place in range(count)] for on, count in enumerate(counts)]
-    flat = [part for of_rank in found for part in of_rank]
-    sizes = [flat.count(part) for part in range(parts)]
-    assert max(sizes) - min(sizes) <= 1
-    if max(counts) == min(counts):
-        on_rank = [of_rank.count(part) for of_rank in found for part in range(parts)]
-        assert max(on_rank) - min(on_rank) <= 1
 
 
 def recorded_anew(policy: Policy, groups: list[RolloutGroup], shift: float) -> list[RolloutGroup]:

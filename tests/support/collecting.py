@@ -8,13 +8,12 @@ from typing import Any
 from tests.support.groups import make_case
 from vlm_pg.config import RunConfig
 from vlm_pg.data.order import EachInTurn
-from vlm_pg.distributed import ALONE
 from vlm_pg.models.policy import Policy
 from vlm_pg.rewards.response import Response
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.training.collect import Collector, Stages
-from vlm_pg.training.engines import TorchEngine
+from vlm_pg.training.engines import Engine, TorchEngine
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream, TrainingData
 from vlm_pg.training.samplers import make_control_sampler
@@ -45,10 +44,13 @@ class MadeUpRewards:
 
 
 class MadeUpPrompts:
-    """As ``PromptSource``: random prompts; tampered ones of the same sample have other pixels."""
+    """As ``PromptSource``: random prompts; tampered ones of the same sample have other pixels.
 
-    def __init__(self, policy: Policy, kinds: Sequence[str]):
-        self.policy, self.kinds = policy, kinds
+    ``media_of``: number of a sample's media; samples of one kind and number have equal ones.
+    """
+
+    def __init__(self, policy: Policy, kinds: Sequence[str], media_of: Callable[[int], int] = int):
+        self.policy, self.kinds, self.media_of = policy, kinds, media_of
         self.tampered: list[str] = []
 
     def expect(self, samples: Sequence[Sample]) -> None:
@@ -60,18 +62,19 @@ class MadeUpPrompts:
         questions = []
         for sample in samples:
             number = int(sample.sample_id.split("-")[-1])
-            media_seed = number if tamper is None else 1000 + number
+            media = self.media_of(number)
+            media_seed = media if tamper is None else 1000 + media
             self.tampered += [sample.sample_id] if tamper is not None else []
             case = make_case(self.policy, self.kinds[number % len(self.kinds)], seed=number, media_seed=media_seed)
             questions.append((sample, case.prompt))
         return questions, []
 
 
-def made_up_samples(count: int, kinds: Sequence[str]) -> list[Sample]:
+def made_up_samples(count: int, kinds: Sequence[str], media_of: Callable[[int], int] = int) -> list[Sample]:
     samples = []
     for number in range(count):
         kind = kinds[number % len(kinds)]
-        media = (MediaRef(kind, f"{number}.bin"),) if kind in ("image", "video") else ()
+        media = (MediaRef(kind, f"{media_of(number)}.bin"),) if kind in ("image", "video") else ()
         samples.append(Sample(f"{kind}-{number}", "?", media, (), "A", "exact", "test", "test"))
     return samples
 
@@ -97,17 +100,20 @@ def made_up_collector(
     num_samples: int = 40,
     kinds: Sequence[str] = ("text",),
     reference: Policy | None = None,
+    engine: Engine | None = None,
+    media_of: Callable[[int], int] = int,
 ) -> Collector:
-    engine = TorchEngine(policy, config.training)
-    source: Any = MadeUpPrompts(policy, kinds)
+    """``engine``: by default torch's, of one process."""
+    engine = engine or TorchEngine(policy, config.training)
+    source: Any = MadeUpPrompts(policy, kinds, media_of)
     rewarder: Any = MadeUpRewards(reward)
     stages = Stages(
         QuestionStream(
             config,
-            TrainingData(made_up_samples(num_samples, kinds), EachInTurn(num_samples), source),
+            TrainingData(made_up_samples(num_samples, kinds, media_of), EachInTurn(num_samples), source),
             0,
             lambda tried, bad: None,
-            ALONE,
+            engine.ranks,
         ),
         RolloutEngine(policy, config.rollout, config.run.seed),
         make_control_sampler(config, policy, lambda: False),

@@ -192,6 +192,27 @@ def of_renewed_files() -> Iterator[Damage]:
     yield Damage("data of the state a list", renewed(STATE, set_entry("data", [])), "continued")
 
 
+def of_values() -> Iterator[Damage]:
+    """One number of a tensor, behind its first."""
+
+    def with_last(key: str, value: float) -> Change:
+        def edit(tensors: dict[str, Any]) -> dict[str, Any]:
+            name = sorted(name for name in tensors if key in name)[-1]
+            tensors[name].view(-1)[-1] = value
+            return tensors
+
+        return tensors_change(edit)
+
+    for value in (float("nan"), float("-inf")):
+        weights = renewed("model.safetensors", with_last("norm", value))
+        yield Damage(f"renewed model.safetensors: {value}", weights, "passed over", " in model.safetensors), with")
+        for kind in ("exp_avg/", "exp_avg_sq/"):
+            states = renewed(STATES, with_last(kind, value))
+            yield Damage(f"renewed {STATES}: {value} in {kind}", states, "passed over", f"/{kind}0, which would")
+    negative = renewed(STATES, with_last("exp_avg_sq/", -1.0))
+    yield Damage(f"renewed {STATES}: a negative square", negative, "passed over", f"{STATES} has values from -1.0 to")
+
+
 def of_all_checkpoints() -> Iterator[Damage]:
     """All three in the same way: nothing is left to go on from, and nothing is erased."""
     for name in (MANIFEST, STATE, "model.safetensors"):
@@ -208,5 +229,5 @@ def of_all_checkpoints() -> Iterator[Damage]:
 
 def all_damages() -> list[Damage]:
     parts = (of_single_files, of_manifests, of_renewed_files, of_all_checkpoints)
-    folders = (of_checkpoint_folders, of_odd_entries, of_logs, of_settings_and_faults)
+    folders = (of_checkpoint_folders, of_odd_entries, of_logs, of_settings_and_faults, of_values)
     return [damage for part in (*parts, *folders) for damage in part()]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from vlm_pg.attention.registration import ATTENTION_NAME
 from vlm_pg.errors import ModelError
@@ -25,6 +26,7 @@ from vlm_pg.models.lora import (
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.quantize import is_quantized, quantize_linears
 from vlm_pg.models.registry import family_of
+from vlm_pg.models.scattered import not_finite
 from vlm_pg.models.settings import ModelSettings, Part
 from vlm_pg.models.tower_attention import attend_to_all_frames
 from vlm_pg.models.vision_alone import lacking_in_tower, without_language, without_report
@@ -95,6 +97,8 @@ def load_policy(
             "as safetensors and its processor files beside config.json."
         ) from error
     _check_whole(str(path), lacking_in_tower(family, found) if vision_alone else found.get("missing_keys") or ())
+    read = ((name, p) for name, p in model.named_parameters() if not vision_alone or family.part_of(name) != "language")
+    _check_finite(path, read)
     check_tokenizer(str(path), model.config, processor, family)
     if settings.lora is not None and settings.lora.quantize:
         # One layer after the other: the device never holds the model as it was read.
@@ -102,6 +106,7 @@ def load_policy(
     model = model.to(_device(device))
     if adapter != str(path) and not vision_alone:
         load_adapter(model, adapter, settings.lora)
+        _check_finite(adapter, ((name, p) for name, p in model.named_parameters() if ".lora_" in name))
     return make_policy(model, processor, settings, weights_version)
 
 
@@ -195,6 +200,26 @@ def _check_whole(path: str, missing: Iterable[str]) -> None:
             f"The model at {path!r} lacks {len(lacking)} of its weights ({named}), which would be random numbers. A "
             "checkpoint needs all of them; copy the missing safetensors files from where it comes from."
         )
+
+
+def _check_finite(path: str | Path, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    found = not_finite(weights)
+    if found:
+        raise ModelError(
+            f"The model at {str(path)!r} has NaN or infinities in {len(found)} of its weights (the first is "
+            f"{_where_not_finite(Path(path)) or found[0]}), with which nothing can be computed. Copy its safetensors "
+            "files again from where they come from, or choose another checkpoint."
+        )
+
+
+def _where_not_finite(folder: Path) -> str:
+    """The first such tensor in the folder's files; "" for a hub name."""
+    for path in sorted(folder.expanduser().glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118  # no mapping
+                if not torch.isfinite(file.get_tensor(name).float()).all():
+                    return f"{name} in {path.name}"
+    return ""
 
 
 def read_processor(path: str, family: Family, settings: ModelSettings) -> Any:

@@ -1,9 +1,13 @@
-"""Whether weights lie with several ranks."""
+"""Weights that lie with several ranks, and whether all are finite."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 import torch
 
+from vlm_pg.distributed import RankLayout
 from vlm_pg.models.quantize import is_quantized, num_weights
 
 
@@ -27,3 +31,24 @@ def num_elements(parameter: torch.nn.Parameter) -> int:
 def whole_shape(parameter: torch.Tensor) -> tuple[int, ...]:
     """Of the whole weight, wherever its parts lie."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+    """Names of the weights with NaN or infinities among the elements that this rank holds.
+
+    A single reduction and synchronization, unless there are some. Weights that lie on NVMe count as finite.
+    """
+    held = {name: _held_here(weight) for name, weight in weights}
+    held = {name: values for name, values in held.items() if values.is_floating_point() and values.numel()}
+    if not held or math.isfinite(float(torch.nn.utils.get_total_norm(held.values(), math.inf))):
+        return []
+    return [name for name, values in held.items() if not torch.isfinite(values).all()]
+
+
+def _held_here(weight: torch.Tensor) -> torch.Tensor:
+    """Without the padding at the end of the last ranks' parts, which may be anything."""
+    if not is_part(weight):
+        return weight
+    part = weight.ds_tensor  # type: ignore[attr-defined]
+    first = RankLayout.here().rank * part.numel()
+    return part.detach().reshape(-1)[: max(0, weight.ds_numel - first)]  # type: ignore[attr-defined]

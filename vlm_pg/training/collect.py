@@ -119,7 +119,7 @@ class Collector:
         self.config, self.algorithm = config, config.algorithm
         self.engine, self.policy, self.stages, self.phases = engine, engine.policy, stages, phases
         self._should_stop = should_stop
-        self._asked: set[str] = set()
+        self._asked: dict[str, int] = {}  # sample id -> place among the step's questions
         self._held: list[StepFeatures] = []
         self._prompts: dict[str, Prompt] = {}
         self._controls: dict[str, list[float | None]] = {}
@@ -131,7 +131,7 @@ class Collector:
         Raises:
             InterruptedError: a stop was asked for.
         """
-        self._asked, self._held, self._controls, self._seen, self._sampling = set(), [], {}, Tally(), Tally()
+        self._asked, self._held, self._controls, self._seen, self._sampling = {}, [], {}, Tally(), Tally()
         self._prompts = {}
         if self._kl_in_reward:
             self._seen.add(KL, 0, 0)  # known, even where nothing was sampled
@@ -180,7 +180,7 @@ class Collector:
 
     def _take(self, count: int) -> list[Sample]:
         samples = self.stages.stream.take(count, self._asked)
-        self._asked |= {sample.sample_id for sample in samples}
+        self._asked |= {sample.sample_id: len(self._asked) + place for place, sample in enumerate(samples)}
         return samples
 
     def _round(
@@ -251,7 +251,7 @@ class Collector:
             rollouts = sampler.generate([prompt for _, prompt in questions], key)
         sampler.report(self._sampling)
         return [
-            RolloutGroup(sample, prompt, of_prompt, version)
+            RolloutGroup(sample, prompt, of_prompt, version, order=self._asked[sample.sample_id])
             for (sample, prompt), of_prompt in zip(questions, rollouts, strict=True)
         ]
 

@@ -14,9 +14,17 @@ import torch
 from vlm_pg.distributed import RankLayout, SequenceGroup, join_ranks, max_over_ranks
 from vlm_pg.memory import free_bytes
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.scattered import not_finite
 from vlm_pg.training.deepspeed_config import make_optimizer, offloads_optimizer, read_deepspeed_config
 from vlm_pg.training.deepspeed_states import DividedEach, DividedTogether, link_states
-from vlm_pg.training.engines import SHARD_BYTES, Engine, check_finite, everyone_who_encodes, keeps_masters
+from vlm_pg.training.engines import (
+    SHARD_BYTES,
+    Engine,
+    check_finite,
+    check_updated,
+    everyone_who_encodes,
+    keeps_masters,
+)
 from vlm_pg.training.gradient_guard import GradientGuard
 from vlm_pg.training.optimizer_states import OptimizerStates
 from vlm_pg.training.rates import PartRates, trained_weights
@@ -109,6 +117,7 @@ class DeepSpeedEngine(Engine):
         # others: each has the gradient of its rows alone.
         self.loss_scale = float(ranks.world_size)
         self._stage = config.get("zero_optimization", {}).get("stage", 0)
+        self._weights_on_nvme = (config["zero_optimization"].get("offload_param") or {}).get("device") == "nvme"
         self._states_linked = False
         self._max_grad_norm = settings.max_grad_norm
         place = "offloaded" if offloads_optimizer(config) else "on the device"
@@ -137,9 +146,20 @@ class DeepSpeedEngine(Engine):
         # DeepSpeed leaves the weights alone when the norm is not finite, and reports it all the same.
         norm = float(self._engine.get_global_grad_norm())
         check_finite(norm)
+        check_updated(self.policy, self._not_finite())
         self.policy.weights_changed()
         self._guard.after_step(norm, self._max_grad_norm)
         return norm
+
+    def _not_finite(self) -> list[str]:
+        """Trained weights with NaN or infinities here; those on NVMe are gathered one by one."""
+        if not self._weights_on_nvme:
+            return not_finite(self._trained.items())
+        found = []
+        for name, weight in self._trained.items():
+            with _gathered([weight]):
+                found += not_finite([(name, weight.data)])
+        return found
 
     def _link_states(self) -> None:
         """After the first update of ZeRO-1 and 2: DeepSpeed tells weights where their states lie once the first of its

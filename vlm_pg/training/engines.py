@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vlm_pg.distributed import ALONE, BY_ITSELF, RankLayout, SequenceGroup, sum_tensors_over_ranks
-from vlm_pg.errors import CheckpointError
+from vlm_pg.distributed import (
+    ALONE,
+    BY_ITSELF,
+    RankLayout,
+    SequenceGroup,
+    gather_objects,
+    max_over_ranks,
+    sum_tensors_over_ranks,
+)
+from vlm_pg.errors import CheckpointError, NotFiniteError
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.scattered import not_finite
 from vlm_pg.models.settings import Part
 from vlm_pg.training.optimizer_states import OptimizerStates, TorchStates
 from vlm_pg.training.rates import PartRates, trained_weights
@@ -61,7 +70,8 @@ class Engine(ABC):
             learning_rate: of all parts without a peak of their own; theirs is scaled alike.
 
         Raises:
-            FloatingPointError: the norm is not finite; weights and optimizer state are untouched.
+            NotFiniteError: the norm is not finite, and weights and optimizer state are untouched; or the updated
+                weights are not finite, on any rank.
         """
 
     def part_norms(self) -> dict[Part, float]:
@@ -137,10 +147,29 @@ def keeps_masters(policy: Policy, trained: Iterable[torch.Tensor]) -> bool:
 
 def check_finite(norm: float) -> None:
     if not 0 <= norm < float("inf"):
-        raise FloatingPointError(
+        raise NotFiniteError(
             f"The gradient norm is {norm}; the step was not taken and no checkpoint was written. Resume from the last "
             "checkpoint with a lower training.learning_rate, or look at the last rollouts for what went wrong."
         )
+
+
+def check_updated(policy: Policy, found: Sequence[str]) -> None:
+    """Call after an update, before anything reads the weights. A collective.
+
+    Args:
+        found: weights with NaN or infinities on this rank.
+
+    Raises:
+        NotFiniteError: there are some, on any rank.
+    """
+    if not max_over_ranks({"weights": float(len(found))}, policy.device)["weights"]:
+        return
+    names = sorted({name for of_rank in gather_objects(found) for name in of_rank})
+    raise NotFiniteError(
+        f"Update {policy.weights_version + 1} has left NaN or infinities in {len(names)} weights (the first is "
+        f"{names[0]}), although loss and gradient are finite. Nothing was saved since. Resume from the last checkpoint "
+        "with a lower training.learning_rate; where that ends alike, from an earlier one."
+    )
 
 
 class TorchEngine(Engine):
@@ -199,6 +228,7 @@ class TorchEngine(Engine):
         if self._has_masters:
             with torch.no_grad():
                 torch._foreach_copy_(self._weights, self._masters)
+        check_updated(self.policy, not_finite(self._named))
         self.policy.weights_changed()
         return norm
 

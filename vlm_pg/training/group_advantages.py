@@ -13,6 +13,7 @@ from vlm_pg.algorithms.pruning import prune
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.algorithms.token_advantages import kl_returns, mean_and_std, moments, token_rounding, whitened
 from vlm_pg.distributed import RankLayout, gather_objects, max_over_ranks, sum_over_ranks
+from vlm_pg.training.dealing import step_order
 from vlm_pg.training.group_rewards import SHAPED_PARTS
 from vlm_pg.types import RolloutGroup
 
@@ -27,14 +28,19 @@ def advantage_groups(
     """
     estimator = load_estimator(algorithm)
     weights = {name: weight for name, weight in part_weights.items() if weight} | dict.fromkeys(SHAPED_PARTS, 1.0)
-    here = [_rewards_of(group, weights) for group in groups]
+    here = [(group.order, _rewards_of(group, weights)) for group in groups]
     everywhere = gather_objects(here) if estimator.of_step else [here]
-    rewards = [of_group for of_rank in everywhere for of_group in of_rank]
+    numbers = step_order([[order for order, _ in of_rank] for of_rank in everywhere])
+    rewards = {
+        number: of_group
+        for of_numbers, of_rank in zip(numbers, everywhere, strict=True)
+        for number, (_, of_group) in zip(of_numbers, of_rank, strict=True)
+    }
     if not rewards:
         return []
-    first = sum(map(len, everywhere[: ranks.rank])) if estimator.of_step else 0
-    mine = estimator.of_groups(rewards)[first : first + len(groups)]
-    return [replace(group, advantages=tuple(values)) for group, values in zip(groups, mine, strict=True)]
+    advantages = estimator.of_groups([rewards[number] for number in range(len(rewards))])
+    mine = numbers[ranks.rank if estimator.of_step else 0]
+    return [replace(group, advantages=tuple(advantages[number])) for group, number in zip(groups, mine, strict=True)]
 
 
 def _rewards_of(group: RolloutGroup, weights: Mapping[str, float]) -> GroupRewards:

@@ -47,6 +47,9 @@ class QuestionStream:
         self._samples, self._order, self._source = data.samples, data.order, data.source
         self._seed, self._shuffle = config.run.seed, config.data.shuffle
         self._prompts_per_step = config.training.prompts_per_step  # the least that a step takes
+        # Where rollouts train on the rank that samples them, every mini-batch should have some on each rank.
+        rollouts_stay = not (config.training.balance and config.model.share_prefix)
+        self._in_turn = rollouts_stay and config.algorithm.minibatches > 1
         self._on_bad, self._should_stop, self._ranks = on_bad, should_stop, ranks
         self.place = place
 
@@ -99,7 +102,7 @@ class QuestionStream:
         self._source.expect(ahead)
 
     def _share(self, samples: Sequence[Sample]) -> list[Sample]:
-        return share_of_rank(samples, self._ranks.rank, self._ranks.world_size)
+        return share_of_rank(samples, self._ranks.rank, self._ranks.world_size, self._in_turn)
 
     def _at(self, place: int) -> Sample:
         return self._samples[self._order.index_at(place, self._seed, self._shuffle)]

@@ -8,6 +8,7 @@ A reading rank takes from the mapped files the elements that it needs.
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from safetensors.torch import save_file
 
 from vlm_pg.distributed import RankLayout
 from vlm_pg.errors import CheckpointError
-from vlm_pg.training.optimizer_states import OptimizerStates, StateSlice
+from vlm_pg.training.optimizer_states import Kind, OptimizerStates, StateSlice
 
 FOLDER, CONTENTS = "optimizer", "states.json"
 # Of one file: as much of a GPU's states lies in the host's memory while it is written.
@@ -101,7 +102,7 @@ def read_states(checkpoint: Path, states: OptimizerStates) -> int:
     """Fill this rank's states from what any number of ranks have written; the number of updates they had.
 
     Raises:
-        CheckpointError: they are not those of the weights that train, are not whole, or cannot be read.
+        CheckpointError: they are not those of the weights that train, are not whole or finite, or cannot be read.
     """
     contents = Contents.read(checkpoint)
     _check(checkpoint, contents, states)
@@ -131,13 +132,23 @@ def _check(checkpoint: Path, contents: Contents, states: OptimizerStates) -> Non
         )
 
 
+def _check_values(values: torch.Tensor, kind: Kind, path: Path, key: str) -> None:
+    """A state of NaN, or a negative mean of squares, would make NaN of the weights in the next update."""
+    least, largest = map(float, torch.aminmax(values))
+    if not math.isfinite(largest - least) or (kind == "exp_avg_sq" and least < 0):
+        raise CheckpointError(
+            f"{path} has values from {least} to {largest} in {key}, which would make NaN of the weights. Optimizer "
+            "states must be finite, and exp_avg_sq not negative. Resume from another checkpoint."
+        )
+
+
 class _StateFiles:
     """All files of a folder, mapped; which slices lie where."""
 
     def __init__(self, folder: Path):
         self._folder = folder
-        # (weight, kind) -> (first, end, file, key), by first element.
-        self._slices: dict[tuple[str, str], list[tuple[int, int, Any, str]]] = defaultdict(list)
+        # (weight, kind) -> (first, end, path, file, key), by first element.
+        self._slices: dict[tuple[str, str], list[tuple[int, int, Path, Any, str]]] = defaultdict(list)
         for path in sorted(folder.glob("rank-*.safetensors")):
             try:
                 self._add(path)
@@ -153,18 +164,19 @@ class _StateFiles:
             part = file.get_slice(key)
             if part.get_dtype() != "F32" or len(part.get_shape()) != 1:
                 raise ValueError(f"{key} is no run of fp32 numbers")
-            self._slices[weight, kind].append((int(first), int(first) + part.get_shape()[0], file, key))
+            self._slices[weight, kind].append((int(first), int(first) + part.get_shape()[0], path, file, key))
 
     def fill(self, piece: StateSlice) -> None:
         """Copy the elements from wherever they lie; pieces may overlap, but leave no gap."""
         done, last = piece.first, piece.first + piece.values.numel()
-        for first, end, file, key in self._slices[piece.weight, piece.kind]:
+        for first, end, path, file, key in self._slices[piece.weight, piece.kind]:
             if first > done or done == last:
                 break
             until = min(end, last)
             if until <= done:
                 continue
             stored = file.get_slice(key)[done - first : until - first]
+            _check_values(stored, piece.kind, path, key)
             piece.values[done - piece.first : until - piece.first].copy_(stored)
             done = until
         if done < last:

@@ -14,6 +14,7 @@ from vlm_pg.algorithms.weights import response_token_weights
 from vlm_pg.batching.cost import CostModel
 from vlm_pg.config import RunConfig
 from vlm_pg.distributed import agree_to_go_on, no_way_back
+from vlm_pg.errors import NotFiniteError
 from vlm_pg.metrics import NORM_CHART, Chart, Metric
 from vlm_pg.models.micro_batches import plan_groups
 from vlm_pg.models.packing import repeated_tokens
@@ -105,8 +106,8 @@ def update_policy(
     Raises:
         ConfigError: ``logprobs`` is recompute and other weights sampled these rollouts; or a loss of the user's own
             gave what is no loss.
-        FloatingPointError: loss or gradient is not finite; the weights are untouched, but engine and policy still hold
-            the failed step's gradients: load them anew before training goes on.
+        NotFiniteError: loss or gradient is not finite, and the weights are untouched; or the updated weights are not.
+            Engine and policy must be loaded anew before training goes on.
     """
     policy = engine.policy
     passes, trained = _passes(engine, reference, update, settings)
@@ -189,7 +190,7 @@ def _vision(engine: Engine, prompts: Sequence[Prompt]) -> StepFeatures:
 
 def _check_finite(loss: float) -> None:
     if not math.isfinite(loss):
-        raise FloatingPointError(
+        raise NotFiniteError(
             f"The loss is {loss}; the step was not taken and no checkpoint was written. Resume from the last "
             "checkpoint with a lower training.learning_rate, or look at the last rollouts for what went wrong."
         )

@@ -13,6 +13,7 @@ from vlm_pg.metrics import Metric
 from vlm_pg.models.reference import ScoringPolicy
 from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.tally import over_updates
+from vlm_pg.training.dealing import step_order
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.exchange import Share, dealt
 from vlm_pg.training.group_advantages import trains
@@ -26,9 +27,9 @@ UPDATES = Metric("updates", "of the optimizer", "same")
 def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, config: RunConfig) -> dict[str, float]:
     """``algorithm.num_iterations`` passes over the step's groups, ``algorithm.minibatches`` updates each.
 
-    Mini-batches have equally many groups as far as possible, over all ranks together and on each of them; their loss
-    weights are their own. Where there are fewer groups than mini-batches there are fewer updates. Where
-    log-probabilities are recomputed and there are several updates, they are scored before the first one.
+    Mini-batches are runs of the step's groups in their order (``RolloutGroup.order``), equally long over all ranks as
+    far as possible; their loss weights are their own. Where there are fewer groups than mini-batches there are fewer
+    updates. Where log-probabilities are recomputed and there are several updates, they are scored before the first one.
 
     Args:
         reference: what a KL term of the loss measures from; None without one.
@@ -42,8 +43,9 @@ def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, c
     if settings.logprobs == "recompute" and algorithm.updates > 1:
         groups = _scored(engine, step, config)
     values: list[dict[str, float]] = []
-    counts = gather_objects(len(groups))
-    parts = [part_of(place, engine.ranks.rank, counts, algorithm.minibatches) for place in range(len(groups))]
+    numbers = step_order(gather_objects([group.order for group in groups]))
+    total = sum(map(len, numbers))
+    parts = [number * algorithm.minibatches // total for number in numbers[engine.ranks.rank]]
     shares = _Shares(engine, reference, replace(step, groups=groups), settings, again=algorithm.num_iterations > 1)
     for _ in range(algorithm.num_iterations):
         for number in range(algorithm.minibatches):
@@ -108,17 +110,6 @@ class _Shares:
             # Of a trained tower's features none is kept over an update: its graph hangs on them.
             self._shares[number] = replace(share, vision=None) if vision_trains else share
         return share
-
-
-def part_of(place: int, on_rank: int, counts: Sequence[int], parts: int) -> int:
-    """Mini-batch of a rank's group: groups are counted in turn over the ranks, and cut into ``parts`` equal runs.
-
-    Args:
-        place: of the group on its rank.
-        counts: groups of each rank.
-    """
-    before = sum(min(count, place) for count in counts) + sum(count > place for count in counts[:on_rank])
-    return before * parts // sum(counts)
 
 
 def _scored(engine: Engine, step: Update, config: RunConfig) -> list[RolloutGroup]:

@@ -54,6 +54,18 @@ def test_missing_weights_are_not_random_ones(tmp_path: Path, kept: int) -> None:
         vlm_pg.load_policy(tmp_path)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path, value: float, dtype: str) -> None:
+    file = save_tiny_model(tmp_path) / "model.safetensors"
+    tensors = load_file(file)
+    name = sorted(tensors)[5]
+    tensors[name].view(-1)[-1] = value
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=rf"infinities in 1 of its weights \(the first is {name} in model\.safe"):
+        vlm_pg.load_policy(tmp_path, dtype=dtype)
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "processor_config.json"])
 @pytest.mark.parametrize("data", ["[]", "{", '"x"', "[" * 100_000], ids=["list", "open", "text", "deep"])
 def test_odd_files_of_a_model_are_no_traceback(tmp_path: Path, name: str, data: str) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.groups import tiny_policy
 from vlm_pg.distributed import RankLayout
-from vlm_pg.errors import CheckpointError
+from vlm_pg.errors import CheckpointError, NotFiniteError
 from vlm_pg.training.engines import TorchEngine
 from vlm_pg.training.optimizer_states import TorchStates
 from vlm_pg.training.settings import TrainingSettings
@@ -44,6 +44,17 @@ def test_a_weight_without_a_gradient_is_updated_with_zero() -> None:
     optimizer.step()
     assert not torch.equal(tower, before)
     torch.testing.assert_close(tower, oracle, rtol=1e-6, atol=1e-7)
+
+
+def test_an_update_that_leaves_nan_ends_before_anything_reads_the_weights() -> None:
+    engine, tower, language = engine_and_parts(torch.bfloat16)
+    engine.backward(tower.sum() + language.sum(), last=True)
+    engine.step(1e-2)
+    next(piece for piece in engine.states.slices() if piece.kind == "exp_avg").values[0] = torch.nan
+    engine.backward(tower.sum() + language.sum(), last=True)
+    with pytest.raises(NotFiniteError, match=r"Update 2 has left NaN or infinities in 1 weights \(the first is .*\)"):
+        engine.step(1e-2)
+    assert engine.policy.weights_version == 1
 
 
 def test_optimizer_states_that_are_not_whole_are_refused(tmp_path: Path) -> None:

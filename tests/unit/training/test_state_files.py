@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from vlm_pg.distributed import RankLayout
 from vlm_pg.errors import CheckpointError
@@ -91,6 +92,25 @@ def test_a_rank_whose_files_are_missing_is_noticed(tmp_path: Path) -> None:
     write(tmp_path, 2)
     (tmp_path / "optimizer" / "rank-00001-00000.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"lacks master of a\.weight from element 5 to 9, or in part"):
+        read_states(tmp_path, Divided(RankLayout(), 0))
+
+
+@pytest.mark.parametrize(
+    "kind, odd, words",
+    [
+        ("exp_avg", torch.nan, "nan to nan"),
+        ("exp_avg_sq", torch.inf, "2100.0 to inf"),
+        ("master", -torch.inf, "-inf to 102.0"),
+        ("exp_avg_sq", -1.0, "-1.0 to 2102.0"),
+    ],
+)
+def test_values_that_would_spoil_the_weights_are_refused(kind: str, odd: float, words: str, tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    file = tmp_path / "optimizer" / "rank-00000-00000.safetensors"
+    tensors = load_file(file)
+    tensors[f"b/{kind}/0"][1] = odd
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=rf"{file.name} has values from {words} in b/{kind}/0, which would make"):
         read_states(tmp_path, Divided(RankLayout(), 0))
 
 
