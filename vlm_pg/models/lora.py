@@ -183,7 +183,8 @@ def merge_adapter(model: Any) -> None:
 
     done: list[str] = []
     embeddings = (model.get_input_embeddings(), model.get_output_embeddings())
-    for name, layer in list(model.named_modules()):
+    modules: list[tuple[str, Any]] = list(model.named_modules())
+    for name, layer in modules:
         if any(name.startswith(f"{outer}.") for outer in done):
             continue
         if hasattr(layer, "unload_and_optionally_merge_module"):
