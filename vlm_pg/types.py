@@ -9,6 +9,7 @@ T packed tokens, N query heads, K key-value heads, H head dim, D model dim, V vo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -35,6 +36,10 @@ AnswerKind = Literal[
     "yes_no",
 ]
 ANSWER_KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
+# Tokens of Qwen's conversations that no text of a record or of settings may have, whatever the model's tokenizer.
+CONTROL_TOKEN = re.compile(
+    r"<\|(?:vision_start|vision_end|vision_pad|image_pad|video_pad|im_start|im_end|endoftext)\|>"
+)
 # The gold answer where options are to be selected and none is right.
 NONE_RIGHT = "none"
 FinishReason = Literal["stop", "length"]

@@ -6,15 +6,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText
 
 from tests.support.runs import run_cli, save_tiny_model
-from tests.support.tiny import tiny_processor
+from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.cli import main
 from vlm_pg.models.loading import load_policy
+from vlm_pg.models.lora import merge_adapter
 from vlm_pg.models.settings import LoraSettings, ModelSettings
 from vlm_pg.training import checkpoints
 
@@ -74,6 +77,58 @@ def test_a_merged_adapter_is_the_adapter(base: Path, adapter: Path, tmp_path: Pa
     without = logits(load_policy(base, device="cpu").model)
     torch.testing.assert_close(plain_logits(tmp_path / "merged"), expected, rtol=1e-5, atol=2e-5)
     assert (expected - without).abs().max() > 0.1
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [{"use_dora": True}, {"modules_to_save": ["embed_tokens"]}, {"modules_to_save": ["lm_head"]}],
+    ids=["dora", "embed_tokens", "lm_head"],
+)
+def test_an_adapter_that_peft_made_is_exported_as_peft_computes_it(
+    options: dict[str, Any], tied: bool, tmp_path: Path
+) -> None:
+    peft = pytest.importorskip("peft")
+    folder = tmp_path / "base"
+    tiny_model(tie_word_embeddings=tied).save_pretrained(folder)
+    tiny_processor().save_pretrained(folder)
+    model = peft.get_peft_model(
+        AutoModelForImageTextToText.from_pretrained(folder),
+        peft.LoraConfig(r=4, target_modules=["q_proj", "o_proj"], **options),
+    )
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    model.save_pretrained(tmp_path / "adapter")
+    assert main(["export", str(tmp_path / "adapter"), str(tmp_path / "out")]) == 0
+    merged = AutoModelForImageTextToText.from_pretrained(tmp_path / "out")
+    torch.testing.assert_close(logits(merged), logits(model.get_base_model()), rtol=1e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize("where", ["merging", "writing"])
+def test_an_export_that_computes_something_else_is_refused(
+    where: str, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes: list[torch.Tensor] = []
+
+    def wrong_when_loaded_again(policy: Any) -> tuple[torch.Tensor, ...]:
+        probes.append(torch.full((3,), 2.0 if len(probes) == 3 else 1.0))
+        return (probes[-1],)
+
+    def wrongly_merged(model: Any) -> None:
+        merge_adapter(model)
+        model.get_input_embeddings().weight.data.mul_(1.1)
+
+    if where == "merging":
+        monkeypatch.setattr("vlm_pg.training.export.merge_adapter", wrongly_merged)
+    else:
+        monkeypatch.setattr("vlm_pg.training.export._probe", wrong_when_loaded_again)
+    assert main(["export", str(adapter), str(tmp_path / "out")]) == 2
+    assert "cannot be exported: merged into its model, log-probabilities of a probe are off" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".tmp*"))
 
 
 def test_a_checkpoint_of_all_weights_keeps_them_bit_for_bit(base: Path, tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ list each of these is a list with one entry (or null) for each medium. Other key
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,9 +34,8 @@ from vlm_pg.data.references import media_of, parts_of
 from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.files import replacing
-from vlm_pg.types import BadSample, Sample
+from vlm_pg.types import CONTROL_TOKEN, BadSample, Sample
 
-MEDIA_TOKEN = re.compile(r"<\|(?:vision_start|vision_end|vision_pad|image_pad|video_pad|im_start|im_end|endoftext)\|>")
 ID_LIMIT = 200
 
 
@@ -155,7 +153,7 @@ def parse_record(record: Any, where: str = "") -> Sample:
     solution = record.get("solution")
     options = options_of(record, next(iter(answers_in(solution)), "") if isinstance(solution, str) else "")
     _check_unicode(sample_id, question, options)
-    token = MEDIA_TOKEN.search("\n".join((question, *options)))
+    token = CONTROL_TOKEN.search("\n".join((question, *options)))
     if token:
         raise fault(
             "media_token_in_text",

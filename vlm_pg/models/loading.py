@@ -233,23 +233,21 @@ def read_processor(path: str, family: Family, settings: ModelSettings) -> Any:
 
 def check_tokenizer(path: str, config: Any, processor: Any, family: Family) -> None:
     """A processor with another model's tokenizer, or none, would fail much later and far from its cause."""
-    if not family.reads_media:
-        largest = max(processor.get_vocab().values(), default=-1)
-        if not 0 <= largest < config.vocab_size:
-            raise ModelError(
-                f"The tokenizer at {path!r} has token ids up to {largest}, the model has embeddings for ids 0 to "
-                f"{config.vocab_size - 1}. Its tokenizer files are missing or another model's; copy them from "
-                "the checkpoint the model comes from."
-            )
-        return
-    vocabulary = processor.tokenizer.get_vocab()
+    vocabulary = getattr(processor, "tokenizer", processor).get_vocab()
     for token, field, kind in family.media_tokens:
-        if kind and field and vocabulary.get(token) != getattr(config, field):
+        if family.reads_media and kind and field and vocabulary.get(token) != getattr(config, field):
             raise ModelError(
                 f"The tokenizer at {path!r} has id {vocabulary.get(token)} for {token}, the model expects "
                 f"{getattr(config, field)}. Its tokenizer files are missing or another model's; copy them "
                 "from the checkpoint the model comes from."
             )
+    largest, rows = max(vocabulary.values(), default=-1), config.get_text_config().vocab_size
+    if not 0 <= largest < rows:
+        raise ModelError(
+            f"The tokenizer at {path!r} has token ids up to {largest}, the model has embeddings for ids 0 to "
+            f"{rows - 1}. Its tokenizer files are missing or another model's; copy them from the checkpoint the model "
+            "comes from. If tokens were added, resize the model's embeddings (resize_token_embeddings) and save it."
+        )
 
 
 def enable_checkpointing(model: Any) -> None:

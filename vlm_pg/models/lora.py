@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,29 @@ from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import PARTS, VISION_PARTS, LoraSettings, Part
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+# Fields of peft's LoraConfig under which adapters are loaded, trained and exported exactly as peft computes them; any
+# other must have its default value.
+_DESCRIPTION = {"task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"}
+_DESCRIPTION |= {"inference_mode", "runtime_config", "megatron_core"}
+# What decides which layers have an adapter, and of which shape: compared with the adapter's tensors.
+_LAYERS = {"r", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "fan_in_fan_out"}
+_INITIALIZATION = {"init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config"}
+EXACT_FIELDS = frozenset(
+    _DESCRIPTION
+    | _LAYERS
+    | _INITIALIZATION
+    | {"lora_alpha", "lora_dropout", "use_rslora", "rank_pattern", "alpha_pattern", "qalora_group_size"}
+    | {"bias", "modules_to_save", "trainable_token_indices", "target_parameters", "ensure_weight_tying"}
+    | {"use_dora", "lora_bias", "kasa_config"}
+)
+# Such an adapter is the one that ``add_lora`` makes.
+_PLAIN_FIELDS = _DESCRIPTION | _LAYERS | _INITIALIZATION | {"lora_alpha", "lora_dropout", "qalora_group_size"}
+_PLAIN_FIELDS |= {"ensure_weight_tying"}
+# These leave the weights beneath the adapter alone, and the file overwrites what they fill in.
+_PLAIN_INITIALIZATIONS = (True, False, "gaussian", "orthogonal", "eva", "mica")
+# These change the weights beneath as the adapter is put in place, the same way every time.
+_REPLAYED_INITIALIZATIONS = ("olora", "pissa")
+_MERGE = "Train an adapter without it, or merge it with peft (merge_and_unload) and use the merged model."
 
 
 def add_lora(model: Any, settings: LoraSettings, seed: int = 0) -> None:
@@ -64,7 +88,7 @@ def base_model(model: Any) -> Any:
     """The transformers model inside a PeftModel, adapter layers in place; any other model as it is.
 
     Raises:
-        ModelError: an adapter that is not LoRA.
+        ModelError: an adapter that is not LoRA, or has an option that is not supported.
     """
     configs = getattr(model, "peft_config", None) or {}
     others = sorted({str(getattr(c.peft_type, "value", c.peft_type)) for c in configs.values()} - {"LORA"})
@@ -73,6 +97,8 @@ def base_model(model: Any) -> Any:
             f"The model has an adapter of type {', '.join(others)}; only LORA is supported. Merge it into the model "
             "(merge_and_unload), or make a LoRA adapter with lora_dropout=0."
         )
+    for config in configs.values():
+        _check_fields(config, "The model's adapter")
     is_peft_model = hasattr(model, "peft_config") and hasattr(model, "get_base_model")
     return model.get_base_model() if is_peft_model else model
 
@@ -124,8 +150,17 @@ def adapter_disabled(model: torch.nn.Module) -> Iterator[None]:
     if not has_adapter(model):
         raise ModelError("The model has no adapter that could be disabled. Add one with add_lora.")
     from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
 
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for config in getattr(model, "peft_config", {}).values():
+        if _changes_base(config):
+            raise ModelError(
+                f"The adapter cannot be disabled: bias={config.bias}, init_lora_weights={config.init_lora_weights} or "
+                f"kasa_config={config.kasa_config} changed weights beneath it. Load a second policy as reference, "
+                "or set algorithm.kl_coef=0."
+            )
+    # The latter hold modules_to_save and trained tokens.
+    layers = [m for m in model.modules() if isinstance(m, BaseTunerLayer | AuxiliaryTrainingWrapper)]
     before = [layer.disable_adapters for layer in layers]
     for layer in layers:
         # peft's own switch also turns requires_grad of the adapter off and on, which engines watch.
@@ -139,16 +174,37 @@ def adapter_disabled(model: torch.nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def merge_adapter(model: Any) -> None:
-    """Add every adapter's B A to the layer it wraps and take the adapter away: a plain transformers model is left."""
+    """Add every adapter's B A to the layer it wraps and take the adapter away: a plain transformers model is left.
+
+    Trained copies of whole modules (``modules_to_save``) replace these; where that unties embeddings and output head,
+    the model's configuration says so.
+    """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    for name, layer in list(model.named_modules()):
-        if isinstance(layer, BaseTunerLayer):
+    done: list[str] = []
+    embeddings = (model.get_input_embeddings(), model.get_output_embeddings())
+    modules: list[tuple[str, Any]] = list(model.named_modules())
+    for name, layer in modules:
+        if any(name.startswith(f"{outer}.") for outer in done):
+            continue
+        if hasattr(layer, "unload_and_optionally_merge_module"):
+            options = {"merge": True, "safe_merge": True, "adapter_names": None}
+            model.set_submodule(name, layer.unload_and_optionally_merge_module(**options))
+        elif isinstance(layer, BaseTunerLayer):
+            if layer in embeddings:
+                # Else an output head that shares them would be changed, too.
+                base = layer.get_base_layer()
+                base.weight = torch.nn.Parameter(base.weight.clone(), requires_grad=False)
             layer.merge(safe_merge=True)
             model.set_submodule(name, layer.get_base_layer())
+        else:
+            continue
+        done.append(name)
     # By these save_pretrained decides that there is an adapter to save.
     model._hf_peft_config_loaded = False
     del model.peft_config
+    if model.get_input_embeddings().weight is not model.get_output_embeddings().weight:
+        model.config.tie_word_embeddings = False
 
 
 def adapter_base(path: str | Path) -> str | None:
@@ -159,6 +215,12 @@ def adapter_base(path: str | Path) -> str | None:
     base = _adapter_config(file.parent).get("base_model_name_or_path")
     if not base or not isinstance(base, str):
         raise ModelError(f"{file} does not say which model it belongs to; set base_model_name_or_path in it.")
+    revision = _adapter_config(file.parent).get("revision")
+    if revision not in (None, "main") and not Path(base).expanduser().is_dir():
+        raise ModelError(
+            f"{file} names revision {revision!r} of {base}, but only latest revisions are read from the hub. Download "
+            "it to a folder, and name the folder in base_model_name_or_path."
+        )
     return base
 
 
@@ -178,55 +240,105 @@ def adapts_tower(folder: str | Path, family: Family) -> bool:
 def load_adapter(model: Any, folder: str | Path, settings: LoraSettings | None) -> None:
     """Put the adapter in ``folder`` into ``model``: trainable as ``settings`` say, or frozen if they are None.
 
+    Every tensor of its file is compared with the model's weights afterwards.
+
     Raises:
-        ModelError: peft is missing, or the adapter's layers are not those the settings name.
+        ModelError: peft is missing, an option of the adapter is not supported, its layers are not those the settings
+            name, or a tensor of its file is missing or belongs nowhere.
     """
     peft = _import_peft()
-    if settings is None:
-        _load_frozen(model, folder, peft)
-        return
-    _check_scaling(folder, settings)
-    add_lora(model, settings)
     saved = _read_weights(folder)
-    expected = {name: tensor.shape for name, tensor in peft.get_peft_model_state_dict(model).items()}
-    found = {name.removeprefix("base_model.model."): tensor for name, tensor in saved.items()}
-    if {name: tensor.shape for name, tensor in found.items()} != expected:
+    config = _lora_config(folder, peft)
+    if settings is None:
+        _inject(model, folder, config)
+    else:
+        _check_plain(folder, config, settings)
+        add_lora(model, settings)
+    found = _by_names_of(model, saved, peft)
+    lacking, foreign = _differences(model, found, peft)
+    if lacking or foreign:
+        hint = (
+            "Check base_model_name_or_path there, and that its files are complete."
+            if settings is None
+            else f"Use the model.lora settings it was trained with (see {CONFIG_FILE} there)."
+        )
+        whose = "its model" if settings is None else "model.lora and the model"
         raise ModelError(
-            f"The adapter in {folder} has {len(found)} tensors, the adapter that model.lora describes has "
-            f"{len(expected)}, and their names or shapes differ. Use the model.lora settings it was trained with "
-            f"(see {CONFIG_FILE} there)."
+            f"The adapter in {folder} does not fit {whose}; names or shapes differ: "
+            f"{_counted(lacking, 'missing')}, {_counted(foreign, 'unknown or of another shape')}. {hint}"
         )
     peft.set_peft_model_state_dict(model, found)
+    _check_landed(model, folder, found, peft)
 
 
-def _load_frozen(model: Any, folder: str | Path, peft: Any) -> None:
-    """As transformers does it, which leaves what the file lacks at random numbers and zeros."""
-    conversions = getattr(model, "_weight_conversions", None)
+def _inject(model: Any, folder: str | Path, config: Any) -> None:
+    config.inference_mode = True
     try:
-        model.load_adapter(str(folder))
+        model.add_adapter(config)
     except Exception as error:  # of odd types in its files, anything
         raise ModelError(
-            f"The adapter in {folder} could not be loaded: {error} It needs {CONFIG_FILE} and {WEIGHTS_FILE} as peft "
-            "writes them."
+            f"The adapter in {folder} could not be put into the model: {error} It needs {CONFIG_FILE} and "
+            f"{WEIGHTS_FILE} as peft writes them, for this model."
         ) from error
-    # By the names of the adapter's file the model itself would be saved under wrong ones, once it is merged.
-    model._weight_conversions = conversions
-    if not (Path(folder) / WEIGHTS_FILE).is_file():
-        return
-    found = {name.removeprefix("base_model.model.") for name in _read_weights(folder)}
-    lacking = sorted(set(peft.get_peft_model_state_dict(model)) - found)
-    if lacking:
+    # peft leaves modules_to_save and biases trainable.
+    model.requires_grad_(False)
+
+
+def _by_names_of(model: Any, saved: dict[str, torch.Tensor], peft: Any) -> dict[str, torch.Tensor]:
+    """The file's tensors by the names of ``model``'s adapter: other releases of transformers name layers otherwise."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    known = _adapter_state(model, peft)
+    renamings = [one for one in get_model_conversion_mapping(model) or [] if isinstance(one, WeightRenaming)]
+    found = {}
+    for name, tensor in saved.items():
+        name = name.removeprefix("base_model.model.")
+        found[name if name in known else rename_source_key(name, renamings, [])[0]] = tensor
+    return found
+
+
+def _adapter_state(model: Any, peft: Any) -> dict[str, torch.Tensor]:
+    """The adapter's weights as its file names them; without embeddings, about which peft would ask the network."""
+    return peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+
+
+def _differences(model: Any, found: dict[str, torch.Tensor], peft: Any) -> tuple[list[str], list[str]]:
+    """Names of the adapter's weights that the file lacks, and of its tensors that fit no weight of the model."""
+    adapter = _adapter_state(model, peft)
+    # Of adapted embeddings a file may have the embeddings themselves, too.
+    weights = model.state_dict() | adapter
+    foreign = [name for name, tensor in found.items() if name not in weights or weights[name].shape != tensor.shape]
+    return sorted(set(adapter) - set(found)), sorted(foreign)
+
+
+def _counted(names: list[str], what: str) -> str:
+    return f"{len(names)} tensors {what}" + (f" (the first is {names[0]})" if names else "")
+
+
+def _check_landed(model: Any, folder: str | Path, found: dict[str, torch.Tensor], peft: Any) -> None:
+    """Loaders skip tensors without a word; so every value of the file is looked up in the model."""
+    weights = model.state_dict() | _adapter_state(model, peft)
+    lost = [
+        name
+        for name, tensor in found.items()
+        if not torch.equal(weights[name], tensor.to(weights[name].device, weights[name].dtype))
+    ]
+    if lost:
         raise ModelError(
-            f"The adapter in {folder} lacks {len(lacking)} of its tensors (the first is {lacking[0]}). Copy "
-            f"{WEIGHTS_FILE} again from where it comes from."
+            f"{_counted(sorted(lost), 'of the adapter')} in {folder} did not arrive in the model. Update peft and "
+            "transformers, or merge the adapter into its model with peft and use the merged model."
         )
 
 
 def _read_weights(folder: str | Path) -> dict[str, torch.Tensor]:
     path = Path(folder) / WEIGHTS_FILE
+    pickled = path.with_suffix(".bin")
     try:
+        if pickled.is_file() and not path.is_file():
+            return torch.load(pickled, "cpu", weights_only=True)
         return load_file(path)
-    except (OSError, SafetensorError) as error:
+    except Exception as error:  # of damaged files, anything
         raise _unreadable(path, error) from error
 
 
@@ -237,16 +349,70 @@ def _unreadable(path: Path, error: Exception) -> ModelError:
     )
 
 
-def _check_scaling(folder: str | Path, settings: LoraSettings) -> None:
-    """Names and shapes say nothing about the factor on an adapter's output."""
-    config = _adapter_config(folder)
-    alpha = config.get("lora_alpha")
-    odd = [name for name in ("use_rslora", "rank_pattern", "alpha_pattern") if config.get(name)]
-    if alpha != settings.alpha or odd:
+def _lora_config(folder: str | Path, peft: Any) -> Any:
+    """The adapter's configuration in ``folder``, as peft's own object; refuses what is not computed exactly."""
+    written = _adapter_config(folder)
+    kind = str(written.get("peft_type"))
+    if kind != "LORA":
+        raise ModelError(f"The adapter in {folder} is of type {kind}; only LORA is supported. {_MERGE}")
+    known = {field.name for field in fields(peft.LoraConfig)}
+    # peft leaves out what a newer release wrote.
+    for name in sorted(name for name, value in written.items() if name not in known and value):
         raise ModelError(
-            f"The adapter in {folder} has {', '.join([f'lora_alpha={alpha}', *odd])}; model.lora has "
-            f"alpha={settings.alpha} and none of use_rslora, rank_pattern, alpha_pattern. Set model.lora.alpha to the "
-            "adapter's, or merge the adapter into the model."
+            f"The adapter in {folder} has {name}={written[name]!r}, which the installed peft {peft.__version__} does "
+            f"not know. Update peft. {_MERGE}"
+        )
+    _check_initialization(written.get("init_lora_weights", True), f"The adapter in {folder}")
+    try:
+        config = peft.LoraConfig.from_pretrained(str(folder))
+    except Exception as error:  # of odd types in the file, anything
+        raise ModelError(
+            f"The adapter in {folder} could not be loaded: {error} It needs {CONFIG_FILE} as peft writes it."
+        ) from error
+    _check_fields(config, f"The adapter in {folder}")
+    return config
+
+
+def _check_fields(config: Any, whose: str) -> None:
+    for name, value in _unusual_fields(config).items():
+        if name not in EXACT_FIELDS:
+            raise ModelError(f"{whose} has {name}={value!r}, which is not supported. {_MERGE}")
+
+
+def _check_initialization(how: Any, whose: str) -> None:
+    """What an adapter did to the weights beneath it must be done to them again, as it is loaded."""
+    allowed = (*_PLAIN_INITIALIZATIONS, *_REPLAYED_INITIALIZATIONS)
+    if how not in allowed:
+        raise ModelError(
+            f"{whose} has init_lora_weights={how!r}, which changed the weights of its model in a "
+            f"way its folder does not hold. Supported are {', '.join(map(str, allowed))}. Convert it to plain LoRA "
+            "with peft (path_initial_model_for_weight_conversion), or use the merged model."
+        )
+
+
+def _changes_base(config: Any) -> bool:
+    """Whether the model with this adapter disabled is another one than without it."""
+    return config.bias != "none" or bool(config.kasa_config) or config.init_lora_weights not in _PLAIN_INITIALIZATIONS
+
+
+def _unusual_fields(config: Any) -> dict[str, Any]:
+    """Those that are set to something else than their default."""
+    default = type(config)()
+    values = {field.name: (getattr(config, field.name), getattr(default, field.name)) for field in fields(config)}
+    return {name: value for name, (value, usual) in values.items() if value != usual and (value or usual)}
+
+
+def _check_plain(folder: str | Path, config: Any, settings: LoraSettings) -> None:
+    """Names and shapes of tensors do not tell how the adapter's output is made of them."""
+    odd = {name: value for name, value in _unusual_fields(config).items() if name not in _PLAIN_FIELDS}
+    if config.init_lora_weights not in _PLAIN_INITIALIZATIONS:
+        odd["init_lora_weights"] = config.init_lora_weights
+    if config.lora_alpha != settings.alpha or odd:
+        having = [f"{name}={value!r}" for name, value in ({"lora_alpha": config.lora_alpha} | odd).items()]
+        raise ModelError(
+            f"The adapter in {folder} has {', '.join(having)}; model.lora describes plain LoRA with "
+            f"alpha={settings.alpha}. Set model.lora.alpha to the adapter's; one with other options can only be merged "
+            "into its model (vlm-pg export), on which a new one trains."
         )
 
 

@@ -13,6 +13,7 @@ from weakref import ref
 import torch
 
 from vlm_pg.errors import ModelError, SampleError
+from vlm_pg.prompts.chat import check_placeholders, control_tokens, render_chat
 from vlm_pg.prompts.grids_alone import is_tokenizer, without_pixels
 from vlm_pg.prompts.preview import preview_frames
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
@@ -80,9 +81,13 @@ class PromptBuilder:
         self._wording, self._answer_prefix = wording, answer_prefix
         # Only Qwen2.5-VL's processor passes seconds on to the positions; the others write times into the text, or none.
         self._times_by_rate = "second_per_grid_ts" in self._processor.model_input_names
-        tokenizer: Any = self._processor.tokenizer if self._reads_media else self._processor
-        added = tokenizer.get_added_vocab()
-        self._control_tokens = tuple(token for token in added if token.startswith("<|") and token.endswith("|>"))
+        self._control_tokens = control_tokens(self._processor)
+        for text in (settings.system, *settings.instructions.values(), answer_prefix):
+            if found := self._control_token_in(text):
+                raise ModelError(
+                    "prompt.system, prompt.instructions or an answer_prefix contains the model's control token "
+                    f"'{found}'. Control tokens may come from the chat template only. Remove it."
+                )
 
     def build(self, sample: Sample, media: Sequence[DecodedMedia]) -> Prompt:
         """The prompt of a sample.
@@ -157,6 +162,8 @@ class PromptBuilder:
     ) -> Prompt:
         """``shown``: ``media``, or the images made of them."""
         text = self._begun(messages)
+        if self._reads_media:
+            check_placeholders(self._processor, text, [item.kind for item in shown])
         before, prompt = self._shown_last(media), None
         if before is not None:
             counted = self._prompt(self._without_pixels, sample, text, shown, media, subtitles, words)
@@ -181,7 +188,7 @@ class PromptBuilder:
 
     def _begun(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The conversation as text, up to where the model goes on."""
-        text: str = self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = render_chat(self._processor, messages, add_generation_prompt=True)
         if self._answer_prefix and text.rstrip().endswith("<think>"):
             raise ModelError(
                 f"An answer is to begin with {self._answer_prefix!r}, and the model's chat template begins it with "
@@ -255,14 +262,16 @@ class PromptBuilder:
         seconds = torch.as_tensor(outputs.get("second_per_grid_ts", ()), dtype=torch.float32)
         return outputs | {"second_per_grid_ts": seconds.tolist()}
 
+    def _control_token_in(self, words: str) -> str | None:
+        return next((token for token in self._control_tokens if token in words), None)
+
     def _refuse_control_tokens(self, words: str) -> None:
-        for token in self._control_tokens:
-            if token in words:
-                raise SampleError(
-                    "media_token_in_text",
-                    f"the text of the question contains the model's control token '{token}'. Control tokens may come "
-                    "from the chat template only. Remove it from the record, or from its subtitles.",
-                )
+        if token := self._control_token_in(words):
+            raise SampleError(
+                "media_token_in_text",
+                f"the text of the question contains the model's control token '{token}'. Control tokens may come "
+                "from the chat template only. Remove it from the record, or from its subtitles.",
+            )
 
 
 def _check_kinds(sample: Sample, media: Sequence[DecodedMedia]) -> None:

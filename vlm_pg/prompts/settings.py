@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from pydantic import Field, field_validator
 
 from vlm_pg.settings import Settings
-from vlm_pg.types import ANSWER_KINDS, AnswerKind
+from vlm_pg.types import ANSWER_KINDS, CONTROL_TOKEN, AnswerKind
 
 _THINK = (
     "Work it out step by step between <think> and </think>. Then write the result between <answer> and </answer>, and "
@@ -33,7 +32,6 @@ DEFAULT_INSTRUCTIONS: dict[AnswerKind, str] = {
     "exact": _THINK + "The result is the word or phrase asked for and nothing else, for example <answer>blue</answer>.",
     "yes_no": _THINK + "The result is yes or no, for example <answer>yes</answer>.",
 }
-_CONTROL_TOKEN = re.compile(r"<\|\w+\|>")
 
 
 class PromptSettings(Settings):
@@ -64,7 +62,7 @@ class PromptSettings(Settings):
     @classmethod
     def _no_control_tokens(cls, value: Any) -> Any:
         for text in value.values() if isinstance(value, dict) else (value,):
-            if found := _CONTROL_TOKEN.search(text):
+            if found := CONTROL_TOKEN.search(text):
                 raise ValueError(
                     f"contains the control token '{found[0]}'. Plain text is allowed; the chat template adds the "
                     "control tokens. Remove it."

@@ -9,18 +9,26 @@ from typing import Any
 
 import torch
 
-from vlm_pg.errors import CheckpointError, ConfigError, VlmPgError
+from vlm_pg.errors import CheckpointError, ConfigError, ModelError, VlmPgError
 from vlm_pg.models.loading import DTYPES, load_policy
-from vlm_pg.models.lora import adapter_base, has_adapter, merge_adapter
+from vlm_pg.models.lora import adapter_base, merge_adapter
+from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
+from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.training import checkpoints
+from vlm_pg.types import ResponseGroup
+
+_PROBE_TOKENS = 48
+# Relative to the largest value; merging in fp32 rounds far below it.
+_TOLERANCE = 1e-3
 
 
 def export(source: Path, out: Path, dtype: str | None = None) -> str:
     """Write the model in ``source`` to the new folder ``out``; a line that says what was done.
 
     An adapter is merged in fp32. ``out`` appears whole or not at all, and holds weights, configuration and processor:
-    no optimizer state, nothing of the run.
+    no optimizer state, nothing of the run. A merged model is loaded again, and must give a probe the
+    log-probabilities it had before merging.
 
     Args:
         source: a checkpoint, or the folder of any adapter or model that could be trained.
@@ -29,7 +37,7 @@ def export(source: Path, out: Path, dtype: str | None = None) -> str:
     Raises:
         ConfigError: ``out`` exists, or ``source`` is no folder of a model.
         CheckpointError: ``source`` is a checkpoint that was not written whole.
-        ModelError: the model, or the one the adapter belongs to, cannot be loaded.
+        ModelError: the model, or the one the adapter belongs to, cannot be loaded, or a probe differs.
     """
     _check(source, out)
     base = adapter_base(source)
@@ -37,20 +45,54 @@ def export(source: Path, out: Path, dtype: str | None = None) -> str:
     stored = _stored_dtype(base or str(source))
     policy = load_policy(source, torch.float32 if base else stored, "cpu", settings)
     model = policy.model
-    if has_adapter(model):
+    if base:
+        adapted = _probe(policy)
         merge_adapter(model)
+        _compare(adapted, _probe(policy), source)
     model.to(DTYPES[dtype] if dtype else stored)
     temporary = out.parent / f".tmp-{out.name}-{os.getpid()}"
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         model.save_pretrained(temporary)
         _processor(source, policy).save_pretrained(temporary)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        name = str(model.dtype).removeprefix("torch.")
+        if base:
+            merged, at = _probe(policy), model.dtype
+            del policy, model  # two models need not fit into memory
+            _compare(merged, _probe(load_policy(temporary, at, "cpu")), source)
         temporary.rename(out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    count = sum(parameter.numel() for parameter in model.parameters())
     kind = f"{base} with the adapter in {source} merged into it{_of_training(source)}" if base else str(source)
-    return f"{kind}: {count:,} parameters in {str(model.dtype).removeprefix('torch.')}, written to {out}"
+    return f"{kind}: {count:,} parameters in {name}, written to {out}"
+
+
+@torch.no_grad()
+def _probe(policy: Policy) -> tuple[torch.Tensor, ...]:
+    """Log-probabilities of tokens from all over the vocabulary, and what the tower makes of one visual token."""
+    text_ids = [i for i in range(policy.vocab_size) if i not in policy.media_token_ids]
+    ids = torch.tensor(text_ids[:: max(1, len(text_ids) // _PROBE_TOKENS)])
+    half = len(ids) // 2
+    inputs = {"input_ids": ids[None, :half], "mm_token_type_ids": torch.zeros(1, half, dtype=torch.int64)}
+    prompt = prompt_from_processor(inputs, policy.positions, "probe")
+    found = [policy.logprobs([ResponseGroup(prompt, (ids[half:],))])[0][0]]
+    if policy.family.reads_media:
+        pixels, grid = policy.pixels.empty_token(policy.device)
+        pixels = torch.linspace(-1, 1, pixels.numel()).reshape(pixels.shape)
+        found.append(policy.run_tower(pixels, grid).flatten())
+    return tuple(tensor.float() for tensor in found)
+
+
+def _compare(adapted: tuple[torch.Tensor, ...], merged: tuple[torch.Tensor, ...], source: Path) -> None:
+    """Raise ModelError where the merged model does not compute what the model with its adapter does."""
+    for what, expected, got in zip(("log-probabilities", "visual features"), adapted, merged, strict=False):
+        off = float((got - expected).abs().max())
+        if not off <= _TOLERANCE * max(1.0, float(expected.abs().max())):
+            raise ModelError(
+                f"The adapter in {source} cannot be exported: merged into its model, {what} of a probe are off by "
+                f"{off:.3g}. Nothing was written. Merge it with peft (merge_and_unload), or keep the adapter."
+            )
 
 
 def _check(source: Path, out: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from tests.support.runs import save_tiny_model
 from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.errors import ModelError
 from vlm_pg.models.loading import make_policy
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.without_weights import WithoutWeights
 
 
 def test_a_folder_loads_in_the_precision_asked_for(tmp_path: Path) -> None:
@@ -72,6 +75,23 @@ def test_odd_files_of_a_model_are_no_traceback(tmp_path: Path, name: str, data: 
     (save_tiny_model(tmp_path) / name).write_text(data)
     with pytest.raises(ModelError, match=str(tmp_path)):
         vlm_pg.load_policy(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen2"])
+def test_token_ids_without_embeddings_are_refused(family: str, tmp_path: Path) -> None:
+    """Tokens were added, and the embeddings not resized; more embeddings than tokens, as Qwen pads them, are fine."""
+    tokenizer = tiny_processor(family) if family == "qwen2" else tiny_processor(family).tokenizer
+    processor, size = deepcopy(tiny_processor(family)), len(tokenizer)
+    getattr(processor, "tokenizer", processor).add_tokens(["<answer>"])
+    tiny_model(family).save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    message = rf"token ids up to {size}, the model has embeddings for ids 0 to {size - 1}\..* resize the model's"
+    with pytest.raises(ModelError, match=message):
+        vlm_pg.load_policy(tmp_path)
+    with pytest.raises(ModelError, match=message):
+        WithoutWeights(ModelSettings(path=str(tmp_path)))
+    tiny_model(family, vocab_size=size + 8).save_pretrained(tmp_path)
+    assert vlm_pg.load_policy(tmp_path).vocab_size == size + 8
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:

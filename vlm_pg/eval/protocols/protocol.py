@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -15,7 +14,7 @@ from vlm_pg.eval.protocols.template import Template, parse
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.settings import Settings
-from vlm_pg.types import Sample
+from vlm_pg.types import CONTROL_TOKEN, Sample
 
 OptionStyle = Literal["A. text", "(A) text", "A: text"]
 SubtitleRule = Literal["none", "at_frames", "lmms", "kit", "qwen3_vl", "interleaved"]
@@ -35,7 +34,6 @@ MEDIA_KEYS = (
 )
 BY_KIND = "answer_kind"
 ANY = "*"
-_CONTROL_TOKEN = re.compile(r"<\|\w{1,80}\|>")
 
 
 class ProtocolSampling(Settings):
@@ -103,7 +101,7 @@ class Protocol(Settings):
     @classmethod
     def _no_control_tokens(cls, value: Any) -> Any:
         for text in value.values() if isinstance(value, dict) else (value,):
-            if found := _CONTROL_TOKEN.search(text):
+            if found := CONTROL_TOKEN.search(text):
                 raise ValueError(
                     f"contains the control token '{found[0]}'. Plain text is allowed; the chat template adds the "
                     "control tokens. Remove it."

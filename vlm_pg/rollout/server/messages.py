@@ -22,6 +22,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import PositionRule
 from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.prompts.builder import user_content
+from vlm_pg.prompts.chat import render_chat
 from vlm_pg.rollout.server.dialects import VLLM_FRAMES_PER_SECOND, Kind
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.types import Prompt, PromptWords, Sample
@@ -98,9 +99,8 @@ class ChatMessages:
                 f"PromptBuilder; answers are to begin with {self._answer_prefix!r}."
             )
         media: list[dict[str, Any]] = [{"type": kind} for kind in prompt.media_kinds]
-        rendered = self._policy.processor.apply_chat_template(
-            self._conversation(media, words), tokenize=False, **_how_it_ends(words.answer_prefix)
-        )
+        conversation = self._conversation(media, words)
+        rendered = render_chat(self._policy.processor, conversation, **_how_it_ends(words.answer_prefix))
         if rendered != prompt.text:
             raise ValueError(
                 f"The prompt of sample {prompt.sample_id!r} reads {prompt.text!r}, its words give {rendered!r}. "
