@@ -26,12 +26,12 @@ text alone is the name of a field; points lead into others ("conversations.0.val
 names is refused.
 
 Conversions: ``names`` (what a field's values are called in a record; others are refused), ``remove`` (exact sentences
-at the start or end), ``prefix``, ``suffix``. ``options`` come from a list, a text with a ``separator``, ``columns``, or
-the question's last lines (``in_question: true``); the last columns may be empty. ``answer`` is ``given_as`` letter,
-index, index from 1, text, tagged ("<answer>B</answer>") or written, the default: any spelling that fits one option.
-That holds for questions with options; others take the answer as it is written. A class of a table is its name, and its
-number where an index is asked for. Several right options (``multiple select``) are a list, or a text with a
-``separator``.
+at the start or end; "<image>" and "<video>" only where there is one for each medium), ``prefix``, ``suffix``.
+``options`` come from a list, a text with a ``separator``, ``columns``, or the question's last lines (``in_question:
+true``); the last columns may be empty. ``answer`` is ``given_as`` letter, index, index from 1, text, tagged
+("<answer>B</answer>") or written, the default: any spelling that fits one option. That holds for questions with
+options; others take the answer as it is written. A class of a table is its name, and its number where an index is asked
+for. Several right options (``multiple select``) are a list, or a text with a ``separator``.
 
 Beside ``fields``: ``files`` (train, eval: glob patterns below the folder), ``media_folders`` (glob patterns below the
 media root of folders that paths start from, "clips/**" for those inside others too; without them, the root itself),

@@ -17,7 +17,7 @@ from data_pipelines.engine.fields import (
     unusable,
 )
 from data_pipelines.engine.options import letter_of_text, split_options
-from data_pipelines.engine.questions import answered, untagged, without_sentences
+from data_pipelines.engine.questions import answered, check_removed_marks, untagged, without_sentences
 from vlm_pg.data.columns import Label
 from vlm_pg.data.gold import answer_kind_of
 from vlm_pg.data.option_letters import Closed, close_gap, option_texts, options_of
@@ -41,6 +41,8 @@ def mapped_record(field_map: FieldMap, row: Row, name: str) -> dict[str, Any]:
     record |= {field: _converted(source, row, field) for field, source in fields.sources().items()}
     record |= {field: _as_name(record[field]) for field in _NAMES if field in record}
     record["data_source"] = record["data_source"] or field_map.name
+    if isinstance(record["problem"], str):
+        check_removed_marks(str(_raw(fields.problem, row)), record["problem"], _count_media(record.get("path")))
     options = _options(fields, row, record)
     if closed := _closed(fields.answer, row, record, options):
         return record | answered(record["problem_type"], closed.letter, closed.options)
@@ -144,6 +146,10 @@ def _number(value: Any, name: str) -> Any:
     except (ValueError, OverflowError):  # whole numbers have no largest one
         allowed = "A number of pictures a second" if name == "folder_fps" else "A number of seconds"
         raise unusable("bad_clip", f"'{name}' is '{str(value)[:80]}'", allowed) from None
+
+
+def _count_media(path: Any) -> int:
+    return len(path) if isinstance(path, list) else int(path not in (None, ""))
 
 
 def _as_name(value: Any) -> Any:

@@ -68,6 +68,32 @@ def test_the_map_of_the_docstring_and_its_example(tmp_path: Path) -> None:
     assert isinstance(plain, Sample) and replace(plain, where="") == example(generic)
 
 
+@pytest.mark.parametrize(
+    ("question", "remove", "video", "kept"),
+    [
+        ("<video>\nWhat moves?", [], 7, "<video>\nWhat moves?"),
+        ("What moves in <video>?", ["<image>"], 7, "What moves in <video>?"),
+        ("<video>\nWhat moves?", ["<video>"], 7, "What moves?"),
+        # another kind stays in the text, or more marks than media, or none of the media
+        ("<image>\nWhat moves?", [], 7, "'<image>' 1 time(s), and the record names 0 image(s)"),
+        ("<video><video>\nWhat moves?", [], 7, "'<video>' 2 time(s), and the record names 1 video(s)"),
+        ("<image><image>\nWhat moves?", ["<image>"], 7, "2 mark(s) (<image> or <video>) are removed"),
+        ("<image>\nIs <image> a car?", ["<image>"], 7, "'<image>' 1 time(s), and the record names 0 image(s)"),
+        ("<image>\nWhat moves?", ["<image>"], None, "1 mark(s) (<image> or <video>) are removed"),
+    ],
+)
+def test_marks_stay_as_many_as_the_media(
+    tmp_path: Path, question: str, remove: list[str], video: int | None, kept: str
+) -> None:
+    problem = {"problem": {"field": "question", "remove": remove}}
+    kind = {"data_type": {"constant": "text"}} if video is None else {}
+    (one,) = one_row(mapped(tmp_path, FIELDS | problem | kind), ROW | {"question": question, "video_id": video})
+    if isinstance(one, Sample):
+        assert one.question == kept
+    else:
+        assert one.reason == "media_mark_without_medium" and kept in one.message
+
+
 @pytest.mark.parametrize("given", [{"constant": 3}, "rate"])
 def test_videos_that_are_folders_of_pictures(tmp_path: Path, given: Any) -> None:
     """A table may hold the rate as a text, as it may a time."""
