@@ -23,7 +23,11 @@ of a record, which field of a row it is, or the same value for all rows:
 ``problem``, ``data_type``, ``problem_type`` and ``answer`` are needed; ``problem_id``, ``options``, ``process``,
 ``path``, ``data_source``, ``category``, ``start``, ``end``, ``times``, ``subtitles`` and ``folder_fps`` may be given. A
 text alone is the name of a field; points lead into others ("conversations.0.value"). A row without a field the map
-names is refused.
+names is refused, unless it is one of videos and the row's media are images, or ``path`` and the row's type is text. A
+cell of a CSV file may hold a list or an object as JSON. Where images and videos stand in fields of their own, ``video``
+and ``image`` name these, in the place of ``path`` and ``data_type``; a row has either, or both:
+
+    fields: {video: clip, image: {field: photo, prefix: photos/}, problem: question, ...}
 
 Conversions: ``names`` (what a field's values are called in a record; others are refused), ``remove`` (exact sentences
 at the start or end; "<image>" and "<video>" only where there is one for each medium), ``prefix``, ``suffix``.
@@ -124,18 +128,24 @@ def dataset_of(map_file: Path) -> DataSet:
         suffixes=(*TABLES, ".ndjson"),
         beside=LOST,
     )
-    has_media = field_map.fields.path is not None
+    has_media = field_map.fields.path is not None or bool(field_map.fields.media())
     media = tuple(field_map.media_folders) if has_media else None
     columns = len(field_map.fields.options.columns or ()) if field_map.fields.options else 0
     return DataSet(field_map.name, (form,), media, by_name=False, described_in=(map_file,), option_columns=columns)
 
 
 def _columns(field_map: FieldMap) -> tuple[tuple[str, ...], ...]:
-    """The fields that every row has: the outermost of those inside others."""
+    """The fields that every row has, the outermost of those inside others; of those with media one of them."""
     fields = field_map.fields
-    sources = [*fields.sources().values(), fields.answer, *([fields.options] if fields.options else [])]
+    always = [source for field, source in fields.sources().items() if field not in fields.optional()]
+    sources = [*always, fields.answer, *([fields.options] if fields.options else [])]
     names = dict.fromkeys(name for source in sources for name in source.fields())
-    return tuple((name, name.partition(".")[0]) if "." in name else (name,) for name in names)
+    media = [name for source in fields.media().values() for name in source.fields()]
+    return (*map(_outer, names), *([tuple(one for name in media for one in _outer(name))] if media else []))
+
+
+def _outer(name: str) -> tuple[str, ...]:
+    return (name, name.partition(".")[0]) if "." in name else (name,)
 
 
 def _fetched(dataset: DataSet, own: argparse.Namespace, rest: Sequence[str]) -> list[str]:
