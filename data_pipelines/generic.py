@@ -2,6 +2,7 @@
 
     vlm-pg prepare generic --map my_set.yaml my_set --media-root my_set --out data/my_set
     vlm-pg prepare generic --map my_set.yaml --train rows.jsonl --eval held_out.csv --out data/my_set
+    mkdir -p data/media
     vlm-pg prepare generic --map my_set.yaml --hub OWNER/NAME --hub-splits train test --hub-folder data/raw/my_set
         --allow-hub --media-root data/media --out data/my_set     # --hub-config, --hub-revision
 

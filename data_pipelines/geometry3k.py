@@ -1,7 +1,7 @@
 r"""Geometry3K: geometry problems with a diagram to checked records of multiple choice or mathematics.
 
     vlm-pg prepare geometry3k InterGPS --media-root InterGPS --out data/geometry3k
-    vlm-pg prepare geometry3k geometry3k --media-root data/media --out data/geometry3k
+    mkdir -p data/media && vlm-pg prepare geometry3k geometry3k --media-root data/media --out data/geometry3k
 
 Published: lupantech/InterGPS ``data/geometry3k/{train,val,test}.zip``, which unpack to ``<split>/<id>/data.json`` (one
 object a file) beside ``img_diagram.png``: ``problem_text``, ``choices`` in spaced LaTeX ("5 \sqrt { 2 }"), the letter
