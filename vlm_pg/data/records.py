@@ -95,10 +95,24 @@ def stream_records(
         except SampleError as error:
             yield BadSample(_name_of(record, where), error.reason, str(error), where)
     if not found:
-        raise ConfigError(
-            f"Data file '{printable(str(path), 300)}' has no records. At least one is expected. Check how the file was "
-            "prepared."
-        )
+        raise _no_records(path)
+
+
+def refuse_no_records(path: Path) -> None:
+    """Refuse a file or folder that ``read_raw`` refuses at its beginning, or that has no record.
+
+    Raises:
+        ConfigError: as ``read_records``.
+    """
+    if next(iter(read_raw(path)), None) is None:
+        raise _no_records(path)
+
+
+def _no_records(path: Path) -> ConfigError:
+    return ConfigError(
+        f"Data file '{printable(str(path), 300)}' has no records. At least one is expected. Check how the file was "
+        "prepared."
+    )
 
 
 def with_paths(record: Any, unpack: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Any:
