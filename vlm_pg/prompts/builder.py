@@ -114,13 +114,13 @@ class PromptBuilder:
             subtitles = ""
             system, asked = self._wording(sample, media)
             self._refuse_control_tokens(system)
-        turn = asked if isinstance(asked, Turn) else None
-        words = PromptWords(
-            system, asked if turn is None else turn.text, self._answer_prefix, () if turn is None else turn.media_at
-        )
+        kinds, shown = [ref.kind for ref in sample.media], media
+        if isinstance(asked, Turn):
+            kinds, shown = asked.kinds, asked.shown(media)
+            words = PromptWords(system, asked.text, self._answer_prefix, asked.media_at)
+        else:
+            words = PromptWords(system, asked, self._answer_prefix)
         self._refuse_control_tokens(words.user)
-        kinds = [ref.kind for ref in sample.media] if turn is None else turn.kinds
-        shown = media if turn is None else turn.shown(media)
         return self._built(sample, self._messages(kinds, words), shown, media, subtitles, words)
 
     def build_conversation(
