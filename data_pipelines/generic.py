@@ -2,6 +2,7 @@
 
     vlm-pg prepare generic --map my_set.yaml my_set --media-root my_set --out data/my_set
     vlm-pg prepare generic --map my_set.yaml --train rows.jsonl --eval held_out.csv --out data/my_set
+    mkdir -p data/media
     vlm-pg prepare generic --map my_set.yaml --hub OWNER/NAME --hub-splits train test --hub-folder data/raw/my_set
         --allow-hub --media-root data/media --out data/my_set     # --hub-config, --hub-revision
 
@@ -23,15 +24,19 @@ of a record, which field of a row it is, or the same value for all rows:
 ``problem``, ``data_type``, ``problem_type`` and ``answer`` are needed; ``problem_id``, ``options``, ``process``,
 ``path``, ``data_source``, ``category``, ``start``, ``end``, ``times``, ``subtitles`` and ``folder_fps`` may be given. A
 text alone is the name of a field; points lead into others ("conversations.0.value"). A row without a field the map
-names is refused.
+names is refused, unless it is one of videos and the row's media are images, or ``path`` and the row's type is text. A
+cell of a CSV file may hold a list or an object as JSON. Where images and videos stand in fields of their own, ``video``
+and ``image`` name these, in the place of ``path`` and ``data_type``; a row has either, or both:
+
+    fields: {video: clip, image: {field: photo, prefix: photos/}, problem: question, ...}
 
 Conversions: ``names`` (what a field's values are called in a record; others are refused), ``remove`` (exact sentences
-at the start or end), ``prefix``, ``suffix``. ``options`` come from a list, a text with a ``separator``, ``columns``, or
-the question's last lines (``in_question: true``); the last columns may be empty. ``answer`` is ``given_as`` letter,
-index, index from 1, text, tagged ("<answer>B</answer>") or written, the default: any spelling that fits one option.
-That holds for questions with options; others take the answer as it is written. A class of a table is its name, and its
-number where an index is asked for. Several right options (``multiple select``) are a list, or a text with a
-``separator``.
+at the start or end; "<image>" and "<video>" only where there is one for each medium), ``prefix``, ``suffix``.
+``options`` come from a list, a text with a ``separator``, ``columns``, or the question's last lines (``in_question:
+true``); the last columns may be empty. ``answer`` is ``given_as`` letter, index, index from 1, text, tagged
+("<answer>B</answer>") or written, the default: any spelling that fits one option. That holds for questions with
+options; others take the answer as it is written. A class of a table is its name, and its number where an index is asked
+for. Several right options (``multiple select``) are a list, or a text with a ``separator``.
 
 Beside ``fields``: ``files`` (train, eval: glob patterns below the folder), ``media_folders`` (glob patterns below the
 media root of folders that paths start from, "clips/**" for those inside others too; without them, the root itself),
@@ -124,18 +129,24 @@ def dataset_of(map_file: Path) -> DataSet:
         suffixes=(*TABLES, ".ndjson"),
         beside=LOST,
     )
-    has_media = field_map.fields.path is not None
+    has_media = field_map.fields.path is not None or bool(field_map.fields.media())
     media = tuple(field_map.media_folders) if has_media else None
     columns = len(field_map.fields.options.columns or ()) if field_map.fields.options else 0
     return DataSet(field_map.name, (form,), media, by_name=False, described_in=(map_file,), option_columns=columns)
 
 
 def _columns(field_map: FieldMap) -> tuple[tuple[str, ...], ...]:
-    """The fields that every row has: the outermost of those inside others."""
+    """The fields that every row has, the outermost of those inside others; of those with media one of them."""
     fields = field_map.fields
-    sources = [*fields.sources().values(), fields.answer, *([fields.options] if fields.options else [])]
+    always = [source for field, source in fields.sources().items() if field not in fields.optional()]
+    sources = [*always, fields.answer, *([fields.options] if fields.options else [])]
     names = dict.fromkeys(name for source in sources for name in source.fields())
-    return tuple((name, name.partition(".")[0]) if "." in name else (name,) for name in names)
+    media = [name for source in fields.media().values() for name in source.fields()]
+    return (*map(_outer, names), *([tuple(one for name in media for one in _outer(name))] if media else []))
+
+
+def _outer(name: str) -> tuple[str, ...]:
+    return (name, name.partition(".")[0]) if "." in name else (name,)
 
 
 def _fetched(dataset: DataSet, own: argparse.Namespace, rest: Sequence[str]) -> list[str]:

@@ -1,7 +1,7 @@
 r"""Geometry3K: geometry problems with a diagram to checked records of multiple choice or mathematics.
 
     vlm-pg prepare geometry3k InterGPS --media-root InterGPS --out data/geometry3k
-    vlm-pg prepare geometry3k geometry3k --media-root data/media --out data/geometry3k
+    mkdir -p data/media && vlm-pg prepare geometry3k geometry3k --media-root data/media --out data/geometry3k
 
 Published: lupantech/InterGPS ``data/geometry3k/{train,val,test}.zip``, which unpack to ``<split>/<id>/data.json`` (one
 object a file) beside ``img_diagram.png``: ``problem_text``, ``choices`` in spaced LaTeX ("5 \sqrt { 2 }"), the letter
@@ -32,7 +32,7 @@ from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
 from data_pipelines.engine.fields import answer_text, list_of, named, text_of, texts_of, unusable
 from data_pipelines.engine.options import lettered
-from data_pipelines.engine.questions import answered, without_sentences
+from data_pipelines.engine.questions import answered, check_removed_marks, without_sentences
 from data_pipelines.engine.reading import one_object, read_rows
 from vlm_pg.data.files import RecordPlace
 from vlm_pg.errors import ConfigError, printable
@@ -90,9 +90,13 @@ def of_parquet(row: Row, name: str) -> dict[str, Any]:
                 "ambiguous_answer", f"'ground_truth' is '{chosen[:80]}', 'answer' is '{gold[:80]}'", "One right answer"
             )
     images = row["images"] if isinstance(row["images"], list) else [row["images"]]
+    asked = text_of(row, "problem")
+    problem = without_sentences(asked, ("<image>",))
+    if images:  # a row without any is refused for that
+        check_removed_marks(asked, problem, len(images))
     return {
         "problem_id": name,
-        "problem": without_sentences(text_of(row, "problem"), ("<image>",)),
+        "problem": problem,
         "data_type": "image",
         **answered("mathematics", gold),
         "path": images[0] if len(images) == 1 else images,

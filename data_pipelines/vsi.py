@@ -40,7 +40,7 @@ from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import answer_text, listed, named, published, text_of, unusable
 from data_pipelines.engine.options import split_options
-from data_pipelines.engine.questions import answered, without_sentences
+from data_pipelines.engine.questions import answered, check_removed_marks, without_sentences
 
 _INSTRUCTIONS = (
     "<image>",
@@ -90,10 +90,13 @@ def of_590k(row: Row, name: str) -> dict[str, Any]:
         SampleError: it is not one question with one answer about one medium, or they do not fit its type.
     """
     asked, answered = _turns(row["conversations"])
-    question, options = split_options(without_sentences(text_of(asked, "value"), _INSTRUCTIONS), gap=True)
+    text = text_of(asked, "value")
+    kept = without_sentences(text, _INSTRUCTIONS)
+    question, options = split_options(kept, gap=True)
     media = {kind: row[kind] for kind in ("video", "image") if row.get(kind)}
     if len(media) != 1:
         raise unusable("bad_media", f"the row names {len(media)} of 'video' and 'image'", "One of them")
+    check_removed_marks(text, kept, len(media))
     kind, path = media.popitem()
     category = text_of(row, "question_type")
     return {

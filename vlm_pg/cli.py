@@ -82,8 +82,12 @@ def _train(arguments: argparse.Namespace) -> int:
     from vlm_pg.config import load_config
 
     config = load_config(arguments.config, arguments.overrides)
+    from vlm_pg.cli_data import check_evaluation_data, check_training_data
     from vlm_pg.files import file_errors_explained
 
+    check_training_data(config)
+    if config.eval.before or config.eval.after or config.eval.every:
+        check_evaluation_data(config)
     with imported_at_once():
         from vlm_pg.training.main import train
 
@@ -110,13 +114,19 @@ def _check(arguments: argparse.Namespace) -> int:
     if data is not None and _is_override(path) and not Path(path).exists():
         data, path, overrides = None, data, [path, *overrides]
     config = load_config(path, overrides)
-    from vlm_pg.check.command import check
+    from vlm_pg.cli_data import check_evaluation_data, check_training_data
 
     data = None if data is None else Path(data)
+    if data is None:
+        check_training_data(config)
+        check_evaluation_data(config)
+    from vlm_pg.check.command import check
+
     return EXIT_OK if check(config, data, arguments.decode, arguments.out) else EXIT_FOUND
 
 
 def _eval(arguments: argparse.Namespace) -> int:
+    from vlm_pg.cli_data import check_evaluation_data
     from vlm_pg.cli_eval import choose_evaluation
     from vlm_pg.config import load_config
 
@@ -129,6 +139,7 @@ def _eval(arguments: argparse.Namespace) -> int:
         return _eval_like(arguments.like, target, arguments.config, overrides)
     chosen = choose_evaluation(target, arguments.config, DEFAULT_RUN)
     config = load_config(chosen.config, overrides)
+    check_evaluation_data(config)
     with imported_at_once():
         from vlm_pg.eval.main import evaluate
 
@@ -246,6 +257,9 @@ def _verify(arguments: argparse.Namespace) -> int:
     from vlm_pg.config import load_config
 
     config = load_config(arguments.config, arguments.overrides)
+    from vlm_pg.cli_data import check_training_data
+
+    check_training_data(config)
     with imported_at_once():
         from vlm_pg.verify.main import verify
 

@@ -40,6 +40,8 @@ ANSWER_KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
 CONTROL_TOKEN = re.compile(
     r"<\|(?:vision_start|vision_end|vision_pad|image_pad|video_pad|im_start|im_end|endoftext)\|>"
 )
+# Marks in the text of a record: the n-th "<image>" stands for its n-th image.
+MEDIA_MARKS: dict[MediaKind, str] = {"image": "<image>", "video": "<video>"}
 # The gold answer where options are to be selected and none is right.
 NONE_RIGHT = "none"
 FinishReason = Literal["stop", "length"]
@@ -77,9 +79,10 @@ class MediaRef:
 class Sample:
     """One question as stored.
 
-    ``options`` are written with their letters ("A. red"). ``answer`` is the gold answer without tags ("B", "5.0");
-    where several options may be right all of their letters ("A, C"), or "none". ``process``: the reasoning that leads
-    to it, where the data set has one, for supervised training.
+    ``question`` and ``options`` may have marks ("<image>", "<video>") where media stand; media of a kind without marks
+    come first. ``options`` are written with their letters ("A. red"). ``answer`` is the gold answer without tags ("B",
+    "5.0"); where several options may be right all of their letters ("A, C"), or "none". ``process``: the reasoning that
+    leads to it, where the data set has one, for supervised training.
     ``dataset``: its set's name, where a run trains on several.
     ``category`` is what evaluation reports by (falls back to ``source``). ``details``: what an evaluation set publishes
     of a question beside that, under the set's own names and as JSON has it ({"duration": "short"}); prompts, readers
@@ -159,12 +162,14 @@ class DecodedMedia:
 class PromptWords:
     """What a prompt's chat template was given: system message ("" for none) and user's words, as they are.
 
-    ``answer_prefix`` stands behind what the template made of them, "" for nothing.
+    ``answer_prefix`` stands behind what the template made of them, "" for nothing. ``media_at``: for each medium in
+    order of appearance, before which character of ``user`` it stands; empty: all media come first.
     """
 
     system: str
     user: str
     answer_prefix: str = ""
+    media_at: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

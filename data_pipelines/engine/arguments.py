@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,8 +92,9 @@ def parse(dataset: DataSet, description: str, argv: Sequence[str] | None) -> Arg
             )
     if dataset.media is not None and not given.media_root.is_dir():
         raise ConfigError(
-            f"Media root '{given.media_root}' is not a folder. The folder that holds the media is expected, or one for "
-            "media that stand inside the rows. Correct --media-root."
+            f"Media root '{given.media_root}' is not a folder. The folder that holds the media is expected, or an "
+            "existing one for media that stand inside the rows. Correct --media-root, or create the folder: mkdir -p "
+            f"{shlex.quote(str(given.media_root))}"
         )
     if given.skip_media_check and (getattr(given, "decode", False) or getattr(given, "media", [])):
         raise ConfigError(
@@ -119,7 +121,7 @@ def _parser(dataset: DataSet, description: str) -> argparse.ArgumentParser:
     add("--out", type=Path, required=True, help="folder to write; it holds this one set")
     add("--skip-media-check", action="store_true", help="do not look whether media are there and can be read")
     if dataset.media is not None:
-        text = "folder of the media (default: the folder); those inside rows are written there"
+        text = "existing folder of the media (default: the folder); those inside rows are written there"
         add("--media-root", type=Path, help=text)
         add("--decode", action="store_true", help="decode all frames a run would show; else of each video one")
         text = "look at media under these settings, as a run would (media.KEY); else no limit of a run's refuses any"

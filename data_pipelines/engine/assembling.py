@@ -28,14 +28,13 @@ def write_all(
     form: Format,
     tally: Tally,
 ) -> dict[str, int]:
-    """Write the records of each split, ``refused.jsonl`` and ``repeated.jsonl`` into a folder, and count them.
+    """Write the records of each split, ``refused.jsonl`` and ``repeated.jsonl`` into a folder, and count them. A split
+    without a record has no file.
 
     Returns:
         The number of records in each file.
     """
-    writers: dict[str, RecordWriter] = {
-        split: ShardWriter(folder, split) if form == "parquet" else JsonlWriter(folder, split) for split in splits
-    }
+    writers: dict[str, RecordWriter] = {}
     with (
         replacing(folder / REFUSED, durable=False) as refused,
         replacing(folder / REPEATED, durable=False) as repeated,
@@ -45,7 +44,7 @@ def write_all(
                 tally.left_out[one] += 1
                 continue
             if isinstance(one, Placed):
-                fault = _written(one, writers[one.split], form)
+                fault = _written(one, writers, folder, form)
                 if fault is None:
                     tally.keep(one.split, one.sample, one.facts)
                     repeat = repeats.of(one.sample, one.facts)
@@ -56,16 +55,21 @@ def write_all(
                 one = fault
             tally.refuse(one)
             refused.write(line_of(one).encode(errors="backslashreplace"))
-    files = {name: count for writer in writers.values() for name, count in writer.close().items()}
+    ordered = [writers[split] for split in splits if split in writers]
+    files = {name: count for writer in ordered for name, count in writer.close().items()}
     return {**files, REFUSED: sum(tally.refused.values()), REPEATED: sum(tally.repeated.values())}
 
 
-def _written(one: Placed, writer: RecordWriter, form: Format) -> BadSample | None:
-    """Write a record; what no file of this form holds is refused."""
+def _written(one: Placed, writers: dict[str, RecordWriter], folder: Path, form: Format) -> BadSample | None:
+    """Write a record, the first of its split into a new file; what no file of this form holds is refused."""
     try:
-        writer.add(to_row(one.sample) if form == "parquet" else one.sample)
+        record = to_row(one.sample) if form == "parquet" else one.sample
     except SampleError as fault:
         return BadSample(one.sample.sample_id, fault.reason, str(fault), one.sample.where)
+    if one.split not in writers:
+        kind = ShardWriter if form == "parquet" else JsonlWriter
+        writers[one.split] = kind(folder, one.split)
+    writers[one.split].add(record)
     return None
 
 

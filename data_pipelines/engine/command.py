@@ -98,8 +98,11 @@ def prepare(
     print(f"Wrote {', '.join(files)} to {out}; {out / SUMMARY} shows them.")
     if arguments.train:
         print(f"Train with: {_settings(dataset, arguments)}")
-    if arguments.eval or arguments.eval_share:
+    if tally.counts["eval"]:
         print(f"Evaluate with: {_eval_settings(dataset, arguments)}")
+    else:
+        cause = "in the files of --eval is left" if arguments.eval else f"is in --eval-share {arguments.eval_share:g}"
+        print(f"There is no eval split: no record {cause}. Give --eval FILE, or raise --eval-share.")
     return 0
 
 

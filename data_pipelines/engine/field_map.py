@@ -13,7 +13,10 @@ from vlm_pg.config_files import read_tree
 from vlm_pg.data.gold import answer_kind_of
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.settings import Settings
+from vlm_pg.types import MediaKind
 
+# What only videos have.
+VIDEO_PARTS = ("start", "end", "times", "subtitles", "folder_fps")
 GivenAs = Literal["written", "tagged", "letter", "index", "index from 1", "text"]
 
 
@@ -98,12 +101,14 @@ class Fields(Settings):
 
     problem_id: Value | None = Field(None, description="Without it rows are called by their file and line.")
     problem: Value
-    data_type: Value
+    data_type: Value | None = None
     problem_type: Value = Field(description="How the answer is checked.")
     options: Options | None = None
     answer: Answer
     process: Value | None = None
     path: Value | None = None
+    video: Value | None = Field(None, description="Paths of videos, in the place of path and data_type; image alike.")
+    image: Value | None = None
     data_source: Value | None = None
     category: Value | None = None
     start: Value | None = None
@@ -122,10 +127,30 @@ class Fields(Settings):
                 raise ValueError(str(fault)) from None
         return value
 
+    @model_validator(mode="after")
+    def _one_way_to_media(self) -> Self:
+        if self.media() and (self.path or self.data_type):
+            raise ValueError("has video or image beside path or data_type; give video and image, or path and data_type")
+        if not self.media() and self.data_type is None:
+            raise ValueError("has no data_type; give it, or video and image for the paths of each")
+        return self
+
+    def media(self) -> dict[MediaKind, Value]:
+        """Where paths come from, by kind, if each kind has fields of its own."""
+        given: dict[MediaKind, Value | None] = {"video": self.video, "image": self.image}
+        return {kind: source for kind, source in given.items() if source is not None}
+
     def sources(self) -> dict[str, Value]:
-        """Those that are one value each, by name."""
-        given = {name: getattr(self, name) for name in type(self).model_fields}
+        """Those that are one value of the record each, by name."""
+        names = type(self).model_fields.keys() - self.media().keys()
+        given = {name: getattr(self, name) for name in type(self).model_fields if name in names}
         return {name: source for name, source in given.items() if isinstance(source, Value)}
+
+    def optional(self) -> set[str]:
+        """The sources that some rows may lack: an image has no start, a text no path."""
+        if self.data_type is not None and self.data_type.field is None:
+            return set()
+        return set(VIDEO_PARTS) if self.media() else {"path", *VIDEO_PARTS}
 
 
 class FieldMap(Settings):

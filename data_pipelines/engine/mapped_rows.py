@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import string
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from data_pipelines.engine.dataset import Row, one_question
-from data_pipelines.engine.field_map import Answer, FieldMap, Fields, Options, Source, Value, name_of
+from data_pipelines.engine.field_map import VIDEO_PARTS, Answer, FieldMap, Fields, Options, Source, Value, name_of
 from data_pipelines.engine.fields import (
     answer_text,
     called,
@@ -17,7 +19,7 @@ from data_pipelines.engine.fields import (
     unusable,
 )
 from data_pipelines.engine.options import letter_of_text, split_options
-from data_pipelines.engine.questions import answered, untagged, without_sentences
+from data_pipelines.engine.questions import answered, check_removed_marks, untagged, without_sentences
 from vlm_pg.data.columns import Label
 from vlm_pg.data.gold import answer_kind_of
 from vlm_pg.data.option_letters import Closed, close_gap, option_texts, options_of
@@ -25,6 +27,7 @@ from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import SampleError
 
 _NUMBERS = ("start", "end", "folder_fps")
+_PER_MEDIUM = ("path", "data_type", *VIDEO_PARTS)
 _NAMES = ("problem_id", "data_source", "category")
 
 
@@ -38,9 +41,14 @@ def mapped_record(field_map: FieldMap, row: Row, name: str) -> dict[str, Any]:
         raise unusable("not_a_record", f"the question is a {type(row).__name__}", "An object with named fields")
     fields = field_map.fields
     record: dict[str, Any] = {"problem_id": name, "data_source": field_map.name}
-    record |= {field: _converted(source, row, field) for field, source in fields.sources().items()}
+    record |= _media(fields, row)
+    for field, source in fields.sources().items():
+        if not _may_lack(fields, row, field, record.get("data_type")):
+            record[field] = _converted(source, row, field)
     record |= {field: _as_name(record[field]) for field in _NAMES if field in record}
     record["data_source"] = record["data_source"] or field_map.name
+    if isinstance(record["problem"], str):
+        check_removed_marks(str(_raw(fields.problem, row)), record["problem"], _count_media(record.get("path")))
     options = _options(fields, row, record)
     if closed := _closed(fields.answer, row, record, options):
         return record | answered(record["problem_type"], closed.letter, closed.options)
@@ -66,7 +74,7 @@ def nested_questions(field: str, row: Row, name: str) -> Iterable[tuple[str, Row
     Raises:
         SampleError: there is no such list.
     """
-    questions = listed(_found(row, field), f"'{field}'")
+    questions = listed(_opened(_found(row, field)), f"'{field}'")
     if not isinstance(questions, list):
         raise unusable("wrong_type", f"'{field}' is a {type(questions).__name__}", "A list of questions")
     rest = {key: value for key, value in row.items() if key != field}
@@ -93,6 +101,7 @@ def _found(row: Row, field: str) -> Any:
     """
     value: Any = row
     for part in (field,) if field in row else field.split("."):
+        value = _opened(value)
         if isinstance(value, Mapping) and part in value:
             value = value[part]
             continue
@@ -107,12 +116,59 @@ def _found(row: Row, field: str) -> Any:
     return value
 
 
+def _opened(value: Any) -> Any:
+    """The list or object that a cell of a table without such types holds as JSON; other values stay as they are."""
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+        with suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
+
+
+def _has(row: Row, source: Value) -> bool:
+    """Whether the row has the field, empty or not."""
+    try:
+        _raw(source, row)
+    except SampleError as fault:
+        return fault.reason != "missing_field"
+    return True
+
+
+def _may_lack(fields: Fields, row: Row, field: str, data_type: Any) -> bool:
+    """Whether the row lacks this field of its media, and they are of a kind that has no such thing."""
+    kinds = data_type if isinstance(data_type, list) else [data_type]
+    needless = [*(VIDEO_PARTS if "video" not in kinds else ()), *(("path",) if kinds in (["text"], []) else ())]
+    return field in needless and field in fields.optional() and not _has(row, fields.sources()[field])
+
+
+def _media(fields: Fields, row: Row) -> dict[str, Any]:
+    """Path and data type of a row that has its images and videos in fields of their own.
+
+    Raises:
+        SampleError: ``missing_field``: it has neither.
+    """
+    if not (sources := fields.media()):
+        return {}
+    found: list[tuple[str, Any]] = []
+    for kind, source in sources.items():
+        value = _converted(source, row, "path") if _has(row, source) else None
+        found += [(kind, one) for one in (value if isinstance(value, list) else [value]) if not _is_missing(one)]
+    if not found:
+        came = (
+            f"the row has nothing under {' or '.join(repr(name) for one in sources.values() for name in one.fields())}"
+        )
+        raise unusable("missing_field", came, "The path of an image or a video")
+    kinds, paths = [kind for kind, _ in found], [path for _, path in found]
+    return {"data_type": kinds if len(set(kinds)) > 1 else kinds[0], "path": paths if len(paths) > 1 else paths[0]}
+
+
 def _raw(source: Source, row: Row) -> Any:
     return source.constant if source.field is None else _found(row, source.field)
 
 
 def _converted(source: Value, row: Row, name: str) -> Any:
     value = _raw(source, row)
+    if name in _PER_MEDIUM:
+        value = _opened(value)
     if source.names is not None:
         if value is None or name_of(value) not in source.names:
             raise unusable("unknown_value", f"'{source.field}' is '{str(value)[:80]}'", f"One of {list(source.names)}")
@@ -146,6 +202,10 @@ def _number(value: Any, name: str) -> Any:
         raise unusable("bad_clip", f"'{name}' is '{str(value)[:80]}'", allowed) from None
 
 
+def _count_media(path: Any) -> int:
+    return len(path) if isinstance(path, list) else int(path not in (None, ""))
+
+
 def _as_name(value: Any) -> Any:
     """A whole number as text: what is called 3 in one file is 3.0 in a table that holds fractions."""
     is_whole = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
@@ -171,8 +231,8 @@ def _options(fields: Fields, row: Row, record: dict[str, Any]) -> list[str]:
 
 
 def _list_of_options(source: Options, value: Any) -> list[str]:
-    if isinstance(value, str) and source.separator is not None:
-        value = value.split(source.separator)
+    if isinstance(value, str):
+        value = _opened(value) if source.separator is None else value.split(source.separator)
     if value in (None, ""):
         return []
     if not isinstance(value, list):
@@ -212,6 +272,7 @@ def _gold(source: Answer, row: Row, record: dict[str, Any], options: list[str]) 
         value = untagged(answer_text({name: value}, name))
     if kind != "multiple_select":
         return _one_gold(source, value, options, names_option=kind == "multiple_choice")
+    value = _opened(value)
     values = value if isinstance(value, list) else answer_text({name: value}, name).split(source.separator)
     if not values:
         raise unusable("no_gold_answer", f"'{source.field}' is empty", "The right options")

@@ -11,8 +11,9 @@ from data_pipelines.engine.options import check_letters, letter_and_text, letter
 from vlm_pg.data.gold import answers_in
 from vlm_pg.data.option_letters import close_gap, have_letters
 from vlm_pg.rewards.options import same_text
+from vlm_pg.types import MEDIA_MARKS
 
-_MARKS = ("<image>", "<video>")
+_MARKS = tuple(MEDIA_MARKS.values())
 _OPENS, _CLOSES = "<answer>", "</answer>"
 _TAG = re.compile(r"</?answer>")
 _COUNT = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -29,6 +30,26 @@ def without_sentences(text: str, sentences: Sequence[str]) -> str:
         for sentence in sentences:
             text = text.removeprefix(sentence).removesuffix(sentence).strip()
     return text
+
+
+def check_removed_marks(text: str, kept: str, media: int) -> None:
+    """Refuse a question from which marks are removed, unless there is one for each medium, of whatever kind: sets of
+    videos are published with "<image>".
+
+    Args:
+        text, kept: the question as published, and what is left of it.
+        media: how many images and videos the record names.
+
+    Raises:
+        SampleError: ``media_mark_without_medium``.
+    """
+    removed = sum(text.count(mark) - kept.count(mark) for mark in _MARKS)
+    if removed and removed != media:
+        came = (
+            f"{removed} mark(s) ({' or '.join(_MARKS)}) are removed from the question, and the row names {media} media"
+        )
+        allowed = "One mark for each medium before or after the question, or marks that are not removed,"
+        raise unusable("media_mark_without_medium", came, allowed)
 
 
 def without_mark(text: str) -> str:

@@ -133,10 +133,9 @@ class SetTally:
         }
 
     def _examples(self) -> dict[str, list[dict[str, str]]]:
-        """By reason; one that is an error of some records and a warning of others has those of both."""
-        found: dict[str, list[dict[str, str]]] = {}
-        for weight in (self.errors, self.warnings):
-            for reason, _, shown in weight.rows():
-                rows = [{"sample_id": one.sample_id, "where": one.where, "message": one.message} for one in shown]
-                found.setdefault(reason, []).extend(rows)
-        return found
+        """By reason."""
+        return {
+            reason: [{"sample_id": one.sample_id, "where": one.where, "message": one.message} for one in shown]
+            for weight in (self.errors, self.warnings)
+            for reason, _, shown in weight.rows()
+        }

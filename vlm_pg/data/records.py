@@ -8,7 +8,8 @@
 options and no other: "<answer>A, C</answer>" or "<answer>none</answer>"), mathematics, exact, yes/no, box, time span,
 mean relative accuracy. ``process`` is the reasoning that leads to the answer, for supervised training. ``data_type`` is
 image, video or text (then ``path`` is empty); for several media ``path`` is a list, and where images and videos are
-mixed ``data_type`` is a list beside it.
+mixed ``data_type`` is a list beside it. Media come before the question, or where "<image>" and "<video>" stand in
+``problem`` and ``options``: the n-th "<image>" is the n-th image, and there is one for each or none.
 
 May be added: ``category``, which evaluation reports by; ``details``, an object of what an evaluation set publishes of
 a question beside that (in Parquet its JSON as a text); of a video ``start`` and ``end`` of the clip that is meant,
@@ -30,7 +31,7 @@ from vlm_pg.data.fields import check_text, fault, field, id_of
 from vlm_pg.data.files import read_raw
 from vlm_pg.data.gold import WRITTEN_NAMES, answer_kind_of, answer_of, answers_in, check_gold
 from vlm_pg.data.option_letters import options_of
-from vlm_pg.data.references import media_of, parts_of
+from vlm_pg.data.references import check_marks, media_of, parts_of
 from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.files import replacing
@@ -92,10 +93,24 @@ def stream_records(
         except SampleError as error:
             yield BadSample(_name_of(record, where), error.reason, str(error), where)
     if not found:
-        raise ConfigError(
-            f"Data file '{printable(str(path), 300)}' has no records. At least one is expected. Check how the file was "
-            "prepared."
-        )
+        raise _no_records(path)
+
+
+def refuse_no_records(path: Path) -> None:
+    """Refuse a file or folder that ``read_raw`` refuses at its beginning, or that has no record.
+
+    Raises:
+        ConfigError: as ``read_records``.
+    """
+    if next(iter(read_raw(path)), None) is None:
+        raise _no_records(path)
+
+
+def _no_records(path: Path) -> ConfigError:
+    return ConfigError(
+        f"Data file '{printable(str(path), 300)}' has no records. At least one is expected. Check how the file was "
+        "prepared."
+    )
 
 
 def with_paths(record: Any, unpack: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Any:
@@ -182,6 +197,7 @@ def parse_record(record: Any, where: str = "") -> Sample:
     texts = {"solution": sample.answer, "data_source": source, "category": sample.category, "process": sample.process}
     for name, text in texts.items():
         check_text(name, text)
+    check_marks(sample)
     return sample
 
 

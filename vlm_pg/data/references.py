@@ -1,4 +1,4 @@
-"""The media that a record names, and which part of each is meant."""
+"""The media that a record names, which part of each is meant, and whether the marks in its text are as many."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from vlm_pg.data.fields import fault
-from vlm_pg.types import MediaKind, MediaRef
+from vlm_pg.errors import SampleError
+from vlm_pg.types import MEDIA_MARKS, MediaKind, MediaRef, Sample
 
 MAX_TIMES = 16_384
 MAX_FOLDER_FPS = 1000
@@ -40,6 +41,29 @@ def media_of(record: Mapping[str, Any]) -> tuple[MediaRef, ...]:
         raise fault("wrong_type", f"'data_type' lists {len(kinds)} kinds for {len(paths)} paths", "One for each", "it")
     parts = [_values(record, name, len(paths), single=isinstance(path, str)) for name in _PARTS]
     return tuple(_reference(*one) for one in zip(kinds, paths, *parts, strict=True))
+
+
+def check_marks(sample: Sample) -> None:
+    """Refuse a sample whose question and options have marks of a kind, and another number of media of that kind.
+
+    Raises:
+        SampleError: ``media_mark_without_medium``.
+    """
+    text = "\n".join((sample.question, *sample.options))
+    for kind, mark in MEDIA_MARKS.items():
+        marks, media = text.count(mark), sum(ref.kind == kind for ref in sample.media)
+        if marks not in (0, media):
+            raise mark_fault(kind, marks, media, "the text")
+
+
+def mark_fault(kind: MediaKind, marks: int, media: int, text: str) -> SampleError:
+    """The refusal of so many marks in ``text`` for so many media of a kind."""
+    return fault(
+        "media_mark_without_medium",
+        f"{text} has '{MEDIA_MARKS[kind]}' {marks} time(s), and the record names {media} {kind}(s)",
+        f"One mark where each {kind} stands, or none, which shows the media before the text,",
+        "the text or 'path'",
+    )
 
 
 def parts_of(media: Sequence[MediaRef]) -> dict[str, Any]:

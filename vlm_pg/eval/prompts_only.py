@@ -27,7 +27,7 @@ from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.prompts.builder import Wording, settings_wording
 from vlm_pg.prompts.measure import stand_in
-from vlm_pg.prompts.turn import Turn
+from vlm_pg.prompts.turn import Medium, Turn
 from vlm_pg.types import MediaRef, Sample
 
 # Media that are looked at together; so many futures are held at a time.
@@ -64,7 +64,8 @@ def write_prompts(config: RunConfig, folder: Path) -> dict[str, WrittenPrompts]:
     """Write ``prompts_<set>.jsonl`` for every evaluation set that is chosen, a line a question, in order.
 
     A line has ``id``, ``system`` ("" for none), ``user``, ``answer_prefix``, ``media``, ``settings``. ``user`` is a
-    list where single frames stand between its words: texts, and places of frames in ``frame_seconds``. Of each medium:
+    list where not all media come before its words: texts, ``{"medium": place in media}``, and, where single frames of a
+    video stand between words, places of frames in ``frame_seconds``. Of each medium:
     ``kind``, ``path`` as the record has it, the ``file`` that is, ``start`` and ``end`` of a clip, ``folder_fps`` where
     it is a folder of pictures, ``frame_seconds``
     (when the frames that are shown stand), ``height`` and ``width`` of each, ``sampled_fps``. A question whose media
@@ -180,12 +181,16 @@ def _rows(samples: Sequence[Sample], asking: _Asking, answer_prefix: str) -> Ite
                 facts = [_found(probes[ref]) for ref in sample.media]
                 shown = [stand_in(ref.kind, one) for ref, one in zip(sample.media, facts, strict=True)]
                 row["system"], asked = asking.wording(sample, shown)
-                row["user"] = list(asked.parts) if isinstance(asked, Turn) else asked
+                row["user"] = [_part(part) for part in asked.parts] if isinstance(asked, Turn) else asked
                 row["answer_prefix"] = answer_prefix
                 row["media"] = [_medium(ref, one, asking) for ref, one in zip(sample.media, facts, strict=True)]
             except SampleError as error:
                 row = {"id": sample.sample_id, "fault": {"reason": error.reason, "message": str(error)}}
             yield {**row, "settings": asking.settings}
+
+
+def _part(part: str | int | Medium) -> Any:
+    return {"medium": part.index} if isinstance(part, Medium) else part
 
 
 def _found(probe: Future[MediaFacts] | SampleError) -> MediaFacts:

@@ -8,6 +8,7 @@ from functools import partial
 from vlm_pg.errors import SampleError
 from vlm_pg.eval.protocols.protocol import OptionStyle, Protocol, SubtitleRule, detail_text
 from vlm_pg.eval.protocols.template import DETAILS
+from vlm_pg.prompts.marks import marked, marked_question, with_media
 from vlm_pg.prompts.turn import Turn
 from vlm_pg.types import Cue, DecodedMedia, Sample
 
@@ -28,7 +29,7 @@ def words(
         frame_seconds: when the frames that are shown stand, on the same clock.
 
     Returns:
-        (system, user); "" for no system message.
+        (system, user); "" for no system message. ``user`` is as ``with_media`` takes it.
 
     Raises:
         SampleError: ``not_asked`` for a type of question that the protocol has no template for, ``lacks_detail`` where
@@ -49,8 +50,8 @@ def words(
             key = place.removeprefix(DETAILS)
             return "" if is_optional and key not in sample.details else _detail(protocol, sample, key)
         return {
-            "question": _without(sample.question, protocol.without),
-            "options": "\n".join(restyled(option, protocol.option_style) for option in sample.options),
+            "question": marked_question(_without(sample.question, protocol.without)),
+            "options": "\n".join(marked(restyled(option, protocol.option_style)) for option in sample.options),
             "subtitles": subtitles,
         }[place]
 
@@ -64,8 +65,8 @@ def wording_of(protocol: Protocol) -> Callable[[Sample, Sequence[DecodedMedia]],
     can be sent to other processes.
 
     Raises:
-        SampleError: as ``words``; ``not_asked`` where frames and texts are to be interleaved and the media are not one
-            video.
+        SampleError: as ``words`` and ``with_media``; ``not_asked`` where frames and texts are to be interleaved and the
+            media are not one video, or the question has a place for it among its words.
     """
     return partial(_words_over_media, protocol)
 
@@ -73,14 +74,16 @@ def wording_of(protocol: Protocol) -> Callable[[Sample, Sequence[DecodedMedia]],
 def _words_over_media(protocol: Protocol, sample: Sample, media: Sequence[DecodedMedia]) -> tuple[str, str | Turn]:
     video = next((item for item in media if item.kind == "video"), None)
     cues, seconds = (video.subtitles, video.frame_seconds) if video else ((), ())
-    system, user = words(protocol, sample, cues, seconds)
+    system, text = words(protocol, sample, cues, seconds)
+    user = with_media(sample, text)
     if protocol.subtitles != "interleaved":
         return system, user
-    if len(media) != 1 or video is None:
+    if len(media) != 1 or video is None or isinstance(user, Turn):
+        came = f"{len(media)} media" if len(media) != 1 or video is None else "'<video>' amid its text"
         raise SampleError(
             "not_asked",
             f"protocol {protocol.name} shows the frames of one video with subtitles between them, and the sample has "
-            f"{len(media)} media. Leave the question out, or choose another protocol.",
+            f"{came}. Leave the question out, or choose another protocol.",
         )
     return system, Turn((*interleaved(cues, seconds), user))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -15,6 +16,7 @@ import torch
 from vlm_pg.errors import ModelError, SampleError
 from vlm_pg.prompts.chat import check_placeholders, control_tokens, render_chat
 from vlm_pg.prompts.grids_alone import is_tokenizer, without_pixels
+from vlm_pg.prompts.marks import marked, marked_question, with_media
 from vlm_pg.prompts.preview import preview_frames
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.prompts.settings import PromptSettings
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
 PositionFn = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[MediaKind, ...], tuple[float, ...]], torch.Tensor
 ]
-# (sample, its decoded media) -> (system message or "", the words of the user's turn, subtitles among them; with frames
-# among them where the video is not one medium before the words)
+# (sample, its decoded media) -> (system message or "", the words of the user's turn, subtitles among them; with media
+# or frames among them where these do not all come before the words)
 Wording = Callable[[Sample, Sequence[DecodedMedia]], tuple[str, str | Turn]]
 
 
@@ -97,7 +99,7 @@ class PromptBuilder:
             media: the decoded media of the sample, in its order.
 
         Raises:
-            SampleError: ``media_token_in_text`` or ``prompt_too_long``; what the wording raises.
+            SampleError: ``media_token_in_text`` or ``prompt_too_long``; as ``with_media``; what the wording raises.
             ModelError: the sample has media and the model reads text alone, or the chat template begins the answer with
                 thinking and there is an ``answer_prefix``.
         """
@@ -111,16 +113,20 @@ class PromptBuilder:
         asked: str | Turn
         if self._wording is None:
             subtitles = subtitle_lines(media) if self._settings.subtitles else ""
-            system, asked = self._settings.system, user_text(subtitles, self.question_text(sample))
+            system = self._settings.system
+            asked = with_media(sample, user_text(subtitles, self.question_text(sample)))
         else:
             subtitles = ""
             system, asked = self._wording(sample, media)
             self._refuse_control_tokens(system)
-        words = asked.text if isinstance(asked, Turn) else asked
-        self._refuse_control_tokens(words)
-        shown = asked.images(media) if isinstance(asked, Turn) else media
-        said = PromptWords(system, words, self._answer_prefix)
-        return self._built(sample, self._messages(sample, system, asked), shown, media, subtitles, said)
+        kinds, shown = [ref.kind for ref in sample.media], media
+        if isinstance(asked, Turn):
+            kinds, shown = asked.kinds, asked.shown(media)
+            words = PromptWords(system, asked.text, self._answer_prefix, asked.media_at)
+        else:
+            words = PromptWords(system, asked, self._answer_prefix)
+        self._refuse_control_tokens(words.user)
+        return self._built(sample, self._messages(kinds, words), shown, media, subtitles, words)
 
     def build_conversation(
         self, sample: Sample, messages: Sequence[Mapping[str, Any]], media: Sequence[DecodedMedia]
@@ -182,7 +188,8 @@ class PromptBuilder:
     def question_text(self, sample: Sample) -> str:
         """The settings' words of the user's turn: question, options on lines of their own, instruction of the kind.
 
-        Subtitles, which come before them, are not the sample's own (``Prompt.subtitles``, ``user_text``).
+        They are as ``with_media`` takes them. Subtitles, which come before them, are not the sample's own
+        (``Prompt.subtitles``, ``user_text``).
         """
         return question_words(self._settings, sample)
 
@@ -196,13 +203,9 @@ class PromptBuilder:
             )
         return text + self._answer_prefix
 
-    def _messages(self, sample: Sample, system: str, asked: str | Turn) -> list[dict[str, Any]]:
-        media: list[dict[str, Any]] = [{"type": ref.kind} for ref in sample.media]
-        if isinstance(asked, Turn):
-            content: list[dict[str, Any]] | str = asked.content()
-        else:
-            content = user_content(media, asked, self._reads_media)
-        first = [{"role": "system", "content": system}] if system else []
+    def _messages(self, kinds: Sequence[MediaKind], words: PromptWords) -> list[dict[str, Any]]:
+        content = user_content([{"type": kind} for kind in kinds], words, self._reads_media)
+        first = [{"role": "system", "content": words.system}] if words.system else []
         return [*first, {"role": "user", "content": content}]
 
     def _prompt(
@@ -283,10 +286,11 @@ def _check_kinds(sample: Sample, media: Sequence[DecodedMedia]) -> None:
 def _with_pixels_of(shown: Prompt, prompt: Prompt) -> Prompt | None:
     """A prompt whose pixels are missing, with those of ``shown``, which has the same media.
 
-    None: it would have other grids, by a processor that cuts frames in a way that is not foreseen.
+    None: it would have other grids, by a processor that cuts frames in a way that is not foreseen, or has the media in
+    another order.
     """
     assert shown.grid_thw is not None and prompt.grid_thw is not None
-    if not torch.equal(shown.grid_thw, prompt.grid_thw):
+    if shown.media_kinds != prompt.media_kinds or not torch.equal(shown.grid_thw, prompt.grid_thw):
         return None
     keys = {"content_key": shown.content_key, "media_keys": shown.media_keys}
     return replace(prompt, pixel_values=shown.pixel_values, **keys)  # type: ignore[arg-type]
@@ -319,16 +323,17 @@ def check_length(tokens: int, visual: int, mostly_subtitles: bool, limit: int) -
 
 def question_words(settings: PromptSettings, sample: Sample) -> str:
     """See ``PromptBuilder.question_text``; it takes no processor."""
-    parts = (sample.question, *sample.options, settings.instructions[sample.answer_kind])
+    options = map(marked, sample.options)
+    parts = (marked_question(sample.question), *options, settings.instructions[sample.answer_kind])
     return "\n".join(part for part in parts if part)
 
 
 def settings_wording(settings: PromptSettings) -> Wording:
     """The words that a builder without a wording asks in, as a wording; it takes no processor."""
 
-    def wording(sample: Sample, media: Sequence[DecodedMedia]) -> tuple[str, str]:
+    def wording(sample: Sample, media: Sequence[DecodedMedia]) -> tuple[str, str | Turn]:
         subtitles = subtitle_lines(media) if settings.subtitles else ""
-        return settings.system, user_text(subtitles, question_words(settings, sample))
+        return settings.system, with_media(sample, user_text(subtitles, question_words(settings, sample)))
 
     return wording
 
@@ -338,9 +343,18 @@ def user_text(subtitles: str, question: str) -> str:
     return f"{subtitles}\n{question}" if subtitles else question
 
 
-def user_content(media: list[dict[str, Any]], text: str, reads_media: bool) -> list[dict[str, Any]] | str:
+def user_content(media: Sequence[dict[str, Any]], words: PromptWords, reads_media: bool) -> list[dict[str, Any]] | str:
     """The content of a user's turn as chat templates take it: those of text models know words alone, no parts."""
-    return [*media, {"type": "text", "text": text}] if reads_media else text
+    if not reads_media:
+        return words.user
+    if not words.media_at:
+        return [*media, {"type": "text", "text": words.user}]
+    parts: list[dict[str, Any]] = []
+    ends = (*words.media_at, len(words.user))
+    for place, (start, end) in enumerate(pairwise((0, *ends))):
+        parts += [{"type": "text", "text": words.user[start:end]}] if start < end else []
+        parts += media[place : place + 1]
+    return parts
 
 
 def _metadata(video: DecodedMedia, by_rate: bool) -> Any:

@@ -48,6 +48,7 @@ from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import TrainingData
 from vlm_pg.training.saving import abandon_others, checkpoint_to_resume
 from vlm_pg.training.setup import (
+    check_step_size,
     connect,
     introduction,
     layout_of,
@@ -125,10 +126,12 @@ class _Run:
         found, bad = open_training(config.data)
         samples = first_of_each(found, config.data.limit)
         self.order = order_of(samples, config.data.mixture) if samples else EachInTurn(0)
+        asked = asked_of(samples, config.data.mixture) if samples else samples
+        if samples:  # else it is refused once the bad records are written
+            check_step_size(config, len(asked), len(bad), console.warn)
         check_fits(config, self.ranks.world_size, gpu_bytes(local_device()), console.info)
         pool = self._start_decoding(samples)
         resume_from = self._load(path, resume_from)
-        asked = asked_of(samples, config.data.mixture) if samples else samples
         self.policy.check_samples(asked, config.data.train_shown)
         # Refuses what cannot be computed; its processes start with the first response that needs them.
         self.rewarder = stack.enter_context(Rewarder(config.reward, warn=console.warn))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -114,6 +115,28 @@ def refuse_at_once(config: RunConfig) -> None:
         from vlm_pg.training.deepspeed_config import read_deepspeed_config
 
         read_deepspeed_config(config.training)
+
+
+def check_step_size(config: RunConfig, usable: int, bad: int, warn: Callable[[str], None]) -> None:
+    """A step asks no question twice, so that one of fewer questions than it should have is a smaller batch.
+
+    Args:
+        usable, bad: how many records a run asks for, and how many could not be read.
+        warn: told where bad records are the cause.
+
+    Raises:
+        ConfigError: there are fewer records.
+    """
+    wanted = config.training.prompts_per_step
+    if usable >= wanted:
+        return
+    line = f"training.prompts_per_step is {wanted}, and {config.data.train_shown} has {usable} usable question(s)"
+    if usable + bad < wanted:
+        raise ConfigError(
+            f"{line}. A step asks no question twice. Set training.prompts_per_step to {usable} or less, or use more "
+            "records (data.train, data.limit, data.mixture)."
+        )
+    warn(f"{line} beside {bad} bad record(s): a step asks {usable}")
 
 
 def layout_of(config: RunConfig) -> RankLayout:

@@ -73,7 +73,7 @@ NEWER = datasets.Features(OLDER | {"choices": datasets.List(TEXT), "ground_truth
 
 def row(*pictures: bytes, answer: str = r"5 \sqrt { 2 }", **newer: Any) -> dict[str, Any]:
     images = [{"bytes": one, "path": None} for one in pictures]
-    return {"images": images, "problem": "<image>Find $x$.", "answer": answer, **newer}
+    return {"images": images, "problem": f"{'<image>' * len(pictures)}Find $x$.", "answer": answer, **newer}
 
 
 def told(letter: str) -> dict[str, Any]:

@@ -67,18 +67,18 @@ ROWS: dict[str, tuple[Sequence[Record], dict[str, list[str]], str]] = {
         {"media_mark_without_medium": ["train.jsonl:5 9"]},
         "'<image>' 2 time(s), and the record names 1 image(s)",
     ),
-    "words about a mark": (
+    "a mark in a record without media": (
         [record(9, problem="What does the <video> tag do?")],
-        {"media_mark_without_medium?": ["train.jsonl:5 9"]},
-        "A question about the words themselves may keep them",
+        {"media_mark_without_medium": ["train.jsonl:5 9"]},
+        "One mark where each video stands, or none",
     ),
     "a mark for a medium of another kind": (
         [about(9, "c.png", problem="<video> Which?")],
         {"media_mark_without_medium": ["train.jsonl:5 9"]},
         "names 0 video(s)",
     ),
-    "a mark for the medium": (
-        [about(9, "c.png", problem="<image> Which?")], {"media_mark_in_text?": ["train.jsonl:5 9"]}, "read as words"
+    "marks where the media stand": (
+        [about(9, "c.png", problem="Which of <image>?"), about(10, "c.png", problem="<image> What?")], {}, ""
     ),
     "a prompt that is too long": (
         [record(9, problem="Which? " * 300)], {"prompt_too_long": ["train.jsonl:5 9"]}, "At most 700"
@@ -219,13 +219,6 @@ def test_reports(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     assert "&lt;script&gt;" in page and page.count('class="bar"') > 4 and "http" not in page
     log = BadSampleLog(folder.path / "out/refused.jsonl", 1.0, 1)
     assert log.counts == one["errors"]
-
-
-def test_one_reason_may_be_an_error_and_a_warning(folder: Folder) -> None:
-    folder.check([record(1, problem="<video>?"), about(2, "a.png", problem="<video>?")])
-    one = json.loads((folder.path / "out/check.json").read_text())["sets"]["data.train"]
-    assert one["errors"] == one["warnings"] == {"media_mark_without_medium": 1}
-    assert [row["sample_id"] for row in one["examples"]["media_mark_without_medium"]] == ["2", "1"]
 
 
 def test_the_order_of_findings_is_that_of_the_records(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,14 @@ def test_the_bad_questions_that_show_before_decoding(media_dir: Path):
         ({"problem": "<|image_pad|>?"}, "media_token_in_text", r"the text contains '<\|image_pad\|>'\. Control tokens"),
         ({"options": ["A. <|im_end|>", "B. x"]}, "media_token_in_text", r"'<\|im_end\|>'"),
         (
+            {"problem": "<video> or <video>?"},
+            "media_mark_without_medium",
+            r"'<video>' 2 time\(s\), and the record names 1 video\(s\)\. One mark where each video stands, or none",
+        ),
+        ({"problem": "<image>?"}, "media_mark_without_medium", r"'<image>' 1 .* names 0 image\(s\).*'path', or"),
+        ({"options": ["A. <video>", "B. a <video>"]}, "media_mark_without_medium", "'<video>' 2 time"),
+        ({"problem": "<image>?", "data_type": "text", "path": ""}, "media_mark_without_medium", "names 0 image"),
+        (
             {"problem_type": "essay"},
             "unknown_answer_kind",
             r"'essay'\. One of multiple choice, multiple select, numerical, OCR, ",

@@ -68,6 +68,32 @@ def test_the_map_of_the_docstring_and_its_example(tmp_path: Path) -> None:
     assert isinstance(plain, Sample) and replace(plain, where="") == example(generic)
 
 
+@pytest.mark.parametrize(
+    ("question", "remove", "video", "kept"),
+    [
+        ("<video>\nWhat moves?", [], 7, "<video>\nWhat moves?"),
+        ("What moves in <video>?", ["<image>"], 7, "What moves in <video>?"),
+        ("<video>\nWhat moves?", ["<video>"], 7, "What moves?"),
+        # another kind stays in the text, or more marks than media, or none of the media
+        ("<image>\nWhat moves?", [], 7, "'<image>' 1 time(s), and the record names 0 image(s)"),
+        ("<video><video>\nWhat moves?", [], 7, "'<video>' 2 time(s), and the record names 1 video(s)"),
+        ("<image><image>\nWhat moves?", ["<image>"], 7, "2 mark(s) (<image> or <video>) are removed"),
+        ("<image>\nIs <image> a car?", ["<image>"], 7, "'<image>' 1 time(s), and the record names 0 image(s)"),
+        ("<image>\nWhat moves?", ["<image>"], None, "1 mark(s) (<image> or <video>) are removed"),
+    ],
+)
+def test_marks_stay_as_many_as_the_media(
+    tmp_path: Path, question: str, remove: list[str], video: int | None, kept: str
+) -> None:
+    problem = {"problem": {"field": "question", "remove": remove}}
+    kind = {"data_type": {"constant": "text"}} if video is None else {}
+    (one,) = one_row(mapped(tmp_path, FIELDS | problem | kind), ROW | {"question": question, "video_id": video})
+    if isinstance(one, Sample):
+        assert one.question == kept
+    else:
+        assert one.reason == "media_mark_without_medium" and kept in one.message
+
+
 @pytest.mark.parametrize("given", [{"constant": 3}, "rate"])
 def test_videos_that_are_folders_of_pictures(tmp_path: Path, given: Any) -> None:
     """A table may hold the rate as a text, as it may a time."""
@@ -530,3 +556,97 @@ def test_a_class_is_its_name_but_where_the_map_asks_for_its_number(
     dataset = mapped(tmp_path, QUESTION | {"problem_type": {"constant": kind}, "answer": answer})
     outcomes_found = outcomes(dataset, tmp_path / "saved")
     assert [one.answer if isinstance(one, Sample) else one.reason for one in outcomes_found] == found
+
+
+MEDIA_FIELDS: dict[str, Any] = {
+    "problem": "q", "problem_type": {"constant": "free-form"}, "answer": "a",
+    "video": {"field": "clip", "suffix": ".mp4"}, "image": "pictures", "start": "from",
+}  # fmt: skip
+
+
+def test_rows_of_images_and_rows_of_videos_in_one_file(tmp_path: Path) -> None:
+    """JSON lines have only what a row has: an image neither a video's field nor a time in it."""
+    rows = [
+        {"q": "Who?", "a": "Ann", "clip": 7, "from": 2.5},
+        {"q": "What?", "a": "a dog", "pictures": "a.png"},
+        {"q": "Which?", "a": "both", "pictures": ["a.png", "b.png"], "clip": None},
+        {"q": "Where?", "a": "here", "pictures": "a.png", "clip": "8", "from": [1, None]},
+        {"q": "Who?", "a": "Bob", "clip": 9},
+        {"q": "What?", "a": "a cat", "pictures": []},
+        {"q": "What?", "a": "a cat"},
+    ]
+    samples, refused = parted(mapped(tmp_path, MEDIA_FIELDS), write_lines(tmp_path / "rows.jsonl", rows))
+    image = MediaRef("image", "a.png")
+    assert [one.media for one in samples] == [
+        (MediaRef("video", "7.mp4", start=2.5),),
+        (image,),
+        (image, MediaRef("image", "b.png")),
+        (MediaRef("video", "8.mp4", start=1.0), image),
+    ]
+    assert [(one.sample_id, one.reason) for one in refused] == [
+        (f"rows-{row}", "missing_field") for row in (5, 6, 7)
+    ]  # a video without the time that the map names, and rows that may have lost their media
+    assert "the row has no 'from', which the map names" in refused[0].message
+    assert "nothing under 'clip' or 'pictures'" in refused[1].message
+
+
+def test_rows_of_several_types_lack_what_their_type_has_not(tmp_path: Path) -> None:
+    fields = {**FIELDS, "data_type": "type", "path": "path", "end": "clip.end", "subtitles": "subtitles"}
+    row = {key: ROW[key] for key in ("question", "kind", "a0", "a1", "label")} | {"question": "What moves?"}
+    rows = [
+        {**row, "type": "video", "path": "a.mp4", "clip": {"end": 3}, "subtitles": "a.srt"},
+        {**row, "type": "image", "path": "a.png"},
+        {**row, "type": "text"},
+        {**row, "type": "video", "path": "a.mp4", "subtitles": "a.srt"},
+        {**row, "type": "image"},
+        {**row, "type": "image", "path": "a.png", "clip": {"end": 3}},
+    ]
+    samples, refused = parted(mapped(tmp_path, fields), write_lines(tmp_path / "rows.jsonl", rows))
+    assert [one.media for one in samples] == [
+        (MediaRef("video", "a.mp4", end=3.0, subtitles="a.srt"),), (MediaRef("image", "a.png"),), ()
+    ]  # fmt: skip
+    assert [one.reason for one in refused] == ["missing_field", "missing_field", "bad_clip"]
+
+
+def test_a_cell_of_csv_holds_a_list_as_json(tmp_path: Path) -> None:
+    rows = [
+        {
+            "q": "[1, 2] or [3]?", "type": '["video", "image"]', "kind": "multiple select", "answer": '["A", "B"]',
+            "options": '["red", "blue"]', "path": '["a.mp4", "b.png"]', "clip": '{"start": [1.5, null]}',
+        },
+        {
+            "q": "When?", "type": "video", "kind": "time span", "options": "", "answer": "[1.0, 2.5]",
+            "path": "[a].mp4", "clip": '{"start": 2}',
+        },
+    ]  # fmt: skip
+    names = ("q", "type", "kind", "options", "answer", "path", "clip")
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)
+    fields = {"problem": "q", "data_type": "type", "problem_type": {"field": "kind", "names": KINDS}} | {
+        name: name for name in ("options", "answer", "path")
+    }
+    samples, refused = parted(mapped(tmp_path, {**fields, "start": "clip.start"}), tmp_path / "rows.csv")
+    assert [(one.question, one.options, one.answer, one.media) for one in samples] == [
+        ("[1, 2] or [3]?", ("A. red", "B. blue"), "A, B",
+         (MediaRef("video", "a.mp4", start=1.5), MediaRef("image", "b.png"))),
+        ("When?", (), "[1.0, 2.5]", (MediaRef("video", "[a].mp4", start=2.0),)),
+    ]  # fmt: skip
+    assert not refused
+
+
+KINDS = {"multiple select": "multiple select", "time span": "time span"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"path": "p"}, "has video or image beside path or data_type; give video and image, or path and data_type"),
+        ({"data_type": "t"}, "has video or image beside path or data_type"),
+        ({"video": None, "image": None}, "has no data_type; give it, or video and image for the paths of each"),
+    ],
+)
+def test_media_have_one_source(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        mapped(tmp_path, MEDIA_FIELDS | fields)

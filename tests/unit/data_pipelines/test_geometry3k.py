@@ -73,10 +73,11 @@ def test_parquet_of_hiyouga(tmp_path: Path) -> None:
     black, other = {"bytes": png(), "path": None}, {"bytes": png(9), "path": None}
     rows = [
         {**ROW, "images": [black], "ground_truth": "B"},
-        {**ROW, "id": 8, "images": [black, other], "ground_truth": "B"},
+        {**ROW, "id": 8, "images": [black, other], "ground_truth": "B", "problem": "<image><image>Find $x$."},
         {**ROW, "id": 9, "images": [black], "ground_truth": "C"},
         {**ROW, "id": 10, "images": [], "ground_truth": "B"},
         {**ROW, "id": 11, "images": [{"bytes": b"no image", "path": None}], "ground_truth": "B"},
+        {**ROW, "id": 12, "images": [black, other], "ground_truth": "B"},
     ]  # fmt: skip
     features = datasets.Features(
         {
@@ -100,7 +101,7 @@ def test_parquet_of_hiyouga(tmp_path: Path) -> None:
         (name, "Find $x$.", (), CHOICES[1], "mathematics") for name in ("7", "8")
     ]
     assert [(media / ref.path).read_bytes() for one in samples for ref in one.media] == [png(), png(), png(9)]
-    reasons = ["ambiguous_answer", "missing_field", "unreadable_media"]
+    reasons = ["ambiguous_answer", "missing_field", "unreadable_media", "media_mark_without_medium"]
     assert [one.reason for one in refused] == reasons
     older, _ = parted(GEOMETRY3K, Path(f"{tmp_path}:test"), root=media)
     assert [one.sample_id for one in older] == [f"{tmp_path.name}-test-{row}" for row in (1, 2, 3)]

@@ -81,6 +81,24 @@ def test_without_evaluation_files_a_share_is_set_apart(tmp_path: Path) -> None:
     assert counts["train"] + counts["eval"] == 400 and 60 < counts["eval"] < 140
 
 
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_a_split_without_a_record_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
+    """Nor does anything advise to use it; one of an earlier start goes."""
+    train = jsonl(tmp_path / "train.jsonl", [gsm8k_row(number) for number in range(4)])
+    out, given = tmp_path / "out", ["--out", str(tmp_path / "out"), "--format", form]
+    gsm8k.main(["--train", str(train), *given, "--eval-share", "0.9"])
+    assert "Evaluate with: data.eval.gsm8k=" in capsys.readouterr().out and list(out.glob("eval*"))
+    for share, said in ((["--eval-share", "0"], "0"), ([], "0.01")):
+        gsm8k.main(["--train", str(train), *given, *share, "--overwrite"])
+        told = capsys.readouterr().out
+        assert f"There is no eval split: no record is in --eval-share {said}. Give --eval FILE, or raise" in told
+        assert "Evaluate with" not in told and "Train with" in told and "eval-0" not in told
+        assert not list(out.glob("eval*")) and len(list(out.glob("train*"))) == 1 and report(out)["train"] == 4
+    test = jsonl(tmp_path / "test.jsonl", [gsm8k_row(9, "no gold")])
+    gsm8k.main(["--train", str(train), "--eval", str(test), *given, "--overwrite"])
+    assert "no record in the files of --eval is left" in capsys.readouterr().out and not list(out.glob("eval*"))
+
+
 def test_evaluation_files_alone_give_no_training_file(tmp_path: Path) -> None:
     test = jsonl(tmp_path / "test.jsonl", [gsm8k_row(1)])
     assert gsm8k.main(["--eval", str(test), "--out", str(tmp_path / "out")]) == 0
@@ -181,7 +199,9 @@ def test_wrong_arguments_and_files_are_clear_errors(tmp_path: Path) -> None:
     other = str(jsonl(tmp_path / "other.jsonl", [{"question": "?"}]))
     with pytest.raises(ConfigError, match=r"other\.jsonl:1: the row has no answer\. Nearest is the form"):
         gsm8k.main(["--train", other, *out])
-    with pytest.raises(ConfigError, match=r"Media root .* is not a folder.*Correct --media-root"):
+    with pytest.raises(
+        ConfigError, match=r"Media root .* is not a folder.*Correct --media-root, or create .*: mkdir -p "
+    ):
         nextqa.main(["--eval", good, "--media-root", str(tmp_path / "nowhere"), *out])
     broken = tmp_path / "broken.csv"
     broken.write_bytes(b"video,question\n\xff,what\n")

@@ -144,8 +144,14 @@ def test_the_example_is_what_becomes_of_the_published_row() -> None:
 
 
 def test_unknown_sentences_stay_in_the_question() -> None:
-    (sample,) = one_row(VSI, row_590k("absolute_count", "<image>\nThese are photos.\nHow many <image>s?", "4"))
-    assert isinstance(sample, Sample) and sample.question == "These are photos.\nHow many <image>s?"
+    (sample,) = one_row(VSI, row_590k("absolute_count", "<image>\nThese are photos.\nHow many chairs?", "4"))
+    assert isinstance(sample, Sample) and sample.question == "These are photos.\nHow many chairs?"
+
+
+@pytest.mark.parametrize("question", ["<image>\nHow many <image>s?", "<image><image>\nHow many chairs?"])
+def test_marks_that_are_more_than_the_media_are_refused(question: str) -> None:
+    (refused,) = one_row(VSI, row_590k("absolute_count", question, "4"))
+    assert isinstance(refused, BadSample) and refused.reason == "media_mark_without_medium"
 
 
 def test_odd_rows_are_refused() -> None:

@@ -97,6 +97,14 @@ def test_a_turn_of_frames_and_texts_is_a_list(tmp_path: Path) -> None:
     assert row["settings"]["media"]["video_tokens"] == 12288
 
 
+@pytest.mark.parametrize("protocol", [None, "video_mme/qwen3_vl"])
+def test_media_among_the_words_make_a_list_too(tmp_path: Path, media_dir: Path, protocol: str | None) -> None:
+    record = RECORD | {"problem": "Which frame of <video> is last?"}
+    [row] = rows_of(config_of(tmp_path, media_dir, [record], protocol), tmp_path)
+    before, medium, behind = row["user"]
+    assert before.endswith("Which frame of ") and medium == {"medium": 0} and behind.startswith(" is last?\nA. 8\nB. 9")
+
+
 def test_a_set_without_a_protocol_goes_by_the_configuration(tmp_path: Path, media_dir: Path) -> None:
     [row] = rows_of(config_of(tmp_path, media_dir, [RECORD], None), tmp_path)
     assert (row["system"], row["user"]) == ("Hi.", "Which frame is last?\nA. 8\nB. 9\nOne letter.")

@@ -15,7 +15,7 @@ from PIL import Image
 from tests.support.groups import tiny_policy
 from vlm_pg.errors import SampleError
 from vlm_pg.models.policy import Policy
-from vlm_pg.prompts.builder import PromptBuilder, Wording
+from vlm_pg.prompts.builder import PromptBuilder, Wording, user_content
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.server.dialects import Kind
 from vlm_pg.rollout.server.errors import ServerError
@@ -86,6 +86,32 @@ def test_messages_hold_system_media_and_words_in_order() -> None:
     assert (picture["type"], head) == ("image_url", "data:image/png;base64")
     assert np.array_equal(decoded(data), image.frames[0])
     assert words["text"].startswith("Which?\nA. red\nB. blue\n")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_media_are_sent_where_their_marks_stand(family: str) -> None:
+    """The chat template makes of the parts, in their order, the prompt that is scored."""
+    policy = tiny_policy(family=family)
+    image = medium(policy, "image", 1)
+    media = (image, medium(policy, "video", 2), replace(image, frames=255 - image.frames))
+    settings = PromptSettings(instructions=dict.fromkeys(PromptSettings().instructions, ""))
+    refs = tuple(MediaRef(item.kind, "x") for item in media)
+    sample = Sample("s", "Is <image> in <video>\nor <image>?", refs, (), "yes", "yes_no", "test", "test")
+    prompt = PromptBuilder(policy.processor, settings, policy.positions).build(sample, media)
+    messages = ChatMessages(policy, {"s": sample})
+    messages._checked_words(prompt)
+    parts = user_content([{"type": kind} for kind in prompt.media_kinds], prompt.words, True)
+    assert [part.get("text", part["type"]) for part in parts] == [
+        "Is ",
+        "image",
+        " in ",
+        "video",
+        "\nor ",
+        "image",
+        "?",
+    ]
+    first, last = (frames_of(prompt, policy.processor)[at] for at in (0, 2))
+    assert np.array_equal(first[0], media[0].frames[0]) and np.array_equal(last[0], media[2].frames[0])
 
 
 def test_words_of_another_sample_are_refused() -> None:

@@ -83,7 +83,7 @@ class ChatMessages:
 
     def _conversation(self, media: list[dict[str, Any]], words: PromptWords) -> list[dict[str, Any]]:
         system = [{"role": "system", "content": words.system}] if words.system else []
-        content = user_content(media, words.user, self._policy.family.reads_media)
+        content = user_content(media, words, self._policy.family.reads_media)
         asked: list[dict[str, Any]] = [*system, {"role": "user", "content": content}]
         if not words.answer_prefix:
             return asked
