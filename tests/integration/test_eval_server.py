@@ -141,7 +141,7 @@ def test_the_protocols_words_and_sampling_are_what_is_sent(
         words = user["content"][-1]["text"]
         assert words.startswith("Look. ") and words.endswith("\nOnly give the best option.")
         assert any(question in words for question in questions) and "<think>" not in words
-        assert user["content"][0]["video_url"]["url"].startswith("data:video/jpeg;base64,")
+        assert user["content"][0]["video_url"]["url"].startswith("data:video/avi;base64,")
         fields = (
             "temperature",
             "max_tokens",

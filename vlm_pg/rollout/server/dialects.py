@@ -17,8 +17,8 @@ from vlm_pg.rollout.settings import RolloutSettings
 
 Kind = Literal["vllm", "sglang", "transformers", "openai"]
 
-# Frames of a video go to vLLM as a list without times; it takes this rate for them.
-VLLM_FRAMES_PER_SECOND = 2.0
+# Of the video files that vLLM is sent. Versions that ignore a file's rate assume this one.
+VLLM_FRAMES_PER_SECOND = 2
 # How each kind of server counts rotary positions; of others nobody knows.
 POSITION_RULES: dict[Kind, PositionRule] = {"vllm": "qwen", "sglang": "qwen", "transformers": "transformers"}
 # What else changes samples in transformers, without a setting of ours.
@@ -179,13 +179,13 @@ def request_fields(
 
 
 def media_fields(kind: Kind, has_media: bool) -> dict[str, Any]:
-    """Media arrive at their final size and rate: keep the server from changing them where a request can."""
-    if not has_media:
-        return {}
-    if kind == "transformers":
+    """Media arrive at their final size: keep the server from resizing them where a request can.
+
+    vLLM refuses requests with ``media_io_kwargs`` or ``mm_processor_kwargs`` unless it is started with
+    ``--trust-request-mm-kwargs``.
+    """
+    if has_media and kind == "transformers":
         return {"chat_template_kwargs": {"do_resize": False}}
-    if kind == "vllm":
-        return {"media_io_kwargs": {"video": {"num_frames": -1, "fps": VLLM_FRAMES_PER_SECOND}}}
     return {}
 
 
