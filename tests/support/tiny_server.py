@@ -24,8 +24,7 @@ from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import Prompt
 
-# vLLM's defaults: frames kept of a video, and what no request may set (--trust-request-mm-kwargs).
-MOST_FRAMES = 32
+# What no request may set by vLLM's default (--trust-request-mm-kwargs).
 UNTRUSTED = ("media_io_kwargs", "mm_processor_kwargs")
 
 
@@ -117,6 +116,5 @@ class TinyServer(OddServer):
         with av.open(content) as container:
             rates.append(float(container.streams.video[0].average_rate))
             frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
-        kept = np.linspace(0, len(frames) - 1, min(len(frames), MOST_FRAMES), dtype=int)
-        videos.append(torch.from_numpy(frames[kept].transpose(0, 3, 1, 2).copy()))
+        videos.append(torch.from_numpy(frames.transpose(0, 3, 1, 2).copy()))
         return {"type": "video"}

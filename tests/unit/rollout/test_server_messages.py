@@ -203,9 +203,11 @@ def test_another_prompt_at_the_server_is_refused() -> None:
 
 def test_a_video_that_the_server_has_sampled_again_names_the_servers_flag() -> None:
     policy = tiny_policy()
-    flag = r"""start it with --media-io-kwargs '\{"video": \{"num_frames": -1\}\}' to have it keep all"""
+    flag = (
+        r"""started with --media-io-kwargs '\{"video": \{"num_frames": -1\}\}'\. Do so, or lower media.max_frames\."""
+    )
     prompt, _ = build(policy, (medium(policy, "video", 34),))
-    with pytest.raises(ServerError, match=f"must not sample frames again. By default vLLM keeps 32 frames .*{flag}"):
+    with pytest.raises(ServerError, match=f"must not sample frames again. vLLM keeps at most 768 frames .*{flag}"):
         check_prompt_echo(prompt, {"usage": {"prompt_tokens": prompt.num_tokens - 6}})
     picture, _ = build(policy, (medium(policy, "image", 1),))
     with pytest.raises(ServerError, match=r"frames again\.$"):

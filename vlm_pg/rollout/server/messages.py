@@ -33,9 +33,8 @@ CONTINUING: tuple[Kind, ...] = ("vllm", "sglang")
 NAMES = "vLLM and SGLang"
 # For prompts with a video that the server read at another length.
 ALL_FRAMES = (
-    "By default vLLM keeps 32 frames of a video for Qwen2-VL and Qwen2.5-VL: start it with "
-    """--media-io-kwargs '{"video": {"num_frames": -1}}' """
-    "to have it keep all, or set media.max_frames=32. For Qwen3-VL and later it keeps at most 768."
+    "vLLM keeps at most 768 frames of a video, and versions without a video loader of the model's own 32, unless they "
+    """are started with --media-io-kwargs '{"video": {"num_frames": -1}}'. Do so, or lower media.max_frames."""
 )
 _SECONDS = re.compile(r"<([0-9.]+) seconds>")
 
