@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vlm_pg.http.keys import without_key
 from vlm_pg.http.outcomes import text_of
 from vlm_pg.models.settings import PositionRule
 from vlm_pg.rollout.server.client import ServerClient
@@ -37,10 +38,18 @@ _LISTED = 8
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """What a server said about itself. ``models`` is empty for one that loads whatever a request names."""
+    """What a server said about itself. ``models`` is empty for one that loads whatever a request names.
+
+    ``key``: what it was sent; a name of a model may repeat it.
+    """
 
     kind: Kind
     models: tuple[str, ...] = ()
+    key: str | None = field(default=None, repr=False)
+
+    def shown(self, name: str) -> str:
+        """The name of a model as it may be printed and recorded."""
+        return without_key(name, self.key)
 
     @property
     def takes_n(self) -> bool:
@@ -64,7 +73,7 @@ class ServerInfo:
         if name is None:
             return self.models[0]
         if name not in self.models:
-            others = ", ".join(self.models[:_LISTED]) + (", ..." if len(self.models) > _LISTED else "")
+            others = ", ".join(map(self.shown, self.models[:_LISTED])) + (", ..." if len(self.models) > _LISTED else "")
             raise ServerError(
                 f"rollout.server.model is {name!r}, which the server does not serve. It lists: {others}. Set "
                 "rollout.server.model to one of them, or leave it out for the first."
@@ -98,7 +107,7 @@ async def recognize(client: ServerClient) -> ServerInfo:
         )
     owner = entries[0].owned_by
     kind: Kind = "vllm" if owner == "vllm" else "sglang" if owner == "sglang" else "openai"
-    return ServerInfo(kind, tuple(entry.id for entry in entries))
+    return ServerInfo(kind, tuple(entry.id for entry in entries), client.key)
 
 
 def check_settings(kind: Kind, settings: RolloutSettings) -> None:
