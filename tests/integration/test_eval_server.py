@@ -141,7 +141,7 @@ def test_the_protocols_words_and_sampling_are_what_is_sent(
         words = user["content"][-1]["text"]
         assert words.startswith("Look. ") and words.endswith("\nOnly give the best option.")
         assert any(question in words for question in questions) and "<think>" not in words
-        assert user["content"][0]["video_url"]["url"].startswith("data:video/jpeg;base64,")
+        assert user["content"][0]["video_url"]["url"].startswith("data:video/avi;base64,")
         fields = (
             "temperature",
             "max_tokens",
@@ -341,3 +341,18 @@ def test_a_server_that_is_none_is_refused(folder: Path, server: TinyServer, caps
     said = capsys.readouterr().err
     assert "has not answered for 0 s" in said and "The same command goes on" in said
     assert not (folder / "away").exists() or not list((folder / "away").glob("*/answers_*"))
+
+
+def test_a_model_that_is_named_by_the_key_is_recorded_without_it(
+    folder: Path, server: TinyServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = "sk-0123456789abcdefghij"
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    monkeypatch.setattr(server, "models", {"data": [{"id": f"m-{key}", "owned_by": "vllm"}]})
+    assert evaluate(folder, "key", *by(server), "eval.limit=1", "eval.sets=[plain]") == 0
+    assert {body["model"] for body in server.asked} == {f"m-{key}"}
+    said = capsys.readouterr()
+    assert "answers of 'm-[key]'" in said.out and key not in said.out + said.err
+    out = folder / "key" / f"{NAME}-server"
+    assert result_of(out)["protocol"]["decides"]["server"]["model"] == "m-[key]"
+    assert [path for path in out.rglob("*") if path.is_file() and key.encode() in path.read_bytes()] == []

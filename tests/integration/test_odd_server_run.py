@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.misbehaviours import all_misbehaviours
+from tests.support.misbehaviours import all_misbehaviours, message, text, whole, wire, with_entries
 from tests.support.odd_server import Misbehave, OddServer, Reply
 from tests.support.runs import read_lines
 from tests.support.short_run import STEPS, short_run, train_here
 from vlm_pg.rollout.server import client, faults
 from vlm_pg.training.checkpoints import find_checkpoints
+
+KEY = "sk-0123456789abcdefghij"
 
 
 @pytest.fixture
@@ -103,3 +106,46 @@ def test_a_server_that_loses_its_mind_loses_no_step(
     server.next_reply = lambda number: None
     ended = train_here(config)
     assert ended.code == 0 and "resuming after step 2" in ended.printed and steps_saved(config) == [2, 3]
+
+
+def hostile_reply(rng: random.Random) -> Misbehave:
+    """Strings of a server's own anywhere: halves of characters, controls, its caller's key."""
+    odd = rng.choice((KEY, "\ud800", "\udfff" + KEY, "\x00\x1b[2J", "a" * 5000))
+    return rng.choice(
+        (
+            text(lambda given: given + odd),
+            with_entries(finish_reason=odd),
+            with_entries(logprobs={"content": [{"token": odd, "logprob": rng.choice((float("nan"), 10**400))}]}),
+            message(role=odd),
+            wire(status=500, body=odd.encode("utf-8", "surrogatepass")),
+            whole({"error": {"message": odd}}),
+            whole({odd: odd}),
+        )
+    )
+
+
+def test_no_string_of_a_server_ends_in_a_traceback_or_shows_the_key(
+    server: OddServer, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    server.exact, server.models = False, {"data": [{"id": f"tiny-{KEY}", "owned_by": "vllm"}]}
+    times: Counter[str] = Counter()
+
+    def twice_hostile(reply: Reply) -> None:
+        """The first two replies to every question, and all to one."""
+        question = reply.asked["messages"][-1]["content"][-1]["text"]
+        times[question] += 1
+        if times[question] <= 2 or "3 + 3" in question:
+            hostile_reply(random.Random(f"{question} {times[question]}"))(reply)
+
+    server.next_reply = lambda number: twice_hostile
+    ended = train_here(config)
+    assert ended.code == 0, ended.printed
+    run = config.parent / "run"
+    (fault,) = read_lines(run / "bad_samples.jsonl")
+    assert fault["sample_id"] == "3" and read_lines(run / "rollouts.jsonl")
+    assert KEY not in ended.printed
+    assert [path for path in run.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()] == []
+    server.models = {"data": [{"id": f"tiny-{KEY}\x1b"}, {"id": "\ud800"}]}
+    ended = train_here(config, f"run.dir={config.parent / 'other'}", "rollout.server.model=other")
+    assert ended.code == 2 and "It lists: tiny-[key]" in ended.printed and KEY not in ended.printed

@@ -14,6 +14,8 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.reply: Callable[[str], str | tuple[int, bytes]] = lambda prompt: "0.5"
+        # The first name in its list of models.
+        self.listed: Any = "listed"
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.in_flight = self.most_in_flight = 0
@@ -22,7 +24,7 @@ class FakeServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self._send(200, json.dumps({"data": [{"id": "listed"}]}).encode())
+                self._send(200, json.dumps({"data": [{"id": fake.listed}]}).encode())
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

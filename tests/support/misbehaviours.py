@@ -332,8 +332,18 @@ def of_wires() -> Iterator[Misbehaviour]:
     yield Misbehaviour("too late", wire(wait_seconds=3600.0))
 
 
+def of_surrogates() -> Iterator[Misbehaviour]:
+    """JSON can escape half of a pair, and readers take bytes that encode one."""
+    for exact in (True, False):
+        half = text(lambda given: given + "\ud800")
+        yield Misbehaviour("lone surrogate in a text", half, exact=exact)
+    yield Misbehaviour("lone surrogate in a finish_reason", with_entries(finish_reason="stop\udfff"), exact=False)
+    in_bytes = body(lambda data: data.replace(b'"content": "', b'"content": "\xed\xa0\x80'))
+    yield Misbehaviour("lone surrogate in bytes", in_bytes, exact=False)
+
+
 def all_misbehaviours() -> list[Misbehaviour]:
-    parts = (of_messages, of_token_ids, of_texts, of_endings, of_answers, of_bodies, of_wires)
+    parts = (of_messages, of_token_ids, of_texts, of_endings, of_answers, of_bodies, of_wires, of_surrogates)
     return [item for part in parts for item in part()]
 
 
@@ -344,6 +354,7 @@ def model_pages() -> dict[str, Any]:
     pages |= {f"entry {what}": {"data": [value]} for what, value in WRONG_TYPES.items()}
     pages |= {f"id {what}": {"data": [{"id": value}]} for what, value in WRONG_TYPES.items() if what != "a text"}
     return pages | {
+        "id a lone surrogate": {"data": [{"id": "m\ud800"}]},
         "owner a list": {"data": [{"id": "m", "owned_by": ["vllm"]}]},
         "deep": json.loads("[" * 500 + "]" * 500),
     }

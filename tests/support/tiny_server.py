@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import torch
 from PIL import Image
@@ -23,7 +24,8 @@ from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import Prompt
 
-FRAMES_PER_SECOND = 2.0  # of a list of frames, whatever they were
+# What no request may set by vLLM's default (--trust-request-mm-kwargs).
+UNTRUSTED = ("media_io_kwargs", "mm_processor_kwargs")
 
 
 class TinyServer(OddServer):
@@ -39,6 +41,10 @@ class TinyServer(OddServer):
         with self._turn:
             number = len(self.asked)
             self.asked.append(body)
+            for name in UNTRUSTED:
+                if body.get(name):
+                    error = {"message": f"Per-request {name} are disabled by default", "code": 400}
+                    return Reply({"error": error}, body, 400)
             prompt = self._prompt(body)
             settings = RolloutSettings(
                 num_generations=body.get("n", 1),
@@ -72,11 +78,12 @@ class TinyServer(OddServer):
         processor = self._policy.processor
         images: list[torch.Tensor] = []
         videos: list[torch.Tensor] = []
+        rates: list[float] = []
         turns = []
         for message in body["messages"]:
             content = message["content"]
             if isinstance(content, list):
-                content = [self._part(part, images, videos) for part in content]
+                content = [self._part(part, images, videos, rates) for part in content]
             turns.append({"role": message["role"], "content": content})
         text = processor.apply_chat_template(
             turns,
@@ -89,24 +96,25 @@ class TinyServer(OddServer):
             media |= {"images": images, "images_kwargs": {"do_resize": False}}
         if videos:
             known = [
-                VideoMetadata(total_num_frames=len(video), fps=FRAMES_PER_SECOND, frames_indices=[*range(len(video))])
-                for video in videos
+                VideoMetadata(total_num_frames=len(video), fps=rate, frames_indices=[*range(len(video))])
+                for video, rate in zip(videos, rates, strict=True)
             ]
             rest = {"do_resize": False, "do_sample_frames": False, "video_metadata": known}
             media |= {"videos": videos, "videos_kwargs": rest}
         inputs = processor(text=[text], return_tensors="pt", **media)
         return prompt_from_processor(inputs, self._policy.positions, "asked")
 
-    def _part(self, part: dict[str, Any], images: list[torch.Tensor], videos: list[torch.Tensor]) -> dict[str, Any]:
+    def _part(
+        self, part: dict[str, Any], images: list[torch.Tensor], videos: list[torch.Tensor], rates: list[float]
+    ) -> dict[str, Any]:
         if part["type"] == "text":
             return part
-        head, *pictures = part[part["type"]]["url"].split(",")
-        frames = [
-            torch.from_numpy(np.asarray(Image.open(io.BytesIO(base64.b64decode(one)))).transpose(2, 0, 1).copy())
-            for one in pictures
-        ]
-        if head == "data:video/jpeg;base64":
-            videos.append(torch.stack(frames))
-            return {"type": "video"}
-        images += frames
-        return {"type": "image"}
+        content = io.BytesIO(base64.b64decode(part[part["type"]]["url"].partition(",")[2]))
+        if part["type"] == "image_url":
+            images.append(torch.from_numpy(np.asarray(Image.open(content)).transpose(2, 0, 1).copy()))
+            return {"type": "image"}
+        with av.open(content) as container:
+            rates.append(float(container.streams.video[0].average_rate))
+            frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+        videos.append(torch.from_numpy(frames.transpose(0, 3, 1, 2).copy()))
+        return {"type": "video"}

@@ -15,9 +15,9 @@ from typing import Any
 from vlm_pg.errors import VlmPgError
 from vlm_pg.eval.answer_files import file_name, read_answers
 from vlm_pg.eval.contracts import Answered
-from vlm_pg.eval.estimates import Figure, mean, mean_of
+from vlm_pg.eval.estimates import UNLIMITED, Figure, mean, mean_of
 from vlm_pg.eval.folder import RESULT
-from vlm_pg.eval.measures import Value
+from vlm_pg.eval.measures import Value, score_of
 
 _NAMED = 5
 
@@ -53,9 +53,7 @@ class Comparison:
         }
 
 
-def compare(
-    first: Sequence[Answered], second: Sequence[Answered], value: Value = lambda question: question.score
-) -> Comparison:
+def compare(first: Sequence[Answered], second: Sequence[Answered], value: Value = score_of) -> Comparison:
     """The paired comparison of two runs; questions are paired by their ids.
 
     Args:
@@ -74,7 +72,8 @@ def compare(
         )
     pairs = [(name, value(left[name]), value(right[name])) for name in shared]
     scored = [(name, before, after) for name, before, after in pairs if before is not None and after is not None]
-    estimate = mean_of([(left[name].cluster, after - before) for name, before, after in scored])
+    differences = [(left[name].cluster, after - before) for name, before, after in scored]
+    estimate = mean_of(differences, (-1.0, 1.0) if value is score_of else UNLIMITED)
     if estimate is None:
         raise VlmPgError(
             f"The two runs share {len(shared)} questions, and none has a score in both (the first has {len(left)} "
@@ -112,6 +111,8 @@ def comparison_lines(folder: Path, others: Sequence[Path]) -> list[str]:
             found = compare(read_answers(twin), read_answers(path))
             reach = found.difference.interval
             shown = "" if reach is None else f", 95 % interval {reach[0]:+.3f} to {reach[1]:+.3f}"
+            if reach is None and found.difference.standard_error is not None:
+                shown = ", no interval since all questions differ alike"
             lines.append(
                 f"{path.stem.removeprefix('answers_')}: {found.second:.3f}, {found.second - found.first:+.3f} against "
                 f"{other.name}{shown} ({found.difference.n} questions; better at {found.n_better}, worse at "

@@ -28,6 +28,12 @@ from vlm_pg.eval.student_t import t_quantile
 Unit = Literal["fraction", "percent"]
 # (cluster, value) of one question
 Valued = tuple[str, float]
+# Least and largest possible value.
+Limits = tuple[float, float]
+UNLIMITED: Limits = (-math.inf, math.inf)
+SCORES: Limits = (0.0, 1.0)
+# Below, a standard error is rounding: no spread was seen, which says nothing about its size.
+LEAST_ERROR = 1e-12
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Figure:
     """One number of a table: None where nothing could be scored.
 
     ``n``: questions behind it. ``clusters``: videos or images behind it. ``standard_error``: see the module; None
-    where it cannot be told, since all questions of a group are about one video.
+    where it cannot be told, since all questions of a group are about one video. ``limits``: of the value.
 
     Figure(0.625, n=8, clusters=4, standard_error=0.1)
     """
@@ -45,14 +51,18 @@ class Figure:
     clusters: int = 0
     standard_error: float | None = None
     unit: Unit = "fraction"
+    limits: Limits = UNLIMITED
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 %: the value and t standard errors to either side, t of clusters - 1 degrees of freedom."""
-        if self.value is None or self.standard_error is None:
+        """95 %: t standard errors to either side, t of clusters - 1 degrees of freedom, within the limits.
+
+        None without a standard error, or with one of 0: a few equal scores would claim certainty.
+        """
+        if self.value is None or self.standard_error is None or self.standard_error < LEAST_ERROR:
             return None
         reach = t_quantile(self.clusters - 1) * self.standard_error
-        return self.value - reach, self.value + reach
+        return max(self.limits[0], self.value - reach), min(self.limits[1], self.value + reach)
 
     def to_row(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -74,6 +84,7 @@ class Estimate:
     n: int
     moves: Mapping[str, float]
     has_error: bool
+    limits: Limits = UNLIMITED
 
     @property
     def standard_error(self) -> float | None:
@@ -81,10 +92,19 @@ class Estimate:
         return math.sqrt(math.fsum(move**2 for move in self.moves.values())) if self.has_error else None
 
     def figure(self, unit: Unit = "fraction", scale: float = 1.0) -> Figure:
-        """``scale`` times the value."""
+        """``scale`` times the value.
+
+        Args:
+            scale: positive.
+        """
         error = self.standard_error
         return Figure(
-            self.value * scale, self.n, len(self.moves), None if error is None else abs(scale) * error, unit=unit
+            self.value * scale,
+            self.n,
+            len(self.moves),
+            None if error is None else scale * error,
+            unit,
+            (self.limits[0] * scale, self.limits[1] * scale),
         )
 
 
@@ -94,23 +114,28 @@ def mean(values: Iterable[float]) -> float | None:
     return math.fsum(numbers) / len(numbers) if numbers else None
 
 
-def mean_of(values: Sequence[Valued]) -> Estimate | None:
-    """The mean over questions; None without any."""
+def mean_of(values: Sequence[Valued], limits: Limits = UNLIMITED) -> Estimate | None:
+    """The mean over questions; None without any.
+
+    Args:
+        limits: of every value.
+    """
     if not values:
         return None
     middle, sums = _deviations(values)
     count = len(sums)
     factor = math.sqrt(count / (count - 1)) if count > 1 else 1.0
     moves = {cluster: factor * total / len(values) for cluster, total in sums.items()}
-    return Estimate(middle, len(values), moves, count > 1)
+    return Estimate(middle, len(values), moves, count > 1, limits)
 
 
-def combination(value: float, parts: Iterable[tuple[float, Estimate]]) -> Estimate:
+def combination(value: float, parts: Iterable[tuple[float, Estimate]], limits: Limits = UNLIMITED) -> Estimate:
     """A figure made of several estimates.
 
     Args:
         value: the figure.
         parts: of each estimate, what the figure changes by for a small change of it (its weight in a weighted mean).
+        limits: of the figure.
     """
     parts = list(parts)
     moves: dict[str, list[float]] = defaultdict(list)
@@ -122,6 +147,7 @@ def combination(value: float, parts: Iterable[tuple[float, Estimate]]) -> Estima
         sum(part.n for _, part in parts),
         {cluster: math.fsum(each) for cluster, each in moves.items()},
         all(part.has_error for _, part in parts),
+        limits,
     )
 
 
@@ -131,7 +157,8 @@ def mean_of_estimates(estimates: Sequence[Estimate]) -> Estimate | None:
         return None
     share = 1 / len(estimates)
     value = math.fsum(part.value for part in estimates) / len(estimates)
-    return combination(value, [(share, part) for part in estimates])
+    limits = min(part.limits[0] for part in estimates), max(part.limits[1] for part in estimates)
+    return combination(value, [(share, part) for part in estimates], limits)
 
 
 def _deviations(values: Sequence[Valued]) -> tuple[float, dict[str, float]]:

@@ -14,12 +14,17 @@ from functools import partial
 from typing import Any
 
 from vlm_pg.eval.contracts import Answered, Output
-from vlm_pg.eval.estimates import Figure, Unit, Valued, mean, mean_of
+from vlm_pg.eval.estimates import SCORES, UNLIMITED, Figure, Limits, Unit, Valued, mean, mean_of
 from vlm_pg.eval.majority import majority_at_k
 
 # The reason (``Answered.fault``) of a question that nobody answered, where outputs were made elsewhere.
 NO_OUTPUT = "no_output"
 Value = Callable[[Answered], float | None]
+
+
+def score_of(question: Answered) -> float | None:
+    """The mean score of a question's outputs."""
+    return question.score
 
 
 @dataclass(frozen=True)
@@ -122,8 +127,8 @@ def measure(answered: Sequence[Answered], formats: Iterable[float | None] = ()) 
     return Measures(
         accuracy=figure_of(answered),
         by_category={name: figure_of(items) for name, items in sorted(_by_category(answered).items())},
-        pass_at_k={k: figure_of(scored, partial(question_pass_at_k, k=k)) for k in ks},
-        majority_at_k={k: figure_of(scored, partial(question_majority_at_k, k=k)) for k in ks},
+        pass_at_k={k: figure_of(scored, partial(question_pass_at_k, k=k), limits=SCORES) for k in ks},
+        majority_at_k={k: figure_of(scored, partial(question_majority_at_k, k=k), limits=SCORES) for k in ks},
         counts=Counts.of(answered),
         chance=mean(1 / n for n in options) if all(options) else None,
         mean_tokens=mean(length for length in lengths if length is not None),
@@ -132,16 +137,21 @@ def measure(answered: Sequence[Answered], formats: Iterable[float | None] = ()) 
 
 
 def figure_of(
-    answered: Iterable[Answered], value: Value = lambda question: question.score, unit: Unit = "fraction"
+    answered: Iterable[Answered], value: Value = score_of, unit: Unit = "fraction", limits: Limits | None = None
 ) -> Figure:
-    """The mean over the questions that have the value, with its clustered standard error."""
-    estimate = mean_of(values_of(answered, value))
+    """The mean over the questions that have the value, with its clustered standard error.
+
+    Args:
+        limits: of the value; None: those of scores for the score, otherwise none.
+    """
+    limits = limits or (SCORES if value is score_of else UNLIMITED)
+    estimate = mean_of(values_of(answered, value), limits)
     if estimate is None:
         return Figure(None, 0, unit=unit)
     return estimate.figure(unit, 100.0 if unit == "percent" else 1.0)
 
 
-def values_of(answered: Iterable[Answered], value: Value = lambda question: question.score) -> list[Valued]:
+def values_of(answered: Iterable[Answered], value: Value = score_of) -> list[Valued]:
     """(cluster, value) of the questions that have the value."""
     valued = ((question.cluster, value(question)) for question in answered)
     return [(cluster, number) for cluster, number in valued if number is not None]

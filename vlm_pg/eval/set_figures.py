@@ -6,12 +6,13 @@ questions have that detail; a rule whose main figure needs one raises without it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
 from vlm_pg.errors import VlmPgError
 from vlm_pg.eval.contracts import Answered
-from vlm_pg.eval.estimates import Estimate, Figure, combination, mean_of, mean_of_estimates
+from vlm_pg.eval.estimates import SCORES, Estimate, Figure, combination, mean_of, mean_of_estimates
 from vlm_pg.eval.measures import (
     figure_of,
     ks_of,
@@ -123,7 +124,7 @@ def vsi_bench_video_r1(answered: Sequence[Answered]) -> Table:
     table = Table(main)
     types = _vsi_types(answered, table)
     choice, numerical = (
-        mean_of(values_of([question for name in names for question in types.get(name, ())]))
+        mean_of(values_of([question for name in names for question in types.get(name, ())]), SCORES)
         for names in (VSI_CHOICE, VSI_NUMERICAL)
     )
     both = [one for one in (choice, numerical) if one is not None]
@@ -183,7 +184,7 @@ def _knowledge_gain(after: Estimate | None, before: Estimate | None) -> Figure:
         return Figure(None, 0, unit="percent")
     room = 1.0 - before.value
     slopes = (1.0 / room, after), ((after.value - 1.0) / room**2, before)
-    return combination((after.value - before.value) / room, slopes).figure("percent", 100.0)
+    return combination((after.value - before.value) / room, slopes, (-math.inf, 1.0)).figure("percent", 100.0)
 
 
 def mmvu(answered: Sequence[Answered]) -> Table:
@@ -242,7 +243,9 @@ def charades_sta(answered: Sequence[Answered]) -> Table:
     """In percent: mIoU, and R@1 at three thresholds. The score of an output is its intersection over union."""
     table = Table("mIoU", {"mIoU": figure_of(answered, unit="percent")})
     for least in (0.3, 0.5, 0.7):
-        table.figures[f"R@1 IoU>={least}"] = figure_of(answered, partial(_share_of_at_least, least=least), "percent")
+        table.figures[f"R@1 IoU>={least}"] = figure_of(
+            answered, partial(_share_of_at_least, least=least), "percent", SCORES
+        )
     return table
 
 
@@ -255,8 +258,8 @@ def mathematics(answered: Sequence[Answered]) -> Table:
     scored = [question for question in answered if question.score is not None]
     n = max(ks_of(scored), default=1)
     table = Table(f"mean@{n}", {f"mean@{n}": figure_of(answered)})
-    table.figures[f"majority@{n}"] = figure_of(scored, partial(question_majority_at_k, k=n))
-    table.figures[f"pass@{n}"] = figure_of(scored, partial(question_pass_at_k, k=n))
+    table.figures[f"majority@{n}"] = figure_of(scored, partial(question_majority_at_k, k=n), limits=SCORES)
+    table.figures[f"pass@{n}"] = figure_of(scored, partial(question_pass_at_k, k=n), limits=SCORES)
     most = max((len(question.outputs) for question in scored), default=n)
     if most > n:
         table.notes.append(f"Problems have {n} to {most} outputs; the mean takes all of them, votes take {n}.")

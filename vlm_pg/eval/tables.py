@@ -8,7 +8,7 @@ from typing import Any
 
 from vlm_pg.errors import VlmPgError
 from vlm_pg.eval.contracts import Answered
-from vlm_pg.eval.estimates import Estimate, Figure, mean_of, mean_of_estimates
+from vlm_pg.eval.estimates import SCORES, Estimate, Figure, mean_of, mean_of_estimates
 from vlm_pg.eval.measures import figure_of, values_of
 
 # The group of questions that lack what others of the set have.
@@ -88,7 +88,7 @@ def in_order(groups: Mapping[str, list[Answered]]) -> dict[str, list[Answered]]:
 
 def estimates_of(groups: Groups) -> dict[str, Estimate]:
     """The mean of each group in which a question could be scored."""
-    means = {name: mean_of(values_of(items)) for name, items in groups.items()}
+    means = {name: mean_of(values_of(items), SCORES) for name, items in groups.items()}
     return {name: one for name, one in means.items() if one is not None}
 
 

@@ -63,7 +63,7 @@ class ServerExam:
         if self.server.loads_by_name:
             yield f"answers of the server at {url} ({kind}), which is told to load {self._checkpoint}"
         else:
-            name = self.server.check_model(self._config.rollout.server.model)
+            name = self.server.shown(self.server.check_model(self._config.rollout.server.model))
             yield (
                 f"answers of {name!r} at {url} ({kind}): which weights that server was started with is not known "
                 f"here; {self._checkpoint} is read for its processor and config alone"
@@ -98,7 +98,7 @@ class ServerExam:
         """
         config, model = self._config, str(self._checkpoint)
         if not self.server.loads_by_name:
-            model = self.server.check_model(config.rollout.server.model)
+            model = self.server.shown(self.server.check_model(config.rollout.server.model))
         files = config.data.eval
         sets = [
             EvalSet(name, files[name], (), protocol=config.eval.protocol_of(name))

@@ -6,6 +6,7 @@ What judges have in common: those of rewards and those of evaluation differ in w
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -73,7 +74,12 @@ class ChatServer:
     ):
         self._url, self._key, self._section = url.rstrip("/"), key, section
         self._timeout_seconds, self._retries, self._concurrency = timeout_seconds, retries, concurrency
-        self.model = model
+        self._model = model
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model, as it may be printed and recorded; None: not known yet."""
+        return None if self._model is None else without_key(self._model, self._key)
 
     def replies(
         self,
@@ -97,7 +103,7 @@ class ChatServer:
         return run_until_stopped(self._replies(messages, on_reply), should_stop, "scoring was stopped")
 
     def find_model(self) -> NoReply | None:
-        """Ask for the model's name where none was given (``model``); why there is none."""
+        """Ask for the model's name where none was given; why there is none."""
         from vlm_pg.http.client import run_until_stopped
 
         async def found() -> NoReply | None:
@@ -144,7 +150,7 @@ class ChatServer:
             return await asyncio.gather(*(told(place, message) for place, message in enumerate(messages)))
 
     async def _find_model(self, http: Client) -> NoReply | None:
-        if self.model is not None:
+        if self._model is not None:
             return None
         try:
             async with asyncio.timeout(self._timeout_seconds):
@@ -152,14 +158,17 @@ class ChatServer:
         except (TimeoutError, _Failed) as error:
             return self._no_reply(error)
         try:
-            self.model = str(listed["data"][0]["id"])
+            name = listed["data"][0]["id"]
+            if not isinstance(name, str):
+                raise TypeError
+            self._model = name
         except (KeyError, IndexError, TypeError):
             why = f"the server lists no model: {self._cut(listed)}; set {self._section}.model"
             return NoReply(without_key(why, self._key), unreached=False)
         return None
 
     async def _ask(self, http: Client, message: str) -> str:
-        body = {"model": self.model, "messages": [{"role": "user", "content": message}], "temperature": 0.0}
+        body = {"model": self._model, "messages": [{"role": "user", "content": message}], "temperature": 0.0}
         answer = await self._answered(http, "POST", "/chat/completions", body)
         try:
             choice = answer["choices"][0]
@@ -180,9 +189,14 @@ class ChatServer:
         def is_final(outcome: Outcome, tries_left: int) -> bool:
             return isinstance(outcome, httpx2.Response) and outcome.status_code not in _TRY_AGAIN
 
+        # In ASCII: httpx2 cannot send lone surrogates.
+        content = None if body is None else json.dumps(body).encode()
+        headers = None if body is None else {"Content-Type": "application/json"}
         try:
             outcome: Outcome | Exception = await http.answered(
-                lambda client: client.request(method, f"{self._url}{path}", json=body), self._retries, is_final
+                lambda client: client.request(method, f"{self._url}{path}", content=content, headers=headers),
+                self._retries,
+                is_final,
             )
         except HOPELESS as error:
             outcome = error

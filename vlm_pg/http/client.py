@@ -56,7 +56,7 @@ class Client:
         async def bound(response: httpx2.Response) -> None:
             bound_body(response, int(most_mb * 2**20), setting)
 
-        self._key, self._timeout_seconds = key, timeout_seconds
+        self.key, self._timeout_seconds = key, timeout_seconds
         self._http = httpx2.AsyncClient(
             headers={"Accept-Encoding": ACCEPTED} | ({"Authorization": f"Bearer {key}"} if key else {}),
             timeout=httpx2.Timeout(timeout_seconds, connect=connect_seconds),
@@ -74,7 +74,7 @@ class Client:
 
     def without_key(self, text: str) -> str:
         """``text`` as it may be shown and recorded."""
-        return without_key(text, self._key)
+        return without_key(text, self.key)
 
     async def pause(self, attempt: int, least_seconds: float = 0.0) -> None:
         """Before the ``attempt``-th time, from 1 on, that an answer is asked for again."""

@@ -17,6 +17,8 @@ from vlm_pg.errors import ConfigError
 # Where servers' keys usually are. Many servers need none.
 USUAL_VARIABLE = "OPENAI_API_KEY"
 HIDDEN = "[key]"
+# Shorter ones ("EMPTY", "token") are no secret, and words that a model may use.
+SECRET_CHARACTERS = 16
 # Where a text was cut within the key, what begins like it is hidden with all that follows up to the next space.
 BEGINNING_CHARACTERS = 8
 # JSON within JSON, five times over, has as many before a quote. More say nothing more.
@@ -56,6 +58,11 @@ def without_key(text: str, key: str | None) -> str:
     for pattern in _spellings(key):
         text = pattern.sub(HIDDEN, text)
     return text
+
+
+def holds_key(text: str, key: str | None) -> bool:
+    """Whether a text, which must stay as it is, repeats the key."""
+    return key is not None and len(key) >= SECRET_CHARACTERS and key in text
 
 
 _LONG_RUN = re.compile(rf"\\{{{LONGEST_RUN + 1},}}")

@@ -17,7 +17,7 @@ from vlm_pg.eval.contracts import Answered
 def test_paired_difference_by_hand() -> None:
     """Differences 1 (v), 0 (v), 1 (w), 0 (u), -1 (u): mean 1/5, sums of deviations 3/5, 4/5, -7/5.
 
-    Error sqrt(3/2 * (9 + 16 + 49) / 25) / 5 = 0.421426; t of 2 degrees 4.302653: 0.2 -+ 1.813251.
+    Error sqrt(3/2 * (9 + 16 + 49) / 25) / 5 = 0.421426; t of 2 degrees 4.302653: 0.2 -+ 1.813251, of -1 to 1.
     """
     clusters = {"a": "v", "b": "v", "c": "w", "d": "u", "e": "u"}
     before = {"a": 0.0, "b": 1.0, "c": 0.0, "d": 0.0, "e": 1.0}
@@ -25,10 +25,15 @@ def test_paired_difference_by_hand() -> None:
     result = compare(*([question(name, run[name], cluster=clusters[name]) for name in run] for run in (before, after)))
     assert result.difference.value == pytest.approx(0.2)
     assert result.difference.standard_error == pytest.approx(math.sqrt(1.5 * 74 / 25) / 5)
-    assert result.difference.interval == (pytest.approx(-1.613251, abs=1e-5), pytest.approx(2.013251, abs=1e-5))
+    assert result.difference.interval == (-1.0, 1.0)
     assert (result.first, result.second) == (pytest.approx(0.4), pytest.approx(0.6))
     assert (result.n_better, result.n_worse, result.n_equal) == (2, 1, 2)
     assert result.to_row()["difference"]["clusters"] == 3
+    # 16 videos like v, w and u of them each: error 0.421426 * sqrt(2/3 * 48/47) / 4, t of 47 degrees 2.011741.
+    many = [(f"{name}{copy}", name, f"{clusters[name]}{copy}") for copy in range(16) for name in clusters]
+    result = compare(*([question(i, run[name], cluster=video) for i, name, video in many] for run in (before, after)))
+    reach = 2.011741 * 0.421426 * math.sqrt(2 / 3 * 48 / 47) / 4
+    assert result.difference.interval == (pytest.approx(0.2 - reach, abs=1e-5), pytest.approx(0.2 + reach, abs=1e-5))
 
 
 def test_pairs_err_less_than_two_means_would() -> None:
@@ -37,6 +42,21 @@ def test_pairs_err_less_than_two_means_would() -> None:
     second = [question(str(index), float(index % 2) / 2 + 0.25) for index in range(10)]
     result = compare(first, second)
     assert result.difference.value == pytest.approx(0.25) and result.difference.standard_error == pytest.approx(0.0)
+
+
+def test_two_questions_say_nothing_of_the_difference(tmp_path: Path) -> None:
+    """One better, one equal: 0.5 with error 0.5, t of 1 degree 12.7, cut to what is possible. Both better: none."""
+    for name, scores in (("wrong", (0.0, 0.0)), ("half", (0.0, 1.0)), ("right", (1.0, 1.0))):
+        asked = [
+            (results.question(str(index), [results.output(score=score)], cluster=str(index)), None)
+            for index, score in enumerate(scores)
+        ]
+        results.write_results(tmp_path / name, {"rooms": asked}, {"rooms": {"accuracy": 1.0, "reader": "ours"}})
+    assert comparison_lines(tmp_path / "right", [tmp_path / "half", tmp_path / "wrong"]) == [
+        "rooms: 1.000, +0.500 against half, 95 % interval -1.000 to +1.000 (2 questions; better at 1, worse at 0)",
+        "rooms: 1.000, +1.000 against wrong, no interval since all questions differ alike (2 questions; better at 2, "
+        "worse at 0)",
+    ]
 
 
 def test_questions_are_paired_by_id_and_those_of_one_run_counted() -> None:

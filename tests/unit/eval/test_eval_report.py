@@ -22,6 +22,7 @@ from vlm_pg.eval.report.questions import flags_of, marks_of, outcome_of, pieces
 from vlm_pg.eval.report.results import Mark
 
 HOSTILE = '</script><script>alert(1)</script><img src="https://evil.example/x.png" onerror=alert(2)>\x1b[2J\u202e\u2028'
+HOSTILE += "\ud800"  # half a character
 RIGHT, WRONG = output(), output("<answer>A</answer>", "A", 0.0)
 UNREAD = output("no idea", None, 0.0, note="no letter")
 CUT_OFF = output("<think>and then", None, 0.0, cut_off=True)
@@ -161,7 +162,7 @@ def test_untrusted_text_is_data_and_never_markup(tmp_path: Path) -> None:
         bad = question("2", fault=(text, text))
         entry = figures(by_category={text: {"accuracy": 0.5, "n": 1}})
         protocol = {"checkpoint": "step-000001", text: {text: text}}
-        shown = {"frames": [text, data_uri(text.encode())], "seconds": [text, 1.0]}
+        shown = {"frames": [text, data_uri(text.encode("utf-8", "replace"))], "seconds": [text, 1.0]}
         write_results(folder, {"seen": [(one, shown), (bad, None)]}, {"seen": entry, text: entry}, protocol)
         other = write_results(
             folder.parent / f"{folder.name}-other", {"seen": [(one, None)]}, {"seen": entry}, protocol

@@ -363,6 +363,19 @@ def test_only_what_has_no_decision_is_asked_again(server: FakeServer, tmp_path: 
     assert len(server.bodies) == 5, "what another model decided counts for that one alone"
 
 
+def test_a_judge_that_is_named_by_the_key_is_recorded_without_it(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    key = "sk-0123456789abcdefghij"
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    server.listed, server.reply = f"judge-{key}", saying(words)
+    judged = scored(tmp_path, server.url)["sets"]["outputs"]["judged"]
+    assert judged["model"] == "judge-[key]" and {body["model"] for body in server.bodies} == {f"judge-{key}"}
+    said = capsys.readouterr()
+    assert key not in said.out + said.err
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and key.encode() in path.read_bytes()] == []
+
+
 def test_a_decision_holds_for_the_gold_answer_it_was_scored_by(server: FakeServer, tmp_path: Path):
     """The message about a choice does not show it: put right in the records, the same reply is worth something else."""
     server.reply = saying(words)

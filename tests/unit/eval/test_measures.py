@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from tests.unit.eval.questions import output, question
-from vlm_pg.eval.estimates import mean_of
+from vlm_pg.eval.estimates import mean_of, mean_of_estimates
 from vlm_pg.eval.majority import majority_at_k
-from vlm_pg.eval.measures import ks_of, measure, pass_at_k
+from vlm_pg.eval.measures import figure_of, ks_of, measure, pass_at_k
 from vlm_pg.eval.student_t import t_quantile
+from vlm_pg.eval.tables import estimates_of, shown
 
 
 def majority_by_trying(answers: list[str | None], scores: list[float], k: int) -> float:
@@ -106,6 +107,23 @@ def test_questions_of_their_own_have_the_textbook_error() -> None:
 def test_one_video_tells_no_error() -> None:
     result = measure([question("a", 1.0, cluster="v"), question("b", 0.0, cluster="v")])
     assert result.accuracy.value == 0.5 and result.accuracy.standard_error is None and result.accuracy.interval is None
+
+
+def test_no_interval_goes_beyond_what_is_possible() -> None:
+    """Scores in 0 to 1, of which a mean of groups and percent are made too; other values have no limits."""
+    few = [question("a", 1.0), question("b", 0.0)]
+    result = measure(few)
+    assert result.accuracy.interval == result.pass_at_k[1].interval == result.majority_at_k[1].interval == (0.0, 1.0)
+    assert figure_of(few, unit="percent").interval == (0.0, 100.0)
+    groups = estimates_of({"x": few, "y": [question("c", 1.0), question("d", 1.0)]})
+    assert shown(mean_of_estimates(list(groups.values()))).interval == (0.0, 1.0)
+    gain = figure_of(few, lambda one: 2 * one.score - 1 if one.score is not None else None).interval
+    assert gain == (pytest.approx(-12.70620, abs=1e-4), pytest.approx(12.70620, abs=1e-4))
+
+
+def test_equal_scores_claim_no_certainty() -> None:
+    accuracy = measure([question("a", 1.0), question("b", 1.0)]).accuracy
+    assert (accuracy.value, accuracy.standard_error, accuracy.interval) == (1.0, 0.0, None)
 
 
 # Tables of Student's t, two-sided 95 %.

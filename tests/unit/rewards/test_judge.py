@@ -95,6 +95,21 @@ def test_a_slow_judge_is_no_value(server: FakeServer):
     assert judged(server, ["x"], timeout_seconds=0.3) == [(None, "judge: no verdict within 0.3 s")]
 
 
+def test_half_characters_are_sent_and_read(server: FakeServer):
+    """None of them is a failure of the server's, which three in a row would be."""
+    server.reply = lambda prompt: "1" if "\ud800" in prompt else "half \udfff"
+    verdicts = judged(server, ["\ud800"] * 4 + ["whole"], concurrency=1)
+    assert [value for value, _ in verdicts] == [1.0] * 4 + [None]
+    assert "does not end in a line with a number" in verdicts[4][1]
+
+
+@pytest.mark.parametrize("listed", [None, 7, ["m"], {"name": "m"}])
+def test_what_is_no_name_of_a_model_is_not_asked_for(server: FakeServer, listed: Any):
+    server.listed = listed
+    [(value, note)] = judged(server, ["x"])
+    assert value is None and "the server lists no model" in note and not server.bodies
+
+
 def test_a_failure_that_passes_is_asked_again(server: FakeServer):
     server.reply = lambda prompt: (503, b"busy") if len(server.bodies) < 3 else "1"
     assert judged(server, ["x"], retries=2) == [(1.0, "")]

@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -163,14 +164,19 @@ def test_messages_that_are_to_begin_an_answer_take_no_prompt_without_a_beginning
         messages(prompt, "vllm")
 
 
-def test_a_video_goes_to_vllm_as_its_frames() -> None:
-    policy = tiny_policy()
-    video = medium(policy, "video", 4)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_vllm_is_sent_a_lossless_video_file_with_its_frame_rate(family: str) -> None:
+    policy = tiny_policy(family=family)
+    video = medium(policy, "video", 6)
     prompt, messages = build(policy, (video,))
     (user,) = messages(prompt, "vllm")
-    head, *frames = user["content"][0]["video_url"]["url"].split(",")
-    assert head == "data:video/jpeg;base64"
-    assert np.array_equal(np.stack([decoded(frame) for frame in frames]), video.frames)
+    head, _, data = user["content"][0]["video_url"]["url"].partition(",")
+    assert head == "data:video/avi;base64"
+    with av.open(io.BytesIO(base64.b64decode(data))) as container:
+        stream = container.streams.video[0]
+        assert (stream.frames, stream.average_rate) == (6, 2)
+        frames = [frame.to_ndarray(format="rgb24").transpose(2, 0, 1) for frame in container.decode(stream)]
+    assert np.array_equal(np.stack(frames), video.frames)
 
 
 def test_a_video_at_another_rate_is_refused() -> None:
@@ -219,6 +225,19 @@ def test_another_prompt_at_the_server_is_refused() -> None:
     with pytest.raises(ServerError, match=f"token 4 of the prompt is {other[4]} at the server and {ids[4]} here"):
         check_prompt_echo(prompt, {"usage": {"prompt_tokens": len(ids)}, "prompt_token_ids": other})
     assert torch.equal(prompt.input_ids, torch.tensor(ids))
+
+
+def test_a_video_that_the_server_has_sampled_again_names_the_servers_flag() -> None:
+    policy = tiny_policy()
+    flag = (
+        r"""started with --media-io-kwargs '\{"video": \{"num_frames": -1\}\}'\. Do so, or lower media.max_frames\."""
+    )
+    prompt, _ = build(policy, (medium(policy, "video", 34),))
+    with pytest.raises(ServerError, match=f"must not sample frames again. vLLM keeps at most 768 frames .*{flag}"):
+        check_prompt_echo(prompt, {"usage": {"prompt_tokens": prompt.num_tokens - 6}})
+    picture, _ = build(policy, (medium(policy, "image", 1),))
+    with pytest.raises(ServerError, match=r"frames again\.$"):
+        check_prompt_echo(picture, {"usage": {"prompt_tokens": 3}})
 
 
 def test_a_text_models_messages_are_strings() -> None:

@@ -29,7 +29,7 @@ from vlm_pg.types import Prompt, Rollout, Sample
 
 TABLE = all_misbehaviours()
 # Each of these has its own way through the client; the others are alike in tens.
-SINGLE = ("charset=", "gzip a thousand", "logprobs ", "empty text beside")
+SINGLE = ("charset=", "gzip a thousand", "logprobs ", "empty text beside", "lone surrogate")
 SAMPLE = [item for place, item in enumerate(TABLE) if place % 10 == 3 or item.name.startswith(SINGLE[1:])]
 SAMPLE += [item for item in TABLE if SINGLE[0] in item.name and item not in SAMPLE]
 QUESTIONS = 40

@@ -120,6 +120,10 @@ def test_transformers_serve_keeps_the_size_of_media() -> None:
     assert media_fields("transformers", False) == {}
 
 
+def test_vllm_is_sent_no_media_arguments_which_it_refuses_by_default() -> None:
+    assert media_fields("vllm", True) == {}
+
+
 def test_what_transformers_serve_cannot_do_is_refused() -> None:
     with pytest.raises(ServerError, match="cannot apply stop strings"):
         check_settings("transformers", RolloutSettings(stop_strings=("x",)))

@@ -12,7 +12,10 @@ import pytest
 from tests.support.odd_server import OddServer, Reply
 from tests.unit.rollout import test_server_misbehaviours as table
 from vlm_pg.http.keys import without_key
+from vlm_pg.rollout.server.dialects import ServerInfo
+from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.rollout.server.faults import UNUSABLE
+from vlm_pg.rollout.server.respondent import ask_what_it_is
 
 KEY = "p\"a's\\s/w&or<d 1"
 
@@ -122,3 +125,34 @@ def test_a_key_with_quotes_is_in_no_error_and_no_record(
     engine.generate(prompts, 2)
     (fault,) = engine.take_faults()
     assert fault.reason == UNUSABLE and "[key]" in fault.message and "or<d" not in fault.message
+
+
+def test_a_response_that_repeats_the_key_is_asked_for_again(
+    servers: list[OddServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be written into rollouts.jsonl; a short key is no secret, and may be a word of the answer."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    engine = table.begin(servers, False, retries=1)
+    server, prompts = servers[0], table.questions()[0][:1]
+
+    def repeats(reply: Reply) -> None:
+        reply.value["choices"][0]["message"]["content"] = f"the key is {KEY}"
+
+    server.next_reply = lambda number: repeats
+    said = table.recorded_or_raised(engine, prompts)
+    assert "a response repeats the API key of the request" in said and "or<d" not in said
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    assert len(engine.generate(prompts, 2)[0]) == 3
+
+
+def test_a_model_named_by_the_key_is_asked_for_and_not_shown(
+    servers: list[OddServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    engine = table.begin(servers, True)
+    servers[0].models = {"data": [{"id": f"m-{KEY}", "owned_by": "vllm"}]}
+    info = ask_what_it_is(engine.settings, lambda: False, print)
+    assert info.models == (f"m-{KEY}",) and info.shown(info.check_model(None)) == "m-[key]"
+    assert "or<d" not in repr(ServerInfo(info.kind, key=info.key))
+    with pytest.raises(ServerError, match=r"It lists: m-\[key\]\. Set"):
+        info.check_model("other")

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from vlm_pg.http.keys import holds_key
 from vlm_pg.rollout.sampling import rollout_key
 from vlm_pg.rollout.server.answers import Answer, AnswerReader
 from vlm_pg.rollout.server.client import ServerClient, all_of
@@ -143,7 +144,7 @@ class Asker:
         answer = await client.post("/chat/completions", whole)
         completion = self._completion(client, prompt, answer, count)
         check_prompt_echo(prompt, answer)
-        found = self._read_choices(prompt, completion.choices)
+        found = self._read_choices(prompt, completion.choices, client.key)
         self._compare_lengths(prompt, found, completion.usage.completion_tokens)
         return found
 
@@ -157,12 +158,14 @@ class Asker:
             )
         return read_part(Completion, answer, f"Sample {prompt.sample_id!r}: the answer to POST /chat/completions")
 
-    def _read_choices(self, prompt: Prompt, choices: Sequence[Any]) -> list[Answer | AnswerError]:
+    def _read_choices(self, prompt: Prompt, choices: Sequence[Any], key: str | None) -> list[Answer | AnswerError]:
         found: list[Answer | AnswerError] = []
         places: set[int] = set()
         for choice in choices:
             try:
                 answer = self._reader.read(prompt.sample_id, choice)
+                if holds_key(answer.text, key):
+                    raise AnswerError(f"Sample {prompt.sample_id!r}: a response repeats the API key of the request.")
             except AnswerError as error:
                 found.append(error)
                 continue

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vlm_pg.http.keys import without_key
 from vlm_pg.http.outcomes import text_of
 from vlm_pg.models.settings import PositionRule
 from vlm_pg.rollout.server.client import ServerClient
@@ -17,8 +18,8 @@ from vlm_pg.rollout.settings import RolloutSettings
 
 Kind = Literal["vllm", "sglang", "transformers", "openai"]
 
-# Frames of a video go to vLLM as a list without times; it takes this rate for them.
-VLLM_FRAMES_PER_SECOND = 2.0
+# Of the video files that vLLM is sent. Versions that ignore a file's rate assume this one.
+VLLM_FRAMES_PER_SECOND = 2
 # How each kind of server counts rotary positions; of others nobody knows.
 POSITION_RULES: dict[Kind, PositionRule] = {"vllm": "qwen", "sglang": "qwen", "transformers": "transformers"}
 # What else changes samples in transformers, without a setting of ours.
@@ -37,10 +38,18 @@ _LISTED = 8
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """What a server said about itself. ``models`` is empty for one that loads whatever a request names."""
+    """What a server said about itself. ``models`` is empty for one that loads whatever a request names.
+
+    ``key``: what it was sent; a name of a model may repeat it.
+    """
 
     kind: Kind
     models: tuple[str, ...] = ()
+    key: str | None = field(default=None, repr=False)
+
+    def shown(self, name: str) -> str:
+        """The name of a model as it may be printed and recorded."""
+        return without_key(name, self.key)
 
     @property
     def takes_n(self) -> bool:
@@ -64,7 +73,7 @@ class ServerInfo:
         if name is None:
             return self.models[0]
         if name not in self.models:
-            others = ", ".join(self.models[:_LISTED]) + (", ..." if len(self.models) > _LISTED else "")
+            others = ", ".join(map(self.shown, self.models[:_LISTED])) + (", ..." if len(self.models) > _LISTED else "")
             raise ServerError(
                 f"rollout.server.model is {name!r}, which the server does not serve. It lists: {others}. Set "
                 "rollout.server.model to one of them, or leave it out for the first."
@@ -98,7 +107,7 @@ async def recognize(client: ServerClient) -> ServerInfo:
         )
     owner = entries[0].owned_by
     kind: Kind = "vllm" if owner == "vllm" else "sglang" if owner == "sglang" else "openai"
-    return ServerInfo(kind, tuple(entry.id for entry in entries))
+    return ServerInfo(kind, tuple(entry.id for entry in entries), client.key)
 
 
 def check_settings(kind: Kind, settings: RolloutSettings) -> None:
@@ -179,13 +188,13 @@ def request_fields(
 
 
 def media_fields(kind: Kind, has_media: bool) -> dict[str, Any]:
-    """Media arrive at their final size and rate: keep the server from changing them where a request can."""
-    if not has_media:
-        return {}
-    if kind == "transformers":
+    """Media arrive at their final size: keep the server from resizing them where a request can.
+
+    vLLM refuses requests with ``media_io_kwargs`` or ``mm_processor_kwargs`` unless it is started with
+    ``--trust-request-mm-kwargs``.
+    """
+    if has_media and kind == "transformers":
         return {"chat_template_kwargs": {"do_resize": False}}
-    if kind == "vllm":
-        return {"media_io_kwargs": {"video": {"num_frames": -1, "fps": VLLM_FRAMES_PER_SECOND}}}
     return {}
 
 

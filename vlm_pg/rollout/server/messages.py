@@ -32,6 +32,11 @@ LARGEST_ROUNDING = 0.05
 # Servers that go on from a message of the assistant's: fields of their own requests, in both with this name.
 CONTINUING: tuple[Kind, ...] = ("vllm", "sglang")
 NAMES = "vLLM and SGLang"
+# For prompts with a video that the server read at another length.
+ALL_FRAMES = (
+    "vLLM keeps at most 768 frames of a video, and versions without a video loader of the model's own 32, unless they "
+    """are started with --media-io-kwargs '{"video": {"num_frames": -1}}'. Do so, or lower media.max_frames."""
+)
 _SECONDS = re.compile(r"<([0-9.]+) seconds>")
 
 
@@ -75,7 +80,7 @@ class ChatMessages:
         content = [
             {
                 "type": f"{medium}_url",
-                f"{medium}_url": {"url": _video_url(frames) if medium == "video" else _url(frames[0])},
+                f"{medium}_url": {"url": _video_url(frames) if medium == "video" else _image_url(frames[0])},
             }
             for medium, frames in zip(prompt.media_kinds, frames_of(prompt, self._policy.processor), strict=True)
         ]
@@ -131,10 +136,9 @@ class ChatMessages:
         if not torch.equal(self.served_positions(prompt, self._policy.settings.positions), prompt.positions_3P):
             raise SampleError(
                 "video_for_server",
-                f"the video of sample {prompt.sample_id!r} has another frame rate than the "
-                f"{VLLM_FRAMES_PER_SECOND:g} frames per second that vLLM takes for a list of frames, so its rotary "
-                f"positions would differ. Set media.fps={VLLM_FRAMES_PER_SECOND:g} and enough media.max_frames, or "
-                "use rollout.engine=in_process.",
+                f"the video of sample {prompt.sample_id!r} has another frame rate than the {VLLM_FRAMES_PER_SECOND} "
+                "frames per second of the files that vLLM is sent, so its rotary positions would differ. Set "
+                f"media.fps={VLLM_FRAMES_PER_SECOND} and enough media.max_frames, or use rollout.engine=in_process.",
             )
 
     def _check_video_words(self, prompt: Prompt) -> None:
@@ -153,7 +157,7 @@ class ChatMessages:
             raise SampleError(
                 "video_for_server",
                 f"the prompt of sample {prompt.sample_id!r} tells the times of its frames in words ({written[0]} s is "
-                f"the first), and vLLM would write others for a list of frames (0 on, {VLLM_FRAMES_PER_SECOND:g} a "
+                f"the first), and vLLM would write others for the file it is sent (0 on, {VLLM_FRAMES_PER_SECOND} a "
                 "second). Use rollout.engine=in_process.",
             )
 
@@ -204,22 +208,29 @@ def _frames(pixels: torch.Tensor, grid_thw: list[int], processor: Any) -> np.nda
     return frames.reshape(times * depth, *frames.shape[2:])
 
 
-def _url(frame: np.ndarray) -> str:
-    return "data:image/png;base64," + _png(frame)
-
-
-def _video_url(frames: np.ndarray) -> str:
-    # vLLM reads this type as a list of pictures and opens each by its content, so that lossless ones may stand in it.
-    return "data:video/jpeg;base64," + ",".join(_png(frame) for frame in frames)
-
-
-def _png(frame: np.ndarray) -> str:
+def _image_url(frame: np.ndarray) -> str:
     from PIL import Image
 
     buffer = io.BytesIO()
     # Colours survive any level; a low one is several times faster.
     Image.fromarray(np.ascontiguousarray(frame.transpose(1, 2, 0))).save(buffer, "PNG", compress_level=1)
-    return base64.b64encode(buffer.getvalue()).decode()
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _video_url(frames: np.ndarray) -> str:
+    """A lossless file, which has its frame rate; vLLM takes a list of JPEG frames for 1 frame per second."""
+    import av
+
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="avi") as container:
+        stream = container.add_stream("ffv1", rate=VLLM_FRAMES_PER_SECOND)
+        stream.height, stream.width = frames.shape[2:]
+        stream.pix_fmt = "bgr0"
+        for frame in frames:
+            pixels = np.ascontiguousarray(frame.transpose(1, 2, 0))
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    return "data:video/avi;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def check_prompt_echo(prompt: Prompt, answer: Mapping[str, Any]) -> None:
@@ -228,11 +239,12 @@ def check_prompt_echo(prompt: Prompt, answer: Mapping[str, Any]) -> None:
     ids = answer.get("prompt_token_ids")
     theirs = len(ids) if ids else (answer.get("usage") or {}).get("prompt_tokens")
     if theirs is not None and theirs != ours:
+        sampled = f" {ALL_FRAMES}" if "video" in prompt.media_kinds else ""
         raise ServerError(
             f"Sample {prompt.sample_id!r}: the server read a prompt of {theirs} tokens, the trainer scores {ours}. "
             "Serve the same model with the same chat template and processor files, and image limits (min_pixels, "
             "max_pixels) that contain media.min_pixels and media.max_pixels; a server must not sample "
-            "frames again."
+            f"frames again.{sampled}"
         )
     if ids and ids != prompt.input_ids.tolist():
         place = next(i for i, (a, b) in enumerate(zip(ids, prompt.input_ids.tolist(), strict=True)) if a != b)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from vlm_pg.rollout.server.errors import AnswerError
 
@@ -16,6 +16,16 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 # Log-probabilities end at 0, but for rounding. What lies below the least, as SGLang writes minus infinity, is unknown.
 LEAST_LOGPROB = -1e9
 LogProbability = Annotated[float, Field(le=1e-3, ge=LEAST_LOGPROB, allow_inf_nan=False)]
+
+
+def _check_unicode(text: str) -> str:
+    """JSON can escape half of a surrogate pair, which no tokenizer and no file in UTF-8 takes."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("a lone surrogate is no Unicode text")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_unicode)]
 P = TypeVar("P", bound="_Part")
 # Of what came, in messages.
 SHOWN_CHARACTERS = 120
@@ -28,7 +38,7 @@ class _Part(BaseModel):
 class Message(_Part):
     """``content`` is there, if only as an empty string: ``null`` says that there is no text, not an empty one."""
 
-    content: str
+    content: Text
     role: Literal["assistant"] | None = None
 
 
@@ -89,7 +99,7 @@ class Completion(_Part):
 class ModelEntry(_Part):
     """One model of ``/models``."""
 
-    id: str
+    id: Text
     owned_by: str | None = None
 
 
