@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.cache.settings import CacheSettings
@@ -38,7 +38,7 @@ from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.settings import Settings
-from vlm_pg.training.settings import TrainingSettings
+from vlm_pg.training.settings import LORA_LEARNING_RATE, TrainingSettings
 
 
 class RunSettings(Settings):
@@ -85,6 +85,14 @@ class RunConfig(Settings):
     training: TrainingSettings
     eval: EvalSettings = Field(default_factory=EvalSettings)
     observe: ObserveSettings = Field(default_factory=ObserveSettings)
+
+    @field_validator("training")
+    @classmethod
+    def _default_learning_rate(cls, training: TrainingSettings, info: ValidationInfo) -> TrainingSettings:
+        model: ModelSettings | None = info.data.get("model")  # None: it has faults of its own
+        if model is None or model.lora is None or "learning_rate" in training.model_fields_set:
+            return training
+        return training.model_copy(update={"learning_rate": LORA_LEARNING_RATE})
 
     @model_validator(mode="after")
     def _combinations_are_possible(self) -> Self:

@@ -8,7 +8,7 @@ from typing import Any
 from vlm_pg.errors import ConfigError, ModelError, VlmPgError
 from vlm_pg.memory import GIB
 from vlm_pg.plan.memory import plan_memory, plan_to_fit
-from vlm_pg.plan.report import verdict
+from vlm_pg.plan.report import size_text, verdict
 from vlm_pg.plan.setup import setup_of
 from vlm_pg.plan.shape import ModelShape, counted_shape_of, shape_of
 
@@ -66,7 +66,7 @@ def check_fits(
     setup = setup_of(config, shape, ranks, sequence_ranks(config))
     if gpu_bytes is None:
         plan = plan_memory(shape, setup)
-        say(f"memory: about {plan.peak / GIB:,.2f} GiB a process, most in the phase {plan.phase} (vlm-pg plan)")
+        say(f"memory: about {size_text(plan.peak, 2)} a process, most in the phase {plan.phase} (vlm-pg plan)")
         return
     line = verdict(shape, setup, gpu_bytes / GIB)
     if plan_to_fit(shape, setup, gpu_bytes / GIB).peak > (1 + ERROR) * gpu_bytes:

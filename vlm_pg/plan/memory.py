@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from vlm_pg.memory import GIB
 from vlm_pg.models.quantize import BYTES_PER_WEIGHT
-from vlm_pg.models.stream_share import possible_sizes
 from vlm_pg.plan.activations import (
     FP32,
     TOWER_BACKWARD,
@@ -24,8 +23,6 @@ USABLE = 0.94
 MOMENTS = 2
 # Prompt tokens that generation runs at a time (rollout.prefill_tokens).
 PREFILL_TOKENS = 16_384
-# Elements of one of DeepSpeed's buffers for reducing gradients, where its file does not say.
-DEFAULT_BUCKET = 500_000_000
 
 
 @dataclass(frozen=True)
@@ -160,14 +157,21 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
 
 
 def largest_prefix(shape: ModelShape, setup: Setup, gpu_gib: float) -> int:
-    """Tokens of the largest prompt that fits, with a budget of it and one response; media in proportion."""
+    """Tokens of the largest prompt that fits, with a budget of it and one response; its text as now, the rest media."""
 
     def fits(prefix: int) -> bool:
-        patches = setup.patches * prefix // max(1, setup.prefix)
+        patches = patches_of(shape, setup, prefix)
         budget = prefix + setup.response
         return plan_to_fit(shape, replace(setup, prefix=prefix, patches=patches, budget=budget), gpu_gib).fits(gpu_gib)
 
     return largest(fits, 2**24)
+
+
+def patches_of(shape: ModelShape, setup: Setup, prefix: int) -> int:
+    """Patches of a prompt of so many tokens with as much text as in ``setup``; 0 where that shows nothing."""
+    if shape.tower is None or not setup.patches:
+        return 0
+    return max(0, setup.patches + (prefix - setup.prefix) * shape.tower.merge)
 
 
 def largest_budget(shape: ModelShape, setup: Setup, gpu_gib: float) -> int:
@@ -189,84 +193,3 @@ def _tower(shape: ModelShape, setup: Setup) -> float:
     parts = tower_activations(shape, setup)
     beside = (TOWER_RUNNING, TOWER_BACKWARD) if "tower" in setup.train else (TOWER_RUNNING, TOWER_BACKWARD, "pixels")
     return sum(size for part, size in parts.items() if part not in beside)
-
-
-@dataclass(frozen=True)
-class Remedy:
-    """One setting changed, in words and in short ones, and the setup with it."""
-
-    words: str
-    setup: Setup
-    short: str = ""
-
-
-def remedies(setup: Setup, least_budget: int) -> Iterator[Remedy]:
-    """Changes that save memory, those that cost least first; each by itself."""
-    if not setup.checkpointing:
-        # Then layer inputs can be put away, too.
-        allowed = replace(setup.allowed, offload_layer_inputs=True, offload_prefix_states=True)
-        with_it = replace(setup, checkpointing=True, allowed=allowed)
-        yield Remedy("model.gradient_checkpointing=true", with_it)
-    if setup.budget > least_budget:
-        yield Remedy(f"training.micro_batch_tokens={least_budget}", replace(setup, budget=least_budget))
-    if setup.element == FP32:
-        yield Remedy("model.dtype=bf16", replace(setup, element=2))
-    if setup.ranks > 1 and setup.stage < 2:
-        yield Remedy("training.deepspeed_config=configs/deepspeed/zero2.json", replace(setup, stage=2))
-    if setup.ranks > 1 and setup.stage < 3:
-        yield Remedy("training.deepspeed_config=configs/deepspeed/zero3.json", replace(setup, stage=3))
-    if setup.stage and not setup.offload_optimizer:
-        words = 'zero_optimization.offload_optimizer={"device": "cpu"} in training.deepspeed_config'
-        yield Remedy(words, replace(setup, offload_optimizer=True), "offload optimizer")
-    if not setup.stage and setup.ranks == 1:
-        words = "training.engine=deepspeed with ZeRO-2 and zero_optimization.offload_optimizer"
-        alone = replace(setup, stage=2, offload_optimizer=True, bucket=2 * DEFAULT_BUCKET)
-        yield Remedy(words, alone, "ZeRO-2, offload optimizer")
-    size = 2 * setup.sequence_parallel
-    while setup.ranks % size == 0 and size <= setup.ranks:
-        parallel = replace(setup, sequence_parallel=size)
-        yield Remedy(f"training.sequence_parallel={size}", parallel, f"SP {size}")
-        size *= 2
-    if "tower" in setup.train and "merger" in setup.train:
-        without_tower = tuple(part for part in setup.train if part != "tower")
-        yield Remedy(f"model.train=[{', '.join(without_tower)}]", replace(setup, train=without_tower))
-    if setup.trains_vision and "language" in setup.train:
-        yield Remedy("model.train=[language]", replace(setup, train=("language",)))
-    if not setup.lora and setup.train == ("language",):
-        yield Remedy("model.lora={}", replace(setup, lora=True), "LoRA")
-
-
-def first_remedies(shape: ModelShape, setup: Setup, gpu_gib: float) -> list[Remedy]:
-    """The first setting whose change makes it fit, or several together; empty where none of them do."""
-    least = setup.prefix + setup.response
-    for remedy in _possible(shape, setup, least):
-        if _adapted(shape, remedy.setup, gpu_gib):
-            return [remedy]
-    changes: list[Remedy] = []
-    while True:
-        peak = plan_to_fit(shape, setup, gpu_gib).peak
-        possible = [remedy for remedy in _possible(shape, setup, least) if not remedy.setup.lora]
-        options = [(plan_to_fit(shape, r.setup, gpu_gib).peak, r.words, r) for r in possible]
-        # The one that saves most, until it is enough.
-        saved, _, best = min(options, key=lambda option: option[:2], default=(peak, "", None))
-        if best is None or saved >= peak:
-            return []
-        # Twice as many sequence ranks say all that half as many said.
-        changes = [change for change in changes if change.short[:2] != "SP" or best.short[:2] != "SP"] + [best]
-        setup = best.setup
-        if plan_to_fit(shape, setup, gpu_gib).fits(gpu_gib):
-            return changes
-
-
-def _possible(shape: ModelShape, setup: Setup, least_budget: int) -> list[Remedy]:
-    """Without sequence ranks over which the model's heads cannot be divided."""
-    sizes = possible_sizes(shape.language.heads, shape.language.kv_heads)
-    return [remedy for remedy in remedies(setup, least_budget) if remedy.setup.sequence_parallel in sizes]
-
-
-def _adapted(shape: ModelShape, setup: Setup, gpu_gib: float) -> bool:
-    if setup.lora and not shape.weights.adapter:
-        # Rank 16 in every linear layer is about 1 % of the weights.
-        weights = replace(shape.weights, adapter=shape.weights.language // 100)
-        shape = replace(shape, weights=weights)
-    return plan_to_fit(shape, setup, gpu_gib).fits(gpu_gib)

@@ -9,7 +9,8 @@ from vlm_pg.memory import GIB
 from vlm_pg.models.memory_choice import smallest
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.plan.communication import sequence_parallel_bytes
-from vlm_pg.plan.memory import USABLE, Plan, first_remedies, largest_budget, largest_prefix, plan_memory, plan_to_fit
+from vlm_pg.plan.memory import USABLE, Plan, largest_budget, largest_prefix, plan_memory, plan_to_fit
+from vlm_pg.plan.search import Remedy, first_remedy, levers, shorter_prompts
 from vlm_pg.plan.setup import TEXT_TOKENS, Setup, video_tokens
 from vlm_pg.plan.shape import ModelShape
 
@@ -39,16 +40,32 @@ def verdict_lines(shape: ModelShape, setup: Setup, gpu_gib: float) -> list[str]:
 def verdict(shape: ModelShape, setup: Setup, gpu_gib: float) -> str:
     """One line: it fits, or what to change first."""
     plan = plan_to_fit(shape, setup, gpu_gib)
-    needed = f"{plan.peak / GIB:,.1f} GiB a rank ({plan.phase})"
+    needed = f"{size_text(plan.peak)} a rank ({plan.phase})"
     room = f"{USABLE * gpu_gib:,.1f} of {gpu_gib:g} GiB"
     if plan.fits(gpu_gib):
         by_itself = (
             "" if plan_memory(shape, setup).fits(gpu_gib) else ", with what the run puts away and cuts by itself"
         )
         return f"fits{by_itself}: {needed}, {room} can be used"
-    remedy = " and ".join(change.words for change in first_remedies(shape, setup, gpu_gib))
-    change = f"change first: {remedy}" if remedy else "no setting makes it fit: use more GPUs, or shorter prompts"
-    return f"does not fit: {needed}, {room} can be used; {change}"
+    return f"does not fit: {needed}, {room} can be used; {_advice(shape, setup, gpu_gib)}"
+
+
+def _advice(shape: ModelShape, setup: Setup, gpu_gib: float) -> str:
+    """Settings that make it fit, or what was searched for them."""
+    if (remedy := first_remedy(shape, setup, gpu_gib)) is not None:
+        return f"change first: {_followed(remedy)}"
+    nothing = (
+        f"no combination of {', '.join(levers(shape, setup))} makes it fit with prompts of {setup.prefix:,} tokens; "
+        "use more GPUs"
+    )
+    shorter = shorter_prompts(shape, setup, gpu_gib)
+    if shorter is None:
+        return f"{nothing}: even prompts of one token do not fit"
+    return f"{nothing}, or shorter prompts: {_followed(shorter)}"
+
+
+def _followed(remedy: Remedy) -> str:
+    return f"{remedy.overrides} (then {size_text(remedy.plan.peak)}, {remedy.plan.phase})"
 
 
 def published_lines(shapes: Sequence[ModelShape], gpu_gib: float) -> Iterator[str]:
@@ -84,8 +101,9 @@ def _cell(shape: ModelShape, setup: Setup, gpu_gib: float) -> str:
     plan = plan_to_fit(shape, setup, gpu_gib)
     if plan.fits(gpu_gib):
         return f"{plan.peak / GIB:,.0f}"
-    remedy = ", ".join(change.short or change.words for change in first_remedies(shape, setup, gpu_gib))
-    return f"({plan.peak / GIB:,.0f}: {remedy or 'more GPUs'})"
+    remedy = first_remedy(shape, setup, gpu_gib)
+    words = ", ".join(each.short or each.overrides for each in remedy.options) if remedy else "more GPUs"
+    return f"({plan.peak / GIB:,.0f}: {words})"
 
 
 def _heading(shape: ModelShape, setup: Setup) -> list[str]:
@@ -111,9 +129,17 @@ def _heading(shape: ModelShape, setup: Setup) -> list[str]:
 def _table(plan: Plan) -> Iterator[str]:
     for phase, parts in plan.phases.items():
         mark = "  <- most" if phase == plan.phase else ""
-        yield f"{phase:<40}{sum(parts.values()) / GIB:>10,.2f} GiB{mark}"
+        yield f"{phase:<40}{size_text(sum(parts.values()), 2):>14}{mark}"
         for part, size in parts.items():
-            yield f"  {part:<38}{size / GIB:>10,.2f}"
+            yield f"  {part:<38}{size_text(size, 2):>14}"
+
+
+def size_text(num_bytes: float, digits: int = 1) -> str:
+    """In GiB; in MiB or KiB what would be 0 at so many digits."""
+    for unit, size in (("GiB", GIB), ("MiB", 2**20)):
+        if num_bytes >= size / 10**digits:
+            return f"{num_bytes / size:,.{digits}f} {unit}"
+    return f"{num_bytes / 1024:,.{digits}f} KiB"
 
 
 def _tokens(count: int) -> str:

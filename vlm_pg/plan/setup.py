@@ -14,6 +14,7 @@ BYTES = {"fp32": 4, "bf16": 2}
 # Text around the media of a question: what prompts need beside visual tokens, roughly.
 TEXT_TOKENS = 512
 AS_IT_IS = MemoryChoice()
+OFFLOADS = ("offload_layer_inputs", "offload_prefix_states")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,11 @@ class Setup:
         bucket: elements of DeepSpeed's buffers for reducing gradients; 0 without.
         divides_prompts: each sequence rank keeps its part of a prompt's keys and values; ``may_divide_prompts``: where
             they do not fit whole.
-        measures: what is put away, tiled or cut; ``allowed``: all that the run itself may choose at its start.
+        measures: what is put away, tiled or cut; ``allowed``: all that the run itself may choose at its start;
+            ``offloads_with_checkpointing``: fields of it that the run may also choose where layers are recomputed.
+        prompts_of_step: of all ranks; 0: those of this rank on each. ``least_budget``: the smallest that the lengths
+            in the configuration allow; 0: the largest prompt and a response.
+        part_rates: parts of the model have learning rates of their own.
     """
 
     element: int = 2
@@ -67,6 +72,10 @@ class Setup:
     may_divide_prompts: bool = False
     measures: MemoryChoice = AS_IT_IS
     allowed: MemoryChoice = AS_IT_IS
+    offloads_with_checkpointing: tuple[str, ...] = OFFLOADS
+    prompts_of_step: int = 0
+    least_budget: int = 0
+    part_rates: bool = False
 
     @property
     def trains_vision(self) -> bool:
@@ -143,6 +152,10 @@ def setup_of(config: Any, shape: ModelShape, ranks: int, sequence_parallel: int 
         may_divide_prompts=rollout.divide_prefix != "never" and together,
         measures=MemoryChoice.of(model),
         allowed=smallest(model),
+        offloads_with_checkpointing=tuple(n for n in OFFLOADS if getattr(model, n) == "auto"),
+        prompts_of_step=config.training.prompts_per_step,
+        least_budget=config.prompt.max_prompt_tokens + rollout.max_new_tokens,
+        part_rates=bool(config.training.learning_rates),
     )
 
 

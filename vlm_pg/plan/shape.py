@@ -30,7 +30,7 @@ class Weights:
 
     ``layer``: of one decoder layer. ``head``: of the output head, also where it is the embedding. ``merger``: of the
     tower's, those of the part "merger". ``linear``: of the language model's linear layers, the largest of which has
-    ``largest``.
+    ``largest``. ``default_adapter``: of the one that ``model.lora={}`` adds.
     """
 
     tower: int
@@ -41,6 +41,7 @@ class Weights:
     merger: int = 0
     linear: int = 0
     largest: int = 0
+    default_adapter: int = 0
 
 
 @dataclass(frozen=True)
@@ -170,13 +171,19 @@ def _counted(config: Any, family: Any, lora: LoraSettings | None) -> Weights:
     total = _number(model)
     merger = sum(p.numel() for name, p in model.named_parameters() if family.part_of(name) == "merger")
     linear = [model.get_submodule(name).weight.numel() for name in family.quantizable_layers(model)]
+    default_adapter = sum(
+        LoraSettings().rank * sum(layer.weight.shape)
+        for layer in map(model.get_submodule, family.adaptable_layers(model))
+    )
     if lora is not None:
         with torch.device("meta"):
             add_lora(model, lora)
     adapter = sum(parameter.numel() for parameter in adapter_parameters(model)) if lora is not None else 0
     in_tower = counts.get("tower", 0)
     head, largest = model.lm_head.weight.numel(), max(linear, default=0)
-    return Weights(in_tower, total - in_tower, adapter, counts["layer"], head, merger, sum(linear), largest)
+    return Weights(
+        in_tower, total - in_tower, adapter, counts["layer"], head, merger, sum(linear), largest, default_adapter
+    )
 
 
 def _number(module: Any) -> int:

@@ -52,6 +52,7 @@ from vlm_pg.training.setup import (
     connect,
     introduction,
     layout_of,
+    low_lora_rate,
     make_engine,
     reading,
     refuse_at_once,
@@ -231,6 +232,8 @@ class _Run:
         mixture = str(self.order) if isinstance(self.order, Mixture) else ""
         for line in introduction(self.config, self.policy, self.engine, len(self.samples), mixture):
             self.console.info(line)
+        if warning := low_lora_rate(self.config):
+            self.console.warn(warning)
         (self.console.info if self.memory.fits else self.console.warn)(self.memory.line)
         if self.features_line:
             self.console.info(self.features_line)

@@ -10,6 +10,8 @@ from vlm_pg.models.settings import Part
 from vlm_pg.settings import Settings
 
 PeakRate = Annotated[float, Field(gt=0.0)]
+# Default peaks of full fine-tuning and of LoRA adapters (ten times it: https://thinkingmachines.ai/blog/lora).
+LEARNING_RATE, LORA_LEARNING_RATE = 1e-6, 1e-5
 
 
 class TrainingSettings(Settings):
@@ -44,7 +46,12 @@ class TrainingSettings(Settings):
         description="With engine=deepspeed: in so many updates after every start, the gradient that the optimizer took "
         "is compared for each weight with the one that was computed; a difference ends the run.",
     )
-    learning_rate: float = Field(1e-6, gt=0.0, description="Peak learning rate.")
+    learning_rate: float = Field(
+        LEARNING_RATE,
+        gt=0.0,
+        description="Peak learning rate. Default with model.lora: 1e-5, because adapters need about ten times the rate "
+        "of full fine-tuning.",
+    )
     learning_rates: dict[Part, PeakRate] = Field(
         {},
         description="Peak learning rates of parts of the model (tower, merger, language) that have another one than "

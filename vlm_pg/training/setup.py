@@ -21,6 +21,7 @@ from vlm_pg.observe.trackers.kinds import refuse_missing
 from vlm_pg.rollout.graphs import decoding_line
 from vlm_pg.training.engines import Engine, TorchEngine
 from vlm_pg.training.rates import trained_weights
+from vlm_pg.training.settings import LEARNING_RATE, LORA_LEARNING_RATE
 
 
 def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: int, mixture: str = "") -> list[str]:
@@ -43,6 +44,17 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
         f"data: {questions:,} training questions from {config.data.train_shown}",
         *([f"mixture: {mixture}"] if mixture else []),
     ]
+
+
+def low_lora_rate(config: RunConfig) -> str | None:
+    """Warning for an adapter trained at a learning rate of full fine-tuning, which barely moves it."""
+    rate = config.training.learning_rates.get("language", config.training.learning_rate)
+    if config.model.lora is None or rate > LEARNING_RATE:
+        return None
+    return (
+        f"model.lora is set and its peak learning rate is {rate:g}, a rate of full fine-tuning; adapters usually train "
+        f"at 1e-5 to 2e-4. Leave training.learning_rate out for {LORA_LEARNING_RATE:g}, or set a higher one"
+    )
 
 
 def _of_part(part: Part, config: RunConfig, policy: Policy, engine: Engine) -> str:

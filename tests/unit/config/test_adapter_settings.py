@@ -10,6 +10,7 @@ from tests.support.runs import write_config
 from vlm_pg.config import RunConfig, dump_config, load_config
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.settings import LoraSettings
+from vlm_pg.training.setup import low_lora_rate
 
 
 def load(folder: Path, *overrides: str) -> RunConfig:
@@ -43,3 +44,23 @@ def test_refused_with_a_reason(override: str, message: str, tmp_path: Path) -> N
 def test_an_adapter_beside_a_trained_tower_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"Set model.train=\[language\], or leave model.lora out"):
         load(tmp_path, "model.lora={}", "model.train=[tower, merger, language]")
+
+
+def test_the_default_learning_rate_of_an_adapter(tmp_path: Path) -> None:
+    """Ten times that of full fine-tuning; what is set stays, and a file of resolved values says the same."""
+    assert load(tmp_path).training.learning_rate == 1e-6
+    config = load(tmp_path, "model.lora={}")
+    assert config.training.learning_rate == 1e-5 and low_lora_rate(config) is None
+    (tmp_path / "dumped.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "dumped.yaml") == config
+    assert load(tmp_path, "model.lora={}", "training.learning_rate=3e-5").training.learning_rate == 3e-5
+
+
+def test_an_adapter_at_a_rate_of_full_fine_tuning_is_warned_about(tmp_path: Path) -> None:
+    rate = "training.learning_rate=1e-6"
+    config = load(tmp_path, "model.lora={}", rate)
+    assert config.training.learning_rate == 1e-6
+    assert "its peak learning rate is 1e-06, a rate of full fine-tuning" in str(low_lora_rate(config))
+    assert low_lora_rate(load(tmp_path, rate)) is None
+    by_part = load(tmp_path, "model.lora={}", "training.learning_rates.language=1e-6")
+    assert "1e-06" in str(low_lora_rate(by_part))

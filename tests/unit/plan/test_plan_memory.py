@@ -10,13 +10,13 @@ import pytest
 
 from vlm_pg.bench.shapes import LanguageShape
 from vlm_pg.media.settings import MediaSettings
+from vlm_pg.memory import GIB
 from vlm_pg.models.settings import PARTS, LoraSettings, ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice
 from vlm_pg.plan.activations import chunk_rows, token_bytes, tower_activations, update_activations
 from vlm_pg.plan.command import TABLE, published_shape
 from vlm_pg.plan.communication import sequence_parallel_bytes
 from vlm_pg.plan.memory import (
-    first_remedies,
     generation_bytes,
     gradient_bytes,
     largest_budget,
@@ -24,9 +24,9 @@ from vlm_pg.plan.memory import (
     model_states,
     plan_memory,
     plan_to_fit,
-    remedies,
 )
-from vlm_pg.plan.report import published_lines, published_setup, verdict
+from vlm_pg.plan.report import published_lines, published_setup, size_text, verdict, verdict_lines
+from vlm_pg.plan.search import first_remedy, levers
 from vlm_pg.plan.setup import TEXT_TOKENS, Setup, largest_prompt, video_tokens
 from vlm_pg.plan.shape import ModelShape, TowerShape, Weights, published_config, shape_of
 from vlm_pg.prompts.settings import PromptSettings
@@ -36,6 +36,7 @@ TEXT = LanguageShape(hidden=8, layers=4, heads=2, kv_heads=1, head_dim=4, interm
 TOWER = TowerShape(hidden=6, layers=2, intermediate=12, patch_pixels=24, merge=4)
 TINY = ModelShape("tiny", TEXT, TOWER, Weights(tower=1000, language=5000, adapter=100, layer=1100, head=80, merger=300))
 SEVEN = published_shape("Qwen2.5-VL-7B")
+FORMULAS = replace(SEVEN, counter=None)
 FP32 = Setup(element=4, checkpointing=False, prefix=100, response=9, generations=2, budget=1000)
 
 
@@ -199,11 +200,13 @@ def test_behind_frozen_blocks_the_graph_is_the_mergers() -> None:
 
 def test_what_trains_less_saves_memory() -> None:
     setup = Setup(train=PARTS, prefix=16_000, patches=60_000, budget=17_000, response=700, stage=3, ranks=8, prompts=4)
-    words = [remedy.words for remedy in remedies(setup, 16_700)]
-    assert "model.train=[merger, language]" in words and "model.train=[language]" in words
-    assert "model.lora={}" not in words
-    less = next(remedy for remedy in remedies(setup, 16_700) if remedy.words == "model.train=[merger, language]")
-    assert plan_memory(SEVEN, less.setup).peak < plan_memory(SEVEN, setup).peak
+    options = levers(FORMULAS, setup)["parts to train"]
+    assert [option.overrides for option in options] == ["model.train=[merger,language]", "model.train=[language]"]
+    peaks = [plan_memory(FORMULAS, replace(setup, **option.changes)).peak for option in options]
+    assert sorted([plan_memory(FORMULAS, setup).peak, *peaks], reverse=True) == [
+        plan_memory(FORMULAS, setup).peak,
+        *peaks,
+    ]
 
 
 def test_generation_holds_one_group_at_least() -> None:
@@ -264,39 +267,54 @@ def test_layer_inputs_and_keys_of_an_hour_on_a_7b() -> None:
 
 
 def test_the_largest_prefix_and_budget_are_the_last_that_fit() -> None:
-    setup = published_setup(SEVEN, 64, 8)
-    prefix = largest_prefix(SEVEN, setup, 80)
+    setup = published_setup(FORMULAS, 64, 8)
+    prefix = largest_prefix(FORMULAS, setup, 80)
     assert prefix > 20_000
 
     def fits(tokens: int) -> bool:
-        patches = setup.patches * tokens // setup.prefix
+        patches = setup.patches + 4 * (tokens - setup.prefix)
         changed = replace(setup, prefix=tokens, patches=patches, budget=tokens + setup.response)
-        return plan_to_fit(SEVEN, changed, 80).fits(80)
+        return plan_to_fit(FORMULAS, changed, 80).fits(80)
 
     assert fits(prefix) and not fits(prefix + 1)
-    budget = largest_budget(SEVEN, setup, 80)
+    budget = largest_budget(FORMULAS, setup, 80)
     assert budget > setup.budget
-    assert plan_to_fit(SEVEN, replace(setup, budget=budget), 80).fits(80)
-    assert largest_budget(SEVEN, replace(setup, stage=0, ranks=1), 80) == 0
+    assert plan_to_fit(FORMULAS, replace(setup, budget=budget), 80).fits(80)
+    assert largest_budget(FORMULAS, replace(setup, stage=0, ranks=1), 80) == 0
 
 
 def test_what_to_change_first() -> None:
     wide = Setup(checkpointing=False, stage=3, ranks=8, prefix=16_000, budget=17_000, response=700)
-    (remedy,) = first_remedies(SEVEN, wide, 80)
-    assert remedy.words == "model.gradient_checkpointing=true"
-    assert plan_memory(SEVEN, remedy.setup).fits(80)
+    remedy = first_remedy(SEVEN, wide, 80)
+    assert remedy is not None and remedy.overrides == "model.gradient_checkpointing=true"
+    assert remedy.plan == plan_to_fit(SEVEN, remedy.setup, 80) and remedy.plan.fits(80)
     assert "does not fit: " in verdict(SEVEN, wide, 80) and "change first: model.gradient" in verdict(SEVEN, wide, 80)
     assert verdict(SEVEN, remedy.setup, 80).startswith("fits: ")
-    # Nothing helps on a tiny device.
-    assert first_remedies(SEVEN, wide, 0.5) == []
-    assert "no setting makes it fit: use more GPUs" in verdict(SEVEN, wide, 0.5)
 
 
-def test_several_changes_together_where_one_is_not_enough() -> None:
-    hour = published_setup(SEVEN, 3600, 8)
-    changes = first_remedies(SEVEN, hour, 20)
-    assert len(changes) >= 2
-    assert plan_to_fit(SEVEN, changes[-1].setup, 20).fits(20)
+def test_a_7b_on_24_gib_fits_with_an_adapter_beside_4_bits() -> None:
+    """Everything was to train: neither setting is enough alone, nor the adapter without 4 bits."""
+    setup = Setup(train=PARTS, prefix=8000, patches=30_000, budget=8767, response=767, reference=True)
+    remedy = first_remedy(FORMULAS, setup, 24)
+    assert remedy is not None and remedy.overrides == "model.train=[language] model.lora.quantize=nf4"
+    assert not remedy.setup.reference and remedy.setup.train == ("language",)
+
+
+def test_what_was_searched_where_nothing_fits() -> None:
+    """One process, prompts as short as they can be."""
+    setup = Setup(prefix=1, response=1, budget=1, ranks=1)
+    words = verdict(FORMULAS, setup, 0.5)
+    assert (
+        "no combination of ZeRO with and without offload, LoRA and QLoRA makes it fit with prompts of 1 tokens" in words
+    )
+
+
+def test_small_sizes_are_printed_in_small_units() -> None:
+    sizes = (3 * GIB, 0.02 * GIB, 0.004 * GIB, 2**20, 5000.0)
+    assert [size_text(size, 2) for size in sizes] == ["3.00 GiB", "0.02 GiB", "4.10 MiB", "1.00 MiB", "4.88 KiB"]
+    assert size_text(0.06 * GIB) == "61.4 MiB"
+    printed = "\n".join(verdict_lines(TINY, FP32, 1.0))
+    assert "0.00 GiB" not in printed and "0.0 GiB" not in printed and " KiB" in printed
 
 
 def test_what_a_run_does_by_itself_is_counted_where_it_must() -> None:
@@ -315,8 +333,8 @@ def test_what_a_run_does_by_itself_is_counted_where_it_must() -> None:
 def test_sequence_ranks_that_heads_cannot_be_divided_over_are_not_named() -> None:
     """28 query heads: four ranks, not eight."""
     for gpu in (10, 20, 40):
-        for remedy in first_remedies(SEVEN, published_setup(SEVEN, 3600, 64), gpu):
-            assert remedy.setup.sequence_parallel <= 4
+        remedy = first_remedy(FORMULAS, published_setup(SEVEN, 3600, 64), gpu)
+        assert remedy is None or remedy.setup.sequence_parallel <= 4
 
 
 def test_the_table_of_public_models() -> None:
