@@ -73,8 +73,10 @@ launch() {
     hostfile) _launch_by_hostfile "$command" "$@" ;;
     torchrun)
         echo "Starting torchrun: node $NODE of $NODES, $PROCESSES_HERE processes on each, the first is $MASTER_ADDR"
-        exec torchrun --nnodes="$NODES" --node-rank="$NODE" --nproc-per-node="$PROCESSES_HERE" \
-            --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --module vlm_pg.cli "$command" "$@"
+        # torchrun itself, with a shorter wait at the end for a node whose launcher is gone.
+        exec python -m vlm_pg.distributed.torchrun --nnodes="$NODES" --node-rank="$NODE" \
+            --nproc-per-node="$PROCESSES_HERE" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" \
+            --module vlm_pg.cli "$command" "$@"
         ;;
     here)
         if [ "$PROCESSES_HERE" -le 1 ]; then

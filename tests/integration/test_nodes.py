@@ -107,3 +107,34 @@ def test_a_node_that_is_asked_to_stop_stops_both(config: Path, tmp_path: Path) -
         assert find_checkpoints(run / "checkpoints")[-1][0] == steps_done(run) < STEPS
     finally:
         nodes.end()
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    "way, node, number",
+    [
+        ("torchrun", 1, signal.SIGTERM),
+        ("torchrun", 1, signal.SIGKILL),
+        ("torchrun", 0, signal.SIGKILL),
+        ("hostfile without ssh", 1, signal.SIGKILL),
+    ],
+)
+def test_a_launcher_that_is_ended_stops_both_nodes(
+    way: str, node: int, number: signal.Signals, config: Path, tmp_path: Path
+) -> None:
+    """By SIGKILL it cannot tell its ranks, which notice, and no launcher waits for one that is gone for minutes."""
+    root, run = make_checkout(tmp_path), tmp_path / "run"
+    nodes = Nodes(root, way, str(config), f"run.dir={run}", *ENGINES[WAYS[way]])
+    try:
+        nodes.wait_for(lambda: steps_done(run) >= 2)
+        everything = nodes.processes()
+        nodes.signal(node, number)
+        assert not psutil.wait_procs(everything, timeout=GONE_SECONDS)[1], nodes.printed
+        assert nodes.returncodes[1 - node] == 0, nodes.printed
+        assert "stopped on request after step" in nodes.printed
+        noticed = rf"vlm-pg: warning: {way.split()[0]} \(host {host_name(node)}, process \d+\) has ended without"
+        noticed = noticed.replace("hostfile", "deepspeed")
+        assert len(re.findall(noticed, nodes.printed)) == (number == signal.SIGKILL), nodes.printed
+        assert find_checkpoints(run / "checkpoints")[-1][0] == steps_done(run) < STEPS
+    finally:
+        nodes.end()

@@ -12,12 +12,14 @@ import pytest
 REPO_ROOT = Path(__file__).parents[3]
 # Commands that print what they were called with, in place of the real ones.
 STUB = '#!/bin/bash\necho "$(basename "$0") $*"\n'
+# On several nodes.
+TORCHRUN = "python -m vlm_pg.distributed.torchrun"
 ZERO_2 = "training.engine=deepspeed training.deepspeed_config=configs/deepspeed/zero2.json"
 # Of the nodes, what the scripts hand on by the environment.
 RANK_STUB = (
     '#!/bin/bash\necho "$(basename "$0") $* rank=$RANK/$WORLD_SIZE local=$LOCAL_RANK at=$MASTER_ADDR:$MASTER_PORT"\n'
 )
-PYTHON_STUB = '#!/bin/bash\ncat >/dev/null\necho "${FAKE_ENGINE:-torch}"\n'
+PYTHON_STUB = '#!/bin/bash\n[ "$1" != -m ] || exec echo "python $*"\ncat >/dev/null\necho "${FAKE_ENGINE:-torch}"\n'
 
 
 @pytest.fixture
@@ -147,7 +149,7 @@ NODES = {
 def test_described_nodes_start_torchrun(how: str, checkout: Path) -> None:
     assert train(checkout, "configs/mine.yaml", gpus="0,1,2,3", FAKE_ENGINE="deepspeed", **NODES[how]) == [
         "Starting torchrun: node 1 of 2, 4 processes on each, the first is node-0",
-        "torchrun --nnodes=2 --node-rank=1 --nproc-per-node=4 --master-addr=node-0 --master-port=29500 "
+        f"{TORCHRUN} --nnodes=2 --node-rank=1 --nproc-per-node=4 --master-addr=node-0 --master-port=29500 "
         f"--module vlm_pg.cli train {checkout / 'configs/mine.yaml'}",
     ]
 
@@ -156,7 +158,7 @@ def test_the_file_for_torchrun(checkout: Path) -> None:
     lines = run(checkout, "scripts/nodes/torchrun.sh", "node-0", "2", "0", "configs/mine.yaml", "a.b=5").splitlines()
     assert lines[0] == f"Several processes: adding {ZERO_2}"
     assert lines[-1] == (
-        "torchrun --nnodes=2 --node-rank=0 --nproc-per-node=1 --master-addr=node-0 --master-port=29500 "
+        f"{TORCHRUN} --nnodes=2 --node-rank=0 --nproc-per-node=1 --master-addr=node-0 --master-port=29500 "
         f"--module vlm_pg.cli train {checkout / 'configs/mine.yaml'} a.b=5 {ZERO_2}"
     )
     assert "FIRST_NODE NODES NODE_RANK CONFIG" in run(checkout, "scripts/nodes/torchrun.sh", "--help")
@@ -170,7 +172,7 @@ def test_only_the_first_node_renders_the_embedded_task(checkout: Path) -> None:
         assert ("vlm-pg prepare embedded --out data/embedded" in lines) == rendered
         # Nobody trains by himself what all were started for.
         lines = train(checkout, NNODES="2", NODE_RANK=node, MASTER_ADDR="node-0")
-        assert lines[-1].startswith("torchrun --nnodes=2 ") and "configs/embedded.yaml" in lines[-1]
+        assert lines[-1].startswith(f"{TORCHRUN} --nnodes=2 ") and "configs/embedded.yaml" in lines[-1]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,66 @@
+"""A rank gets SIGTERM once the launcher that started it was killed, and by no other parent's end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.support.processes import ROOT
+from vlm_pg.watch.launcher import watch_launcher
+
+# Starts the first of its arguments as a program with the others, and ends with its standard input.
+PARENT = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]]); sys.stdin.read()"
+RANK = """
+import os, signal
+from vlm_pg.watch import launcher
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+launcher.CHECK_SECONDS = 0.01
+launcher.watch_launcher()
+print(os.getppid(), flush=True)
+print(signal.sigtimedwait([signal.SIGTERM], 60) is not None, flush=True)
+"""
+LAUNCHERS = {"torchrun": ("TORCHELASTIC_RUN_ID", 1), "deepspeed": ("CROSS_RANK", 2)}
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+@pytest.mark.parametrize("name, is_first", [("torchrun", True), ("deepspeed", True), ("deepspeed", False)])
+def test_a_rank_stops_when_its_launcher_was_killed(name: str, is_first: bool, local_rank: int) -> None:
+    """``is_first``: it is the command that the user started, not what DeepSpeed's starts on a node."""
+    variable, generations = LAUNCHERS[name]
+    with subprocess.Popen(
+        [sys.executable, "-c", *[PARENT] * generations, RANK],
+        env=os.environ | {"PYTHONPATH": str(ROOT), variable: "1", "LOCAL_RANK": str(local_rank)},
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as first:
+        assert first.stdout is not None and first.stderr is not None
+        parent = int(first.stdout.readline())
+        assert (parent == first.pid) is (generations == 1)
+        killed = first.pid if is_first else parent
+        os.kill(killed, signal.SIGKILL)
+        assert first.stdout.readline() == "True\n"
+        first.kill()
+        said = first.communicate()[1]
+    if local_rank:
+        assert not said
+    else:
+        assert f"vlm-pg: warning: {name} (host {socket.gethostname()}, process {killed}) has ended without" in said
+
+
+def test_a_process_that_no_launcher_started_watches_no_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """nohup, setsid, a container: the variables that name a rank may be set by hand, too."""
+    for variable in ("TORCHELASTIC_RUN_ID", "CROSS_RANK"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(variable, "1")
+    watch_launcher()
+    assert "launcher watch" not in {thread.name for thread in threading.enumerate()}
