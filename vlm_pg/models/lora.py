@@ -183,7 +183,8 @@ def merge_adapter(model: Any) -> None:
 
     done: list[str] = []
     embeddings = (model.get_input_embeddings(), model.get_output_embeddings())
-    for name, layer in list(model.named_modules()):
+    modules: list[tuple[str, Any]] = list(model.named_modules())
+    for name, layer in modules:
         if any(name.startswith(f"{outer}.") for outer in done):
             continue
         if hasattr(layer, "unload_and_optionally_merge_module"):
@@ -192,7 +193,7 @@ def merge_adapter(model: Any) -> None:
         elif isinstance(layer, BaseTunerLayer):
             if layer in embeddings:
                 # Else an output head that shares them would be changed, too.
-                base = layer.get_base_layer()
+                base: Any = layer.get_base_layer()
                 base.weight = torch.nn.Parameter(base.weight.clone(), requires_grad=False)
             layer.merge(safe_merge=True)
             model.set_submodule(name, layer.get_base_layer())
