@@ -193,7 +193,7 @@ def merge_adapter(model: Any) -> None:
         elif isinstance(layer, BaseTunerLayer):
             if layer in embeddings:
                 # Else an output head that shares them would be changed, too.
-                base = layer.get_base_layer()
+                base: Any = layer.get_base_layer()
                 base.weight = torch.nn.Parameter(base.weight.clone(), requires_grad=False)
             layer.merge(safe_merge=True)
             model.set_submodule(name, layer.get_base_layer())
