@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 
 from vlm_pg.rewards.clauses import affirmed
-from vlm_pg.rewards.plain_text import WORD_LETTER, plain_short
+from vlm_pg.rewards.lead_ins import boxed_statement
+from vlm_pg.rewards.plain_text import WORD_LETTER, plain_short, without_layout
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import Sample
@@ -19,7 +20,7 @@ _COORDINATE = re.compile(
 )
 # "x1=10, y1=20, x2=30, y2=40", in this order only.
 _NAMED = re.compile(
-    r",?\s?".join(
+    r",?\s{0,40}".join(
         rf"[\"']?\b{axis}_?(?:{end})[\"']?\s?[=:]\s?([-+]?[0-9.]{{1,24}})"
         for end in ("1|min", "2|max")
         for axis in "xy"
@@ -27,7 +28,7 @@ _NAMED = re.compile(
     re.IGNORECASE,
 )
 _WITHIN_LIST = re.compile(r"\s*[,;]?\s*")
-_BETWEEN_LISTS = re.compile(r"\s*[)\]]\s*,?\s*[(\[]\s*")
+_BETWEEN_LISTS = re.compile(r"\s*[)\]]\s*(?:,|,?\s?(?:to|and|和|到|至))?\s*(?:右下角?)?\s*[(\[]\s*")
 # What stands between two coordinates of one box is short; longer text is not looked at.
 _MAX_GAP_CHARACTERS = 16
 
@@ -53,10 +54,17 @@ def check_box(answer: str, sample: Sample, settings: RewardSettings) -> Verdict:
 def parse_boxes(text: str) -> set[Box]:
     """The different boxes that ``text`` states: lists of four numbers, or two points side by side.
 
+    Of several that counts which is in LaTeX's box.
+
     parse_boxes("(1, 2), (3, 4)") -> {(1.0, 2.0, 3.0, 4.0)}
     """
+    boxes = _boxes_in(text)
+    return boxes if len(boxes) == 1 or not (boxed := boxed_statement(text)) else _boxes_in(boxed)
+
+
+def _boxes_in(text: str) -> set[Box]:
     boxes: set[Box] = set()
-    for lists in _lists_side_by_side(_NAMED.sub(r"[\1, \2, \3, \4]", affirmed(plain_short(text)))):
+    for lists in _lists_side_by_side(_NAMED.sub(r"[\1, \2, \3, \4]", affirmed(without_layout(plain_short(text))))):
         # Three points or more are no box, whichever two of them one takes.
         candidates = [lists[0] + lists[1]] if [len(numbers) for numbers in lists] == [2, 2] else lists
         for numbers in candidates:

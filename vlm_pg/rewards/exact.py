@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from vlm_pg.rewards.lead_ins import without_lead_in
+from vlm_pg.rewards.latex_spelling import one_spelling
+from vlm_pg.rewards.lead_ins import boxed_statement, without_lead_in
 from vlm_pg.rewards.plain_text import MAX_LONG_CHARACTERS, plain, plain_formula, without_marks
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.units import parse_unit
@@ -13,8 +14,6 @@ from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import Sample
 
 _CLOSING = ".,;:!?\u3002\u3001 "
-# "150 µV" is "150µV".
-_GAP_BEFORE_UNIT = re.compile(r"(?<=[0-9]) (?=[^\W\d_])")
 _QUANTITY = re.compile(r"-?[0-9][0-9.,]{0,30} ?(\D{1,24})")
 
 
@@ -22,15 +21,17 @@ def check_exact(answer: str, sample: Sample, settings: RewardSettings) -> Verdic
     """1.0 if ``answer`` is the gold answer but for how it is written, else 0.0.
 
     Left out on both sides: Unicode compatibility forms (NFKC), case (but not of units: "mV" is no "MV"), spacing,
-    closing punctuation, Markdown and quotes around it, and a lead-in such as "The answer is".
+    closing punctuation, Markdown and quotes around it, LaTeX's layout and spellings of a formula, and a lead-in such
+    as "The answer is".
     """
     gold = normalized(sample.answer)
     if not gold:
         return Verdict(None, f"gold answer {shorten(sample.answer)} is empty but for punctuation")
     if len(answer) > MAX_LONG_CHARACTERS:
         return Verdict(0.0, f"answer has more than {MAX_LONG_CHARACTERS} characters, which no exact answer has")
-    same = normalized(answer) == gold or _core(answer) == _core(sample.answer)
-    return Verdict(1.0 if same and not _have_other_units(answer, sample.answer) else 0.0)
+    readings = [answer] if (boxed := boxed_statement(answer)) is None else [answer, boxed]
+    is_same = any(normalized(text) == gold or _core(text) == _core(sample.answer) for text in readings)
+    return Verdict(1.0 if is_same and not any(_have_other_units(text, sample.answer) for text in readings) else 0.0)
 
 
 def normalized(text: str) -> str:
@@ -41,10 +42,10 @@ def normalized(text: str) -> str:
 
 
 def _core(text: str) -> str:
-    """``normalized`` without lead-in, Markdown and the gap between a number and its unit."""
+    """``normalized`` without lead-in and Markdown, formulas in one spelling: "150 µV" is "150µV"."""
     bare = without_marks(plain_formula(text)).rstrip(_CLOSING)
     stripped = without_marks(without_lead_in(bare).rstrip(_CLOSING)) or bare
-    return _GAP_BEFORE_UNIT.sub("", normalized(stripped))
+    return one_spelling(normalized(stripped))
 
 
 def _have_other_units(left: str, right: str) -> bool:

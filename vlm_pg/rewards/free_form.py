@@ -6,7 +6,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING
 
-from vlm_pg.rewards.lead_ins import without_lead_in
+from vlm_pg.rewards.lead_ins import boxed_statement, without_lead_in
 from vlm_pg.rewards.plain_text import MAX_ROUGE_CHARACTERS, NO_GAPS, plain_short, without_marks
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.verdict import Verdict, shorten
@@ -23,8 +23,9 @@ def check_free_form(answer: str, sample: Sample, settings: RewardSettings) -> Ve
     """Mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L on stemmed words.
 
     Words are runs of letters and digits of any script; where a script has no gaps between words, each character is one.
-    A lead-in such as "The answer is" and Markdown are left out. A gold answer of one word has no word pairs; ROUGE-2 is
-    then left out of the mean, so that repeating the gold answer earns 1. One without letters or digits has no value.
+    A lead-in such as "The answer is" and Markdown are left out; what is in LaTeX's box counts alone if that is nearer.
+    A gold answer of one word has no word pairs; ROUGE-2 is then left out of the mean, so that repeating the gold answer
+    earns 1. One without letters or digits has no value.
     """
     tokenizer, scorer = _rouge()
     gold = _core(sample.answer)
@@ -32,8 +33,12 @@ def check_free_form(answer: str, sample: Sample, settings: RewardSettings) -> Ve
     if num_gold_words == 0:
         return Verdict(None, f"gold answer {shorten(sample.answer)} has no words that ROUGE reads")
     measures = ("rouge1", "rougeL") if num_gold_words == 1 else ("rouge1", "rouge2", "rougeL")
-    scores = scorer.score(gold, _core(answer))
-    return Verdict(sum(float(scores[measure].fmeasure) for measure in measures) / len(measures))
+    readings = dict.fromkeys((_core(answer), _core(boxed_statement(answer) or answer)))
+    means = [
+        sum(float(scores[measure].fmeasure) for measure in measures) / len(measures)
+        for scores in (scorer.score(gold, text) for text in readings)
+    ]
+    return Verdict(max(means))
 
 
 def _core(text: str) -> str:

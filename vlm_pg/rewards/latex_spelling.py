@@ -26,12 +26,19 @@ SIGNS = str.maketrans(
         "∠": r"\angle ",
         "△": r"\triangle ",
         "≈": r"\approx ",
+        "∶": ":",
     }
 )
 TEXT_MACRO = re.compile(
     r"\\(?:text|mbox|textbf|textit|textrm|textnormal|textsf|texttt|textup|mathrm|mathbf|mathsf|operatorname)\s?\{([^{}]*)\}"
 )
 _LETTER_MACRO = re.compile(r"\\(?:math(?:rm|bf|sf|it)|text(?:rm|normal|it)?)\s?\{\s?([ei])\s?\}")
+ROOT_OF_DIGITS = re.compile(r"(?:√|(?<![\\A-Za-z])sqrt)\s?([0-9]{1,15})(?![0-9.])")
+# White space is idle but between words, between numbers and before a number ("Route 66").
+_IDLE_SPACE = re.compile(r"\s(?![\w.])|(?<![\w.])\s|(?<=[0-9])\s(?=[^\W\d_])")
+_MACRO = re.compile(r"(\\(?!frac)[A-Za-z]{1,12})\s")
+_IDLE_BRACES = re.compile(r"\{(\w|\\[A-Za-z]{1,12})\}")
+_NUMBER_FRACTION = re.compile(r"\\frac\{(-?[0-9.]{1,15})\}\{([0-9.]{1,15})\}(?![0-9.])")
 _GAP = r"(?:(?<!\\)\\[,;:! ]|~|\s)"
 _SPACED_THOUSANDS = re.compile(rf"(?<![\w.,^\\])[0-9]{{1,3}}(?:{_GAP}{{1,2}}[0-9]{{3}})+(?![0-9])")
 _COMMA_THOUSANDS = re.compile(r"(?<![\w.,^\\])[0-9]{1,3}(?:(?:\{,\}|,(?:\\!\s?)?)[0-9]{3})+(?![0-9])")
@@ -62,6 +69,17 @@ _CORNERS = re.compile(r"\\(angle|triangle)\s{0,3}([A-Z]{3})(?![A-Za-z])")
 _EMPTY_SET = re.compile(
     r"\\varnothing(?![A-Za-z])|(?:the\s{1,3})?empty\s{1,3}set|空集|^\s{0,3}\\?\{\s{0,3}\\?\}\s{0,3}$", re.IGNORECASE
 )
+
+
+def one_spelling(formula: str) -> str:
+    """A formula in one spelling, to compare it with another as text; nothing is evaluated.
+
+    one_spelling("3 \\\\sqrt { 2 }") == one_spelling("3√2"); one_spelling("\\\\dfrac{3}{4}") == one_spelling("3/4")
+    """
+    text = ROOT_OF_DIGITS.sub(r"\\sqrt{\1}", formula).translate(SIGNS).replace("\\%", "%").replace("$", "")
+    text = _IDLE_SPACE.sub("", _MACRO.sub(r"\1", re.sub(r"\\[dtc]frac", r"\\frac", text)))
+    text = _NUMBER_FRACTION.sub(r" \1/\2", _SHORT_FRACTION.sub(r"\\\1{\2}{\3}", text))
+    return _IDLE_SPACE.sub("", _IDLE_BRACES.sub(r"\1", text))
 
 
 def as_latex(text: str) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 
 from vlm_pg.rewards.clauses import affirmed
-from vlm_pg.rewards.latex_spelling import SIGNS, TEXT_MACRO, as_latex
+from vlm_pg.rewards.latex_spelling import ROOT_OF_DIGITS, SIGNS, TEXT_MACRO, as_latex
 from vlm_pg.rewards.lead_ins import explicit_statement, without_lead_in
-from vlm_pg.rewards.plain_text import plain
+from vlm_pg.rewards.plain_text import boxed, plain, split_at_boxes, whole_font, without_layout
+from vlm_pg.rewards.units import parse_unit
 
 # Of a whole answer.
 MAX_TEXT_CHARACTERS = 2000
@@ -18,8 +19,6 @@ MAX_TEXT_CHARACTERS = 2000
 _IDLE_SPACE = re.compile(r"(?<![0-9])\s|\s(?![0-9])")
 _DECORATION = ' \t\r\n*_`"“”'
 _CLOSING = ".,;。，；"
-_ROOT_OF_DIGITS = re.compile(r"(?:√|(?<![\\A-Za-z])sqrt)\s?([0-9]{1,15})(?![0-9.])")
-_BOX = re.compile(r"\\f?boxed?\s*\{")
 _DELIMITED = re.compile(
     r"(?<!\\)\$\$([^$]+)\$\$|(?<!\\)\$(?=[^\s$])((?:[^$\\]|\\.)*)(?<!\s)\$(?!\d)|"
     r"\\\(((?:[^\\]|\\(?!\)))*)\\\)|\\\[((?:[^\\]|\\(?!\]))*)\\\]",
@@ -56,6 +55,9 @@ _WORD_EQUALS = re.compile(
     r"^\s{0,3}(?:(?=[a-z]{0,20}[aeiou])[A-Za-z][a-z]{3,20}\s{1,3}){0,3}(?:(?=[A-Za-z]{0,20}[aeiou])[A-Za-z][a-z]{3,20}\s{0,3})?=(?=[^=])\s{0,3}"
 )
 _REASON = re.compile(r"\b(?:because|since)\b|因为", re.IGNORECASE)
+_BEHIND_BOX = re.compile(r"[\s$]{0,4}([^\s$.,;:!?。，、][^$.,;:!?。，、\n]{0,39}?)[\s$]{0,4}(?:[.,;:!?。，、\n]|$)")
+_SENTENCE_BREAK = re.compile(r"[.!?][\"')]?\s{1,9}(?=[\"'(]?[A-Z])|[。！？\n]")
+_FEWEST_WORDS_OF_A_SENTENCE = 3
 
 
 def statement(text: str) -> str:
@@ -67,14 +69,32 @@ def statement(text: str) -> str:
 
         statement("The largest $n$ is $\\frac12$.") -> "\\frac{1}{2}"
     """
-    whole = plain(_ROOT_OF_DIGITS.sub(r"\\sqrt{\1}", text[: MAX_TEXT_CHARACTERS + 1]).translate(SIGNS)).strip(
+    whole = plain(ROOT_OF_DIGITS.sub(r"\\sqrt{\1}", text[: MAX_TEXT_CHARACTERS + 1]).translate(SIGNS)).strip(
         _DECORATION
     )
-    boxes = _boxed(whole)
-    found = ", ".join(dict.fromkeys(boxes)) if boxes else _in_sentence(whole)
+    contents, outside = split_at_boxes(whole)
+    found = ", ".join(dict.fromkeys(contents)) if contents else _in_sentence(whole)
+    if len(contents) == 1:
+        found = _with_sign_and_unit(found, *outside)
+    if boxed(found):  # a box in a box
+        return statement(found)
+    if (inner := whole_font(found)) and not _WORDS.fullmatch(inner.strip(" (){}[].")):
+        found = inner
     found = _WORD_EQUALS.sub("", found)
     found = " ".join(without_lead_in(_bare(found)).strip(_DECORATION).split())
     return as_latex(_bare(_DELIMITERS.sub("", found)))
+
+
+def is_explanation(text: str) -> bool:
+    """Whether a text is several sentences of which none says that it is the answer, as a box or "The answer is" does.
+
+    is_explanation("They are parallel. They have no common points.") -> True; is_explanation("Mr. Brown") -> False
+    """
+    if boxed(text) or explicit_statement(text):
+        return False
+    sentences = _SENTENCE_BREAK.split(without_layout(_DELIMITED.sub("X", plain(text))))
+    words_of_each = [count for sentence in sentences if (count := len(_PROSE.findall(sentence)))]
+    return len(words_of_each) > 1 and max(words_of_each) >= _FEWEST_WORDS_OF_A_SENTENCE
 
 
 def unspaced(latex: str) -> str:
@@ -105,18 +125,12 @@ def _bare(text: str) -> str:
     return text.strip(_DECORATION).rstrip(_CLOSING).strip(_DECORATION)
 
 
-def _boxed(text: str) -> list[str]:
-    """The contents of all outermost boxes; one that never closes reaches to the end."""
-    contents = []
-    box = _BOX.search(text)
-    while box is not None:
-        end, depth = box.end(), 1
-        while end < len(text) and depth:
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            end += 1
-        contents.append(text[box.end() : end - (depth == 0)].strip())
-        box = _BOX.search(text, end)
-    return contents
+def _with_sign_and_unit(content: str, before: str, behind: str) -> str:
+    """The content of a box with the minus that touches it, and the unit or percent sign behind it."""
+    sign = "-" if re.search(r"(?:^|[^\w)}\]])-\$?$", before) else ""
+    unit = _BEHIND_BOX.match(without_layout(behind))
+    is_unit = unit is not None and (unit[1] in ("%", "\\%") or parse_unit(unit[1]) is not None)
+    return f"{sign}{content} {unit[1]}" if unit and is_unit else sign + content
 
 
 def _in_sentence(text: str) -> str:

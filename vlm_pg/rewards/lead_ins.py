@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from itertools import islice
 
+from vlm_pg.rewards.clauses import affirmed
+from vlm_pg.rewards.plain_text import split_at_boxes
+
 _ENGLISH = (
     r"(?:(?:so|thus|hence|therefore|finally|in\s{1,3}conclusion|ok|okay|well)\b\s{0,3}[,:]?\s{0,3}(?:that\s{1,3})?)?"
     r"(?:i\s{1,3}(?:think|believe|guess|would\s{1,3}say|am\s{1,3}(?:sure|confident))\s{0,3},?\s{0,3}(?:that\s{1,3})?)?"
@@ -40,7 +43,9 @@ _ENDING = re.compile(
 )
 _LONGEST_ENDING = 48
 _MOST_LEAD_INS = 3
-
+_BEFORE_BOX = re.compile(r"(?:^|\*\*|\\[(\[]|[^\d\s*$+/^_√<>≤≥≠±\u2010-\u2013\u2212{}\\-])[\s$]*$")
+_BEHIND_BOX = re.compile(r"[*$ ]*(?:$|\n|\\[)\]]|[.,;!。，；！](?!\s?\d))")
+_ALTERNATIVE = re.compile(r"\b(?:or|either|maybe|perhaps|possibly)\b|或|可能", re.IGNORECASE)
 
 _EXPLICIT = re.compile(
     r"\b(?:answer|result)(?:\s{1,3}is\b|\s{0,3}:)\s{0,3}:?|答案(?:是|为|\s{0,3}:)\s{0,3}:?", re.IGNORECASE
@@ -54,6 +59,24 @@ def explicit_statement(text: str) -> str | None:
     """
     found = list(islice(_EXPLICIT.finditer(text), 2))
     return text[found[0].end() :].strip() or None if len(found) == 1 else None
+
+
+def boxed_statement(text: str) -> str | None:
+    """The content of the one box of ``text``, or of several that are the same; None if the answer is more than that.
+
+    It is where something goes on before or behind the box ("-\\\\boxed{5}", "\\\\boxed{5} kg"), or the rest rejects or
+    offers something ("not \\\\boxed{B}", "A or \\\\boxed{B}").
+
+        boxed_statement("So we get \\\\boxed{\\\\frac{3}{4}}.") -> "\\\\frac{3}{4}"
+    """
+    contents, outside = split_at_boxes(text)
+    if len(set(contents)) != 1:
+        return None
+    is_whole = all(_BEFORE_BOX.search(before) for before in outside[:-1]) and all(
+        _BEHIND_BOX.match(behind) for behind in outside[1:]
+    )
+    rest = " ".join(outside)
+    return contents[0] if is_whole and affirmed(rest) == rest and not _ALTERNATIVE.search(rest) else None
 
 
 def without_lead_in(text: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from vlm_pg.rewards.expression_equality import equal as _equal
 from vlm_pg.rewards.latex_parts import MAX_PARTS, Part, Parts, has_letters, read_parts, tuple_elements
 from vlm_pg.rewards.latex_refusal import refusal
-from vlm_pg.rewards.latex_text import MAX_TEXT_CHARACTERS, statement, unspaced, words
+from vlm_pg.rewards.latex_text import MAX_TEXT_CHARACTERS, is_explanation, statement, unspaced, words
 from vlm_pg.rewards.pool import Call, Outcome
 from vlm_pg.rewards.relations import joined_inequalities, value_of_equation
 from vlm_pg.rewards.verdict import Verdict, shorten
@@ -98,6 +98,9 @@ def compare(gold: str, answer: str) -> tuple[float | None, str]:
 
 
 def _compare(gold: str, answer: str) -> tuple[float | None, str]:
+    if is_explanation(gold):
+        note = "it is several sentences; give the answer alone, or in \\boxed{}"
+        return None, f"gold answer {shorten(gold)} cannot be used: {note}"
     gold_latex = statement(gold)
     gold_words = words(gold_latex, gold=True)
     latex = statement(answer)

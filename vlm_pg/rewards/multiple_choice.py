@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 
 from vlm_pg.rewards.clauses import affirmed, clauses
-from vlm_pg.rewards.lead_ins import without_lead_in
+from vlm_pg.rewards.lead_ins import boxed_statement, without_lead_in
 from vlm_pg.rewards.option_mentions import stated_letters
 from vlm_pg.rewards.options import Choices, choices_of, plain_choices, same_text, split_options
-from vlm_pg.rewards.plain_text import plain_short, without_marks
+from vlm_pg.rewards.plain_text import DECORATION, plain_formula, plain_short, without_marks
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import Sample
@@ -22,7 +22,16 @@ _LABEL = re.compile(
     re.DOTALL,
 )
 _SPELLED_OUT = re.compile(r"(?<![^\W_])[(\[]?([A-Za-z])(?:[)\]][.:]?|[.:,、]|\s{0,3}[-])\s{0,3}(?=\S)")
-_FIRST_CLAUSE = re.compile(r"(.*?\w)(?:[.!;]\s|[,，。；！\n]|\s-\s|\s(?=(?:because|since)\s))(?s:(.*))")
+# Not before a number: "3, 4" and "3 - 4" do not say 3.
+_FIRST_CLAUSE = re.compile(
+    r"(.*?\w)(?:[.!;]\s|[,，。；！\n]|\s-\s|\s(?=(?:because|since)\s))(?!\s{0,3}[-+±]?\s?[\d\\√.])(?s:(.*))"
+)
+# "x = 5", "∠A = 40", "area = 12"; of a chain of equations what it ends in.
+_NAMED_VALUE = re.compile(
+    r"(?P<name>(?:[∠△]|\\[a-z]{2,8}\s)?\s?[A-Za-z](?:[A-Za-z ]{0,30}[A-Za-z])?(?:_\{?\w{1,4}\}?)?)\s?=(?:.*=)?\s?"
+    r"(?P<value>(?:(?![,;]\s|。)[^=])+)"
+)
+_NUMBER = re.compile(r"[$\s]{0,4}[-+]?\s?[\d.\\√]")
 
 _PREDICATE = re.compile(r"((?:the|this|that|these|those)\s[\w ]{1,40})\s(?:is|was|are|were)\s(.*)", re.IGNORECASE)
 
@@ -58,8 +67,13 @@ def named_letters(text: str, options: Sequence[str]) -> set[str]:
 
 
 def letters_in(text: str, choices: Choices) -> set[str]:
-    """``named_letters`` with letters and texts of the options."""
-    sentence = without_marks(plain_short(text))
+    """``named_letters`` with letters and texts of the options; by all of ``text``, and by its box alone."""
+    boxed = boxed_statement(text)
+    return _letters_in(text, choices) | (_letters_in(boxed, choices) if boxed else set())
+
+
+def _letters_in(text: str, choices: Choices) -> set[str]:
+    sentence = without_marks(plain_short(plain_formula(text)))
     # "The answer is red" says no more than "red".
     short = without_marks(without_lead_in(sentence)) or sentence
     is_letter = len(short) == 1 and short.isascii() and short.isalpha()
@@ -68,6 +82,8 @@ def letters_in(text: str, choices: Choices) -> set[str]:
     by_text = _by_whole_text(short, choices) or _by_whole_text(sentence, choices) or _by_predicate(sentence, choices)
     if by_text:
         return by_text
+    if (equation := _NAMED_VALUE.fullmatch(short.rstrip(DECORATION + ".。"))) and _NUMBER.match(equation["value"]):
+        return _by_value(equation, choices)
     label = _LABEL.match(short)
     if label is None:
         return stated_letters(_without_texts(sentence, choices), dict(choices)) or _by_first_clause(short, choices)
@@ -80,7 +96,17 @@ def letters_in(text: str, choices: Choices) -> set[str]:
 
 def _by_whole_text(text: str, choices: Choices) -> set[str]:
     by_text = {letter for letter, option in choices if option and same_text(text, option)}
-    return by_text or {letter for letter, option in choices if same_text(text, f"{letter} {option}")}
+    label, _, rest = text.partition(" ")
+    if by_text or label.upper() not in dict(choices):
+        return by_text
+    by_rest = {letter for letter, option in choices if option and same_text(rest, option)}
+    return by_rest | {label.upper()} if by_rest else set()
+
+
+def _by_value(equation: re.Match[str], choices: Choices) -> set[str]:
+    """The options whose text is the value of an equation. A letter before it may be a label: both must agree."""
+    named = _by_whole_text(equation["value"], choices)
+    return named | ({equation["name"]} & dict(choices).keys() if named else set())
 
 
 def _by_predicate(text: str, choices: Choices) -> set[str]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import string
 
-from vlm_pg.rewards.lead_ins import without_lead_in
+from vlm_pg.rewards.lead_ins import boxed_statement, without_lead_in
 from vlm_pg.rewards.options import Choices, choices_of, same_text
-from vlm_pg.rewards.plain_text import plain_short, without_marks
+from vlm_pg.rewards.plain_text import DECORATION, plain_short, without_marks
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import NONE_RIGHT, Sample, right_letters
 
 _LETTER = r"[(\[]?([A-Za-z])[)\]]?[.:]?"
-_BETWEEN = re.compile(r"\s*(?:[,;、，]\s*(?:and\s)?|\sand\s|\s?[&+]\s?|\s)\s*", re.IGNORECASE)
+_BETWEEN = re.compile(r"\s*(?:[,;、，]\s*(?:and\s)?|\sand\s|\s?(?:[&+和与]|以?及)\s?|\s)\s*", re.IGNORECASE)
 _LINE = re.compile(r"\s*[;\n]\s*")
 _ONE = re.compile(_LETTER)
 _WITH_TEXT = re.compile(r"(?:[-*]\s)?[(\[]?([A-Za-z])(?:[)\]][.:]?|[.:])\s{0,3}(\S.*)")
@@ -33,6 +33,8 @@ def check_multiple_select(answer: str, sample: Sample, settings: RewardSettings)
     if not gold <= letters:
         return Verdict(None, f"gold answer {shorten(sample.answer)} is no list of its {len(letters)} options' letters")
     selected = _selected(answer, choices)
+    if selected is None and (boxed := boxed_statement(answer)):
+        selected = _selected(boxed, choices)
     if selected is None:
         return Verdict(0.0, f"answer is no list of options, nor '{NONE_RIGHT}'")
     if not selected <= letters:
@@ -43,7 +45,7 @@ def check_multiple_select(answer: str, sample: Sample, settings: RewardSettings)
 def _selected(answer: str, choices: Choices) -> set[str] | None:
     """The letters that an answer lists; None where it is no list."""
     sentence = without_marks(plain_short(answer)).strip()
-    text = without_marks(without_lead_in(sentence)).strip().removesuffix(".") or sentence
+    text = without_marks(without_lead_in(sentence)).rstrip(DECORATION + ".。").strip("\\{} ") or sentence
     if _NONE.fullmatch(text.lower()) and not any(same_text(text, option) for _, option in choices):
         return set()
     listed = [_ONE.fullmatch(part) for part in _BETWEEN.split(text)]

@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from vlm_pg.rewards.clauses import affirmed, clauses, phrases
-from vlm_pg.rewards.lead_ins import explicit_statement
-from vlm_pg.rewards.plain_text import DECORATION, WORD_LETTER, plain_formula, without_marks
+from vlm_pg.rewards.lead_ins import boxed_statement, explicit_statement
+from vlm_pg.rewards.plain_text import (
+    DECORATION,
+    NO_GAPS,
+    WORD_LETTER,
+    plain_formula,
+    without_layout,
+    without_marks,
+)
 from vlm_pg.rewards.units import Unit, parse_unit
 
 # Longer texts are not short answers that hold a number; the cap also bounds the time of the matching.
@@ -21,10 +28,12 @@ _LARGEST = 10**308
 _DECORATION = DECORATION.replace("$", "")  # a dollar sign is a unit here
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s?\{\s?([+-]?[0-9.]{1,30})\s?\}\s?\{\s?([+-]?[0-9.]{1,30})\s?\}")
 _LATEX_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|\\,)(?=[0-9]{3})")
-_LATEX_NOISE = re.compile(r"\\[,;!:]|\\(?:text\w{0,6}|mbox|math\w{2}|f?box(?:ed)?|left|right)\b")
+_SHORT_FRACTION = re.compile(r"\\[dt]?frac\s?([0-9])\s?([0-9])(?![0-9.])")
+_FORMULA = re.compile(r"(?<!\\)\$(\$?)(?=[^$])([^$]{1,200})\$\1(?![0-9])")
 _POWER_OF_TEN = re.compile(r"\s?(?:\\times|\\cdot|[×xX*·])\s?10\s?(?:\^|\*\*)\s?\{?\s?([+-]?[0-9]{1,4})\s?\}?")
 _MINUS_WORD = re.compile(
-    r"(?<![^\W_])(?:minus|negative)\s{0,3}(?=[$€£]?\.?[0-9])|(?:负|零下|マイナス)\s{0,3}(?=\.?[0-9])", re.IGNORECASE
+    rf"(?<!{WORD_LETTER})(?<![0-9])(?:minus|negative)\s{{0,3}}(?=[$€£]?\.?[0-9])|(?:负|零下|マイナス)\s{{0,3}}(?=\.?[0-9])",
+    re.IGNORECASE,
 )
 # Words and codes of currencies that are often written without a gap before the number: "RM12.8", "approx2.5".
 _GLUED_WORD = re.compile(
@@ -46,12 +55,15 @@ _SCALES |= {"百": 10**2, "千": 10**3, "万": 10**4, "百万": 10**6, "亿": 10
 _BOUND_BEFORE = re.compile(
     r"(?:\b(?:more|less|fewer|greater|larger|bigger|smaller|higher|lower|longer|shorter|older|younger|other|rather)\s{1,3}than|"
     r"\bat\s{1,3}(?:least|most)|\bup\s{1,3}to|\b(?:over|under|above|below|beyond|exceed(?:s|ing)?|half|twice|double|square|root|"
-    r"between|from|no|minimum|maximum|sqrt|log|ln|sin|cos|tan|or\s{1,3}equal\s{1,3}to)(?:\s{1,3}of)?\(?|[√∛]\(?|大于|小于|超过|至少|至多|多于|少于|不到|最多|最少|高于|低于|[<>≤≥≠])\s{0,3}$",
+    r"between|from|no|minimum|maximum|log|ln|sin|cos|tan|or\s{1,3}equal\s{1,3}to)(?:\s{1,3}of)?\(?|"
+    # Inside of roots and of fractions that are no numbers.
+    r"(?:[√∛]|sqrt|frac)\s?[({\[]?|[\]}]\s?\{|大于|小于|超过|至少|至多|多于|少于|不到|最多|最少|高于|低于|[<>≤≥≠])\s{0,3}$",
     re.IGNORECASE,
 )
 _BOUND_AFTER = re.compile(
     r"\s{0,3}(?:\+(?!\w)|or\s{1,3}(?:more|less|fewer|above|below)\b|and\s{1,3}(?:above|below|up)\b|squared\b|cubed\b|factorial\b|"
-    r"[\u4e00-\u9fff]{0,3}(?:以上|以下)|多(?!少)|[KMB](?![^\W_]))",
+    r"[\u4e00-\u9fff]{0,3}(?:以上|以下)|多(?!少)|[KMB](?![^\W_])|"
+    r"(?:[*×·]|times|cdot)?\s{0,3}(?:pi(?![A-Za-z])|π|sqrt|√|frac))",
 )
 _CONCLUSION = re.compile(
     rf"(?:{phrases('so, therefore, thus, hence, but, altogether, in total')}\b|所以|因此|但是?|一共|总共|共)"
@@ -74,8 +86,10 @@ _NUMBER = re.compile(
     r"(?: ?(?P<scale>hundred|thousand|million|billion|trillion|dozen)\b|(?P<short>百万|[百千万亿萬億]|k(?![^\W_])))?"
 )
 _UNIT = re.compile(
-    r"\s?((?:(?:square|sq\.?|cubic|cu\.?|degrees?)\s)?[^\s\d,;:!?()^/]{1,20}[23]?"
-    r"(?:\s?(?:\^\s?\{?-?[0-9]\}?|/|\bper\b)\s?[^\s\d,;:!?()^/]{0,12}){0,4})"
+    r"\s?((?:(?:square|sq\.?|cubic|cu\.?|degrees?)\s)?"
+    # Of one script: the unit in "5 kg的水" is kg.
+    rf"(?:[^\s\d,;:!?()^/、。{NO_GAPS}]{{1,20}}[23]?|[{NO_GAPS}]{{1,20}})"
+    r"(?:\s?(?:\^\s?\{?-?[0-9]\}?|/|\bper\b)\s?[^\s\d,;:!?()^/、。]{0,12}){0,4})"
 )
 
 
@@ -106,14 +120,15 @@ def parse_number(text: str) -> ParsedNumber | None:
 
 def read_quantity(text: str) -> tuple[ParsedNumber | None, Unit | None]:
     """The number that ``text`` states, as ``parse_number``, and the unit it is written with, if that is known."""
+    boxed = boxed_statement(text)
     if len(text) > MAX_NUMBER_CHARACTERS:
-        return None, None
+        return read_quantity(boxed) if boxed else (None, None)
     plain = _plain_spelling(text)
     matches = list(_NUMBER.finditer(plain))
     if any(_is_changed(plain, match) for match in matches):
         return None, None
     found = set(map(_to_number, matches))
-    if len(found) > 1 and (conclusion := _conclusion(plain)):
+    if len(found) > 1 and (conclusion := boxed or _conclusion(plain)):
         return read_quantity(conclusion)
     units = {unit for match in matches if (unit := _unit_of(plain, match)) is not None}
     return (found.pop() if len(found) == 1 else None), (units.pop() if len(units) == 1 else None)
@@ -144,11 +159,14 @@ def in_unit_of(number: ParsedNumber, unit: Unit | None, wanted: Unit | None) -> 
 
 def _plain_spelling(text: str) -> str:
     """``text`` with one spelling for minus signs, spaces, fractions and powers of ten, without what it rejects."""
-    plain = _LATEX_NOISE.sub("", _LATEX_THOUSANDS.sub(",", plain_formula(text)))
-    plain = affirmed(without_marks(_LATEX_FRACTION.sub(r" \1/\2 ", plain), _DECORATION))
+    plain = _FORMULA.sub(r" \2 ", without_layout(_LATEX_THOUSANDS.sub(",", plain_formula(text)))).replace(
+        "\\approx", "≈"
+    )
+    plain = _LATEX_FRACTION.sub(r" \1/\2 ", _SHORT_FRACTION.sub(r" \1/\2 ", plain))
+    plain = affirmed(without_marks(plain, _DECORATION))
     plain = _HUNDREDTHS.sub(r" \1% ", _GLUED_WORD.sub(r"\1 ", _MINUS_WORD.sub(" -", plain)))
     plain = _POWER_OF_TEN.sub(r"e\1 ", plain).replace("\\", "")
-    return " ".join(plain.rpartition("=")[2].split())
+    return " ".join(re.split("[=≈]", plain)[-1].split())
 
 
 def _conclusion(text: str) -> str | None:
@@ -170,8 +188,7 @@ def _unit_of(text: str, match: re.Match[str]) -> Unit | None:
     while written:
         if (unit := parse_unit(written)) is not None:
             return unit
-        shorter = written.rpartition(" ")[0]
-        written = shorter
+        written = written.rpartition(" ")[0]
     return parse_unit(match["currency"]) if match["currency"] else None
 
 

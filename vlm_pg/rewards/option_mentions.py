@@ -56,6 +56,8 @@ _RIVAL = re.compile(
     rf"\b{phrases('best, alternatively, otherwise, unless, no')}\b|也|或|可能|都|对|正确|选",
     re.IGNORECASE,
 )
+# "5 A", "20 °C": a letter that is a unit.
+_NUMBER_BEFORE = re.compile(r"[0-9] ?(?:°|\^ ?\{? ?\\circ ?\}?)? ?$")
 _LONGEST_NAMING = 16
 _JOINING = re.compile(
     rf"\s*(?:{phrases('but, yet, so, therefore, thus, hence')}\s|"
@@ -111,7 +113,8 @@ def _mentions(clause: Clause, options: Collection[str]) -> Iterator[Mention]:
     start = len(text) - len(text.lstrip(" \"'“("))
     for match in _CAPITAL.finditer(text):
         letter = match[1]
-        if _NAMING.search(text[max(0, match.start() - _LONGEST_NAMING) : match.start()]):
+        before = text[max(0, match.start() - _LONGEST_NAMING) : match.start()]
+        if _NAMING.search(before) or _NUMBER_BEFORE.search(before):
             continue
         if letter == "I" and options and "I" not in options:
             continue

@@ -7,7 +7,8 @@ import string
 from collections.abc import Sequence
 from functools import lru_cache
 
-from vlm_pg.rewards.plain_text import plain, without_marks
+from vlm_pg.rewards.latex_spelling import one_spelling
+from vlm_pg.rewards.plain_text import plain, plain_formula, without_marks
 from vlm_pg.types import Sample
 
 Choices = tuple[tuple[str, str], ...]
@@ -15,7 +16,7 @@ Choices = tuple[tuple[str, str], ...]
 _LABELLED = re.compile(r"\s*\(?([A-Za-z])[.):]\s*(.*)", re.DOTALL)
 _LINE = re.compile(r"^\s{0,8}\(?([A-Z])[.):、]\s{0,8}(\S.*)$", re.MULTILINE)
 _CLOSING = ".。!?;,"
-_BRACKETED = re.compile(r"\s*\(([^()]*)\)[.。]?\s*")
+_BRACKETED = re.compile(r"\s*\(([^()]*)\)\s*")
 
 
 def split_options(options: Sequence[str]) -> list[tuple[str, str]]:
@@ -45,16 +46,19 @@ def _choices(options: tuple[str, ...], question: str, answer: str) -> Choices:
 
 def plain_choices(options: Sequence[str]) -> Choices:
     """``split_options`` with texts as they are compared."""
-    return tuple((letter, without_marks(plain(option))) for letter, option in split_options(options))
+    return tuple((letter, without_marks(plain_formula(option))) for letter, option in split_options(options))
 
 
 def same_text(left: str, right: str) -> bool:
-    """Whether two texts are the same but for case, spacing, quotes around them and closing punctuation."""
-    return folded(left) == folded(right)
+    """Whether two texts are the same but for case, spacing, quotes around them, closing punctuation and, of formulas,
+    their spelling."""
+    left, right = folded(left), folded(right)
+    return left == right or one_spelling(left) == one_spelling(right)
 
 
 def folded(text: str) -> str:
     """What is compared of an option's text."""
+    text = without_marks(without_marks(text).rstrip(_CLOSING))
     if bracketed := _BRACKETED.fullmatch(text):
-        text = bracketed[1]
-    return " ".join(without_marks(without_marks(text).rstrip(_CLOSING)).casefold().split()).rstrip(_CLOSING).strip()
+        text = without_marks(bracketed[1])
+    return " ".join(text.casefold().split()).rstrip(_CLOSING).strip()

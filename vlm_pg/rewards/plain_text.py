@@ -32,10 +32,15 @@ _SIGNS = str.maketrans(
     | {sign: f"^{digit}" for digit, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
     | {"\u2044": "/", "\u2215": "/"}
 )
-_WRAPPERS = re.compile(
-    r"\\(?:boxed|fbox|text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf)\s{0,2}\{([^{}]{0,400})\}"
+_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,8}\{")
+# LaTeX's fonts; the alternatives of a macro's name.
+FONTS = "text(?:bf|it|rm|sf|tt|up|normal)?|mbox|math(?:rm|bf|sf|it)|operatorname"
+_FONT = re.compile(rf"\\(?:{FONTS})\s{{0,8}}\{{")
+_BRACES = re.compile(rf"(?P<escaped>\\[\\{{}}])|(?P<wrapper>{_BOX.pattern}|{_FONT.pattern})|[{{}}]")
+# Delimiters of formulas, sizes of brackets and formulas, thin and wide spaces.
+_LAYOUT = re.compile(
+    r"(?<!\\)\\(?:[()\[\],;:! ]|(?:left|right|displaystyle|textstyle)(?![A-Za-z])\s?)|(?<!~)~(?=[A-Za-z\\])"
 )
-_MOST_NESTED_WRAPPERS = 3
 _MARKS = re.compile(
     # Pairs of Markdown, the ends of _emphasis_ that touch no word outside, and headings.
     r"\*\*|__|`|(?<![^\W_])_(?=[^\s_])|(?<=[^\s_])_(?![^\W_]|[{(\\])|(?<![\w*])\*(?=[^\s*])|(?<=[^\s*])\*(?![\w*({])|(?m:^#{1,6}\s)"
@@ -93,13 +98,73 @@ def plain_formula(text: str) -> str:
 
 
 def without_marks(text: str, decoration: str = DECORATION) -> str:
-    """``text`` without Markdown, what it strikes out, ``decoration`` around it, and LaTeX's boxes and fonts.
+    """``text`` without Markdown, what it strikes out, ``decoration`` around it, and LaTeX's layout.
 
     without_marks("**\\\\boxed{B}**") -> "B"
     """
-    for _ in range(_MOST_NESTED_WRAPPERS):
-        text = _WRAPPERS.sub(r"\1", text)
-    return _MARKS.sub("", _STRUCK_OUT.sub(" ", text)).strip(decoration)
+    return _MARKS.sub("", _STRUCK_OUT.sub(" ", without_layout(text))).strip(decoration)
+
+
+def without_layout(text: str) -> str:
+    """``text`` without LaTeX's boxes, fonts, sizes, spaces and delimiters, but for dollar signs; their contents stay.
+
+    without_layout("\\\\boxed{\\\\frac{3}{\\\\text{4}}}") -> "\\\\frac{3}{4}"
+    """
+    if "\\" not in text:
+        return text
+    kept, end = [], 0
+    is_wrapper: list[bool] = []  # of each open brace
+    for brace in _BRACES.finditer(text):
+        if brace[0] == "}":
+            is_dropped = bool(is_wrapper) and is_wrapper.pop()
+        elif is_dropped := brace["wrapper"] is not None:
+            is_wrapper.append(True)
+        elif brace[0] == "{":
+            is_wrapper.append(False)
+        if is_dropped:
+            kept.append(text[end : brace.start()])
+            end = brace.end()
+    return _LAYOUT.sub(" ", "".join(kept) + text[end:])
+
+
+def boxed(text: str) -> list[str]:
+    """The contents of all outermost boxes of LaTeX; one that never closes reaches to the end.
+
+    boxed("\\\\boxed{\\\\frac{3}{4}} cm") -> ["\\\\frac{3}{4}"]
+    """
+    return split_at_boxes(text)[0]
+
+
+def split_at_boxes(text: str) -> tuple[list[str], list[str]]:
+    """The contents of all outermost boxes, and the texts before, between and after these.
+
+    split_at_boxes("x = \\\\boxed{5} cm") -> (["5"], ["x = ", " cm"])
+    """
+    contents, outside, end = [], [], 0
+    while box := _BOX.search(text, end):
+        outside.append(text[end : box.start()])
+        end = _closing_brace(text, box.end())
+        contents.append(text[box.end() : end].strip())
+        end += 1
+    return contents, [*outside, text[end:]]
+
+
+def whole_font(text: str) -> str | None:
+    """What the one font of LaTeX around all of ``text`` is of: "\\\\textbf{5}" -> "5"; None if there is none."""
+    font = _FONT.match(text)
+    if font is None or (end := _closing_brace(text, font.end())) < len(text) - 1:
+        return None
+    return text[font.end() : end].strip()
+
+
+def _closing_brace(text: str, start: int) -> int:
+    """Where the brace is closed behind which ``start`` is; the end of the text if it never is."""
+    depth = 1
+    for brace in _BRACES.finditer(text, start):
+        depth += -1 if brace[0] == "}" else 0 if brace["escaped"] else 1
+        if depth == 0:
+            return brace.start()
+    return len(text)
 
 
 def words(text: str) -> list[str]:

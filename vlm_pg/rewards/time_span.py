@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 
 from vlm_pg.rewards.clauses import affirmed
-from vlm_pg.rewards.plain_text import WORD_LETTER, plain_short
+from vlm_pg.rewards.lead_ins import boxed_statement
+from vlm_pg.rewards.plain_text import WORD_LETTER, plain_short, without_layout
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import Sample
@@ -19,7 +20,7 @@ _SECONDS = rf"(?:(?:seconds|second|secs|sec|s)(?!{WORD_LETTER}|[0-9_])|秒)"
 _MINUTES = rf"(?:(?:minutes|minute|mins|min|m)(?!{WORD_LETTER}|[0-9_])|分钟?|分鐘)"
 _TIME = re.compile(
     # After a digit, a word or a bracket a minus stands between two times; elsewhere it is a sign.
-    rf"(?P<sign>(?<![\w)\].])(?<![\w)\].] )-)?(?<!{WORD_LETTER})(?<![0-9_.:])"
+    rf"(?P<sign>(?<![\w)\].])(?<![\w)\].] )-)?(?<!{WORD_LETTER})(?<![0-9_.])(?<![0-9]:)"
     r"(?:(?:(?P<hours>[0-9]{1,3}):)?(?P<clock_minutes>[0-9]{1,3}):(?P<clock_seconds>[0-5][0-9](?:\.[0-9]{1,9})?)"
     rf"(?!{WORD_LETTER}|[0-9_:])"
     rf"|(?P<minutes>{_NUMBER}) ?{_MINUTES}(?: ?(?:and )?(?P<and_seconds>{_NUMBER}) ?{_SECONDS})?"
@@ -28,9 +29,10 @@ _TIME = re.compile(
 )
 _NAME = re.compile(r"\bt_?[12]\s?[=:]\s?", re.IGNORECASE)
 _JOINED = re.compile(
-    r"\s*(?:开始)?\s*(?:,|;|-{1,2}>?|\u2013|\u2014|\u2192|~|(?:to|until|till|through|and)\b|到|至)?"
+    r"\s*(?:开始)?\s*(?:,|;|-{1,2}>?|\u2013|\u2014|\u2192|~|\\(?:to|sim|rightarrow)\b|(?:to|until|till|through|and)\b|到|至)?"
     r"(?:(?<=[,，])\s*(?:到|至))?\s*(?:第|second\b)?"
-    r"\s*(?:and\s)?\s*[\"']?(?:(?:it\s)?(?:end|ends|ending|stop|stops)(?:[_ ]time)?\b)?[\"']?\s*[:=]?\s*(?:at\s)?\s*",
+    r"\s*(?:and\s)?\s*[\"']?(?:(?:it\s)?(?:end|ends|ending|stop|stops)(?:[_ ]time)?\b|结束(?:时间)?)?[\"']?"
+    r"\s*[:=]?\s*(?:at\s)?\s*",
     re.IGNORECASE,
 )
 # What stands between the two times of a span is short; longer text is not looked at.
@@ -57,11 +59,16 @@ def check_time_span(answer: str, sample: Sample, settings: RewardSettings) -> Ve
 
 
 def parse_spans(text: str) -> set[Span]:
-    """The different spans (start, end), in seconds, that ``text`` states.
+    """The different spans (start, end), in seconds, that ``text`` states; of several that in LaTeX's box.
 
     parse_spans("from 0:12 to 1:05") -> {(12.0, 65.0)}
     """
-    times = _time_lists(_NAME.sub("", affirmed(plain_short(text))))
+    spans = _spans_in(text)
+    return spans if len(spans) == 1 or not (boxed := boxed_statement(text)) else _spans_in(boxed)
+
+
+def _spans_in(text: str) -> set[Span]:
+    times = _time_lists(_NAME.sub("", affirmed(without_layout(plain_short(text)))))
     return {(_seconds(pair[0], pair[1]), _seconds(pair[1])) for pair in times if len(pair) == 2}
 
 

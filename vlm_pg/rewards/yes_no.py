@@ -6,8 +6,8 @@ import re
 from typing import Literal
 
 from vlm_pg.rewards.clauses import phrases
-from vlm_pg.rewards.lead_ins import without_lead_in
-from vlm_pg.rewards.plain_text import plain_short, without_marks
+from vlm_pg.rewards.lead_ins import boxed_statement, without_lead_in
+from vlm_pg.rewards.plain_text import WORD_LETTER, plain_short, without_marks
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import Sample
@@ -28,7 +28,8 @@ _WHOLE: dict[str, Side] = {**dict.fromkeys(_WHOLE_YES.split(), "yes"), **dict.fr
 _WHOLE |= dict.fromkeys(("not at all", "absolutely not", "certainly not", "definitely not", "of course not"), "no")
 _CLAUSE_END = re.compile(r"[,.;:!?。，；：！？、\n]")
 _WORD = re.compile(
-    rf"(?<![\w'’-])(?P<word>{'|'.join(_SIDES)})(?!\w|[-'’]\w)(?P<alone>\s{{0,4}}(?:$|[^\w\s]))?", re.IGNORECASE
+    rf"(?<!{WORD_LETTER})(?<![0-9_'’-])(?P<word>{'|'.join(_SIDES)})(?!{WORD_LETTER}|[0-9_]|[-'’]\w)(?P<alone>\s{{0,4}}(?:$|[^\w\s]))?",
+    re.IGNORECASE,
 )
 # Both are looked for in the few characters before a word.
 _NEGATED = re.compile(
@@ -80,12 +81,17 @@ def check_yes_no(answer: str, sample: Sample, settings: RewardSettings) -> Verdi
 
 
 def stated_sides(text: str) -> set[Side]:
-    """Which of yes and no ``text`` says: none, one or both."""
-    bare = without_marks(plain_short(text)).strip(_DECORATION)
+    """Which of yes and no ``text`` says: none, one or both. What is in a box counts, beside what is said elsewhere."""
+    boxed = boxed_statement(text)
+    return _sides(text) | (_sides(boxed) if boxed else set())
+
+
+def _sides(text: str) -> set[Side]:
+    bare = without_lead_in(without_marks(plain_short(text)).strip(_DECORATION))
     sides = _sides_of_words(bare)
     if sides is None:
         return set()
-    for clause in _CLAUSE_END.split(without_lead_in(bare)):
+    for clause in _CLAUSE_END.split(bare):
         whole = clause.strip(_DECORATION).lower()
         # A letter is an answer only where nothing else is said.
         if whole in _WHOLE and (len(bare) == 1 or len(whole) > 1 or not whole.isascii()):

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests.unit.rewards.helpers import make_sample
 from vlm_pg.rewards import mathematics
+from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.rewards.latex_refusal import MAX_CHARACTERS, refusal
 from vlm_pg.rewards.latex_text import statement, words
 from vlm_pg.rewards.mathematics import compare, mathematics_verdict
 from vlm_pg.rewards.pool import Outcome
+from vlm_pg.rewards.rewarder import Rewarder
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,6 +64,11 @@ def prepared() -> None:
         ("0", "\\sin(\\pi)"),
         ("0", "\\sqrt{8}-2\\sqrt{2}"),
         ("0", "x-x"),
+        ("5", "\\boxed{\n\\textbf{5}\n}"),
+        ("-5", "$-\\boxed{5}$"),
+        ("5\\text{ cm}", "\\boxed{5} cm."),
+        ("(1,2)", "\\boxed{\\text{(1, 2)}}"),
+        ("\\frac{\\sqrt{3}}{2}", "\\fbox{\\boxed{\\frac{\\sqrt{3}}{2}}}"),
     ],
 )
 def test_equal_answers(gold: str, answer: str):
@@ -94,6 +102,8 @@ def test_equal_answers(gold: str, answer: str):
         ("0", "e^{-900}"),
         ("0", "10^{-9}"),
         ("6.6*10^{-34}", "6.6*10^{-35}"),
+        ("5", "-\\boxed{5}"),
+        ("5\\text{ cm}", "\\boxed{5} kg"),
     ],
 )
 def test_other_answers_are_wrong(gold: str, answer: str):
@@ -106,6 +116,41 @@ def test_unusable_gold_has_no_value_whatever_the_answer(gold: str, answer: str):
     value, note = compare(gold, answer)
     assert value is None
     assert note.startswith("gold answer") and "cannot be used" in note
+
+
+@pytest.mark.parametrize(
+    "gold",
+    [
+        "It is increasing. It is bounded.",
+        "The lines are parallel. They have no common points.",
+        "Yes. The function is continuous at $x=0$ since the limit exists.",
+        "三角形是等腰的。底角相等。",
+    ],
+)
+def test_gold_of_several_sentences_has_no_value(gold: str):
+    for answer in (gold, "bounded", "0"):
+        value, note = compare(gold, answer)
+        assert value is None
+        assert "several sentences; give the answer alone, or in \\boxed{}" in note
+
+
+def test_the_check_of_gold_answers_says_what_to_do_about_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Rewarder, "_run", lambda self, calls, _: [Outcome(compare(*call.arguments)) for call in calls])
+    first, second = gold_faults([make_sample("mathematics", gold) for gold in ("It is even. It is bounded.", "even")])
+    assert first is not None and "several sentences; give the answer alone" in str(first)
+    assert second is None
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("答案是5。因为2+3=5。", "5"),
+        ("We add the two sides. So we get \\boxed{5}.", "5"),
+        ("It is increasing.", "increasing"),
+    ],
+)
+def test_gold_that_says_which_is_the_answer_is_read(gold: str, answer: str):
+    assert compare(gold, answer) == (1.0, "")
 
 
 @pytest.mark.parametrize(

@@ -98,3 +98,49 @@ def test_options_without_labels_are_lettered_in_order() -> None:
 
 def test_equal_option_texts_are_ambiguous() -> None:
     assert accuracy("red", gold="A", options=("A. red", "B. red")) == 0.0
+
+
+FORMULAS = ("A. \\frac{3}{4}", "B. \\frac{4}{3}", "C. 3\\sqrt{2}", "D. 3\\sqrt{3}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "letters"),
+    [
+        ("\\boxed{\\frac{3}{4}}", "A"),
+        ("\\boxed{\n  \\dfrac{4}{3}\n}", "B"),
+        ("3/4", "A"),
+        ("\\boxed{3√2}", "C"),
+        ("$x = 3 \\sqrt {3}$", "D"),
+        ("The length is $\\boxed{3\\sqrt{2}}$.", "C"),
+        ("So we get $\\boxed{3\\sqrt{2}}$.", "C"),
+        ("$\\boxed{\\text{(C)}}$: $3\\sqrt{2}$", "C"),
+        ("\\boxed{B. \\frac{3}{4}}", "AB"),
+        ("So we get \\boxed{C. 3\\sqrt{3}}", "CD"),
+        ("-\\frac{3}{4}", ""),
+        ("33\\sqrt{2}", ""),
+        ("3\\sqrt{2} or 3\\sqrt{3}", ""),
+        ("not \\boxed{3\\sqrt{2}}", ""),
+        ("\\boxed{3\\sqrt{2}} or 5", ""),
+    ],
+)
+def test_options_that_are_formulas_are_read_in_any_spelling_and_never_a_neighbour(answer: str, letters: str) -> None:
+    assert named_letters(answer, FORMULAS) == set(letters)
+
+
+def test_a_mixed_number_is_no_fraction_and_a_power_no_number() -> None:
+    options = ("A. 1½", "B. 11/2", "C. 10²", "D. 102")
+    for answer, letter in (("1½", "A"), ("1\\frac{1}{2}", "A"), ("\\frac{11}{2}", "B"), ("10^2", "C"), ("102", "D")):
+        assert named_letters(answer, options) == {letter}, answer
+
+
+@pytest.mark.parametrize("answer", ["9 A", "\\boxed{9\\text{ A}}", "I = 9 A", "28 °C", "6 V", "5, 6", "5 - 6"])
+def test_a_unit_is_no_letter_and_a_list_of_numbers_no_option(answer: str) -> None:
+    assert named_letters(answer, ("A. 5 A", "B. 6 A", "C. 5", "D. 18 °C")) == set()
+
+
+def test_the_value_of_a_named_angle_is_the_answer() -> None:
+    options = ("A. 30", "B. 40", "C. 50")
+    assert named_letters("\\angle A = 40", options) == {"B"}
+    assert named_letters("\\angle A = 45", options) == named_letters("C = 45", options) == set()
+    assert named_letters("C = 40", options) == {"B", "C"}
+    assert named_letters("AB = 30, so C", options) == {"C"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.unit.rewards.helpers import make_sample
 from vlm_pg.rewards.mean_relative_accuracy import check_mean_relative_accuracy
-from vlm_pg.rewards.numbers import MAX_NUMBER_CHARACTERS, parse_number
+from vlm_pg.rewards.numbers import MAX_NUMBER_CHARACTERS, parse_number, read_answer_to
 from vlm_pg.rewards.numerical import check_numerical
 from vlm_pg.rewards.regression import check_regression
 from vlm_pg.rewards.settings import RewardSettings
@@ -170,3 +170,37 @@ def test_a_relative_error_to_zero_has_no_value_whatever_was_predicted(check, ans
     verdict = check(answer, make_sample("regression", "0"), SETTINGS)
     assert verdict.value is None
     assert verdict.note == "gold answer is 0, to which a relative error is undefined"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\\sqrt{45}", "\\boxed{3\\sqrt{5}}", "45\\pi", "45π", "\\frac{\\pi}{4}", "\\frac{45}{\\sqrt{3}}", "\\sqrt[3]{45}"]
+    + ["45 \\cdot \\pi", "more than \\boxed{45}", "45 or \\boxed{46}"],
+)
+def test_a_formula_is_not_the_number_in_it(text: str) -> None:
+    assert parse_number(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3\\sqrt{2} \\approx 4.24", 4.24),
+        ("1\\frac12", 1.5),
+        ("We see 2 cats and 3 dogs.\n\n\\boxed{5}", 5.0),
+        ("x" * 500 + " \\boxed{5}", 5.0),
+        ("\\boxed{\\text{minus }3}", -3.0),
+    ],
+)
+def test_the_number_a_formula_comes_to(text: str, value: float) -> None:
+    parsed = parse_number(text)
+    assert parsed is not None and parsed.value == value
+
+
+@pytest.mark.parametrize(
+    ("answer", "same"),
+    [("5\\text{ kg}", False), ("$\\boxed{5~\\mathrm{kg}}$", False), ("\\boxed{5} kg", False), ("答案是5 kg。", False)]
+    + [("5 kg的水", False), ("5\\mathrm{~cm}", True), ("$5\\,\\text{cm}$", True), ("5厘米", True), ("$5$", True)],
+)
+def test_units_in_formulas_count(answer: str, same: bool) -> None:
+    gold, number = read_answer_to("5 cm", answer)
+    assert (number == gold) == same
