@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vlm_pg.eval.contracts import Reading
+from vlm_pg.eval.reading.said import with_lists_on_one_line
 from vlm_pg.eval.reading.thinking import Said
 from vlm_pg.rewards.box import check_box, parse_boxes
 from vlm_pg.rewards.settings import RewardSettings
@@ -15,7 +16,8 @@ def read_box(sample: Sample, said: Said, settings: RewardSettings) -> Reading:
     Returns:
         "[x1, y1, x2, y2]"; the score is the intersection with the gold box over their union (``rewards/box``).
     """
-    lines = [said.final] if said.final is not None else [line for line in said.text.splitlines() if parse_boxes(line)]
+    whole = with_lists_on_one_line(said.text)
+    lines = [said.final] if said.final is not None else [line for line in whole.splitlines() if parse_boxes(line)]
     text = lines[-1] if lines else ""
     found = parse_boxes(text)
     answer = f"[{', '.join(f'{edge:g}' for edge in next(iter(found)))}]" if len(found) == 1 else None

@@ -37,7 +37,7 @@ from vlm_pg.eval.reading.yes_no import side_of
 from vlm_pg.rewards.clauses import clauses
 from vlm_pg.rewards.lead_ins import without_lead_in
 from vlm_pg.rewards.multiple_choice import letters_in
-from vlm_pg.rewards.options import Choices, choices_of, same_text
+from vlm_pg.rewards.options import Choices, choices_of, same_text, split_options
 from vlm_pg.types import NONE_RIGHT, Sample, right_letters
 
 _LABEL_LINE = re.compile(
@@ -84,14 +84,20 @@ _LETTER_NAMES = re.compile(r"\b(?:options?|choices?|letters?|answers?)\s{1,3}(?=
 _NONE = re.compile(r"(?i:none(?: of (?:the|these|those) (?:options|choices|above)| of them| is right| are right)?)")
 
 
+def _choices_of(sample: Sample) -> Choices:
+    """The sample's options with their texts as they are compared: spelled as what is said is."""
+    texts = dict(split_options(sample.options))
+    return tuple((letter, plain_said(texts.get(letter, text))) for letter, text in choices_of(sample))
+
+
 def read_choice(sample: Sample, said: Said) -> Reading:
     """The one option that is chosen, as its letter; 1.0 if it is the gold one.
 
     The last statement of an answer counts, that of a tag or box before prose unless what follows takes it back. Options
     that are rejected do not count, nor do letters that are articles, names or quantities.
     """
-    choices = choices_of(sample)
-    gold = letters_in(sample.answer, choices)
+    gold = letters_in(sample.answer, choices_of(sample))
+    choices = _choices_of(sample)
     if len(gold) != 1 or (sample.options and not gold <= dict(choices).keys()):
         return Reading(None, None, "gold answer is not one of the options")
     letter = chosen(said, choices, sample.question)
@@ -138,6 +144,7 @@ class _State:
     is_corrected: bool = False
     is_turned: bool = False
     is_concluded: bool = False
+    is_explained: bool = False
     num_asked: int = 0
     told: set[str] = field(default_factory=set)
     rejected: set[str] = field(default_factory=set)
@@ -161,6 +168,8 @@ class _State:
     def by_letter(self, letters: frozenset[str], rank: int, sentence: str) -> None:
         """A sentence states letters; several, or another one than before without a word of correction, are none."""
         concluded = concludes(sentence)
+        # "Explanation: A) red is ...": what only names an option there does not state another answer.
+        rank -= self.is_explained and rank < 3
         if self.by == "letter" and self.letter is not None and {self.letter} != letters:
             is_followed = self.is_corrected or (concluded and not self.is_concluded) or rank > self.rank
             if not is_followed:
@@ -228,6 +237,8 @@ class _Choosing:
             return whole
         if (labelled := named_by_label(text, tuple(self.texts.choices.items()))) is not None:
             return labelled
+        if len(_letters_listed(text) & set(self.letters)) > 1 and not self.texts.has_labels:
+            return self.texts.named_by_order(text)
         if is_shares(text, self.letters):
             return likeliest(text, self.letters)
         text = with_decisions_named(text)
@@ -250,6 +261,8 @@ class _Choosing:
         """Whether all that is said is one sentence that comes to an option's text, and another option's letter."""
         said = [one for line in lines for one in sentences(self.texts.masked(self._rephrased(line)))]
         if len(said) != 2 or corrects(said[1]) or self.texts.has_letters:
+            return False
+        if _EXPLAINS.match(said[1]) and stated_in(said[0], self.letters, True).letters:
             return False
         told = _ENDS_IN_TEXT.search(said[0])
         stated = stated_in(said[1], self.letters, True).letters
@@ -279,6 +292,7 @@ class _Choosing:
         return state
 
     def _read_line(self, state: _State, line: str, labels: set[str], is_unfinished: bool) -> None:
+        state.is_explained = state.by == "letter" and _EXPLAINS.match(line) is not None
         label = _LABEL_LINE.match(line)
         listed = len(labels) > 1 and label is not None
         if (
@@ -391,6 +405,12 @@ def candidates(said: Said) -> list[str]:
     return [said.text, lines[-1], *([lines[0]] if len(lines) > 1 else [])] if lines else []
 
 
+def _letters_listed(text: str) -> set[str]:
+    """The letters of ``text`` if it is nothing but a list of letters, else none: "A, (c) and D" -> {"A", "C", "D"}."""
+    is_list = len(text) <= _LONGEST_LIST and _LIST.fullmatch(text.strip())
+    return set(re.findall(r"[A-Z]", re.sub(r"\bAND\b", " ", text.upper()))) if is_list else set()
+
+
 def _selected(text: str, choices: Choices) -> set[str] | None:
     """The letters that ``text`` lists; None where it is no list."""
     sentence = plain_said(text).strip()
@@ -401,10 +421,7 @@ def _selected(text: str, choices: Choices) -> set[str] | None:
     if _NONE.fullmatch(short):
         return set()
     short = _LETTER_NAMES.sub("", short)
-    if len(short) <= _LONGEST_LIST and _LIST.fullmatch(short):
-        found = {
-            letter.upper() for letter in re.findall(r"[A-Za-z]", re.sub(r"\band\b", " ", short, flags=re.IGNORECASE))
-        }
+    if found := _letters_listed(short):
         return found if found <= letters else None
     if short.isalpha() and short.isupper() and list(short) == sorted(set(short)) and set(short) <= letters:
         return set(short)

@@ -20,7 +20,7 @@ _VARIABLE = (
 )
 _TOKEN = (
     rf"(?:{_MATRIX}|{_TEXT_UNIT}|{_MACRO}|{_FUNCTION}|{_VARIABLE}|[0-9]|"
-    rf"(?<=[0-9])[a-z](?![a-z])|(?<=[0-9)])\.(?=[0-9]|\\(?:overline|bar))|"
+    rf"(?<=[0-9])[a-z](?![a-z])|(?<=[0-9)])\.(?=[0-9]|\\(?:overline|bar))|(?<![\w.)\]}}])\.(?=[0-9])|"
     r"[-+−–*/^_=<>≤≥≠≈±√·×÷⋅|!%°π∞∪∩∈()\[\]{}²³⁴⁵⁶⁷⁸⁹⁰¹½⅓¼¾&$]|[,;:](?=\s?[-−+0-9a-z(\[{√π\\]))"
 )
 _RUN = re.compile(rf"{_TOKEN}(?:\s{{0,3}}{_TOKEN}){{0,400}}", re.DOTALL)
@@ -100,6 +100,8 @@ def _is_sum(side: str) -> bool:
 
 def _balanced(run: str) -> str:
     """``run`` without a bracket at its ends that has no partner there; half-open intervals keep theirs."""
+    if re.search(r"\([\s$]*$", run):
+        run = run.rstrip("( $")  # "$12$ (cm)"
     opening, closing = len(re.findall(r"[(\[]", run)), len(re.findall(r"[)\]]", run))
     if opening > closing and run[:1] in "([":
         return run[1:].strip(" ,")

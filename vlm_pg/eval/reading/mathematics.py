@@ -14,6 +14,7 @@ from vlm_pg.eval.reading.expressions import (
     runs,
     with_words_as_signs,
 )
+from vlm_pg.eval.reading.said import plain_said
 from vlm_pg.eval.reading.statements import (
     first_correction,
     is_beside_the_point,
@@ -23,10 +24,12 @@ from vlm_pg.eval.reading.statements import (
     statements,
     without_reason,
 )
+from vlm_pg.eval.reading.symbols import end_of_unit
 from vlm_pg.eval.reading.thinking import Said
 from vlm_pg.rewards.clauses import affirmed
 from vlm_pg.rewards.latex_text import statement, words
 from vlm_pg.rewards.mathematics import mathematics_call, mathematics_verdict
+from vlm_pg.rewards.numbers import read_quantity
 from vlm_pg.rewards.plain_text import without_marks
 from vlm_pg.rewards.pool import CheckerPool
 from vlm_pg.rewards.verdict import Verdict
@@ -43,6 +46,7 @@ _PLACEHOLDER = re.compile(
     r"expression)(?:\s?here)?\W*|[\W_]*",
     re.IGNORECASE,
 )
+_IN_TEXT = re.compile(r"\\(?:text\w{0,6}|mbox|mathrm)\s?\{((?:[^{}]|\{(?:[^{}]|\{[^{}]{0,200}\}){0,400}\}){0,1000})\}")
 _CONTEST_LETTER = re.compile(r"^\W{0,6}(?:\\text\w{0,2}\s?\{\s?)?\(?\s?[A-J]\s?\)\s?\}?(?:\\[ ,;:]|\s)+(?=\S)")
 _SEVERAL = re.compile(r"\b(?:all|solutions|roots|zeros|zeroes|values|numbers|pairs|integers)\b|所有|解", re.IGNORECASE)
 # Of several things one value: "the sum of the roots".
@@ -230,6 +234,8 @@ def _in_final(sample: Sample, said: Said, text: str, asks_word: bool) -> str | N
 def _stated(sample: Sample, piece: str, asks_word: bool) -> str | None:
     """What a box or tag says: itself if it is a formula alone, else what its sentence states."""
     piece = _CONTEST_LETTER.sub("", piece.strip())
+    if not asks_word and (whole := _IN_TEXT.fullmatch(piece)):
+        piece = whole[1]
     if _PLACEHOLDER.fullmatch(piece) or len(piece) > MAX_CHARACTERS:
         return None
     if asks_word:
@@ -299,6 +305,7 @@ def _sentence(sample: Sample, sentence: str, asks_word: bool) -> str | None:
     place = text.rfind(found[-1])
     if _BOUND.search(text[:place].rstrip("$ ") + " "):
         return None
+    results[0] += _unit_behind(text[place + len(found[-1]) :], sample)
     for run in reversed(found[:-1]):
         begin = text.rfind(run, 0, place)
         gap = text[begin + len(run) : place]
@@ -312,6 +319,14 @@ def _sentence(sample: Sample, sentence: str, asks_word: bool) -> str | None:
         results.insert(0, result)
         place = begin
     return ", ".join(results)
+
+
+def _unit_behind(text: str, sample: Sample) -> str:
+    """The unit that ``text`` begins with, where the gold answer has one: "20 kg" is no 20 cm."""
+    if read_quantity(plain_said(sample.answer))[1] is None:
+        return ""
+    bare = text.lstrip(" $(")
+    return f" {bare[: end_of_unit(bare, 0)].strip()}".rstrip()
 
 
 def _asks_several(sample: Sample) -> bool:
@@ -332,6 +347,9 @@ def _signs(text: str, sample: Sample) -> str:
 def _is_of_another_term(run: str, sample: Sample) -> bool:
     """Whether a run gives a value to another term of the variables that are asked about: "a = 7", asked for a + b."""
     left, terms = _left_side(run), _TERM.findall(sample.question)
+    names = {left, _left_side(sample.answer)}
+    if len(names) > 1 and all(len(name) == 1 and name.isalpha() for name in names):
+        return True  # "y = 5", where x is asked for
     if not left or len(terms) != 1 or not re.search(r"[A-Za-z]\s?[-+*/]|[-+*/]\s?[A-Za-z]", terms[0]):
         return False
     letters, asked = set(re.findall(r"[A-Za-z]", left)), set(re.findall(r"[A-Za-z]", terms[0]))

@@ -15,10 +15,13 @@ from vlm_pg.rewards.clauses import Clause, clauses, phrases
 from vlm_pg.rewards.plain_text import WORD_LETTER
 
 _X = rf"[(\[]?([A-Z])[)\]]?(?!{WORD_LETTER}|[0-9_'’*^]|\s?[=+]|-\w)"
-_NAMES = phrases(
-    "answer, option, choice, caption, sentence, description, statement, letter, antwort, lösung, réponse, reponse, "
-    "respuesta, resposta, risposta, opción, opcion, opção, alternativa, lettre, letra, buchstabe, ответ, вариант"
+_OPTION_NAMES = (
+    "option, choice, caption, sentence, description, statement, letter, opción, opcion, opção, alternativa, lettre, "
+    "letra, buchstabe, вариант"
 )
+_NAMES = phrases(f"answer, antwort, lösung, réponse, reponse, respuesta, resposta, risposta, ответ, {_OPTION_NAMES}")
+# "Option A shows a cat" tells of an option and does not say that it is the answer.
+_TELLS = rf"\b{phrases(_OPTION_NAMES)}\s{{1,3}}(?-i:{_X})(?=\s{{1,3}}(?!(?:or|and|because|since|as)\b)(?-i:[a-z]))"
 _EAST = r"答案|选项|选择|应选|故选|选|正解|答え|정답|답|उत्तर|الإجابة(?:\sالصحيحة)?|الجواب"
 _IS = (
     r"(?:\s{1,3}(?:is|are|es|est|é|e|è|ist|lautet|wäre|would\s{1,3}be|should\s{1,3}be|must\s{1,3}be|to\s{1,3}be|be|"
@@ -43,7 +46,7 @@ _MUST_BE = phrases(
 )
 # Three ranks: what says that it is the answer, what says that an option is meant, and a letter with its option's text.
 _ANSWERS = re.compile(
-    rf"(?:\b{_NAMES}{_CORRECT}{_IS}{_PLACED}|(?:{_EAST}){_IS}\s{{0,3}}|而是\s{{0,3}})(?-i:{_X})|"
+    rf"(?:(?!{_TELLS})\b{_NAMES}{_CORRECT}{_IS}{_PLACED}|(?:{_EAST}){_IS}\s{{0,3}}|而是\s{{0,3}})(?-i:{_X})|"
     rf"\b{_CHOOSING}"
     rf"{_PLACED}(?-i:{_X})(?!\s(?-i:(?!or\b|and\b)[a-z]))|"
     rf"\b{_MUST_BE}"
@@ -52,6 +55,7 @@ _ANSWERS = re.compile(
     rf"\b(?:is|was|are){_PLACED}(?-i:{_X})(?:['’]s)?(?=\W{{0,3}}$)|\bis\s(?-i:([A-Z]))['’]s\b",
     re.IGNORECASE,
 )
+_TOLD = re.compile(_TELLS, re.IGNORECASE)
 # "B. The others are wrong" rejects no B.
 _OTHERS = re.compile(
     r"\b(?:others?|rest|else|remaining|ander\w{1,2}|autres?|otr[ao]s|demás|altr[ie]|outr[ao]s)\b|其他|其余|остальн",
@@ -195,7 +199,7 @@ def _is_rejected(label: str, clause: Clause) -> bool:
 
 def _ranked(clause: str, label_counts: bool, can_be_alone: bool) -> dict[str, int]:
     found: dict[str, int] = {}
-    for pattern, rank in ((_BRACKETED, 1), (_TEXT_THEN, 2), (_IS_ANSWER, 3), (_SMALL, 3), (_ANSWERS, 3)):
+    for pattern, rank in ((_BRACKETED, 1), (_TEXT_THEN, 2), (_TOLD, 2), (_IS_ANSWER, 3), (_SMALL, 3), (_ANSWERS, 3)):
         if pattern is _BRACKETED and not label_counts and re.match(r"\W{0,4}\(", clause):
             continue
         for letter in _letters(pattern, clause):

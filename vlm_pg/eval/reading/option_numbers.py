@@ -8,15 +8,18 @@ from fractions import Fraction
 from functools import lru_cache
 
 from vlm_pg.eval.english_numbers import ONES, TENS
+from vlm_pg.eval.reading.symbols import without_formulas
 from vlm_pg.rewards.clauses import affirmed
 from vlm_pg.rewards.options import Choices
+from vlm_pg.rewards.plain_text import WORD_LETTER
 from vlm_pg.rewards.units import Unit, parse_unit
 
 _SPELLED = {word: str(number) for number, word in enumerate([*ONES, TENS[0]])}
 _SPELLED |= {"once": "1 times", "twice": "2 times", "thrice": "3 times"}
 _SPELLED_OUT = re.compile(rf"\b(?:{'|'.join(_SPELLED)})\b", re.IGNORECASE)
 _NUMBER = re.compile(
-    r"(?<![\w.])(-?[0-9]{1,12}(?:,[0-9]{3}){0,3}(?:\.[0-9]{1,9})?)(?![0-9])(?:\s{0,2}(°\s?[CF]?|%|"
+    rf"(?<!{WORD_LETTER})(?<![0-9_.$€£¥₹])"
+    r"(?P<currency>[$€£¥₹])?(?P<value>-?(?:[0-9]{1,12}(?:,[0-9]{3}){0,3}(?:\.[0-9]{1,9})?|\.[0-9]{1,9}))(?![0-9])(?:\s{0,2}(?P<unit>°\s?[CF]?|%|"
     r"[^\W\d_]{1,12}(?:/[^\W\d_]{1,6}|\^?[23])?))?"
 )
 _OPEN = re.compile(
@@ -26,6 +29,7 @@ _OPEN = re.compile(
 _TOTAL = re.compile(r"[^.:;]{0,3}\b(?:in\s(?:all|total)|altogether|overall)\b", re.IGNORECASE)
 _CONCLUDES = re.compile(r"\b(?:so|therefore|thus|hence)\b|,\s(?:that\sis|i\.e\.),?\s", re.IGNORECASE)
 _EXPLAINED = re.compile(r":\s|\bbecause\b|\bsince\b")
+_PERCENT = Unit((("percent", 1),), Fraction(1), "%")
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class NumericOptions:
 
     def named(self, sentence: str) -> frozenset[str] | None:
         """The options whose values a sentence affirms; empty: a value of none, or it is left open; None: no number."""
-        text = _digits(affirmed(sentence))
+        text = without_formulas(_digits(affirmed(sentence)))
         if not any(self._of(match) for match in _NUMBER.finditer(text)):
             return frozenset() if _NUMBER.search(text) and len(text) < 80 else None
         if _OPEN.search(text):
@@ -48,7 +52,7 @@ class NumericOptions:
         text = main if any(self._of(match) for match in _NUMBER.finditer(main)) else text
         found = list(_NUMBER.finditer(text))
         for match in found:
-            if _TOTAL.match(text, match.end(1)):
+            if _TOTAL.match(text, match.end("value")):
                 return self._of(match)
         if "=" in text:
             after = [match for match in found if match.start() > text.rindex("=")]
@@ -58,12 +62,17 @@ class NumericOptions:
 
     def _of(self, match: re.Match[str]) -> frozenset[str]:
         value = _value(match)
-        unit = parse_unit(match[2]) if match[2] else None
+        unit = _unit(match)
         return frozenset(letter for letter, own, own_unit in self.values if _same(value, unit, own, own_unit))
 
 
 def _value(match: re.Match[str]) -> Fraction:
-    return Fraction(match[1].replace(",", ""))
+    return Fraction(match["value"].replace(",", ""))
+
+
+def _unit(match: re.Match[str]) -> Unit | None:
+    written = match["unit"] or match["currency"] or ""
+    return _PERCENT if written == "%" else parse_unit(written)
 
 
 def _same(value: Fraction, unit: Unit | None, own: Fraction, own_unit: Unit | None) -> bool:
@@ -82,8 +91,8 @@ def numeric_options(choices: Choices, question: str) -> NumericOptions | None:
         match = _NUMBER.fullmatch(_digits(text).strip())
         if match is None:
             return None
-        unit = parse_unit(match[2]) if match[2] else None
-        rests.add("" if unit or not match[2] else match[2].casefold().rstrip("s"))
+        unit = _unit(match)
+        rests.add("" if unit or not match["unit"] else match["unit"].casefold().rstrip("s"))
         values.append((letter, _value(match), unit))
     distinct = {(value, unit.name if unit else "") for _, value, unit in values}
     # A value that the question gives is not told as the answer, but where the question lists all options.

@@ -13,6 +13,7 @@ from vlm_pg.eval.reading.option_sentences import StatingParts
 from vlm_pg.eval.reading.option_words import PLACE_OPPOSITES, STOP, is_done_to, is_opposed, is_substituted, option_words
 from vlm_pg.eval.reading.phrasing import gives_up
 from vlm_pg.eval.reading.stems import stem
+from vlm_pg.eval.reading.symbols import SymbolicOptions, is_symbolic, numbers_in
 from vlm_pg.rewards.clauses import clauses
 from vlm_pg.rewards.options import Choices, folded
 
@@ -68,32 +69,33 @@ class OptionTexts:
 
     def __init__(self, choices: Choices, question: str) -> None:
         self.choices = dict(choices)
-        self._folded = {letter: folded(text) for letter, text in choices}
-        self._all = {letter: frozenset(option_words(text)) for letter, text in choices}
+        self._symbolic = SymbolicOptions(choices)
+        worded = {letter: text for letter, text in choices if letter not in self._symbolic.letters}
+        self._folded = {letter: folded(text) for letter, text in worded.items()}
+        self._all = {letter: frozenset(option_words(worded.get(letter, ""))) for letter, _ in choices}
         together: frozenset[str] = frozenset().union(*self._all.values())
         counted = {word for pair in PLACE_OPPOSITES if set(pair) <= together for word in pair}
         asked = frozenset(option_words(question))
         counted |= {word for word in ("only", "first") if word in together and word not in asked}
         stop = STOP - counted
-        common = frozenset.intersection(*self._all.values()) if len(self._all) > 1 else frozenset()
+        common = frozenset.intersection(*(self._all[one] for one in worded)) if len(worded) > 1 else frozenset()
         telling = {letter: words - stop - common for letter, words in self._all.items()}
         # What the question says tells nothing, unless it lists the options.
         without_asked = {letter: words - asked for letter, words in telling.items()}
-        is_listed = sum(not words for words in without_asked.values()) * 2 > len(without_asked)
+        is_listed = sum(not without_asked[letter] for letter in worded) * 2 > len(worded)
         self._telling = telling if is_listed else without_asked
-        self._orders = OptionOrders(self.choices, STOP | (asked if not is_listed else frozenset()))
+        self._orders = OptionOrders(worded, STOP | (asked if not is_listed else frozenset()))
         # Where the options are letters themselves: "point A" is a text, "A" is a letter.
         self.has_letters = all(len(text) == 1 and text.isalpha() for _, text in choices)
-        has_labels = any(len(text) == 1 and text.isalpha() for _, text in choices)
-        # Formulas are told apart by their whole texts only.
-        self._has_loose = not has_labels and not all("=" in text for text in self.choices.values())
+        self.has_labels = any(len(text) == 1 and text.isalpha() for _, text in choices)
+        self._has_loose = not self.has_labels
         symbols = {word for text in self.choices.values() for word in re.findall(r"\b[A-Z]\b", text)}
         self._symbols = {word[0].upper(): word for word in asked if word[0].upper() in symbols and len(word) > 3}
         self._asked = asked
         self._question, self._told = question, " ".join([question, *self.choices.values()])
         self._is_told_of_undone = is_undone(self._told)
         self._stating = StatingParts(question, asked)
-        self._masks = OptionMasks(choices, asked)
+        self._masks = OptionMasks(choices, asked, self._symbolic)
         self.masked, self.unmasked = self._masks.masked, self._masks.unmasked
         self.num_asked_in = self._stating.num_asked_in
         self._denials = [pattern for pattern in (_DISCOURAGED, _NEARLY) if not pattern.search(self._told)]
@@ -204,6 +206,8 @@ class OptionTexts:
 
     def is_whole_text(self, text: str) -> str | None:
         """The letter of the option whose text ``text`` is, an article before it aside; None without one, or several."""
+        if is_symbolic(text):
+            return self._symbolic.named(text)
         short = folded(text)
         same = [letter for letter, own in self._folded.items() if own and own == short]
         if not same and len(short) <= _LONGEST_TEXT and (bare := option_words(_ARTICLE.sub("", short))):
@@ -227,6 +231,8 @@ class OptionTexts:
         full = [letter for letter in left if self._telling[letter] and self._telling[letter] <= told]
         if len(fitting) > 1:
             fitting = [letter for letter in fitting if letter in full] or fitting
+        if len(fitting) == 1 and numbers_in(self.choices[fitting[0]]) not in ([], numbers_in(text)):
+            return None
         if len(fitting) == 1 and (
             is_opposed(self._all[fitting[0]], frozenset(option_words(text)))
             or is_substituted(option_words(self.choices[fitting[0]]), option_words(text))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from vlm_pg.eval.reading.stems import stem, words_in
+from vlm_pg.rewards.plain_text import WORD_LETTER
 
 STOP = frozenset(
     words_in(
@@ -21,10 +22,24 @@ _AGENT = re.compile(r"\W{0,4}(?:the|her|his|their)\s(\w{2,20})\s\w{2,20}s\s(?:he
 _PRONOUN = re.compile(r"\W{0,4}(?:she|he|they|it)\s", re.IGNORECASE)
 _NAMED_A = re.compile(r"\bA\b(?!\s[^\W\d_A-Z])")
 _FEWEST_ALIKE = 4
+_SIGNED = re.compile(
+    rf"(?<!{WORD_LETTER})(?<![0-9_.)\]])"
+    r"[-+]?[$€£]?(?:[0-9]+(?:[.,:/][0-9]+)*|\.[0-9]+)%?"
+    rf"(?!{WORD_LETTER}|[0-9_])"
+)
 
 
 def option_words(text: str) -> list[str]:
-    """As ``words_in``; a capital A that is no article is a word of its own: "Team A"."""
+    """As ``words_in``; a capital A that is no article is a word of its own ("Team A"), so is a number with its sign."""
+    words: list[str] = []
+    end = 0
+    for number in _SIGNED.finditer(text):
+        words += [*_words(text[end : number.start()]), number[0].replace(",", "").removeprefix("+")]
+        end = number.end()
+    return words + _words(text[end:])
+
+
+def _words(text: str) -> list[str]:
     return words_in(_NAMED_A.sub("a_", text).replace("a_", "lettera"))
 
 

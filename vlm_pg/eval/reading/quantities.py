@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from vlm_pg.rewards.numbers import ParsedNumber, parse_number
-from vlm_pg.rewards.plain_text import WORD_LETTER
+from vlm_pg.rewards.plain_text import NO_GAPS, WORD_LETTER
 from vlm_pg.rewards.units import Unit, parse_unit
 
 MAX_QUANTITIES = 60
@@ -50,6 +50,8 @@ _FOREIGN_UNITS = {
 _UNITS_BY_NAME = {
     name: unit for symbol, names in _FOREIGN_UNITS.items() if (unit := parse_unit(symbol)) for name in names.split()
 }
+# What ends a unit of letters without a gap: "50 kg。".
+_OTHER_SCRIPT = re.compile(rf"[{NO_GAPS}\u3000-\u303f\uff00-\uffef]")
 _LONGEST_CJK_UNIT = 5
 _BELOW_ZERO = re.compile(r"[^.,;]{0,24}\bbelow\s{1,3}(?:zero|0\b|freezing)", re.IGNORECASE)
 _MINUS_WORD = re.compile(
@@ -234,6 +236,7 @@ def _unit_after(text: str, place: int) -> tuple[Unit | None, int]:
             if unit := _unit(written[:length]):
                 return unit, match.start(1) + length
         return None, place
+    written = _OTHER_SCRIPT.split(written, maxsplit=1)[0]
     while written:
         bare = written.rstrip(".-'’")
         if bare and (unit := _unit(bare)):

@@ -7,6 +7,7 @@ import re
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.number_words import digits_for_words, language_of
 from vlm_pg.eval.reading.opposites import STATES, says_opposite
+from vlm_pg.eval.reading.said import with_lists_on_one_line
 from vlm_pg.eval.reading.spelling import plain_numbers, plain_prose, without_abbreviations
 from vlm_pg.eval.reading.statements import (
     first_correction,
@@ -104,7 +105,7 @@ def _corrected(said: Said, language: str, asked: frozenset[str]) -> Span | None:
 
 
 def _prepared(text: str, language: str) -> str:
-    plain = without_abbreviations(plain_prose(_CLOCK_COMMA.sub(".", text[-100_000:])))
+    plain = without_abbreviations(plain_prose(_CLOCK_COMMA.sub(".", with_lists_on_one_line(text[-100_000:]))))
     return digits_for_words(plain_numbers(plain, language), language)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from vlm_pg.eval.contracts import Reading
+from vlm_pg.eval.reading.number_words import digits_for_words, language_of
 from vlm_pg.eval.reading.phrasing import corrects, gives_up, is_question, sentences
 from vlm_pg.eval.reading.said import field_of_object, plain_said
 from vlm_pg.eval.reading.stems import stem, words_in
@@ -100,7 +101,7 @@ _TEMPLATE = re.compile(
     re.IGNORECASE,
 )
 _QUANTITY = re.compile(
-    r"-?[0-9][0-9,]{0,20}(?:\.[0-9]{1,12}|/[0-9]{1,12}\b)?"
+    r"-?[$€£¥₹]?(?:[0-9][0-9,]{0,20}(?:\.[0-9]{1,12}|/[0-9]{1,12}\b)?|\.[0-9]{1,12})"
     r"(?:\s?[^\W\d_°%$€£]{1,12}(?:/[^\W\d_]{1,12})?\b|\s?[°%])?"
 )
 _LIST = re.compile(r"\[.{0,200}\]")
@@ -125,12 +126,14 @@ def read_text(sample: Sample, said: Said) -> Reading:
     if "mc_question" in sample.details:
         # TempCompass's captions: its answer is the one to a question that a judge is asked about the caption.
         return Reading(None, None, "captions are scored by a judge alone, from the set's question about them")
-    answer = _answer_of(sample, said)
     settings = RewardSettings()
     if sample.answer_kind == "exact":
         gold = check_exact(sample.answer, sample, settings)
         if gold.value is None:
             return Reading(None, None, gold.note)
+        if (same := _same_as_gold(said, sample, settings)) is not None:
+            return Reading(same, 1.0)
+        answer = _answer_of(sample, said)
         if answer is None:
             return Reading(None, 0.0, "no short answer")
         return Reading(answer, 1.0 if _is_same(answer, sample, settings) else 0.0)
@@ -142,15 +145,46 @@ def read_text(sample: Sample, said: Said) -> Reading:
     return Reading(whole or None, verdict.value, verdict.note)
 
 
+def _same_as_gold(said: Said, sample: Sample, settings: RewardSettings) -> str | None:
+    """What is said or stated as the answer if all of it is the gold answer, which may hold brackets, dashes and
+    clauses that elsewhere begin an explanation; else None."""
+    if said.beside or (said.is_cut and said.final is None):
+        return None
+    told = [said.final if said.final is not None else plain_said(said.text)]
+    lines = [line for line in told[0].splitlines() if line.strip()]
+    stated = [_ANSWER_LINE.search(" ".join(lines[start:])) for start in (-1, -2)]
+    told += [found[1] or found[2] for found in stated if found]
+    for text in told:
+        if _is_exactly(text, sample, settings):
+            return _as_read(without_lead_in(plain_said(text).strip(_AROUND)) or text)
+    return None
+
+
+def _is_exactly(answer: str, sample: Sample, settings: RewardSettings) -> bool:
+    """Whether ``answer`` is the gold answer, its number words or digits aside: "six" and "6"."""
+    if check_exact(answer, sample, settings).value == 1.0:
+        return True
+    gold = replace(sample, answer=_with_digits(sample.answer))
+    return check_exact(_with_digits(answer), gold, settings).value == 1.0
+
+
+def _with_digits(text: str) -> str:
+    plain = plain_said(text)
+    return digits_for_words(plain, language_of(plain))
+
+
+def _as_read(answer: str) -> str:
+    answer = (_ARTICLE.sub("", answer) or answer).replace(_STAR, "*")
+    # Of a quantity case is its unit's: "mV" is no "MV".
+    return answer if any(sign.isdigit() for sign in answer) else answer.casefold()
+
+
 def _answer_of(sample: Sample, said: Said) -> str | None:
     """The words that an output gives for its answer, equal ones spelled alike; None: none, or several."""
     answer = _given(sample, replace(said, text=_LONE_STAR.sub(rf"\1{_STAR}", said.text)))
     if answer is None:
         return None
-    answer = _doer(answer, plain_said(said.final or said.text), sample)
-    answer = (_ARTICLE.sub("", answer) or answer).replace(_STAR, "*")
-    # Of a quantity case is its unit's: "mV" is no "MV".
-    return answer if any(sign.isdigit() for sign in answer) else answer.casefold()
+    return _as_read(_doer(answer, plain_said(said.final or said.text), sample))
 
 
 def _given(sample: Sample, said: Said) -> str | None:
@@ -313,7 +347,7 @@ def _one(text: str, sample: Sample) -> str | None:
 
 def _is_same(answer: str, sample: Sample, settings: RewardSettings) -> bool:
     """Whether ``answer`` is the gold answer as people hold them against each other."""
-    if check_exact(answer, sample, settings).value == 1.0:
+    if _is_exactly(answer, sample, settings):
         return True
     if (value := _value(answer)) is not None and (gold_value := _value(sample.answer)) is not None:
         return value == gold_value
