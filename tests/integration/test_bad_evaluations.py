@@ -62,7 +62,7 @@ def test_questions_whose_media_have_gone_are_counted(
     config = config_of(tmp_path, moved, protocol(tmp_path, 2), data={"max_bad_share": 1.0})
     assert main(["eval", "--config", str(config)]) == 0
     said = capsys.readouterr().out
-    assert "2 unusable" in said
+    assert "2 with bad media" in said
     out = tmp_path / "runs" / f"eval-{Path(MODEL).name}"
     row = json.loads((out / "result.json").read_text())["sets"]["mine"]
     assert (row["n_total"], row["n_scored"], row["n_bad_media"], row["n"]) == (3, 1, 2, 1)

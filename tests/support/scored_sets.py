@@ -42,7 +42,7 @@ class Scored:
 
     @property
     def counts(self) -> tuple[int, int, int, int, int]:
-        """Questions, scored ones, outputs that nobody understood, unusable media, questions without an output."""
+        """Questions, scored ones, unparsed outputs, unusable media, questions without an output."""
         names = ("n_total", "n_scored", "n_unparsed", "n_bad_media", "n_no_output")
         total, valued, unparsed, bad, silent = (self.row[name] for name in names)
         return total, valued, unparsed, bad, silent

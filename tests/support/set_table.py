@@ -1,7 +1,7 @@
 """One evaluation set the whole way through the commands: files as published, prepared, asked, and outputs scored.
 
 A table has a row for each question: its id, the output, and what each of several readers says of it. What is said is
-written as (answer, score): ("C", 1) is a right C, (None, 0) was not understood; ``OUT`` is left out of the denominator,
+written as (answer, score): ("C", 1) is a right C, (None, 0) is unparsed; ``OUT`` is left out of the denominator,
 ``WORTHLESS`` is a question without a value, ``SILENT`` one that nobody answered (its output is None).
 """
 

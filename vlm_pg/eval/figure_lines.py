@@ -34,10 +34,10 @@ def _line(name: str, figures: dict[str, Any]) -> str:
     if figures.get("n_no_value"):
         text += f", {figures['n_no_value']} without a value"
     for key, words in (
-        ("n_bad_media", "unusable"),
+        ("n_bad_media", "with bad media"),
         ("n_no_output", "without an output"),
-        ("n_unparsed", "outputs not understood"),
-        ("n_truncated", "outputs cut off"),
+        ("n_unparsed", "outputs unparsed"),
+        ("n_truncated", "outputs truncated"),
         ("n_left_out", "outputs left out by the rule"),
     ):
         if figures.get(key):

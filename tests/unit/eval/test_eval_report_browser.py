@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -257,3 +258,19 @@ def test_the_policy_stops_what_text_alone_could_not(page: Browser, small: Path) 
     page.wait("document.images[document.images.length - 1].complete")
     assert page.read("typeof window.ran") == "undefined"
     assert "https://evil.example/x.png" not in page.requests
+
+
+@pytest.mark.parametrize("width", [360, 700])
+def test_labels_of_the_axis_do_not_overlap(page: Browser, small: Path, tmp_path: Path, width: int) -> None:
+    """On a phone too; nothing reaches beyond the window."""
+    page.open(small)
+    page.picture(tmp_path / "page.png", width)
+    try:
+        edges = page.read(
+            "[...document.querySelector('.axis-labels').children].map(label => label.getBoundingClientRect())"
+            ".map(box => [box.left, box.right])"
+        )
+        assert [round(left - right, 1) for (_, right), (left, _) in pairwise(edges) if left < right + 4] == []
+        assert page.read("document.documentElement.scrollWidth") == width
+    finally:
+        page.picture(tmp_path / "page.png")

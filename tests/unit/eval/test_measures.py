@@ -12,6 +12,7 @@ import pytest
 
 from tests.unit.eval.questions import output, question
 from vlm_pg.eval.estimates import mean_of, mean_of_estimates
+from vlm_pg.eval.figure_lines import table
 from vlm_pg.eval.majority import majority_at_k
 from vlm_pg.eval.measures import figure_of, ks_of, measure, pass_at_k
 from vlm_pg.eval.student_t import t_quantile
@@ -157,6 +158,15 @@ def test_intervals_hold_the_truth_in_95_of_100_sets() -> None:
         assert interval is not None
         held += interval[0] <= truth <= interval[1]
     assert 0.93 <= held / 2000 <= 0.97
+
+
+def test_the_console_names_counts_as_reports_do() -> None:
+    answers = [
+        question("a", output(0.0, None, finish_reason="length", num_tokens=30)),
+        question("b", fault=("cannot_decode", "damaged")),
+    ]
+    (line,) = table({"sets": {"rooms": measure(answers).to_row()}})
+    assert line.endswith(", 1 with bad media, 1 outputs unparsed, 1 outputs truncated)")
 
 
 def test_what_is_missing_is_counted_by_cause() -> None:
