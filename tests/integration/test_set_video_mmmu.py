@@ -141,8 +141,9 @@ LAST = "\nPlease ignore the Quiz question in last frame of the video."
 REPLY = "\nAdd `Answer: {Your final answer}` at the end of your reply."
 
 
-@pytest.mark.parametrize(("whose", "end"), [("official", ""), ("kit", REPLY)])
-def test_words_are_those_published(prepared: PreparedSet, whose: str, end: str) -> None:
+@pytest.mark.parametrize(("whose", "end", "alone"), [("official", "", "\n"), ("kit", REPLY, REPLY)])
+def test_words_are_those_published(prepared: PreparedSet, whose: str, end: str, alone: str) -> None:
+    """``alone``: behind a question without options and without the lecture, where lmms-eval leaves a line's end."""
     asked = prepared.prompts(f"video_mmmu/{whose}")
     words = {name: line["user"] for name, line in asked.items()}
     assert words[f"{A}{MATH}"] == f"{LEARN}multi-choice{SHOWN}Which graph is it? <image 1>{CHOICES}{end}"
@@ -152,7 +153,7 @@ def test_words_are_those_published(prepared: PreparedSet, whose: str, end: str) 
     assert "\nK. step 11\n" in words[f"{C}{MATH}"]
     # Without the lecture there is nothing to learn from, and the picture is all there is.
     assert words[f"{A}{MATH}{ALONE}"] == f"Which graph is it? <image 1>{CHOICES}{end}"
-    assert words[f"{A}{MEDICINE}{ALONE}"] == f"How much is it in <image 1>?{end}"
+    assert words[f"{A}{MEDICINE}{ALONE}"] == f"How much is it in <image 1>?{alone}"
 
 
 def test_the_last_frame_is_shown(prepared: PreparedSet) -> None:

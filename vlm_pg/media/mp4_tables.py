@@ -1,7 +1,10 @@
-"""How many frames the tables of an MP4 or QuickTime file promise, counted without building the tables.
+"""What the boxes of an MP4 or QuickTime file promise, read without building tables: how many frames, in which units.
 
 A few bytes of a sample table can promise billions of samples, and FFmpeg makes room for each of them when it opens the
 file. A sample of video has bytes of its own; sound in old QuickTime files has up to six samples to a byte.
+
+Where a video track lacks the units of its times FFmpeg takes others, so that every time is off by a factor: see
+``mp4_clock.py``.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from vlm_pg.media.boundary import DecodeFailure
+from vlm_pg.media.mp4_clock import Clock
 
-_INSIDE = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf"}
+_INSIDE = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts", b"moof", b"traf"}
 MAX_BOXES = 1_000_000
 SAMPLES_PER_BYTE = 8
 # tables of entries that each begin with a count of samples: bytes of an entry
@@ -21,21 +25,23 @@ _CHUNK_ENTRIES = 4096
 
 
 def check_tables(file: BinaryIO, size_bytes: int) -> None:
-    """Refuse tables that promise more samples than a file of this size can hold.
+    """Refuse tables that promise more samples than a file of this size can hold, and times in unknown units.
 
     Raises:
         DecodeFailure: they do, or hide in a compressed header.
     """
-    fragments = 0
+    fragments, clock = 0, Clock()
     for kind, start, end in _boxes(file, 0, size_bytes):
         if kind == b"cmov":
             raise DecodeFailure("open", "its header is compressed, which is not read")
+        clock.read(file, kind, start, end)
         count = _promised(file, kind, start, end)
         if kind == b"trun":
             fragments += count
             count = fragments
         if count > SAMPLES_PER_BYTE * size_bytes:
             raise DecodeFailure("open", f"its tables promise {count} samples in a file of {size_bytes} bytes")
+    clock.check()
 
 
 def _boxes(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:

@@ -678,7 +678,17 @@ def test_aime_by_lmms(output: str, expected: float) -> None:
         ("从2到8秒", 0.0),
         ("9 - 12", 0.0),
         ("a specific example is : 20.8 - 30.0 seconds", 0.0),  # the prompt's own example is left out
-        ("1..2 - 8", 0.0),  # on which the published code stops
+        ("1..2 - 8", 0.75),
+        # Not so before May 2026: lines with a keyword come first, dashes and times of other kinds are read.
+        ("Perhaps 0 - 4.\nThe event happens in 2 - 8 seconds.", 0.75),
+        ("The event happens in 2 – 8 seconds.", 0.75),
+        ("The event happens in 2s - 8s.", 0.75),
+        ("The event happens in 2 s to 8 s.", 0.75),
+        ("The event happens in 0:02 - 0:08.", 0.75),
+        ("It starts at 00:00:02 and ends at 00:00:08.", 0.75),
+        ("It starts at 0:02.\nIt ends at 0:08.", 0.75),
+        ("2\n8", 0.75),
+        ("The event happens.\n2 - 8", 0.0),  # the line with a keyword has no time
     ],
 )
 def test_charades_by_lmms(output: str, expected: float) -> None:

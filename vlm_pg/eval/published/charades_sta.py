@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.published.rule import Rule, unusable
@@ -15,7 +16,12 @@ Span = tuple[float, float]
 _EXAMPLE = "a specific example is : 20.8 - 30.0 seconds"
 # The published patterns, made so that a long run of digits is read once: a number starts where its digits do, and
 # reaches as far as it can, since only a blank or a dash may follow.
-_DASHED = re.compile(r"(?<!\d)(\d++\.*+\d*+)\s*+-\s*+(\d++\.*+\d*+)")
+_NUMBER = r"(?<!\d)(\d++(?:\.\d++)?+)"
+_DASHED = re.compile(rf"{_NUMBER}\s*+[–-]\s*+{_NUMBER}")
+_DASHED_UNITS = re.compile(rf"{_NUMBER}\s*+s?+\s*+[–-]\s*+{_NUMBER}")
+_CLOCK_TIME = r"\b(\d{1,2}:\d{2}(?::\d{2})?)"
+_CLOCK = re.compile(rf"{_CLOCK_TIME}\b")
+_DASHED_CLOCK = re.compile(rf"{_CLOCK_TIME}\s*+[–-]\s*+{_CLOCK_TIME[2:]}\b")
 _WORDED = re.compile(r"(?<!\d)(\d++\.?+\d*+) (?:to|and) (\d++\.?+\d*+)")
 _SENTENCE_END = re.compile(r"[!?\n]")
 _TIME = re.compile(r"\b(?:\d+\.\d+\b|\d+)\b")
@@ -24,17 +30,30 @@ _KEYWORDS = ("start", "end", "happen")
 
 
 def _lmms(sample: Sample, output: str, cut_off: bool) -> Reading:
-    text = output.lower().replace(_EXAMPLE, "").replace("to", "-")
-    found = _DASHED.search(text)
-    if found:
-        times = (found[1], found[2])
-        if any(time.count(".") > 1 for time in times):
-            return Reading(None, 0.0, "a time has several points, on which the published code stops with an error")
-        return _scored(sample, _ordered(float(times[0]), float(times[1])))
-    # One time of each sentence that has a keyword. That code goes on to look for 0:00:18, which this has found already.
-    sentences = [one for one in _SENTENCE_END.split(text) if any(word in one for word in _KEYWORDS)]
-    first = [float(time[0]) for time in map(_TIME.search, sentences) if time][:2]
-    return _scored(sample, _ordered(*first) if len(first) == 2 else None)
+    sentences = _SENTENCE_END.split(output.lower().replace(_EXAMPLE, "").replace("to", "-"))
+    sentences = [one for one in sentences if any(word in one for word in _KEYWORDS)] or sentences
+    clocks = [time for one in sentences for time in _CLOCK.findall(one)]
+    firsts = [time[0] for time in map(_TIME.search, sentences) if time]
+    for times in (
+        _first_pair(_DASHED_CLOCK, sentences),
+        _first_pair(_DASHED, sentences),
+        clocks[:2],
+        firsts[:2],
+        _first_pair(_DASHED_UNITS, sentences),
+    ):
+        if len(times) == 2:
+            return _scored(sample, _ordered(*map(_seconds, times)))
+    return _scored(sample, None)
+
+
+def _first_pair(pattern: re.Pattern[str], sentences: Sequence[str]) -> Sequence[str]:
+    """The two times of the first sentence that has them so; none if no one has."""
+    return next((found.groups() for found in map(pattern.search, sentences) if found), ())
+
+
+def _seconds(time: str) -> float:
+    """Of "18.5", "0:18" and "0:00:18"."""
+    return sum(float(part) * 60**place for place, part in enumerate(reversed(time.split(":"))))
 
 
 def _time_r1(sample: Sample, output: str, cut_off: bool) -> Reading:
@@ -74,9 +93,10 @@ RULES = (
         "charades_sta/lmms",
         _lmms,
         "lmms-eval's rule, after VTimeLLM's",
-        "EvolvingLMMs-Lab/lmms-eval, lmms_eval/tasks/charades_sta/eval_tvg.py",
-        "Every 'to' becomes '-', even within words; then the first 'a - b' counts, wherever it stands. '[a, b]', JSON "
-        "and 'starts at a and ends at b' on one line are not read. Reversed spans are turned round.",
+        "EvolvingLMMs-Lab/lmms-eval, lmms_eval/tasks/charades_sta/utils.py",
+        "Only lines with 'start', 'end' or 'happen' are read, all where none has one. Every 'to' becomes '-', even "
+        "within words; then the first 'a - b' counts. '[a, b]' and 'starts at 2 and ends at 8' on one line are not "
+        "read, minutes and seconds (0:18) are. Reversed spans are turned round.",
     ),
     Rule(
         "charades_sta/time_r1",
