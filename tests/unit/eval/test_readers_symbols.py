@@ -114,9 +114,9 @@ def test_an_option_is_chosen_by_an_equal_text_and_never_by_a_wrong_neighbour(
         text, neighbour = pair(rng)
         options = options_with(text, neighbour, rng)
         sample = asked(options, text)
-        told = (frame.format(text), frame.format(neighbour))
+        told = [frame.format(text), frame.format(neighbour)]
         if '"answer"' in frame:
-            told = tuple(one.replace("\\", "\\\\") for one in told)
+            told = [one.replace("\\", "\\\\") for one in told]
         assert whole.read(sample, told[0], False).score == 1.0, (options, told[0])
         assert whole.read(sample, told[1], False).score == 0.0, (options, told[1], sample.answer)
 
