@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare_embedded(["--out", str(path / "clips"), "--train", "4", "--eval", str(QUESTIONS)])
     # Small clips in few tokens; the details that Video-MME's figures are made by are not theirs.
     own = {"base": "video_mme/lmms", "source": "made up", "aggregation": "mean", "max_new_tokens": 6}
-    write_config(path / "own.yaml", own | {"media": {"frames": "fps", "fps": 2.0, "num_frames": None}})
+    write_config(path / "own.yaml", own | {"media": {"min_frames": 4, "max_frames": 16}})
     write_config(
         path / "run.yaml",
         {
@@ -76,7 +76,7 @@ def test_a_protocol_without_clips_shows_whole_videos(folder: Path) -> None:
         records = folder / "clips" / f"{name}.jsonl"
         records.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         own = {"base": "video_mme/lmms", "source": "made up", "aggregation": "mean", "max_new_tokens": 2}
-        media = {"frames": "fps", "fps": 2.0, "num_frames": None}
+        media = {"min_frames": 4, "max_frames": 16}
         write_config(folder / "clips.yaml", own | {"clips": clips, "media": media})
         sets = [f"data.eval.mine={records}", f"eval.protocols.mine={folder / 'clips.yaml'}", "eval.sets=[mine]"]
         assert main(["eval", "--config", str(folder / "run.yaml"), *sets, "eval.controls=[]"]) == 0

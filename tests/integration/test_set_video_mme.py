@@ -188,8 +188,9 @@ def test_lmms_eval_shows_32_frames_and_says_where_there_are_no_subtitles(prepare
     # are within the second text, and no place is 2 (1.0 s), within the first.
     assert [second for second in asked["302-1"]["media"][0]["frame_seconds"] if second < 3] == [0, 0.5, 1.5, 2, 2.5]
     assert asked["302-1"]["user"].startswith(f"{HEAD[:-1]} \nplease stand clear\nSelect the best answer")
-    # A video of 20 frames cannot be asked about so, which is said in its line.
-    assert asked["001-1"]["fault"]["reason"] == "too_few_frames" and "user" not in asked["001-1"]
+    # All of 20 frames, of which every text but the third has one.
+    assert asked["001-1"]["media"][0]["frame_seconds"] == [number / 2 for number in range(20)]
+    assert asked["001-1"]["user"].startswith(f"{HEAD[:-1]} \nmind the gap\nplease stand clear\nSelect the best answer")
 
 
 TASK = (

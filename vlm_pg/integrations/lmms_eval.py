@@ -71,7 +71,7 @@ class VlmPg(lmms):
         system_prompt: a system message, or a file with one, in place of that of the task or the chat template.
         seed: random numbers of sampled answers derive from it.
         settings: of the sections model, media, prompt and rollout by their names in the configuration, for example
-            ``media.frames=uniform,media.num_frames=32``. Length and sampling are the task's.
+            ``media.min_frames=32,media.max_frames=32``. Length and sampling are the task's.
 
     Raises:
         ConfigError: a setting that is unknown or impossible, or several processes.

@@ -82,7 +82,8 @@ def num_uniform_frames(total: int, num_frames: int) -> int:
         raise SampleError(
             "too_few_frames",
             f"the video or its clip has {total} frame(s). media.num_frames={num_frames} are to be shown of each. Lower "
-            "media.num_frames, set media.frames=fps, or remove the sample.",
+            f"media.num_frames, set media.frames=fps (with min_frames and max_frames {num_frames} a shorter video is "
+            "shown with as many as it has), or remove the sample.",
         )
     return int(_reference().smart_nframes({"nframes": num_frames}, total, 1.0))
 

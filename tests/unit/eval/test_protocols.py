@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from tests.support.asking import asked, choice
@@ -14,6 +16,7 @@ from vlm_pg.eval.protocols.load import load_protocol, protocol_names
 from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.eval.settings import EvalSettings
 from vlm_pg.eval.wording import words
+from vlm_pg.media.selection import WHOLE, Timeline, choose
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import MediaRef
@@ -97,7 +100,7 @@ def test_frames_and_sampling_are_the_published_ones() -> None:
     assert (r1.sampling.temperature, r1.sampling.top_p, r1.max_new_tokens) == (0.1, 0.001, 1024)
     lmms = load_protocol("video_mme/lmms")
     seen = lmms.media_settings(MediaSettings())
-    assert (seen.frames, seen.num_frames, seen.video_tokens) == ("uniform", 32, None)
+    assert (seen.min_frames, seen.most_frames, seen.num_frames, seen.video_tokens) == (32, 32, None, None)
     assert (seen.min_pixels, seen.max_pixels) == (256 * 28 * 28, 1605632)
     # Those that begin with a set's official protocol, too.
     assert {load_protocol(f"{name}/lmms").media["video_tokens"] for name in ("vsi_bench", "tempcompass")} == {None}
@@ -116,6 +119,24 @@ def test_frames_and_sampling_are_the_published_ones() -> None:
     aime = load_protocol("aime2024/cppo").sampling
     assert (aime.num_generations, aime.temperature, aime.top_p) == (4, 0.6, 0.95)
     assert load_protocol("aime2024/lmms").max_new_tokens == 32768
+
+
+LMMS = [name for name in protocol_names() if "/lmms" in name and not name.startswith("aime")]
+
+
+@pytest.mark.parametrize("name", LMMS)
+@pytest.mark.parametrize("rate", [0.5, 23.976, 60.0])
+def test_lmms_eval_shows_32_frames_or_as_many_as_a_shorter_video_has(name: str, rate: float) -> None:
+    """By its models/chat/qwen2_5_vl.py, and qwen-vl-utils' linspace over the whole video."""
+    settings = load_protocol(name).media_settings(MediaSettings(fps=0.1, min_frames=2, max_frames=4))
+    for total in (*range(2, 70), 99, 100, 768, 1001, 1999, 2000):
+        line = Timeline.of([place / rate for place in range(total)], Fraction(1, 90_000), rate)
+        choice = choose(line, WHOLE, settings, "a.mp4")
+        count = max(2, min(32, total) // 2 * 2)
+        assert choice.indices == tuple(torch.linspace(0, total - 1, count).round().long().tolist())
+        assert choice.sampled_fps == count / total * rate
+    with pytest.raises(SampleError, match=r"has 1 frame\(s\)\. At least 2 are needed"):
+        choose(Timeline.of([0.0], Fraction(1, 90_000), rate), WHOLE, settings, "a.mp4")
 
 
 def test_official_frames_and_lengths_are_those_of_the_sets_own_scripts() -> None:
@@ -146,7 +167,7 @@ def test_video_r1_reports_more_frames_and_changes_nothing_else(name: str, frames
 
 def test_what_a_variant_differs_in_besides_stands_behind_what_its_base_does(tmp_path: Path) -> None:
     shared = load_protocol("video_mme/lmms").differs
-    assert shared.startswith("lmms-eval takes its 32 frames out of those at 2 a second")
+    assert shared.startswith("Frames are those of lmms-eval's chat models, its default.")
     assert load_protocol("video_mme/lmms_subtitles").differs.startswith(f"{shared} lmms-eval takes only subtitles")
     mine = tmp_path / "mine.yaml"
     mine.write_text("base: video_mme/lmms\ndiffers_also: One thing.\n")
