@@ -83,7 +83,12 @@ def test_without_a_launcher_deepspeed_runs_in_one_process(tmp_path: Path) -> Non
         "model": {"path": str(save_tiny_model(tmp_path / "model"))},
         "data": {"train": str(tmp_path / "records.json")},
         "rollout": {"num_generations": 2, "max_new_tokens": 4},
-        "training": {"steps": 1, "engine": "deepspeed", "deepspeed_config": "configs/deepspeed/zero2.json"},
+        "training": {
+            "steps": 1,
+            "prompts_per_step": 1,
+            "engine": "deepspeed",
+            "deepspeed_config": "configs/deepspeed/zero2.json",
+        },
         "observe": {"trackers": [], "report": False},
     }
     config = write_config(tmp_path / "run.yaml", sections)

@@ -130,7 +130,10 @@ def test_outputs_made_elsewhere_are_scored(folder: Path, capsys: pytest.CaptureF
     (folder / "by-rule" / "answers_own.jsonl").rename(folder / "by-rule" / "answers_outputs.jsonl")
     capsys.readouterr()
     assert main(["report", str(folder / "scored-outputs"), *both]) == 0
-    assert "outputs: 0.800, +0.000 against by-rule, no interval since all questions differ alike" in capsys.readouterr().out
+    assert (
+        "outputs: 0.800, +0.000 against by-rule, no interval since all questions differ alike"
+        in capsys.readouterr().out
+    )
     (folder / "none.json").write_text(json.dumps({"x": "A"}))
     assert main(["score", str(records), str(folder / "none.json")]) == 2
     assert "None of the 1 outputs belongs to one of the 6 questions" in capsys.readouterr().err

@@ -58,5 +58,8 @@ def test_an_evaluation_without_a_figure_is_no_success(
 
 
 def test_data_that_is_all_bad_ends_the_run_when_all_of_it_was_tried(config: Path) -> None:
-    ended = train_here(config, f"data.train={config.parent}/clips.json", "training.steps=50", "data.max_bad_share=1")
+    one = "training.prompts_per_step=1"
+    ended = train_here(
+        config, f"data.train={config.parent}/clips.json", "training.steps=50", "data.max_bad_share=1", one
+    )
     assert ended.code == 2 and "No question of steps 1 to 1 could be used, so nothing was trained" in ended.printed

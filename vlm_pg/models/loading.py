@@ -99,7 +99,7 @@ def load_policy(
     _check_whole(str(path), lacking_in_tower(family, found) if vision_alone else found.get("missing_keys") or ())
     read = ((name, p) for name, p in model.named_parameters() if not vision_alone or family.part_of(name) != "language")
     _check_finite(path, read)
-    check_tokenizer(str(path), model.config, processor, family)
+    check_tokenizer(str(path), config, processor, family)
     if settings.lora is not None and settings.lora.quantize:
         # One layer after the other: the device never holds the model as it was read.
         quantize_linears(model, family.quantizable_layers(model), _device(device))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 from vlm_pg.models.family import Family
 
 
 def without_language(config: Any) -> Any:
-    """``config`` of a model without decoder layers, whose vocabulary is one token; everything around the tower, by
+    """A copy of ``config`` without decoder layers, whose vocabulary is one token; everything around the tower, by
     which its weights are found and prompts are made, is as it was."""
+    config = deepcopy(config)
     text = config.get_text_config()
     text.num_hidden_layers, text.vocab_size = 0, 1
     text.pad_token_id = None  # it would have to be in the vocabulary
