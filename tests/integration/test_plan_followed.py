@@ -25,7 +25,12 @@ WITHIN = 0.15
 TEXT: dict[str, Any] = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
 TEXT |= {"intermediate_size": 1024, "vocab_size": 8192}
 # Nothing that a run chooses by itself from a GPU's memory.
-BASE = ("model.train=[language]", "model.logits_chunk_mb=4", "model.mlp_tile_rows=0", "model.vision_piece_tokens=0")
+BASE: tuple[str, ...] = (
+    "model.train=[language]",
+    "model.logits_chunk_mb=4",
+    "model.mlp_tile_rows=0",
+    "model.vision_piece_tokens=0",
+)
 BASE += ("model.offload_layer_inputs=false", "model.offload_prefix_states=false")
 BUDGET, CHECKPOINTING = "training.micro_batch_tokens=1153", "model.gradient_checkpointing=true"
 SHORTER = "training.micro_batch_tokens=N prompt.max_prompt_tokens=N"
@@ -112,4 +117,4 @@ def test_the_largest_prompt_and_budget_take_what_there_is(run_file: Path) -> Non
         (f"training.micro_batch_tokens={budget}",),
     ):
         *_, followed = planned(run_file, *base, *words)
-        assert followed.fits(gib) and followed.peak == pytest.approx(USABLE * gib * GIB, rel=0.01)
+        assert followed.fits(gib) and followed.peak == pytest.approx(USABLE * gib * GIB, rel=0.03)
