@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.plan_cases import CASES
 from tests.support.processes import ModuleProcess, launch_ranks
-from tests.support.processor import HAS_AVX512
 
 WITHIN = 0.15
 
@@ -27,10 +26,7 @@ def one_process(name: str) -> None:
     check(json.loads(done.stdout.splitlines()[-1]))
 
 
-NEEDS_AVX512 = pytest.mark.skipif(not HAS_AVX512, reason="without AVX-512 bf16 kernels put less aside than is planned")
-
-
-@pytest.mark.parametrize("name", ["short", pytest.param("short-bf16-checkpointing", marks=NEEDS_AVX512)])
+@pytest.mark.parametrize("name", ["short", "short-bf16-checkpointing"])
 def test_a_sample_of_the_table(name: str) -> None:
     one_process(name)
 
