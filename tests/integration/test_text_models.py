@@ -109,5 +109,5 @@ def test_questions_with_media_are_refused_before_the_run_begins(home: Path, tmp_
     left_out = record | {"problem_id": 9, "data_type": "image", "path": "a.png", "data_source": "pictures"}
     (tmp_path / "mixed.json").write_text(json.dumps([record, left_out]))
     weights = "data.mixture={gsm8k: 1, pictures: 0}"
-    short = ("training.steps=1", "eval.after=false")
+    short = ("training.prompts_per_step=1", "training.steps=1", "eval.after=false")
     assert train(on_one_process(home, tmp_path / "run", f"data.train={tmp_path}/mixed.json", weights, *short)) == 0

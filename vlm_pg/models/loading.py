@@ -106,7 +106,7 @@ def load_policy(
     model = model.to(_device(device))
     if adapter != str(path) and not vision_alone:
         load_adapter(model, adapter, settings.lora)
-        _check_finite(adapter, ((name, p) for name, p in model.named_parameters() if ".lora_" in name))
+        _check_finite(adapter, model.named_parameters())
     return make_policy(model, processor, settings, weights_version)
 
 
