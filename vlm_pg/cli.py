@@ -12,7 +12,6 @@ from pathlib import Path
 from vlm_pg.cli_parser import DEFAULT_RUN, parser_of
 from vlm_pg.errors import EXIT_RANK_LOST, ConfigError, RankLost, VlmPgError
 from vlm_pg.imports import imported_at_once
-from vlm_pg.watch.launcher import watch_launcher
 
 EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 2, 130
 EXIT_NOT_READY = EXIT_NOT_EXACT = EXIT_TOO_LARGE = EXIT_FOUND = EXIT_BUG = 1
@@ -21,10 +20,12 @@ EXIT_NOT_READY = EXIT_NOT_EXACT = EXIT_TOO_LARGE = EXIT_FOUND = EXIT_BUG = 1
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code. Errors the user can put right are printed; bugs raise."""
     arguments = _parse(argv)
-    watch_launcher()
     # Here, so that --help has even less to import.
     from vlm_pg.files import file_errors_explained
     from vlm_pg.observe.text import visible
+    from vlm_pg.watch.launcher import watch_launcher
+
+    watch_launcher()
 
     try:
         with file_errors_explained():
