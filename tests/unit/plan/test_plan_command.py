@@ -76,10 +76,10 @@ def test_train_asks_before_it_loads(run_file: Path, monkeypatch: pytest.MonkeyPa
     """On a GPU of 1 GiB; there are no weights that could be loaded, so a later refusal would be another one."""
     import vlm_pg.training.main as training
 
-    record = {"problem_id": 1, "problem": "?", "data_type": "text", "problem_type": "numerical", "options": []}
-    (tmp_path / "train.jsonl").write_text(
-        json.dumps(record | {"process": "", "solution": "<answer>1</answer>", "path": ""})
-    )
+    record = {"problem": "?", "data_type": "text", "problem_type": "numerical", "options": []}
+    record |= {"process": "", "solution": "<answer>1</answer>", "path": ""}
+    lines = [json.dumps(record | {"problem_id": number}) for number in range(16)]  # a step's
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
     overrides = [f"data.train={tmp_path / 'train.jsonl'}", f"run.dir={tmp_path / 'run'}"]
     overrides += ["training.engine=torch", "training.deepspeed_config=null"]
     monkeypatch.setattr(training, "gpu_bytes", lambda device: GIB)
