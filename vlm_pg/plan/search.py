@@ -132,7 +132,7 @@ def _shorter(shape: ModelShape, setup: Setup, tokens: int) -> Setup:
 def _checkpointing(setup: Setup) -> list[Option]:
     if setup.checkpointing:
         return []
-    # Then layer inputs can be put away, too.
+    # Checkpointed layer inputs can be offloaded, too.
     allowed = replace(setup.allowed, **dict.fromkeys(setup.offloads_with_checkpointing, True))
     return [Option("model.gradient_checkpointing=true", {"checkpointing": True, "allowed": allowed}, 2)]
 
@@ -151,7 +151,7 @@ def _zero(setup: Setup) -> Iterator[Option]:
     for name, (stage, optimizer, parameters, cost) in ZERO_FILES.items():
         then = (stage, optimizer, parameters)
         saves = then != now and all(after >= before for before, after in zip(now, then, strict=True))
-        # One process has nobody to divide states with.
+        # A single rank has no peers to shard optimizer states with.
         if not saves or (setup.ranks == 1 and not optimizer):
             continue
         overrides = f"training.deepspeed_config=configs/deepspeed/{name}.json"

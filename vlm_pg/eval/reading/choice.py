@@ -85,7 +85,7 @@ _NONE = re.compile(r"(?i:none(?: of (?:the|these|those) (?:options|choices|above
 
 
 def _choices_of(sample: Sample) -> Choices:
-    """The sample's options with their texts as they are compared: spelled as what is said is."""
+    """The sample's options, texts normalized like the output they are compared with."""
     texts = dict(split_options(sample.options))
     return tuple((letter, plain_said(texts.get(letter, text))) for letter, text in choices_of(sample))
 
