@@ -145,6 +145,10 @@ def _formula(rng: random.Random, number: int) -> tuple[str, tuple[str, ...], tup
         (f"x^2+{a}x-{b}", (f"x^{{2}} + {a}x - {b}",), (f"x^2-{a}x-{b}", f"x^2+{a}x+{b}", f"x^2+{b}x-{a}")),
         (f"{a}.{b}", (), (f"{b}.{a}", f"-{a}.{b}", f"{a}{b}", f"{a}.{b}1")),
         (f"{a}\\%", (f"{a}%",), (f"{a + 1}\\%", f"-{a}\\%")),
+        (f"€{a}", (f"€ {a}",), (f"£{a}", f"¥{a}", f"€{a + 1}", f"-€{a}")),
+        (f"Co{a}", (), (f"CO{a}", f"Co{b}", f"Cu{a}")),
+        (f"\\Delta_{{{a}}}", (), (f"\\delta_{{{a}}}", f"\\Delta_{{{b}}}", "\\Delta")),
+        (f"X^{{{a}}}Y", (f"X ^ {{ {a} }} Y",), (f"x^{{{a}}}Y", f"X^{{{a}}}y", f"X_{{{a}}}Y")),
     ]
     return made[number % len(made)]
 
@@ -163,7 +167,7 @@ def _multiple_choice(rng: random.Random, number: int) -> Question:
     options = tuple(f"{letter}. {one}" for letter, one in zip(letters, texts, strict=True))
     letter = letters[place]
     right = [letter, f"{letter}. {text}", f"({letter})", f"选项{letter}", text, *spellings]
-    right += [f"x = {text}"] if text[-1].isdigit() else []
+    right += [f"x = {text}"] if text[-1].isdigit() and text[0].isdigit() else []
     wrong = [one for other, option in zip(letters, texts, strict=True) if other != letter for one in (other, option)]
     wrong += [f"{other}. {option}" for other, option in zip(letters, texts, strict=True) if other != letter][:1]
     wrong += [f"{letter}. {others[0]}"]
@@ -173,10 +177,10 @@ def _multiple_choice(rng: random.Random, number: int) -> Question:
 def _multiple_select(rng: random.Random, number: int) -> Question:
     options = tuple(f"{letter}. {one}" for letter, one in zip("ABCD", rng.sample(_NAMES, 4), strict=True))
     chosen = sorted(rng.sample("ABCD", rng.choice((2, 3))))
-    right = (", ".join(chosen), "".join(chosen), "、".join(chosen), "和".join(chosen), " and ".join(chosen))
+    right: tuple[str, ...] = (", ".join(chosen), "".join(chosen), "、".join(chosen), "和".join(chosen))
     other = next(letter for letter in "ABCD" if letter not in chosen)
     wrong = (", ".join(chosen[1:]), "、".join([*chosen, other]), ", ".join([other, *chosen[1:]]), chosen[0])
-    right += (f"\\{{{', '.join(chosen)}\\}}",)
+    right += (" and ".join(chosen), f"\\{{{', '.join(chosen)}\\}}")
     with_texts = "\n".join(option for option in options if option[0] in chosen)
     return Question("multiple_select", ", ".join(chosen), (*right, with_texts), dict.fromkeys(wrong, 0.0), options)
 

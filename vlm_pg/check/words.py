@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 from vlm_pg.check.finding import Finding, error, warning
 from vlm_pg.errors import SampleError
-from vlm_pg.rewards.options import choices_of, folded
+from vlm_pg.rewards.options import choices_of, same_text
 from vlm_pg.types import Sample, right_letters
 
 _WITH_OPTIONS = ("multiple_choice", "multiple_select")
@@ -17,9 +16,10 @@ def word_findings(sample: Sample) -> Iterator[Finding]:
     """Options of equal text, as the reward compares texts (``rewards/options.py: same_text``)."""
     if sample.answer_kind not in _WITH_OPTIONS:
         return
-    letters: defaultdict[str, list[str]] = defaultdict(list)
+    letters: dict[str, list[str]] = {}
     for letter, text in choices_of(sample):
-        letters[folded(text)].append(letter)
+        first = next((other for other in letters if same_text(text, other)), text)
+        letters.setdefault(first, []).append(letter)
     right = right_letters(sample.answer)
     for text, equal in letters.items():
         if len(equal) < 2:

@@ -34,9 +34,12 @@ _BASE = re.compile(r"\s*([0-9][0-9A-F]{0,39})_\{?\s?([0-9]{1,2})\s?\}?\s*")
 _PERCENT = re.compile(
     r"\s{0,3}(?:\\?%|(?:\\(?:text|mbox)\s?\{)?\s{0,3}per\s?cent(?:age\s{1,3}points?)?\s{0,3}\}?)$", re.IGNORECASE
 )
+# Of units.py, those that stand before numbers.
+CURRENCY_CODES = r"RM|Rs\.?|USD|HKD|AUD|CAD|EUR|GBP|CNY|RMB|JPY|INR"
 _CURRENCY_FIRST = re.compile(
-    r"^(-?)\s?(?:US|A|C|HK)?(\\\$|[$€£¥₹]|\\(?:euro|pounds)(?![A-Za-z])|(?:RM|Rs\.?|USD|EUR|GBP)(?=\s?[0-9]))\s{0,3}(?=[-0-9.\\])"
+    rf"^(-?)\s?((?:US|HK|A|C)?(?:\\\$|\$)|[€£¥₹]|\\(?:euro|pounds)(?![A-Za-z])|(?:{CURRENCY_CODES})(?=\s?[0-9]))\s{{0,3}}(?=[-0-9.\\])"
 )
+_SIGN_OF = {"\\euro": "€", "\\pounds": "£", "\\cent": "¢", "Rs.": "Rs"}
 _CURRENCY_LAST = re.compile(r"\s{0,3}(\\\$|[$€£¥₹¢]|\\(?:euro|cent|pounds))$")
 _DEGREES = re.compile(
     r"\s{0,3}\^\s?\{?\s?\\circ\s?\}?\s{0,3}(?:\\(?:text|mathrm)\s?\{\s?([CF])\s?\}|([CF]))?$|\s{0,3}\\degree$"
@@ -164,6 +167,10 @@ def _read_part(text: str, letters_are_units: bool) -> Part:
     return Part(text, name, named["value"].strip(), unit, is_percent)
 
 
+def _sign(currency: str) -> str:
+    return _SIGN_OF.get(currency, currency.replace("\\$", "$"))
+
+
 def _without_unit(text: str, letters_are_units: bool) -> tuple[str, Unit | None, bool]:
     """``text`` without the unit or percent sign at its end or the currency before it; the unit if it is known."""
     left, equals, right = text.rpartition("=")
@@ -174,16 +181,16 @@ def _without_unit(text: str, letters_are_units: bool) -> tuple[str, Unit | None,
         return text[: percent.start()].strip(), None, True
     if currency := _CURRENCY_FIRST.match(text):
         rest, unit, _ = _without_unit(currency[1] + text[currency.end() :], letters_are_units)
-        return rest, unit or parse_unit(currency[2].replace("\\$", "$").replace("\\euro", "€")), False
+        return rest, unit or parse_unit(_sign(currency[2])), False
     if currency := _CURRENCY_LAST.search(text):
-        return text[: currency.start()], parse_unit(currency[1].replace("\\$", "$").replace("\\cent", "¢")), False
+        return text[: currency.start()], parse_unit(_sign(currency[1])), False
     if degrees := _DEGREES.search(text):
         return text[: degrees.start()], parse_unit("°" + (degrees[1] or degrees[2] or "")), False
     if words := _LAST_WORDS.fullmatch(text):
         is_text = TEXT_MACRO.search(text, words.end("value")) is not None
         written = " ".join(TEXT_MACRO.sub(r"\1", words["words"]).replace("\\cdot", "·").split())
         unit = parse_unit(written)
-        sure = is_text or letters_are_units or (unit is not None and len(written) >= _GLUED_UNITS)
+        sure = is_text or letters_are_units or (unit and (len(written) >= _GLUED_UNITS or not written.isascii()))
         named = (
             _UNIT_WORDS.fullmatch(written)
             and not _NO_UNIT.search(written)

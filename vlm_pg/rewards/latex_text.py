@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from vlm_pg.rewards.clauses import affirmed
+from vlm_pg.rewards.latex_parts import CURRENCY_CODES
 from vlm_pg.rewards.latex_spelling import ROOT_OF_DIGITS, SIGNS, TEXT_MACRO, as_latex
 from vlm_pg.rewards.lead_ins import explicit_statement, without_lead_in
 from vlm_pg.rewards.plain_text import boxed, plain, split_at_boxes, whole_font, without_layout
@@ -24,6 +25,8 @@ _DELIMITED = re.compile(
     r"\\\(((?:[^\\]|\\(?!\)))*)\\\)|\\\[((?:[^\\]|\\(?!\]))*)\\\]",
     re.DOTALL,
 )
+# Not of a formula.
+_PRICE = re.compile(rf"(?P<formula>{_DELIMITED.pattern})|(?<!\\)\$(?=\s?-?\.?[0-9])", re.DOTALL)
 _DELIMITERS = re.compile(r"(?<!\\)\$|\\[()]|(?<!\\)\\[\[\]]")
 # Outside of delimiters these belong to the answer, too: "-$5$", "5 or $7$".
 _SUBSTANCE = re.compile(r"[0-9=<>^/+\-(\[{]")
@@ -44,7 +47,9 @@ _BOUND = re.compile(
 
 
 # "The year 2024": words that leave the number at their end as it is.
-_LAST_NUMBER = re.compile(r"[A-Za-z ,'’:]{1,200}?\s(?P<number>-?[0-9][0-9.,]{0,20})")
+_LAST_NUMBER = re.compile(
+    rf"[A-Za-z ,'’:]{{0,200}}?(?<![^\s])(?P<number>(?:(?:{CURRENCY_CODES}|\\\$|[€£¥₹])\s?)?-?[0-9][0-9.,]{{0,20}})"
+)
 _OPERATION = re.compile(
     r"\b(?:of|root|square|squared|cube|cubed|times|plus|minus|negative|over|by|divided|factorial|sum|product|difference|log|sin|cos|tan|"
     r"percent|base|mod|to|or|and|from|sqrt|pi|no|never)\b",
@@ -72,6 +77,7 @@ def statement(text: str) -> str:
     whole = plain(ROOT_OF_DIGITS.sub(r"\\sqrt{\1}", text[: MAX_TEXT_CHARACTERS + 1]).translate(SIGNS)).strip(
         _DECORATION
     )
+    whole = _PRICE.sub(lambda found: found["formula"] or "\\$", whole)
     contents, outside = split_at_boxes(whole)
     found = ", ".join(dict.fromkeys(contents)) if contents else _in_sentence(whole)
     if len(contents) == 1:

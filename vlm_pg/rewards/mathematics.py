@@ -36,6 +36,7 @@ _EQUAL_PAIRS = (
     ("(1, 2)", "(1, 2.0)"),
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4.0\end{pmatrix}"),
 )
+_VARIABLE = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 _NUMBER_CODE = re.compile(r"\s*(Integer|Float)\s*\(\s*'?([0-9]{0,600}\.?[0-9]{0,600})'?\s*\)\s*")
 
 
@@ -88,6 +89,7 @@ def compare(gold: str, answer: str) -> tuple[float | None, str]:
 
     Equal are: 1/2, 0.5 and \\frac12; 1 1/2 and 3/2; x=5 and 5; 50% and 0.5, or 50; 5 and 5 cm, 150 cm and 1.5 m; sets
     and lists of solutions in any order; tuples, matrices and equations entry by entry; an inequality and its interval.
+    Not equal are variables of other case, and amounts in other currencies.
     Words are compared as words.
 
     Raises:
@@ -203,6 +205,8 @@ def _same_part(gold: Part, found: Part) -> bool:
 
     if found.base:
         return gold.latex == found.latex and gold.base == found.base
+    if _has_other_case(gold.value or gold.latex, found.value or found.latex):
+        return False
     expression, gold_expression = _parse(found.latex), _parse(gold.latex)
     if gold.unit is not None and found.unit is not None:
         factor = found.unit.factor_to(gold.unit)
@@ -220,6 +224,16 @@ def _same_part(gold: Part, found: Part) -> bool:
     share, whole = (gold_expression, expression) if gold.is_percent else (expression, gold_expression)
     share, whole = value_of_equation(share), value_of_equation(whole)
     return isinstance(share, sympy.Expr) and isinstance(whole, sympy.Expr) and _equal(share / 100, whole)
+
+
+def _has_other_case(gold: str, found: str) -> bool:
+    """Whether a variable stands for another one of the gold statement, as m for M and \\delta for \\Delta do.
+
+    math-verify reads all as small ones. So does this for a statement's only variable: 3r^2 is 3R^2.
+    """
+    known, named = (set(_VARIABLE.findall(latex)) for latex in (gold, found))
+    others = [one for one in named - known if one.lower() in map(str.lower, known)]
+    return any(len(known) > 1 or one.startswith("\\") for one in others)
 
 
 def _set_of(parts: Parts) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from vlm_pg.rewards.clauses import affirmed, clauses
 from vlm_pg.rewards.lead_ins import boxed_statement, without_lead_in
 from vlm_pg.rewards.option_mentions import stated_letters
-from vlm_pg.rewards.options import Choices, choices_of, plain_choices, same_text, split_options
+from vlm_pg.rewards.options import Choices, choices_of, letters_of_text, plain_choices, same_text, split_options
 from vlm_pg.rewards.plain_text import DECORATION, plain_formula, plain_short, without_marks
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.rewards.verdict import Verdict, shorten
@@ -88,18 +88,18 @@ def _letters_in(text: str, choices: Choices) -> set[str]:
     if label is None:
         return stated_letters(_without_texts(sentence, choices), dict(choices)) or _by_first_clause(short, choices)
     letter, rest = (label[1] or label[3]).upper(), (label[2] or "").strip()
-    same_as_rest = {own for own, option in choices if rest and same_text(rest, option)}
+    same_as_rest = letters_of_text(rest, choices) if rest else set()
     if not rest or letter in same_as_rest:
         return {letter}
     return same_as_rest | stated_letters(_without_texts(f"({letter}). {rest}", choices), dict(choices))
 
 
 def _by_whole_text(text: str, choices: Choices) -> set[str]:
-    by_text = {letter for letter, option in choices if option and same_text(text, option)}
+    by_text = letters_of_text(text, choices)
     label, _, rest = text.partition(" ")
     if by_text or label.upper() not in dict(choices):
         return by_text
-    by_rest = {letter for letter, option in choices if option and same_text(rest, option)}
+    by_rest = letters_of_text(rest, choices)
     return by_rest | {label.upper()} if by_rest else set()
 
 

@@ -22,8 +22,8 @@ _STATED = re.compile(
     r"(?![A-Za-z0-9_'’])(?=\s{0,3}(?:[.,;:!/]|$|[^\x00-\x7f]|(?:because|since|and|or)\b))",
     re.IGNORECASE,
 )
-# "T-shirt", and "B-" as a grade, name no option.
-_CAPITAL = re.compile(_BEFORE + r"([A-Z])(?![A-Za-z0-9_'’]|-[a-z]|[-+]\s*$)")
+# "T-shirt", and "B-" as a grade, name no option, and neither do the variables of "X^{2}Y".
+_CAPITAL = re.compile(_BEFORE + r"(?<!\})(?<!\}\s)([A-Z])(?!\s?\^|[A-Za-z0-9_'’]|-[a-z]|[-+]\s*$)")
 # "vitamin B": a letter that is part of a name.
 _NAMING = re.compile(rf"\b{phrases('vitamin, plan, hepatitis, grade')}\s{{1,3}}$", re.IGNORECASE)
 # A capital A or I before one of these, or before no word on its line, is a letter; before any other word it is the

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from vlm_pg.rewards.latex_spelling import one_spelling
+from vlm_pg.rewards.letter_case import same_but_for_case
 from vlm_pg.rewards.plain_text import plain, plain_formula, without_marks
 from vlm_pg.types import Sample
 
@@ -50,15 +51,42 @@ def plain_choices(options: Sequence[str]) -> Choices:
 
 
 def same_text(left: str, right: str) -> bool:
-    """Whether two texts are the same but for case, spacing, quotes around them, closing punctuation and, of formulas,
-    their spelling."""
-    left, right = folded(left), folded(right)
-    return left == right or one_spelling(left) == one_spelling(right)
+    """Whether two texts are the same but for case (not of symbols), spacing, quotes around them, closing punctuation
+    and, of formulas, their spelling."""
+    left, right = bare_text(left), bare_text(right)
+    return same_but_for_case(left, right) or same_but_for_case(one_spelling(left), one_spelling(right))
+
+
+def letters_of_text(text: str, choices: Choices) -> set[str]:
+    """The letters of the options that a text is the text of: those that are closest to it, where several are.
+
+    letters_of_text("CO", (("A", "Co"), ("B", "CO"))) -> {"B"}
+    """
+    for same in (_identical, same_text, _same_but_for_currency):
+        if letters := {letter for letter, option in choices if option and same(text, option)}:
+            return letters
+    return set()
 
 
 def folded(text: str) -> str:
-    """What is compared of an option's text."""
+    """``bare_text`` in small letters."""
+    return bare_text(text).casefold()
+
+
+def bare_text(text: str) -> str:
+    """What is compared of an option's text: bare_text("(Group  A).") -> "Group A"."""
     text = without_marks(without_marks(text).rstrip(_CLOSING))
     if bracketed := _BRACKETED.fullmatch(text):
         text = without_marks(bracketed[1])
-    return " ".join(text.casefold().split()).rstrip(_CLOSING).strip()
+    return " ".join(text.split()).rstrip(_CLOSING).strip()
+
+
+def _identical(left: str, right: str) -> bool:
+    """Whether two texts are the same, case, currency and the sign of a factorial considered."""
+    return bare_text(left) == bare_text(right) and left.endswith("!") == right.endswith("!")
+
+
+def _same_but_for_currency(left: str, right: str) -> bool:
+    """Whether one text is a number of dollars, and the other the number alone."""
+    without = [bare_text(text).removeprefix("$").strip() for text in (left, right)]
+    return without[0] == without[1]

@@ -48,6 +48,7 @@ _MARKS = re.compile(
 _STRUCK_OUT = re.compile(r"~~[^~]{1,400}~~")
 _QUOTES = "\"'“”‘’«»「」『』"
 DECORATION = f"*_`{_QUOTES}$ \t\r\n"
+_CURRENCY = re.compile(r"(?<!\\)\$\s?[-+]?\.?[0-9]")  # where no second dollar sign makes it a formula
 
 
 class _Table(dict[int, str]):
@@ -100,9 +101,11 @@ def plain_formula(text: str) -> str:
 def without_marks(text: str, decoration: str = DECORATION) -> str:
     """``text`` without Markdown, what it strikes out, ``decoration`` around it, and LaTeX's layout.
 
-    without_marks("**\\\\boxed{B}**") -> "B"
+    without_marks("**\\\\boxed{B}**") -> "B"; without_marks('"$5"') -> "$5"
     """
-    return _MARKS.sub("", _STRUCK_OUT.sub(" ", without_layout(text))).strip(decoration)
+    text = _MARKS.sub("", _STRUCK_OUT.sub(" ", without_layout(text)))
+    is_price = text.count("$") == 1 and _CURRENCY.search(text)
+    return text.strip(decoration.replace("$", "") if is_price else decoration)
 
 
 def without_layout(text: str) -> str:

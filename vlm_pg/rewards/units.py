@@ -22,11 +22,17 @@ angle: °=deg=degree=度 1, rad=radian 57.29577951308232
 celsius: °C=℃=celsius=摄氏度 1
 fahrenheit: °F=fahrenheit=华氏度 1
 kelvin: K=kelvin 1
-dollar: $=USD=US$=dollar=usd=美元 1, cent=cents=¢ 0.01
+dollar: $=dollar 1, cent=cents=¢ 0.01
+us dollar: USD=US$=usd=美元 1
+hong kong dollar: HK$=HKD=港元=港币 1
+australian dollar: A$=AUD 1
+canadian dollar: C$=CAD 1
 euro: €=EUR=euro=欧元 1
 sterling: £=GBP=quid 1
 yuan: CNY=RMB=yuan=元=人民币=块 1
 yen: JPY=yen=日元 1
+yen or yuan: ¥ 1
+ringgit: RM=MYR=ringgit 1
 rupee: ₹=INR=rupee=Rs=rs 1
 voltage: μV=uV=microvolt 1e-6, mV=millivolt 1e-3, V=volt=伏 1, kV=kilovolt 1e3, MV=megavolt 1e6
 current: μA=uA=microamp 1e-6, mA=milliamp 1e-3, A=amp=ampere=安 1
@@ -43,15 +49,22 @@ data: kB=KB=kilobyte 1e3, MB=megabyte 1e6, GB=gigabyte 1e9, TB=terabyte 1e12
 _OF_SPEED = ("mph", "kph", "fps")
 _POWERS = {"square": 2, "sq": 2, "sq.": 2, "cubic": 3, "cu": 3, "cu.": 3, "平方": 2, "立方": 3}
 _FACTOR = re.compile(
-    r"(?:(?P<power>square|sq\.?|cubic|cu\.?|平方|立方)\s{0,2})?(?P<name>[^\W\d_]{1,12}|°\s?[CF]?|US\$|[$€£₹¢℃])"
+    r"(?:(?P<power>square|sq\.?|cubic|cu\.?|平方|立方)\s{0,2})?(?P<name>(?:US|HK|A|C)\$|[^\W\d_]{1,12}|°\s?[CF]?|[$€£¥₹¢℃])"
     r"(?:\s?\^\s?\{?\s?(?P<exponent>-?[1-4])\s?\}?|(?P<glued>[23])(?!\d))?"
 )
 _SEPARATOR = re.compile(r"\s{0,2}(?:(?P<divides>/|\bper\b|每)|[·*.⋅-]?)\s{0,2}")
 MAX_UNIT_CHARACTERS = 40
 
 
-_DEGREE = (("angle", 1),)
-_TEMPERATURES = {(("celsius", 1),), (("fahrenheit", 1),)}
+# What one sign may mean: "20 degrees" are of an angle or of either temperature, and "¥" is of two currencies.
+_EITHER = {
+    "angle": ("celsius", "fahrenheit"),
+    "yen or yuan": ("yen", "yuan"),
+    "dollar": ("us dollar", "hong kong dollar", "australian dollar", "canadian dollar"),
+}
+_SAME_BY_SIGN: dict[tuple[tuple[str, int], ...], set[tuple[tuple[str, int], ...]]] = {
+    ((one, 1),): {((other, 1),) for other in others} for one, others in _EITHER.items()
+}
 _DEGREES_OF = re.compile(r"(?:°|deg|degrees?)\s?(c|f|celsius|fahrenheit)", re.IGNORECASE)
 
 
@@ -66,11 +79,10 @@ class Unit:
 
     def factor_to(self, other: Unit) -> Fraction | None:
         """What a number in this unit is multiplied by to be one in ``other``; None if they measure different things."""
-        if self.kind == other.kind:
-            return self.factor / other.factor
-        # "20 degrees" may be of an angle or of either temperature.
-        is_degree = _DEGREE in (self.kind, other.kind) and {self.kind, other.kind} & _TEMPERATURES
-        return Fraction(1) if is_degree else None
+        is_same = self.kind == other.kind or any(
+            one in _SAME_BY_SIGN.get(two, ()) for one, two in ((self.kind, other.kind), (other.kind, self.kind))
+        )
+        return self.factor / other.factor if is_same else None
 
 
 def _read_table() -> dict[str, tuple[str, Fraction, str]]:

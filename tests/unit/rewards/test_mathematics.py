@@ -251,7 +251,7 @@ def test_a_stopped_check_has_no_value():
         ("The final answer is: **7**.", "7"),
         ("so, the answer is $x=7$", "x=7"),
         ("\\boxed{a{b}c} and \\boxed{2}", "a{b}c, 2"),
-        ("costs $5 and $6 more", "costs 5 and 6 more"),
+        ("costs $5 and $6 more", "costs \\$5 and \\$6 more"),
         ("\\boxed{7", "7"),
         ("5 $\\pm$ 1", "5 \\pm 1"),
     ],

@@ -19,7 +19,7 @@ _SPELLED |= {"once": "1 times", "twice": "2 times", "thrice": "3 times"}
 _SPELLED_OUT = re.compile(rf"\b(?:{'|'.join(_SPELLED)})\b", re.IGNORECASE)
 _NUMBER = re.compile(
     rf"(?<!{WORD_LETTER})(?<![0-9_.$€£¥₹])"
-    r"(?P<currency>[$€£¥₹])?(?P<value>-?(?:[0-9]{1,12}(?:,[0-9]{3}){0,3}(?:\.[0-9]{1,9})?|\.[0-9]{1,9}))(?![0-9])(?:\s{0,2}(?P<unit>°\s?[CF]?|%|"
+    r"(?P<currency>[$€£¥₹])?(?P<value>-?(?:[0-9]{1,12}(?:,[0-9]{3}){0,3}(?:\.[0-9]{1,9})?|\.[0-9]{1,9}))(?![0-9])(?:\s{0,2}(?P<unit>°\s?[CF]?|[%¢]|"
     r"[^\W\d_]{1,12}(?:/[^\W\d_]{1,6}|\^?[23])?))?"
 )
 _OPEN = re.compile(
@@ -63,7 +63,8 @@ class NumericOptions:
     def _of(self, match: re.Match[str]) -> frozenset[str]:
         value = _value(match)
         unit = _unit(match)
-        return frozenset(letter for letter, own, own_unit in self.values if _same(value, unit, own, own_unit))
+        exact = frozenset(letter for letter, own, own_unit in self.values if (own, own_unit) == (value, unit))
+        return exact or frozenset(letter for letter, own, own_unit in self.values if _same(value, unit, own, own_unit))
 
 
 def _value(match: re.Match[str]) -> Fraction:

@@ -22,7 +22,7 @@ _LETTERS = rf"[^\W\d_{NO_GAPS}]"
 _TOKEN = re.compile(
     rf"(?P<number>{_DIGITS})|(?P<command>\\(?:[A-Za-z]+|[{{}}|])|[√∛∞∅])|(?P<word>{_LETTERS}+)|"
     r"(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<relation>[=<>≤≥≠≈])|(?P<operator>[-+*/^×÷·⋅±∪∩∈])|"
-    r"(?P<affix>[%°$€£¥₹_|'∠]|(?<=[0-9]):(?=[0-9]))|(?P<comma>,)"
+    r"(?P<affix>[%°$€£¥₹¢_|'∠]|(?<=[0-9]):(?=[0-9]))|(?P<comma>,)"
 )
 _OPERATOR = re.compile(r"[=<>≤≥≠≈+*/^×÷·]")
 _SCALES = frozenset(["hundred", "thousand", "million", "billion", "trillion", "百", "千", "万", "亿"])
@@ -31,7 +31,9 @@ _LONGEST_NAME = 3
 _LONGEST_GAP = 3
 _LONGEST_RUN = 300
 _JOINING = ("operator", "relation", "comma", "open", "affix")
-_UNIT = re.compile(r"\s{0,2}((?:°\s?[CF]?|%|[^\W\d_]{1,14}(?:\^?[23])?))(?:\s?[/·*]\s?[^\W\d_]{1,12}(?:\^?-?[1-3])?)?")
+_UNIT = re.compile(
+    r"\s{0,2}((?:°\s?[CF]?|[%¢€£]|[^\W\d_]{1,14}(?:\^?[23])?))(?:\s?[/·*]\s?[^\W\d_]{1,12}(?:\^?-?[1-3])?)?"
+)
 _MIXED = re.compile(r"\s[0-9]{1,6}\s?/\s?[0-9]")
 _QUANTITY = re.compile(
     rf"[-+]?\s?(?:US)?[$€£¥₹]?\s?-?(?:[0-9]+ )?(?:{_DIGITS})(?:\s?/\s?[0-9]+(?:\.[0-9]+)?)?"
@@ -198,7 +200,7 @@ def _bounds(run: list[_Token], text: str) -> list[tuple[int, int]]:
     if not run or run[-1].end - run[0].start > _LONGEST_RUN:
         return []
     depth = sum((token.kind == "open") - (token.kind == "close") for token in run)
-    while run and run[-1].kind in _JOINING and text[run[-1].start] not in "%°'$€|":
+    while run and run[-1].kind in _JOINING and text[run[-1].start] not in "%°'$€¢|":
         depth -= run[-1].kind == "open"
         run = run[:-1]
     while run and ((depth > 0 and run[0].kind == "open") or _is_idle_start(run[0], text)):
