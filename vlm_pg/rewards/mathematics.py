@@ -208,6 +208,8 @@ def _same_part(gold: Part, found: Part) -> bool:
     if _has_other_case(gold.value or gold.latex, found.value or found.latex):
         return False
     expression, gold_expression = _parse(found.latex), _parse(gold.latex)
+    if any(_is_reversed(part, read) for part, read in ((gold, gold_expression), (found, expression))):
+        return False
     if gold.unit is not None and found.unit is not None:
         factor = found.unit.factor_to(gold.unit)
         if factor is None:
@@ -224,6 +226,11 @@ def _same_part(gold: Part, found: Part) -> bool:
     share, whole = (gold_expression, expression) if gold.is_percent else (expression, gold_expression)
     share, whole = value_of_equation(share), value_of_equation(whole)
     return isinstance(share, sympy.Expr) and isinstance(whole, sympy.Expr) and _equal(share / 100, whole)
+
+
+def _is_reversed(part: Part, expression: Any) -> bool:
+    """Whether an interval's ends are in the wrong order: sympy makes the empty set of "[5, 3)", which equals "(7, 2]"."""
+    return getattr(expression, "is_empty", False) is True and "empty" not in part.latex
 
 
 def _has_other_case(gold: str, found: str) -> bool:

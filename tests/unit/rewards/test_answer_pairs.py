@@ -49,6 +49,9 @@ def test_right_answers_earn_all_and_wrong_neighbours_what_the_formula_says(kind:
         ("$5 and $7", "€5 and €7", False),
         ("3R^2", "3r^2", True),
         ("MV", "mV", False),
+        ("[5, 3)", "[7, 2)", False),
+        ("\\emptyset", "[7, 2)", False),
+        ("\\emptyset", "empty set", True),
     ],
 )
 def test_amounts_and_variables(gold: str, answer: str, is_same: bool) -> None:
