@@ -229,7 +229,7 @@ def _same_part(gold: Part, found: Part) -> bool:
 
 
 def _is_reversed(part: Part, expression: Any) -> bool:
-    """Whether an interval's ends are in the wrong order: sympy makes the empty set of "[5, 3)", which equals "(7, 2]"."""
+    """Whether an interval's ends are in the wrong order: to sympy, "[5, 3)" and "(7, 2]" are one empty set."""
     return getattr(expression, "is_empty", False) is True and "empty" not in part.latex
 
 
