@@ -135,14 +135,18 @@ CUT = 7
 
 
 def _cut_by_edit_list(data: bytes) -> bytes:
-    """Show the video from frame ``CUT`` on: later media time, shorter duration in the only entry of ``elst``."""
+    """Show the video from frame ``CUT`` on, as programs that cut do: the entry of ``elst``, lengths with it."""
     place = data.index(b"elst") + 12
     scale = int.from_bytes(data[data.index(b"mdhd") + 16 :][:4], "big")
     movie_scale = int.from_bytes(data[data.index(b"mvhd") + 16 :][:4], "big")
     duration, media_time = (int.from_bytes(data[place + at : place + at + 4], "big") for at in (0, 4))
     duration -= CUT * movie_scale // RATE
     media_time += CUT * scale // RATE
-    return data[:place] + duration.to_bytes(4, "big") + media_time.to_bytes(4, "big") + data[place + 8 :]
+    data = data[:place] + duration.to_bytes(4, "big") + media_time.to_bytes(4, "big") + data[place + 8 :]
+    for box, at in ((b"tkhd", 24), (b"mvhd", 20)):
+        place = data.index(box) + at
+        data = data[:place] + duration.to_bytes(4, "big") + data[place + 4 :]
+    return data
 
 
 def _without_cues(data: bytes) -> bytes:

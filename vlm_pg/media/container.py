@@ -11,6 +11,7 @@ from typing import Any
 
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.content import FORMAT_WHITELIST, HEAD_BYTES, PROTOCOL_WHITELIST, open_regular, video_format
+from vlm_pg.media.matroska_unit import check_unit
 from vlm_pg.media.mp4_tables import check_tables
 
 # Decoders that give an error for damage they notice, instead of a patched frame, and compare picture hashes (HEVC)
@@ -86,6 +87,8 @@ def judge(path: Path) -> str:
         container_format = video_format(file.read(HEAD_BYTES))
         if container_format == "mov":
             check_tables(file, os.fstat(file.fileno()).st_size)
+        elif container_format == "matroska":
+            check_unit(file, os.fstat(file.fileno()).st_size)
     return container_format
 
 

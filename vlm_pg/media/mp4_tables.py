@@ -16,7 +16,7 @@ from typing import BinaryIO
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.mp4_clock import Clock
 
-_INSIDE = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts", b"moof", b"traf"}
+_INSIDE = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts", b"mvex", b"moof", b"traf"}
 MAX_BOXES = 1_000_000
 SAMPLES_PER_BYTE = 8
 # tables of entries that each begin with a count of samples: bytes of an entry

@@ -1,13 +1,14 @@
-"""MP4 files whose units of time are damaged are refused; odd ones that state less are read at the right times."""
+"""MP4 files whose times are damaged are refused; odd ones that state less are read at the right times."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.clip_table import QUICK
+from tests.support.clip_table import QUICK, X264_B
 from tests.support.clips import RATE, Clip, write
 from vlm_pg.errors import SampleError
 from vlm_pg.media.decode_file import decode_file
@@ -19,17 +20,18 @@ Change = Callable[[bytes], bytes]
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Four seconds with the edit list that FFmpeg writes, without one, and in fragments."""
-    muxers = {
-        "edited": {"use_editlist": "1"},
-        "plain": {"use_editlist": "0"},
-        "fragments": {"movflags": "frag_keyframe+empty_moov+default_base_moof"},
+    """Four seconds with the edit list that FFmpeg writes, without one, in fragments, and (variable) eight seconds."""
+    edited, fragments = {"use_editlist": "1"}, {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
+    made = {
+        "edited": Clip("libx264", "mp4", "edited", QUICK["libx264"], muxer=edited),
+        "reordered": Clip("libx264", "mp4", "reordered", X264_B, muxer=edited),
+        "late": Clip("libx264", "mp4", "late", X264_B, muxer=edited, start=3 * RATE),
+        "plain": Clip("libx264", "mp4", "plain", QUICK["libx264"], muxer={"use_editlist": "0"}),
+        "fragments": Clip("libx264", "mp4", "fragments", QUICK["libx264"], muxer=fragments),
+        "variable": Clip("libx264", "mp4", "variable", QUICK["libx264"], muxer=fragments, variable=True),
     }
     folder = tmp_path_factory.mktemp("clips")
-    return {
-        name: write(Clip("libx264", "mp4", name, QUICK["libx264"], muxer=muxer), folder, frames=FRAMES).read_bytes()
-        for name, muxer in muxers.items()
-    }
+    return {name: write(clip, folder, frames=FRAMES).read_bytes() for name, clip in made.items()}
 
 
 def renamed(box: bytes) -> Change:
@@ -55,7 +57,43 @@ def filled(box: bytes, place: int, byte: bytes) -> Change:
     return change
 
 
-SCALE, LENGTH, TRACK_LENGTH, SEGMENT = 12, 16, 20, 8
+def changed(box: bytes, place: int, number: int, nth: int = 1) -> Change:
+    """The number of four bytes at ``place`` of the contents of the ``nth`` such box."""
+
+    def change(data: bytes) -> bytes:
+        start = -1
+        for _ in range(nth):
+            start = data.index(box, start + 1)
+        start += 4 + place
+        return data[:start] + number.to_bytes(4, "big") + data[start + 4 :]
+
+    return change
+
+
+def shown_last_too_late(data: bytes) -> bytes:
+    """The frame that is shown last gets another offset (ctts): two seconds more."""
+    start = data.index(b"ctts") + 12
+    count = int.from_bytes(data[start - 4 : start], "big")
+    runs = list(struct.iter_unpack(">II", data[start : start + 8 * count]))
+    shown = [512 * (sum(frames for frames, _ in runs[: place + 1])) + offset for place, (_, offset) in enumerate(runs)]
+    return changed(b"ctts", 12 + 8 * shown.index(max(shown)), max(runs[shown.index(max(shown))]) + 25600)(data)
+
+
+def by_trex(duration: int) -> Change:
+    """How long frames of fragments take is stated once, for all (trex), and by no fragment (tfhd)."""
+
+    def change(data: bytes) -> bytes:
+        # in place of the duration a description (the first one) is named, which takes as many bytes
+        data = data.replace(b"tfhd" + bytes.fromhex("00020038"), b"tfhd" + bytes.fromhex("00020032"))
+        for nth in range(1, data.count(b"tfhd") + 1):
+            data = changed(b"tfhd", 8, 1, nth)(data)
+        return changed(b"trex", 12, duration)(data)
+
+    return change
+
+
+SCALE, LENGTH, TRACK_LENGTH, SEGMENT, MEDIA_TIME = 12, 16, 20, 8, 12
+TICKS = 512  # a frame
 UNKNOWN = "is missing or damaged, so the units of its times are not known"
 DAMAGED: dict[str, tuple[Change, str]] = {
     "no mdhd": (renamed(b"mdhd"), f"its media header (mdhd) {UNKNOWN}"),
@@ -66,11 +104,46 @@ DAMAGED: dict[str, tuple[Change, str]] = {
 }
 CONTRADICTORY: dict[str, tuple[Change, str]] = {
     "units too small": (scaled(b"mdhd", SCALE, 100), "so its times cannot be trusted"),
-    "another length": (scaled(b"mdhd", LENGTH, 2), "the durations of its frames (stts) add up to 4.0 s"),
-    "other durations": (scaled(b"stts", 12, 2), "the durations of its frames (stts) add up to 8.0 s"),
+    "units a little too small": (scaled(b"mdhd", SCALE, 1.05), "its track and movie headers state 4.00 and 4.00 s"),
+    "another length": (scaled(b"mdhd", LENGTH, 2), "the durations of its frames (stts) add up to 4.00 s"),
+    "a little longer": (scaled(b"mdhd", LENGTH, 1.05), "the durations of its frames (stts) add up to 4.00 s"),
+    "other durations": (scaled(b"stts", 12, 2), "the durations of its frames (stts) add up to 8.00 s"),
+    "durations a little longer": (scaled(b"stts", 12, 1.05), "the durations of its frames (stts) add up to 4.20 s"),
 }
-TOO_LARGE = {"units too large": (scaled(b"mdhd", SCALE, 1 / 12.8), "states 51.2 s, its track and movie headers 4.0")}
+TOO_LARGE = {
+    "units too large": (
+        scaled(b"mdhd", SCALE, 1 / 12.8),
+        "states 51.20 s, its track and movie headers state 4.00 and 4.00 s",
+    ),
+    "units a little too large": (scaled(b"mdhd", SCALE, 1 / 1.05), "states 4.20 s, its track and movie headers"),
+}
+EDITED = {
+    "segment too short": (scaled(b"elst", SEGMENT, 0.9), "its edit list (elst) shows 3.60 s, its track and movie"),
+    "segment too late": (
+        changed(b"elst", MEDIA_TIME, 6 * TICKS),
+        "s, its track and movie headers state 4.00 and 4.00 s",
+    ),
+}
+REORDERED = {"shown too late": (shown_last_too_late, "with their offsets (ctts) its frames take 6.00 s")}
+OVERLAP = "(trun, tfhd, trex) the one before it has a frame at"
+FRAGMENTS = {
+    "durations of a fragment": (scaled(b"tfhd", 8, 1.125), "begins at 0.480 s (tfdt), and by its durations " + OVERLAP),
+    "durations of a later fragment": (changed(b"tfhd", 8, 2 * TICKS, 3), f"its durations {OVERLAP} 1.200 s"),
+    "durations of all fragments": (
+        by_trex(2 * TICKS),
+        f"begins at 0.480 s (tfdt), and by its durations {OVERLAP} 0.88",
+    ),
+    "fragment too early": (
+        changed(b"tfdt", 8, 20 * TICKS, 4),
+        f"begins at 0.800 s (tfdt), and by its durations {OVERLAP}",
+    ),
+}
+VARIABLE = {"durations of a frame": (changed(b"trun", 24, 40 * TICKS), OVERLAP)}
 CASES = [
+    *((name, "edited") for name in EDITED),
+    *((name, "reordered") for name in CONTRADICTORY | EDITED | REORDERED),
+    *((name, "fragments") for name in FRAGMENTS),
+    *((name, "variable") for name in VARIABLE),
     *((name, "edited") for name in DAMAGED | CONTRADICTORY),
     *((name, "plain") for name in DAMAGED | CONTRADICTORY | TOO_LARGE),
     *((name, "fragments") for name in DAMAGED),
@@ -79,7 +152,7 @@ CASES = [
 
 @pytest.mark.parametrize("damage, clip", CASES)
 def test_damaged_units_of_time_are_refused(damage: str, clip: str, clips: dict[str, bytes], tmp_path: Path) -> None:
-    change, named = (DAMAGED | CONTRADICTORY | TOO_LARGE)[damage]
+    change, named = (DAMAGED | CONTRADICTORY | TOO_LARGE | EDITED | REORDERED | FRAGMENTS | VARIABLE)[damage]
     path = tmp_path / "clip.mp4"
     path.write_bytes(change(clips[clip]))
     with pytest.raises(SampleError, match="cannot be decoded") as refusal:
@@ -106,3 +179,31 @@ def test_lengths_that_are_not_stated_are_no_damage(
     path.write_bytes(ODD[odd](clips[clip]))
     found = decode_file("video", str(path), MediaSettings(), 28).frame_seconds
     assert found[0] == 0 and found[-1] == pytest.approx((FRAMES - 1) / RATE)
+
+
+def without_second_fragment(data: bytes) -> bytes:
+    start = data.index(b"moof", data.index(b"moof") + 4) - 4
+    return data[:start] + data[data.index(b"moof", start + 8) - 4 :]
+
+
+def with_late_media(data: bytes) -> bytes:
+    """As Android's muxer: the length of the media has the time before its first frame, too."""
+    return scaled(b"mdhd", LENGTH, 7 / 4)(data)
+
+
+SOUND: dict[str, tuple[str, Change, float]] = {
+    "all": ("fragments", by_trex(TICKS), 3.96),
+    "a lost fragment leaves a gap": ("fragments", without_second_fragment, 3.96),
+    "late": ("late", lambda data: data, 3.96),
+    "late, in the media's length too": ("late", with_late_media, 3.96),
+    "reordered": ("reordered", lambda data: data, 3.96),
+}
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_what_agrees_is_read(case: str, clips: dict[str, bytes], tmp_path: Path) -> None:
+    clip, change, last = SOUND[case]
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(change(clips[clip]))
+    found = decode_file("video", str(path), MediaSettings(), 28).frame_seconds
+    assert found[0] == 0 and found[-1] == pytest.approx(last)
