@@ -178,6 +178,8 @@ _launch_by_hostfile() {
             _refuse "$HOSTFILE names $NODES nodes, and pdsh, by which DeepSpeed's launcher reaches them, is not installed. \
 Install it, or start this on every node with NODE_RANK=0, 1, ... set."
         fi
+        # pdsh waits for its ssh to every node, and ssh asks nothing of a node that went silent. The user's options count.
+        export PDSH_SSH_ARGS_APPEND="${PDSH_SSH_ARGS_APPEND:-} -o ServerAliveInterval=10 -o ServerAliveCountMax=6"
         echo "Starting DeepSpeed on $NODES nodes ($HOSTFILE)"
         options+=(--force_multi)
         [ -z "${MASTER_ADDR:-}" ] || options+=(--master_addr "$MASTER_ADDR")

@@ -1,4 +1,4 @@
-"""Optimizer states that lie on NVMe are saved, and filled from a checkpoint, bit for bit."""
+"""Optimizer states on NVMe are saved, and filled from a checkpoint, bit for bit; NaN in weights on NVMe is found."""
 
 from __future__ import annotations
 
@@ -26,3 +26,17 @@ def test_states_on_nvme_are_saved_and_loaded(dtype: str, tmp_path: Path) -> None
     launch_ranks("tests.integration.nvme_states", str(tmp_path), dtype, ranks=1, timeout_seconds=1800)
     said = json.loads((tmp_path / "said.json").read_text())
     assert len(said) == 5 and not any(said.values()), said
+
+
+@pytest.mark.matrix
+def test_nan_in_weights_on_nvme_is_found_by_the_rank_that_has_it(tmp_path: Path) -> None:
+    """More weights than DeepSpeed has buffers for them; each rank reads its own part."""
+    if not async_io_builds():
+        pytest.skip("DeepSpeed's async_io needs libaio with its headers")
+    launch_ranks("tests.integration.nvme_weights", str(tmp_path), ranks=2, timeout_seconds=1800)
+    first, last = (json.loads((tmp_path / f"said-{rank}.json").read_text()) for rank in range(2))
+    assert len(first["on nvme"]) == 6 and all(first["on nvme"].values()) and first["on nvme"] == last["on nvme"]
+    assert "NaN or infinities in 1 weights" in first["update"] and first["update"] == last["update"]
+    assert "down_proj" in first["update"]
+    assert "read" not in first and "NaN or infinities in 1 of its weights" in last["read"]
+    assert "model.layers.1.mlp.down_proj.weight in model.safetensors" in last["read"]

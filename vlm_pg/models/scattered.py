@@ -21,6 +21,11 @@ def is_part(weight: torch.Tensor) -> bool:
     return hasattr(weight, "ds_id")
 
 
+def is_on_nvme(weight: torch.Tensor) -> bool:
+    """Whether this rank's part of the weight has to be read from a disk first (ZeRO-3)."""
+    return is_part(weight) and weight.ds_tensor.status.name == "NOT_AVAILABLE"  # type: ignore[attr-defined]
+
+
 def num_elements(parameter: torch.nn.Parameter) -> int:
     """Of the whole weight, wherever its parts lie and however few bits it is kept in."""
     if is_quantized(parameter):
@@ -36,9 +41,23 @@ def whole_shape(parameter: torch.Tensor) -> tuple[int, ...]:
 def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
     """Names of the weights with NaN or infinities among the elements that this rank holds.
 
-    A single reduction and synchronization, unless there are some. Weights that lie on NVMe count as finite.
+    A single reduction and synchronization for all in memory, unless there are some. This rank's parts of weights on
+    NVMe are read one by one.
     """
-    held = {name: _held_here(weight) for name, weight in weights}
+    found: list[str] = []
+    held: dict[str, torch.Tensor] = {}
+    for name, weight in weights:
+        if not is_on_nvme(weight):
+            held[name] = _held_here(weight)
+            continue
+        swapper = weight.nvme_swapper  # type: ignore[attr-defined]
+        swapper.swap_in([weight], async_op=False)
+        found += _not_finite({name: _held_here(weight)})
+        swapper.remove_partition_and_release_buffers([weight])
+    return found + _not_finite(held)
+
+
+def _not_finite(held: dict[str, torch.Tensor]) -> list[str]:
     held = {name: values for name, values in held.items() if values.is_floating_point() and values.numel()}
     if not held or math.isfinite(float(torch.nn.utils.get_total_norm(held.values(), math.inf))):
         return []

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
+from itertools import count
+from types import FrameType
 from typing import Any
 
 from vlm_pg.errors import ModelError
@@ -11,6 +14,13 @@ from vlm_pg.types import CONTROL_TOKEN
 
 _DELIMITER = re.compile(r"<\|.+\|>")
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
+# Lines, calls and returns of Python in one rendering. Qwen2-VL's template has some 200 for an image of a conversation,
+# and 90,000 when it is compiled.
+_MOST_EVENTS = 10_000_000
+
+
+class _Endless(BaseException):
+    """No ``Exception``: jinja2 drops those in some places, and a trace function that has raised is not called again."""
 
 
 def render_chat(processor: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
@@ -21,10 +31,26 @@ def render_chat(processor: Any, messages: Sequence[Mapping[str, Any]], **options
 
     Raises:
         ModelError: the template cannot be rendered. transformers renders it in jinja2's sandbox, which refuses private
-            attributes and long ranges.
+            attributes and long ranges. Nested loops and macros that call themselves are stopped by a count of what
+            Python runs, the same on every rank; one operation without end, such as a power of large numbers, is not.
     """
+    events = count(1)
+
+    def limit(frame: FrameType, event: str, argument: Any) -> Any:
+        if next(events) > _MOST_EVENTS:
+            raise _Endless
+        return limit
+
+    before = sys.gettrace()
     try:
-        text = processor.apply_chat_template(messages, tokenize=False, **options)
+        sys.settrace(limit)  # of this thread
+        try:
+            text = processor.apply_chat_template(messages, tokenize=False, **options)
+        finally:
+            sys.settrace(before)
+    except _Endless:
+        problem = f"loops: one conversation takes more than {_MOST_EVENTS:,} steps of Python"
+        raise _unusable(processor, problem) from None
     except Exception as error:  # a template can raise anything
         raise _unusable(processor, f"cannot be rendered: {type(error).__name__}: {error}") from error
     if not isinstance(text, str):

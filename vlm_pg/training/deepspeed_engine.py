@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -14,7 +14,7 @@ import torch
 from vlm_pg.distributed import RankLayout, SequenceGroup, join_ranks, max_over_ranks
 from vlm_pg.memory import free_bytes
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.scattered import not_finite
+from vlm_pg.models.scattered import is_on_nvme, not_finite
 from vlm_pg.training.deepspeed_config import make_optimizer, offloads_optimizer, read_deepspeed_config
 from vlm_pg.training.deepspeed_states import DividedEach, DividedTogether, link_states
 from vlm_pg.training.engines import (
@@ -117,7 +117,6 @@ class DeepSpeedEngine(Engine):
         # others: each has the gradient of its rows alone.
         self.loss_scale = float(ranks.world_size)
         self._stage = config.get("zero_optimization", {}).get("stage", 0)
-        self._weights_on_nvme = (config["zero_optimization"].get("offload_param") or {}).get("device") == "nvme"
         self._states_linked = False
         self._max_grad_norm = settings.max_grad_norm
         place = "offloaded" if offloads_optimizer(config) else "on the device"
@@ -146,20 +145,10 @@ class DeepSpeedEngine(Engine):
         # DeepSpeed leaves the weights alone when the norm is not finite, and reports it all the same.
         norm = float(self._engine.get_global_grad_norm())
         check_finite(norm)
-        check_updated(self.policy, self._not_finite())
+        check_updated(self.policy, not_finite(self._trained.items()))
         self.policy.weights_changed()
         self._guard.after_step(norm, self._max_grad_norm)
         return norm
-
-    def _not_finite(self) -> list[str]:
-        """Trained weights with NaN or infinities here; those on NVMe are gathered one by one."""
-        if not self._weights_on_nvme:
-            return not_finite(self._trained.items())
-        found = []
-        for name, weight in self._trained.items():
-            with _gathered([weight]):
-                found += not_finite([(name, weight.data)])
-        return found
 
     def _link_states(self) -> None:
         """After the first update of ZeRO-1 and 2: DeepSpeed tells weights where their states lie once the first of its
@@ -228,10 +217,19 @@ class DeepSpeedEngine(Engine):
 
 @contextmanager
 def _gathered(weights: Iterable[torch.nn.Parameter]) -> Iterator[None]:
-    """ZeRO-3: every rank holds these weights whole inside. A collective."""
+    """ZeRO-3: every rank holds these weights whole inside. A collective.
+
+    DeepSpeed reads weights on NVMe through a few buffers (``offload_param.buffer_count``), and keeps a buffer for each
+    weight that is gathered. These are gathered one after the other, and leave it.
+    """
     import deepspeed
 
-    with deepspeed.zero.GatheredParameters(list(weights)):
+    weights = list(weights)
+    with ExitStack() as stack:
+        for weight in filter(is_on_nvme, weights):
+            stack.enter_context(deepspeed.zero.GatheredParameters([weight]))
+            cast("Any", weight).nvme_swapper.remove_partition_and_release_buffers([weight])
+        stack.enter_context(deepspeed.zero.GatheredParameters([weight for weight in weights if not is_on_nvme(weight)]))
         yield
 
 

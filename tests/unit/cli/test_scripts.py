@@ -215,6 +215,17 @@ def test_a_hostfile_starts_deepspeed_on_its_nodes(checkout: Path) -> None:
     assert "--no_ssh --node_rank 0 --master_addr 127.0.0.1" in train(checkout, "configs/mine.yaml", **named)[-1]
 
 
+def test_ssh_asks_whether_the_nodes_are_there_and_keeps_to_the_users_options(checkout: Path) -> None:
+    for name, text in (("pdsh", ""), ("deepspeed", '#!/bin/bash\necho "ssh $PDSH_SSH_ARGS_APPEND"\n')):
+        (checkout / ".venv/bin" / name).write_text(text)
+        (checkout / ".venv/bin" / name).chmod(0o755)
+    named = {"VLM_PG_HOSTFILE": "scripts/nodes/hostfile", "FAKE_ENGINE": "deepspeed"}
+    asks = "-o ServerAliveInterval=10 -o ServerAliveCountMax=6"
+    assert train(checkout, "configs/mine.yaml", **named)[-1].split() == ["ssh", *asks.split()]
+    mine = "-o ServerAliveInterval=5"  # ssh takes the first of two
+    assert train(checkout, "configs/mine.yaml", PDSH_SSH_ARGS_APPEND=mine, **named)[-1] == f"ssh {mine} {asks}"
+
+
 def test_an_allocation_of_several_nodes_starts_a_task_for_each_gpu(checkout: Path) -> None:
     (checkout / ".venv/bin/srun").write_text(STUB)
     (checkout / ".venv/bin/srun").chmod(0o755)

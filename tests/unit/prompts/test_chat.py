@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from tests.support.tiny import CHAT_TEMPLATE, tiny_processor
 from vlm_pg.errors import ModelError, SampleError
 from vlm_pg.prompts.builder import PromptBuilder
-from vlm_pg.prompts.chat import control_tokens
+from vlm_pg.prompts.chat import control_tokens, render_chat
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.types import DecodedMedia, MediaRef, Prompt, Sample
 
@@ -57,6 +59,62 @@ def test_a_template_that_cannot_be_used_is_one_error_that_names_it(template: Any
     with pytest.raises(ModelError, match=f"The chat template of the model .*{problem}") as got:
         build(with_template(template))
     assert "Copy chat_template.jinja" in str(got.value)
+
+
+NESTED = "{% for a in range(90000) %}{% for b in range(90000) %}{% for c in range(90000) %}"
+ENDS = "{% endfor %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "in_thread"),
+    [
+        (NESTED + ENDS, False),
+        (NESTED + ENDS, True),
+        ("{% set m = messages * 9000 %}{% for a in m %}{% for b in m %}{% for c in m %}" + ENDS, False),
+        ("{% for a in range(90000) %}{{ range(90000) | map('string') | select('==', 'x') | list }}{% endfor %}", False),
+        ("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(90) }}", False),
+    ],
+    ids=["ranges", "in a thread", "lists", "filters", "macro"],
+)
+def test_a_template_that_loops_for_ever_is_stopped(template: str, in_thread: bool) -> None:
+    """In any thread; a debugger's trace function is back afterwards."""
+
+    def trace(*_: Any) -> None: ...
+
+    def rendered() -> Any:
+        sys.settrace(trace)
+        try:
+            with pytest.raises(ModelError, match="takes more than 10,000,000 steps of Python") as got:
+                render_chat(with_template(template), [{"role": "user", "content": "Who?"}])
+            return str(got.value), sys.gettrace()
+        finally:
+            sys.settrace(None)
+
+    if in_thread:
+        with ThreadPoolExecutor(1) as pool:
+            message, after = pool.submit(rendered).result()
+    else:
+        message, after = rendered()
+    assert "The chat template of the model" in message and "Copy chat_template.jinja" in message
+    assert after is trace
+
+
+# As Qwen2-VL's.
+COUNTING = (
+    "{% set image_count = namespace(value=0) %}{% set video_count = namespace(value=0) %}{% for message in messages %}"
+    "<|im_start|>{{ message['role'] }}\n{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}"
+    "{% set image_count.value = image_count.value + 1 %}"
+    "{% if add_vision_id %}Picture {{ image_count.value }}: {% endif %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+)
+
+
+def test_a_conversation_with_more_images_than_a_context_holds_is_rendered() -> None:
+    content = [{"type": "image"}] * 20_000
+    text = render_chat(with_template(COUNTING), [{"role": "user", "content": content}], add_vision_id=True)
+    pictures = (f"Picture {number}: <|vision_start|><|image_pad|><|vision_end|>" for number in range(1, 20_001))
+    assert text == f"<|im_start|>user\n{''.join(pictures)}<|im_end|>\n"
 
 
 def taught(*tokens: str, special: bool) -> Any:

@@ -1,0 +1,93 @@
+"""NaN in weights that lie on NVMe: python -m torch.distributed.run ... -m ... OUT.
+
+Every rank writes OUT/said-<rank>.json: which weights are on NVMe and whether they are gathered as they were read, and
+the errors of an update that leaves NaN on rank 1 and of reading a model with NaN there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.integration.nvme_states import WIDER
+from tests.support.layouts import LAYOUTS, train_steps, training_settings
+from tests.support.tiny import tiny_model, tiny_processor
+from vlm_pg.distributed import RankLayout, barrier, disconnect, end_rank
+from vlm_pg.errors import ModelError, NotFiniteError
+from vlm_pg.models.loading import load_policy
+from vlm_pg.models.policy import Policy
+from vlm_pg.models.scattered import is_on_nvme
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect, scattered_reading
+from vlm_pg.training.settings import TrainingSettings
+
+# Each rank's half is 1 MB, so it goes to NVMe. As the file has it.
+WEIGHT = "model.layers.1.mlp.down_proj.weight"
+
+
+def save_model(folder: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]}
+    model = tiny_model(**WIDER | {"intermediate_size": 2048}, rope_parameters=rope)
+    model.save_pretrained(folder)
+    tiny_processor().save_pretrained(folder)
+
+
+def settings_of(out: Path, ranks: RankLayout) -> TrainingSettings:
+    place = {"device": "nvme", "nvme_path": str(out), "buffer_size": 2**20, "max_in_cpu": 0}
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 0, "offload_param": place}
+    zero["offload_optimizer"] = {"device": "cpu"}
+    file = out / f"deepspeed-{ranks.rank}.json"
+    file.write_text(json.dumps({"zero_optimization": zero, "zero_force_ds_cpu_optimizer": False}))
+    return training_settings(LAYOUTS["torch-1"], file)
+
+
+def read_model(model: Path, settings: TrainingSettings) -> Policy:
+    of_model = ModelSettings(path=str(model), dtype="fp32", train=("language",))
+    return load_policy(model, device="cpu", settings=of_model, reading=scattered_reading(settings, torch.float32))
+
+
+def run(out: Path, ranks: RankLayout) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    if ranks.is_first:
+        save_model(out / "whole")
+        tensors = load_file(out / "whole" / "model.safetensors")
+        save_model(out / "broken")
+        tensors[WEIGHT].view(-1)[-1] = torch.nan
+        save_file(tensors, out / "broken" / "model.safetensors", metadata={"format": "pt"})
+    barrier()
+    settings = settings_of(out, ranks)
+    engine = DeepSpeedEngine(read_model(out / "whole", settings), settings, ranks)
+    on_nvme = [name for name, weight in engine.policy.model.named_parameters() if is_on_nvme(weight)]
+    with engine.full_weights():
+        got = {name: weight.detach().clone() for name, weight in engine.policy.model.named_parameters()}
+    read = dict(load_policy(out / "whole", device="cpu").model.named_parameters())
+    said["on nvme"] = {name: torch.equal(got[name], read[name]) for name in on_nvme}
+    train_steps(engine, ranks, steps=[0], questions=2)
+    for piece in engine.states.slices() if ranks.rank else ():
+        if piece.kind == "exp_avg" and piece.weight.endswith("layers.1.mlp.down_proj.weight"):
+            piece.values[-1] = torch.nan
+    try:
+        train_steps(engine, ranks, steps=[1], questions=2)
+    except NotFiniteError as error:
+        said["update"] = str(error)
+    try:
+        read_model(out / "broken", settings)
+    except ModelError as error:
+        said["read"] = str(error)
+    barrier()
+    return said
+
+
+if __name__ == "__main__":
+    out = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    connect()
+    ranks = RankLayout.here()
+    (out / f"said-{ranks.rank}.json").write_text(json.dumps(run(out, ranks)))
+    disconnect()
+    end_rank(0)
