@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from tests.support.processes import ROOT
 from vlm_pg.cli import main
+from vlm_pg.watch import launcher
 from vlm_pg.watch.launcher import watch_launcher
 
 # Starts the first of its arguments as a program with the others, and ends with its standard input. Its name looks like
-# the fields that follow it in /proc/PID/stat.
+# the fields that follow it in /proc/PID/stat; it does not hold the pipe that the rank prints to.
 PARENT = """
-import subprocess, sys
+import os, subprocess, sys
 
 open("/proc/self/comm", "w").write("a) S 1 1")
 subprocess.Popen([sys.executable, "-c", *sys.argv[1:]])
+os.close(1)
 sys.stdin.read()
 """
 RANK = """
@@ -76,6 +80,20 @@ def test_a_rank_stops_whose_stderr_was_a_pipe_to_its_launcher() -> None:
         first.stderr.close()
         first.kill()
         assert first.stdout.readline() == "True\n"
+
+
+def test_a_shell_that_torchrun_was_started_from_may_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watched are torchrun alone, and of DeepSpeed's two what the system shows."""
+    watched: queue.Queue[tuple[str, list[int]]] = queue.Queue()
+    monkeypatch.setattr(launcher, "_watch", lambda *arguments: watched.put(arguments))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    watch_launcher()
+    assert watched.get() == ("torchrun", [os.getppid()])
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    monkeypatch.setenv("CROSS_RANK", "1")
+    monkeypatch.setattr(launcher, "Path", lambda _: Path("absent"))
+    watch_launcher()
+    assert watched.get() == ("deepspeed", [os.getppid()])
 
 
 def test_every_command_watches_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
