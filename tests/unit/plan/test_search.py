@@ -209,7 +209,7 @@ def test_prompts_are_shortened_where_nothing_else_is_left_to_change(run_file: Pa
 def test_the_largest_prompt_and_budget_are_followed(run_file: Path) -> None:
     """Frames that make such a prompt, of which a tenth more is too much; and a budget for prompts as they are."""
     base, gib = [*BASES["bf16 with a KL term"], "media.max_frames=16", "prompt.max_prompt_tokens=100000"], 8.0
-    base += ["training.micro_batch_tokens=100512"]
+    base += ["training.micro_batch_tokens=100512", "training.prompts_per_step=60"]
     printed = "\n".join(verdict_lines(*planned(load_config(run_file, base), 1), gib))
     numbers = re.findall(r"largest .* that fits: ([\d,]+) tokens", printed)
     prompt, budget = (int(number.replace(",", "")) for number in numbers)
@@ -219,6 +219,10 @@ def test_the_largest_prompt_and_budget_are_followed(run_file: Path) -> None:
         words = [f"media.max_frames={(tokens - 512) // 128 * 2}", f"prompt.max_prompt_tokens={tokens}"]
         words += [f"training.micro_batch_tokens={tokens + 512}"]
         assert plan_to_fit(*planned(load_config(run_file, [*base, *words]), 1), gib).fits(gib) is fits
-    # Followed as it stands: a step's six prompts may not fill it.
-    words = [f"training.micro_batch_tokens={budget}", "prompt.max_prompt_tokens=2000"]
-    assert plan_to_fit(*planned(load_config(run_file, [*base, *words]), 1), gib).fits(gib)
+    # Whatever budget is set; a step's prompts would fill either.
+    wide = [*base, "training.micro_batch_tokens=200000"]
+    again = "\n".join(verdict_lines(*planned(load_config(run_file, wide), 1), gib))
+    assert re.findall(r"largest .* that fits: ([\d,]+) tokens", again) == numbers
+    for factor, fits in ((1.0, True), (1.1, False)):
+        words = [f"training.micro_batch_tokens={int(budget * factor)}", "prompt.max_prompt_tokens=2000"]
+        assert plan_to_fit(*planned(load_config(run_file, [*base, *words]), 1), gib).fits(gib) is fits
