@@ -226,3 +226,7 @@ def test_the_largest_prompt_and_budget_are_followed(run_file: Path) -> None:
     for factor, fits in ((1.0, True), (1.1, False)):
         words = [f"training.micro_batch_tokens={int(budget * factor)}", "prompt.max_prompt_tokens=2000"]
         assert plan_to_fit(*planned(load_config(run_file, [*base, *words]), 1), gib).fits(gib) is fits
+    # Fewer prompts leave room for what their features take, and are no reason to fill less.
+    few = "\n".join(verdict_lines(*planned(load_config(run_file, [*base, "training.prompts_per_step=6"]), 1), gib))
+    largest = int(re.findall(r"micro_batch_tokens that fits: ([\d,]+)", few)[0].replace(",", ""))
+    assert budget <= largest <= 1.1 * budget
