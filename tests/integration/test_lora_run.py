@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from data_pipelines.embedded import main as prepare_embedded
 from tests.support.runs import ROOT, read_lines, run_cli
+from tests.support.short_run import short_run, train_here
 
 peft = pytest.importorskip("peft")
 
@@ -92,6 +93,12 @@ def test_a_checkpoint_loads_with_peft(folder: Path, whole: tuple[Path, str]) -> 
     saved = adapter(whole[0], STEPS)
     assert loaded.keys() == saved.keys()
     assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+
+
+def test_a_rate_of_full_fine_tuning_is_warned_about(tmp_path: Path) -> None:
+    config = short_run(tmp_path, model={"lora": {}}, training={"steps": 1, "learning_rate": 1e-6})
+    ended = train_here(config)
+    assert ended.code == 0 and "its peak learning rate is 1e-06, a rate of full fine-tuning" in ended.printed
 
 
 def test_other_adapter_settings_are_refused_on_resume(folder: Path, whole: tuple[Path, str]) -> None:

@@ -128,7 +128,9 @@ def test_decoding_fills_the_cache(folder: Folder) -> None:
 
 
 def test_what_is_trained_on_is_found_in_evaluation_by_content(folder: Folder) -> None:
-    held = [about(1, "again.mov"), about(2, "b.png"), about(3, "c.png"), record(4, problem="Which colour has lamp 1?")]
+    """And once each: a question about a medium that is trained on is no finding of its own."""
+    held = [about(1, "again.mov"), about(2, "b.png", problem="Which colour has lamp 4?"), about(3, "c.png")]
+    held.append(record(4, problem="Which colour has lamp 1?"))
     code, found = folder.check(CLEAN, held)
     assert code == 1
     assert found == {

@@ -59,11 +59,20 @@ def test_gold_answers_are_compared_by_what_the_run_rewards(folder: Folder) -> No
     own = {"functions": functions, "accuracy_weight": 0.0}
     assert list(folder.check(pair, reward=own)[1]) == ["duplicate_question?"]
     assert list(folder.check(pair, reward={"functions": functions})[1]) == ["contradictory_answer"]
+    # beside accuracy a function does not decide
+    halves = [asked(1, "numerical", "0.5"), asked(2, "numerical", ".5")]
+    assert list(folder.check(halves, reward={"functions": functions})[1]) == ["duplicate_question?"]
+    assert list(folder.check(halves, reward=own)[1]) == ["contradictory_answer"]
     # where nothing that counts reads answers, accuracy does
     shape = {"accuracy_weight": 0.0, "length": {"weight": 1.0}}
     assert list(folder.check(pair, reward=shape)[1]) == ["contradictory_answer"]
     reading = [asked(1, "OCR", "Open"), asked(2, "OCR", "open")]
     assert list(folder.check(reading, reward={"ocr_case_sensitive": False})[1]) == ["duplicate_question?"]
+
+
+def test_a_gold_answer_that_earns_nothing_is_that_of_its_copy(folder: Folder) -> None:
+    code, found = folder.check([asked(1, "numerical", "many"), asked(2, "numerical", "many")])
+    assert (code, set(found)) == (1, {"unscorable_gold_answer", "duplicate_question?"})
 
 
 def test_what_training_refuses_is_not_trained_on(folder: Folder) -> None:
@@ -82,3 +91,11 @@ def test_what_training_refuses_is_not_trained_on(folder: Folder) -> None:
     code, found = folder.check(kept, [held[0], about(3, "c.png")], prompt=limit)
     assert set(found) == {"equal_options", "media_trained_on"}
     assert len(found["media_trained_on"]) == 2
+
+
+def test_evaluation_sets_are_compared_with_training_alone(folder: Folder) -> None:
+    """Two of them may ask the same question; a medium that stands twice in a record is named once."""
+    both = {name: str(folder.path / "held.jsonl") for name in ("one", "two")}
+    assert folder.check((), [record(1)], data={"eval": both}) == (0, {})
+    _, found = folder.check([about(1, "a.png")], [about(2, "b.png") | {"path": ["a.png", "b.png"]}])
+    assert found == {"media_trained_on": ["data.eval.held, held.jsonl:1 2"]}

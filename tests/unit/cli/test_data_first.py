@@ -31,8 +31,9 @@ def record(number: int, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """``good.jsonl`` of 3 records, ``empty.jsonl``, and a prepared set without an eval split."""
-    (tmp_path / "good.jsonl").write_text("".join(json.dumps(record(number)) + "\n" for number in range(3)))
+    """``good.jsonl`` of 3 records, one of another source, ``empty.jsonl``, a prepared set without an eval split."""
+    records = [record(0), record(1), record(2, data_source="other")]
+    (tmp_path / "good.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "set").mkdir()
     write_shards(tmp_path / "set", "train", [parse_record(record(1))])
@@ -73,8 +74,19 @@ def test_sets_that_a_run_does_not_read_may_be_missing(folder: Path, capsys: pyte
     steps = {"steps": 1, "prompts_per_step": 3}
     assert cli.main(["train", str(config(folder, data, training=steps)), "eval.before=false", "eval.after=false"]) == 2
     assert "no_model" in capsys.readouterr().err
+    for once in ("eval.before=true", "eval.after=true", "eval.every=1"):
+        assert cli.main(["train", str(folder / "run.yaml"), "eval.before=false", "eval.after=false", once]) == 2
+        assert "error: data.eval.held: " in capsys.readouterr().err
     assert cli.main(["check", str(folder / "run.yaml"), "eval.sets=[other]"]) == 2
     assert "no_model" in capsys.readouterr().err
+    assert cli.main(["check", good, str(folder / "run.yaml")]) == 2
+    assert "no_model" in capsys.readouterr().err
+
+
+def test_of_several_training_sets_the_missing_one_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sets = {"one": str(folder / "good.jsonl"), "two": str(folder / "absent.jsonl")}
+    assert cli.main(["train", str(config(folder, {"train": sets}))]) == 2
+    assert "error: data.train.two: " in capsys.readouterr().err
 
 
 def test_nothing_heavy_is_imported_before(folder: Path) -> None:
@@ -90,13 +102,13 @@ def test_nothing_heavy_is_imported_before(folder: Path) -> None:
     assert done.stderr.count("absent.jsonl' does not exist") == 4
 
 
-@pytest.mark.parametrize("changes", [{}, {"limit": 2}, {"mixture": {"unknown": 1.0}}])
+@pytest.mark.parametrize("changes", [{}, {"limit": 2}, {"mixture": {"unknown": 1.0, "other": 0.0}}])
 def test_a_step_of_more_questions_than_there_are_is_refused(folder: Path, changes: dict[str, Any]) -> None:
     """Before the model is loaded: there is none."""
     path = config(
         folder, {"train": str(folder / "good.jsonl"), **changes}, training={"steps": 1, "prompts_per_step": 4}
     )
-    usable = changes.get("limit", 3)
+    usable = 2 if changes else 3
     ended = train_here(path)
     assert ended.code == 2 and not (folder / "run").exists()
     assert (
@@ -117,3 +129,7 @@ def test_a_step_of_fewer_questions_for_bad_records_is_said(folder: Path) -> None
     ]
     with pytest.raises(ConfigError, match=r"has 2 usable question\(s\)\. A step asks no question twice"):
         check_step_size(load_config(path), 2, 1, told.append)
+    with (folder / "good.jsonl").open("a") as file:
+        file.write(json.dumps({"problem_id": 3}) + "\n")
+    printed = train_here(path, f"data.train={folder / 'good.jsonl'}").printed
+    assert "has 3 usable question(s) beside 1 bad record(s): a step asks 3" in printed and "no_model" in printed

@@ -39,6 +39,18 @@ def test_pixels_of_qwens_own_reader(tmp_path: Path, name: str):
     assert media.frames.shape[0] == 1 and media.frames.dtype == np.uint8
 
 
+def test_images_have_bounds_of_their_own(tmp_path: Path):
+    """Not those of video frames: small ones are scaled up, large ones down, and a side that would vanish is refused."""
+    of_frames = {"min_pixels": 784, "max_pixels": 784}
+    for name, height, width in (("small.png", 28, 28), ("large.png", 280, 280), ("narrow.png", 31, 639)):
+        picture(height, width).save(tmp_path / name)
+    assert decode(tmp_path / "small.png", image_min_pixels=16 * 784, **of_frames).frames.shape[2:] == (112, 112)
+    assert decode(tmp_path / "large.png", image_max_pixels=4 * 784, **of_frames).frames.shape[2:] == (56, 56)
+    with pytest.raises(SampleError) as got:
+        decode(tmp_path / "narrow.png", image_max_pixels=20 * 784)
+    assert got.value.reason == "too_narrow"
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_is_applied(tmp_path: Path, orientation: int):
     """Stored turned with the tag that turns it back, the picture comes out like the upright one."""

@@ -100,6 +100,10 @@ def test_faults():
     assert got.value.reason == "too_few_frames"
     with pytest.raises(SampleError, match=r"2010x10 \(aspect ratio 201\)\. Ratios up to 200 are allowed\. Crop"):
         sampling.resized_size(10, 2010, 1, math.inf)
+    for empty in ((0, 100), (100, 0), (0, 0)):
+        with pytest.raises(SampleError) as got:
+            sampling.resized_size(*empty, 1, math.inf)
+        assert got.value.reason == "bad_aspect_ratio"
     with pytest.raises(SampleError, match=r"639x31; .* At least 28 are needed\. Raise max_pixels, crop") as got:
         sampling.resized_size(31, 639, 4 * 784, 20 * 784)
     assert got.value.reason == "too_narrow"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vlm_pg.bench.shapes import LanguageShape
+from vlm_pg.bench.shapes import LanguageShape, LinearAttention
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.memory import GIB
 from vlm_pg.models.settings import PARTS, LoraSettings, ModelSettings
@@ -335,6 +335,10 @@ def test_sequence_ranks_that_heads_cannot_be_divided_over_are_not_named() -> Non
     for gpu in (10, 20, 40):
         remedy = first_remedy(FORMULAS, published_setup(SEVEN, 3600, 64), gpu)
         assert remedy is None or remedy.setup.sequence_parallel <= 4
+    # 6 value heads and 2 key heads of linear attention beside them: two.
+    linear = replace(FORMULAS.language, linear=LinearAttention(3, 2, 6, 4, 4, 4))
+    for shape, expected in ((FORMULAS, ["SP 2", "SP 4"]), (replace(FORMULAS, language=linear), ["SP 2"])):
+        assert [option.short for option in levers(shape, Setup(ranks=64))["sequence parallelism"]] == expected
 
 
 def test_the_table_of_public_models() -> None:

@@ -65,12 +65,13 @@ def test_optimizer_states_that_are_not_whole_are_refused(tmp_path: Path) -> None
     file = tmp_path / "optimizer" / "rank-00000-00000.safetensors"
     whole = load_file(file)
     first = next(name for name in whole if name.endswith("/exp_avg/0"))
-    size = whole[first].numel()
+    rest, size = {name: tensor for name, tensor in whole.items() if name != first}, whole[first].numel()
     for tensors, said in (
-        ({name: tensor for name, tensor in whole.items() if name != first}, f"lacks exp_avg of .* 0 to {size - 1}"),
+        (rest, f"lacks exp_avg of .* 0 to {size - 1}"),
         (whole | {first: whole[first][:-1].clone()}, f"lacks exp_avg of .* from element {size - 1} to {size - 1}"),
-        ({}, "lacks exp_avg of"),
+        (rest | {f"{first[:-1]}1": whole[first][1:].clone()}, f"lacks exp_avg of .* 0 to {size - 1}"),
         (whole | {first: whole[first].double()}, "is no run of fp32 numbers"),
+        (whole | {first: whole[first][None]}, "is no run of fp32 numbers"),
     ):
         save_file(tensors, file)
         again, *_ = engine_and_parts()

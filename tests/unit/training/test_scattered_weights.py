@@ -1,4 +1,5 @@
-"""Weights written one by one are the files of ``save_pretrained``, also where a file's tensor is made of several."""
+"""Weights written one by one are the files of ``save_pretrained``, also where a file's tensor is made of several; and
+which of a rank's elements must be finite."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from safetensors.torch import load_file
 from transformers.core_model_loading import Chunk, WeightConverter
 
 from tests.support.tiny import tiny_model
+from vlm_pg.distributed import RankLayout
+from vlm_pg.models.scattered import not_finite
 from vlm_pg.training.scattered_weights import save_scattered
 
 
@@ -50,3 +53,15 @@ def test_the_files_are_those_of_save_pretrained(joined: bool, tied: bool, shard_
 def test_a_rank_that_does_not_write_leaves_nothing(tmp_path: Path) -> None:
     save_scattered(tiny_model("qwen2"), tmp_path, gathered, is_writer=False, shard_bytes=30_000)
     assert not list(tmp_path.iterdir())
+
+
+def test_padding_behind_the_last_rank_s_part_may_be_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 3 elements the second of two ranks has one."""
+    weight: Any = torch.nn.Parameter(torch.empty(0))
+    weight.ds_id, weight.ds_numel, weight.ds_tensor = 0, 3, torch.tensor([1.0, torch.nan])
+    for rank, found in ((1, []), (0, ["w"])):
+        monkeypatch.setattr(RankLayout, "here", lambda rank=rank: RankLayout(rank, 2))
+        assert not_finite([("w", weight)]) == found
+    monkeypatch.setattr(RankLayout, "here", lambda: RankLayout(1, 2))
+    weight.ds_tensor[0] = torch.nan
+    assert not_finite([("w", weight)]) == ["w"]
