@@ -143,7 +143,9 @@ def check_step_size(config: RunConfig, usable: int, bad: int, warn: Callable[[st
     if usable >= wanted:
         return
     line = f"training.prompts_per_step is {wanted}, and {config.data.train_shown} has {usable} usable question(s)"
-    if usable + bad < wanted:
+    data = config.data
+    is_limited = data.limit is not None and data.limit * len(data.asked_sets) < wanted
+    if usable + bad < wanted or is_limited:
         raise ConfigError(
             f"{line}. A step asks no question twice. Set training.prompts_per_step to {usable} or less, or use more "
             "records (data.train, data.limit, data.mixture)."

@@ -129,6 +129,8 @@ def test_a_step_of_fewer_questions_for_bad_records_is_said(folder: Path) -> None
     ]
     with pytest.raises(ConfigError, match=r"has 2 usable question\(s\)\. A step asks no question twice"):
         check_step_size(load_config(path), 2, 1, told.append)
+    with pytest.raises(ConfigError, match=r"has 3 usable question\(s\)\. A step .* \(data\.train, data\.limit"):
+        check_step_size(load_config(path, ["data.limit=3"]), 3, 9, told.append)
     with (folder / "good.jsonl").open("a") as file:
         file.write(json.dumps({"problem_id": 3}) + "\n")
     printed = train_here(path, f"data.train={folder / 'good.jsonl'}").printed
