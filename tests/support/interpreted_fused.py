@@ -114,17 +114,17 @@ def comparisons() -> None:
     dtype = torch.float16
     for family in ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"):
         policy = tiny_policy(family=family, dtype=dtype)
-        print(f"comparison {family}: {choice._difference(policy.language_model, policy.device, dtype)}")
+        print(f"comparison {family}: {choice.judged(policy.language_model, policy.device, dtype)}")
     policy = tiny_policy(family="qwen3_vl", dtype=torch.float16)
     for module in policy.language_model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.weight.data = torch.rand(module.weight.shape).half()
             one_rounding(module)
-    print(f"comparison one rounding: {choice._difference(policy.language_model, policy.device, torch.float16)}")
+    print(f"comparison one rounding: {choice.judged(policy.language_model, policy.device, dtype)}")
     policy = tiny_policy(family="qwen3_vl", dtype=dtype)
     for layer in policy.language_model.layers:
         layer.mlp.__class__ = type("OneMore", (type(layer.mlp),), {"forward": one_more})
-    print(f"comparison one more: {choice._difference(policy.language_model, policy.device, dtype)}")
+    print(f"comparison one more: {choice.judged(policy.language_model, policy.device, dtype)}")
 
 
 def one_rounding(norm: Any) -> None:

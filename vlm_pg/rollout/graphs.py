@@ -51,7 +51,7 @@ def decoding_line(policy: Policy, settings: RolloutSettings) -> str:
     off_because = _off_because(policy, settings, divided=False)
     line = f"decoding: {f'no CUDA graphs: {off_because}' if off_because else 'steps are replayed from CUDA graphs'}"
     if policy.device.type == "cuda":
-        line += f"; norms, gates, rotary positions, merging: {fused_step(policy, settings).name}"
+        line += f"; its small operations: {fused_step(policy, settings).name}"
         if policy.family.linear_attention:
             line += f"; states of linear-attention layers: {rule_of(policy).name}"
     return line

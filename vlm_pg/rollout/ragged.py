@@ -173,7 +173,7 @@ class RaggedDecoder:
         self.graphs = GraphUse.of(policy, settings, prompts is not None)
         self._prompts = prompts
         self._fused, self._rule = operators.fused, operators.rule
-        self.fused = self._fused.kernels
+        self.fused = self._fused.statistics
         self.graphs.fused = self._fused.name if policy.device.type == "cuda" else None
         self.graphs.linear_rule = None if self._rule is None else self._rule.name
         self._memory = None if self.graphs.off_because else GraphMemory(policy.device)
@@ -253,6 +253,6 @@ class RaggedDecoder:
     def _new_step(self) -> DecodeGraph:
         prompts = self._prompts or PromptPart(self._store, self.rows(), self._policy.kernel)
         kernel = self._policy.kernel
-        context = RaggedContext(self._own, prompts, kernel, self._states, self._rule, self.fused)
+        context = RaggedContext(self._own, prompts, kernel, self._states, self._rule, self._fused.merges)
         rows, layers = self._own.num_rows, self._fused.layers
         return DecodeGraph(self._policy, context, rows, self._memory, self.graphs, layers)

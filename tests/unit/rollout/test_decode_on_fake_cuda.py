@@ -83,7 +83,7 @@ def step_of(policy: Policy, strict: Strict, monkeypatch: pytest.MonkeyPatch, fus
         own.move((), ROWS, 64)
         own.set_lengths(dict.fromkeys(range(7), 3))
     prompts = PromptPart(store, paths, policy.kernel)
-    context = RaggedContext(own, prompts, policy.kernel, OwnStates(CUDA), merges=fused.kernels)
+    context = RaggedContext(own, prompts, policy.kernel, OwnStates(CUDA), merges=fused.merges)
     return DecodeGraph(policy, context, ROWS, None, GraphUse(), fused.layers)
 
 

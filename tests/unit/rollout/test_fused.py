@@ -8,15 +8,17 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from tests.support.groups import tiny_policy
 from vlm_pg.rollout.fused import choice
-from vlm_pg.rollout.fused.choice import FusedStep, fused_step, fused_unchecked
+from vlm_pg.rollout.fused.choice import KERNELS, fused_step, fused_unchecked, judged
 from vlm_pg.rollout.settings import RolloutSettings
 
 pytest.importorskip("triton")
@@ -36,8 +38,8 @@ def test_kernels_give_what_torch_gives() -> None:
             assert float(unequal) == 0, name
         assert float(error) < 2e-6, name
     *agreeing, norm, gate = (line.removeprefix("comparison ") for line in lines if line.startswith("comparison"))
-    assert len(agreeing) == 4 and all(line.endswith(": None") for line in agreeing), agreeing
-    assert "Qwen3VLTextRMSNorm differs by" in norm and "OneMore differs by" in gate
+    assert len(agreeing) == 4 and all(line.endswith(": {}") for line in agreeing), agreeing
+    assert "{'norms': 'Qwen3VLTextRMSNorm is " in norm and "{'gates': 'OneMore is " in gate
 
 
 def steps_agree(line: str, steps: int) -> None:
@@ -121,14 +123,103 @@ class Elsewhere:
         return getattr(self._policy, name)
 
 
+def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return (F.silu(gate.float()) * up.float()).to(gate.dtype)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: bool) -> torch.Tensor:
+    normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + epsilon)
+    return (normed * (weight.float() + around_one)).to(x.dtype)
+
+
+def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        first, second, rest = x.float().split([size // 2, size // 2, x.shape[-1] - size], -1)
+        along = torch.cat([first, second], -1) * cos.float()
+        return torch.cat([along + torch.cat([-second, first], -1) * sin.float(), rest], -1).to(x.dtype)
+
+    size = cos.shape[-1]
+    return turned(q), turned(k)
+
+
+def merge_parts(own: Any, own_lse: Any, parts: Any, parts_lse: Any, places: Any, dtype: torch.dtype) -> Any:
+    rows, heads = own.shape[:2]
+    values = torch.cat([own[None], parts.view(-1, *own.shape)]).float()
+    lse = torch.cat([own_lse.t()[None], parts_lse.view(-1, rows, heads)])
+    return torch.einsum("prn,prnh->rnh", lse.softmax(0), values).to(dtype), lse.logsumexp(0).t()
+
+
+def token_statistics(logits: torch.Tensor, temperature: float, tokens: torch.Tensor) -> Any:
+    shares = (logits.float() / temperature).softmax(-1)
+    return shares.gather(1, tokens[:, None])[:, 0].log(), torch.special.entr(shares).sum(-1)
+
+
+# What compilers may make of the kernels: nothing is rounded on the way.
+ROUNDED_ONCE = {
+    "norms": ("layers", rms_norm),
+    "gates": ("gate", silu_mul),
+    "rotary positions": ("layers", rotate),
+    "merging": ("parts", merge_parts),
+    "log-probabilities": ("statistics", token_statistics),
+}
+
+
+def use(monkeypatch: pytest.MonkeyPatch, kernel: str, change: Callable[[Any], Any] = lambda x: x) -> None:
+    file, function = ROUNDED_ONCE[kernel]
+
+    def changed(*arguments: Any) -> Any:
+        found = function(*arguments)
+        return tuple(map(change, found)) if isinstance(found, tuple) else change(found)
+
+    monkeypatch.setattr(f"vlm_pg.rollout.fused.{file}.{function.__name__}", changed)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"])
+def test_kernels_that_round_less_than_modules_are_taken(
+    monkeypatch: pytest.MonkeyPatch, family: str, dtype: torch.dtype
+) -> None:
+    for kernel in KERNELS:
+        use(monkeypatch, kernel)
+    policy = tiny_policy(family=family, dtype=dtype)
+    assert judged(policy.language_model, policy.device, dtype) == {}
+
+
+def cut_off(x: torch.Tensor) -> torch.Tensor:
+    """The last two bits that bfloat16 has are zeros."""
+    return (x.float().view(torch.int32) & ~0x3FFFF).view(torch.float32).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("wrong", KERNELS)
+def test_each_is_judged_alone(monkeypatch: pytest.MonkeyPatch, wrong: str, dtype: torch.dtype) -> None:
+    for kernel in KERNELS:
+        use(monkeypatch, kernel, cut_off if kernel == wrong else lambda x: x)
+    policy = tiny_policy(family="qwen3_vl", dtype=dtype)
+    refused = judged(policy.language_model, policy.device, dtype)
+    assert list(refused) == [wrong] and re.search(r" is \d\.\de-0[1-3] off, by modules \d", refused[wrong])
+    there: Any = Elsewhere(policy, "cuda")
+    monkeypatch.setattr(choice, "judged", lambda *_: refused)
+    step = fused_step(there, RolloutSettings())
+    assert step.name == f"triton ({wrong} by torch: {refused[wrong]})"
+    assert (step.merges, step.statistics) == (wrong != "merging", wrong != "log-probabilities")
+    before = forwards(policy)
+    with step.layers:
+        changed = sum(one is not other for one, other in zip(forwards(policy), before, strict=True))
+    layers = len(policy.language_model.layers)
+    assert changed == 6 * layers + 1 - {"norms": 4 * layers + 1, "gates": layers, "rotary positions": layers}.get(
+        wrong, 0
+    )
+
+
 def test_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    found: list[str | None] = [None, "Triton kernels: merging differs by 1"]
-    monkeypatch.setattr(choice, "_problem", lambda policy: asked.append(policy) or found[len(asked) - 1])
+    found: list[dict[str, str]] = [{}, dict.fromkeys(KERNELS, "1 off")]
+    monkeypatch.setattr(choice, "judged", lambda model, *_: asked.append(model) or found[len(asked) - 1])
 
     def name(policy: Any, **settings: Any) -> str:
         step = fused_step(policy, RolloutSettings(**settings))
-        assert step.kernels == step.name.startswith("triton")
+        assert step.merges == step.statistics == step.name.startswith("triton")
         return step.name
 
     here = tiny_policy()
@@ -136,7 +227,7 @@ def test_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert name(here) == "torch (the model is on cpu)"
     assert name(there, fused_kernels=False) == "torch (rollout.fused_kernels is false)"
     assert name(there) == name(there) == "triton" and len(asked) == 1, "compared once"
-    assert name(Elsewhere(tiny_policy(), "cuda")) == "torch (Triton kernels: merging differs by 1)"
+    assert name(Elsewhere(tiny_policy(), "cuda")).startswith("torch (norms by torch: 1 off; gates by torch: 1 off;")
     there.turns = object()
     assert name(there) == "torch (weights are scattered over ranks)"
     there.turns = None
@@ -147,7 +238,7 @@ def test_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_does_not_compile_is_not_used() -> None:
     there: Any = Elsewhere(tiny_policy(), "cuda")
     step = fused_step(there, RolloutSettings())
-    assert step == FusedStep(step.name, False, step.layers) and "Error: " in step.name
+    assert not step.merges and not step.statistics and step.name.count("Error: ") == len(KERNELS)
 
 
 def test_rows_whose_numbers_lie_apart_are_refused() -> None:
@@ -172,7 +263,7 @@ def test_layers_of_liger_stay() -> None:
     policy.settings = policy.settings.model_copy(update={"liger": True})
     step, before = fused_unchecked(policy), forwards(policy)
     with step.layers:
-        assert step.kernels and forwards(policy) == before
+        assert step.merges and step.statistics and forwards(policy) == before
 
 
 def forwards(policy: Any) -> list[Any]:

@@ -227,7 +227,7 @@ def test_a_run_says_how_it_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
         decoding_line(policy, RolloutSettings(cuda_graphs=on, fused_kernels=not linear))  # type: ignore[arg-type]
         for policy, on, linear in ((plain, True, False), (plain, False, False), (linear, True, True))
     ]
-    small = "; norms, gates, rotary positions, merging:"
+    small = "; its small operations:"
     assert lines == [
         f"decoding: steps are replayed from CUDA graphs{small} triton",
         f"decoding: no CUDA graphs: rollout.cuda_graphs is false{small} triton",

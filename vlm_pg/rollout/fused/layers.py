@@ -6,7 +6,7 @@ Whatever hangs on calling a module (hooks, adapters of linear layers) is called 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import FunctionType, MethodType, SimpleNamespace, TracebackType
 from typing import Any
 
@@ -25,10 +25,13 @@ class FusedLayers:
     """Inside ``with``: norms, gates and rotary positions of ``language_model`` are one kernel each.
 
     Not for gradients. One at a time, and by one thread.
+
+    Args:
+        kinds: which of these, by the names in ``choice.py``.
     """
 
-    def __init__(self, language_model: torch.nn.Module):
-        self._places = [place for module in language_model.modules() for place in _replaced(module)]
+    def __init__(self, language_model: torch.nn.Module, kinds: Collection[str]):
+        self._places = [place for module in language_model.modules() for place in _replaced(module, kinds)]
         self._before: list[Any] = []
 
     def __enter__(self) -> None:
@@ -46,15 +49,17 @@ class FusedLayers:
                 module.__dict__[name] = forward
 
 
-def _replaced(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, Callable[..., Any]]]:
+def _replaced(
+    module: torch.nn.Module, kinds: Collection[str]
+) -> Iterator[tuple[torch.nn.Module, str, Callable[..., Any]]]:
     """(module, name of its attribute, what stands there meanwhile)"""
     # accelerate's hooks stand in the forward's place, and call it by another name.
     name = "_old_forward" if hasattr(module, "_hf_hook") else "forward"
-    if is_norm(module):
+    if "norms" in kinds and is_norm(module):
         yield module, name, norm_of(module)
-    elif is_gated(module):
+    elif "gates" in kinds and is_gated(module):
         yield module, name, gated_of(module)
-    elif rotates(module):
+    elif "rotary positions" in kinds and rotates(module):
         yield module, name, MethodType(with_globals(module, {ROTATION: rotation_of(module)}), module)
 
 
