@@ -81,8 +81,9 @@ def _step_(
     room = triton.next_power_of_2(size)
     with torch.cuda.device_of(state):
         one_token[grid](
-            state, query, key, value, log_decay, beta, out, size**-0.5, NORM_EPSILON, size, columns, room, COLUMNS
-        )
+            state, query, key, value, log_decay, beta, out, size**-0.5, NORM_EPSILON, size, columns, room, COLUMNS,
+            enable_fp_fusion=False,
+        )  # fmt: skip
     return out
 
 

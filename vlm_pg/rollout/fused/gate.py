@@ -29,7 +29,7 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         return out
     assert gate.is_contiguous() and up.is_contiguous()
     with torch.cuda.device_of(gate):
-        gated[(triton.cdiv(gate.numel(), NUMBERS),)](gate, up, out, gate.numel(), NUMBERS)
+        gated[(triton.cdiv(gate.numel(), NUMBERS),)](gate, up, out, gate.numel(), NUMBERS, enable_fp_fusion=False)
     return out
 
 

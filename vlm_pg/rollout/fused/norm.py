@@ -70,6 +70,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: 
             rows,
             around_one,
             num_warps=warps(room * rows),
+            enable_fp_fusion=False,
         )
     return out
 

@@ -97,7 +97,7 @@ def merge_parts(
     with torch.cuda.device_of(own):
         merged_head[(rows, heads)](
             own, own_lse, parts, parts_lse, places, out, out_lse, rows, len(places), *strides, heads,
-            heads // parts.shape[1], size, room, at_once,
+            heads // parts.shape[1], size, room, at_once, enable_fp_fusion=False,
         )  # fmt: skip
     return out, out_lse
 

@@ -91,6 +91,7 @@ def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tenso
         rotated[(tokens, heads + kv_heads)](
             q, k, cos, sin, q_out, k_out, *strides, heads, kv_heads, half, size, room,
             triton.next_power_of_2(rest) if rest else 0, num_warps=warps(size),
+            enable_fp_fusion=False,
         )  # fmt: skip
     return q_out, k_out
 

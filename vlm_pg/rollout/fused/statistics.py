@@ -60,7 +60,8 @@ def token_statistics(
         return logprobs, entropies
     with torch.cuda.device_of(logits):
         row_statistics[(len(logits),)](
-            logits, tokens, logprobs, entropies, logits.stride(0), logits.shape[1], temperature, NUMBERS, num_warps=8
+            logits, tokens, logprobs, entropies, logits.stride(0), logits.shape[1], temperature, NUMBERS, num_warps=8,
+            enable_fp_fusion=False,
         )  # fmt: skip
     return logprobs, entropies
 
