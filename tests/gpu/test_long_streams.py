@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from tests.numerics.test_long_streams import ALL, INPUTS, STATES, check_equal, groups_of, outcome, use
-from tests.support.groups import tiny_policy
+from tests.support.tiny import tiny_model, tiny_processor
+from vlm_pg.models.loading import make_policy
+from vlm_pg.models.settings import PARTS, ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice
 
 pytestmark = pytest.mark.gpu
@@ -15,7 +17,8 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("chunk_tokens", [None, 12], ids=["whole", "chunks"])
 @pytest.mark.parametrize("choice", [INPUTS, STATES, ALL], ids=["inputs", "states", "all"])
 def test_on_a_gpu(choice: MemoryChoice, chunk_tokens: int | None) -> None:
-    policy = tiny_policy(train_vision=True, gradient_checkpointing=True, attention_kernel="cuda-efficient").cuda()
+    settings = ModelSettings(path="tiny", train=PARTS, gradient_checkpointing=True, attention_kernel="cuda-efficient")
+    policy = make_policy(tiny_model().cuda(), tiny_processor(), settings)
     groups = groups_of(policy)
     expected = outcome(policy, groups, chunk_tokens)
     use(policy, choice)

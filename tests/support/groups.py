@@ -202,7 +202,7 @@ def _repeat(values: Any, count: int) -> Any:
 def weighted_sum(logprobs: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
     """A loss with another weight for every token, signs mixed, so that errors cannot cancel."""
     flat = torch.cat([response for group in logprobs for response in group])
-    weights = torch.linspace(-1.0, 1.5, len(flat)).cos() + 0.3
+    weights = (torch.linspace(-1.0, 1.5, len(flat)).cos() + 0.3).to(flat.device)
     return (flat * weights).sum()
 
 

@@ -41,7 +41,7 @@ class Policy(Network):
             trains=settings.trains_vision,
             cache_bytes=settings.vision_cache_mb * 2**20,
             share=settings.share_prefix,
-            device=self.device,
+            device=lambda: self.device,
         )
         self.media_token_ids = self._media_token_ids()
 

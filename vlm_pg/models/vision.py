@@ -29,6 +29,7 @@ class VisionEncoder:
             family with DeepStack (``Family.encode_vision``). Where processes share media it is also given the parts of
             all.
         pixels: how the tower reads them.
+        device: where the tower is now.
         share: False: nothing is kept and equal media are encoded as often as they are asked for.
     """
 
@@ -38,7 +39,7 @@ class VisionEncoder:
         pixels: PixelGeometry,
         trains: bool,
         cache_bytes: int,
-        device: torch.device,
+        device: Callable[[], torch.device],
         share: bool = True,
     ):
         self._share = share
@@ -46,7 +47,7 @@ class VisionEncoder:
         self._merged_patches = pixels.merge_size**2
         self._pixels = pixels
         self._cache_bytes = cache_bytes
-        self._device = device
+        self._device_now = device
         self._kept: OrderedDict[str, VisualFeatures] = OrderedDict()
         self._kept_bytes = 0
         # Outputs somebody still holds, whatever the cache has room for: a step's own videos are never encoded twice.
@@ -55,6 +56,10 @@ class VisionEncoder:
         self.kept: KeptFeatures | None = None
         self.version = 0
         self.patches_run = 0
+
+    @property
+    def _device(self) -> torch.device:
+        return self._device_now()
 
     @property
     def trains(self) -> bool:

@@ -101,9 +101,9 @@ class GraphMemory:
             with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                 work()
         except RuntimeError as error:
-            raise RuntimeError(
-                f"A decode step could not be recorded as a CUDA graph: {error}. Set rollout.cuda_graphs=false."
-            ) from error
+            cause, _, advice = str(error).partition("\n")
+            message = f"A decode step could not be recorded as a CUDA graph: {cause}. Set rollout.cuda_graphs=false."
+            raise RuntimeError(f"{message}\n{advice}".rstrip()) from error
         self._last = graph
         return graph.replay
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.support.groups import tiny_policy
 from vlm_pg.models.pixels import PixelGeometry
 from vlm_pg.models.vision import VisionEncoder
 from vlm_pg.types import Prompt
@@ -38,7 +39,7 @@ def prompt(name: str, media: str | None = None) -> Prompt:
 
 def encoder(trains: bool, cache_bytes: int = 10_000) -> tuple[VisionEncoder, Tower]:
     tower = Tower()
-    return VisionEncoder(tower, PixelGeometry(merge_size=2), trains, cache_bytes, torch.device("cpu")), tower
+    return VisionEncoder(tower, PixelGeometry(merge_size=2), trains, cache_bytes, lambda: torch.device("cpu")), tower
 
 
 def test_a_frozen_tower_sees_each_video_once_over_the_whole_run() -> None:
@@ -108,3 +109,19 @@ def test_what_is_in_use_is_not_encoded_again_even_without_a_cache() -> None:
     del held
     vision.encode([prompt("a")])
     assert tower.calls == [8, 8], "nobody held it any more, and the cache has no room"
+
+
+def test_pixels_follow_a_policy_that_moves() -> None:
+    policy = tiny_policy()
+    seen: list[torch.device] = []
+
+    def tower(pixels: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
+        seen.append(pixels.device)
+        return pixels.new_zeros(int(grids.prod(-1).sum()) // 4, 8)
+
+    policy.vision._run_tower = tower
+    policy.vision.encode([prompt("a")])
+    policy.to("meta")
+    policy.vision.forget()
+    policy.vision.encode([prompt("a")])
+    assert [device.type for device in seen] == ["cpu", "meta"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.rollout import delta_step, ragged
 from vlm_pg.rollout.cohort import Cohort
 from vlm_pg.rollout.delta_rule import DeltaRule
+from vlm_pg.rollout.graphs import GraphMemory
 from vlm_pg.rollout.ragged import RaggedDecoder
 from vlm_pg.rollout.settings import RolloutSettings
 
@@ -114,3 +116,15 @@ def test_experts_in_a_loop_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vlm_pg.rollout.graphs.experts_wait", lambda _: None)
     with pytest.raises((AssertionError, RuntimeError), match="nonzero"):
         recorded_step(policy, monkeypatch)
+
+
+def test_what_cannot_be_recorded_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's advice on how to find the cause comes behind it."""
+    cuda: Any = MagicMock()
+    cuda.graph.return_value.__enter__.side_effect = RuntimeError("operation not permitted\nCUDA kernel errors might")
+    monkeypatch.setattr(torch, "cuda", cuda)
+    with pytest.raises(RuntimeError) as raised:
+        GraphMemory(CUDA).capture(lambda: None)
+    first, advice = str(raised.value).split("\n")
+    assert first.endswith("CUDA graph: operation not permitted. Set rollout.cuda_graphs=false.")
+    assert advice == "CUDA kernel errors might"
