@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.support.groups import tiny_policy
+from tests.support.groups import make_case, random_group, tiny_policy
 from vlm_pg.rollout.fused import choice
 from vlm_pg.rollout.fused.choice import KERNELS, fused_step, fused_unchecked, judged
 from vlm_pg.rollout.settings import RolloutSettings
@@ -172,7 +173,7 @@ def token_statistics(logits: torch.Tensor, temperature: float, tokens: torch.Ten
 
 
 # What compilers may make of the kernels: nothing is rounded on the way.
-ROUNDED_ONCE = {
+ROUNDED_ONCE: dict[str, tuple[str, Callable[..., Any]]] = {
     "norms": ("layers", rms_norm),
     "gates": ("gate", silu_mul),
     "rotary positions": ("layers", rotate),
@@ -224,15 +225,13 @@ def test_each_is_judged_alone(monkeypatch: pytest.MonkeyPatch, wrong: str, dtype
     with step.layers:
         changed = sum(one is not other for one, other in zip(forwards(policy), before, strict=True))
     layers = len(policy.language_model.layers)
-    assert changed == 6 * layers + 1 - {"norms": 4 * layers + 1, "gates": layers, "rotary positions": layers}.get(
-        wrong, 0
-    )
+    without = {"norms": 4 * layers + 1, "gates": layers, "rotary positions": layers}.get(wrong, 0)
+    assert changed == 6 * layers + 1 - without
 
 
 def test_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
-    found: list[dict[str, str]] = [{}, dict.fromkeys(KERNELS, "1 off")]
-    monkeypatch.setattr(choice, "judged", lambda model, *_: asked.append(model) or found[len(asked) - 1])
+    found = iter([{}, dict.fromkeys(KERNELS, "1 off")])  # each model is judged once
+    monkeypatch.setattr(choice, "judged", lambda *_: next(found))
 
     def name(policy: Any, **settings: Any) -> str:
         step = fused_step(policy, RolloutSettings(**settings))
@@ -243,12 +242,13 @@ def test_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     there: Any = Elsewhere(here, "cuda")
     assert name(here) == "torch (the model is on cpu)"
     assert name(there, fused_kernels=False) == "torch (rollout.fused_kernels is false)"
-    assert name(there) == name(there) == "triton" and len(asked) == 1, "compared once"
+    assert name(there) == name(there) == "triton"
     assert name(Elsewhere(tiny_policy(), "cuda")).startswith("torch (norms by torch: 1 off; gates by torch: 1 off;")
     there.turns = object()
     assert name(there) == "torch (weights are scattered over ranks)"
     there.turns = None
-    next(here.language_model.parameters()).ds_id = 0  # type: ignore[attr-defined]
+    weight: Any = next(here.language_model.parameters())
+    weight.ds_id = 0
     assert name(there) == "torch (weights are scattered over ranks)"
 
 
@@ -304,3 +304,44 @@ def test_layers_are_as_they_were_behind_an_error() -> None:
     # Of each layer four norms, a gate, a rotation; the last norm. Nothing of the tower.
     assert len(changed) == 6 * len(policy.language_model.layers) + 1
     assert forwards(policy) == before and vars(layer.mlp)["forward"] is usual
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_vl_moe"])
+def test_mixtures_differ_from_modules_where_rounding_flips_a_route(
+    monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """In bf16 some 5 of 1,000 tokens are sent to another expert, whose logit is next to the last one's that is chosen.
+
+    Their log-probabilities differ by up to 0.3, all others' by the rounding that other families have, too.
+    """
+    for kernel in KERNELS:
+        use(monkeypatch, kernel)
+    monkeypatch.setattr("vlm_pg.rollout.fused.layers.silu_mul", silu_mul)
+    policy = tiny_policy(family=family, dtype=torch.bfloat16)
+    found: list[torch.Tensor] = []
+    for module in policy.model.modules():
+        if type(module).__name__.endswith("Router"):
+            module.register_forward_hook(lambda module, given, out: found.append(out[0].float()))
+    chosen = policy.model.config.get_text_config().num_experts_per_tok
+    flipped = routed = 0
+    for seed in range(6):
+        group = random_group(policy, make_case(policy, "text", seed=seed), [30, 30, 12], seed=seed)
+        runs = []
+        for layers in (nullcontext(), fused_unchecked(policy).layers):
+            found.clear()
+            with torch.no_grad(), layers:
+                logprobs = torch.cat(list(policy.logprobs([group])[0]))
+            runs.append((logprobs, list(found)))
+        (usual, usual_routers), (fused, fused_routers) = runs
+        flips: list[int] = []
+        for logits, others in zip(usual_routers, fused_routers, strict=True):
+            one, other = (x.topk(chosen, -1).indices.sort(-1).values for x in (logits, others))
+            is_flipped = (one != other).any(-1)
+            best = logits[is_flipped].sort(-1, descending=True).values
+            if not sum(flips):  # behind a flip other layers read something else
+                assert (best[:, chosen - 1] - best[:, chosen] < 0.05 * logits.std()).all(), "it was clear"
+            flips.append(int(is_flipped.sum()))
+            routed += len(one)
+        flipped += sum(flips)
+        assert sum(flips) or (usual - fused).abs().max() < 0.1
+    assert 0 < flipped < 0.02 * routed
