@@ -221,7 +221,7 @@ def test_why_steps_are_not_recorded() -> None:
 
 def test_a_run_says_how_it_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "rule_of", lambda _: DeltaRule("torch (Triton kernel: none)", gated_delta_step_))
-    monkeypatch.setattr(choice, "_problem", lambda _: None)
+    monkeypatch.setattr(choice, "judged", lambda *_: {})
     plain, linear = (Elsewhere(tiny_policy(family=family), "cuda") for family in ("qwen2_5_vl", "qwen3_5"))
     lines = [
         decoding_line(policy, RolloutSettings(cuda_graphs=on, fused_kernels=not linear))  # type: ignore[arg-type]
