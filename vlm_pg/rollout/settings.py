@@ -109,7 +109,7 @@ class RolloutSettings(Settings):
     fused_kernels: bool = Field(
         True,
         description="On CUDA norms, gates, rotary positions and the merging of attention's parts are one Triton kernel "
-        "each in a decode step, where these give what transformers' modules give.",
+        "each in a decode step, where its error is no larger than that of transformers' modules.",
     )
     prefill_tokens: int = Field(16384, ge=64, description="Prompt tokens a prefill pass; longer prompts take several.")
     split: Literal["auto", "questions", "prompts"] = Field(
