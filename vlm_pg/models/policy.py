@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ class Policy(Network):
             trains=settings.trains_vision,
             cache_bytes=settings.vision_cache_mb * 2**20,
             share=settings.share_prefix,
-            device=lambda: self.device,
+            device=partial(getattr, self, "device"),  # asked again whenever pixels come
         )
         self.media_token_ids = self._media_token_ids()
 
