@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,6 +60,7 @@ def test_padding_behind_the_last_rank_s_part_may_be_anything(monkeypatch: pytest
     """Of 3 elements the second of two ranks has one."""
     weight: Any = torch.nn.Parameter(torch.empty(0))
     weight.ds_id, weight.ds_numel, weight.ds_tensor = 0, 3, torch.tensor([1.0, torch.nan])
+    weight.ds_tensor.status = SimpleNamespace(name="AVAILABLE")
     for rank, found in ((1, []), (0, ["w"])):
         monkeypatch.setattr(RankLayout, "here", lambda rank=rank: RankLayout(rank, 2))
         assert not_finite([("w", weight)]) == found
