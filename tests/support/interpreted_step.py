@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.support.groups import tiny_policy
 from tests.unit.rollout import test_ragged
 from vlm_pg.attention.kernels.cpu import CpuFlashKernel
-from vlm_pg.rollout import cohort_attention
+from vlm_pg.rollout import prefix_levels
 from vlm_pg.rollout.decoders import CohortDecoder
 from vlm_pg.rollout.ragged import RaggedDecoder, StepOperators
 
@@ -45,7 +45,7 @@ def in_pieces(tokens: dict[int, int], *_: Any) -> dict[int, int]:
 @torch.no_grad()
 def main() -> None:
     test_ragged.NUM_STEPS = int(sys.argv[1])
-    cohort_attention.pieces_of = in_pieces
+    prefix_levels.pieces_of = in_pieces
     for family in sys.argv[2:]:
         policy = tiny_policy(family=family)
         assert isinstance(policy.kernel, CpuFlashKernel)
