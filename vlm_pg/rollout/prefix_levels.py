@@ -28,7 +28,7 @@ _serials = count()
 class _Level:
     """The tables of one level. A query is one row and query head of each key-value head.
 
-    ``bounds``: (S, Q, P, longest query, longest key), each a power of two.
+    ``bounds``: (S, Q, P, longest query, longest key), each with some room.
     ``row``, ``repeat``: int64 [Q], whose query each one is, and which of the query heads of a key-value head.
     ``starts``: int32 [P, R], the first of a row's queries for each piece of its node; -1: none.
     """
@@ -43,7 +43,7 @@ class _Level:
 
     def fits(self, needed: tuple[int, ...]) -> bool:
         """Whether that many go in, and not so few that much would be idle."""
-        return all(least <= room <= 4 * least for least, room in zip(needed, self.bounds, strict=True))
+        return all(least <= room <= 2 * least for least, room in zip(needed, self.bounds, strict=True))
 
     def fill(
         self,
@@ -93,7 +93,7 @@ class PrefixLevels:
         for place, reading in enumerate(readers):
             filling = self._filling(reading, len(paths))
             queries, keys, asking, starts = filling
-            needed = tuple(map(_power, (len(keys), len(asking), len(starts), max(queries), max(keys))))
+            needed = tuple(map(_bound, (len(keys), len(asking), len(starts), max(queries), max(keys))))
             if place == len(tables) or not tables[place].fits(needed):
                 tables[place : place + 1] = [_Level(needed, len(paths), self._device)]
             tables[place].fill(*filling)
@@ -167,5 +167,7 @@ class PrefixLevels:
         return self._kernel.segments_forward(asking, keys, values, level.call, scale)
 
 
-def _power(least: int) -> int:
-    return 1 << (least - 1).bit_length()
+def _bound(least: int) -> int:
+    """At most a sixteenth more, beyond 16."""
+    step = 1 << max(0, least.bit_length() - 5)
+    return -(-least // step) * step
