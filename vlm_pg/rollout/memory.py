@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vlm_pg.errors import ConfigError
-from vlm_pg.memory import GIB, free_bytes
+from vlm_pg.memory import GIB, free_bytes, gpu_bytes
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS
 from vlm_pg.rollout.settings import RolloutSettings
@@ -63,6 +63,11 @@ def budget_bytes(settings: RolloutSettings, device: torch.device, kept: int = 0)
     if settings.memory_gb is not None:
         return int(settings.memory_gb * GIB)
     return int(SHARE_OF_FREE * (free_bytes(device) + kept))
+
+
+def most_kept(device: torch.device) -> int:
+    """Bytes of buffers that may stay on a GPU from one call to the next, so that recorded decode steps stay of use."""
+    return (gpu_bytes(device) or 0) // 32
 
 
 def check_fits(needed: int, budget: int, sample_id: str, settings: RolloutSettings, advice: str = "") -> None:

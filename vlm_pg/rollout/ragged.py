@@ -21,6 +21,7 @@ from vlm_pg.rollout.fused.choice import FusedStep, fused_step, fused_unchecked
 from vlm_pg.rollout.graphs import DecodeGraph, GraphMemory, GraphUse
 from vlm_pg.rollout.kv import PrefixStore, store_room
 from vlm_pg.rollout.linear_step import linear_attention_step_
+from vlm_pg.rollout.memory import most_kept
 from vlm_pg.rollout.own_states import OwnStates
 from vlm_pg.rollout.prefix_levels import PrefixLevels
 from vlm_pg.rollout.settings import RolloutSettings
@@ -353,8 +354,3 @@ class RaggedDecoder:
         self._steps[key] = step = self._steps.pop(key)  # the last that was used
         step.use = self.graphs
         return step
-
-
-def most_kept(device: torch.device) -> int:
-    """Bytes of buffers that stay on the device through an update: a twentieth of its memory."""
-    return torch.cuda.get_device_properties(device).total_memory // 20
