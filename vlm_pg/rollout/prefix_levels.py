@@ -43,7 +43,7 @@ class _Level:
 
     def fits(self, needed: tuple[int, ...]) -> bool:
         """Whether that many go in, and not so few that much would be idle."""
-        return all(least <= room <= 2 * least for least, room in zip(needed, self.bounds, strict=True))
+        return all(least <= room <= 4 * least for least, room in zip(needed, self.bounds, strict=True))
 
     def fill(
         self,
@@ -93,9 +93,9 @@ class PrefixLevels:
         for place, reading in enumerate(readers):
             filling = self._filling(reading, len(paths))
             queries, keys, asking, starts = filling
-            needed = tuple(map(_bound, (len(keys), len(asking), len(starts), max(queries), max(keys))))
+            needed = (len(keys), len(asking), len(starts), max(queries), max(keys))
             if place == len(tables) or not tables[place].fits(needed):
-                tables[place : place + 1] = [_Level(needed, len(paths), self._device)]
+                tables[place : place + 1] = [_Level(_bounds(*needed), len(paths), self._device)]
             tables[place].fill(*filling)
         self.levels = tables[: len(readers)]
         return tuple(level.serial for level in self.levels)
@@ -167,7 +167,8 @@ class PrefixLevels:
         return self._kernel.segments_forward(asking, keys, values, level.call, scale)
 
 
-def _bound(least: int) -> int:
-    """At most a sixteenth more, beyond 16."""
-    step = 1 << max(0, least.bit_length() - 5)
-    return -(-least // step) * step
+def _bounds(segments: int, queries: int, *rest: int) -> tuple[int, ...]:
+    """Powers of two; of queries, which are copied for each call, at most a sixteenth more."""
+    step = max(16, 1 << max(0, queries.bit_length() - 5))
+    powers = [1 << (least - 1).bit_length() for least in (segments, *rest)]
+    return powers[0], -(-queries // step) * step, *powers[1:]
