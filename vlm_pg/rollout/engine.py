@@ -154,6 +154,17 @@ class RolloutEngine:
             self._decoder = batch.decoder
         return rollouts
 
+    def warm_up(self, meanwhile: Callable[[], None]) -> None:
+        """Before the first data are there: where steps are recorded, two tokens behind a short text, for which libraries
+        load and Triton compiles. ``meanwhile``: begins what then goes on beside it.
+        """
+        if GraphUse.of(self.policy, self.settings).off_because is None:
+            meanwhile()
+            ids = torch.zeros(64, dtype=torch.int64)
+            prompt = Prompt("warm up", ids, torch.zeros_like(ids), torch.arange(len(ids)).expand(3, -1))
+            few = self.settings.model_copy(update={"max_new_tokens": 2, "min_new_tokens": 0})
+            RolloutEngine(self.policy, few, self.seed).generate([prompt], "warm up")
+
     def take_decoder(self) -> Decoder:
         """The last call's, with its buffers and recorded steps, or a new one."""
         decoder, self._decoder = self._decoder, None

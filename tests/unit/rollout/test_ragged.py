@@ -211,6 +211,19 @@ def test_later_calls_replay_what_earlier_ones_recorded(family: str, monkeypatch:
     assert captures[1:] == [0, 0], captures
 
 
+def test_a_gpu_is_warmed_up_while_data_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, begun = tiny_policy(), []
+    sampler = engine(policy, num_generations=3, min_new_tokens=5)
+    sampler.warm_up(lambda: begun.append(0))
+    assert not begun, "on a CPU there is nothing to load"
+    record_steps(policy, monkeypatch)
+    monkeypatch.setattr("vlm_pg.rollout.engine.decoder_for", RaggedDecoder)
+    steps = count_calls(monkeypatch, RaggedDecoder, "step")
+    sampler.warm_up(lambda: begun.append(len(steps)))
+    assert begun == [0] and len(steps) == 1
+    assert sampler.stats.new_tokens == 0, "nobody's rollouts"
+
+
 def test_buffers_are_kept_while_they_are_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy()
     prompts = questions(policy)[:2]
