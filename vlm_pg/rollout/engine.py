@@ -155,8 +155,9 @@ class RolloutEngine:
         return rollouts
 
     def warm_up(self, meanwhile: Callable[[], None]) -> None:
-        """Before the first data are there: where steps are recorded, two tokens behind a short text, for which libraries
-        load and Triton compiles. ``meanwhile``: begins what then goes on beside it.
+        """Where steps are recorded, two tokens behind a short text, so that libraries load and Triton compiles.
+
+        ``meanwhile``: begins what then goes on beside it.
         """
         if GraphUse.of(self.policy, self.settings).off_because is None:
             meanwhile()
