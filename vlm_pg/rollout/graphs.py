@@ -132,9 +132,13 @@ class DecodeGraph:
         self._positions = torch.zeros_like(self._tokens)
         self._hidden: torch.Tensor | None = None
         self._memory = memory
-        self.use = use
+        self._use = use
         self._layers = nullcontext() if layers is None else layers
         self._replay: Callable[[], None] | None = None
+
+    def counts_for(self, use: GraphUse) -> None:
+        """Another ``generate`` call: its steps are counted there."""
+        self._use = use
 
     def step(self, rows: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, steps_left: int) -> torch.Tensor:
         """Hidden states [n, D] of new tokens, int64 [n] like their positions and the rows they belong to.
@@ -144,13 +148,13 @@ class DecodeGraph:
         self._tokens[rows], self._positions[rows] = tokens, positions
         if self._replay is not None:
             self._replay()
-            self.use.replays += 1
+            self._use.replays += 1
         elif self._memory is not None and steps_left > LEAST_REPLAYS:
             self._replay = self._memory.capture(self._forward)
-            self.use.captures += 1
+            self._use.captures += 1
         else:
             self._forward()
-            self.use.eager_steps += 1
+            self._use.eager_steps += 1
         assert self._hidden is not None
         return self._hidden[rows]
 

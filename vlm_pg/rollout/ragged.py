@@ -352,5 +352,5 @@ class RaggedDecoder:
                 self._policy, self._context, self._own.num_rows, self._memory, self.graphs, self._fused.layers
             )
         self._steps[key] = step = self._steps.pop(key)  # the last that was used
-        step.use = self.graphs
+        step.counts_for(self.graphs)
         return step
