@@ -6,12 +6,21 @@ import ast
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.support.runs import ROOT
-from vlm_pg.distributed import ALONE, LAUNCHER_VARIABLES, RankLayout, collectives, is_distributed, join_ranks
+from vlm_pg.distributed import (
+    ALONE,
+    LAUNCHER_VARIABLES,
+    RankLayout,
+    barrier,
+    collectives,
+    is_distributed,
+    join_ranks,
+)
 from vlm_pg.errors import ConfigError
 from vlm_pg.files import replacing, write_bytes_atomic
 from vlm_pg.memory import free_bytes, host_bytes, tensor_bytes
@@ -131,3 +140,19 @@ def test_tensors_are_joined_for_collectives_up_to_a_size(monkeypatch: pytest.Mon
     before = [tensor.clone() for tensor in tensors]
     collectives.sum_tensors_over_ranks(tensors)  # of one process
     assert all(torch.equal(one, other) for one, other in zip(tensors, before, strict=True))
+
+
+@pytest.mark.parametrize("backend, device_ids", [("nccl", [3]), ("gloo", None)])
+def test_a_barrier_is_on_the_device_of_its_rank(
+    monkeypatch: pytest.MonkeyPatch, backend: str, device_ids: list[int] | None
+) -> None:
+    """NCCL's own guess, rank modulo devices, may be another rank's."""
+    import torch.distributed as dist
+
+    given: list[Any] = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda: backend)
+    monkeypatch.setattr(dist, "barrier", lambda device_ids: given.append(device_ids))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    barrier()
+    assert given == [device_ids]
