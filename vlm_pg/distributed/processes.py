@@ -68,7 +68,7 @@ def join_ranks() -> None:
     _wait_longer(store)
 
 
-def _wait_longer(store: dist.Store) -> None:
+def _wait_longer(store: Any) -> None:
     """``COLLECTIVE_TIMEOUT`` from now on; until ranks have met, only torch's limit tells of one that never comes."""
     groups: Any = dist.distributed_c10d
     set_timeout = dist.set_timeout if hasattr(dist, "set_timeout") else groups._set_pg_timeout  # torch 2.11

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from vlm_pg.attention.kernels.base import Kernel, row_bounds
@@ -48,7 +46,7 @@ class CudaEfficientKernel(Kernel):
             True,
             scale=scale,
         )
-        return out[0], _unpad(lse, call.query_lengths)
+        return out[0], _unpad(lse, call)
 
     def segments_backward(
         self,
@@ -75,7 +73,7 @@ class CudaEfficientKernel(Kernel):
             cu_k,
             call.max_query_length,
             call.max_key_length,
-            _pad(lse, call.query_lengths),
+            _pad(lse, call),
             0.0,
             nothing,
             nothing,
@@ -141,21 +139,26 @@ def _padded_length(lengths: tuple[int, ...]) -> int:
     return -(-max(lengths) // _LSE_ROWS) * _LSE_ROWS
 
 
-@functools.lru_cache(maxsize=64)
-def _padded_rows(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Row of each query in [segments * padded length], int64 [rows]: made once per tree, not once per layer."""
-    padded = _padded_length(lengths)
-    rows = [torch.arange(length) + index * padded for index, length in enumerate(lengths)]
-    return torch.cat(rows).to(device, non_blocking=True)
+def _padded_rows(call: SegmentCall, device: torch.device) -> torch.Tensor:
+    """Row of each query in [segments * padded length], int64 [rows]; made once per device, not once per layer.
+
+    Kept with the call: of a cache a captured graph might read what has been dropped from it.
+    """
+    if ("padded", device) not in call._on_device:
+        padded = _padded_length(call.query_lengths)
+        rows = [torch.arange(length) + index * padded for index, length in enumerate(call.query_lengths)]
+        call._on_device["padded", device] = torch.cat(rows).to(device, non_blocking=True)
+    return call._on_device["padded", device]
 
 
-def _unpad(lse: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
+def _unpad(lse: torch.Tensor, call: SegmentCall) -> torch.Tensor:
     """Log-sum-exp [segments, N, padded length] -> [N, rows]."""
-    return lse.transpose(0, 1).flatten(1)[:, _padded_rows(lengths, lse.device)]
+    return lse.transpose(0, 1).flatten(1)[:, _padded_rows(call, lse.device)]
 
 
-def _pad(lse: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
+def _pad(lse: torch.Tensor, call: SegmentCall) -> torch.Tensor:
     """[N, rows] -> [segments, N, padded length]; infinity in the padding makes probabilities of no query 0."""
-    padded = lse.new_full((lse.shape[0], len(lengths) * _padded_length(lengths)), torch.inf)
-    padded[:, _padded_rows(lengths, lse.device)] = lse
-    return padded.unflatten(1, (len(lengths), -1)).transpose(0, 1).contiguous()
+    segments = len(call.query_lengths)
+    padded = lse.new_full((lse.shape[0], segments * _padded_length(call.query_lengths)), torch.inf)
+    padded[:, _padded_rows(call, lse.device)] = lse
+    return padded.unflatten(1, (segments, -1)).transpose(0, 1).contiguous()
