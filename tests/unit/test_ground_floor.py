@@ -20,6 +20,7 @@ from vlm_pg.distributed import (
     collectives,
     is_distributed,
     join_ranks,
+    local_device,
 )
 from vlm_pg.errors import ConfigError
 from vlm_pg.files import replacing, write_bytes_atomic
@@ -156,3 +157,23 @@ def test_a_barrier_is_on_the_device_of_its_rank(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     barrier()
     assert given == [device_ids]
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: taken[-1])
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert local_device() == torch.device("cuda", 3)
+    monkeypatch.setenv("LOCAL_RANK", "4")
+    with pytest.raises(ConfigError, match=r"LOCAL_RANK is 4, and 4 GPU\(s\) can be seen here \(0 to 3\)"):
+        local_device()
+
+
+def test_what_torch_holds_unused_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10, 80))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 50)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 20)
+    assert free_bytes(torch.device("cuda", 0)) == 10 + 50 - 20

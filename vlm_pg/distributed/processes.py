@@ -80,10 +80,20 @@ def _wait_longer(store: Any) -> None:
 
 
 def local_device() -> torch.device:
-    """The accelerator of this process, or the CPU."""
+    """The accelerator of this process, or the CPU.
+
+    Raises:
+        ConfigError: more processes than GPUs.
+    """
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    rank, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if rank >= devices:
+        raise ConfigError(
+            f"LOCAL_RANK is {rank}, and {devices} GPU(s) can be seen here (0 to {devices - 1}). Start one process for "
+            f"each (NPROC_PER_NODE={devices}), or let it see more of them (CUDA_VISIBLE_DEVICES)."
+        )
+    torch.cuda.set_device(rank)
     return torch.device("cuda", torch.cuda.current_device())
 
 
