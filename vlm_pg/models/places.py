@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 from weakref import finalize
@@ -17,6 +18,8 @@ import torch
 from vlm_pg.errors import ModelError
 
 GIB = 2**30
+PAGE_BYTES = 4096
+_LEAST_SHARE_BITS = 4  # the smallest piece: a sixteenth of the largest
 
 
 class Stored(Protocol):
@@ -69,10 +72,14 @@ class HostMemory:
 class _InHostMemory:
     def __init__(self, place: HostMemory, tensor: torch.Tensor):
         self._place, self._device = place, tensor.device
-        self._host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        # Without values: dtype, shape and strides to come back with.
+        self._like = torch.empty_like(tensor, device="meta")
+        values = _bytes_of(tensor)
+        self._pieces = [_pinned(size) for size in pinned_pieces(len(values))]
         place.outward.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(place.outward):
-            self._host.copy_(tensor, non_blocking=True)
+            for piece, part in self._with(values):
+                piece.copy_(part, non_blocking=True)
         # Its memory is not given to others before the copy has been made.
         tensor.record_stream(place.outward)
         self._away = place.outward.record_event()
@@ -84,8 +91,9 @@ class _InHostMemory:
         stream = self._place.homeward
         with torch.cuda.stream(stream):
             stream.wait_event(self._away)
-            tensor = torch.empty_like(self._host, device=self._device)
-            tensor.copy_(self._host, non_blocking=True)
+            tensor = torch.empty_like(self._like, device=self._device)
+            for piece, part in self._with(_bytes_of(tensor)):
+                part.copy_(piece, non_blocking=True)
             self._coming = (tensor, stream.record_event())
 
     def get(self) -> torch.Tensor:
@@ -96,6 +104,29 @@ class _InHostMemory:
         here.wait_event(arrived)
         tensor.record_stream(here)
         return tensor
+
+    def _with(self, values: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each piece of the host's memory with its part of ``values``."""
+        first = 0
+        for piece in self._pieces:
+            part = values[first : first + len(piece)]
+            yield piece[: len(part)], part
+            first += len(piece)
+
+
+def pinned_pieces(size: int) -> list[int]:
+    """So many bytes, and at most a sixteenth more, as powers of two.
+
+    torch's allocator of pinned memory gives a power of two to each request: in one piece a tensor could take twice its
+    size. It keeps what comes back for requests of that power, whatever the lengths of later streams.
+    """
+    least = max(PAGE_BYTES, 1 << max(0, size.bit_length() - 1 - _LEAST_SHARE_BITS))
+    units = -(-size // least)
+    return [least << bit for bit in reversed(range(units.bit_length())) if units >> bit & 1]
+
+
+def _pinned(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 class FileOnDisk:
@@ -136,7 +167,7 @@ class FileOnDisk:
         return stored
 
     def write(self, tensor: torch.Tensor, offset: int) -> None:
-        values = _bytes_of(tensor)
+        values = _on_host(tensor)
         while len(values):
             try:
                 written = os.pwrite(self._file.fileno(), values, offset)
@@ -148,7 +179,7 @@ class FileOnDisk:
             values, offset = values[written:], offset + written
 
     def read(self, tensor: torch.Tensor, offset: int) -> None:
-        values = _bytes_of(tensor)
+        values = _on_host(tensor)
         while len(values):
             count = os.preadv(self._file.fileno(), [values], offset)
             if not count:
@@ -178,6 +209,10 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if torch.empty_like(tensor, device="meta").stride() == tensor.stride() else tensor.contiguous()
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.as_strided((tensor.numel(),), (1,))
-    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]  # numpy's stubs forget that it is one
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """uint8, a view of a dense tensor's values in the order in which they lie."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def _on_host(tensor: torch.Tensor) -> memoryview:
+    return memoryview(_bytes_of(tensor).numpy())  # type: ignore[arg-type]  # numpy's stubs forget that it is one

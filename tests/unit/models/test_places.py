@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 from vlm_pg.errors import ModelError
+from vlm_pg.models import places
 from vlm_pg.models.layer_lane import Lane
-from vlm_pg.models.places import FileOnDisk, HostMemory, Stored, place_behind
+from vlm_pg.models.places import FileOnDisk, HostMemory, Stored, pinned_pieces, place_behind
 
 TENSORS = {
     "fp32": torch.randn(3, 5),
@@ -36,6 +38,52 @@ def test_it_comes_back_as_often_as_it_is_asked_for(tensor: torch.Tensor, tmp_pat
         assert back.dtype == tensor.dtype and torch.equal(back, tensor)
         assert back.stride() == torch.empty_like(tensor).stride() and not back.requires_grad
     assert back.data_ptr() != stored.get().data_ptr() or not tensor.numel()
+
+
+class FakeStream:
+    """Copies are made at once; what a stream is asked for is noted."""
+
+    def __init__(self, *_: object) -> None:
+        self.waited: list[object] = []
+
+    def wait_stream(self, other: object) -> None:
+        self.waited.append(other)
+
+    wait_event = wait_stream
+
+    def record_event(self) -> object:
+        return object()
+
+
+@pytest.mark.parametrize("tensor", [*TENSORS.values(), torch.randn(70_001)], ids=[*TENSORS, "several pieces"])
+def test_host_memory_on_fake_streams(tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[object] = []
+    here = FakeStream()
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: here)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: recorded.append(stream))
+    monkeypatch.setattr(places, "_pinned", lambda size: torch.full((size,), 77, dtype=torch.uint8))
+    place = HostMemory(torch.device("cpu"))
+    kept = tensor.clone(memory_format=torch.preserve_format)
+    stored = place.put(kept)
+    assert place.outward.waited == [here] and recorded == [place.outward]
+    kept.zero_() if kept.numel() and 0 not in kept.stride() else None
+    for _ in range(2):
+        back = stored.get()
+        assert back.dtype == tensor.dtype and torch.equal(back, tensor)
+        assert back.stride() == torch.empty_like(tensor).stride()
+    # The copy home begins after the one away, and is waited for where its result is used.
+    assert place.homeward.waited == 2 * [stored._away] and len(here.waited) == 2  # type: ignore[attr-defined]
+    assert recorded == [place.outward, here, here]
+
+
+def test_pinned_memory_is_little_more_than_what_lies_in_it() -> None:
+    """torch rounds each piece up to a power of two, and finds it again by that."""
+    for size in [*range(5000), 2**20 - 1, 2**20, 2**20 + 1, 940 * 2**20, 3 * 2**30 + 5, 131_072 * 3584 * 2]:
+        pieces = pinned_pieces(size)
+        assert all(piece.bit_count() == 1 and piece >= 4096 for piece in pieces) and len(pieces) <= 5
+        assert size <= sum(pieces) <= max(size * 17 / 16, -(-size // 4096) * 4096)
 
 
 def test_room_is_used_again(tmp_path: Path) -> None:
