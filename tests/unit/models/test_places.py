@@ -172,15 +172,3 @@ def test_the_layer_before_is_on_its_way() -> None:
     assert place.events[-1] == "get 10" and {"fetch 0", "fetch 1", "fetch 11"} <= set(place.events)
     place.events.clear()
     assert int(small.get()) == 7 and not place.events  # too small to be moved
-
-
-@pytest.mark.gpu
-def test_host_memory_behind_a_gpu() -> None:
-    place = place_behind(torch.device("cuda"))
-    assert isinstance(place, HostMemory)
-    for tensor in TENSORS.values():
-        stored = place.put(tensor.cuda())
-        stored.fetch()
-        back = stored.get()
-        assert back.is_cuda and torch.equal(back.cpu(), tensor)
-        assert torch.equal(stored.get().cpu(), tensor)
