@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from weakref import finalize
@@ -53,7 +53,11 @@ def place_behind(device: torch.device, folder: str | Path | None = None) -> Plac
 
 
 class HostMemory:
-    """Pinned memory of the host, for tensors of one GPU."""
+    """Pinned memory of the host, for tensors of one GPU.
+
+    What is given back is kept here: recording a CUDA graph empties torch's own cache of pinned memory, and pinning anew
+    takes longer than a copy.
+    """
 
     name = "pinned host memory"
 
@@ -61,12 +65,27 @@ class HostMemory:
         self._device = device
         self.outward = torch.cuda.Stream(device)
         self.homeward = torch.cuda.Stream(device)
+        self._free: dict[int, list[tuple[torch.Tensor, Sequence[torch.cuda.Event]]]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HostMemory:
         return HostMemory(self._device)
 
     def put(self, tensor: torch.Tensor) -> Stored:
         return _InHostMemory(self, _dense(tensor))
+
+    def take(self, size: int) -> torch.Tensor:
+        """uint8 [size], to be written to by ``outward``, after what still reads there."""
+        free = self._free.get(size)
+        if not free:
+            return _pinned(size)
+        piece, reads = free.pop()
+        for read in reads:
+            self.outward.wait_event(read)
+        return piece
+
+    def give_back(self, pieces: Sequence[torch.Tensor], reads: Sequence[torch.cuda.Event]) -> None:
+        for piece in pieces:
+            self._free.setdefault(len(piece), []).append((piece, reads))
 
 
 class _InHostMemory:
@@ -75,7 +94,9 @@ class _InHostMemory:
         # Without values: dtype, shape and strides to come back with.
         self._like = torch.empty_like(tensor, device="meta")
         values = _bytes_of(tensor)
-        self._pieces = [_pinned(size) for size in pinned_pieces(len(values))]
+        self._pieces = [place.take(size) for size in pinned_pieces(len(values))]
+        self._reads: list[torch.cuda.Event] = []
+        finalize(self, place.give_back, self._pieces, self._reads)
         place.outward.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(place.outward):
             for piece, part in self._with(values):
@@ -94,7 +115,9 @@ class _InHostMemory:
             tensor = torch.empty_like(self._like, device=self._device)
             for piece, part in self._with(_bytes_of(tensor)):
                 part.copy_(piece, non_blocking=True)
-            self._coming = (tensor, stream.record_event())
+            arrived = stream.record_event()
+        self._reads[:] = [arrived]  # the stream's later event stands for earlier ones
+        self._coming = (tensor, arrived)
 
     def get(self) -> torch.Tensor:
         self.fetch()
@@ -118,7 +141,7 @@ def pinned_pieces(size: int) -> list[int]:
     """So many bytes, and at most a sixteenth more, as powers of two.
 
     torch's allocator of pinned memory gives a power of two to each request: in one piece a tensor could take twice its
-    size. It keeps what comes back for requests of that power, whatever the lengths of later streams.
+    size. And what comes back can be used again, whatever the lengths of later streams.
     """
     least = max(PAGE_BYTES, 1 << max(0, size.bit_length() - 1 - _LEAST_SHARE_BITS))
     units = -(-size // least)

@@ -8,6 +8,7 @@ import os
 from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,27 +56,48 @@ class FakeStream:
         return object()
 
 
-@pytest.mark.parametrize("tensor", [*TENSORS.values(), torch.randn(70_001)], ids=[*TENSORS, "several pieces"])
-def test_host_memory_on_fake_streams(tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded: list[object] = []
-    here = FakeStream()
+@pytest.fixture
+def fake_streams(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeStream, list[object]]:
+    """The current stream, and for which ones the memory of tensors is kept."""
+    here, recorded = FakeStream(), []
     monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: here)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: recorded.append(stream))
     monkeypatch.setattr(places, "_pinned", lambda size: torch.full((size,), 77, dtype=torch.uint8))
-    place = HostMemory(torch.device("cpu"))
-    kept = tensor.clone(memory_format=torch.preserve_format)
-    stored = place.put(kept)
+    return here, recorded
+
+
+@pytest.mark.parametrize("tensor", [*TENSORS.values(), torch.randn(70_001)], ids=[*TENSORS, "several pieces"])
+def test_host_memory_on_fake_streams(tensor: torch.Tensor, fake_streams: tuple[FakeStream, list[object]]) -> None:
+    here, recorded = fake_streams
+    place: Any = HostMemory(torch.device("cpu"))
+    stored: Any = place.put(tensor)
     assert place.outward.waited == [here] and recorded == [place.outward]
-    kept.zero_() if kept.numel() and 0 not in kept.stride() else None
     for _ in range(2):
         back = stored.get()
         assert back.dtype == tensor.dtype and torch.equal(back, tensor)
         assert back.stride() == torch.empty_like(tensor).stride()
     # The copy home begins after the one away, and is waited for where its result is used.
-    assert place.homeward.waited == 2 * [stored._away] and len(here.waited) == 2  # type: ignore[attr-defined]
+    assert place.homeward.waited == 2 * [stored._away] and len(here.waited) == 2
     assert recorded == [place.outward, here, here]
+
+
+def test_host_memory_is_written_to_again_behind_what_reads_it(fake_streams: object) -> None:
+    place: Any = HostMemory(torch.device("cpu"))
+    first: Any = place.put(torch.ones(70_001))
+    pieces = [piece.data_ptr() for piece in first._pieces]
+    first.get(), first.get()
+    last_read = first._reads[0]
+    del first
+    place.outward.waited.clear()
+    second: Any = place.put(torch.zeros(70_000))
+    assert [piece.data_ptr() for piece in second._pieces] == pieces and len(pieces) > 1
+    assert place.outward.waited[:-1] == len(pieces) * [last_read]
+    assert torch.equal(second.get(), torch.zeros(70_000))
+    third: Any = place.put(torch.full((70_000,), 3.0))  # the second one is still there
+    assert not {piece.data_ptr() for piece in third._pieces} & set(pieces)
+    assert torch.equal(second.get(), torch.zeros(70_000)) and torch.equal(third.get(), torch.full((70_000,), 3.0))
 
 
 def test_pinned_memory_is_little_more_than_what_lies_in_it() -> None:
