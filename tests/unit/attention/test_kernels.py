@@ -19,7 +19,7 @@ from vlm_pg.attention import PrefixTree, grouped_attention
 from vlm_pg.attention.kernels import Kernel, available, flash_package, registry, select_kernel
 from vlm_pg.attention.kernels.cpu import CpuFlashKernel
 from vlm_pg.attention.kernels.cuda import CudaFlashKernel
-from vlm_pg.attention.kernels.cuda_efficient import CudaEfficientKernel
+from vlm_pg.attention.kernels.cuda_efficient import CudaEfficientKernel, _padded_rows
 from vlm_pg.attention.kernels.entry_points import EntryPointError
 from vlm_pg.attention.kernels.flash2 import Flash2Kernel
 from vlm_pg.attention.kernels.flash3 import Flash3Kernel
@@ -280,3 +280,14 @@ def test_all_package_kernels_refuse_fp32() -> None:
     for kernel_type in registry.KERNELS.values():
         if issubclass(kernel_type, FlashPackageKernel):
             assert "bf16 or fp16" in str(kernel_type.unavailable_because(CUDA, torch.float32))
+
+
+def test_what_a_graph_reads_is_kept_as_long_as_its_call() -> None:
+    def call(length: int) -> SegmentCall:
+        return SegmentCall((0, length), (0, length), (length,), (length,), causal=True)
+
+    recorded = call(5)
+    read = [*recorded.cu_seqlens(CPU), _padded_rows(recorded, CPU)]
+    for length in range(1, 200):
+        call(length).cu_seqlens(CPU), _padded_rows(call(length), CPU)
+    assert all(a is b for a, b in zip(read, [*recorded.cu_seqlens(CPU), _padded_rows(recorded, CPU)], strict=True))
