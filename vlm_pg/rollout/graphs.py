@@ -98,6 +98,8 @@ class GraphMemory:
             # Other threads may go on using the device.
             with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                 work()
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             cause, _, advice = str(error).partition("\n")
             message = f"A decode step could not be recorded as a CUDA graph: {cause}. Set rollout.cuda_graphs=false."

@@ -12,6 +12,7 @@ class OracleKernel(Kernel):
     """Runs anywhere. ``grouped_attention`` sends it to the explicit mask; only decoding calls it segment by segment."""
 
     name = "oracle"
+    by_name_only = True
 
     @classmethod
     def unavailable_because(cls, device: torch.device, dtype: torch.dtype) -> str | None:
