@@ -27,6 +27,7 @@ from vlm_pg.rollout import engine
 from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS
 from vlm_pg.rollout.decoders import CohortDecoder
 from vlm_pg.rollout.experts import experts_wait_at
+from vlm_pg.rollout.fused.choice import prefill_unchecked
 from vlm_pg.rollout.graphs import DecodeGraph
 from vlm_pg.rollout.ragged import RaggedDecoder, StepOperators, room_for
 from vlm_pg.rollout.settings import RolloutSettings
@@ -58,12 +59,12 @@ class Generation:
 
 @contextmanager
 def decoding_as_on_cuda() -> Iterator[None]:
-    """Rollouts are rows of one ragged batch, as on a GPU, also where the fake tensors are a CPU's."""
+    """Rollouts are rows of one ragged batch, on fused kernels, as on a GPU, also where fake tensors are a CPU's."""
 
     def as_on_cuda(policy: Any, store: Any, settings: Any, prompts: Any = None) -> Any:
         return RaggedDecoder(policy, store, settings, prompts, StepOperators.on_cuda(policy))
 
-    with replaced(engine, decoder_for=as_on_cuda):
+    with replaced(engine, decoder_for=as_on_cuda, prefill_layers=lambda policy, _: prefill_unchecked(policy)):
         yield
 
 
