@@ -20,7 +20,7 @@ from vlm_pg.bench.case import set_attention, text_prompt
 from vlm_pg.bench.contestant import CannotRun
 from vlm_pg.bench.generation.case import GenerationCase
 from vlm_pg.bench.paper.counts import Counts
-from vlm_pg.bench.paper.devices import DEVICES, capability_of
+from vlm_pg.bench.paper.devices import DEVICES, REACHED, capability_of
 from vlm_pg.bench.paper.replaced import replaced
 from vlm_pg.bench.paper.trees import Tree, extrapolated, tree_of, weighted
 from vlm_pg.rollout import engine
@@ -28,7 +28,7 @@ from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS
 from vlm_pg.rollout.decoders import CohortDecoder
 from vlm_pg.rollout.experts import experts_wait_at
 from vlm_pg.rollout.fused.choice import prefill_unchecked
-from vlm_pg.rollout.graphs import DecodeGraph
+from vlm_pg.rollout.graphs import EAGER_STEPS, LEAST_REPLAYS, DecodeGraph
 from vlm_pg.rollout.ragged import RaggedDecoder, StepOperators, room_for
 from vlm_pg.rollout.settings import RolloutSettings
 
@@ -43,8 +43,9 @@ GENERATED = 4
 class Generation:
     """``prefill`` gives every response its first token, each of ``steps`` one more; ``middle`` is one halfway.
 
-    ``captured``: launches of all steps that a CUDA graph makes at once; ``replays``: how often it does; ``graphs_on``:
-    on which of ``DEVICES``.
+    ``captured``: launches of all steps that a CUDA graph makes at once; ``replays``: how often it does, if in every
+    step; ``eager_steps``: how many are launched one by one until it is recorded, and as many as recording takes;
+    ``graphs_on``: on which of ``DEVICES``.
     """
 
     prefill: Tree = field(default_factory=dict)
@@ -54,6 +55,7 @@ class Generation:
     end_bytes: float = 0
     captured: float = 0
     replays: int = 0
+    eager_steps: int = 0
     graphs_on: list[str] = field(default_factory=list)
 
 
@@ -149,6 +151,10 @@ class _Ours:
         self.found.steps = weighted(terms)
         self.found.captured = self.found.steps.pop("captured", 0)
         self.found.replays = self.case.new_tokens - 1 if self.has_graphs else 0
+        for first, last in self._runs() if self.has_graphs else ():
+            steps = last - first + 1
+            records = steps - EAGER_STEPS > LEAST_REPLAYS
+            self.found.eager_steps += EAGER_STEPS + REACHED.capture_steps if records else steps
         self.found.middle.pop("captured", None)
         return self.found
 
