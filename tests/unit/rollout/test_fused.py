@@ -61,7 +61,6 @@ def test_steps_on_them_are_those_of_cohorts() -> None:
     steps_agree(line, 2)
 
 
-@pytest.mark.matrix
 def test_a_prefill_on_them_is_one_on_modules() -> None:
     for line in said_by("tests.support.interpreted_step", "prefill", "qwen2_5_vl", "qwen3_vl"):
         family, worst, *calls = line.split()
@@ -73,6 +72,7 @@ def test_a_prefill_on_them_is_one_on_modules() -> None:
         assert called["silu_mul"] > 2 * 2 * len(policy.language_model.layers), line
 
 
+@pytest.mark.matrix
 def test_more_steps_of_more_families_too() -> None:
     lines = said_by("tests.support.interpreted_step", "6", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
     assert len(lines) == 3
