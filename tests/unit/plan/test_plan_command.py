@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.runs import write_config
+from vlm_pg.bench.paper.plan import Model
 from vlm_pg.cli import main
 from vlm_pg.config import RunConfig, load_config
 from vlm_pg.errors import ConfigError, ModelError
@@ -52,6 +53,10 @@ def test_a_time_that_cannot_be_counted_says_why(run_file: Path, monkeypatch: pyt
     setup = setup_of(config, model_shape(config), 8)
     monkeypatch.setattr("vlm_pg.bench.paper.contestants.tried", lambda _: {"not_counted": "no such kernel"})
     assert expected_line(config, setup) == "expected time: not counted: no such kernel"
+    linear = replace(Model.of(config.model.path), linear=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(Model, "of", lambda _: linear)
+        assert expected_line(config, setup).startswith("expected time: not counted: torch's code runs linear-attention")
     elsewhere = config.model_copy(update={"model": config.model.model_copy(update={"path": "nowhere"})})
     assert expected_line(elsewhere, setup).startswith("expected time: not counted: The model 'nowhere' is neither")
 
