@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from vlm_pg.bench.paper import generation
 from vlm_pg.bench.paper.command import checked, parser
 from vlm_pg.bench.paper.contestants import counted
-from vlm_pg.bench.paper.devices import DEVICES
+from vlm_pg.bench.paper.devices import DEVICES, REACHED
 from vlm_pg.bench.paper.plan import specifications
 from vlm_pg.bench.paper.record import entry_of
 from vlm_pg.bench.paper.replaced import replaced
@@ -37,6 +38,8 @@ def entry(work: str, point: str, contestant: str, kernels: str) -> dict[str, Any
     words = ["7b", "--works", work, f"--{name}", point, "--checkpointing", "--few-layers", "--contestants", contestant]
     (spec,) = specifications(checked(parser().parse_args(words + ["--lora", "16"] * (work == "grpo-step"))))
     with ExitStack() as stack:
+        # When these were measured, four steps were launched one by one before each recording.
+        stack.enter_context(replaced(generation, REACHED=replace(REACHED, capture_steps=4 + REACHED.capture_steps)))
         if kernels == "torch":
             stack.enter_context(replaced(ragged, fused_unchecked=lambda _: FusedStep("torch")))
             stack.enter_context(replaced(generation, prefill_unchecked=lambda _: nullcontext()))

@@ -18,13 +18,13 @@ from tests.support.tiny import FAMILY_NAMES
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import FAMILIES
 from vlm_pg.models.stream_rows import Rows
-from vlm_pg.rollout.cohort_attention import PromptPart
 from vlm_pg.rollout.fused import choice
 from vlm_pg.rollout.fused.choice import FusedStep, fused_unchecked
 from vlm_pg.rollout.graphs import DecodeGraph, GraphUse
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.own_states import OwnStates
 from vlm_pg.rollout.prefill import Prefill
+from vlm_pg.rollout.prefix_levels import PrefixLevels
 from vlm_pg.rollout.ragged import OwnRows, RaggedContext
 from vlm_pg.rollout.sampling import TokenSampler
 from vlm_pg.rollout.settings import RolloutSettings
@@ -84,10 +84,11 @@ def step_of(policy: Policy, strict: Strict, monkeypatch: pytest.MonkeyPatch, fus
     store, waiting = prefilled(policy, monkeypatch, 10_000)
     paths = [waiting.paths[question] for question in (0, 1, 2, 3, 0, 2, 2)] + [()]
     with strict.looking_away():
-        own = OwnRows(CUDA)
+        own = OwnRows(CUDA, store.keys)
         own.move((), ROWS, 64)
         own.set_lengths(dict.fromkeys(range(7), 3))
-    prompts = PromptPart(store, paths, policy.kernel)
+        prompts = PrefixLevels(store, policy.kernel, policy.family.head_shape(policy.model.config)[:2], CUDA)
+        prompts.arrange(paths)
     context = RaggedContext(own, prompts, policy.kernel, OwnStates(CUDA), merges=fused.merges)
     return DecodeGraph(policy, context, ROWS, None, GraphUse(), fused.layers)
 

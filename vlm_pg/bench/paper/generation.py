@@ -28,7 +28,7 @@ from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS
 from vlm_pg.rollout.decoders import CohortDecoder
 from vlm_pg.rollout.experts import experts_wait_at
 from vlm_pg.rollout.fused.choice import prefill_unchecked
-from vlm_pg.rollout.graphs import EAGER_STEPS, LEAST_REPLAYS, DecodeGraph
+from vlm_pg.rollout.graphs import LEAST_REPLAYS, DecodeGraph
 from vlm_pg.rollout.ragged import RaggedDecoder, StepOperators, room_for
 from vlm_pg.rollout.settings import RolloutSettings
 
@@ -44,7 +44,7 @@ class Generation:
     """``prefill`` gives every response its first token, each of ``steps`` one more; ``middle`` is one halfway.
 
     ``captured``: launches of all steps that a CUDA graph makes at once; ``replays``: how often it does, if in every
-    step; ``eager_steps``: how many are launched one by one until it is recorded, and as many as recording takes;
+    step; ``eager_steps``: how many are launched one by one, and as many as recording takes, in a first call;
     ``graphs_on``: on which of ``DEVICES``.
     """
 
@@ -153,8 +153,7 @@ class _Ours:
         self.found.replays = self.case.new_tokens - 1 if self.has_graphs else 0
         for first, last in self._runs() if self.has_graphs else ():
             steps = last - first + 1
-            records = steps - EAGER_STEPS > LEAST_REPLAYS
-            self.found.eager_steps += EAGER_STEPS + REACHED.capture_steps if records else steps
+            self.found.eager_steps += REACHED.capture_steps if steps > LEAST_REPLAYS else steps
         self.found.middle.pop("captured", None)
         return self.found
 

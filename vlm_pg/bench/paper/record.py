@@ -14,7 +14,7 @@
         "phases": of a whole step {"vision" | "rollout" | "reference" | "update": {"counts", "peak_bytes", "roofline"}},
         "middle": counts of one decode step halfway (rollouts), "captured_launches", "replays": {DEVICE: n} (ours, as
         CUDA graphs, on devices where a step can be recorded; of a lower bound all steps are), "eager_steps": n (steps
-        that the host launches until they are recorded, and as many as recording them takes),
+        that the host launches one by one, and as many as recording takes),
         "sequence_ranks": n, "sequence_rank": which of them was counted, where an update's stream is divided; then
         "counts" and "parts" have "sent": {collective: bytes to the others}, and "kinds" of a roofline "wire",
         "linear_attention": "reference" where it was torch's operators that were counted,
