@@ -19,6 +19,7 @@ from vlm_pg.rollout.booking import Booking, rounds
 from vlm_pg.rollout.cohort import Cohort, FinishedRollout
 from vlm_pg.rollout.decoders import Decoder, decoder_for
 from vlm_pg.rollout.divided import DividedPrompts
+from vlm_pg.rollout.fused.choice import prefill_layers
 from vlm_pg.rollout.graphs import GraphUse
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.memory import budget_bytes, check_fits
@@ -293,6 +294,7 @@ class _ContinuousBatch:
             engine.check_stop,
             sequence,
             divided,
+            prefill_layers(self.policy, self.settings),
         )
         self.sampler = TokenSampler(
             self.settings,

@@ -61,6 +61,17 @@ def test_steps_on_them_are_those_of_cohorts() -> None:
     steps_agree(line, 2)
 
 
+def test_a_prefill_on_them_is_one_on_modules() -> None:
+    for line in said_by("tests.support.interpreted_step", "prefill", "qwen2_5_vl", "qwen3_vl"):
+        family, worst, *calls = line.split()
+        assert float(worst) < 1e-5, line
+        called = {name.removeprefix("vlm_pg::"): int(count) for name, count in (call.split("=") for call in calls)}
+        assert called.keys() == {"rms_norm", "silu_mul"}, line
+        # Each pass of each layer in several tiles.
+        policy = tiny_policy(family=family)
+        assert called["silu_mul"] > 2 * 2 * len(policy.language_model.layers), line
+
+
 @pytest.mark.matrix
 def test_more_steps_of_more_families_too() -> None:
     lines = said_by("tests.support.interpreted_step", "6", "qwen2_5_vl", "qwen3_vl", "qwen3_5")

@@ -53,8 +53,9 @@ def _replaced(
     module: torch.nn.Module, kinds: Collection[str]
 ) -> Iterator[tuple[torch.nn.Module, str, Callable[..., Any]]]:
     """(module, name of its attribute, what stands there meanwhile)"""
-    # accelerate's hooks stand in the forward's place, and call it by another name.
-    name = "_old_forward" if hasattr(module, "_hf_hook") else "forward"
+    # accelerate's hooks, and tiles of rows (row_tiles.py), stand in the forward's place and call it by another name.
+    name = "vlm_pg_whole_forward" if hasattr(module, "vlm_pg_whole_forward") else "forward"
+    name = "_old_forward" if hasattr(module, "_hf_hook") else name
     if "norms" in kinds and is_norm(module):
         yield module, name, norm_of(module)
     elif "gates" in kinds and is_gated(module):
