@@ -40,7 +40,7 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
         *policy.family.notes,
         *_of_ranks(config, policy, engine.ranks),
         f"algorithm: {describe_algorithm(config.algorithm)}",
-        *([liger_line(policy.model)] if config.model.liger else []),
+        *([line] if (line := liger_line(policy.model)) else []),
         f"data: {questions:,} training questions from {config.data.train_shown}",
         *([f"mixture: {mixture}"] if mixture else []),
     ]

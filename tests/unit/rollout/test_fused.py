@@ -18,6 +18,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.support.groups import make_case, random_group, tiny_policy
+from vlm_pg.models.liger import apply_liger
 from vlm_pg.rollout.fused import choice
 from vlm_pg.rollout.fused.choice import KERNELS, fused_step, fused_unchecked, judged
 from vlm_pg.rollout.settings import RolloutSettings
@@ -275,12 +276,26 @@ def test_a_norm_with_more_than_a_weight_stays() -> None:
         assert "forward" not in vars(norm) and forwards(policy) != before
 
 
-def test_layers_of_liger_stay() -> None:
-    policy: Any = Elsewhere(tiny_policy(), "cpu")
-    policy.settings = policy.settings.model_copy(update={"liger": True})
-    step, before = fused_unchecked(policy), forwards(policy)
-    with step.layers:
-        assert step.merges and step.statistics and forwards(policy) == before
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
+def test_layers_on_liger_are_those_of_any_other_during_a_step(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    """Judged by transformers' code, put in for a step, and liger's (which run on no CPU) are back behind it."""
+    pytest.importorskip("liger_kernel")
+    monkeypatch.setattr("vlm_pg.models.liger._on_gpu", lambda model: True)
+    for kernel in KERNELS:
+        use(monkeypatch, kernel)
+    policy, plain = tiny_policy(family=family), tiny_policy(family=family)
+    apply_liger(policy.model, True)
+    assert judged(policy.language_model, policy.device, policy.dtype) == {}
+    group = random_group(plain, make_case(plain, "text", seed=0), [5, 3], seed=0)
+    monkeypatch.setattr("vlm_pg.rollout.fused.layers.silu_mul", silu_mul)
+    before, found = forwards(policy), []
+    for one in (plain, policy):
+        with torch.no_grad(), fused_unchecked(one).layers:
+            found.append(torch.cat(list(one.logprobs([group])[0])))
+    assert torch.equal(*found) and forwards(policy) == before
+    assert fused_unchecked(policy).name == "triton"
+    words = "norms by liger-kernel: 1; merging by torch: 2"
+    assert fused_unchecked(policy, {"norms": "1", "merging": "2"}).name == f"triton ({words})"
 
 
 def forwards(policy: Any) -> list[Any]:
