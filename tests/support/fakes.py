@@ -28,7 +28,7 @@ from vlm_pg.attention.kernels.cuda import CudaFlashKernel
 from vlm_pg.attention.kernels.cuda_efficient import _padded_rows
 from vlm_pg.bench.paper.counter import fake_mode
 from vlm_pg.models import family as family_file
-from vlm_pg.models import kernel_choice, tower_attention
+from vlm_pg.models import kernel_choice, logits, tower_attention
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.lora import add_lora
 from vlm_pg.models.policy import Policy
@@ -166,6 +166,10 @@ def faked(strict: Strict | None = None) -> Iterator[Strict]:
         _padded_rows.cache_clear()
         stack.callback(_padded_rows.cache_clear)
         stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)))
+        # Which compares values.
+        stack.enter_context(mock.patch.object(logits, "judged", return_value=None))
+        logits.logits_fault.cache_clear()
+        stack.callback(logits.logits_fault.cache_clear)
         stack.enter_context(strict)
         yield strict
 

@@ -54,11 +54,18 @@ def faults(trials: Mapping[str, Callable[[], Iterable[Trial]]]) -> dict[str, str
 
 
 def with_gradients(
-    name: str, by: Callable[..., Any], usual: Callable[..., Any], inputs: Mapping[str, torch.Tensor]
+    name: str,
+    by: Callable[..., Any],
+    usual: Callable[..., Any],
+    inputs: Mapping[str, torch.Tensor],
+    truth: Callable[..., Any] | None = None,
 ) -> Iterator[Trial]:
-    """Trials of all outputs of ``by``, and of the gradient of each of its ``inputs``, for a random upstream one."""
+    """Trials of all outputs of ``by``, and of the gradient of each of its ``inputs``, for a random upstream one.
+
+    ``truth``: called with inputs in float64; default: ``usual``.
+    """
     narrow = [x.detach() for x in inputs.values()]
-    results = [_back(by, narrow), _back(usual, narrow), _back(usual, [x.double() for x in narrow])]
+    results = [_back(by, narrow), _back(usual, narrow), _back(truth or usual, [x.double() for x in narrow])]
     outputs = len(results[0]) - len(narrow)
     names = [f"{name}'s output"] * outputs + [f"{name}'s gradient of {of}" for of in inputs]
     for what, *found in zip(names, *results, strict=True):

@@ -13,6 +13,7 @@ from vlm_pg.distributed import RankLayout, join_ranks, launched_world_size
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.liger import liger_line
 from vlm_pg.models.loading import DTYPES
+from vlm_pg.models.logits import logits_fault
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.quantize import is_quantized
 from vlm_pg.models.scattered import num_elements
@@ -41,9 +42,15 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
         *_of_ranks(config, policy, engine.ranks),
         f"algorithm: {describe_algorithm(config.algorithm)}",
         *([line] if (line := liger_line(policy.model)) else []),
+        *([_logits_line(policy)] if policy.device.type == "cuda" else []),
         f"data: {questions:,} training questions from {config.data.train_shown}",
         *([f"mixture: {mixture}"] if mixture else []),
     ]
+
+
+def _logits_line(policy: Policy) -> str:
+    fault = logits_fault(policy.device, policy.dtype)
+    return f"logits: read by {f'torch ({fault})' if fault else 'one kernel forward and one backward'}"
 
 
 def low_lora_rate(config: RunConfig) -> str | None:

@@ -155,7 +155,7 @@ def _merges(_: torch.nn.Module, random: Any) -> Iterator[Trial]:
 
 
 def _statistics(_: torch.nn.Module, random: Any) -> Iterator[Trial]:
-    from vlm_pg.rollout.fused import statistics as fused
+    from vlm_pg.models import fused_logits as fused
 
     logits, temperature = 4 * random(3, 5000), 0.7
     tokens = torch.tensor([0, 17, 4999]).to(logits.device)
