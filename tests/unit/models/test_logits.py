@@ -20,6 +20,7 @@ from vlm_pg.bench.paper.fake import fake_policy
 from vlm_pg.models.logits import chunk_bytes, judged, logits_fault, plain_weight, rows_of_chunks, token_logprobs
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice
+from vlm_pg.training.setup import _logits_line
 
 ROWS, DIM, VOCAB = 7, 5, 11
 
@@ -57,8 +58,7 @@ def expected(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, 
 def test_values_and_gradients(
     chunk_rows: int, temperature: float, entropy_graph: bool, plain: bool, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if fused:
-        pretend_kernels(monkeypatch)
+    called = pretend_kernels(monkeypatch) if fused else []
     hidden, weight, targets, upstream = inputs()
     found = token_logprobs(
         lambda h: h @ weight.T,
@@ -82,15 +82,20 @@ def test_values_and_gradients(
     ]
     got, want = (torch.autograd.grad(loss, (hidden, weight), retain_graph=True) for loss in losses)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    # Entropies of a head that is called go back by autograd.
+    by_kernels = fused and (not entropy_graph or (plain and chunk_rows < ROWS))
+    assert set(called) == ({"token_statistics", "logits_gradient"} if by_kernels else set())
     # Whoever goes back twice finds the same.
     torch.testing.assert_close(torch.autograd.grad(losses[0], (hidden, weight)), got, rtol=0, atol=0)
 
 
-def pretend_kernels(monkeypatch: pytest.MonkeyPatch, spoilt: str = "") -> None:
-    """What the kernels are said to give, by torch; ``spoilt``: one of them a hundredth off."""
+def pretend_kernels(monkeypatch: pytest.MonkeyPatch, spoilt: str = "") -> list[str]:
+    """What the kernels are said to give, by torch; ``spoilt``: one of them a hundredth off. Returns names of calls."""
     pytest.importorskip("triton")
+    called: list[str] = []
 
     def token_statistics(logits: torch.Tensor, temperature: float, tokens: torch.Tensor) -> Any:
+        called.append("token_statistics")
         logprobs = (logits.float() / temperature).log_softmax(-1)
         entropies = -(logprobs.exp() * logprobs).sum(-1)
         return logprobs.gather(1, tokens[:, None])[:, 0], entropies * (1.01 if spoilt == "token_statistics" else 1)
@@ -99,6 +104,7 @@ def pretend_kernels(monkeypatch: pytest.MonkeyPatch, spoilt: str = "") -> None:
         logits: torch.Tensor, temperature: float, tokens: torch.Tensor, logprobs: torch.Tensor, negated: torch.Tensor,
         of_tokens: torch.Tensor, negated_entropies: Any = None, of_entropies: Any = None,
     ) -> torch.Tensor:  # fmt: skip
+        called.append("logits_gradient")
         found = (logits.float() / temperature).log_softmax(-1)
         torch.testing.assert_close(found.gather(1, tokens[:, None])[:, 0], logprobs)
         factor = negated[:, None]
@@ -109,6 +115,7 @@ def pretend_kernels(monkeypatch: pytest.MonkeyPatch, spoilt: str = "") -> None:
 
     for function in (token_statistics, logits_gradient):
         monkeypatch.setattr(f"vlm_pg.models.fused_logits.{function.__name__}", function)
+    return called
 
 
 @pytest.mark.parametrize("spoilt", ["", "token_statistics", "logits_gradient"])
@@ -131,6 +138,8 @@ def test_where_kernels_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy()
     assert not policy.fuses_logits(half)
     monkeypatch.setattr(type(policy), "device", cuda)
+    monkeypatch.setattr(type(policy), "dtype", torch.float16)
+    assert _logits_line(policy) == "logits: read by torch (1 off)"
     assert policy.fuses_logits(half) and not policy.fuses_logits(torch.float32)
     logits_fault.cache_clear()
 
