@@ -22,9 +22,9 @@ from tests.support.groups import tiny_policy
 from vlm_pg.attention.merge import merge_
 from vlm_pg.rollout.fused import choice
 from vlm_pg.rollout.fused.gate import silu_mul
-from vlm_pg.rollout.fused.norm import rms_norm
+from vlm_pg.rollout.fused.norm import add_norm, rms_norm
 from vlm_pg.rollout.fused.parts import merge_parts
-from vlm_pg.rollout.fused.rotation import rotate
+from vlm_pg.rollout.fused.rotation import rotate_append
 from vlm_pg.rollout.fused.statistics import token_statistics
 from vlm_pg.rollout.sampling import policy_statistics
 
@@ -58,15 +58,51 @@ def gates() -> None:
         report(f"gate {dtype}", silu_mul(gate, up), F.silu(gate) * up)
 
 
-def rotations() -> None:
+def sums() -> None:
     for dtype in NUMBERS:
-        for size, turned in ((16, 16), (24, 24), (40, 16), (128, 128)):
-            q, k = (torch.randn(1, 3, heads, 2 * size).to(dtype)[..., :size].transpose(1, 2) for heads in (4, 2))
-            angles = torch.randn(1, 3, turned // 2).repeat(1, 1, 2)
+        for kind, norm in (("sum", Qwen3RMSNorm(320)), ("sum-around-one", qwen3_5.Qwen3_5RMSNorm(320))):
+            norm.weight.data = (1 + torch.randn(320)).to(dtype)
+            x, residual = (torch.randn(1, 5, 320).to(dtype) for _ in range(2))
+            total, normed = add_norm(x, residual, norm.weight, 1e-6, kind != "sum")
+            report(f"{kind} {dtype}", total, residual + x)
+            report(f"{kind}-norm {dtype}", normed, norm(residual + x))
+
+
+def rotations() -> None:
+    """Rows in a cache of five slots each; queries for four pieces, of which rows read none, one or all."""
+    rows, repeats, kv_heads = 3, 2, 2
+    starts = (torch.randperm(4 * rows) * repeats).view(4, rows).int()
+    starts[:, 1], starts[1:, 2] = -1, -1
+    newest = torch.tensor([4, 5, 12])
+    for dtype in NUMBERS:
+        for size, rotary, kind in ((16, 16, None), (24, 24, Qwen3RMSNorm), (40, 16, qwen3_5.Qwen3_5RMSNorm)):
+            heads = 2 * kv_heads + repeats * kv_heads
+            packed = torch.randn(rows, heads, 2 * size).to(dtype)[..., :size]
+            q, k, v = packed.split([repeats * kv_heads, kv_heads, kv_heads], 1)
+            angles = torch.randn(rows, rotary // 2).repeat(1, 2)
             cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-            theirs = apply_rotary_pos_emb if turned == size else qwen3_5.apply_rotary_pos_emb
-            for name, got, expected in zip("qk", rotate(q, k, cos, sin), theirs(q, k, cos, sin), strict=True):
-                report(f"rotation {dtype} {size} {turned} {name}", got, expected)
+            norms = [kind(size).to(dtype) for _ in range(2)] if kind else []
+            for norm in norms:
+                norm.weight.data = (1 + torch.randn(size)).to(dtype)
+            theirs = apply_rotary_pos_emb if rotary == size else qwen3_5.apply_rotary_pos_emb
+            given = [norm(x) for norm, x in zip(norms, (q, k), strict=True)] if norms else [q, k]
+            expected = [
+                x[0].transpose(0, 1) for x in theirs(*(x.transpose(0, 1)[None] for x in given), cos[None], sin[None])
+            ]
+            keys, values = (torch.full((rows * 5, kv_heads, size), 7.0).to(dtype) for _ in range(2))
+            queries = torch.full((4 * rows * repeats, kv_heads, size), 7.0).to(dtype)
+            filled = [x.clone() for x in (keys, values, queries)]
+            weights, around_one = [norm.weight for norm in norms], kind is qwen3_5.Qwen3_5RMSNorm
+            out = rotate_append(q, k, v, cos, sin, weights, 1e-6, around_one, keys, values, newest, queries, starts)
+            filled[0][newest], filled[1][newest] = expected[1], v
+            for row, start in ((row, start) for of_rows in starts.tolist() for row, start in enumerate(of_rows)):
+                if start >= 0:
+                    filled[2][start : start + repeats] = expected[0][row].view(kv_heads, repeats, size).transpose(0, 1)
+            found = zip(("q", "keys", "values", "queries"), (out, keys, values, queries), (expected[0], *filled))
+            for name, got, right in found:
+                report(f"rotation {dtype} {size} {rotary} {name}", got, right)
+            alone = rotate_append(q, k, v, cos, sin, weights, 1e-6, around_one, keys, values, newest, None, None)
+            assert torch.equal(alone, out)
 
 
 def parts() -> None:
@@ -141,6 +177,7 @@ def one_more(self: Any, x: torch.Tensor) -> torch.Tensor:
 def main() -> None:
     torch.manual_seed(0)
     norms()
+    sums()
     gates()
     rotations()
     parts()

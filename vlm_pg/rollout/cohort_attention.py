@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -81,11 +82,15 @@ class _Level:
 
     call: SegmentCall
     rows: torch.Tensor | None
-    pieces: int = 1
-    nodes: int | None = 1
-    sources: torch.Tensor | None = None
-    places: torch.Tensor | None = None
-    starts: torch.Tensor | None = None
+    pieces: int
+    nodes: int | None
+    sources: torch.Tensor | None
+    places: torch.Tensor | None
+    starts: torch.Tensor
+
+    @property
+    def num_queries(self) -> int:
+        return sum(self.call.query_lengths)
 
 
 class Prompts(Protocol):
@@ -112,6 +117,7 @@ class PromptPart:
         self._paths = list(paths)
         self._kernel = kernel
         self._levels: dict[int, list[_Level]] = {}
+        self._starts: dict[int, torch.Tensor] = {}
 
     def merge_into(
         self, layer_index: int, q: torch.Tensor, merged: torch.Tensor, lse: torch.Tensor, scale: float
@@ -129,19 +135,45 @@ class PromptPart:
             merge_(some, some_lse, out, out_lse)
             merged[level.rows], lse[:, level.rows] = some, some_lse
 
-    def merged_with(
-        self, layer_index: int, q: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, scale: float
-    ) -> torch.Tensor:
-        """As ``merge_into``, each level by one kernel: [rows, N, H] over own keys [rows, N, H] and the prompts."""
-        from vlm_pg.rollout.fused.parts import merge_parts
-
+    def queries_for(self, layer_index: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+        """Room for the queries of all calls of a layer [Q, K, H], and where those of q [rows, N, H] begin in it: int32
+        [P, rows] over the pieces of all levels, as ``starts`` of a level. None where nobody has a prompt."""
         kv_heads = self._store.keys[layer_index].shape[1]
         repeats = q.shape[1] // kv_heads
         levels = self._levels_for(repeats, kv_heads, q.device)
-        for level in levels:
-            asking = q if level.rows is None else q[level.rows]
-            parts, parts_lse = self._over_pieces(layer_index, asking, level, repeats, scale)
-            assert level.starts is not None
+        if not levels:
+            return None, None
+        if repeats not in self._starts:
+            firsts = accumulate((level.num_queries for level in levels), initial=0)
+            self._starts[repeats] = torch.cat(
+                [level.starts + (level.starts >= 0) * first for level, first in zip(levels, firsts, strict=False)]
+            )
+        total = sum(level.num_queries for level in levels)
+        return q.new_empty(total, kv_heads, q.shape[-1]), self._starts[repeats]
+
+    def merged_with(
+        self,
+        layer_index: int,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        scale: float,
+        queries: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As ``merge_into``, each level by one kernel: [rows, N, H] over own keys [rows, N, H] and the prompts.
+
+        ``queries``: those of ``queries_for``, already there.
+        """
+        from vlm_pg.rollout.fused.parts import merge_parts
+
+        keys, values = self._store.keys[layer_index], self._store.values[layer_index]
+        repeats = q.shape[1] // keys.shape[1]
+        levels = self._levels_for(repeats, keys.shape[1], q.device)
+        of_levels = [None] * len(levels) if queries is None else queries.split([level.num_queries for level in levels])
+        for level, asking in zip(levels, of_levels, strict=True):
+            if asking is None:
+                asking = _for_each_piece(_folded(q if level.rows is None else q[level.rows], repeats), level)
+            parts, parts_lse = self._kernel.segments_forward(asking, keys, values, level.call, scale)
             # What is in between is not rounded.
             dtype = q.dtype if level is levels[-1] else lse.dtype
             out, lse = merge_parts(out, lse, parts, parts_lse, level.starts, dtype)
@@ -161,9 +193,7 @@ class PromptPart:
         self, layer_index: int, q: torch.Tensor, level: _Level, repeats: int, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows q [n, N, H] and one stored node each: the call's out [., K, H] and lse [K, .] of all pieces."""
-        # Query heads of one key-value head become extra query rows, so that a node is read once for all of them.
-        folded = q.unflatten(1, (-1, repeats)).transpose(1, 2)
-        asking = _for_each_piece(folded, level)
+        asking = _for_each_piece(_folded(q, repeats), level)
         keys, values = self._store.keys[layer_index], self._store.values[layer_index]
         return self._kernel.segments_forward(asking, keys, values, level.call, scale)
 
@@ -216,6 +246,11 @@ class PromptPart:
             places,
             _starts(list(reading.values()), len(self._paths), repeats, pieces).to(device, non_blocking=True),
         )
+
+
+def _folded(q: torch.Tensor, repeats: int) -> torch.Tensor:
+    """[n, N, H] -> [n, repeats, K, H]: query heads of a key-value head become query rows, which share a node"""
+    return q.unflatten(1, (-1, repeats)).transpose(1, 2)
 
 
 def _for_each_piece(folded: torch.Tensor, level: _Level) -> torch.Tensor:

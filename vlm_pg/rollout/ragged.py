@@ -81,18 +81,20 @@ class OwnRows:
         )
 
     def advance(self) -> None:
-        """Every running row gets one more token, which ``append`` then writes layer by layer."""
+        """Every running row gets one more token, which every layer then writes to its ``slots``."""
         self.lengths += self._running
         self._newest += self._running
 
-    def append(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The newest keys and values [R, K, H] in their places: those of all tokens, [R, C, K, H] each."""
-        for tensors, rows in ((self._keys, k), (self._values, v)):
+    def slots(self, layer_index: int, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Keys and values of all tokens, [R, C, K, H] each, and the newest one's place in each row, int64 [R] of R * C.
+
+        ``k``: [R, K, H] of the new tokens.
+        """
+        for tensors in (self._keys, self._values):
             if layer_index not in tensors:
                 # Zeros: what lies behind a row's length must be finite.
-                tensors[layer_index] = rows.new_zeros(self.num_rows, self.capacity, *rows.shape[1:])
-            tensors[layer_index].flatten(0, 1).index_copy_(0, self._newest, rows)
-        return self._keys[layer_index], self._values[layer_index]
+                tensors[layer_index] = k.new_zeros(self.num_rows, self.capacity, *k.shape[1:])
+        return self._keys[layer_index], self._values[layer_index], self._newest
 
 
 class RaggedContext:
@@ -100,7 +102,7 @@ class RaggedContext:
 
     Args:
         states, rule: what linear-attention layers keep of the rows, and what replaces it; no rule where there are none.
-        merges: results over own tokens and prompts are merged by one kernel.
+        fused: what merges results over own tokens and prompts, and stores new keys and values.
     """
 
     def __init__(
@@ -110,19 +112,30 @@ class RaggedContext:
         kernel: Kernel,
         states: OwnStates,
         rule: DeltaRule | None = None,
-        merges: bool = False,
+        fused: FusedStep | None = None,
     ):
         self._own, self._states, self._rule = own, states, rule
         self._prompts = prompts
         self._kernel = kernel
-        self._merges = merges
+        self._fused = fused or FusedStep("torch")
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         """q [R, N, H], k, v [R, K, H] of the new tokens -> [R, N, H]."""
-        keys, values = self._own.append(layer_index, k, v)
+        keys, values, newest = self._own.slots(layer_index, k)
+        slots = (keys.flatten(0, 1), values.flatten(0, 1))
+        merging = self._prompts if self._fused.merges and isinstance(self._prompts, PromptPart) else None
+        queries = None
+        if turn := self._fused.deferred and self._fused.deferred.take():
+            from vlm_pg.rollout.fused.rotation import rotate_append
+
+            queries, starts = merging.queries_for(layer_index, q) if merging else (None, None)
+            q = rotate_append(q, k, v, *turn, *slots, newest, queries, starts)
+        else:
+            for tensor, rows in zip(slots, (k, v), strict=True):
+                tensor.index_copy_(0, newest, rows)
         out, lse = self._kernel.ragged_forward(q, keys, values, self._own.lengths, scale)
-        if self._merges and isinstance(self._prompts, PromptPart):
-            return self._prompts.merged_with(layer_index, q, out, lse, scale)
+        if merging:
+            return merging.merged_with(layer_index, q, out, lse, scale, queries)
         merged = out.to(lse.dtype)
         self._prompts.merge_into(layer_index, q, merged, lse, scale)
         return merged.to(q.dtype)
@@ -253,6 +266,6 @@ class RaggedDecoder:
     def _new_step(self) -> DecodeGraph:
         prompts = self._prompts or PromptPart(self._store, self.rows(), self._policy.kernel)
         kernel = self._policy.kernel
-        context = RaggedContext(self._own, prompts, kernel, self._states, self._rule, self._fused.merges)
-        rows, layers = self._own.num_rows, self._fused.layers
+        context = RaggedContext(self._own, prompts, kernel, self._states, self._rule, self._fused)
+        rows, layers = self._own.num_rows, self._fused.deferred or self._fused.layers
         return DecodeGraph(self._policy, context, rows, self._memory, self.graphs, layers)

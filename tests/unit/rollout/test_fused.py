@@ -33,7 +33,7 @@ def said_by(module: str, *arguments: str) -> list[str]:
 def test_kernels_give_what_torch_gives() -> None:
     lines = said_by("tests.support.interpreted_fused")
     cases = [line.rsplit(" ", 2) for line in lines if not line.startswith("comparison")]
-    assert len(cases) == 14 + 2 + 16 + 18 + 8
+    assert len(cases) == 14 + 8 + 2 + 24 + 18 + 8
     for name, unequal, error in cases:
         if "float16" in name and not name.startswith(("parts ", "parts-lse", "statistics")):
             assert float(unequal) == 0, name
@@ -51,8 +51,8 @@ def steps_agree(line: str, steps: int) -> None:
     kinds = policy.family.layer_kinds(policy.model.config)
     full, linear = kinds.count("full_attention"), kinds.count("linear_attention")
     assert called.pop("merge_parts") > 2 * full * steps, "some level was read in several calls"
-    norms = 2 * len(kinds) + 1 + (2 * full if "qwen3" in family else 0)
-    expected = {"rms_norm": norms, "rotate": full, "silu_mul": len(kinds), "gated_delta_step_": linear}
+    expected = {"rms_norm": 1, "add_norm": 2 * len(kinds), "rotate_append": full, "silu_mul": len(kinds)}
+    expected["gated_delta_step_"] = linear
     assert called == {name: steps * count for name, count in expected.items() if count}
 
 
@@ -69,8 +69,10 @@ def test_more_steps_of_more_families_too() -> None:
         steps_agree(line, 6)
 
 
+ALONE = {"residual": None, "total": None, "ADDS": False}
 WIDTHS = {"WIDTH": 3584, "ROOM": 4096, "ROWS": 1, "AROUND_ONE": False}
-HEADS = {"N": 32, "K": 8, "HALF": 64, "SIZE": 128, "ROOM": 64, "REST": 0}
+HEADS = {"N": 32, "K": 8, "HALF": 64, "SIZE": 128, "ROOM": 64, "REST": 1, "PIECES": 16}
+PARTLY = {"N": 16, "K": 4, "HALF": 32, "SIZE": 256, "ROOM": 32, "REST": 256, "PIECES": 16}
 MERGED = {"N": 32, "REPEATS": 4, "SIZE": 128, "ROOM": 128, "PIECES": 16}
 
 
@@ -78,16 +80,21 @@ MERGED = {"N": 32, "REPEATS": 4, "SIZE": 128, "ROOM": 128, "PIECES": 16}
 @pytest.mark.parametrize(
     "kernel, constants, written, compiled",
     [
-        ("norm.normed_rows", WIDTHS, 2, 2),
-        ("norm.normed_rows", {"WIDTH": 128, "ROOM": 128, "ROWS": 16, "AROUND_ONE": True}, 1, 1),
-        ("gate.gated", {"NUMBERS": 1024}, 2, 1),
-        ("rotation.rotated", HEADS, 3, 1),
-        ("rotation.rotated", {"N": 16, "K": 4, "HALF": 32, "SIZE": 256, "ROOM": 32, "REST": 256}, 3, 1),
+        ("norm.normed_rows", WIDTHS | ALONE, 2, 32),
+        ("norm.normed_rows", WIDTHS | {"ADDS": True}, 3, 32),
+        ("norm.normed_rows", {"WIDTH": 128, "ROOM": 128, "ROWS": 16, "AROUND_ONE": True} | ALONE, 1, 16),
+        ("norm.normed_rows", WIDTHS | {"AROUND_ONE": True, "ADDS": True}, 2, 32),
+        ("gate.gated", {"NUMBERS": 1024}, 2, 8),
+        ("rotation.appended", HEADS | {"q_weight": None, "k_weight": None, "NORM": 0}, 12, 2),
+        ("rotation.appended", HEADS | {"NORM": 1}, 20, 6),
+        ("rotation.appended", PARTLY | {"NORM": 2}, 18, 10),
         ("parts.merged_head", MERGED, 1, 1),
         ("statistics.row_statistics", {"NUMBERS": 4096}, 0, 0),
     ],
     ids=lambda value: (
-        "-".join(str(int(number)) for number in value.values()) if isinstance(value, dict) else str(value)
+        "-".join(str(int(number)) for number in value.values() if number is not None)
+        if isinstance(value, dict)
+        else str(value)
     ),
 )
 def test_kernels_compile_for_gpus_that_are_not_here(
@@ -101,7 +108,7 @@ def test_kernels_compile_for_gpus_that_are_not_here(
 ) -> None:
     """Rounded to nearest, no product fused with a sum, nothing spilled to memory; which roundings are left out.
 
-    ``written``: how often a number is rounded on its way in the kernel's code; ``compiled``: of these in machine code.
+    ``written``: roundings in the kernel's code; ``compiled``: of a thread's numbers in machine code.
     """
     import importlib
 
@@ -113,8 +120,10 @@ def test_kernels_compile_for_gpus_that_are_not_here(
     file, name = kernel.split(".")
     function = getattr(importlib.import_module(f"vlm_pg.rollout.fused.{file}"), name)
     wide = {"own_lse", "parts_lse", "out_lse"}
-    numbers = {"x", "weight", "out", "gate", "up", "q", "k", "cos", "sin", "q_out", "k_out", "own", "parts"}
+    numbers = {"x", "residual", "weight", "total", "out", "gate", "up", "own", "parts"}
+    numbers |= {"q", "k", "v", "q_weight", "k_weight", "cos", "sin", "q_out", "keys", "values", "queries"}
     types = dict.fromkeys(wide, "*fp32") | dict.fromkeys(numbers, "*bf16") | {"places": "*i32", "epsilon": "fp32"}
+    types |= {"starts": "*i32", "newest": "*i64"}
     types |= {"logits": "*bf16", "tokens": "*i64", "logprobs": "*fp32", "entropies": "*fp32", "temperature": "fp32"}
     signature = {name: types.get(name, "i32") for name in function.arg_names}
     signature |= dict.fromkeys(constants, "constexpr")
@@ -124,11 +133,8 @@ def test_kernels_compile_for_gpus_that_are_not_here(
     code = found["ptx"]
     assert not re.search(r"cvt\.r[zmp]\w*\.bf16", code)
     assert "fma.rn.f32" not in code and ".local" not in code
-    stored = {"norm": 16, "gate": 8, "rotation": 2, "parts": 1, "statistics": 1}[file]  # numbers of a thread
-    # Code for queries and keys, and for both halves, ends in common machine code.
-    branches = 4 if file == "rotation" else 1
-    assert found["ttir"].count("arith.truncf") == written * branches
-    assert len(re.findall(r"cvt\.rn\.bf16\.f32", code)) == compiled * stored
+    assert found["ttir"].count("arith.truncf") == written
+    assert len(re.findall(r"cvt\.rn\.bf16\.f32", code)) == compiled
 
 
 class Elsewhere:
@@ -150,14 +156,30 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: 
     return (normed * (weight.float() + around_one)).to(x.dtype)
 
 
-def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    def turned(x: torch.Tensor) -> torch.Tensor:
-        first, second, rest = x.float().split([size // 2, size // 2, x.shape[-1] - size], -1)
-        along = torch.cat([first, second], -1) * cos.float()
-        return torch.cat([along + torch.cat([-second, first], -1) * sin.float(), rest], -1).to(x.dtype)
+def add_norm(x: torch.Tensor, residual: torch.Tensor, *weight: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    total = x.float() + residual.float()
+    return total.to(x.dtype), rms_norm(total, *weight).to(x.dtype)
+
+
+def rotate_append(
+    q: Any, k: Any, v: Any, cos: Any, sin: Any, weights: Any, epsilon: float, around_one: bool, *places: Any
+) -> torch.Tensor:
+    def turned(x: torch.Tensor, *weight: torch.Tensor) -> torch.Tensor:
+        wide = rms_norm(x.float(), *weight, epsilon, around_one) if weight else x.float()
+        first, second, rest = wide.split([size // 2, size // 2, x.shape[-1] - size], -1)
+        along = torch.cat([first, second], -1) * cos.float()[:, None]
+        across = torch.cat([-second, first], -1) * sin.float()[:, None]
+        return torch.cat([along + across, rest], -1).to(x.dtype)
 
     size = cos.shape[-1]
-    return turned(q), turned(k)
+    keys, values, newest, queries, starts = places
+    q, keys[newest], values[newest] = turned(q, *weights[:1]), turned(k, *weights[1:]), v
+    repeats = q.shape[1] // k.shape[1]
+    for of_rows in starts.long():
+        for repeat in range(repeats):
+            asks = of_rows >= 0
+            queries[of_rows[asks] + repeat] = q[asks, repeat::repeats]
+    return q
 
 
 def merge_parts(own: Any, own_lse: Any, parts: Any, parts_lse: Any, places: Any, dtype: torch.dtype) -> Any:
@@ -175,8 +197,9 @@ def token_statistics(logits: torch.Tensor, temperature: float, tokens: torch.Ten
 # What compilers may make of the kernels: nothing is rounded on the way.
 ROUNDED_ONCE: dict[str, tuple[str, Callable[..., Any]]] = {
     "norms": ("layers", rms_norm),
+    "residual sums": ("layers", add_norm),
     "gates": ("gate", silu_mul),
-    "rotary positions": ("layers", rotate),
+    "rotary positions": ("rotation", rotate_append),
     "merging": ("parts", merge_parts),
     "log-probabilities": ("statistics", token_statistics),
 }
@@ -215,18 +238,22 @@ def test_each_is_judged_alone(monkeypatch: pytest.MonkeyPatch, wrong: str, dtype
         use(monkeypatch, kernel, cut_off if kernel == wrong else lambda x: x)
     policy = tiny_policy(family="qwen3_vl", dtype=dtype)
     refused = judged(policy.language_model, policy.device, dtype)
-    assert list(refused) == [wrong] and re.search(r" is \d\.\de-0[1-3] off, by modules \d", refused[wrong])
+    assert list(refused) == [wrong] + ["residual sums"] * (wrong == "norms") and re.search(
+        r" is \d\.\de-0[1-3] off, by modules \d", refused[wrong]
+    )
     there: Any = Elsewhere(policy, "cuda")
     monkeypatch.setattr(choice, "judged", lambda *_: refused)
     step = fused_step(there, RolloutSettings())
-    assert step.name == f"triton ({wrong} by torch: {refused[wrong]})"
+    words = "; ".join(f"{name} by torch: {why}" for name, why in refused.items())
+    assert step.name == f"triton ({words})"
+    assert (step.deferred is None) == (wrong == "rotary positions")
     assert (step.merges, step.statistics) == (wrong != "merging", wrong != "log-probabilities")
     before = forwards(policy)
     with step.layers:
         changed = sum(one is not other for one, other in zip(forwards(policy), before, strict=True))
     layers = len(policy.language_model.layers)
-    without = {"norms": 4 * layers + 1, "gates": layers, "rotary positions": layers}.get(wrong, 0)
-    assert changed == 6 * layers + 1 - without
+    without = {"norms": 5 * layers + 1} | dict.fromkeys(("gates", "residual sums", "rotary positions"), layers)
+    assert changed == 7 * layers + 1 - without.get(wrong, 0)
 
 
 def test_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +270,9 @@ def test_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert name(here) == "torch (the model is on cpu)"
     assert name(there, fused_kernels=False) == "torch (rollout.fused_kernels is false)"
     assert name(there) == name(there) == "triton"
-    assert name(Elsewhere(tiny_policy(), "cuda")).startswith("torch (norms by torch: 1 off; gates by torch: 1 off;")
+    assert name(Elsewhere(tiny_policy(), "cuda")).startswith(
+        "torch (norms by torch: 1 off; residual sums by torch: 1 off;"
+    )
     there.turns = object()
     assert name(there) == "torch (weights are scattered over ranks)"
     there.turns = None
@@ -301,8 +330,8 @@ def test_layers_are_as_they_were_behind_an_error() -> None:
 
     with pytest.raises(RuntimeError, match="within"):
         fails()
-    # Of each layer four norms, a gate, a rotation; the last norm. Nothing of the tower.
-    assert len(changed) == 6 * len(policy.language_model.layers) + 1
+    # Of each layer its own, four norms, a gate, a rotation; the last norm. Nothing of the tower.
+    assert len(changed) == 7 * len(policy.language_model.layers) + 1
     assert forwards(policy) == before and vars(layer.mlp)["forward"] is usual
 
 

@@ -61,11 +61,11 @@ def test_nothing_waits_in_fused_kernels(family: str, monkeypatch: pytest.MonkeyP
     operators = recorded_step(policy, monkeypatch, fused=True)
     kinds = policy.family.layer_kinds(policy.model.config)
     full, moe = kinds.count("full_attention"), policy.family.moe
-    norms = 2 * len(kinds) + 1 + (2 * full if "qwen3" in family else 0)
-    found = {name: operators.count(f"vlm_pg::{name}") for name in ("rms_norm", "rotate", "merge_parts", "silu_mul")}
+    names = ("rms_norm", "add_norm", "rotate_append", "merge_parts", "silu_mul")
+    found = {name: operators.count(f"vlm_pg::{name}") for name in names}
     # Two levels of prompts. Mixtures have gates of their own, and Qwen3.5's one for all rows beside them.
     gates = found.pop("silu_mul")
-    assert found == {"rms_norm": norms, "rotate": full, "merge_parts": 2 * full}
+    assert found == {"rms_norm": 1, "add_norm": 2 * len(kinds), "rotate_append": full, "merge_parts": 2 * full}
     assert gates == (0 if moe and "qwen3_5" not in family else len(kinds))
     assert [vars(module).get("forward") for module in policy.model.modules()] == before
 

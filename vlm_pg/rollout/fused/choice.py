@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn import functional as F
 
-from vlm_pg.models.layer_globals import layer_global
+from vlm_pg.models.layer_globals import layer_function
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.scattered import is_scattered
 from vlm_pg.rollout.sampling import policy_statistics
 from vlm_pg.rollout.settings import RolloutSettings
+
+if TYPE_CHECKING:
+    from vlm_pg.rollout.fused.layers import DeferredRotation
 
 # How much larger a kernel's error may be than that of what it stands in for, both against float64: sums of other orders
 # leave errors that differ by chance. Where nothing is rounded on the way, exponentials of other libraries differ.
@@ -26,9 +30,10 @@ _ALLOWED, _ALLOWED_WIDE = 1.05, 1e-6
 _REFUSED: WeakKeyDictionary[torch.nn.Module, dict[tuple[torch.device, torch.dtype], dict[str, str]]] = (
     WeakKeyDictionary()
 )
-NORMS, GATES, ROTATION, MERGING, STATISTICS = "norms", "gates", "rotary positions", "merging", "log-probabilities"
-KERNELS = (NORMS, GATES, ROTATION, MERGING, STATISTICS)
-_OF_LAYERS = (NORMS, GATES, ROTATION)
+NORMS, SUMS, GATES, ROTATION = "norms", "residual sums", "gates", "rotary positions"
+MERGING, STATISTICS = "merging", "log-probabilities"
+KERNELS = (NORMS, SUMS, GATES, ROTATION, MERGING, STATISTICS)
+_OF_LAYERS = (NORMS, SUMS, GATES, ROTATION)
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,11 @@ class FusedStep:
     merges: bool = False
     statistics: bool = False
     layers: AbstractContextManager[None] = field(default_factory=nullcontext)
+
+    @property
+    def deferred(self) -> DeferredRotation | None:
+        """The same, for a context that applies rotary positions itself; None where no kernel does."""
+        return getattr(self.layers, "deferred", None)
 
 
 def fused_step(policy: Policy, settings: RolloutSettings) -> FusedStep:
@@ -112,6 +122,8 @@ def judged(language_model: torch.nn.Module, device: torch.device, dtype: torch.d
         except Exception as error:  # whatever a compiler and a driver come up with
             lines = str(error).splitlines()
             refused[kernel] = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    if NORMS in refused:  # which take what sums leave for them
+        refused.setdefault(SUMS, f"with {NORMS}")
     return refused
 
 
@@ -140,7 +152,8 @@ def _kinds(language_model: torch.nn.Module, chosen: Callable[[Any], bool]) -> It
     seen: set[Any] = set()
     for module in language_model.modules():
         if chosen(module):
-            kind = (type(module), *(tuple(weight.shape) for weight in module.parameters(recurse=False)))
+            weights = (tuple(weight.shape) for weight in module.parameters(recurse=False))
+            kind = (type(module), *weights, *(name for name, _ in module.named_children()))
             if kind not in seen:
                 seen.add(kind)
                 yield module
@@ -153,7 +166,8 @@ def _norms(language_model: torch.nn.Module, random: Any) -> Iterator[_Trial]:
         x = random(1, 64, module.weight.shape[0])
         wide = {"weight": module.weight.double()}
         truth = torch.func.functional_call(module, wide, (x.double(),))
-        yield _Trial(type(module).__name__, layers.norm_of(module)(x), module(x), truth)
+        got = layers.norm_of(module, layers.ResidualSums())(x)
+        yield _Trial(type(module).__name__, got, module(x), truth)
 
 
 def _gates(language_model: torch.nn.Module, random: Any) -> Iterator[_Trial]:
@@ -166,22 +180,102 @@ def _gates(language_model: torch.nn.Module, random: Any) -> Iterator[_Trial]:
         yield _Trial(type(module).__name__, fused.silu_mul(gate, up), layers.product_of(module, gate, up), truth)
 
 
-def _rotations(language_model: torch.nn.Module, random: Any) -> Iterator[_Trial]:
+def _sums(language_model: torch.nn.Module, random: Any) -> Iterator[_Trial]:
+    """The code of a layer whose attention gives random numbers, and whose feed-forward layer what it is given."""
     from vlm_pg.rollout.fused import layers
 
+    for layer in _kinds(language_model, layers.has_sums):
+        norm = layer.post_attention_layernorm
+        x, attended = (random(1, 64, norm.weight.shape[0]) for _ in range(2))
+
+        def over(x: torch.Tensor, attended: torch.Tensor, norm: Any, layer: Any = layer) -> Any:
+            return layers.Seen(
+                layer,
+                input_layernorm=lambda _: x,
+                self_attn=lambda **_: (attended, None),
+                linear_attn=lambda **_: attended,
+                post_attention_layernorm=norm,
+                mlp=lambda x: x,
+            )
+
+        def wide(x: torch.Tensor, norm: Any = norm) -> Any:
+            return torch.func.functional_call(norm, {"weight": norm.weight.double()}, (x,))
+
+        code, seen = layer_function(layer), over(x, attended, norm)
+        usual = code(seen, x, position_embeddings=None)
+        truth = code(over(x, attended.double(), wide), x.double(), position_embeddings=None)
+        model = layers.Seen(language_model, layers=[seen], norm=norm, modules=lambda norm=norm: [norm])
+        with layers.FusedLayers(model, (NORMS, SUMS)):
+            total = seen.forward(x, position_embeddings=None)
+            normed = norm(total)
+        yield _Trial(f"the sum of {type(layer).__name__}", total, usual, truth)
+        yield _Trial("its norm", normed, norm(usual), wide(truth))
+
+
+class _Attends:
+    """A context that gives out what its layer would attend with: queries, keys, values, queries of two pieces; by the
+    kernel where the layer has left something to it."""
+
+    def __init__(self, deferred: DeferredRotation | None = None):
+        self._deferred = deferred
+        self.found: tuple[torch.Tensor, ...] = ()
+
+    def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        rows, turn = len(q), self._deferred and self._deferred.take()
+        of_pieces = torch.cat([q[:-1], q])
+        if turn:
+            from vlm_pg.rollout.fused.rotation import rotate_append
+
+            keys, values, repeats = torch.empty_like(k), torch.empty_like(v), q.shape[1] // k.shape[1]
+            # Of two pieces, of which the last row asks the second only.
+            starts = repeats * torch.arange(2 * rows, dtype=torch.int32, device=q.device).view(2, rows)
+            starts[0, -1] = -1
+            queries = q.new_zeros(2 * rows * repeats, *k.shape[1:])
+            newest = torch.arange(rows, device=q.device)
+            q = rotate_append(q, k, v, *turn, keys, values, newest, queries, starts)
+            of_pieces = queries.view(2 * rows, repeats, *k.shape[1:]).transpose(1, 2).flatten(1, 2)
+            k, v, of_pieces = keys, values, torch.cat([of_pieces[: rows - 1], of_pieces[rows:]])
+        self.found = (q, k, v, of_pieces)
+        return q
+
+
+def _rotations(language_model: torch.nn.Module, random: Any) -> Iterator[_Trial]:
+    """The code of an attention layer whose projections give random numbers, up to where it attends."""
+    from vlm_pg.rollout.fused import layers
+
+    projections = ("q_proj", "k_proj", "v_proj")
     for attention in _kinds(language_model, layers.rotates):
         rope = getattr(attention.config, "rope_parameters", None) or {}
         turned = int(attention.head_dim * rope.get("partial_rotary_factor", 1.0))
-        q, k = (random(1, 9, heads, attention.head_dim).transpose(1, 2) for heads in (4, 2))
+        q, k, v = (random(1, 9, getattr(attention, name).out_features) for name in projections)
         # As they come: both halves alike.
         cos, sin = (random(1, 9, turned // 2).repeat(1, 1, 2) for _ in range(2))
-        usual = layer_global(attention, layers.ROTATION)
-        results = (
-            layers.rotation_of(attention)(q, k, cos, sin),
-            usual(q, k, cos, sin),
-            usual(*(x.double() for x in (q, k, cos, sin))),
-        )
-        for name, *parts in zip(("queries", "keys"), *results, strict=True):
+
+        def run(
+            tensors: Sequence[torch.Tensor], seen: Any, forward: Any, context: _Attends
+        ) -> tuple[torch.Tensor, ...]:
+            seen.__dict__.update({name: lambda _, x=x: x for name, x in zip(projections, tensors, strict=False)})
+            named = {"position_embeddings": tuple(tensors[3:]), "attention_mask": None, "attention_context": context}
+            forward(hidden_states=tensors[0], **named)
+            return context.found
+
+        given = (q, k, v, cos, sin)
+        seen = layers.Seen(attention, o_proj=lambda x: x)
+        code = layer_function(attention)
+        usual = run(given, seen, partial(code, seen), _Attends())
+        wide = layers.Seen(attention, o_proj=lambda x: x)
+        for name in ("q_norm", "k_norm"):
+            if norm := getattr(attention, name, None):
+                weight = {"weight": norm.weight.double()}
+                wide.__dict__[name] = lambda x, norm=norm, weight=weight: torch.func.functional_call(norm, weight, (x,))
+        truth = run([x.double() for x in given], wide, partial(code, wide), _Attends())
+        model = layers.Seen(language_model, layers=[], norm=None, modules=lambda seen=seen: [seen])
+        fused = layers.FusedLayers(model, (NORMS, ROTATION))
+        assert fused.deferred is not None
+        with fused.deferred:
+            got = run(given, seen, seen.forward, _Attends(fused.deferred))
+        names = ("queries", "keys", "values", "queries of pieces")
+        for name, *parts in zip(names, got, usual, truth, strict=True):
             yield _Trial(name, *parts)
 
 
@@ -215,6 +309,7 @@ def _statistics(_: torch.nn.Module, random: Any) -> Iterator[_Trial]:
 
 _TRIALS: dict[str, Callable[[torch.nn.Module, Any], Iterator[_Trial]]] = {
     NORMS: _norms,
+    SUMS: _sums,
     GATES: _gates,
     ROTATION: _rotations,
     MERGING: _merges,
