@@ -19,11 +19,12 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 
 from tests.support.groups import tiny_policy
+from vlm_pg.attention.kernels.plain import OracleKernel
 from vlm_pg.attention.merge import merge_
 from vlm_pg.rollout.fused import choice
 from vlm_pg.rollout.fused.gate import silu_mul
 from vlm_pg.rollout.fused.norm import add_norm, rms_norm
-from vlm_pg.rollout.fused.parts import merge_parts
+from vlm_pg.rollout.fused.parts import attend_own, merge_parts
 from vlm_pg.rollout.fused.rotation import rotate_append
 from vlm_pg.rollout.fused.statistics import token_statistics
 from vlm_pg.rollout.sampling import policy_statistics
@@ -125,11 +126,32 @@ def parts() -> None:
                         part_lse = results_lse[:, place : place + repeats].flatten()[:, None]
                         one, one_lse = expected[row : row + 1], expected_lse[:, row : row + 1]
                         merge_(one, one_lse, part, part_lse)
-            out, lse = merge_parts(own, own_lse, results, results_lse, places, torch.float32)
+            cut = own[None], own_lse[None]
+            out, lse = merge_parts(*cut, results, results_lse, places, torch.float32)
             report(f"parts {dtype} {pieces}", out, expected)
             report(f"parts-lse {dtype} {pieces}", lse, expected_lse)
-            narrow, _ = merge_parts(own, own_lse, results, results_lse, places, dtype)
+            narrow, _ = merge_parts(*cut, results, results_lse, places, dtype)
             report(f"parts-narrow {dtype} {pieces}", narrow, out.to(dtype))
+
+
+def own() -> None:
+    """Rows that fill some of their parts, other rows' places and what lies behind a row's length are no numbers."""
+    for dtype in NUMBERS:
+        for heads, kv_heads, size, room in ((6, 2, 24, 600), (4, 4, 16, 64), (7, 1, 128, 300)):
+            q = torch.randn(3, 2 * heads, size).to(dtype)[:, :heads]
+            keys, values = (torch.randn(3, room, kv_heads, size).to(dtype) for _ in range(2))
+            lengths = torch.tensor([1, room, room // 2 + 3], dtype=torch.int32)
+            right, right_lse = OracleKernel().ragged_forward(q, keys, values, lengths, size**-0.5)
+            for tensor in (keys, values):
+                tensor[torch.arange(room) >= lengths[:, None]] = torch.nan
+            parts, parts_lse = attend_own(q, keys, values, lengths, size**-0.5)
+            assert torch.equal(parts_lse[:, 0] > -torch.inf, torch.arange(len(parts))[:, None] * 256 < lengths)
+            parts.nan_to_num_(7.0)
+            nothing = torch.empty(0, 3, dtype=torch.int32)
+            none = (q[:0, :kv_heads], parts_lse[0, :kv_heads, :0])
+            out, lse = merge_parts(parts, parts_lse, *none, nothing, dtype)
+            report(f"own {dtype} {room}", out, right)
+            report(f"own-lse {dtype} {room}", lse, right_lse)
 
 
 def statistics() -> None:
@@ -181,6 +203,7 @@ def main() -> None:
     gates()
     rotations()
     parts()
+    own()
     statistics()
     comparisons()
 

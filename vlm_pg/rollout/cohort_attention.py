@@ -160,9 +160,11 @@ class PromptPart:
         scale: float,
         queries: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As ``merge_into``, each level by one kernel: [rows, N, H] over own keys [rows, N, H] and the prompts.
+        """As ``merge_into``, each level by one kernel: [rows, N, H] over own keys and the prompts.
 
-        ``queries``: those of ``queries_for``, already there.
+        Args:
+            out, lse: over own keys in S parts, [S, rows, N, H] and [S, N, rows].
+            queries: those of ``queries_for``, already there.
         """
         from vlm_pg.rollout.fused.parts import merge_parts
 
@@ -176,8 +178,11 @@ class PromptPart:
             parts, parts_lse = self._kernel.segments_forward(asking, keys, values, level.call, scale)
             # What is in between is not rounded.
             dtype = q.dtype if level is levels[-1] else lse.dtype
-            out, lse = merge_parts(out, lse, parts, parts_lse, level.starts, dtype)
-        return out
+            out, lse = (x[None] for x in merge_parts(out, lse, parts, parts_lse, level.starts, dtype))
+        if not levels:
+            nothing = torch.empty(0, len(q), dtype=torch.int32, device=q.device)
+            out = merge_parts(out, lse, q[:0], lse[0, :, :0], nothing, q.dtype)[0][None]
+        return out[0]
 
     def _over_nodes(
         self, layer_index: int, q: torch.Tensor, level: _Level, repeats: int, scale: float

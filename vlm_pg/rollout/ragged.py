@@ -102,7 +102,7 @@ class RaggedContext:
 
     Args:
         states, rule: what linear-attention layers keep of the rows, and what replaces it; no rule where there are none.
-        fused: what merges results over own tokens and prompts, and stores new keys and values.
+        fused: what stores new keys and values, attends to own tokens, and merges that with prompts.
     """
 
     def __init__(
@@ -133,9 +133,14 @@ class RaggedContext:
         else:
             for tensor, rows in zip(slots, (k, v), strict=True):
                 tensor.index_copy_(0, newest, rows)
+        if merging and self._fused.attends:
+            from vlm_pg.rollout.fused.parts import attend_own
+
+            out, lse = attend_own(q, keys, values, self._own.lengths, scale)
+            return merging.merged_with(layer_index, q, out, lse, scale, queries)
         out, lse = self._kernel.ragged_forward(q, keys, values, self._own.lengths, scale)
         if merging:
-            return merging.merged_with(layer_index, q, out, lse, scale, queries)
+            return merging.merged_with(layer_index, q, out[None], lse[None], scale, queries)
         merged = out.to(lse.dtype)
         self._prompts.merge_into(layer_index, q, merged, lse, scale)
         return merged.to(q.dtype)

@@ -170,6 +170,10 @@ def bytes_of(name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
         return _flash_backward_bytes(args, outs)
     if name == "embedding_dense_backward":
         return _embedding_backward_bytes(args, outs[0])
+    if name == "rotate_append":
+        # Of the caches only the new keys and values; queries of pieces are written.
+        (_, k, v), caches = args[:3], args[8:10]
+        return written + sum(map(spanned_bytes, (*ins, k, v))) - sum(map(spanned_bytes, caches))
     if name == "searchsorted":
         # A binary search in each row.
         return written + spanned_bytes(args[1]) * args[0].shape[-1].bit_length()

@@ -31,8 +31,8 @@ _REFUSED: WeakKeyDictionary[torch.nn.Module, dict[tuple[torch.device, torch.dtyp
     WeakKeyDictionary()
 )
 NORMS, SUMS, GATES, ROTATION = "norms", "residual sums", "gates", "rotary positions"
-MERGING, STATISTICS = "merging", "log-probabilities"
-KERNELS = (NORMS, SUMS, GATES, ROTATION, MERGING, STATISTICS)
+MERGING, OWN, STATISTICS = "merging", "own tokens", "log-probabilities"
+KERNELS = (NORMS, SUMS, GATES, ROTATION, MERGING, OWN, STATISTICS)
 _OF_LAYERS = (NORMS, SUMS, GATES, ROTATION)
 
 
@@ -43,12 +43,14 @@ class FusedStep:
     Attributes:
         name: "triton", with what torch does instead and why; or "torch" and why.
         merges: attention's parts are merged by one kernel.
+        attends: attention over rows' own tokens is one kernel, whose parts are merged with the others.
         statistics: log-probabilities and entropies are found by one kernel.
         layers: what the language model's layers run in.
     """
 
     name: str
     merges: bool = False
+    attends: bool = False
     statistics: bool = False
     layers: AbstractContextManager[None] = field(default_factory=nullcontext)
 
@@ -66,7 +68,7 @@ def fused_step(policy: Policy, settings: RolloutSettings) -> FusedStep:
 
 def fused_unchecked(policy: Policy, refused: Mapping[str, str] = MappingProxyType({})) -> FusedStep:
     """Every kernel but those ``refused``, by name and why; with none for work that is counted and not computed."""
-    considered = KERNELS if not policy.settings.liger else (MERGING, STATISTICS)
+    considered = KERNELS if not policy.settings.liger else (MERGING, OWN, STATISTICS)
     words = "; ".join(f"{name} by torch: {refused[name]}" for name in considered if name in refused)
     if all(name in refused for name in considered):
         return FusedStep(f"torch ({words})")
@@ -78,7 +80,8 @@ def fused_unchecked(policy: Policy, refused: Mapping[str, str] = MappingProxyTyp
 
         layers = FusedLayers(policy.language_model, [name for name in _OF_LAYERS if name not in refused])
     name = f"{name} ({words})" if words else name
-    return FusedStep(name, MERGING not in refused, STATISTICS not in refused, layers)
+    merges, attends, statistics = (kernel not in refused for kernel in (MERGING, OWN, STATISTICS))
+    return FusedStep(name, merges, attends, statistics, layers)
 
 
 def _off_because(policy: Policy, settings: RolloutSettings) -> str | None:
@@ -122,8 +125,10 @@ def judged(language_model: torch.nn.Module, device: torch.device, dtype: torch.d
         except Exception as error:  # whatever a compiler and a driver come up with
             lines = str(error).splitlines()
             refused[kernel] = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-    if NORMS in refused:  # which take what sums leave for them
-        refused.setdefault(SUMS, f"with {NORMS}")
+    # Norms take what sums leave for them; own tokens come in parts.
+    for kernel, needed in ((SUMS, NORMS), (OWN, MERGING)):
+        if needed in refused:
+            refused.setdefault(kernel, f"with {needed}")
     return refused
 
 
@@ -287,11 +292,39 @@ def _merges(_: torch.nn.Module, random: Any) -> Iterator[_Trial]:
     own, own_lse = random(rows, heads, 128), random(heads, rows).float()
     parts, parts_lse = random(pieces * rows * heads, 1, 128), random(1, pieces * rows * heads).float()
     places = torch.arange(0, pieces * rows * heads, heads, dtype=torch.int32, device=own.device).view(pieces, rows)
-    got, _lse = fused.merge_parts(own, own_lse, parts, parts_lse, places, own.dtype)
+    got, _lse = fused.merge_parts(own[None], own_lse[None], parts, parts_lse, places, own.dtype)
     lse = torch.cat([own_lse.t()[None], parts_lse.view(pieces, rows, heads)])
     every = torch.cat([own[None], parts.view(pieces, rows, heads, 128)])
     usual = (F.softmax(lse, dim=0)[..., None] * every.float()).sum(0).to(own.dtype)
     yield _Trial("merging", got, usual, (F.softmax(lse.double(), dim=0)[..., None] * every.double()).sum(0))
+
+
+def _own(language_model: Any, random: Any) -> Iterator[_Trial]:
+    """Rows of one token, of a part and one token, and of two parts, against probabilities rounded before they are
+    multiplied by the values, as by flash attention."""
+    from vlm_pg.rollout.fused import parts as fused
+
+    config = language_model.config
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    counts, room, scale = (1, fused.PART_KEYS + 1, 2 * fused.PART_KEYS), 2 * fused.PART_KEYS, size**-0.5
+    q, k, v = random(3, heads, size), *(random(3, room, kv_heads, size) for _ in range(2))
+    lengths = torch.tensor(counts, dtype=torch.int32, device=q.device)
+    parts = fused.attend_own(q, k, v, lengths, scale)
+    nothing = lengths.new_empty(0, 3)
+    got, _lse = fused.merge_parts(*parts, q[:0, :kv_heads], parts[1][0, :kv_heads, :0], nothing, q.dtype)
+
+    def attended(wide: torch.dtype, shares_dtype: torch.dtype) -> torch.Tensor:
+        keys, values = (x.to(wide).repeat_interleave(heads // kv_heads, 2) for x in (k, v))
+        scores = torch.einsum("rnh,rcnh->rnc", q.to(wide), keys) * scale
+        behind = torch.arange(room, device=q.device) >= lengths[:, None, None]
+        scores = scores.masked_fill(behind, -torch.inf)
+        shares = (scores - scores.amax(-1, keepdim=True)).exp()
+        mixed = torch.einsum("rnc,rcnh->rnh", shares.to(shares_dtype).to(wide), values)
+        return mixed / shares.sum(-1, keepdim=True)
+
+    usual = attended(torch.promote_types(q.dtype, torch.float32), q.dtype).to(q.dtype)
+    yield _Trial("attention to own tokens", got, usual, attended(torch.float64, torch.float64))
 
 
 def _statistics(_: torch.nn.Module, random: Any) -> Iterator[_Trial]:
@@ -313,5 +346,6 @@ _TRIALS: dict[str, Callable[[torch.nn.Module, Any], Iterator[_Trial]]] = {
     GATES: _gates,
     ROTATION: _rotations,
     MERGING: _merges,
+    OWN: _own,
     STATISTICS: _statistics,
 }
