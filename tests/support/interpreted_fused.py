@@ -24,7 +24,7 @@ from vlm_pg.attention.merge import merge_
 from vlm_pg.rollout.fused import choice
 from vlm_pg.rollout.fused.gate import silu_mul
 from vlm_pg.rollout.fused.norm import add_norm, rms_norm
-from vlm_pg.rollout.fused.parts import attend_own, merge_parts
+from vlm_pg.rollout.fused.parts import merge_parts, own_attention
 from vlm_pg.rollout.fused.rotation import rotate_append
 from vlm_pg.rollout.fused.statistics import token_statistics
 from vlm_pg.rollout.sampling import policy_statistics
@@ -144,7 +144,7 @@ def own() -> None:
             right, right_lse = OracleKernel().ragged_forward(q, keys, values, lengths, size**-0.5)
             for tensor in (keys, values):
                 tensor[torch.arange(room) >= lengths[:, None]] = torch.nan
-            parts, parts_lse = attend_own(q, keys, values, lengths, size**-0.5)
+            parts, parts_lse = own_attention(q, keys, values, lengths, size**-0.5)
             assert torch.equal(parts_lse[:, 0] > -torch.inf, torch.arange(len(parts))[:, None] * 256 < lengths)
             parts.nan_to_num_(7.0)
             nothing = torch.empty(0, 3, dtype=torch.int32)

@@ -134,9 +134,9 @@ class RaggedContext:
             for tensor, rows in zip(slots, (k, v), strict=True):
                 tensor.index_copy_(0, newest, rows)
         if merging and self._fused.attends:
-            from vlm_pg.rollout.fused.parts import attend_own
+            from vlm_pg.rollout.fused.parts import own_attention
 
-            out, lse = attend_own(q, keys, values, self._own.lengths, scale)
+            out, lse = own_attention(q, keys, values, self._own.lengths, scale)
             return merging.merged_with(layer_index, q, out, lse, scale, queries)
         out, lse = self._kernel.ragged_forward(q, keys, values, self._own.lengths, scale)
         if merging:

@@ -38,12 +38,12 @@ POINTS = [
     for name in NAMES
     for shape in SHAPES
 ]
-# A layer's, norms of queries and keys among them for the second; of the third a linear layer's are most. Four of one
-# with attention are flash attention's own over a row's own tokens: one query and its output laid out by key-value heads
-# (two copies before, one behind), and where few rows leave a device idle the parts of the keys joined.
-LAUNCHES = {"Qwen2.5-VL-7B": 25, "Qwen3-VL-8B": 27, "Qwen3.5-9B": 39}
-# What is beyond the least: queries that are repeated for the pieces of a prompt and the pieces' results, each operand
-# between two kernels, and what flash attention moves for itself (those layouts, and parts' results in fp32).
+# Of a layer with attention five are products of q, k, v, gate and up; the rest: queries, keys and values put where they
+# are read, attention to own tokens and to the prompt, their merging, the output, two sums with norms, gate, and down.
+# Of the third most layers are linear.
+LAUNCHES = {"Qwen2.5-VL-7B": 14, "Qwen3-VL-8B": 14, "Qwen3.5-9B": 35}
+# What is beyond the least: queries that are repeated for the pieces of a prompt, the pieces' results, and each operand
+# between two kernels.
 BOUNDS = {"Qwen2.5-VL-7B": 1.06, "Qwen3-VL-8B": 1.06, "Qwen3.5-9B": 1.07}
 # Layers are alike in so many at a time: of Qwen3.5's four the last attends to all tokens.
 ALIKE = {"Qwen2.5-VL-7B": 1, "Qwen3-VL-8B": 1, "Qwen3.5-9B": 4}
@@ -180,19 +180,19 @@ def test_the_least_by_hand() -> None:
 
 
 def test_a_copied_cache_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    append = OwnRows.append
-    monkeypatch.setattr(OwnRows, "append", lambda *args: tuple(x.clone() for x in append(*args)))
+    slots = OwnRows.slots
+    monkeypatch.setattr(OwnRows, "slots", lambda *args: tuple(x.clone() for x in slots(*args)))
     assert whole_model("Qwen2.5-VL-7B", 4096, 32).ratio > 1.15
 
 
 def test_a_wait_without_a_reason_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    append = OwnRows.append
+    slots = OwnRows.slots
 
-    def waiting(rows: OwnRows, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> Any:
+    def waiting(rows: OwnRows, layer_index: int, k: torch.Tensor) -> Any:
         assert k.sum().item() == 0
-        return append(rows, layer_index, k, v)
+        return slots(rows, layer_index, k)
 
-    monkeypatch.setattr(OwnRows, "append", waiting)
+    monkeypatch.setattr(OwnRows, "slots", waiting)
     waits = counted("Qwen2.5-VL-7B", 2, 64, 2).waits
     (where,) = unnamed(waits)
     assert where.endswith(" waiting") and waits[where] == 2  # once a layer

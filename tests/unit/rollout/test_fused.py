@@ -52,7 +52,7 @@ def steps_agree(line: str, steps: int) -> None:
     policy = tiny_policy(family=family)
     kinds = policy.family.layer_kinds(policy.model.config)
     full, linear = kinds.count("full_attention"), kinds.count("linear_attention")
-    assert called.pop("attend_own") == full * steps
+    assert called.pop("own_attention") == full * steps
     assert called.pop("merge_parts") > 2 * full * steps, "some level was read in several calls"
     expected = {"rms_norm": 1, "add_norm": 2 * len(kinds), "rotate_append": full, "silu_mul": len(kinds)}
     expected["gated_delta_step_"] = linear
@@ -199,7 +199,7 @@ def merge_parts(own: Any, own_lse: Any, parts: Any, parts_lse: Any, places: Any,
     return torch.einsum("prn,prnh->rnh", lse.softmax(0), values).to(dtype), lse.logsumexp(0).t()
 
 
-def attend_own(q: Any, keys: Any, values: Any, lengths: Any, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+def own_attention(q: Any, keys: Any, values: Any, lengths: Any, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     out, lse = OracleKernel().ragged_forward(q.float(), keys.float(), values.float(), lengths, scale)
     return out[None], lse[None]
 
@@ -216,7 +216,7 @@ ROUNDED_ONCE: dict[str, tuple[str, Callable[..., Any]]] = {
     "gates": ("gate", silu_mul),
     "rotary positions": ("rotation", rotate_append),
     "merging": ("parts", merge_parts),
-    "own tokens": ("parts", attend_own),
+    "own tokens": ("parts", own_attention),
     "log-probabilities": ("statistics", token_statistics),
 }
 
@@ -229,6 +229,12 @@ def use(monkeypatch: pytest.MonkeyPatch, kernel: str, change: Callable[[Any], An
         return tuple(map(change, found)) if isinstance(found, tuple) else change(found)
 
     monkeypatch.setattr(f"vlm_pg.rollout.fused.{file}.{function.__name__}", changed)
+
+
+def use_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kernel in KERNELS:
+        use(monkeypatch, kernel)
+    monkeypatch.setattr("vlm_pg.rollout.fused.layers.silu_mul", silu_mul)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -359,9 +365,7 @@ def test_mixtures_differ_from_modules_where_rounding_flips_a_route(
 
     Their log-probabilities differ by up to 0.3, all others' by the rounding that other families have, too.
     """
-    for kernel in KERNELS:
-        use(monkeypatch, kernel)
-    monkeypatch.setattr("vlm_pg.rollout.fused.layers.silu_mul", silu_mul)
+    use_all(monkeypatch)
     policy = tiny_policy(family=family, dtype=torch.bfloat16)
     found: list[torch.Tensor] = []
     for module in policy.model.modules():
@@ -390,3 +394,88 @@ def test_mixtures_differ_from_modules_where_rounding_flips_a_route(
         flipped += sum(flips)
         assert sum(flips) or (usual - fused).abs().max() < 0.1
     assert 0 < flipped < 0.02 * routed
+
+
+class Plain:
+    """A context that knows nothing of kernels: what it is given it gives back."""
+
+    def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        self.given = q, k, v
+        return q
+
+
+class Turning(Plain):
+    def __init__(self, deferred: Any):
+        self.deferred = deferred
+
+    def attend(self, layer_index: int, q: torch.Tensor, *rest: Any) -> torch.Tensor:
+        self.turn = self.deferred.take()
+        return super().attend(layer_index, q, *rest)
+
+
+def one_token(policy: Any, context: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return policy.hidden_states(torch.tensor([3]), torch.tensor([5]).expand(3, -1), context)
+
+
+def test_a_context_that_does_not_rotate_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rather than attend with queries and keys that were never rotated; in the next layer, or at the end."""
+    use_all(monkeypatch)
+    policy = tiny_policy(family="qwen3_vl")
+    fused = fused_unchecked(policy)
+    assert fused.deferred is not None
+    expected = one_token(policy, Plain())
+    for layers in (len(policy.language_model.layers), 1):
+        policy.language_model.layers = policy.language_model.layers[:layers]
+        with pytest.raises(AssertionError, match="queries that were not rotated"), fused_unchecked(policy).deferred:  # type: ignore[union-attr]
+            one_token(policy, Plain())
+    # Elsewhere they are rotated before.
+    policy = tiny_policy(family="qwen3_vl")
+    with fused_unchecked(policy).layers:
+        assert (one_token(policy, Plain()) - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_what_is_narrower_than_positions_is_rotated_as_ever(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under autocast; norms of heads that have been put off are made up for."""
+    use_all(monkeypatch)
+    policy = tiny_policy(family=family)
+    usual, context = Plain(), Turning(fused_unchecked(policy).deferred)
+    with torch.autocast("cpu", torch.bfloat16):
+        one_token(policy, usual)
+        with context.deferred:
+            one_token(policy, context)
+    assert context.turn is None
+    for one, other in zip(usual.given, context.given, strict=True):
+        assert one.dtype == other.dtype and (one - other).abs().max() < 0.05
+
+
+def test_norms_of_heads_with_hooks_run_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_all(monkeypatch)
+    policy = tiny_policy(family="qwen3_vl")
+    seen: list[torch.Tensor] = []
+    policy.language_model.layers[0].self_attn.q_norm.register_forward_hook(lambda *given: seen.append(given[2]))
+    one_token(policy, Plain())
+    context = Turning(fused_unchecked(policy).deferred)
+    turns: list[Any] = []
+    monkeypatch.setattr(Turning, "attend", lambda self, i, q, *_: turns.append(self.deferred.take()) or q)
+    with context.deferred:
+        one_token(policy, context)
+    assert [len(turn.weights) for turn in turns] == [0, *[2] * (len(turns) - 1)]
+    assert (seen[0] - seen[1]).abs().max() < 1e-5
+
+
+def test_a_sum_that_is_changed_is_normed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a hook that steers a layer's output, in place or not; so is a sum of other shapes or dtypes."""
+    use_all(monkeypatch)
+    added = torch.linspace(-3, 3, 64)
+    for steer in (lambda out: out.add_(added), lambda out: out + added, lambda out: None):
+        policy = tiny_policy(family="qwen2_5_vl")
+        policy.language_model.layers[0].register_forward_hook(lambda *given, steer=steer: steer(given[2]))
+        expected = one_token(policy, Plain())
+        with fused_unchecked(policy).layers:
+            assert (one_token(policy, Plain()) - expected).abs().max() < 1e-5
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = one_token(policy, Plain())
+        with fused_unchecked(policy).layers:
+            assert (one_token(policy, Plain()) - expected).abs().max() < 0.05

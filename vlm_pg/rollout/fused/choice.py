@@ -310,7 +310,7 @@ def _own(language_model: Any, random: Any) -> Iterator[_Trial]:
     counts, room, scale = (1, fused.PART_KEYS + 1, 2 * fused.PART_KEYS), 2 * fused.PART_KEYS, size**-0.5
     q, k, v = random(3, heads, size), *(random(3, room, kv_heads, size) for _ in range(2))
     lengths = torch.tensor(counts, dtype=torch.int32, device=q.device)
-    parts = fused.attend_own(q, k, v, lengths, scale)
+    parts = fused.own_attention(q, k, v, lengths, scale)
     nothing = lengths.new_empty(0, 3)
     got, _lse = fused.merge_parts(*parts, q[:0, :kv_heads], parts[1][0, :kv_heads, :0], nothing, q.dtype)
 

@@ -69,8 +69,8 @@ def attended_part(  # type: ignore[no-untyped-def]
     tl.store(out_lse + (part * K * REPEATS + asked) * rows + row, top + tl.log(weight), mask=repeat < REPEATS)
 
 
-@torch.library.custom_op("vlm_pg::attend_own", mutates_args=())
-def attend_own(
+@torch.library.custom_op("vlm_pg::own_attention", mutates_args=())
+def own_attention(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One query a row over the first tokens of that row, in parts that ``merge_parts`` joins.
@@ -99,7 +99,7 @@ def attend_own(
     return out, out_lse
 
 
-@attend_own.register_fake
+@own_attention.register_fake
 def _(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
