@@ -22,12 +22,13 @@ from tests.support.groups import tiny_policy
 from vlm_pg.attention.kernels.plain import OracleKernel
 from vlm_pg.attention.merge import merge_
 from vlm_pg.rollout.fused import choice
+from vlm_pg.rollout.fused.drawing import draw_tokens
 from vlm_pg.rollout.fused.gate import silu_mul
 from vlm_pg.rollout.fused.norm import add_norm, rms_norm
 from vlm_pg.rollout.fused.parts import merge_parts, own_attention
 from vlm_pg.rollout.fused.rotation import rotate_append
 from vlm_pg.rollout.fused.statistics import token_statistics
-from vlm_pg.rollout.sampling import policy_statistics
+from vlm_pg.rollout.sampling import draw, policy_statistics
 
 # Not bfloat16, which the interpreter cuts off where a GPU rounds.
 NUMBERS = (torch.float32, torch.float16)
@@ -168,6 +169,23 @@ def statistics() -> None:
                 report(f"statistics {dtype} {temperature} {name}", got, right)
 
 
+def drawing() -> None:
+    """Of rows in which a token is certain or most cannot be drawn, at both ends of what is uniform."""
+    for dtype in NUMBERS:
+        for count in (400, 9000):
+            scores = (3 * torch.randn(40, count)).to(dtype)
+            scores[:, 7], scores[0, :-1], scores[1, : count // 2], scores[2, count // 2 :] = (-torch.inf,) * 4
+            scores[3, count // 3] = 60
+            uniform = torch.rand(40, dtype=torch.float64)
+            uniform[3:6] = torch.tensor([0, 0, 1 - 2**-53])
+            found, expected = draw_tokens(scores, uniform), draw(scores.float(), uniform)
+            for name, got, right in zip(("tokens", "logprobs"), found, expected, strict=True):
+                report(f"drawing {dtype} {count} {name}", got, right)
+        scores[0, 3], uniform[2] = torch.nan, 1 - 2**-53  # which must not end where nothing can be drawn
+        tokens, logprobs = draw_tokens(scores, uniform)
+        assert tokens[0] < count and logprobs[0].isnan() and not logprobs[1:].isnan().any()
+
+
 def comparisons() -> None:
     dtype = torch.float16
     for family in ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"):
@@ -205,6 +223,7 @@ def main() -> None:
     parts()
     own()
     statistics()
+    drawing()
     comparisons()
 
 

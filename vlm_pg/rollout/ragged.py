@@ -190,9 +190,8 @@ class RaggedDecoder:
         operators = operators or StepOperators.of(policy, settings)
         self.graphs = GraphUse.of(policy, settings, prompts is not None)
         self._prompts = prompts
-        self._fused, self._rule = operators.fused, operators.rule
-        self.fused = self._fused.statistics
-        self.graphs.fused = self._fused.name if policy.device.type == "cuda" else None
+        self.fused, self._rule = operators.fused, operators.rule
+        self.graphs.fused = self.fused.name if policy.device.type == "cuda" else None
         self.graphs.linear_rule = None if self._rule is None else self._rule.name
         self._memory = None if self.graphs.off_because else GraphMemory(policy.device)
         self._policy = policy
@@ -271,6 +270,6 @@ class RaggedDecoder:
     def _new_step(self) -> DecodeGraph:
         prompts = self._prompts or PromptPart(self._store, self.rows(), self._policy.kernel)
         kernel = self._policy.kernel
-        context = RaggedContext(self._own, prompts, kernel, self._states, self._rule, self._fused)
-        rows, layers = self._own.num_rows, self._fused.deferred or self._fused.layers
+        context = RaggedContext(self._own, prompts, kernel, self._states, self._rule, self.fused)
+        rows, layers = self._own.num_rows, self.fused.deferred or self.fused.layers
         return DecodeGraph(self._policy, context, rows, self._memory, self.graphs, layers)

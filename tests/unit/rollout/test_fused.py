@@ -34,9 +34,9 @@ def said_by(module: str, *arguments: str) -> list[str]:
 def test_kernels_give_what_torch_gives() -> None:
     lines = said_by("tests.support.interpreted_fused")
     cases = [line.rsplit(" ", 2) for line in lines if not line.startswith("comparison")]
-    assert len(cases) == 14 + 8 + 2 + 24 + 18 + 12 + 8
+    assert len(cases) == 14 + 8 + 2 + 24 + 18 + 12 + 8 + 8
     for name, unequal, error in cases:
-        if "float16" in name and not name.startswith(("parts ", "parts-lse", "own", "statistics")):
+        if "float16" in name and not name.startswith(("parts ", "parts-lse", "own", "drawing", "statistics")):
             assert float(unequal) == 0, name
         # Probabilities are rounded before they are multiplied by the values.
         assert float(error) < (1e-3 if name.startswith("own torch.float16") else 2e-6), name
@@ -97,6 +97,8 @@ OWN = {"KEYS": 256, "K": 4, "REPEATS": 7, "HEADS": 16, "SIZE": 128, "ROOM": 128,
         # Probabilities of 16 heads and 64 tokens, two to an instruction.
         ("parts.attended_part", OWN, 1, 4),
         ("parts.attended_part", OWN | {"REPEATS": 4, "SIZE": 256, "ROOM": 256, "BLOCK": 32}, 1, 2),
+        ("drawing.run_sums", {"RUN": 256, "RUNS": 16}, 0, 0),
+        ("drawing.drawn", {"RUN": 256, "RUNS": 16, "ROOM": 1024}, 0, 0),
         ("statistics.row_statistics", {"NUMBERS": 4096}, 0, 0),
     ],
     ids=lambda value: (
@@ -135,6 +137,9 @@ def test_kernels_compile_for_gpus_that_are_not_here(
     types |= {"logits": "*bf16", "tokens": "*i64", "logprobs": "*fp32", "entropies": "*fp32", "temperature": "fp32"}
     signature = {name: types.get(name, "i32") for name in function.arg_names}
     signature |= dict.fromkeys(constants, "constexpr")
+    if file == "drawing":
+        drawn_from = {"scores": "*fp32", "sums": "*fp32", "tops": "*fp32", "uniform": "*fp64", "tokens": "*i64"}
+        signature |= {name: kind for name, kind in drawn_from.items() if name in signature}
     if name == "attended_part":
         signature["out"] = "*fp32"
     source = ASTSource(fn=function, signature=signature, constexprs=constants)
@@ -167,6 +172,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: 
 
 
 def add_norm(x: torch.Tensor, residual: torch.Tensor, *weight: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    assert (x.shape, x.dtype) == (residual.shape, residual.dtype)
     total = x.float() + residual.float()
     return total.to(x.dtype), rms_norm(total, *weight).to(x.dtype)
 
@@ -209,6 +215,12 @@ def token_statistics(logits: torch.Tensor, temperature: float, tokens: torch.Ten
     return shares.gather(1, tokens[:, None])[:, 0].log(), torch.special.entr(shares).sum(-1)
 
 
+def draw_tokens(scores: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    log_shares = scores.double().log_softmax(-1)
+    tokens = torch.searchsorted(log_shares.exp().cumsum(-1), uniform[:, None], right=True)
+    return tokens[:, 0], log_shares.gather(-1, tokens)[:, 0].float()
+
+
 # What compilers may make of the kernels: nothing is rounded on the way.
 ROUNDED_ONCE: dict[str, tuple[str, Callable[..., Any]]] = {
     "norms": ("layers", rms_norm),
@@ -217,6 +229,7 @@ ROUNDED_ONCE: dict[str, tuple[str, Callable[..., Any]]] = {
     "rotary positions": ("rotation", rotate_append),
     "merging": ("parts", merge_parts),
     "own tokens": ("parts", own_attention),
+    "drawing": ("drawing", draw_tokens),
     "log-probabilities": ("statistics", token_statistics),
 }
 
@@ -269,7 +282,7 @@ def test_each_is_judged_alone(monkeypatch: pytest.MonkeyPatch, wrong: str, dtype
     assert step.name == f"triton ({words})"
     assert (step.deferred is None) == (wrong == "rotary positions")
     assert (step.merges, step.attends) == (wrong != "merging", wrong not in ("merging", "own tokens"))
-    assert step.statistics == (wrong != "log-probabilities")
+    assert (step.draws, step.statistics) == (wrong != "drawing", wrong != "log-probabilities")
     before = forwards(policy)
     with step.layers:
         changed = sum(one is not other for one, other in zip(forwards(policy), before, strict=True))

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from vlm_pg.models.layer_globals import layer_function
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.scattered import is_scattered
-from vlm_pg.rollout.sampling import policy_statistics
+from vlm_pg.rollout.sampling import draw, policy_statistics
 from vlm_pg.rollout.settings import RolloutSettings
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ _REFUSED: WeakKeyDictionary[torch.nn.Module, dict[tuple[torch.device, torch.dtyp
     WeakKeyDictionary()
 )
 NORMS, SUMS, GATES, ROTATION = "norms", "residual sums", "gates", "rotary positions"
-MERGING, OWN, STATISTICS = "merging", "own tokens", "log-probabilities"
-KERNELS = (NORMS, SUMS, GATES, ROTATION, MERGING, OWN, STATISTICS)
+MERGING, OWN, DRAWING, STATISTICS = "merging", "own tokens", "drawing", "log-probabilities"
+KERNELS = (NORMS, SUMS, GATES, ROTATION, MERGING, OWN, DRAWING, STATISTICS)
 _OF_LAYERS = (NORMS, SUMS, GATES, ROTATION)
 
 
@@ -44,6 +44,7 @@ class FusedStep:
         name: "triton", with what torch does instead and why; or "torch" and why.
         merges: attention's parts are merged by one kernel.
         attends: attention over rows' own tokens is one kernel, whose parts are merged with the others.
+        draws: tokens are drawn by two kernels.
         statistics: log-probabilities and entropies are found by one kernel.
         layers: what the language model's layers run in.
     """
@@ -51,6 +52,7 @@ class FusedStep:
     name: str
     merges: bool = False
     attends: bool = False
+    draws: bool = False
     statistics: bool = False
     layers: AbstractContextManager[None] = field(default_factory=nullcontext)
 
@@ -68,7 +70,7 @@ def fused_step(policy: Policy, settings: RolloutSettings) -> FusedStep:
 
 def fused_unchecked(policy: Policy, refused: Mapping[str, str] = MappingProxyType({})) -> FusedStep:
     """Every kernel but those ``refused``, by name and why; with none for work that is counted and not computed."""
-    considered = KERNELS if not policy.settings.liger else (MERGING, OWN, STATISTICS)
+    considered = KERNELS if not policy.settings.liger else (MERGING, OWN, DRAWING, STATISTICS)
     words = "; ".join(f"{name} by torch: {refused[name]}" for name in considered if name in refused)
     if all(name in refused for name in considered):
         return FusedStep(f"torch ({words})")
@@ -80,8 +82,8 @@ def fused_unchecked(policy: Policy, refused: Mapping[str, str] = MappingProxyTyp
 
         layers = FusedLayers(policy.language_model, [name for name in _OF_LAYERS if name not in refused])
     name = f"{name} ({words})" if words else name
-    merges, attends, statistics = (kernel not in refused for kernel in (MERGING, OWN, STATISTICS))
-    return FusedStep(name, merges, attends, statistics, layers)
+    taken = {"merges": MERGING, "attends": OWN, "draws": DRAWING, "statistics": STATISTICS}
+    return FusedStep(name, layers=layers, **{field: kernel not in refused for field, kernel in taken.items()})
 
 
 def _off_because(policy: Policy, settings: RolloutSettings) -> str | None:
@@ -327,6 +329,19 @@ def _own(language_model: Any, random: Any) -> Iterator[_Trial]:
     yield _Trial("attention to own tokens", got, usual, attended(torch.float64, torch.float64))
 
 
+def _drawing(_: torch.nn.Module, random: Any) -> Iterator[_Trial]:
+    """Their log-probabilities, of which no two are alike; half of all scores are ruled out."""
+    from vlm_pg.rollout.fused import drawing as fused
+
+    scores = 4 * random(16, 5000).float()
+    scores[:, ::2] = -torch.inf
+    uniform = torch.linspace(0.01, 0.99, 16, dtype=torch.float64, device=scores.device)
+    log_shares = scores.double().log_softmax(-1)
+    tokens = torch.searchsorted(log_shares.exp().cumsum(-1), uniform[:, None], right=True)
+    truth = log_shares.gather(-1, tokens)[:, 0]
+    yield _Trial("tokens", fused.draw_tokens(scores, uniform)[1], draw(scores, uniform)[1], truth)
+
+
 def _statistics(_: torch.nn.Module, random: Any) -> Iterator[_Trial]:
     from vlm_pg.rollout.fused import statistics as fused
 
@@ -347,5 +362,6 @@ _TRIALS: dict[str, Callable[[torch.nn.Module, Any], Iterator[_Trial]]] = {
     ROTATION: _rotations,
     MERGING: _merges,
     OWN: _own,
+    DRAWING: _drawing,
     STATISTICS: _statistics,
 }
