@@ -92,6 +92,7 @@ OWN = {"KEYS": 256, "K": 4, "REPEATS": 7, "HEADS": 16, "SIZE": 128, "ROOM": 128,
         ("rotation.appended", HEADS | {"q_weight": None, "k_weight": None, "NORM": 0}, 12, 2),
         ("rotation.appended", HEADS | {"NORM": 1}, 20, 6),
         ("rotation.appended", PARTLY | {"NORM": 2}, 18, 10),
+        ("rotation.appended", HEADS | {"NORM": 1, "queries": None, "starts": None, "PIECES": 0}, 20, 6),
         ("parts.merged_head", MERGED, 1, 1),
         ("parts.merged_head", MERGED | {"PARTS": 8}, 1, 1),
         # Probabilities of 16 heads and 64 tokens, two to an instruction.
@@ -479,7 +480,7 @@ def test_norms_of_heads_with_hooks_run_as_ever(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_sum_that_is_changed_is_normed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a hook that steers a layer's output, in place or not; so is a sum of other shapes or dtypes."""
+    """By a hook that steers a layer's output, in place or not; so is what another layer gives, or autocast widens."""
     use_all(monkeypatch)
     added = torch.linspace(-3, 3, 64)
     for steer in (lambda out: out.add_(added), lambda out: out + added, lambda out: None):
@@ -488,6 +489,10 @@ def test_a_sum_that_is_changed_is_normed_anew(monkeypatch: pytest.MonkeyPatch) -
         expected = one_token(policy, Plain())
         with fused_unchecked(policy).layers:
             assert (one_token(policy, Plain()) - expected).abs().max() < 1e-5
+    policy.language_model.layers[1].forward = lambda hidden, **_: hidden  # whose code is no method
+    expected = one_token(policy, Plain())
+    with fused_unchecked(policy).layers:
+        assert (one_token(policy, Plain()) - expected).abs().max() < 1e-5
     with torch.autocast("cpu", torch.bfloat16):
         expected = one_token(policy, Plain())
         with fused_unchecked(policy).layers:

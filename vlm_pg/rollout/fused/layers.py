@@ -146,10 +146,10 @@ class _Addend:
 
 def has_sums(module: Any) -> bool:
     """What looks like a layer x + attention(norm(x)), then x + mlp(norm(x)); whether its code adds and no more, running
-    it shows."""
-    return all(hasattr(module, name) for name in ("input_layernorm", "post_attention_layernorm", "mlp")) and any(
-        hasattr(module, name) for name in _ADDENDS[:-1]
-    )
+    it shows. Its code must be a method, which can be run on the layer as ``Seen``."""
+    named = all(hasattr(module, name) for name in ("input_layernorm", "post_attention_layernorm", "mlp"))
+    attends = any(hasattr(module, name) for name in _ADDENDS[:-1])
+    return named and attends and isinstance(getattr(module, _forward_name(module)), MethodType)
 
 
 def layer_of(module: Any, sums: ResidualSums, following: Any) -> Callable[..., Any]:

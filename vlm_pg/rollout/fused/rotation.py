@@ -125,7 +125,7 @@ def appended(  # type: ignore[no-untyped-def]
     NORM: tl.constexpr,
     PIECES: tl.constexpr,
 ):
-    """A program: one head of one row, of queries, keys or values; PIECES places of a query at a time."""
+    """A program: one head of one row, of queries, keys or values; PIECES places of a query at a time, 0 if none."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     cos += row * 2 * HALF
     sin += row * 2 * HALF
@@ -135,11 +135,12 @@ def appended(  # type: ignore[no-untyped-def]
         left, right, rest = turned(source, q_weight, epsilon, cos, sin, HALF, SIZE, ROOM, REST, NORM)
         out = q_out + (row * N + head) * SIZE + here
         stored(out, here == 0, left, right, rest, HALF, SIZE, ROOM, REST)
-        for first in range(0, pieces, PIECES):
-            piece = first + tl.arange(0, PIECES)
-            start = tl.load(starts + piece * rows + row, mask=piece < pieces, other=-1).to(tl.int64)
-            there = queries + ((start + head % (N // K)) * K + head // (N // K)) * SIZE
-            stored(there, start >= 0, left, right, rest, HALF, SIZE, ROOM, REST)
+        if PIECES > 0:
+            for first in range(0, pieces, PIECES):
+                piece = first + tl.arange(0, PIECES)
+                start = tl.load(starts + piece * rows + row, mask=piece < pieces, other=-1).to(tl.int64)
+                there = queries + ((start + head % (N // K)) * K + head // (N // K)) * SIZE
+                stored(there, start >= 0, left, right, rest, HALF, SIZE, ROOM, REST)
     elif head < N + K:
         head -= N
         source = k + row * k_row + head * k_head
@@ -193,11 +194,11 @@ def rotate_append(
         return out
     assert all(x.stride(2) == 1 for x in (q, k, v))
     assert all(x.is_contiguous() for x in (cos, sin, keys, values, *weights))
-    room, pieces = triton.next_power_of_2(half), 0
+    room, pieces, at_once = triton.next_power_of_2(half), 0, 0
     if queries is not None:
         assert starts is not None and queries.is_contiguous() and starts.is_contiguous()
         pieces = len(starts)
-    at_once = max(1, min(triton.next_power_of_2(pieces), HELD // room))
+        at_once = max(1, min(triton.next_power_of_2(pieces), HELD // room))
     q_weight, k_weight = weights or (None, None)
     strides = (stride for x in (q, k, v) for stride in x.stride()[:2])
     with torch.cuda.device_of(q):
