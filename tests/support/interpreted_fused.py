@@ -19,15 +19,17 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 
 from tests.support.groups import tiny_policy
+from vlm_pg.attention.kernels.plain import OracleKernel
 from vlm_pg.attention.merge import merge_
 from vlm_pg.models.fused_logits import token_statistics
 from vlm_pg.models.logits import judged, token_logprobs
 from vlm_pg.rollout.fused import choice
+from vlm_pg.rollout.fused.drawing import draw_tokens
 from vlm_pg.rollout.fused.gate import silu_mul
-from vlm_pg.rollout.fused.norm import rms_norm
-from vlm_pg.rollout.fused.parts import merge_parts
-from vlm_pg.rollout.fused.rotation import rotate
-from vlm_pg.rollout.sampling import policy_statistics
+from vlm_pg.rollout.fused.norm import add_norm, rms_norm
+from vlm_pg.rollout.fused.parts import merge_parts, own_attention
+from vlm_pg.rollout.fused.rotation import rotate_append
+from vlm_pg.rollout.sampling import draw, policy_statistics
 
 # Not bfloat16, which the interpreter cuts off where a GPU rounds.
 NUMBERS = (torch.float32, torch.float16)
@@ -59,15 +61,51 @@ def gates() -> None:
         report(f"gate {dtype}", silu_mul(gate, up), F.silu(gate) * up)
 
 
-def rotations() -> None:
+def sums() -> None:
     for dtype in NUMBERS:
-        for size, turned in ((16, 16), (24, 24), (40, 16), (128, 128)):
-            q, k = (torch.randn(1, 3, heads, 2 * size).to(dtype)[..., :size].transpose(1, 2) for heads in (4, 2))
-            angles = torch.randn(1, 3, turned // 2).repeat(1, 1, 2)
+        for kind, norm in (("sum", Qwen3RMSNorm(320)), ("sum-around-one", qwen3_5.Qwen3_5RMSNorm(320))):
+            norm.weight.data = (1 + torch.randn(320)).to(dtype)
+            x, residual = (torch.randn(1, 5, 320).to(dtype) for _ in range(2))
+            total, normed = add_norm(x, residual, norm.weight, 1e-6, kind != "sum")
+            report(f"{kind} {dtype}", total, residual + x)
+            report(f"{kind}-norm {dtype}", normed, norm(residual + x))
+
+
+def rotations() -> None:
+    """Rows in a cache of five slots each; queries for four pieces, of which rows read none, one or all."""
+    rows, repeats, kv_heads = 3, 2, 2
+    starts = (torch.randperm(4 * rows) * repeats).view(4, rows).int()
+    starts[:, 1], starts[1:, 2] = -1, -1
+    newest = torch.tensor([4, 5, 12])
+    for dtype in NUMBERS:
+        for size, rotary, kind in ((16, 16, None), (24, 24, Qwen3RMSNorm), (40, 16, qwen3_5.Qwen3_5RMSNorm)):
+            heads = 2 * kv_heads + repeats * kv_heads
+            packed = torch.randn(rows, heads, 2 * size).to(dtype)[..., :size]
+            q, k, v = packed.split([repeats * kv_heads, kv_heads, kv_heads], 1)
+            angles = torch.randn(rows, rotary // 2).repeat(1, 2)
             cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-            theirs = apply_rotary_pos_emb if turned == size else qwen3_5.apply_rotary_pos_emb
-            for name, got, expected in zip("qk", rotate(q, k, cos, sin), theirs(q, k, cos, sin), strict=True):
-                report(f"rotation {dtype} {size} {turned} {name}", got, expected)
+            norms = [kind(size).to(dtype) for _ in range(2)] if kind else []
+            for norm in norms:
+                norm.weight.data = (1 + torch.randn(size)).to(dtype)
+            theirs = apply_rotary_pos_emb if rotary == size else qwen3_5.apply_rotary_pos_emb
+            given = [norm(x) for norm, x in zip(norms, (q, k), strict=True)] if norms else [q, k]
+            expected = [
+                x[0].transpose(0, 1) for x in theirs(*(x.transpose(0, 1)[None] for x in given), cos[None], sin[None])
+            ]
+            keys, values = (torch.full((rows * 5, kv_heads, size), 7.0).to(dtype) for _ in range(2))
+            queries = torch.full((4 * rows * repeats, kv_heads, size), 7.0).to(dtype)
+            filled = [x.clone() for x in (keys, values, queries)]
+            weights, around_one = [norm.weight for norm in norms], kind is qwen3_5.Qwen3_5RMSNorm
+            out = rotate_append(q, k, v, cos, sin, weights, 1e-6, around_one, keys, values, newest, queries, starts)
+            filled[0][newest], filled[1][newest] = expected[1], v
+            for row, start in ((row, start) for of_rows in starts.tolist() for row, start in enumerate(of_rows)):
+                if start >= 0:
+                    filled[2][start : start + repeats] = expected[0][row].view(kv_heads, repeats, size).transpose(0, 1)
+            found = zip(("q", "keys", "values", "queries"), (out, keys, values, queries), (expected[0], *filled))
+            for name, got, right in found:
+                report(f"rotation {dtype} {size} {rotary} {name}", got, right)
+            alone = rotate_append(q, k, v, cos, sin, weights, 1e-6, around_one, keys, values, newest, None, None)
+            assert torch.equal(alone, out)
 
 
 def parts() -> None:
@@ -90,11 +128,32 @@ def parts() -> None:
                         part_lse = results_lse[:, place : place + repeats].flatten()[:, None]
                         one, one_lse = expected[row : row + 1], expected_lse[:, row : row + 1]
                         merge_(one, one_lse, part, part_lse)
-            out, lse = merge_parts(own, own_lse, results, results_lse, places, torch.float32)
+            cut = own[None], own_lse[None]
+            out, lse = merge_parts(*cut, results, results_lse, places, torch.float32)
             report(f"parts {dtype} {pieces}", out, expected)
             report(f"parts-lse {dtype} {pieces}", lse, expected_lse)
-            narrow, _ = merge_parts(own, own_lse, results, results_lse, places, dtype)
+            narrow, _ = merge_parts(*cut, results, results_lse, places, dtype)
             report(f"parts-narrow {dtype} {pieces}", narrow, out.to(dtype))
+
+
+def own() -> None:
+    """Rows that fill some of their parts, other rows' places and what lies behind a row's length are no numbers."""
+    for dtype in NUMBERS:
+        for heads, kv_heads, size, room in ((6, 2, 24, 600), (4, 4, 16, 64), (7, 1, 128, 300)):
+            q = torch.randn(3, 2 * heads, size).to(dtype)[:, :heads]
+            keys, values = (torch.randn(3, room, kv_heads, size).to(dtype) for _ in range(2))
+            lengths = torch.tensor([1, room, room // 2 + 3], dtype=torch.int32)
+            right, right_lse = OracleKernel().ragged_forward(q, keys, values, lengths, size**-0.5)
+            for tensor in (keys, values):
+                tensor[torch.arange(room) >= lengths[:, None]] = torch.nan
+            parts, parts_lse = own_attention(q, keys, values, lengths, size**-0.5)
+            assert torch.equal(parts_lse[:, 0] > -torch.inf, torch.arange(len(parts))[:, None] * 256 < lengths)
+            parts.nan_to_num_(7.0)
+            nothing = torch.empty(0, 3, dtype=torch.int32)
+            none = (q[:0, :kv_heads], parts_lse[0, :kv_heads, :0])
+            out, lse = merge_parts(parts, parts_lse, *none, nothing, dtype)
+            report(f"own {dtype} {room}", out, right)
+            report(f"own-lse {dtype} {room}", lse, right_lse)
 
 
 def statistics() -> None:
@@ -135,6 +194,23 @@ def logits_gradients() -> None:
     print(f"comparison logits: {judged(torch.device('cpu'), torch.float16)}")
 
 
+def drawing() -> None:
+    """Of rows in which a token is certain or most cannot be drawn, at both ends of what is uniform."""
+    for dtype in NUMBERS:
+        for count in (400, 9000):
+            scores = (3 * torch.randn(40, count)).to(dtype)
+            scores[:, 7], scores[0, :-1], scores[1, : count // 2], scores[2, count // 2 :] = (-torch.inf,) * 4
+            scores[3, count // 3] = 60
+            uniform = torch.rand(40, dtype=torch.float64)
+            uniform[3:6] = torch.tensor([0, 0, 1 - 2**-53])
+            found, expected = draw_tokens(scores, uniform), draw(scores.float(), uniform)
+            for name, got, right in zip(("tokens", "logprobs"), found, expected, strict=True):
+                report(f"drawing {dtype} {count} {name}", got, right)
+        scores[0, 3], uniform[2] = torch.nan, 1 - 2**-53  # which must not end where nothing can be drawn
+        tokens, logprobs = draw_tokens(scores, uniform)
+        assert tokens[0] < count and logprobs[0].isnan() and not logprobs[1:].isnan().any()
+
+
 def comparisons() -> None:
     dtype = torch.float16
     for family in ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"):
@@ -166,11 +242,14 @@ def one_more(self: Any, x: torch.Tensor) -> torch.Tensor:
 def main() -> None:
     torch.manual_seed(0)
     norms()
+    sums()
     gates()
     rotations()
     parts()
+    own()
     statistics()
     logits_gradients()
+    drawing()
     comparisons()
 
 

@@ -86,11 +86,12 @@ def _back(run: Callable[..., Any], inputs: list[torch.Tensor]) -> list[torch.Ten
 
 
 def kinds(model: torch.nn.Module, chosen: Callable[[Any], bool]) -> Iterator[Any]:
-    """One module for each type, and for each size of its own weight."""
+    """One module for each type, for each size of its own weight, and for each set of parts."""
     seen: set[Any] = set()
     for module in model.modules():
         if chosen(module):
-            kind = (type(module), *(whole_shape(weight) for weight in module.parameters(recurse=False)))
+            shapes = (whole_shape(weight) for weight in module.parameters(recurse=False))
+            kind = (type(module), *shapes, *(name for name, _ in module.named_children()))
             if kind not in seen:
                 seen.add(kind)
                 yield module

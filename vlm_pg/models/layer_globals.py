@@ -10,7 +10,7 @@ from typing import Any
 
 def layer_global(module: Any, name: str) -> Any:
     """What the forward of ``module`` finds under a global ``name``; AttributeError if it has no such name."""
-    found = _function(module).__globals__
+    found = layer_function(module).__globals__
     if name not in found:
         raise AttributeError(f"{type(module).__name__} has no global {name!r} in its forward.")
     return found[name]
@@ -21,7 +21,7 @@ def set_layer_globals(module: Any, replaced: Mapping[str, Any]) -> bool:
 
     The code stays transformers' own; only this instance sees the others. Returns whether there was something to do.
     """
-    names = {name: value for name, value in replaced.items() if name in _function(module).__code__.co_names}
+    names = {name: value for name, value in replaced.items() if name in layer_function(module).__code__.co_names}
     if not names:
         return False
     set_forward(module, with_globals(module, names))
@@ -30,7 +30,7 @@ def set_layer_globals(module: Any, replaced: Mapping[str, Any]) -> bool:
 
 def with_globals(module: Any, names: Mapping[str, Any]) -> FunctionType:
     """The forward of ``module``, unbound, which finds ``names`` in place of what it finds there now."""
-    function = _function(module)
+    function = layer_function(module)
     forward = FunctionType(
         function.__code__,
         {**function.__globals__, **names},
@@ -54,7 +54,7 @@ def set_forward(module: Any, function: Any) -> None:
 
 def replaced_globals(module: Any) -> dict[str, Any]:
     """By name, what the forward of ``module`` calls in place of what stands in its modeling file under that name."""
-    function = _function(module)
+    function = layer_function(module)
     if not isinstance(function, FunctionType):
         return {}
     found = function.__globals__
@@ -66,7 +66,8 @@ def replaced_globals(module: Any) -> dict[str, Any]:
     }
 
 
-def _function(module: Any) -> Any:
+def layer_function(module: Any) -> Any:
+    """The forward of ``module``, unbound where it is a method."""
     # accelerate's hooks are no functions with globals: they keep the forward that they call.
     forward = module._old_forward if hasattr(module, "_hf_hook") else module.forward
     return getattr(forward, "__func__", forward)

@@ -10,6 +10,7 @@ import torch
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.cohort import Cohort
 from vlm_pg.rollout.cohort_attention import DecodeContext, OwnTokens, Prompts
+from vlm_pg.rollout.fused.choice import FusedStep
 from vlm_pg.rollout.graphs import GraphUse
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.ragged import RaggedDecoder
@@ -21,7 +22,7 @@ class Decoder(Protocol):
 
     store: PrefixStore
     graphs: GraphUse
-    fused: bool
+    fused: FusedStep
     """Whether Triton's kernels stand for small operations."""
 
     def rows_for(self, rollouts: int) -> int:
@@ -78,7 +79,7 @@ def decoder_for(
 class CohortDecoder:
     """Each cohort's own keys and values are one dense block, attended to in one call a cohort."""
 
-    fused = False
+    fused = FusedStep("torch")
 
     def __init__(self, policy: Policy, store: PrefixStore, settings: RolloutSettings, prompts: Prompts | None = None):
         self.graphs = GraphUse.of(policy, settings, prompts is not None)

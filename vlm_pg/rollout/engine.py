@@ -403,10 +403,10 @@ class _ContinuousBatch:
     def _sample(self) -> None:
         """The next token of every rollout, and which of them have said everything."""
         cohorts = self.cohorts
-        logits = self.policy.logits(torch.cat([cohort.hidden for cohort in cohorts]))
+        logits = self.policy.logits(_together([cohort.hidden for cohort in cohorts]))
         choice = self.sampler.choose(
             logits,
-            torch.cat([cohort.uniform for cohort in cohorts]),
+            _together([cohort.uniform for cohort in cohorts]),
             [cohort.num_generated for cohort in cohorts for _ in range(cohort.num_rows)],
             _joined([cohort.seen for cohort in cohorts]),
             _joined([cohort.said for cohort in cohorts]),
@@ -448,8 +448,8 @@ class _ContinuousBatch:
         cohorts = self.cohorts
         if self.divided is not None:
             self.divided.meet(self.decoder.rows(), self.engine.stop_together())
-        tokens = torch.cat([cohort.last_tokens for cohort in cohorts])
-        positions = torch.cat([cohort.positions for cohort in cohorts])
+        tokens = _together([cohort.last_tokens for cohort in cohorts])
+        positions = _together([cohort.positions for cohort in cohorts])
         hidden = self.decoder.step(tokens, positions)
         for cohort, part in zip(cohorts, hidden.split([cohort.num_rows for cohort in cohorts]), strict=True):
             cohort.hidden = part
@@ -469,7 +469,12 @@ class _ContinuousBatch:
 def _joined(of_cohorts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     """The rows of all cohorts, which either all have some or none."""
     found = [rows for rows in of_cohorts if rows is not None]
-    return torch.cat(found) if found else None
+    return _together(found) if found else None
+
+
+def _together(of_cohorts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The rows of all cohorts; of one, as they are."""
+    return torch.cat(list(of_cohorts)) if len(of_cohorts) > 1 else of_cohorts[0]
 
 
 def stop_token_ids(policy: Policy | WithoutWeights) -> tuple[int, ...]:

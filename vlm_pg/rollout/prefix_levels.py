@@ -82,6 +82,7 @@ class PrefixLevels:
         self._kv_heads, self._repeats = heads[1], heads[0] // heads[1]
         self._tables: dict[int, list[_Level]] = {}
         self.levels: list[_Level] = []
+        self._joined: dict[tuple[int, ...], torch.Tensor] = {}
 
     def arrange(self, paths: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         """From now on for these rows: of each the stored nodes of its prompt, first to last; none for an idle row.
@@ -98,7 +99,20 @@ class PrefixLevels:
                 tables[place : place + 1] = [_Level(_bounds(*needed), len(paths), self._device)]
             tables[place].fill(*filling)
         self.levels = tables[: len(readers)]
+        self._join_starts()
         return tuple(level.serial for level in self.levels)
+
+    def _join_starts(self) -> None:
+        """``starts`` of all levels one behind the other, for queries that lie so; where tables stay it stays, too."""
+        serials = tuple(level.serial for level in self.levels)
+        firsts = accumulate((len(level.row) for level in self.levels), initial=0)
+        parts = [level.starts + (level.starts >= 0) * first for level, first in zip(self.levels, firsts, strict=False)]
+        if not parts:
+            return
+        joined = torch.cat(parts)
+        if serials not in self._joined:
+            self._joined[serials] = joined
+        self._starts = self._joined[serials].copy_(joined)
 
     def _filling(
         self, reading: Mapping[int, Sequence[int]], num_rows: int
@@ -144,25 +158,51 @@ class PrefixLevels:
             parts = out[place].to(lse.dtype).mul_(weight.permute(1, 2, 3, 0)[..., None]).sum(0)
             merge_(merged, lse, parts.transpose(1, 2).flatten(1, 2), total.transpose(1, 2).flatten(0, 1))
 
+    def queries_for(self, layer_index: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+        """Room for the queries of all levels of a layer [sum of Q, K, H], and where those of q [R, N, H] begin in it:
+        int32 [sum of P, R] as ``starts`` of a level. None where nobody has a prompt."""
+        if not self.levels:
+            return None, None
+        total = sum(len(level.row) for level in self.levels)
+        return q.new_empty(total, self._kv_heads, q.shape[-1]), self._starts
+
     def merged_with(
-        self, layer_index: int, q: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, scale: float
+        self,
+        layer_index: int,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        scale: float,
+        queries: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As ``merge_into``, each level by one kernel: [R, N, H] over own keys [R, N, H] and the prompts."""
+        """As ``merge_into``, each level by one kernel: [R, N, H] over own keys and the prompts.
+
+        Args:
+            out, lse: over own keys in T parts, [T, R, N, H] and [T, N, R].
+            queries: those of ``queries_for``, already there.
+        """
         from vlm_pg.rollout.fused.parts import merge_parts
 
-        for level in self.levels:
-            parts, parts_lse = self._over_pieces(layer_index, q, level, scale)
+        of_levels = [None] * len(self.levels)
+        if queries is not None:
+            of_levels = queries.split([len(level.row) for level in self.levels])
+        for level, asking in zip(self.levels, of_levels, strict=True):
+            parts, parts_lse = self._over_pieces(layer_index, q, level, scale, asking)
             # What is in between is not rounded.
             dtype = q.dtype if level is self.levels[-1] else lse.dtype
-            out, lse = merge_parts(out, lse, parts, parts_lse, level.starts, dtype)
-        return out
+            out, lse = (x[None] for x in merge_parts(out, lse, parts, parts_lse, level.starts, dtype))
+        if not self.levels:
+            nothing = torch.empty(0, len(q), dtype=torch.int32, device=q.device)
+            out = merge_parts(out, lse, q[:0], lse[0, :, :0], nothing, q.dtype)[0][None]
+        return out[0]
 
     def _over_pieces(
-        self, layer_index: int, q: torch.Tensor, level: _Level, scale: float
+        self, layer_index: int, q: torch.Tensor, level: _Level, scale: float, asking: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The call's out [Q, K, H] and lse [K, Q]."""
-        # Query heads of one key-value head are queries of one segment, so that a node is read once for all of them.
-        asking = q.unflatten(1, (-1, self._repeats))[level.row, :, level.repeat]
+        """The call's out [Q, K, H] and lse [K, Q]; ``asking``: its queries, if they are there already."""
+        if asking is None:
+            # Query heads of one key-value head are queries of one segment, so that a node is read once for all of them.
+            asking = q.unflatten(1, (-1, self._repeats))[level.row, :, level.repeat]
         keys, values = self._store.keys[layer_index], self._store.values[layer_index]
         return self._kernel.segments_forward(asking, keys, values, level.call, scale)
 

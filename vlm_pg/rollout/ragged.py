@@ -125,18 +125,16 @@ class OwnRows:
         )
 
     def advance(self) -> None:
-        """Every running row gets one more token, which ``append`` then writes layer by layer."""
+        """Every running row gets one more token, which every layer then writes to its ``slots``."""
         self.lengths += self._running
         self._newest += self._running
 
-    def append(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The newest keys and values [R, K, H] in their places: those of all tokens, [R, C, K, H] each."""
-        for tensors, rows in ((self._keys, k), (self._values, v)):
-            tensors[layer_index].index_copy_(0, self._newest, rows)
+    def slots(self, layer_index: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Keys and values of all tokens, [R, C, K, H] each, and where the newest go: int64 [R], of R * C."""
         keys, values = (
             self._view(tensors[layer_index], self.num_rows, self.capacity) for tensors in (self._keys, self._values)
         )
-        return keys, values
+        return keys, values, self._newest
 
 
 class RaggedContext:
@@ -144,7 +142,7 @@ class RaggedContext:
 
     Args:
         states, rule: what linear-attention layers keep of the rows, and what replaces it; no rule where there are none.
-        merges: results over own tokens and prompts are merged by one kernel.
+        fused: what stores new keys and values, attends to own tokens, and merges that with prompts.
     """
 
     def __init__(
@@ -154,19 +152,35 @@ class RaggedContext:
         kernel: Kernel,
         states: OwnStates,
         rule: DeltaRule | None = None,
-        merges: bool = False,
+        fused: FusedStep | None = None,
     ):
         self._own, self._states, self._rule = own, states, rule
         self._prompts = prompts
         self._kernel = kernel
-        self._merges = merges
+        self._fused = fused or FusedStep("torch")
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         """q [R, N, H], k, v [R, K, H] of the new tokens -> [R, N, H]."""
-        keys, values = self._own.append(layer_index, k, v)
+        keys, values, newest = self._own.slots(layer_index)
+        slots = (keys.flatten(0, 1), values.flatten(0, 1))
+        merging = self._prompts if self._fused.merges and isinstance(self._prompts, PrefixLevels) else None
+        queries = None
+        if turn := self._fused.deferred and self._fused.deferred.take():
+            from vlm_pg.rollout.fused.rotation import rotate_append
+
+            queries, starts = merging.queries_for(layer_index, q) if merging else (None, None)
+            q = rotate_append(q, k, v, *turn, *slots, newest, queries, starts)
+        else:
+            for tensor, rows in zip(slots, (k, v), strict=True):
+                tensor.index_copy_(0, newest, rows)
+        if merging and self._fused.attends:
+            from vlm_pg.rollout.fused.parts import own_attention
+
+            out, lse = own_attention(q, keys, values, self._own.lengths, scale)
+            return merging.merged_with(layer_index, q, out, lse, scale, queries)
         out, lse = self._kernel.ragged_forward(q, keys, values, self._own.lengths, scale)
-        if self._merges and isinstance(self._prompts, PrefixLevels):
-            return self._prompts.merged_with(layer_index, q, out, lse, scale)
+        if merging:
+            return merging.merged_with(layer_index, q, out[None], lse[None], scale, queries)
         merged = out.to(lse.dtype)
         self._prompts.merge_into(layer_index, q, merged, lse, scale)
         return merged.to(q.dtype)
@@ -217,9 +231,8 @@ class RaggedDecoder:
     ):
         operators = operators or StepOperators.of(policy, settings)
         self.graphs = GraphUse.of(policy, settings, prompts is not None)
-        self._fused, self._rule = operators.fused, operators.rule
-        self.fused = self._fused.statistics
-        self.graphs.fused = self._fused.name if policy.device.type == "cuda" else None
+        self.fused, self._rule = operators.fused, operators.rule
+        self.graphs.fused = self.fused.name if policy.device.type == "cuda" else None
         self.graphs.linear_rule = None if self._rule is None else self._rule.name
         self._memory = None if self.graphs.off_because else GraphMemory(policy.device)
         self._policy = policy
@@ -231,7 +244,7 @@ class RaggedDecoder:
         if prompts is None:
             heads = policy.family.head_shape(policy.model.config)[:2]
             prompts = self._levels = PrefixLevels(store, policy.kernel, heads, policy.device)
-        self._context = RaggedContext(self._own, prompts, policy.kernel, self._states, self._rule, self._fused.merges)
+        self._context = RaggedContext(self._own, prompts, policy.kernel, self._states, self._rule, self.fused)
         self._rows: dict[Cohort, list[int]] = {}
         self._steps: dict[tuple[int, ...], DecodeGraph] = {}
         self._step: DecodeGraph | None = None
@@ -348,8 +361,9 @@ class RaggedDecoder:
         if key not in self._steps:
             if len(self._steps) == MOST_STEPS:
                 del self._steps[next(iter(self._steps))]
+            layers = self.fused.deferred or self.fused.layers
             self._steps[key] = DecodeGraph(
-                self._policy, self._context, self._own.num_rows, self._memory, self.graphs, self._fused.layers
+                self._policy, self._context, self._own.num_rows, self._memory, self.graphs, layers
             )
         self._steps[key] = step = self._steps.pop(key)  # the last that was used
         step.counts_for(self.graphs)

@@ -12,12 +12,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from vlm_pg.errors import ConfigError
 from vlm_pg.rollout.settings import RolloutSettings
+
+if TYPE_CHECKING:
+    from vlm_pg.rollout.fused.choice import FusedStep
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -70,7 +74,7 @@ class TokenSampler:
         media_token_ids: placeholders of images and videos; never chosen, as they have no features to stand for.
         stop_token_ids: what ends a response; not chosen before ``min_new_tokens``.
         device: where the logits are.
-        fused: log-probabilities and entropies are found by one kernel (``fused/choice.py``).
+        fused: tokens are drawn, and log-probabilities and entropies found, by what it says.
 
     Raises:
         ConfigError: a stop token is outside the vocabulary.
@@ -83,7 +87,7 @@ class TokenSampler:
         media_token_ids: Sequence[int],
         stop_token_ids: Sequence[int],
         device: torch.device,
-        fused: bool = False,
+        fused: FusedStep | None = None,
     ):
         outside = [token for token in stop_token_ids if not 0 <= token < vocab_size]
         if outside:
@@ -127,12 +131,16 @@ class TokenSampler:
         if self._settings.temperature == 0:
             tokens = scores.argmax(-1)
             sampling_logprobs = torch.zeros_like(tokens, dtype=torch.float32)
+        elif self._fused and self._fused.draws:
+            from vlm_pg.rollout.fused.drawing import draw_tokens
+
+            tokens, sampling_logprobs = draw_tokens(scores, uniform)
         else:
-            tokens, sampling_logprobs = _draw(scores, uniform)
+            tokens, sampling_logprobs = draw(scores, uniform)
         # Buffers of [n, V] are the memory of this function; one less before the policy's own.
         del scores
         temperature = self._settings.temperature or 1.0
-        if self._fused:
+        if self._fused and self._fused.statistics:
             from vlm_pg.models.fused_logits import token_statistics
 
             logprobs, entropies = token_statistics(logits, temperature, tokens)
@@ -217,7 +225,7 @@ def _keep_min_p(scores: torch.Tensor, min_p: float) -> torch.Tensor:
     return scores.masked_fill_(probabilities < min_p * probabilities.amax(-1, keepdim=True), -torch.inf)
 
 
-def _draw(scores: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(scores: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens int64 [n] by inversion of the cumulative distribution, and their log-probabilities fp32 [n].
 
     First a run of ``RUN_TOKENS`` neighbours is found, then the token in it: a cumulative sum over a whole vocabulary is

@@ -89,8 +89,8 @@ def step_of(policy: Policy, strict: Strict, monkeypatch: pytest.MonkeyPatch, fus
         own.set_lengths(dict.fromkeys(range(7), 3))
         prompts = PrefixLevels(store, policy.kernel, policy.family.head_shape(policy.model.config)[:2], CUDA)
         prompts.arrange(paths)
-    context = RaggedContext(own, prompts, policy.kernel, OwnStates(CUDA), merges=fused.merges)
-    return DecodeGraph(policy, context, ROWS, None, GraphUse(), fused.layers)
+    context = RaggedContext(own, prompts, policy.kernel, OwnStates(CUDA), fused=fused)
+    return DecodeGraph(policy, context, ROWS, None, GraphUse(), fused.deferred or fused.layers)
 
 
 WHOLE, PIECES = 10_000, 24

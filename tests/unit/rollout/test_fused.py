@@ -18,6 +18,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.support.groups import make_case, random_group, tiny_policy
+from vlm_pg.attention.kernels.plain import OracleKernel
 from vlm_pg.models.liger import apply_liger
 from vlm_pg.rollout.fused import choice
 from vlm_pg.rollout.fused.choice import KERNELS, fused_step, fused_unchecked, judged
@@ -34,15 +35,16 @@ def said_by(module: str, *arguments: str) -> list[str]:
 def test_kernels_give_what_torch_gives() -> None:
     lines = said_by("tests.support.interpreted_fused")
     cases = [line.rsplit(" ", 2) for line in lines if not line.startswith("comparison")]
-    assert len(cases) == 14 + 2 + 16 + 18 + 8 + 30
+    assert len(cases) == 14 + 8 + 2 + 24 + 18 + 12 + 8 + 8 + 30
     for name, unequal, error in cases:
         if name.startswith(("product", "chunks")):
             # Of a chunk of logits a rounding here or there.
             assert float(error) < 2e-6 and ("float32" in name or "gradient" not in name or float(unequal) < 1e-3), name
             continue
-        if "float16" in name and not name.startswith(("parts ", "parts-lse", "statistics")):
+        if "float16" in name and not name.startswith(("parts ", "parts-lse", "own", "drawing", "statistics")):
             assert float(unequal) == 0, name
-        assert float(error) < 2e-6, name
+        # Probabilities are rounded before they are multiplied by the values.
+        assert float(error) < (1e-3 if name.startswith("own torch.float16") else 2e-6), name
     logits, *agreeing, norm, gate = (
         line.removeprefix("comparison ") for line in lines if line.startswith("comparison")
     )
@@ -57,9 +59,10 @@ def steps_agree(line: str, steps: int) -> None:
     policy = tiny_policy(family=family)
     kinds = policy.family.layer_kinds(policy.model.config)
     full, linear = kinds.count("full_attention"), kinds.count("linear_attention")
+    assert called.pop("own_attention") == full * steps
     assert called.pop("merge_parts") == 2 * full * steps, "one call a level, in however many pieces"
-    norms = 2 * len(kinds) + 1 + (2 * full if "qwen3" in family else 0)
-    expected = {"rms_norm": norms, "rotate": full, "silu_mul": len(kinds), "gated_delta_step_": linear}
+    expected = {"rms_norm": 1, "add_norm": 2 * len(kinds), "rotate_append": full, "silu_mul": len(kinds)}
+    expected["gated_delta_step_"] = linear
     assert called == {name: steps * count for name, count in expected.items() if count}
 
 
@@ -87,27 +90,42 @@ def test_more_steps_of_more_families_too() -> None:
         steps_agree(line, 6)
 
 
+ALONE = {"residual": None, "total": None, "ADDS": False}
 WIDTHS = {"WIDTH": 3584, "ROOM": 4096, "ROWS": 1, "AROUND_ONE": False}
-HEADS = {"N": 32, "K": 8, "HALF": 64, "SIZE": 128, "ROOM": 64, "REST": 0}
-MERGED = {"N": 32, "REPEATS": 4, "SIZE": 128, "ROOM": 128, "PIECES": 16}
+HEADS = {"N": 32, "K": 8, "HALF": 64, "SIZE": 128, "ROOM": 64, "REST": 1, "PIECES": 16}
+PARTLY = {"N": 16, "K": 4, "HALF": 32, "SIZE": 256, "ROOM": 32, "REST": 256, "PIECES": 16}
+MERGED = {"N": 32, "REPEATS": 4, "SIZE": 128, "ROOM": 128, "PARTS": 1, "PIECES": 16}
+OWN = {"KEYS": 256, "K": 4, "REPEATS": 7, "HEADS": 16, "SIZE": 128, "ROOM": 128, "BLOCK": 64}
 
 
 @pytest.mark.parametrize("capability", [90, *(pytest.param(c, marks=pytest.mark.matrix) for c in (80, 89, 100, 120))])
 @pytest.mark.parametrize(
     "kernel, constants, written, compiled",
     [
-        ("norm.normed_rows", WIDTHS, 2, 2),
-        ("norm.normed_rows", {"WIDTH": 128, "ROOM": 128, "ROWS": 16, "AROUND_ONE": True}, 1, 1),
-        ("gate.gated", {"NUMBERS": 1024}, 2, 1),
-        ("rotation.rotated", HEADS, 3, 1),
-        ("rotation.rotated", {"N": 16, "K": 4, "HALF": 32, "SIZE": 256, "ROOM": 32, "REST": 256}, 3, 1),
+        ("norm.normed_rows", WIDTHS | ALONE, 2, 32),
+        ("norm.normed_rows", WIDTHS | {"ADDS": True}, 3, 32),
+        ("norm.normed_rows", {"WIDTH": 128, "ROOM": 128, "ROWS": 16, "AROUND_ONE": True} | ALONE, 1, 16),
+        ("norm.normed_rows", WIDTHS | {"AROUND_ONE": True, "ADDS": True}, 2, 32),
+        ("gate.gated", {"NUMBERS": 1024}, 2, 8),
+        ("rotation.appended", HEADS | {"q_weight": None, "k_weight": None, "NORM": 0}, 12, 2),
+        ("rotation.appended", HEADS | {"NORM": 1}, 20, 6),
+        ("rotation.appended", PARTLY | {"NORM": 2}, 18, 10),
+        ("rotation.appended", HEADS | {"NORM": 1, "queries": None, "starts": None, "PIECES": 0}, 20, 6),
         ("parts.merged_head", MERGED, 1, 1),
+        ("parts.merged_head", MERGED | {"PARTS": 8}, 1, 1),
+        # Probabilities of 16 heads and 64 tokens, two to an instruction.
+        ("parts.attended_part", OWN, 1, 4),
+        ("parts.attended_part", OWN | {"REPEATS": 4, "SIZE": 256, "ROOM": 256, "BLOCK": 32}, 1, 2),
+        ("drawing.run_sums", {"RUN": 256, "RUNS": 16}, 0, 0),
+        ("drawing.drawn", {"RUN": 256, "RUNS": 16, "ROOM": 1024}, 0, 0),
         ("fused_logits.row_statistics", {"NUMBERS": 4096}, 0, 0),
-        ("fused_logits.row_gradients", {"ENTROPIES": False, "NUMBERS": 4096}, 1, 1),
-        ("fused_logits.row_gradients", {"ENTROPIES": True, "NUMBERS": 4096}, 1, 1),
+        ("fused_logits.row_gradients", {"ENTROPIES": False, "NUMBERS": 4096}, 1, 32),
+        ("fused_logits.row_gradients", {"ENTROPIES": True, "NUMBERS": 4096}, 1, 32),
     ],
     ids=lambda value: (
-        "-".join(str(int(number)) for number in value.values()) if isinstance(value, dict) else str(value)
+        "-".join(str(int(number)) for number in value.values() if number is not None)
+        if isinstance(value, dict)
+        else str(value)
     ),
 )
 def test_kernels_compile_for_gpus_that_are_not_here(
@@ -121,7 +139,7 @@ def test_kernels_compile_for_gpus_that_are_not_here(
 ) -> None:
     """Rounded to nearest, no product fused with a sum, nothing spilled to memory; which roundings are left out.
 
-    ``written``: how often a number is rounded on its way in the kernel's code; ``compiled``: of these in machine code.
+    ``written``: roundings in the kernel's code; ``compiled``: of a thread's numbers in machine code.
     """
     import importlib
 
@@ -134,23 +152,27 @@ def test_kernels_compile_for_gpus_that_are_not_here(
     folder = "models" if file == "fused_logits" else "rollout.fused"
     function = getattr(importlib.import_module(f"vlm_pg.{folder}.{file}"), name)
     wide = {"own_lse", "parts_lse", "out_lse"}
-    numbers = {"x", "weight", "out", "gate", "up", "q", "k", "cos", "sin", "q_out", "k_out", "own", "parts"}
-    types = dict.fromkeys(wide, "*fp32") | dict.fromkeys(numbers, "*bf16") | {"places": "*i32", "epsilon": "fp32"}
+    numbers = {"x", "residual", "weight", "total", "out", "gate", "up", "own", "parts"}
+    numbers |= {"q", "k", "v", "q_weight", "k_weight", "cos", "sin", "q_out", "keys", "values", "queries"}
+    types = dict.fromkeys(wide, "*fp32") | dict.fromkeys(numbers, "*bf16") | dict.fromkeys(("epsilon", "scale"), "fp32")
+    types |= dict.fromkeys(("places", "starts", "lengths"), "*i32") | {"newest": "*i64"}
     types |= {"logits": "*bf16", "tokens": "*i64", "logprobs": "*fp32", "entropies": "*fp32", "temperature": "fp32"}
     types |= {"of_tokens": "*bf16"} | dict.fromkeys(("negated", "negated_entropies", "of_entropies"), "*fp32")
     signature = {name: types.get(name, "i32") for name in function.arg_names}
     signature |= dict.fromkeys(constants, "constexpr")
+    if file == "drawing":
+        drawn_from = {"scores": "*fp32", "sums": "*fp32", "tops": "*fp32", "uniform": "*fp64", "tokens": "*i64"}
+        signature |= {name: kind for name, kind in drawn_from.items() if name in signature}
+    if name == "attended_part":
+        signature["out"] = "*fp32"
     source = ASTSource(fn=function, signature=signature, constexprs=constants)
     target, options = GPUTarget("cuda", capability, 32), {"enable_fp_fusion": False}
     found = triton.compile(source, target=target, options=options).asm
     code = found["ptx"]
     assert not re.search(r"cvt\.r[zmp]\w*\.bf16", code)
     assert "fma.rn.f32" not in code and ".local" not in code
-    stored = {"norm": 16, "gate": 8, "rotation": 2, "parts": 1, "fused_logits": 32}[file]  # numbers of a thread
-    # Code for queries and keys, and for both halves, ends in common machine code.
-    branches = 4 if file == "rotation" else 1
-    assert found["ttir"].count("arith.truncf") == written * branches
-    assert len(re.findall(r"cvt\.rn\.bf16\.f32", code)) == compiled * stored
+    assert found["ttir"].count("arith.truncf") == written
+    assert len(re.findall(r"cvt\.rn\.bf16", code)) == compiled
 
 
 class Elsewhere:
@@ -172,21 +194,43 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: 
     return (normed * (weight.float() + around_one)).to(x.dtype)
 
 
-def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    def turned(x: torch.Tensor) -> torch.Tensor:
-        first, second, rest = x.float().split([size // 2, size // 2, x.shape[-1] - size], -1)
-        along = torch.cat([first, second], -1) * cos.float()
-        return torch.cat([along + torch.cat([-second, first], -1) * sin.float(), rest], -1).to(x.dtype)
+def add_norm(x: torch.Tensor, residual: torch.Tensor, *weight: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    assert (x.shape, x.dtype) == (residual.shape, residual.dtype)
+    total = x.float() + residual.float()
+    return total.to(x.dtype), rms_norm(total, *weight).to(x.dtype)
+
+
+def rotate_append(
+    q: Any, k: Any, v: Any, cos: Any, sin: Any, weights: Any, epsilon: float, around_one: bool, *places: Any
+) -> torch.Tensor:
+    def turned(x: torch.Tensor, *weight: torch.Tensor) -> torch.Tensor:
+        wide = rms_norm(x.float(), *weight, epsilon, around_one) if weight else x.float()
+        first, second, rest = wide.split([size // 2, size // 2, x.shape[-1] - size], -1)
+        along = torch.cat([first, second], -1) * cos.float()[:, None]
+        across = torch.cat([-second, first], -1) * sin.float()[:, None]
+        return torch.cat([along + across, rest], -1).to(x.dtype)
 
     size = cos.shape[-1]
-    return turned(q), turned(k)
+    keys, values, newest, queries, starts = places
+    q, keys[newest], values[newest] = turned(q, *weights[:1]), turned(k, *weights[1:]), v
+    repeats = q.shape[1] // k.shape[1]
+    for of_rows in starts.long():
+        for repeat in range(repeats):
+            asks = of_rows >= 0
+            queries[of_rows[asks] + repeat] = q[asks, repeat::repeats]
+    return q
 
 
 def merge_parts(own: Any, own_lse: Any, parts: Any, parts_lse: Any, places: Any, dtype: torch.dtype) -> Any:
-    rows, heads = own.shape[:2]
-    values = torch.cat([own[None], parts.view(-1, *own.shape)]).float()
-    lse = torch.cat([own_lse.t()[None], parts_lse.view(-1, rows, heads)])
+    rows, heads = own.shape[1:3]
+    values = torch.cat([own, parts.view(-1, *own.shape[1:])]).float()
+    lse = torch.cat([own_lse.mT, parts_lse.view(-1, rows, heads)])
     return torch.einsum("prn,prnh->rnh", lse.softmax(0), values).to(dtype), lse.logsumexp(0).t()
+
+
+def own_attention(q: Any, keys: Any, values: Any, lengths: Any, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    out, lse = OracleKernel().ragged_forward(q.float(), keys.float(), values.float(), lengths, scale)
+    return out[None], lse[None]
 
 
 def token_statistics(logits: torch.Tensor, temperature: float, tokens: torch.Tensor) -> Any:
@@ -194,12 +238,21 @@ def token_statistics(logits: torch.Tensor, temperature: float, tokens: torch.Ten
     return shares.gather(1, tokens[:, None])[:, 0].log(), torch.special.entr(shares).sum(-1)
 
 
+def draw_tokens(scores: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    log_shares = scores.double().log_softmax(-1)
+    tokens = torch.searchsorted(log_shares.exp().cumsum(-1), uniform[:, None], right=True)
+    return tokens[:, 0], log_shares.gather(-1, tokens)[:, 0].float()
+
+
 # What compilers may make of the kernels: nothing is rounded on the way.
 ROUNDED_ONCE: dict[str, tuple[str, Callable[..., Any]]] = {
     "norms": ("rollout.fused.layers", rms_norm),
+    "residual sums": ("rollout.fused.layers", add_norm),
     "gates": ("rollout.fused.gate", silu_mul),
-    "rotary positions": ("rollout.fused.layers", rotate),
+    "rotary positions": ("rollout.fused.rotation", rotate_append),
     "merging": ("rollout.fused.parts", merge_parts),
+    "own tokens": ("rollout.fused.parts", own_attention),
+    "drawing": ("rollout.fused.drawing", draw_tokens),
     "log-probabilities": ("models.fused_logits", token_statistics),
 }
 
@@ -212,6 +265,12 @@ def use(monkeypatch: pytest.MonkeyPatch, kernel: str, change: Callable[[Any], An
         return tuple(map(change, found)) if isinstance(found, tuple) else change(found)
 
     monkeypatch.setattr(f"vlm_pg.{file}.{function.__name__}", changed)
+
+
+def use_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kernel in KERNELS:
+        use(monkeypatch, kernel)
+    monkeypatch.setattr("vlm_pg.rollout.fused.layers.silu_mul", silu_mul)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -237,18 +296,22 @@ def test_each_is_judged_alone(monkeypatch: pytest.MonkeyPatch, wrong: str, dtype
         use(monkeypatch, kernel, cut_off if kernel == wrong else lambda x: x)
     policy = tiny_policy(family="qwen3_vl", dtype=dtype)
     refused = judged(policy.language_model, policy.device, dtype)
-    assert list(refused) == [wrong] and re.search(r" is \d\.\de-0[1-3] off, by modules \d", refused[wrong])
+    with_it = {"norms": ["residual sums"], "merging": ["own tokens"]}.get(wrong, [])
+    assert list(refused) == [wrong, *with_it] and re.search(r" is \d\.\de-0[1-3] off, by modules \d", refused[wrong])
     there: Any = Elsewhere(policy, "cuda")
     monkeypatch.setattr(choice, "judged", lambda *_: refused)
     step = fused_step(there, RolloutSettings())
-    assert step.name == f"triton ({wrong} by torch: {refused[wrong]})"
-    assert (step.merges, step.statistics) == (wrong != "merging", wrong != "log-probabilities")
+    words = "; ".join(f"{name} by torch: {why}" for name, why in refused.items())
+    assert step.name == f"triton ({words})"
+    assert (step.deferred is None) == (wrong == "rotary positions")
+    assert (step.merges, step.attends) == (wrong != "merging", wrong not in ("merging", "own tokens"))
+    assert (step.draws, step.statistics) == (wrong != "drawing", wrong != "log-probabilities")
     before = forwards(policy)
     with step.layers:
         changed = sum(one is not other for one, other in zip(forwards(policy), before, strict=True))
     layers = len(policy.language_model.layers)
-    without = {"norms": 4 * layers + 1, "gates": layers, "rotary positions": layers}.get(wrong, 0)
-    assert changed == 6 * layers + 1 - without
+    without = {"norms": 5 * layers + 1} | dict.fromkeys(("gates", "residual sums", "rotary positions"), layers)
+    assert changed == 7 * layers + 1 - without.get(wrong, 0)
 
 
 def test_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +328,9 @@ def test_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert name(here) == "torch (the model is on cpu)"
     assert name(there, fused_kernels=False) == "torch (rollout.fused_kernels is false)"
     assert name(there) == name(there) == "triton"
-    assert name(Elsewhere(tiny_policy(), "cuda")).startswith("torch (norms by torch: 1 off; gates by torch: 1 off;")
+    assert name(Elsewhere(tiny_policy(), "cuda")).startswith(
+        "torch (norms by torch: 1 off; residual sums by torch: 1 off;"
+    )
     there.turns = object()
     assert name(there) == "torch (weights are scattered over ranks)"
     there.turns = None
@@ -337,8 +402,8 @@ def test_layers_are_as_they_were_behind_an_error() -> None:
 
     with pytest.raises(RuntimeError, match="within"):
         fails()
-    # Of each layer four norms, a gate, a rotation; the last norm. Nothing of the tower.
-    assert len(changed) == 6 * len(policy.language_model.layers) + 1
+    # Of each layer its own, four norms, a gate, a rotation; the last norm. Nothing of the tower.
+    assert len(changed) == 7 * len(policy.language_model.layers) + 1
     assert forwards(policy) == before and vars(layer.mlp)["forward"] is usual
 
 
@@ -350,9 +415,7 @@ def test_mixtures_differ_from_modules_where_rounding_flips_a_route(
 
     Their log-probabilities differ by up to 0.3, all others' by the rounding that other families have, too.
     """
-    for kernel in KERNELS:
-        use(monkeypatch, kernel)
-    monkeypatch.setattr("vlm_pg.rollout.fused.layers.silu_mul", silu_mul)
+    use_all(monkeypatch)
     policy = tiny_policy(family=family, dtype=torch.bfloat16)
     found: list[torch.Tensor] = []
     for module in policy.model.modules():
@@ -381,3 +444,92 @@ def test_mixtures_differ_from_modules_where_rounding_flips_a_route(
         flipped += sum(flips)
         assert sum(flips) or (usual - fused).abs().max() < 0.1
     assert 0 < flipped < 0.02 * routed
+
+
+class Plain:
+    """A context that knows nothing of kernels: what it is given it gives back."""
+
+    def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        self.given = q, k, v
+        return q
+
+
+class Turning(Plain):
+    def __init__(self, deferred: Any):
+        self.deferred = deferred
+
+    def attend(self, layer_index: int, q: torch.Tensor, *rest: Any) -> torch.Tensor:
+        self.turn = self.deferred.take()
+        return super().attend(layer_index, q, *rest)
+
+
+def one_token(policy: Any, context: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return policy.hidden_states(torch.tensor([3]), torch.tensor([5]).expand(3, -1), context)
+
+
+def test_a_context_that_does_not_rotate_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rather than attend with queries and keys that were never rotated; in the next layer, or at the end."""
+    use_all(monkeypatch)
+    policy = tiny_policy(family="qwen3_vl")
+    fused = fused_unchecked(policy)
+    assert fused.deferred is not None
+    expected = one_token(policy, Plain())
+    for layers in (len(policy.language_model.layers), 1):
+        policy.language_model.layers = policy.language_model.layers[:layers]
+        with pytest.raises(AssertionError, match="queries that were not rotated"), fused_unchecked(policy).deferred:  # type: ignore[union-attr]
+            one_token(policy, Plain())
+    # Elsewhere they are rotated before.
+    policy = tiny_policy(family="qwen3_vl")
+    with fused_unchecked(policy).layers:
+        assert (one_token(policy, Plain()) - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_what_is_narrower_than_positions_is_rotated_as_ever(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under autocast; norms of heads that have been put off are made up for."""
+    use_all(monkeypatch)
+    policy = tiny_policy(family=family)
+    usual, context = Plain(), Turning(fused_unchecked(policy).deferred)
+    with torch.autocast("cpu", torch.bfloat16):
+        one_token(policy, usual)
+        with context.deferred:
+            one_token(policy, context)
+    assert context.turn is None
+    for one, other in zip(usual.given, context.given, strict=True):
+        assert one.dtype == other.dtype and (one - other).abs().max() < 0.05
+
+
+def test_norms_of_heads_with_hooks_run_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_all(monkeypatch)
+    policy = tiny_policy(family="qwen3_vl")
+    seen: list[torch.Tensor] = []
+    policy.language_model.layers[0].self_attn.q_norm.register_forward_hook(lambda *given: seen.append(given[2]))
+    one_token(policy, Plain())
+    context = Turning(fused_unchecked(policy).deferred)
+    turns: list[Any] = []
+    monkeypatch.setattr(Turning, "attend", lambda self, i, q, *_: turns.append(self.deferred.take()) or q)
+    with context.deferred:
+        one_token(policy, context)
+    assert [len(turn.weights) for turn in turns] == [0, *[2] * (len(turns) - 1)]
+    assert (seen[0] - seen[1]).abs().max() < 1e-5
+
+
+def test_a_sum_that_is_changed_is_normed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a hook that steers a layer's output, in place or not; so is what another layer gives, or autocast widens."""
+    use_all(monkeypatch)
+    added = torch.linspace(-3, 3, 64)
+    for steer in (lambda out: out.add_(added), lambda out: out + added, lambda out: None):
+        policy = tiny_policy(family="qwen2_5_vl")
+        policy.language_model.layers[0].register_forward_hook(lambda *given, steer=steer: steer(given[2]))
+        expected = one_token(policy, Plain())
+        with fused_unchecked(policy).layers:
+            assert (one_token(policy, Plain()) - expected).abs().max() < 1e-5
+    policy.language_model.layers[1].forward = lambda hidden, **_: hidden  # whose code is no method
+    expected = one_token(policy, Plain())
+    with fused_unchecked(policy).layers:
+        assert (one_token(policy, Plain()) - expected).abs().max() < 1e-5
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = one_token(policy, Plain())
+        with fused_unchecked(policy).layers:
+            assert (one_token(policy, Plain()) - expected).abs().max() < 0.05

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -11,6 +13,7 @@ import torch
 from tests.support.fake_cuda import CUDA, GuardedMemory, on_fake_cuda, stored_prompts
 from tests.support.groups import tiny_policy
 from tests.support.tiny import FAMILY_NAMES
+from vlm_pg.bench.paper.cuda_kernels import NO_KERNEL
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout import delta_step, ragged
 from vlm_pg.rollout.cohort import Cohort
@@ -22,8 +25,15 @@ from vlm_pg.rollout.settings import RolloutSettings
 TORCH = DeltaRule("torch", delta_step.gated_delta_step_)
 
 
+TWO_PROMPTS = ((0, 1),) * 3 + ((0, 2),) * 2
+
+
 def recorded_step(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch, rule: DeltaRule = TORCH, fused: bool = False
+    policy: Policy,
+    monkeypatch: pytest.MonkeyPatch,
+    rule: DeltaRule = TORCH,
+    fused: bool = False,
+    paths: Sequence[tuple[int, ...]] = TWO_PROMPTS,
 ) -> list[str]:
     """Operators of the step in which five rollouts behind two prompts are recorded; three of eight rows are idle."""
     monkeypatch.setattr(ragged, "rule_of", lambda _: rule)
@@ -31,7 +41,6 @@ def recorded_step(
         store = stored_prompts(policy, {0: 70, 1: 9, 2: 3})
         decoder = RaggedDecoder(policy, store, RolloutSettings(max_new_tokens=50))
         assert decoder.graphs.off_because is None
-        paths = [(0, 1)] * 3 + [(0, 2)] * 2
         positions, uniforms = torch.full((5,), 79, device=CUDA), torch.empty(5, 50, device=CUDA)
         cohort = Cohort([(0, row) for row in range(5)], paths, torch.empty(5, 1), positions, uniforms, None)
         decoder.admit(cohort)
@@ -61,13 +70,45 @@ def test_nothing_waits_in_fused_kernels(family: str, monkeypatch: pytest.MonkeyP
     operators = recorded_step(policy, monkeypatch, fused=True)
     kinds = policy.family.layer_kinds(policy.model.config)
     full, moe = kinds.count("full_attention"), policy.family.moe
-    norms = 2 * len(kinds) + 1 + (2 * full if "qwen3" in family else 0)
-    found = {name: operators.count(f"vlm_pg::{name}") for name in ("rms_norm", "rotate", "merge_parts", "silu_mul")}
+    names = ("rms_norm", "add_norm", "rotate_append", "own_attention", "merge_parts", "silu_mul")
+    found = {name: operators.count(f"vlm_pg::{name}") for name in names}
     # Two levels of prompts. Mixtures have gates of their own, and Qwen3.5's one for all rows beside them.
     gates = found.pop("silu_mul")
-    assert found == {"rms_norm": norms, "rotate": full, "merge_parts": 2 * full}
+    expected = {"rms_norm": 1, "add_norm": 2 * len(kinds), "rotate_append": full, "own_attention": full}
+    assert found == expected | {"merge_parts": 2 * full}
     assert gates == (0 if moe and "qwen3_5" not in family else len(kinds))
     assert [vars(module).get("forward") for module in policy.model.modules()] == before
+
+
+PRODUCTS = {"aten::mm", "aten::addmm", "aten::_grouped_mm"}
+# Kernels of a layer with attention beside its products: queries, keys and values put where they are read, attention to
+# own tokens and to the prompt, both merged, two sums with norms, and a gate.
+LAYER = ["rotate_append", "own_attention", "merge_parts", "add_norm", "add_norm", "silu_mul"]
+# Qwen3.5's attention has a gate of its own; mixtures route, and sort rows by expert.
+MORE = {"qwen3_5": 3, "qwen3_5_text": 3} | dict.fromkeys(("qwen3_vl_moe", "qwen3_moe"), 19)
+MORE |= dict.fromkeys(("qwen3_5_moe", "qwen3_5_moe_text"), 26)
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_kernels_of_a_layer(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the last, as the difference to a model without it; behind prompts that share nothing."""
+    pytest.importorskip("triton")
+    found = []
+    for without in (0, 1):
+        policy = tiny_policy(family=family, dtype=torch.bfloat16)
+        kinds, model = policy.family.layer_kinds(policy.model.config), policy.language_model
+        assert kinds[-1] == "full_attention"
+        model.layers = model.layers[: len(kinds) - without]
+        operators = recorded_step(policy, monkeypatch, fused=True, paths=((0,), (0,), (1,), (1,), (1,)))
+        found.append(Counter(name for name in operators if name.split("::")[1] not in NO_KERNEL))
+    of_layer = found[0] - found[1]
+    products = [of_layer.pop(name, 0) for name in PRODUCTS]
+    assert of_layer.pop("aten::_flash_attention_forward") == 1
+    if family not in MORE:
+        assert sorted(of_layer.elements()) == sorted(f"vlm_pg::{name}" for name in LAYER)
+        assert sum(products) <= 7
+    else:
+        assert len(list(of_layer.elements())) <= len(LAYER) + MORE[family]
 
 
 def test_the_triton_kernel_is_one_operator_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,6 +288,8 @@ _KERNELS: dict[str, int | Callable[[Args, Kwargs], int]] = {
     "cat": _cat,
     "cumsum": _cumulative,
     "cumprod": _cumulative,
+    # Of ours: sums of runs, and a run of each row.
+    "draw_tokens": 2,
     "embedding_dense_backward": _embedding_backward,
     # A comparison, and whether all hold.
     "equal": 2,

@@ -170,6 +170,13 @@ def bytes_of(name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
         return _flash_backward_bytes(args, outs)
     if name == "embedding_dense_backward":
         return _embedding_backward_bytes(args, outs[0])
+    if name == "rotate_append":
+        # Of the caches only the new keys and values; queries of pieces are written.
+        (_, k, v), caches = args[:3], args[8:10]
+        return written + sum(map(spanned_bytes, (*ins, k, v))) - sum(map(spanned_bytes, caches))
+    if name == "own_attention":
+        q, keys, _, lengths = args[:4]
+        return written + sum(map(spanned_bytes, (q, lengths))) + 2 * int(lengths.sum()) * keys[0, 0].nbytes
     if name == "searchsorted":
         # A binary search in each row.
         return written + spanned_bytes(args[1]) * args[0].shape[-1].bit_length()
@@ -341,6 +348,7 @@ _FLOPS: dict[str, Callable[[Sequence[Any], dict[str, Any]], int]] = {
     "convolution": lambda args, _: _convolution(args),
     "convolution_backward": lambda args, _: _convolution_backward(args),
     "_flash_attention_forward": _flash,
+    "own_attention": lambda args, _: 4 * int(args[3].sum()) * args[0][0].numel(),
     "_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_flash_attention": _dense(4, 0, at_end=True),
     "_scaled_dot_product_flash_attention_backward": _dense(10, 1, at_end=True),

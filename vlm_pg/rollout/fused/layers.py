@@ -8,30 +8,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from types import FunctionType, MethodType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from vlm_pg.models.layer_globals import layer_global, with_globals
+from vlm_pg.models.layer_globals import layer_function, layer_global, with_globals
 from vlm_pg.rollout.fused.gate import silu_mul
-from vlm_pg.rollout.fused.norm import rms_norm
-from vlm_pg.rollout.fused.rotation import rotate
+from vlm_pg.rollout.fused.norm import add_norm, rms_norm
 
 ROTATION = "apply_rotary_pos_emb"
 _MISSING = object()
+# What a layer adds to the residual stream.
+_ADDENDS = ("self_attn", "linear_attn", "mlp")
 
 
 class FusedLayers:
-    """Inside ``with``: norms, gates and rotary positions of ``language_model`` are one kernel each.
+    """Inside ``with``: norms of ``language_model``, residual sums with the norms behind them, and gates are one kernel
+    each.
 
     Not for gradients. One at a time, and by one thread.
 
     Args:
         kinds: which of these, by the names in ``choice.py``.
+
+    Attributes:
+        deferred: these layers for a context that applies rotary positions itself; None where no kernel does.
     """
 
-    def __init__(self, language_model: torch.nn.Module, kinds: Collection[str]):
-        self._places = [place for module in language_model.modules() for place in _replaced(module, kinds)]
+    def __init__(self, language_model: Any, kinds: Collection[str]):
+        self._sums = ResidualSums()
+        modules = list(language_model.modules())
+        self._places = [place for module in modules for place in _replaced(module, kinds, self._sums)]
+        if "residual sums" in kinds:
+            layers = list(getattr(language_model, "layers", ()))
+            followed_by = [getattr(layer, "input_layernorm", None) for layer in layers[1:]]
+            for layer, following in zip(layers, [*followed_by, language_model.norm], strict=True):
+                if has_sums(layer):
+                    self._places.append((layer, _forward_name(layer), layer_of(layer, self._sums, following)))
+        self.deferred: DeferredRotation | None = None
+        if "rotary positions" in kinds:
+            self.deferred = DeferredRotation(self)
+            for attention in filter(rotates, modules):
+                self._places += deferred_of(attention, self.deferred, "norms" in kinds)
         self._before: list[Any] = []
 
     def __enter__(self) -> None:
@@ -42,29 +60,124 @@ class FusedLayers:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         before, self._before = self._before, []
-        for (module, name, _), forward in zip(self._places, before, strict=True):
+        self._sums.forget()
+        # In reverse: norms of heads are replaced twice.
+        for (module, name, _), forward in zip(self._places[::-1], before[::-1], strict=True):
             if forward is _MISSING:
                 del module.__dict__[name]
             else:
                 module.__dict__[name] = forward
 
 
-def _replaced(
-    module: torch.nn.Module, kinds: Collection[str]
-) -> Iterator[tuple[torch.nn.Module, str, Callable[..., Any]]]:
-    """(module, name of its attribute, what stands there meanwhile)"""
+# A module, the name of its attribute, what stands there meanwhile.
+_Place = tuple[Any, str, Callable[..., Any]]
+
+
+def _forward_name(module: Any) -> str:
     # accelerate's hooks, and tiles of rows (row_tiles.py), stand in the forward's place and call it by another name.
-    name = "vlm_pg_whole_forward" if hasattr(module, "vlm_pg_whole_forward") else "forward"
-    name = "_old_forward" if hasattr(module, "_hf_hook") else name
+    if hasattr(module, "_hf_hook"):
+        return "_old_forward"
+    return "vlm_pg_whole_forward" if hasattr(module, "vlm_pg_whole_forward") else "forward"
+
+
+def _replaced(module: Any, kinds: Collection[str], sums: ResidualSums) -> Iterator[_Place]:
     if "norms" in kinds and is_norm(module):
-        yield module, name, norm_of(module)
+        yield module, _forward_name(module), norm_of(module, sums)
     elif "gates" in kinds and is_gated(module):
-        yield module, name, gated_of(module)
-    elif "rotary positions" in kinds and rotates(module):
-        yield module, name, MethodType(with_globals(module, {ROTATION: rotation_of(module)}), module)
+        yield module, _forward_name(module), gated_of(module)
 
 
-def is_norm(module: torch.nn.Module) -> bool:
+class Seen:
+    """A module as its own code sees it, with some attributes replaced."""
+
+    def __init__(self, module: Any, **replaced: Any):
+        self.__dict__.update(replaced, _module=module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_module"], name)
+
+    @property
+    def forward(self) -> Any:
+        """transformers' layers ask their type for it, to find out which of several wrappers checkpoints."""
+        return self.__dict__.get("forward", self._module.forward)
+
+
+class ResidualSums:
+    """The last sum of a residual stream and its norm, which one kernel has made; a norm asked for it finds it here."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._kept: tuple[torch.Tensor, int, Any, torch.Tensor] | None = None
+
+    def add(self, residual: torch.Tensor, x: torch.Tensor, norm: Any) -> torch.Tensor:
+        """residual + x, which ``norm`` is asked for next."""
+        alike = (residual.shape, residual.dtype) == (x.shape, x.dtype) and residual.is_contiguous()
+        # Weights that are somewhere else come when the norm is called.
+        if not alike or not x.is_contiguous() or not is_norm(norm) or norm.weight.device != x.device:
+            return residual + x
+        total, normed = add_norm(x, residual, norm.weight, *_constants(norm))
+        self._kept = (total, _version(total), norm, normed)
+        return total
+
+    def take(self, x: torch.Tensor, norm: Any) -> torch.Tensor | None:
+        """The norm of x, if x is the last sum, as it was, and this norm was to follow."""
+        kept, self._kept = self._kept, None
+        if kept is None or kept[0] is not x or kept[1] != _version(x) or kept[2] is not norm:
+            return None
+        return kept[3]
+
+
+def _version(x: torch.Tensor) -> int:
+    """Which one changes in place."""
+    return 0 if x.is_inference() else x._version
+
+
+class _Addend:
+    """What a layer's code adds to the residual stream, whichever side it stands on."""
+
+    def __init__(self, x: torch.Tensor, sums: ResidualSums, norm: Any):
+        self._x, self._sums, self._norm = x, sums, norm
+
+    def __radd__(self, residual: torch.Tensor) -> torch.Tensor:
+        return self._sums.add(residual, self._x, self._norm)
+
+    __add__ = __radd__
+
+
+def has_sums(module: Any) -> bool:
+    """What looks like a layer x + attention(norm(x)), then x + mlp(norm(x)); whether its code adds and no more, running
+    it shows. Its code must be a method, which can be run on the layer as ``Seen``."""
+    named = all(hasattr(module, name) for name in ("input_layernorm", "post_attention_layernorm", "mlp"))
+    attends = any(hasattr(module, name) for name in _ADDENDS[:-1])
+    return named and attends and isinstance(getattr(module, _forward_name(module)), MethodType)
+
+
+def layer_of(module: Any, sums: ResidualSums, following: Any) -> Callable[..., Any]:
+    """The layer's own code, in which what is added and the norm that follows are one kernel.
+
+    Args:
+        following: the norm behind the layer.
+    """
+    function = layer_function(module)
+
+    def later(part: Any, norm: Any) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            out = part(*args, **named)
+            if isinstance(out, tuple):  # with attention's weights, or a router's logits
+                return _Addend(out[0], sums, norm), *out[1:]
+            return _Addend(out, sums, norm)
+
+        return call
+
+    norms = (module.post_attention_layernorm, module.post_attention_layernorm, following)
+    parts = zip(_ADDENDS, norms, strict=True)
+    seen = Seen(module, **{name: later(getattr(module, name), norm) for name, norm in parts if hasattr(module, name)})
+    return lambda *args, **named: function(seen, *args, **named)
+
+
+def is_norm(module: Any) -> bool:
     """One with a weight and nothing else: a bias of zeros would differ from none only when it has trained."""
     named = type(module).__name__.endswith("RMSNorm")
     return named and [name for name, _ in module.named_parameters(recurse=False)] == ["weight"]
@@ -77,18 +190,22 @@ def is_gated(module: torch.nn.Module) -> bool:
     return parts and type(getattr(module, "act_fn", None)).__name__ in ("SiLU", "SiLUActivation")
 
 
-def rotates(module: torch.nn.Module) -> bool:
-    forward = module.__dict__.get("_old_forward", module.forward)
-    function = getattr(forward, "__func__", forward)
+def rotates(module: Any) -> bool:
+    function = layer_function(module)
     return isinstance(function, FunctionType) and ROTATION in function.__code__.co_names
 
 
-def norm_of(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Qwen2's and Qwen3's norms call their epsilon otherwise than Qwen3.5's, which are around one."""
-    around_one = not hasattr(module, "variance_epsilon")
+def _constants(norm: Any) -> tuple[float, bool]:
+    """Its epsilon, and whether it is around one: Qwen2's and Qwen3's call the first otherwise than Qwen3.5's, which
+    are."""
+    around_one = not hasattr(norm, "variance_epsilon")
+    return (norm.eps if around_one else norm.variance_epsilon), around_one
 
+
+def norm_of(module: Any, sums: ResidualSums) -> Callable[[torch.Tensor], torch.Tensor]:
     def forward(x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, module.weight, module.eps if around_one else module.variance_epsilon, around_one)
+        normed = sums.take(x, module)
+        return rms_norm(x, module.weight, *_constants(module)) if normed is None else normed
 
     return forward
 
@@ -100,15 +217,102 @@ def gated_of(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     return forward
 
 
-def rotation_of(module: Any) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    usual = layer_global(module, ROTATION)
+class Turn(NamedTuple):
+    """What queries and keys still lack, as ``rotation.rotate_append`` takes it; cos and sin are [R, C]."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    weights: list[torch.Tensor]
+    epsilon: float
+    around_one: bool
+
+
+class DeferredRotation:
+    """Inside ``with``, beside what the layers are then: norms of heads and rotations hand on what they are given, and
+    the context must ``take`` what is still to be done before it attends.
+
+    A context that does not raises AssertionError in the next layer, or at the end.
+    """
+
+    def __init__(self, layers: FusedLayers):
+        self._layers = layers
+        self._on = False
+        # Norms that have handed on what they were given, queries' and keys'.
+        self._norms: list[Any] = []
+        self._turn: Turn | None = None
+
+    def __enter__(self) -> None:
+        self._layers.__enter__()
+        self._on = True
+
+    def __exit__(self, *error: Any) -> None:
+        left, self._turn, self._on = self._turn, None, False
+        self._norms.clear()
+        self._layers.__exit__(*error)
+        assert left is None or error[0] is not None, "a context has attended with queries that were not rotated"
+
+    def take(self) -> Turn | None:
+        """What queries and keys of this layer still lack; None: nothing."""
+        turn, self._turn = self._turn, None
+        return turn
+
+    def put_off(self, norm: Any) -> bool:
+        """Whether a norm of queries, then one of keys, may hand on what it is given."""
+        if self._on:
+            self._norms.append(norm)
+        return self._on
+
+    def leave(self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
+        """Whether the rotation may hand on these, as ``apply_rotary_pos_emb`` is given them."""
+        assert self._turn is None, "a context has attended with queries that were not rotated"
+        # Under autocast projections are narrower than positions, and the result is as wide as these.
+        if not self._on or len(cos) != 1 or not q.dtype == k.dtype == cos.dtype == sin.dtype:
+            return False
+        if any(norm.weight.dtype != q.dtype for norm in self._norms):
+            return False
+        norms, self._norms = self._norms, []
+        assert len(norms) in (0, 2)
+        epsilon, around_one = _constants(norms[0]) if norms else (0.0, False)
+        self._turn = Turn(cos[0], sin[0], [norm.weight for norm in norms], epsilon, around_one)
+        return True
+
+    def catch_up(self, x: torch.Tensor) -> torch.Tensor:
+        """Queries, then keys, normed as they were not."""
+        if not self._norms:
+            return x
+        norm = self._norms.pop(0)
+        return rms_norm(x.contiguous(), norm.weight, *_constants(norm))
+
+
+def deferred_of(attention: Any, deferred: DeferredRotation, norms: bool) -> Iterator[_Place]:
+    """Of an attention layer. ``norms``: with norms of heads, which nothing hangs on."""
+    usual = layer_global(attention, ROTATION)
 
     def turn(
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *rest: Any, **named: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        # Under autocast projections are narrower than positions, and the result is as wide as these.
-        if rest or named or not q.dtype == k.dtype == cos.dtype == sin.dtype:
-            return usual(q, k, cos, sin, *rest, **named)
-        return rotate(q, k, cos, sin)
+        if not rest and not named and deferred.leave(q, k, cos, sin):
+            return q, k
+        return usual(deferred.catch_up(q), deferred.catch_up(k), cos, sin, *rest, **named)
 
-    return turn
+    yield attention, _forward_name(attention), MethodType(with_globals(attention, {ROTATION: turn}), attention)
+    of_heads = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    if norms and all(map(_can_wait, of_heads)) and len(set(map(_constants, of_heads))) == 1:
+        for norm in of_heads:
+            yield norm, "forward", head_norm_of(norm, deferred)
+
+
+def _can_wait(norm: Any) -> bool:
+    """Hooks are called with what a norm gives, and may bring its weight for so long."""
+    return (
+        norm is not None
+        and is_norm(norm)
+        and not (hasattr(norm, "_hf_hook") or norm._forward_hooks or norm._forward_pre_hooks)
+    )
+
+
+def head_norm_of(norm: Any, deferred: DeferredRotation) -> Callable[[torch.Tensor], torch.Tensor]:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x if deferred.put_off(norm) else rms_norm(x, norm.weight, *_constants(norm))
+
+    return forward

@@ -1,4 +1,4 @@
-"""Root mean square norms of rows as one kernel."""
+"""Root mean square norms of rows as one kernel, with the residual sum before them where there is one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ HELD = 2048
 @triton.jit
 def normed_rows(  # type: ignore[no-untyped-def]
     x,
+    residual,
     weight,
+    total,
     out,
     rows,
     stride,
@@ -22,13 +24,22 @@ def normed_rows(  # type: ignore[no-untyped-def]
     ROOM: tl.constexpr,
     ROWS: tl.constexpr,
     AROUND_ONE: tl.constexpr,
+    ADDS: tl.constexpr,
 ):
-    """A program: some rows of x, ``stride`` apart; out is contiguous. ROOM >= WIDTH."""
+    """A program: some rows of x, ``stride`` apart; all others are contiguous. ROOM >= WIDTH.
+
+    ADDS: of x + residual, which is rounded and kept as ``total``.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, ROOM)
     in_row = column < WIDTH
     inside = (row < rows)[:, None] & in_row[None, :]
     given = tl.load(x + row[:, None] * stride + column[None, :], mask=inside, other=0.0)
+    place = row[:, None] * WIDTH + column[None, :]
+    if ADDS:
+        other = tl.load(residual + place, mask=inside, other=0.0)
+        given = (given.to(tl.float32) + other.to(tl.float32)).to(given.dtype)
+        tl.store(total + place, given, mask=inside)
     factor = tl.load(weight + column, mask=in_row, other=0.0).to(tl.float32)[None, :]
     wide = given.to(tl.float32)
     wide = wide * tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + epsilon)[:, None]
@@ -36,7 +47,7 @@ def normed_rows(  # type: ignore[no-untyped-def]
         wide = wide * (1.0 + factor)
     else:
         wide = wide.to(given.dtype).to(tl.float32) * factor
-    tl.store(out + row[:, None] * WIDTH + column[None, :], wide.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + place, wide.to(out.dtype.element_ty), mask=inside)
 
 
 @torch.library.custom_op("vlm_pg::rms_norm", mutates_args=())
@@ -50,34 +61,54 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: 
             dtype of x before it is multiplied, as Qwen2 and Qwen3 have it.
     """
     out = _result(x, weight, around_one)
-    width = x.shape[-1]
-    flat = x.view(-1, width)
-    room = triton.next_power_of_2(width)
-    rows = max(1, HELD // room)
-    if not out.numel():
-        return out
-    assert flat.stride(1) == 1 and weight.is_contiguous()
-    with torch.cuda.device_of(x):
-        normed_rows[(triton.cdiv(len(flat), rows),)](
-            flat,
-            weight,
-            out,
-            len(flat),
-            flat.stride(0),
-            epsilon,
-            width,
-            room,
-            rows,
-            around_one,
-            num_warps=warps(room * rows),
-            enable_fp_fusion=False,
-        )
+    _launch(x.view(-1, x.shape[-1]), None, weight, None, out, epsilon, around_one)
     return out
 
 
 @rms_norm.register_fake
 def _(x: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: bool) -> torch.Tensor:
     return _result(x, weight, around_one)
+
+
+@torch.library.custom_op("vlm_pg::add_norm", mutates_args=())
+def add_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x + residual, both [..., D], contiguous and of one dtype, and the ``rms_norm`` of this sum."""
+    total, out = torch.empty_like(x), _result(x, weight, around_one)
+    assert x.is_contiguous() and residual.is_contiguous() and (x.shape, x.dtype) == (residual.shape, residual.dtype)
+    _launch(x.view(-1, x.shape[-1]), residual, weight, total, out, epsilon, around_one)
+    return total, out
+
+
+@add_norm.register_fake
+def _(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), _result(x, weight, around_one)
+
+
+def _launch(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    total: torch.Tensor | None,
+    out: torch.Tensor,
+    epsilon: float,
+    around_one: bool,
+) -> None:
+    """x [n, D]."""
+    if not out.numel():
+        return
+    count, width = x.shape
+    assert x.stride(1) == 1 and weight.is_contiguous()
+    room = triton.next_power_of_2(width)
+    rows = max(1, HELD // room)
+    with torch.cuda.device_of(x):
+        normed_rows[(triton.cdiv(count, rows),)](
+            x, residual, weight, total, out, count, x.stride(0), epsilon, width, room, rows, around_one,
+            residual is not None, num_warps=warps(room * rows), enable_fp_fusion=False,
+        )  # fmt: skip
 
 
 def _result(x: torch.Tensor, weight: torch.Tensor, around_one: bool) -> torch.Tensor:
