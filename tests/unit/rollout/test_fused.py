@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 
 from tests.support.groups import make_case, random_group, tiny_policy
 from vlm_pg.attention.kernels.plain import OracleKernel
+from vlm_pg.models.layer_globals import layer_global
 from vlm_pg.models.liger import apply_liger
 from vlm_pg.rollout.fused import choice
 from vlm_pg.rollout.fused.choice import KERNELS, fused_step, fused_unchecked, judged
@@ -364,12 +366,17 @@ def test_a_norm_with_more_than_a_weight_stays() -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
 def test_layers_on_liger_are_those_of_any_other_during_a_step(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    """Judged by transformers' code, put in for a step, and liger's (which run on no CPU) are back behind it."""
+    """Judged by transformers' code, put in for a step, and liger's (which run on no CPU) are back behind it.
+
+    A scoring pass rotates as ever, for which liger's rotation is transformers' here.
+    """
     pytest.importorskip("liger_kernel")
     monkeypatch.setattr("vlm_pg.models.liger._on_gpu", lambda model: True)
     for kernel in KERNELS:
         use(monkeypatch, kernel)
     policy, plain = tiny_policy(family=family), tiny_policy(family=family)
+    rotation = layer_global(plain.language_model.layers[-1].self_attn, "apply_rotary_pos_emb")
+    monkeypatch.setattr("vlm_pg.models.liger_layers.LigerRopeFunction", SimpleNamespace(apply=rotation))
     apply_liger(policy.model, True)
     assert judged(policy.language_model, policy.device, policy.dtype) == {}
     group = random_group(plain, make_case(plain, "text", seed=0), [5, 3], seed=0)

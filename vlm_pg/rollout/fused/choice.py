@@ -90,7 +90,7 @@ def fused_unchecked(policy: Policy, refused: Mapping[str, str] = MappingProxyTyp
 def prefill_layers(policy: Policy, settings: RolloutSettings) -> AbstractContextManager[None]:
     """What the language model's layers run in while prompts are prefilled: norms and gates as one kernel each, where
     decode steps have these too (``fused_step``); else the modules as they are."""
-    if policy.settings.liger or _off_because(policy, settings):
+    if _off_because(policy, settings):
         return nullcontext()
     return prefill_unchecked(policy, _refused(policy))
 
