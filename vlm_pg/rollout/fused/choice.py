@@ -65,7 +65,9 @@ def fused_unchecked(policy: Policy, refused: Mapping[str, str] = MappingProxyTyp
     layers: AbstractContextManager[None] = nullcontext()
     if not policy.settings.liger:
         from vlm_pg.rollout.fused.layers import FusedLayers
+        from vlm_pg.rollout.fused.packed import packed_linears
 
+        words = "; ".join(filter(None, (words, packed_linears(policy.language_model)[1])))
         layers = FusedLayers(policy.language_model, [name for name in _OF_LAYERS if name not in refused])
     name = f"{name} ({words})" if words else name
     return FusedStep(name, MERGING not in refused, STATISTICS not in refused, layers)
@@ -161,7 +163,7 @@ def _gates(language_model: torch.nn.Module, random: Any) -> Iterator[_Trial]:
     from vlm_pg.rollout.fused import layers
 
     for module in _kinds(language_model, layers.is_gated):
-        gate, up = random(1, 64, 256), random(1, 64, 256)
+        gate, up = random(1, 64, 512).chunk(2, -1)  # as a packed product has them
         truth = layers.product_of(module, gate.double(), up.double())
         yield _Trial(type(module).__name__, fused.silu_mul(gate, up), layers.product_of(module, gate, up), truth)
 

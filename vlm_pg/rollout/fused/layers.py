@@ -15,6 +15,7 @@ import torch
 from vlm_pg.models.layer_globals import layer_global, with_globals
 from vlm_pg.rollout.fused.gate import silu_mul
 from vlm_pg.rollout.fused.norm import rms_norm
+from vlm_pg.rollout.fused.packed import packed_linears
 from vlm_pg.rollout.fused.rotation import rotate
 
 ROTATION = "apply_rotary_pos_emb"
@@ -22,7 +23,8 @@ _MISSING = object()
 
 
 class FusedLayers:
-    """Inside ``with``: norms, gates and rotary positions of ``language_model`` are one kernel each.
+    """Inside ``with``: norms, gates and rotary positions of ``language_model`` are one kernel each, and linear layers
+    of one input one product.
 
     Not for gradients. One at a time, and by one thread.
 
@@ -32,10 +34,14 @@ class FusedLayers:
 
     def __init__(self, language_model: torch.nn.Module, kinds: Collection[str]):
         self._places = [place for module in language_model.modules() for place in _replaced(module, kinds)]
+        self._packed, _ = packed_linears(language_model)
+        self._places += [(layer, "forward", forward) for one in self._packed for layer, forward in one.forwards()]
         self._before: list[Any] = []
 
     def __enter__(self) -> None:
         assert not self._before
+        for one in self._packed:
+            one.pack()
         for module, name, forward in self._places:
             self._before.append(module.__dict__.get(name, _MISSING))
             module.__dict__[name] = forward

@@ -16,6 +16,8 @@ def normed_rows(  # type: ignore[no-untyped-def]
     weight,
     out,
     rows,
+    inner,
+    outer_stride,
     stride,
     epsilon,
     WIDTH: tl.constexpr,
@@ -23,12 +25,13 @@ def normed_rows(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     AROUND_ONE: tl.constexpr,
 ):
-    """A program: some rows of x, ``stride`` apart; out is contiguous. ROOM >= WIDTH."""
+    """A program: some rows of x, ``inner`` at a time ``stride`` apart; out is contiguous. ROOM >= WIDTH."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, ROOM)
     in_row = column < WIDTH
     inside = (row < rows)[:, None] & in_row[None, :]
-    given = tl.load(x + row[:, None] * stride + column[None, :], mask=inside, other=0.0)
+    start = row // inner * outer_stride + row % inner * stride
+    given = tl.load(x + start[:, None] + column[None, :], mask=inside, other=0.0)
     factor = tl.load(weight + column, mask=in_row, other=0.0).to(tl.float32)[None, :]
     wide = given.to(tl.float32)
     wide = wide * tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + epsilon)[:, None]
@@ -44,26 +47,29 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: 
     """x / sqrt(mean(x^2) + epsilon) over the last dimension, times the weight.
 
     Args:
-        x: [..., D] in any floating dtype, numbers of a row side by side and rows equally far apart.
+        x: [..., N, D] in any floating dtype, numbers of a row side by side, N rows equally far apart, and so are the N
+            of the dimensions before.
         weight: [D].
         around_one: times one plus the weight, rounded once, as Qwen3.5 has it; else the normed number is rounded to the
             dtype of x before it is multiplied, as Qwen2 and Qwen3 have it.
     """
     out = _result(x, weight, around_one)
     width = x.shape[-1]
-    flat = x.view(-1, width)
-    room = triton.next_power_of_2(width)
+    flat = x.view(-1, x.shape[-2], width) if x.dim() > 2 else x.view(1, -1, width)
+    num_rows, room = out.numel() // width, triton.next_power_of_2(width)
     rows = max(1, HELD // room)
     if not out.numel():
         return out
-    assert flat.stride(1) == 1 and weight.is_contiguous()
+    assert flat.stride(2) == 1 and weight.is_contiguous()
     with torch.cuda.device_of(x):
-        normed_rows[(triton.cdiv(len(flat), rows),)](
+        normed_rows[(triton.cdiv(num_rows, rows),)](
             flat,
             weight,
             out,
-            len(flat),
+            num_rows,
+            flat.shape[1],
             flat.stride(0),
+            flat.stride(1),
             epsilon,
             width,
             room,
