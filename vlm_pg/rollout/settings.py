@@ -111,6 +111,11 @@ class RolloutSettings(Settings):
         description="On CUDA norms, gates, rotary positions and the merging of attention's parts are one Triton kernel "
         "each in a decode step, where its error is no larger than that of transformers' modules.",
     )
+    merge_adapter: bool | Literal["auto"] = Field(
+        "auto",
+        description="Whether a LoRA adapter is merged into the weights while answers are sampled, which are restored "
+        "bit for bit afterwards. auto: on CUDA, where another copy of the adapted layers fits into memory.",
+    )
     prefill_tokens: int = Field(16384, ge=64, description="Prompt tokens a prefill pass; longer prompts take several.")
     split: Literal["auto", "questions", "prompts"] = Field(
         "auto",

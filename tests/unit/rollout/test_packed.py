@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import LoraSettings
 from vlm_pg.rollout.fused.choice import fused_unchecked
 from vlm_pg.rollout.fused.packed import PackedLinears, packed_linears
+from vlm_pg.rollout.merged import adapter_merged
+from vlm_pg.rollout.settings import RolloutSettings
 
 
 def packed(policy: Policy) -> list[PackedLinears]:
@@ -72,19 +75,16 @@ def test_another_input_is_computed_alone() -> None:
 def test_a_layer_has_four_products(family: str, lora: LoraSettings | None, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     policy = tiny_policy(family=family, dtype=torch.bfloat16, lora=lora)
-    if lora is not None:  # as inside ``adapter_merged``
-        for module in policy.language_model.modules():
-            if hasattr(module, "merged_adapters"):
-                module.merged_adapters.append("default")
-    operators = recorded_step(policy, monkeypatch, fused=True)
+    monkeypatch.setattr("vlm_pg.rollout.merged.free_bytes", lambda _: 2**40)
+    merged = partial(adapter_merged, settings=RolloutSettings(), largest_group=lambda: 0)
+    operators = recorded_step(policy, monkeypatch, fused=True, within=merged)
     kinds = policy.family.layer_kinds(policy.model.config)
     dense = 4 * len(kinds)
     if policy.family.moe:
         # Routers, and with Qwen3.5's shared expert its two and its gate; experts are grouped products.
         dense = (6 if "qwen3_5" in family else 3) * len(kinds)
     assert num_products(operators) == dense
-    split = recorded_step(tiny_policy(family=family, dtype=torch.bfloat16), monkeypatch)
-    assert num_products(split) > num_products(operators)
+    assert num_products(recorded_step(policy, monkeypatch)) > dense, "products of their own, and of the adapter"
 
 
 def test_packed_weights_train() -> None:

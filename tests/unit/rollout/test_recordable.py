@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -23,11 +25,15 @@ TORCH = DeltaRule("torch", delta_step.gated_delta_step_)
 
 
 def recorded_step(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch, rule: DeltaRule = TORCH, fused: bool = False
+    policy: Policy,
+    monkeypatch: pytest.MonkeyPatch,
+    rule: DeltaRule = TORCH,
+    fused: bool = False,
+    within: Callable[[Policy], AbstractContextManager[Any]] = nullcontext,
 ) -> list[str]:
     """Operators of the step in which five rollouts behind two prompts are recorded; three of eight rows are idle."""
     monkeypatch.setattr(ragged, "rule_of", lambda _: rule)
-    with on_fake_cuda(policy, monkeypatch, fused):
+    with on_fake_cuda(policy, monkeypatch, fused), within(policy):
         store = stored_prompts(policy, {0: 70, 1: 9, 2: 3})
         decoder = RaggedDecoder(policy, store, RolloutSettings(max_new_tokens=50))
         assert decoder.graphs.off_because is None
