@@ -44,7 +44,7 @@ def mergeable_layers(policy: Policy, settings: RolloutSettings) -> tuple[list[An
         found = [(layer, _obstacle(layer)) for layer in adapted if not (layer.merged or layer.disable_adapters)]
         layers = [layer for layer, obstacle in found if obstacle is None]
         others = Counter(obstacle for _, obstacle in found if obstacle is not None)
-        because = ", ".join(f"{count} layers: {obstacle}" for obstacle, count in others.items()) or None
+        because = ", ".join(f"not {count}: {obstacle}" for obstacle, count in others.items()) or None
     if because is not None and settings.merge_adapter is True:
         raise ConfigError(
             f"rollout.merge_adapter is true, but the adapter cannot be merged into the weights while answers are "

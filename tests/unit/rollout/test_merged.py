@@ -17,6 +17,7 @@ from vlm_pg.models.reference import AdapterFreeReference
 from vlm_pg.models.settings import LoraSettings
 from vlm_pg.rollout import merged
 from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.rollout.fused.packed import packed_linears
 from vlm_pg.rollout.merged import adapter_line, adapter_merged, mergeable_layers
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import Prompt, Rollout
@@ -185,26 +186,35 @@ def test_an_adapter_that_is_off_stays_off() -> None:
 
 
 @pytest.mark.parametrize(
-    "options, reason",
+    "options, reason, merged_layers",
     [
-        ({"use_dora": True}, "14 layers: a variant of LoRA such as DoRA"),
-        ({"lora_bias": True, "target_modules": ["q_proj"]}, "2 layers: lora_bias"),
-        ({"target_modules": ["embed_tokens", "q_proj"]}, "1 layers: Embedding of Embedding"),
+        ({"use_dora": True}, "not 14: a variant of LoRA such as DoRA", 0),
+        ({"lora_bias": True, "target_modules": ["q_proj"]}, "not 2: lora_bias", 0),
+        ({"target_modules": ["embed_tokens", "q_proj"]}, "not 1: Embedding of Embedding", 2),
     ],
 )
-def test_unusual_adapters_are_not_merged(options: dict[str, Any], reason: str) -> None:
+def test_unusual_adapters_stay_beside_the_weights(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], reason: str, merged_layers: int
+) -> None:
     import peft
 
     policy = tiny_policy()
+    policy.requires_grad_(False)
     names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     given = {"r": 2, "target_modules": names} | options
     given["target_modules"] = rf".*language_model\.(.*\.)?({'|'.join(given['target_modules'])})"
     policy.model.add_adapter(peft.LoraConfig(**given))
     with pytest.raises(ConfigError, match=reason):
         sampled(policy, True)
-    policy.model.requires_grad_(False)
-    layers, because = mergeable_layers(policy, RolloutSettings(merge_adapter="auto"))
-    assert not layers and because == "the model is on cpu"
+    for name, weight in policy.model.named_parameters():
+        if ".lora_" in name and "magnitude" not in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    expected = sampled(policy, False)
+    monkeypatch.setattr(merged, "_off_because", lambda *_: None)
+    layers, because = mergeable_layers(policy, RolloutSettings())
+    assert (len(layers), because) == (merged_layers, reason)
+    for one, other in zip(sampled(policy, "auto"), expected, strict=True):
+        torch.testing.assert_close(one.rollout_logprobs, other.rollout_logprobs, atol=1e-5, rtol=1e-5)
 
 
 def test_where_the_weights_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,6 +258,7 @@ def test_layers_in_4_bits_are_written_out_for_a_generation(targets: tuple[str, .
         return [m for m in policy.model.modules() if isinstance(m, bnb.nn.Linear4bit)]
 
     before, layers = weights_of(policy), small()
+    assert "gate_proj, up_proj separate: in 4 bits, unless" in str(packed_linears(policy.language_model)[1])
     beside, inside = sampled(policy, False), sampled(policy, True)
     for one, other in zip(beside, inside, strict=True):
         assert torch.equal(one.token_ids, other.token_ids)

@@ -86,6 +86,8 @@ def _beneath_adapters(layer: Any) -> Any:
 def _obstacle(layers: Sequence[Any]) -> str | None:
     """Why these layers cannot be one product."""
     for layer in layers:
+        if type(layer).__name__ == "Linear4bit":
+            return "in 4 bits, unless rollout.merge_adapter writes them out for a generation"
         if type(layer) is not torch.nn.Linear:
             return f"one is a {type(layer).__name__}"
         if "forward" in vars(layer) or hasattr(layer, "_hf_hook"):
