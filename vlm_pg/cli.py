@@ -16,6 +16,12 @@ from vlm_pg.imports import imported_at_once
 EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 2, 130
 EXIT_NOT_READY = EXIT_NOT_EXACT = EXIT_TOO_LARGE = EXIT_FOUND = EXIT_BUG = 1
 
+_OUT_OF_MEMORY = (
+    "The GPU's memory ran out (above: where, and what torch held). Generation takes less with rollout.memory_gb and "
+    "rollout.prefill_tokens, an update with training.micro_batch_tokens, model.gradient_checkpointing=true, "
+    "model.offload_layer_inputs=true and model.logits_chunk_mb; `vlm-pg plan` says what a configuration needs."
+)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code. Errors the user can put right are printed; bugs raise."""
@@ -39,10 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = EXIT_INTERRUPTED
     except RankLost:
         code = EXIT_RANK_LOST
-    except Exception:
-        if not _is_connected():
+    except Exception as error:
+        out_of_memory = type(error).__name__ == "OutOfMemoryError"  # torch's, which may not be imported
+        if not _is_connected() and not out_of_memory:
             raise
         traceback.print_exc()
+        if out_of_memory:
+            print(f"{_rank_prefix()}vlm-pg: error: {_OUT_OF_MEMORY}", file=sys.stderr)
         code = EXIT_BUG
     if _is_connected():
         from vlm_pg.distributed import end_rank
@@ -81,7 +90,17 @@ def _is_override(word: str) -> bool:
     return "=" in word and not word.startswith("-")
 
 
+def _let_segments_grow() -> None:
+    """Token streams differ in length from step to step: blocks of fixed segments would fit few of them.
+
+    torch reads this when it first needs memory of a GPU.
+    """
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
 def _train(arguments: argparse.Namespace) -> int:
+    _let_segments_grow()
     from vlm_pg.config import load_config
 
     config = load_config(arguments.config, arguments.overrides)
@@ -129,6 +148,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _eval(arguments: argparse.Namespace) -> int:
+    _let_segments_grow()
     from vlm_pg.cli_data import check_evaluation_data
     from vlm_pg.cli_eval import choose_evaluation
     from vlm_pg.config import load_config

@@ -142,7 +142,7 @@ def _devices_and_kernels() -> Iterator[Finding]:
         return
     import torch
 
-    from vlm_pg.attention.kernels import available
+    from vlm_pg.attention.kernels.registry import available, preferred
 
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
@@ -160,8 +160,7 @@ def _devices_and_kernels() -> Iterator[Finding]:
         yield Finding("GPU", "note", "none that torch can use", remedy + ".")
         device, dtype = torch.device("cpu"), torch.float32
     reasons = available(device, dtype)
-    # In order of preference; the oracle, the last, is never chosen by itself.
-    chosen = next((name for name, reason in reasons.items() if reason is None and name != "oracle"), None)
+    chosen = preferred(reasons)
     for name, reason in reasons.items():
         detail = f"runs on {device.type} in {str(dtype).removeprefix('torch.')}" if reason is None else reason
         if name == chosen:

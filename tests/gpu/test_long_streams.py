@@ -8,10 +8,12 @@ import torch
 from tests.numerics.test_long_streams import ALL, INPUTS, STATES, check_equal, groups_of, outcome, use
 from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.models.loading import make_policy
+from vlm_pg.models.places import HostMemory
 from vlm_pg.models.settings import PARTS, ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice
 
 pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize("chunk_tokens", [None, 12], ids=["whole", "chunks"])
@@ -25,3 +27,22 @@ def test_on_a_gpu(choice: MemoryChoice, chunk_tokens: int | None) -> None:
     for _ in range(3):  # streams of their own: a race would not show every time
         check_equal(outcome(policy, groups, chunk_tokens), expected)
     torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (0, 4), (16, 70_001)])
+def test_host_memory_behind_a_busy_gpu(shape: tuple[int, int]) -> None:
+    """The copy waits for the values; the memory they lay in and the host's go to others, as soon as they may."""
+    place = HostMemory(CUDA)
+    work = torch.randn(4096, 4096, device=CUDA)
+    expected, stored = [], []
+    for number in range(8):
+        for _ in range(4):
+            work = (work @ work).clamp_(-1, 1)
+        # Each of the next ones is made in memory that the one before has left.
+        tensor = work[0, 0] * 0 + torch.full(shape, float(number), device=CUDA).t()
+        expected.append(torch.full(shape, float(number)).t())
+        stored.append(place.put(tensor))
+        del tensor
+    for want, kept in zip(expected, stored, strict=True):
+        for _ in range(2):
+            assert torch.equal(kept.get().cpu(), want)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import ONE_THREAD_NO_GPU, ROOT
+from tests.support.processes import ONE_THREAD_NO_GPU, ROOT, launch_ranks
+from vlm_pg.distributed.processes import COLLECTIVE_TIMEOUT
 
 
 @pytest.mark.parametrize("engine", ["torch", pytest.param("deepspeed", marks=pytest.mark.matrix)])
@@ -30,3 +31,11 @@ def test_nothing_is_left_of_the_ranks_before(engine: str, tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "found").read_text() == "[(0, False, False), (1, False, False)]"
+
+
+@pytest.mark.parametrize("engine", ["torch", "deepspeed"])
+def test_ranks_wait_for_hours(engine: str) -> None:
+    """For one that still samples or writes: in groups that DeepSpeed makes, too, and at the store for NCCL's ids."""
+    if engine == "deepspeed":
+        pytest.importorskip("deepspeed")
+    assert launch_ranks("tests.integration.waiting_ranks", engine).splitlines()[-1] == str(COLLECTIVE_TIMEOUT)

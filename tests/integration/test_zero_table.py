@@ -143,3 +143,13 @@ def _one_process(case: ZeroCase) -> tuple[dict[str, torch.Tensor], dict[str, tor
     before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     metrics = train(TorchEngine(policy, training_settings(case)), case, range(case.steps), whole=True)
     return before, {name: p.detach().clone() for name, p in policy.model.named_parameters()}, metrics
+
+
+def test_small_rates_are_not_lost_in_bf16(tmp_path: Path) -> None:
+    """Updates of 1e-6 lie below bf16's steps: every engine adds them up in fp32 masters, its moments are fp32."""
+    lines = launch_ranks("tests.integration.small_rates", str(tmp_path)).splitlines()
+    found = [line.split() for line in lines if line.startswith(("torch", "zero-"))]
+    assert [name for name, *_ in found] == ["torch", "zero-1", "zero-2-offload", "zero-3"]
+    for name, kept, moved, rounded in found:
+        assert kept == "exp_avg:float32,exp_avg_sq:float32,master:float32", name
+        assert float(moved) > 0.9 and float(rounded) < 0.1, (name, moved, rounded)

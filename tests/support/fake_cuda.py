@@ -52,6 +52,7 @@ class GuardedMemory:
         pass
 
     def capture(self, work: Callable[[], object]) -> Callable[[], object]:
+        work()
         found = []
         for _ in range(2):
             with NothingWaits() as guard:
@@ -72,7 +73,6 @@ def on_fake_cuda(policy: Policy, monkeypatch: pytest.MonkeyPatch, fused: bool = 
     monkeypatch.setattr(ragged, "fused_step", lambda policy, _: chosen(policy))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(ragged, "GraphMemory", GuardedMemory)
-    monkeypatch.setattr(graphs, "EAGER_STEPS", 1)
     monkeypatch.setattr(graphs, "LEAST_REPLAYS", 1)
     with fake_mode(allow_non_fake_inputs=False), torch.no_grad():
         for module in policy.model.modules():

@@ -25,7 +25,6 @@ from tests.support.groups import make_case, random_group, tiny_policy
 from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.kernels.cuda import CudaFlashKernel
-from vlm_pg.attention.kernels.cuda_efficient import _padded_rows
 from vlm_pg.bench.paper.counter import fake_mode
 from vlm_pg.models import family as family_file
 from vlm_pg.models import kernel_choice, tower_attention
@@ -162,9 +161,6 @@ def faked(strict: Strict | None = None) -> Iterator[Strict]:
     with fake_mode(allow_non_fake_inputs=False), ExitStack() as stack:
         stack.enter_context(mock.patch.object(family_file, "tower_inputs", _tower_inputs_of_real_grids))
         stack.enter_context(mock.patch.object(VisionPiece, "grid_thw", _grids_with_values))
-        # Kept for a device of that name, it would outlive these tensors.
-        _padded_rows.cache_clear()
-        stack.callback(_padded_rows.cache_clear)
         stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)))
         stack.enter_context(strict)
         yield strict

@@ -6,12 +6,22 @@ import ast
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.support.runs import ROOT
-from vlm_pg.distributed import ALONE, LAUNCHER_VARIABLES, RankLayout, collectives, is_distributed, join_ranks
+from vlm_pg.distributed import (
+    ALONE,
+    LAUNCHER_VARIABLES,
+    RankLayout,
+    barrier,
+    collectives,
+    is_distributed,
+    join_ranks,
+    local_device,
+)
 from vlm_pg.errors import ConfigError
 from vlm_pg.files import replacing, write_bytes_atomic
 from vlm_pg.memory import free_bytes, host_bytes, tensor_bytes
@@ -131,3 +141,39 @@ def test_tensors_are_joined_for_collectives_up_to_a_size(monkeypatch: pytest.Mon
     before = [tensor.clone() for tensor in tensors]
     collectives.sum_tensors_over_ranks(tensors)  # of one process
     assert all(torch.equal(one, other) for one, other in zip(tensors, before, strict=True))
+
+
+@pytest.mark.parametrize("backend, device_ids", [("nccl", [3]), ("gloo", None)])
+def test_a_barrier_is_on_the_device_of_its_rank(
+    monkeypatch: pytest.MonkeyPatch, backend: str, device_ids: list[int] | None
+) -> None:
+    """NCCL's own guess, rank modulo devices, may be another rank's."""
+    import torch.distributed as dist
+
+    given: list[Any] = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda: backend)
+    monkeypatch.setattr(dist, "barrier", lambda device_ids: given.append(device_ids))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    barrier()
+    assert given == [device_ids]
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: taken[-1])
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert local_device() == torch.device("cuda", 3)
+    monkeypatch.setenv("LOCAL_RANK", "4")
+    with pytest.raises(ConfigError, match=r"LOCAL_RANK is 4, and 4 GPU\(s\) can be seen here \(0 to 3\)"):
+        local_device()
+
+
+def test_what_torch_holds_unused_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10, 80))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 50)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 20)
+    assert free_bytes(torch.device("cuda", 0)) == 10 + 50 - 20

@@ -7,7 +7,6 @@ all of them on the kernels that grouped attention runs on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -22,21 +21,6 @@ from vlm_pg.attention.tree import PrefixTree
 
 # On an attention module: the kernel that it shall run on, wherever its tensors are.
 KERNEL = "vlm_pg_frames_kernel"
-
-
-@dataclass(frozen=True)
-class LengthsOnDevice(SegmentCall):
-    """Segments whose lengths the host does not know, but for the longest one's: all that ``CudaFlashKernel`` asks."""
-
-    longest: int = 0
-
-    @property
-    def max_query_length(self) -> int:
-        return self.longest
-
-    @property
-    def max_key_length(self) -> int:
-        return self.longest
 
 
 def frames_forward(
@@ -66,9 +50,9 @@ def frames_forward(
     if isinstance(kernel, CudaFlashKernel):
         cumulative = cu_seq_lens_q.to(torch.int32)
         longest = int(cumulative.diff().max()) if max_length_q is None else max_length_q
-        call: SegmentCall = LengthsOnDevice(
-            (0, tokens), (0, tokens), (), (), False, {q.device: (cumulative, cumulative)}, longest
-        )
+        # The host knows none of the lengths but the longest, which is all that this kernel asks for.
+        call = SegmentCall((0, tokens), (0, tokens), (), (), causal=False, at_most=(longest, longest))
+        call.fixed_on(cumulative, cumulative)
     else:
         # Others cut tensors by lengths, for which the host would wait on a GPU.
         lengths = tuple(end - start for start, end in pairwise(cu_seq_lens_q.tolist()))

@@ -18,6 +18,8 @@ class SegmentCall:
     ``query_range`` and ``key_range``: first and past-the-last token in the stream; the segments fill them in order.
     ``query_lengths``, ``key_lengths``: tokens of each segment; a segment without queries is allowed.
     ``causal``: aligned at the top left (only used where both lengths are equal).
+    ``at_most``: bounds of query and key lengths that are told in place of the longest ones, for a call that a CUDA
+    graph records and that later replays make with other lengths, see ``fixed_on``.
 
     Two groups (prefixes of 3 and 2 tokens, responses of 2+2 and 4), responses attending to their prefixes:
 
@@ -30,6 +32,7 @@ class SegmentCall:
     key_lengths: tuple[int, ...]
     causal: bool
     _on_device: dict = field(default_factory=dict, compare=False, repr=False)
+    at_most: tuple[int, int] | None = None
 
     @property
     def query_rows(self) -> slice:
@@ -41,11 +44,16 @@ class SegmentCall:
 
     @property
     def max_query_length(self) -> int:
-        return max(self.query_lengths)
+        return self.at_most[0] if self.at_most else max(self.query_lengths)
 
     @property
     def max_key_length(self) -> int:
-        return max(self.key_lengths)
+        return self.at_most[1] if self.at_most else max(self.key_lengths)
+
+    def fixed_on(self, cu_q: torch.Tensor, cu_k: torch.Tensor) -> SegmentCall:
+        """The same, with cumulative lengths in tensors that the caller owns; they may end in segments without rows."""
+        self._on_device[cu_q.device] = (cu_q, cu_k)
+        return self
 
     def cu_seqlens(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Cumulative lengths int32 [segments + 1] of queries and keys; made once per device, not once per layer."""

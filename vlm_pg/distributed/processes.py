@@ -6,6 +6,7 @@ import atexit
 import os
 import re
 import sys
+from datetime import timedelta
 from functools import cache
 from typing import Any, NoReturn
 
@@ -16,6 +17,11 @@ from torch.distributed.rendezvous import rendezvous
 from vlm_pg.errors import ConfigError
 
 _OF_COLLECTIVES = re.compile(r"gloo|nccl|Connection closed by peer|Connection reset by peer|Broken pipe", re.IGNORECASE)
+
+# How long a rank may wait in a collective for one that still samples, scores answers or writes a checkpoint. torch's
+# limits (10 minutes for NCCL, 30 for gloo) would end such a run; ranks that died are noticed without them
+# (``vlm_pg.watch``). What is left is a hang of all: of a network, or of collectives that do not match.
+COLLECTIVE_TIMEOUT = timedelta(hours=6)
 
 # What a launcher tells each process.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -59,13 +65,35 @@ def join_ranks() -> None:
             f"Rank {rank} was left by another one while the {world_size} processes of this run met. Start all of them "
             "again; what the other printed itself says why."
         ) from error
+    _wait_longer(store)
+
+
+def _wait_longer(store: Any) -> None:
+    """``COLLECTIVE_TIMEOUT`` from now on; until ranks have met, only torch's limit tells of one that never comes."""
+    groups: Any = dist.distributed_c10d
+    set_timeout = dist.set_timeout if hasattr(dist, "set_timeout") else groups._set_pg_timeout  # torch 2.11
+    set_timeout(COLLECTIVE_TIMEOUT)
+    # A group's first collective waits at the store for NCCL's id of it.
+    store.set_timeout(COLLECTIVE_TIMEOUT)
+    # A new group takes torch's default, not the first group's limit, and DeepSpeed makes its own without any.
+    groups.default_pg_timeout = groups.default_pg_nccl_timeout = COLLECTIVE_TIMEOUT
 
 
 def local_device() -> torch.device:
-    """The accelerator of this process, or the CPU."""
+    """The accelerator of this process, or the CPU.
+
+    Raises:
+        ConfigError: more processes than GPUs.
+    """
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    rank, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if rank >= devices:
+        raise ConfigError(
+            f"LOCAL_RANK is {rank}, and {devices} GPU(s) can be seen here (0 to {devices - 1}). Start one process for "
+            f"each (NPROC_PER_NODE={devices}), or let it see more of them (CUDA_VISIBLE_DEVICES)."
+        )
+    torch.cuda.set_device(rank)
     return torch.device("cuda", torch.cuda.current_device())
 
 
@@ -92,13 +120,14 @@ def is_about_other_ranks(error: BaseException) -> bool:
 
 def barrier() -> None:
     if is_distributed():
-        dist.barrier()
+        # NCCL's is a collective on a device; unless told it takes, as the first one, that of rank modulo devices.
+        dist.barrier(device_ids=[torch.cuda.current_device()] if dist.get_backend() == "nccl" else None)
 
 
 def disconnect() -> None:
     """Leave together: a rank that simply goes takes its end of a collective with it that others may still be in."""
     if is_distributed():
-        dist.barrier()
+        barrier()
         host_group.cache_clear()
         dist.destroy_process_group()
 

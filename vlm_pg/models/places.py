@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from weakref import finalize
@@ -17,6 +18,8 @@ import torch
 from vlm_pg.errors import ModelError
 
 GIB = 2**30
+PAGE_BYTES = 4096
+_LEAST_SHARE_BITS = 4  # the smallest piece: a sixteenth of the largest
 
 
 class Stored(Protocol):
@@ -50,7 +53,11 @@ def place_behind(device: torch.device, folder: str | Path | None = None) -> Plac
 
 
 class HostMemory:
-    """Pinned memory of the host, for tensors of one GPU."""
+    """Pinned memory of the host, for tensors of one GPU.
+
+    What is given back is kept here: recording a CUDA graph empties torch's own cache of pinned memory, and pinning anew
+    takes longer than a copy.
+    """
 
     name = "pinned host memory"
 
@@ -58,6 +65,7 @@ class HostMemory:
         self._device = device
         self.outward = torch.cuda.Stream(device)
         self.homeward = torch.cuda.Stream(device)
+        self._free: dict[int, list[tuple[torch.Tensor, Sequence[torch.cuda.Event]]]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HostMemory:
         return HostMemory(self._device)
@@ -65,14 +73,34 @@ class HostMemory:
     def put(self, tensor: torch.Tensor) -> Stored:
         return _InHostMemory(self, _dense(tensor))
 
+    def take(self, size: int) -> torch.Tensor:
+        """uint8 [size], to be written to by ``outward``, after what still reads there."""
+        free = self._free.get(size)
+        if not free:
+            return _pinned(size)
+        piece, reads = free.pop()
+        for read in reads:
+            self.outward.wait_event(read)
+        return piece
+
+    def give_back(self, pieces: Sequence[torch.Tensor], reads: Sequence[torch.cuda.Event]) -> None:
+        for piece in pieces:
+            self._free.setdefault(len(piece), []).append((piece, reads))
+
 
 class _InHostMemory:
     def __init__(self, place: HostMemory, tensor: torch.Tensor):
         self._place, self._device = place, tensor.device
-        self._host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        # Without values: dtype, shape and strides to come back with.
+        self._like = torch.empty_like(tensor, device="meta")
+        values = _bytes_of(tensor)
+        self._pieces = [place.take(size) for size in pinned_pieces(len(values))]
+        self._reads: list[torch.cuda.Event] = []
+        finalize(self, place.give_back, self._pieces, self._reads)
         place.outward.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(place.outward):
-            self._host.copy_(tensor, non_blocking=True)
+            for piece, part in self._with(values):
+                piece.copy_(part, non_blocking=True)
         # Its memory is not given to others before the copy has been made.
         tensor.record_stream(place.outward)
         self._away = place.outward.record_event()
@@ -84,9 +112,12 @@ class _InHostMemory:
         stream = self._place.homeward
         with torch.cuda.stream(stream):
             stream.wait_event(self._away)
-            tensor = torch.empty_like(self._host, device=self._device)
-            tensor.copy_(self._host, non_blocking=True)
-            self._coming = (tensor, stream.record_event())
+            tensor = torch.empty_like(self._like, device=self._device)
+            for piece, part in self._with(_bytes_of(tensor)):
+                part.copy_(piece, non_blocking=True)
+            arrived = stream.record_event()
+        self._reads[:] = [arrived]  # the stream's later event stands for earlier ones
+        self._coming = (tensor, arrived)
 
     def get(self) -> torch.Tensor:
         self.fetch()
@@ -96,6 +127,29 @@ class _InHostMemory:
         here.wait_event(arrived)
         tensor.record_stream(here)
         return tensor
+
+    def _with(self, values: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each piece of the host's memory with its part of ``values``."""
+        first = 0
+        for piece in self._pieces:
+            part = values[first : first + len(piece)]
+            yield piece[: len(part)], part
+            first += len(piece)
+
+
+def pinned_pieces(size: int) -> list[int]:
+    """So many bytes, and at most a sixteenth more, as powers of two.
+
+    torch's allocator of pinned memory gives a power of two to each request: in one piece a tensor could take twice its
+    size. And what comes back can be used again, whatever the lengths of later streams.
+    """
+    least = max(PAGE_BYTES, 1 << max(0, size.bit_length() - 1 - _LEAST_SHARE_BITS))
+    units = -(-size // least)
+    return [least << bit for bit in reversed(range(units.bit_length())) if units >> bit & 1]
+
+
+def _pinned(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 class FileOnDisk:
@@ -136,7 +190,7 @@ class FileOnDisk:
         return stored
 
     def write(self, tensor: torch.Tensor, offset: int) -> None:
-        values = _bytes_of(tensor)
+        values = _on_host(tensor)
         while len(values):
             try:
                 written = os.pwrite(self._file.fileno(), values, offset)
@@ -148,7 +202,7 @@ class FileOnDisk:
             values, offset = values[written:], offset + written
 
     def read(self, tensor: torch.Tensor, offset: int) -> None:
-        values = _bytes_of(tensor)
+        values = _on_host(tensor)
         while len(values):
             count = os.preadv(self._file.fileno(), [values], offset)
             if not count:
@@ -178,6 +232,10 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if torch.empty_like(tensor, device="meta").stride() == tensor.stride() else tensor.contiguous()
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.as_strided((tensor.numel(),), (1,))
-    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]  # numpy's stubs forget that it is one
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """uint8, a view of a dense tensor's values in the order in which they lie."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def _on_host(tensor: torch.Tensor) -> memoryview:
+    return memoryview(_bytes_of(tensor).numpy())  # type: ignore[arg-type]  # numpy's stubs forget that it is one

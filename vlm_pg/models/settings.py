@@ -67,7 +67,10 @@ class ModelSettings(Settings):
     )
     attention_kernel: Literal[
         "auto", "cpu-flash", "cuda-flash", "cuda-efficient", "flash-attn-2", "flash-attn-3", "flash-attn-4", "oracle"
-    ] = Field("auto", description="Kernel behind grouped attention; auto chooses by device and dtype.")
+    ] = Field(
+        "auto",
+        description="Kernel behind grouped attention; auto chooses by device and dtype, never flash-attn-4, a beta.",
+    )
     positions: PositionRule = Field(
         "qwen",
         description="Where text goes on after a medium. qwen: one past its largest position of any axis, as in the "

@@ -17,7 +17,8 @@ from vlm_pg.plan.activations import (
 from vlm_pg.plan.setup import Setup
 from vlm_pg.plan.shape import ModelShape
 
-# Of a device's memory: the rest is for the driver's context, communication buffers and gaps between tensors.
+# Of a device's memory: the rest is for the driver's context, communication buffers, what generation keeps from step to
+# step (at most 1/32) and gaps between tensors.
 USABLE = 0.94
 # AdamW keeps two moments.
 MOMENTS = 2

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from typing import NamedTuple
 
 from vlm_pg.distributed import SequenceGroup
 from vlm_pg.models.policy import Policy
-from vlm_pg.rollout.decoders import decoder_for
+from vlm_pg.rollout.decoders import Decoder, decoder_for
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.memory import TokenCosts, check_fits
 from vlm_pg.rollout.settings import RolloutSettings
@@ -28,17 +28,17 @@ class Booking:
         policy: Policy,
         settings: RolloutSettings,
         waiting: WaitingPrompts,
-        rows_for: Callable[[int], int],
+        decoder: Decoder,
         divided_by: int = 1,
     ):
-        self.waiting, self._rows_for = waiting, rows_for
+        self.waiting, self._decoder = waiting, decoder
         self._costs, self._settings, self._divided_by = TokenCosts.of(policy), settings, divided_by
 
     @classmethod
     def of(cls, policy: Policy, settings: RolloutSettings, prompts: Sequence[Prompt]) -> Booking:
         """Before there is anything that decodes."""
-        rows_for = decoder_for(policy, PrefixStore(), settings).rows_for
-        return cls(policy, settings, WaitingPrompts(prompts, policy.settings.share_prefix), rows_for)
+        decoder = decoder_for(policy, PrefixStore(), settings)
+        return cls(policy, settings, WaitingPrompts(prompts, policy.settings.share_prefix), decoder)
 
     def divided(self, by: int) -> Booking:
         """Of the same prompts, divided."""
@@ -49,9 +49,9 @@ class Booking:
     def bytes_of(self, nodes: Iterable[int], rollouts: int) -> int:
         """Of these nodes and of so many rollouts at their longest."""
         found = list(nodes)
-        tokens = sum(self.waiting.nodes[node].num_tokens for node in found)
+        tokens = self._decoder.prompt_room(sum(self.waiting.nodes[node].num_tokens for node in found))
         prompts = self._costs.prompts(tokens, len(found), self._settings, self._divided_by)
-        return prompts + self._rows_for(rollouts) * self._costs.rollout(self._settings)
+        return prompts + self._decoder.rows_for(rollouts) * self._costs.rollout(self._settings)
 
 
 class Round(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +11,6 @@ from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.merge import merge_
 from vlm_pg.attention.segments import SegmentCall
 from vlm_pg.models.linear_attention import LinearStates
-from vlm_pg.rollout.cut import pieces_of
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.linear_step import linear_attention_step
 
@@ -63,31 +61,6 @@ class OwnTokens:
         self._states[layer_index] = states
 
 
-@dataclass(frozen=True)
-class _Level:
-    """Rollouts whose prompts have a node at this depth, all of them read in equally many pieces.
-
-    Attributes:
-        call: which queries meet which keys: node after node, piece after piece.
-        rows: those of the stream that ask, ordered by node; None: all, in order.
-        pieces: of each node.
-        nodes: how many equally many rows ask; None: not equally many.
-        sources: for nodes in pieces that are not asked by equally many rows, whose query each one of the call is, int64
-            [pieces * rows * repeats].
-        places: where in the call they then lie, int64 [pieces, rows * repeats].
-        starts: the first row of the call's results for each piece and row of the stream, int32 [pieces, all rows]; -1:
-            that row does not ask.
-    """
-
-    call: SegmentCall
-    rows: torch.Tensor | None
-    pieces: int = 1
-    nodes: int | None = 1
-    sources: torch.Tensor | None = None
-    places: torch.Tensor | None = None
-    starts: torch.Tensor | None = None
-
-
 class Prompts(Protocol):
     """What new tokens attend to of their prompts."""
 
@@ -101,169 +74,60 @@ class Prompts(Protocol):
 class PromptPart:
     """What new tokens attend to of their prompts: one variable-length call for each level of the tree.
 
-    On a GPU long nodes are read in pieces; a level whose nodes have different numbers of them is as many calls.
-
     Args:
         paths: for each row of the stream the stored nodes of its prompt, first to last; none for an idle row.
     """
 
     def __init__(self, store: PrefixStore, paths: Sequence[tuple[int, ...]], kernel: Kernel):
-        self._store = store
-        self._paths = list(paths)
-        self._kernel = kernel
-        self._levels: dict[int, list[_Level]] = {}
+        self._store, self._kernel = store, kernel
+        self._readers = readers_by_level(store, paths)
+        self._rows = len(paths)
+        # Of each level, made once for these rows and not once per layer: the call, and the rows that ask, ordered by
+        # node (None: all, in order).
+        self._levels: dict[int, list[tuple[SegmentCall, torch.Tensor | None]]] = {}
 
     def merge_into(
         self, layer_index: int, q: torch.Tensor, merged: torch.Tensor, lse: torch.Tensor, scale: float
     ) -> None:
         """q [rows, N, H] over the prompts, merged in place into [rows, N, H] and [N, rows] over the rows' own keys."""
-        kv_heads = self._store.keys[layer_index].shape[1]
-        repeats = q.shape[1] // kv_heads
-        for level in self._levels_for(repeats, kv_heads, q.device):
-            asking = q if level.rows is None else q[level.rows]
-            out, out_lse = self._over_nodes(layer_index, asking, level, repeats, scale)
-            if level.rows is None:
+        keys, values = self._store.keys[layer_index], self._store.values[layer_index]
+        repeats = q.shape[1] // keys.shape[1]
+        for call, rows in self._levels_for(repeats):
+            # Query heads of one key-value head become extra query rows, so that a node is read once for all of them.
+            folded = (q if rows is None else q[rows]).unflatten(1, (-1, repeats)).transpose(1, 2).flatten(0, 1)
+            out, out_lse = self._kernel.segments_forward(folded, keys, values, call, scale)
+            out = out.unflatten(0, (-1, repeats)).transpose(1, 2).flatten(1, 2)
+            out_lse = out_lse.unflatten(1, (-1, repeats)).transpose(1, 2).flatten(0, 1)
+            if rows is None:
                 merge_(merged, lse, out, out_lse)
                 continue
-            some, some_lse = merged[level.rows], lse[:, level.rows]
+            some, some_lse = merged[rows], lse[:, rows]
             merge_(some, some_lse, out, out_lse)
-            merged[level.rows], lse[:, level.rows] = some, some_lse
+            merged[rows], lse[:, rows] = some, some_lse
 
-    def merged_with(
-        self, layer_index: int, q: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, scale: float
-    ) -> torch.Tensor:
-        """As ``merge_into``, each level by one kernel: [rows, N, H] over own keys [rows, N, H] and the prompts."""
-        from vlm_pg.rollout.fused.parts import merge_parts
-
-        kv_heads = self._store.keys[layer_index].shape[1]
-        repeats = q.shape[1] // kv_heads
-        levels = self._levels_for(repeats, kv_heads, q.device)
-        for level in levels:
-            asking = q if level.rows is None else q[level.rows]
-            parts, parts_lse = self._over_pieces(layer_index, asking, level, repeats, scale)
-            assert level.starts is not None
-            # What is in between is not rounded.
-            dtype = q.dtype if level is levels[-1] else lse.dtype
-            out, lse = merge_parts(out, lse, parts, parts_lse, level.starts, dtype)
-        return out
-
-    def _over_nodes(
-        self, layer_index: int, q: torch.Tensor, level: _Level, repeats: int, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows q [n, N, H] and one stored node each: out [n, N, H], lse [N, n]."""
-        out, lse = self._over_pieces(layer_index, q, level, repeats, scale)
-        if level.pieces > 1:
-            out, lse = _joined(out, lse, level)
-        out = out.unflatten(0, (-1, repeats)).transpose(1, 2).flatten(1, 2)
-        return out, lse.unflatten(1, (-1, repeats)).transpose(1, 2).flatten(0, 1)
-
-    def _over_pieces(
-        self, layer_index: int, q: torch.Tensor, level: _Level, repeats: int, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows q [n, N, H] and one stored node each: the call's out [., K, H] and lse [K, .] of all pieces."""
-        # Query heads of one key-value head become extra query rows, so that a node is read once for all of them.
-        folded = q.unflatten(1, (-1, repeats)).transpose(1, 2)
-        asking = _for_each_piece(folded, level)
-        keys, values = self._store.keys[layer_index], self._store.values[layer_index]
-        return self._kernel.segments_forward(asking, keys, values, level.call, scale)
-
-    def _levels_for(self, repeats: int, kv_heads: int, device: torch.device) -> list[_Level]:
-        """Made once for these rows, not once per layer."""
+    def _levels_for(self, repeats: int) -> list[tuple[SegmentCall, torch.Tensor | None]]:
         if repeats not in self._levels:
-            depth = max((len(path) for path in self._paths), default=0)
-            self._levels[repeats] = [
-                level for at in range(depth) for level in self._levels_at(at, repeats, kv_heads, device)
-            ]
+            self._levels[repeats] = []
+            for reading in self._readers:
+                rows = [row for of_node in reading.values() for row in of_node]
+                call = self._store.call({node: len(of_node) * repeats for node, of_node in reading.items()})
+                everyone = rows == list(range(self._rows))
+                self._levels[repeats].append((call, None if everyone else torch.tensor(rows)))
         return self._levels[repeats]
 
-    def _levels_at(self, at: int, repeats: int, kv_heads: int, device: torch.device) -> list[_Level]:
-        """One for each number of pieces in which nodes at this depth are read.
 
-        None at all if nobody reads anything there; where prompts are divided, some of their nodes lie elsewhere alone.
-        """
-        place = {node: index for index, node in enumerate(self._store.order)}
-        reading: dict[int, list[int]] = {}
-        for row, path in enumerate(self._paths):
-            if len(path) > at and self._store.lengths[path[at]]:
-                reading.setdefault(path[at], []).append(row)
-        queries = {node: len(rows) * repeats for node, rows in reading.items()}
-        tokens = {node: self._store.lengths[node] for node in reading}
-        pieces = pieces_of(tokens, queries, kv_heads, self._kernel.tiles_at_once(device))
-        by_pieces: dict[int, list[int]] = {}
-        for node in sorted(reading, key=place.__getitem__):
-            by_pieces.setdefault(pieces[node], []).append(node)
-        return [
-            self._level(count, {node: reading[node] for node in nodes}, repeats, device)
-            for count, nodes in by_pieces.items()
-        ]
+def readers_by_level(store: PrefixStore, paths: Sequence[tuple[int, ...]]) -> list[dict[int, list[int]]]:
+    """Of each level of the prompt tree the rows that read each of its nodes, nodes in the order in which they lie.
 
-    def _level(self, pieces: int, reading: dict[int, list[int]], repeats: int, device: torch.device) -> _Level:
-        """``reading``: the rows of each node, in the order in which the nodes lie."""
-        rows = [row for of_node in reading.values() for row in of_node]
-        counts = {node: len(of_node) * repeats for node, of_node in reading.items()}
-        everyone = rows == list(range(len(self._paths)))
-        equal = len(set(counts.values())) == 1
-        sources = places = None
-        if pieces > 1 and not equal:
-            sources, places = (table.to(device, non_blocking=True) for table in _uneven(list(counts.values()), pieces))
-        return _Level(
-            self._store.call(counts, pieces),
-            # Asked for within the first layer of a step, for which the host need not wait.
-            None if everyone else torch.tensor(rows).to(device, non_blocking=True),
-            pieces,
-            len(counts) if equal else None,
-            sources,
-            places,
-            _starts(list(reading.values()), len(self._paths), repeats, pieces).to(device, non_blocking=True),
-        )
-
-
-def _for_each_piece(folded: torch.Tensor, level: _Level) -> torch.Tensor:
-    """folded [n, repeats, K, H], rows ordered by node -> the call's queries [., K, H], again for each piece."""
-    if level.sources is not None:
-        return folded.flatten(0, 1)[level.sources]
-    if level.pieces == 1:
-        return folded.flatten(0, 1)
-    assert level.nodes is not None
-    of_nodes = folded.unflatten(0, (level.nodes, -1))[:, None]
-    return of_nodes.expand(-1, level.pieces, -1, -1, -1, -1).flatten(0, 3)
-
-
-def _joined(out: torch.Tensor, lse: torch.Tensor, level: _Level) -> tuple[torch.Tensor, torch.Tensor]:
-    """Results over pieces, out [., K, H] (overwritten) and lse [K, .], as over whole nodes: [n, K, H] wide, [K, n]."""
-    if level.places is not None:
-        out, lse = out[level.places][None], lse[:, level.places][:, None]
-    else:
-        assert level.nodes is not None
-        out = out.unflatten(0, (level.nodes, level.pieces, -1))
-        lse = lse.unflatten(1, (level.nodes, level.pieces, -1))
-    # In place: what the results of all pieces move is what cutting costs. They have the rounding of their dtype anyway.
-    out.mul_(lse.softmax(2).permute(1, 2, 3, 0)[..., None])
-    return out.sum(1, dtype=lse.dtype).flatten(0, 1), lse.logsumexp(2).flatten(1)
-
-
-def _uneven(queries: Sequence[int], pieces: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """``sources`` and ``places`` of a ``_Level`` whose nodes meet so many queries each."""
-    sources: list[torch.Tensor] = []
-    places: list[torch.Tensor] = []
-    start = first = 0
-    for count in queries:
-        sources += [torch.arange(first, first + count)] * pieces
-        places.append(torch.arange(start, start + pieces * count).view(pieces, count))
-        first, start = first + count, start + pieces * count
-    return torch.cat(sources), torch.cat(places, dim=1)
-
-
-def _starts(reading: Sequence[Sequence[int]], rows: int, repeats: int, pieces: int) -> torch.Tensor:
-    """``starts`` of a ``_Level`` whose nodes these rows read: in a call lies node after node, piece by piece."""
-    starts = torch.full((pieces, rows), -1, dtype=torch.int32)
-    first = 0
-    for of_node in reading:
-        count = len(of_node)
-        within = torch.arange(pieces * count, dtype=torch.int32).view(pieces, count)
-        starts[:, torch.tensor(of_node)] = (first + within) * repeats
-        first += pieces * count
-    return starts
+    Levels that nobody reads are left out; where prompts are divided, some of their nodes lie elsewhere alone.
+    """
+    place = {node: index for index, node in enumerate(store.order)}
+    levels: list[dict[int, list[int]]] = [{} for _ in range(max((len(path) for path in paths), default=0))]
+    for row, path in enumerate(paths):
+        for reading, node in zip(levels, path, strict=False):
+            if store.lengths[node]:
+                reading.setdefault(node, []).append(row)
+    return [dict(sorted(reading.items(), key=lambda item: place[item[0]])) for reading in levels if reading]
 
 
 class DecodeContext:

@@ -19,12 +19,30 @@ from vlm_pg.rollout.settings import RolloutSettings
 class Decoder(Protocol):
     """The decode steps of one ``generate`` call. Rollouts are ordered by cohort, as admitted, then by row."""
 
+    store: PrefixStore
     graphs: GraphUse
     fused: bool
     """Whether Triton's kernels stand for small operations."""
 
     def rows_for(self, rollouts: int) -> int:
         """Rows of keys and values that so many rollouts take."""
+        ...
+
+    def prompt_room(self, tokens: int) -> int:
+        """Tokens that so many tokens of prompts take the room of."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Of all buffers."""
+        ...
+
+    def reset(self) -> bool:
+        """At the end of a call: whether the next one may go on with what this one has made."""
+        ...
+
+    def is_current(self) -> bool:
+        """At the beginning of the next: whether weights and settings are where they were."""
         ...
 
     def admit(self, cohort: Cohort) -> None:
@@ -65,12 +83,25 @@ class CohortDecoder:
     def __init__(self, policy: Policy, store: PrefixStore, settings: RolloutSettings, prompts: Prompts | None = None):
         self.graphs = GraphUse.of(policy, settings, prompts is not None)
         self._policy = policy
-        self._store, self._prompts = store, prompts
+        self.store, self._prompts = store, prompts
         self._owns: list[OwnTokens] = []
         self._context: DecodeContext | None = None
 
     def rows_for(self, rollouts: int) -> int:
         return rollouts
+
+    def prompt_room(self, tokens: int) -> int:
+        return tokens
+
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+    def reset(self) -> bool:
+        return False
+
+    def is_current(self) -> bool:
+        return False
 
     def admit(self, cohort: Cohort) -> None:
         self._owns.append(cohort.own)
@@ -86,7 +117,7 @@ class CohortDecoder:
 
     def step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         if self._context is None:
-            self._context = DecodeContext(self._store, self._owns, self._policy.kernel, self._prompts)
+            self._context = DecodeContext(self.store, self._owns, self._policy.kernel, self._prompts)
         hidden = self._policy.hidden_states(tokens, positions.expand(3, -1), self._context)
         for own in self._owns:
             own.length += 1

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 import torch
 
-from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.merge import merge_
 from vlm_pg.distributed import SequenceGroup
-from vlm_pg.rollout.cohort_attention import PromptPart
+from vlm_pg.models.policy import Policy
+from vlm_pg.rollout.cohort_attention import PromptPart, Prompts
 from vlm_pg.rollout.kv import PrefixStore
+from vlm_pg.rollout.prefix_levels import PrefixLevels
 
 
 class DividedPrompts:
@@ -24,14 +25,17 @@ class DividedPrompts:
 
     Args:
         store: of this process: its part of every node.
-        query_heads: N.
     """
 
-    def __init__(self, store: PrefixStore, kernel: Kernel, sequence: SequenceGroup, query_heads: int):
-        self._store, self._kernel, self._sequence, self._query_heads = store, kernel, sequence, query_heads
+    def __init__(self, store: PrefixStore, policy: Policy, sequence: SequenceGroup):
+        self._store, self._kernel, self._sequence = store, policy.kernel, sequence
+        heads = policy.family.head_shape(policy.model.config)[:2]
+        self._query_heads = heads[0]
+        on_gpu = policy.device.type == "cuda"
+        self._levels = PrefixLevels(store, policy.kernel, heads, policy.device) if on_gpu else None
         self._rows: list[list[tuple[int, ...]]] = [[] for _ in range(sequence.size)]
         self._own: list[tuple[int, ...]] = []
-        self._everybody = PromptPart(store, (), kernel)
+        self._everybody: Prompts = PromptPart(store, (), policy.kernel)
 
     def meet(self, rows: Sequence[tuple[int, ...]], stop: bool) -> bool:
         """Before each step, on all processes: what rows each of them has in it.
@@ -55,9 +59,10 @@ class DividedPrompts:
             self._rows = [
                 before if paths is None else paths for before, (paths, _) in zip(self._rows, of_ranks, strict=True)
             ]
-            self._everybody = PromptPart(
-                self._store, [path for of_rank in self._rows for path in of_rank], self._kernel
-            )
+            everybody = [path for of_rank in self._rows for path in of_rank]
+            if self._levels is not None:
+                self._levels.arrange(everybody)
+            self._everybody = self._levels or PromptPart(self._store, everybody, self._kernel)
         return any(self._rows)
 
     def merge_into(

@@ -18,8 +18,9 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.rollout.booking import Booking, rounds
 from vlm_pg.rollout.cohort import Cohort, FinishedRollout
-from vlm_pg.rollout.decoders import decoder_for
+from vlm_pg.rollout.decoders import Decoder, decoder_for
 from vlm_pg.rollout.divided import DividedPrompts
+from vlm_pg.rollout.fused.choice import prefill_layers
 from vlm_pg.rollout.graphs import GraphUse
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.memory import budget_bytes, check_fits
@@ -112,6 +113,7 @@ class RolloutEngine:
         self.stop_strings = _stop_strings(policy, settings)
         self.stats = self._done = RolloutStats()
         self._note: str | None = None
+        self._decoder: Decoder | None = None
         self._should_stop, self.stop_together = should_stop, stop_together
 
     @torch.no_grad()
@@ -137,11 +139,16 @@ class RolloutEngine:
             self.policy.check_length(prompt, self.settings.max_new_tokens)
         if not prompts:
             return []
-        with adapter_merged(self.policy, self.settings, lambda: self._largest_group(prompts), sequence) as note:
-            if note != self._note:
-                self._note = note
-                logger.warning("generation: %s", note or "the adapter is merged again")
-            return self._generate(prompts, step, sequence)
+        kept = 0 if self._decoder is None else self._decoder.nbytes
+        with adapter_merged(self.policy, self.settings, lambda: self._largest_group(prompts), sequence, kept) as merge:
+            if merge.note != self._note:
+                self._note = merge.note
+                logger.warning("generation: %s", merge.note or "the adapter is merged again")
+            try:
+                return self._generate(prompts, step, sequence)
+            finally:
+                if merge.copies:  # which recorded steps would keep in memory
+                    self._decoder = None
 
     def _generate(
         self, prompts: Sequence[Prompt], step: int | str, sequence: SequenceGroup
@@ -159,10 +166,32 @@ class RolloutEngine:
 
     def _run(self, batch: _ContinuousBatch) -> list[tuple[Rollout, ...]]:
         try:
-            return batch.run()
+            rollouts = batch.run()
         finally:
             self.stats = batch.stats
             self._done = self._done.then(batch.stats)
+        if batch.divided is None and batch.decoder.reset():
+            self._decoder = batch.decoder
+        return rollouts
+
+    def warm_up(self, meanwhile: Callable[[], None]) -> None:
+        """Where steps are recorded, two tokens behind a short text, so that libraries load and Triton compiles.
+
+        ``meanwhile``: begins what then goes on beside it.
+        """
+        if GraphUse.of(self.policy, self.settings).off_because is None:
+            meanwhile()
+            ids = torch.zeros(64, dtype=torch.int64)
+            prompt = Prompt("warm up", ids, torch.zeros_like(ids), torch.arange(len(ids)).expand(3, -1))
+            few = self.settings.model_copy(update={"max_new_tokens": 2, "min_new_tokens": 0})
+            RolloutEngine(self.policy, few, self.seed).generate([prompt], "warm up")
+
+    def take_decoder(self) -> Decoder:
+        """The last call's, with its buffers and recorded steps, or a new one."""
+        decoder, self._decoder = self._decoder, None
+        if decoder is not None and decoder.is_current():
+            return decoder
+        return decoder_for(self.policy, PrefixStore(), self.settings)
 
     def too_long_for_one(self, prompts: Sequence[Prompt], sequence: SequenceGroup) -> bool:
         """Whether a process alone could not sample some question's group, and ``sequence`` may divide its prompt.
@@ -180,7 +209,12 @@ class RolloutEngine:
         return max(booking.bytes_of(path, self.settings.num_generations) for path in booking.waiting.paths)
 
     def _common_budget(self, sequence: SequenceGroup) -> int:
-        return int(min(sequence.gather(budget_bytes(self.settings, self.policy.device))))
+        return int(min(sequence.gather(self.budget())))
+
+    def budget(self) -> int:
+        """Bytes of keys, values and states that a call may hold."""
+        kept = 0 if self._decoder is None else self._decoder.nbytes
+        return budget_bytes(self.settings, self.policy.device, kept)
 
     def share_of_rollouts(self, sequence: SequenceGroup) -> range:
         """Which of a question's rollouts this process samples, where ``sequence`` samples them together."""
@@ -263,8 +297,16 @@ class _ContinuousBatch:
         self.rollouts_each, self.first_rollout = len(own) // self.copies, own.start
         self.prompts, self.step = [prompt for prompt in prompts for _ in range(self.copies)], step
         divided = together is not None and together.divided
+        budget = engine.budget()
         self.waiting = WaitingPrompts(self.prompts, share)
-        self.store = PrefixStore()
+        self.divided: DividedPrompts | None = None
+        if divided:
+            self.store = PrefixStore()
+            self.divided = DividedPrompts(self.store, self.policy, sequence)
+            self.decoder = decoder_for(self.policy, self.store, self.settings, self.divided)
+        else:
+            self.decoder = engine.take_decoder()
+            self.store = self.decoder.store
         self.prefill = Prefill(
             self.policy,
             self.store,
@@ -274,12 +316,8 @@ class _ContinuousBatch:
             engine.check_stop,
             sequence,
             divided,
+            prefill_layers(self.policy, self.settings),
         )
-        self.divided: DividedPrompts | None = None
-        if divided:
-            query_heads, _, _ = self.policy.family.head_shape(self.policy.model.config)
-            self.divided = DividedPrompts(self.store, self.policy.kernel, sequence, query_heads)
-        self.decoder = decoder_for(self.policy, self.store, self.settings, self.divided)
         self.sampler = TokenSampler(
             self.settings,
             self.policy.vocab_size,
@@ -288,9 +326,7 @@ class _ContinuousBatch:
             self.policy.device,
             self.decoder.fused,
         )
-        self.booking = Booking(
-            self.policy, self.settings, self.waiting, self.decoder.rows_for, sequence.size if divided else 1
-        )
+        self.booking = Booking(self.policy, self.settings, self.waiting, self.decoder, sequence.size if divided else 1)
         self.counts_prompts = sequence.rank == 0  # once, whoever prefills them
         counted = self.prompts if self.counts_prompts else []
         self.stats = RolloutStats(
@@ -298,7 +334,7 @@ class _ContinuousBatch:
             prompts_divided=len(counted) if divided else 0,
             graphs=self.decoder.graphs,
         )
-        self.budget = budget_bytes(self.settings, self.policy.device) if together is None else together.budget
+        self.budget = budget if together is None else together.budget
         # A round of several processes was chosen to fit, on all of them alike, and is admitted at once.
         self.at_once = together is not None
         for prompt, path in zip(self.prompts, self.waiting.paths, strict=True) if not self.at_once else ():

@@ -22,15 +22,14 @@ from vlm_pg.rollout.fused.choice import fused_step
 from vlm_pg.rollout.merged import adapter_line
 from vlm_pg.rollout.settings import RolloutSettings
 
-# Recording costs about as much as a few steps. An arrangement that has lasted for some will probably last for more, and
-# must be able to: the room for own tokens and the longest response say for how many at most.
-EAGER_STEPS = 4
+# Recording costs about as much as a few steps. Room for own tokens and the longest response say how many may follow.
 LEAST_REPLAYS = 16
 
 
 @dataclass
 class GraphUse:
-    """Whether one ``generate`` call records its steps. ``off_because`` says why not; ``replays`` counts steps.
+    """Whether one ``generate`` call records its steps. ``off_because`` says why not; Each step is a replay,
+    the first one of a capture, or an eager one.
 
     ``linear_rule``: what replaces the states of linear-attention layers in a ragged batch, see ``delta_rule``.
     ``fused``: on CUDA, what norms, gates, rotary positions and merging run on, see ``fused/choice.py``.
@@ -39,6 +38,7 @@ class GraphUse:
     off_because: str | None = None
     captures: int = 0
     replays: int = 0
+    eager_steps: int = 0
     linear_rule: str | None = None
     fused: str | None = None
 
@@ -81,8 +81,6 @@ class GraphMemory:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
-        # A pool ends with its last graph: the previous one stays until the next has been recorded.
-        self._last: torch.cuda.CUDAGraph | None = None
 
     def capture(self, work: Callable[[], object]) -> Callable[[], None]:
         """Runs ``work`` once and records it; what comes back runs it again, with the tensors it has used now.
@@ -103,16 +101,17 @@ class GraphMemory:
             # Other threads may go on using the device.
             with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                 work()
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             cause, _, advice = str(error).partition("\n")
             message = f"A decode step could not be recorded as a CUDA graph: {cause}. Set rollout.cuda_graphs=false."
             raise RuntimeError(f"{message}\n{advice}".rstrip()) from error
-        self._last = graph
         return graph.replay
 
 
 class DecodeGraph:
-    """The decode step of one arrangement: run as it is until recording pays, then replayed.
+    """The decode step of one arrangement: recorded when it is first taken, where enough steps may follow.
 
     Owns the tensors that a recorded step reads and writes: tokens, positions, hidden states. Those of the context
     (keys, values, lengths) must stay where they are, too.
@@ -140,8 +139,11 @@ class DecodeGraph:
         self._memory = memory
         self._use = use
         self._layers = nullcontext() if layers is None else layers
-        self._eager_steps = 0
         self._replay: Callable[[], None] | None = None
+
+    def counts_for(self, use: GraphUse) -> None:
+        """Another ``generate`` call: its steps are counted there."""
+        self._use = use
 
     def step(self, rows: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, steps_left: int) -> torch.Tensor:
         """Hidden states [n, D] of new tokens, int64 [n] like their positions and the rows they belong to.
@@ -152,12 +154,12 @@ class DecodeGraph:
         if self._replay is not None:
             self._replay()
             self._use.replays += 1
-        elif self._memory is not None and self._eager_steps >= EAGER_STEPS and steps_left > LEAST_REPLAYS:
+        elif self._memory is not None and steps_left > LEAST_REPLAYS:
             self._replay = self._memory.capture(self._forward)
             self._use.captures += 1
         else:
             self._forward()
-            self._eager_steps += 1
+            self._use.eager_steps += 1
         assert self._hidden is not None
         return self._hidden[rows]
 

@@ -9,7 +9,6 @@ import torch
 
 from vlm_pg.attention.segments import SegmentCall
 from vlm_pg.models.linear_attention import LinearStates
-from vlm_pg.rollout.cut import cut
 
 
 class PrefixStore:
@@ -25,9 +24,14 @@ class PrefixStore:
     Where processes divide the prompts, ``lengths``, keys and values are those of the tokens that lie here.
 
     They belong to the weights they were computed with and live for one ``generate`` call only.
+
+    Args:
+        stays: there is room for some more tokens, and keys and values keep their addresses until it is too small;
+            ``moves`` counts how often it was.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stays: bool = False) -> None:
+        self.stays, self.moves, self._room = stays, 0, 0
         self.order: list[int] = []
         self.lengths: dict[int, int] = {}
         self.keys: dict[int, torch.Tensor] = {}
@@ -40,6 +44,10 @@ class PrefixStore:
     def num_tokens(self) -> int:
         return sum(self.lengths[node] for node in self.order)
 
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in (*self.keys.values(), *self.values.values()))
+
     def rearrange(self, keep: Collection[int], new: Mapping[int, int]) -> None:
         """Only the nodes ``keep`` stay, in their order; room for ``new`` nodes (with their lengths) follows them.
 
@@ -49,9 +57,14 @@ class PrefixStore:
         rows = [slice(self._starts[node], self._starts[node] + self.lengths[node]) for node in kept]
         lengths = {node: self.lengths[node] for node in kept} | dict(new)
         total = sum(lengths.values())
+        grows = not self.stays or total > self._room
+        if grows:
+            self._room = store_room(total) if self.stays else total
+            self.moves += 1
         for tensors in (self.keys, self.values):
             for layer, old in tensors.items():
-                tensors[layer] = _with_rows(old, rows, total)
+                tensors[layer] = old.new_empty(self._room, *old.shape[1:]) if grows else old
+                _copy_rows(old, rows, tensors[layer])
         for states in self.states.values():
             for node in [node for node in states if node not in lengths]:
                 del states[node]
@@ -63,7 +76,7 @@ class PrefixStore:
         start = self._starts[node] + offset
         for tensors, rows in ((self.keys, k), (self.values, v)):
             if layer_index not in tensors:
-                tensors[layer_index] = rows.new_empty(self.num_tokens, *rows.shape[1:])
+                tensors[layer_index] = rows.new_empty(self._room, *rows.shape[1:])
             tensors[layer_index][start : start + rows.shape[0]] = rows
 
     def read(self, layer_index: int, parts: Iterable[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,25 +97,24 @@ class PrefixStore:
             torch.cat([of_layer[node].recurrent for node in nodes]),
         )
 
-    def call(self, rows: Mapping[int, int], pieces: int = 1) -> SegmentCall:
-        """The call in which ``rows[node]`` queries, in the order in which the nodes lie, meet each node.
-
-        ``pieces``: of each node with queries; each piece is met by queries of its own, ``rows[node]`` of them.
-        """
-        queries: list[int] = []
-        lengths: list[int] = []
-        for node in self.order:
-            parts = cut(self.lengths[node], pieces if node in rows else 1)
-            lengths += parts
-            queries += [rows.get(node, 0)] * len(parts)
-        return SegmentCall((0, sum(queries)), (0, sum(lengths)), tuple(queries), tuple(lengths), causal=False)
+    def call(self, rows: Mapping[int, int]) -> SegmentCall:
+        """The call in which ``rows[node]`` queries, in the order in which the nodes lie, meet each node."""
+        queries, lengths = zip(*((rows.get(node, 0), self.lengths[node]) for node in self.order), strict=True)
+        return SegmentCall((0, sum(queries)), (0, sum(lengths)), queries, lengths, causal=False)
 
 
-def _with_rows(old: torch.Tensor, rows: Sequence[slice], total: int) -> torch.Tensor:
-    new = old.new_empty(total, *old.shape[1:])
+def store_room(tokens: int) -> int:
+    """Tokens to make room for where so many are stored: at most an eighth more, and few different numbers."""
+    step = max(256, 1 << max(0, tokens.bit_length() - 4))
+    return -(-tokens // step) * step
+
+
+def _copy_rows(old: torch.Tensor, rows: Sequence[slice], new: torch.Tensor) -> None:
+    """The rows one after the other; ``new`` may be ``old``, in which they then move to the front."""
     start = 0
     for part in rows:
         stop = start + part.stop - part.start
-        new[start:stop] = old[part]
+        if new is not old or start != part.start:
+            source = old[part]
+            new[start:stop] = source.clone() if new is old and stop > part.start else source
         start = stop
-    return new

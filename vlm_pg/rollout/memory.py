@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vlm_pg.errors import ConfigError
-from vlm_pg.memory import GIB, free_bytes
+from vlm_pg.memory import GIB, free_bytes, gpu_bytes
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS
 from vlm_pg.rollout.settings import RolloutSettings
@@ -55,11 +55,19 @@ def _state_bytes(text: Any, size: int) -> int:
     return tail + text.linear_num_value_heads * text.linear_key_head_dim * text.linear_value_head_dim * 4
 
 
-def budget_bytes(settings: RolloutSettings, device: torch.device) -> int:
-    """What keys, values and states may take: as the settings say, else a share of what is free now."""
+def budget_bytes(settings: RolloutSettings, device: torch.device, kept: int = 0) -> int:
+    """What keys, values and states may take: as the settings say, else a share of what is free now.
+
+    ``kept``: bytes that the last call has left for the next one, which are not free.
+    """
     if settings.memory_gb is not None:
         return int(settings.memory_gb * GIB)
-    return int(SHARE_OF_FREE * free_bytes(device))
+    return int(SHARE_OF_FREE * (free_bytes(device) + kept))
+
+
+def most_kept(device: torch.device) -> int:
+    """Bytes of buffers that may stay on a GPU from one call to the next, so that recorded decode steps stay of use."""
+    return (gpu_bytes(device) or 0) // 32
 
 
 def check_fits(needed: int, budget: int, sample_id: str, settings: RolloutSettings, advice: str = "") -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -90,36 +90,57 @@ def adapter_line(policy: Policy, settings: RolloutSettings) -> str | None:
     return f"{line} ({because})" if because else line if layers else None
 
 
+def adapter_state(model: torch.nn.Module) -> list[Any]:
+    """What decides which products the adapted layers make: a recorded step holds those it was recorded with."""
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "merged_adapters")]
+    return [(x.disable_adapters, tuple(x.active_adapters), tuple(x.merged_adapters)) for x in layers]
+
+
+class Merge(NamedTuple):
+    """``note``: why memory did not allow it, or weights wait on the host; None where all is as planned.
+
+    ``copies``: of layers in 4 bits there are copies, which are gone afterwards.
+    """
+
+    note: str | None = None
+    copies: bool = False
+
+
 @contextmanager
 def adapter_merged(
-    policy: Policy, settings: RolloutSettings, largest_group: Callable[[], int], sequence: SequenceGroup = BY_ITSELF
-) -> Iterator[str | None]:
+    policy: Policy,
+    settings: RolloutSettings,
+    largest_group: Callable[[], int],
+    sequence: SequenceGroup = BY_ITSELF,
+    kept: int = 0,
+) -> Iterator[Merge]:
     """Inside, the language model's adapters are in its weights; afterwards these are bit for bit what they were.
 
-    Not for gradients. Yields why memory did not allow it, or moved weights to the host; None where all is as planned.
+    Not for gradients.
 
     Args:
         largest_group: bytes of keys, values and states that generation must have room for.
         sequence: processes that sample the same prompts: all of them merge, or none.
+        kept: bytes that the last generation has left for the next one, which are not free.
 
     Raises:
         ConfigError: ``rollout.merge_adapter`` is true, and there is no memory for it.
     """
     layers, _ = mergeable_layers(policy, settings)
     if not layers:
-        yield None
+        yield Merge()
         return
     small = _in_4_bits(policy.language_model, layers)
     weights = [layer.get_base_layer().weight for layer in layers]
     plain = {id(weight): weight.nbytes for weight in weights if not is_quantized(weight)}
     needed = sum(plain.values())
     needed += sum(num_weights(base.weight) * policy.dtype.itemsize for _, _, base in small)
-    place = min(sequence.gather(_place(policy.device, settings, needed, largest_group(), bool(small))))
+    place = min(sequence.gather(_place(policy.device, settings, needed, largest_group(), bool(small), kept)))
     if place == _NOWHERE:
         problem = f"{needed / GIB:.3g} GiB for merging the adapter do not fit beside generation's keys and values"
         if settings.merge_adapter is True:
             raise ConfigError(f"{problem}. Lower rollout.memory_gb, or set rollout.merge_adapter=auto.")
-        yield f"{problem}: every token pays for the adapter's own products"
+        yield Merge(f"{problem}: every token pays for the adapter's own products")
         return
     with ExitStack() as restored:
         for parent, name, base in small:
@@ -133,18 +154,20 @@ def adapter_merged(
             restored.callback(layer.merged_adapters.clear)
             layer.merged_adapters.extend(_active(layer))
         host = f"the weights without the adapter ({needed / GIB:.3g} GiB) wait in host memory"
-        yield host if place == _ON_HOST and policy.device.type != "cpu" else None
+        yield Merge(host if place == _ON_HOST and policy.device.type != "cpu" else None, bool(small))
 
 
 _NOWHERE, _ON_HOST, _ON_DEVICE = range(3)
 
 
-def _place(device: torch.device, settings: RolloutSettings, needed: int, largest_group: int, copies: bool) -> int:
+def _place(
+    device: torch.device, settings: RolloutSettings, needed: int, largest_group: int, copies: bool, kept: int = 0
+) -> int:
     """Where weights are kept meanwhile. Copies of layers in 4 bits can only be on the device."""
     left = free_bytes(device) - needed - 3 * 4 * _AT_A_TIME
-    room = SHARE_OF_FREE * left >= largest_group and left >= needed
+    room = SHARE_OF_FREE * (left + kept) >= largest_group and left >= needed
     if settings.memory_gb is not None:
-        room = left >= settings.memory_gb * GIB
+        room = left + kept >= settings.memory_gb * GIB
     if room:
         return _ON_DEVICE
     return _ON_HOST if not copies and free_bytes(torch.device("cpu")) >= 2 * needed else _NOWHERE

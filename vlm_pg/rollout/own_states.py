@@ -25,7 +25,7 @@ class RowStates:
 
 
 class OwnStates:
-    """``RowStates`` of all layers. The tensors stay where they are until ``move``.
+    """``RowStates`` of all layers. Fewer rows are a view of the same memory; more move to another address.
 
     An idle row goes on from whatever it had last: nobody reads it, rows do not mix, and the rule keeps it finite (keys
     have length 1, decay and learning rate lie between 0 and 1, so what was stored never grows).
@@ -37,16 +37,29 @@ class OwnStates:
         self._layers: dict[int, RowStates] = {}
 
     def __getitem__(self, layer_index: int) -> RowStates:
-        return self._layers[layer_index]
+        of_layer = self._layers[layer_index]
+        return RowStates(of_layer.inputs[: self.num_rows], of_layer.recurrent[: self.num_rows])
 
-    def move(self, kept: Sequence[int], num_rows: int) -> None:
-        """The rows ``kept`` become the first ones of ``num_rows``, the others zeros; one layer is copied at a time."""
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.inputs.nbytes + layer.recurrent.nbytes for layer in self._layers.values())
+
+    def move(self, kept: Sequence[int], num_rows: int) -> bool:
+        """The rows ``kept`` become the first ones of ``num_rows``; one layer is copied at a time.
+
+        Returns whether addresses have changed.
+        """
         self.num_rows = num_rows
         if not self._layers:
-            return
+            return False
+        room = max(len(next(iter(self._layers.values())).inputs), num_rows)
+        moves = any(len(layer.inputs) < num_rows for layer in self._layers.values())
+        if not moves and list(kept) == list(range(len(kept))):
+            return False
         rows = self._places(kept)
         for layer, old in self._layers.items():
-            self._layers[layer] = RowStates(*(_moved(part, rows, num_rows) for part in (old.inputs, old.recurrent)))
+            self._layers[layer] = RowStates(*(_moved(part, rows, room) for part in (old.inputs, old.recurrent)))
+        return moves
 
     def start(self, rows: Sequence[int], nodes: Sequence[int], store: PrefixStore) -> None:
         """These rows begin behind the last tokens of these nodes, one node a row."""
@@ -76,7 +89,8 @@ def _rows_like(one: torch.Tensor, num_rows: int) -> torch.Tensor:
     return torch.zeros(num_rows, *one.shape[1:], dtype=one.dtype, device=one.device)
 
 
-def _moved(old: torch.Tensor, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
-    new = _rows_like(old, num_rows)
-    new[: len(rows)] = old[rows]
+def _moved(old: torch.Tensor, rows: torch.Tensor, room: int) -> torch.Tensor:
+    found = old[rows]
+    new = old if len(old) == room else _rows_like(old, room)
+    new[: len(rows)] = found
     return new

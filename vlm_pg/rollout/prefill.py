@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,22 +32,28 @@ class Piece:
     stop: int
 
 
-def cut_into_passes(lengths: Mapping[int, int], budget: int) -> Iterator[list[Piece]]:
-    """Nodes in their order, at most ``budget`` tokens a pass; a node may be spread over several passes."""
+# On a GPU a pass of few tokens takes as long as the host needs to launch it, 30 to 60 ms in a model of 28 layers: the
+# last pass takes along what is left, up to this share of the budget.
+SPARE = 1 / 16
+
+
+def cut_into_passes(lengths: Mapping[int, int], budget: int, spare: int = 0) -> Iterator[list[Piece]]:
+    """Nodes in their order, at most ``budget`` tokens a pass, and ``spare`` more in the last; a node may be spread over
+    several passes."""
     pieces: list[Piece] = []
-    room = budget
+    left = sum(lengths.values())
+    room = budget if left > budget + spare else left
     for node, length in lengths.items():
         start = 0
         while start < length:
             stop = min(length, start + room)
             pieces.append(Piece(node, start, stop))
             room -= stop - start
+            left -= stop - start
             start = stop
             if room == 0:
                 yield pieces
-                pieces, room = [], budget
-    if pieces:
-        yield pieces
+                pieces, room = [], budget if left > budget + spare else left
 
 
 class Prefill:
@@ -59,6 +66,7 @@ class Prefill:
         between_layers: called often, where ranks take turns before each pass only; what it raises ends the prefill.
         sequence: processes that run the same nodes at the same time, each its rows of every pass; all store everything.
         divided: of keys and values each stores those of its own rows only.
+        layers: what the language model's layers run in (``fused.choice.prefill_layers``).
     """
 
     def __init__(
@@ -71,9 +79,11 @@ class Prefill:
         between_layers: Callable[[], None],
         sequence: SequenceGroup = BY_ITSELF,
         divided: bool = False,
+        layers: AbstractContextManager[None] | None = None,
     ):
         self.policy, self.store, self.nodes, self.prompts, self.sequence = policy, store, nodes, prompts, sequence
         self._budget, self._divided = budget, divided
+        self._layers = nullcontext() if layers is None else layers
         self._between_layers = between_layers
         text = policy.model.config.get_text_config()
         self._linear_heads = LinearHeads.of_config(text) if policy.family.linear_attention else None
@@ -108,7 +118,8 @@ class Prefill:
         lengths = {node: self.nodes[node].num_tokens for node in new}
         # Of each node how many tokens each process has stored so far.
         held = {node: [0] * self.sequence.size for node in new}
-        for pieces in cut_into_passes(lengths, self._budget):
+        spare = int(SPARE * self._budget) if self.policy.device.type == "cuda" else 0
+        for pieces in cut_into_passes(lengths, self._budget, spare):
             layout = _Layout(pieces, self.nodes)
             read = [
                 place
@@ -170,7 +181,8 @@ class Prefill:
         ids, positions, media_rows, features, same_rows = on_host
         media_rows = None if media_rows is None else moved(media_rows)
         rows = Rows(moved(ids), moved(positions), media_rows, features, same_rows)
-        hidden = hidden_of_rows(self.policy, rows, context, share)
+        with self._layers:
+            hidden = hidden_of_rows(self.policy, rows, context, share)
         ends_here = [sum(layout.sizes[: place + 1]) - 1 for place in read]
         places = Indices(np.asarray(ends_here if layout.stored else range(len(read))))
         if share is None:

@@ -5,23 +5,34 @@ R rows, C tokens of room in each (capacity), K key-value heads, H head dim.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from vlm_pg.attention.kernels import Kernel
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.cohort import Cohort
-from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS, PromptPart, Prompts
+from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS, Prompts
 from vlm_pg.rollout.delta_rule import DeltaRule, rule_of, triton_rule
 from vlm_pg.rollout.fused.choice import FusedStep, fused_step, fused_unchecked
 from vlm_pg.rollout.graphs import DecodeGraph, GraphMemory, GraphUse
-from vlm_pg.rollout.kv import PrefixStore
+from vlm_pg.rollout.kv import PrefixStore, store_room
 from vlm_pg.rollout.linear_step import linear_attention_step_
+from vlm_pg.rollout.memory import most_kept
+from vlm_pg.rollout.merged import adapter_state
 from vlm_pg.rollout.own_states import OwnStates
+from vlm_pg.rollout.prefix_levels import PrefixLevels
 from vlm_pg.rollout.settings import RolloutSettings
+
+# Room of a row at first, and from how many rows on idle ones cost enough (states of linear-attention layers, routes of
+# a mixture) to have fewer: a dense layer takes as long for 8 rows as for one.
+FIRST_ROOM = 512
+MANY_ROWS = 32
+# Recorded steps that are kept, some MB each.
+MOST_STEPS = 8
 
 
 def row_bucket(rollouts: int) -> int:
@@ -34,42 +45,76 @@ def row_bucket(rollouts: int) -> int:
 
 
 def room_for(tokens: int, longest: int) -> int:
-    """Capacity for so many own tokens: a power of two from ``BLOCK_TOKENS`` on, but no more than responses fill."""
-    blocks = -(-longest // BLOCK_TOKENS)
-    return min(max(BLOCK_TOKENS, 1 << (tokens - 1).bit_length()), blocks * BLOCK_TOKENS)
+    """Capacity for so many own tokens: 512, four times as many, ..., but no more than the longest response fills."""
+    capacity = FIRST_ROOM
+    while capacity < tokens:
+        capacity *= 4
+    return min(capacity, -(-longest // BLOCK_TOKENS) * BLOCK_TOKENS)
 
 
 class OwnRows:
     """Keys and values of the tokens that rollouts have generated themselves: [R, C, K, H] per layer.
 
     ``lengths``: int32 [R], tokens of each row, the newest included. An idle row has one, which nobody reads.
-    All tensors stay where they are until ``move``.
+    Other numbers of rows and capacities are other views of the same memory, until that is too small.
+
+    Args:
+        like: of each layer the prompts' keys [tokens, K, H], there when rows are first laid out.
     """
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, like: Mapping[int, torch.Tensor]):
+        self._like = like
         self.num_rows = 0
-        self.capacity = BLOCK_TOKENS
+        self.capacity = 0
         self._device = device
+        self._room = 0  # tokens of all rows together
         self._keys: dict[int, torch.Tensor] = {}
         self._values: dict[int, torch.Tensor] = {}
-        self._make_lengths()
+        self._make_tables(0)
 
-    def move(self, kept: Sequence[int], num_rows: int, capacity: int) -> None:
-        """The rows ``kept`` become the first ones of ``num_rows`` with this capacity; one layer at a time is copied."""
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in (*self._keys.values(), *self._values.values()))
+
+    def clear(self) -> None:
+        """Nothing that was stored can reach a later rollout: what lies behind its length has no weight, unless NaN."""
+        for flat in (*self._keys.values(), *self._values.values()):
+            flat.zero_()
+
+    def move(self, kept: Sequence[int], num_rows: int, capacity: int) -> bool:
+        """The rows ``kept`` become the first ones of ``num_rows`` with this capacity; one layer at a time is copied.
+
+        Returns whether addresses have changed.
+        """
+        moves = num_rows * capacity > self._room or num_rows > len(self._tables[0])
+        stay = not moves and capacity == self.capacity and list(kept) == list(range(len(kept)))
+        room = max(self._room, num_rows * capacity)
         rows = torch.tensor(kept, dtype=torch.int64).to(self._device, non_blocking=True)
         for tensors in (self._keys, self._values):
-            for layer, old in tensors.items():
-                new = old.new_zeros(num_rows, capacity, *old.shape[2:])
-                both = min(capacity, old.shape[1])
-                new[: len(kept), :both] = old[rows, :both]
-                tensors[layer] = new
-        self.num_rows, self.capacity = num_rows, capacity
-        self._make_lengths()
+            for layer, flat in {} if stay else tensors.items():
+                both = min(capacity, self.capacity)
+                found = flat[: self.num_rows * self.capacity].unflatten(0, (self.num_rows, -1))[rows, :both]
+                tensors[layer] = flat.new_zeros(room, *flat.shape[1:]) if moves else flat
+                self._view(tensors[layer], num_rows, capacity)[: len(kept), :both] = found
+            # Zeros: what lies behind a row's length must be finite. Not made in a capture, whose memory is that of the
+            # next one's intermediate results.
+            for layer, keys in self._like.items():
+                if layer not in tensors:
+                    tensors[layer] = keys.new_zeros(room, *keys.shape[1:])
+        self.num_rows, self.capacity, self._room = num_rows, capacity, room
+        if moves:
+            self._make_tables(max(num_rows, len(self._tables[0])))
+        self.lengths, self._running, self._newest = (table[:num_rows] for table in self._tables)
+        return moves
 
-    def _make_lengths(self) -> None:
-        self.lengths = torch.ones(self.num_rows, dtype=torch.int32, device=self._device)
-        self._running = torch.zeros_like(self.lengths)
-        self._newest = torch.zeros(self.num_rows, dtype=torch.int64, device=self._device)
+    def _make_tables(self, rows: int) -> None:
+        kinds = (torch.int32, torch.int32, torch.int64)
+        self._tables = [torch.zeros(rows, dtype=kind, device=self._device) for kind in kinds]
+        self.lengths, self._running, self._newest = self._tables
+
+    @staticmethod
+    def _view(flat: torch.Tensor, num_rows: int, capacity: int) -> torch.Tensor:
+        return flat[: num_rows * capacity].unflatten(0, (num_rows, capacity))
 
     def set_lengths(self, lengths: dict[int, int]) -> None:
         """Tokens of each running row so far; all others are idle."""
@@ -88,11 +133,11 @@ class OwnRows:
     def append(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The newest keys and values [R, K, H] in their places: those of all tokens, [R, C, K, H] each."""
         for tensors, rows in ((self._keys, k), (self._values, v)):
-            if layer_index not in tensors:
-                # Zeros: what lies behind a row's length must be finite.
-                tensors[layer_index] = rows.new_zeros(self.num_rows, self.capacity, *rows.shape[1:])
-            tensors[layer_index].flatten(0, 1).index_copy_(0, self._newest, rows)
-        return self._keys[layer_index], self._values[layer_index]
+            tensors[layer_index].index_copy_(0, self._newest, rows)
+        keys, values = (
+            self._view(tensors[layer_index], self.num_rows, self.capacity) for tensors in (self._keys, self._values)
+        )
+        return keys, values
 
 
 class RaggedContext:
@@ -121,7 +166,7 @@ class RaggedContext:
         """q [R, N, H], k, v [R, K, H] of the new tokens -> [R, N, H]."""
         keys, values = self._own.append(layer_index, k, v)
         out, lse = self._kernel.ragged_forward(q, keys, values, self._own.lengths, scale)
-        if self._merges and isinstance(self._prompts, PromptPart):
+        if self._merges and isinstance(self._prompts, PrefixLevels):
             return self._prompts.merged_with(layer_index, q, out, lse, scale)
         merged = out.to(lse.dtype)
         self._prompts.merge_into(layer_index, q, merged, lse, scale)
@@ -154,8 +199,10 @@ class StepOperators:
 class RaggedDecoder:
     """A ``Decoder`` whose rollouts are rows of one batch; its step is a CUDA graph where ``graphs`` does not say no.
 
-    A rollout that ends leaves an idle row. Rows close up when they then fit into a smaller bucket, and when others are
-    admitted; they move to larger tensors when the longest rollout has filled its room. Each of these makes a new step.
+    A rollout that ends leaves an idle row, which the next to be admitted take. Rows become more when these are too few,
+    and fewer when three quarters of many are idle; their room grows fourfold when the longest rollout has filled it. A
+    step is recorded once for each number of rows, room and size of the prompts' tables, and replayed whenever they
+    come again, in later ``generate`` calls too: weights are updated where they lie.
 
     Args:
         operators: None: those that run where the policy is.
@@ -171,28 +218,68 @@ class RaggedDecoder:
     ):
         operators = operators or StepOperators.of(policy, settings)
         self.graphs = GraphUse.of(policy, settings, prompts is not None)
-        self._prompts = prompts
         self._fused, self._rule = operators.fused, operators.rule
         self.fused = self._fused.statistics
         self.graphs.fused = self._fused.name if policy.device.type == "cuda" else None
         self.graphs.linear_rule = None if self._rule is None else self._rule.name
         self._memory = None if self.graphs.off_because else GraphMemory(policy.device)
         self._policy = policy
-        self._store = store
-        self._longest_response = settings.max_new_tokens
-        self._own, self._states = OwnRows(policy.device), OwnStates(policy.device)
+        self.store = store
+        store.stays = self._memory is not None
+        self._settings, self._longest_response = settings, settings.max_new_tokens
+        self._own, self._states = OwnRows(policy.device, store.keys), OwnStates(policy.device)
+        self._levels: PrefixLevels | None = None
+        if prompts is None:
+            heads = policy.family.head_shape(policy.model.config)[:2]
+            prompts = self._levels = PrefixLevels(store, policy.kernel, heads, policy.device)
+        self._context = RaggedContext(self._own, prompts, policy.kernel, self._states, self._rule, self._fused.merges)
         self._rows: dict[Cohort, list[int]] = {}
+        self._steps: dict[tuple[int, ...], DecodeGraph] = {}
         self._step: DecodeGraph | None = None
         self._running: torch.Tensor | None = None
+        self._weights = self._addresses()
+
+    @property
+    def nbytes(self) -> int:
+        return self.store.nbytes + self._own.nbytes + self._states.nbytes
+
+    def reset(self) -> bool:
+        if self._memory is None or self.nbytes > most_kept(self._policy.device):
+            return False
+        self.store.rearrange((), {})
+        self._own.clear()
+        self._rows.clear()
+        self.graphs = replace(self.graphs, captures=0, replays=0, eager_steps=0)
+        self._step = self._running = None
+        return True
+
+    def is_current(self) -> bool:
+        because = GraphUse.of(self._policy, self._settings).off_because
+        return because == self.graphs.off_because and self._weights == self._addresses()
+
+    def _addresses(self) -> list[Any]:
+        """Where a recorded step reads weights, and what its adapters do."""
+        if self._memory is None:
+            return []
+        model = self._policy.model
+        weights = (*model.parameters(), *model.buffers())
+        return [0 if isinstance(x, FakeTensor) else x.data_ptr() for x in weights] + adapter_state(model)
 
     def rows_for(self, rollouts: int) -> int:
-        return row_bucket(rollouts)
+        return max(row_bucket(rollouts), self._own.num_rows if self._rows else 0)
+
+    def prompt_room(self, tokens: int) -> int:
+        return store_room(tokens) if self.store.stays else tokens
 
     def admit(self, cohort: Cohort) -> None:
-        first = self._num_rollouts
-        self._lay_out(first + cohort.num_rows)
-        self._rows[cohort] = list(range(first, first + cohort.num_rows))
-        self._states.start(self._rows[cohort], [path[-1] for path in cohort.own.paths], self._store)
+        running, new = self._num_rollouts, cohort.num_rows
+        if not running or running + new > self._own.num_rows:
+            self._lay_out(row_bucket(running + new))
+        taken = {row for rows in self._rows.values() for row in rows}
+        free = [row for row in range(self._own.num_rows) if row not in taken]
+        self._rows[cohort] = free[:new]
+        self._states.start(self._rows[cohort], [path[-1] for path in cohort.own.paths], self.store)
+        self._step = self._running = None
 
     def let_go(self, cohort: Cohort, rows: Sequence[int]) -> None:
         of_cohort = self._rows[cohort]
@@ -200,12 +287,11 @@ class RaggedDecoder:
         if not rows:
             del self._rows[cohort]
         self._running = None
-        if row_bucket(self._num_rollouts) != self._own.num_rows:
-            self._lay_out(self._num_rollouts)
+        if self._own.num_rows >= MANY_ROWS and 0 < 4 * self._num_rollouts <= self._own.num_rows:
+            self._lay_out(row_bucket(self._num_rollouts))
 
     def rows(self) -> list[tuple[int, ...]]:
-        if self._longest > self._own.capacity:
-            self._lay_out(self._num_rollouts)
+        self._make_room()
         paths: list[tuple[int, ...]] = [()] * self._own.num_rows
         for cohort, rows in self._rows.items():
             for row, path in zip(rows, cohort.own.paths, strict=True):
@@ -213,12 +299,11 @@ class RaggedDecoder:
         return paths
 
     def step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        if self._longest > self._own.capacity:
-            self._lay_out(self._num_rollouts)
+        self._make_room()
         if self._running is None:
             self._running = self._set_rows()
         if self._step is None:
-            self._step = self._new_step()
+            self._step = self._step_here()
         self._own.advance()
         steps_left = min(self._own.capacity + 1, self._longest_response) - self._longest
         return self._step.step(self._running, tokens, positions, steps_left)
@@ -232,16 +317,24 @@ class RaggedDecoder:
         """Own tokens of the longest rollout, the one that the next step reads included."""
         return max((cohort.num_generated for cohort in self._rows), default=1)
 
-    def _lay_out(self, rollouts: int) -> None:
-        """Running rows side by side, in tensors of the size that so many rollouts need now."""
+    def _make_room(self) -> None:
+        """For the longest rollout; rows stay which they are."""
+        if self._longest > self._own.capacity:
+            self._move(range(self._own.num_rows), self._own.num_rows)
+
+    def _move(self, kept: Sequence[int], num_rows: int) -> None:
+        capacity = max(self._own.capacity, room_for(self._longest, self._longest_response))
+        moved = self._own.move(kept, num_rows, capacity)
+        if self._states.move(kept, num_rows) or moved:
+            self._steps.clear()
+        self._step = self._running = None
+
+    def _lay_out(self, num_rows: int) -> None:
+        """Running rows side by side, the first of so many."""
         kept = [row for rows in self._rows.values() for row in rows]
-        num_rows = row_bucket(rollouts)
-        self._own.move(kept, num_rows, room_for(self._longest, self._longest_response))
-        if num_rows != self._states.num_rows or kept != list(range(len(kept))):
-            self._states.move(kept, num_rows)
+        self._move(kept, num_rows)
         places = iter(range(len(kept)))
         self._rows = {cohort: [next(places) for _ in rows] for cohort, rows in self._rows.items()}
-        self._step = self._running = None
 
     def _set_rows(self) -> torch.Tensor:
         """The running rows, int64 [rollouts] in the order of the rollouts; the others become idle."""
@@ -250,9 +343,16 @@ class RaggedDecoder:
         self._own.set_lengths(lengths)
         return torch.tensor(list(lengths)).to(self._policy.device, non_blocking=True)
 
-    def _new_step(self) -> DecodeGraph:
-        prompts = self._prompts or PromptPart(self._store, self.rows(), self._policy.kernel)
-        kernel = self._policy.kernel
-        context = RaggedContext(self._own, prompts, kernel, self._states, self._rule, self._fused.merges)
-        rows, layers = self._own.num_rows, self._fused.layers
-        return DecodeGraph(self._policy, context, rows, self._memory, self.graphs, layers)
+    def _step_here(self) -> DecodeGraph:
+        """The step of what is laid out now: one that was recorded for it, or a new one."""
+        tables = () if self._levels is None else self._levels.arrange(self.rows())
+        key = (self._own.num_rows, self._own.capacity, self.store.moves, *tables)
+        if key not in self._steps:
+            if len(self._steps) == MOST_STEPS:
+                del self._steps[next(iter(self._steps))]
+            self._steps[key] = DecodeGraph(
+                self._policy, self._context, self._own.num_rows, self._memory, self.graphs, self._fused.layers
+            )
+        self._steps[key] = step = self._steps.pop(key)  # the last that was used
+        step.counts_for(self.graphs)
+        return step

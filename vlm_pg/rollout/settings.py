@@ -109,14 +109,17 @@ class RolloutSettings(Settings):
     fused_kernels: bool = Field(
         True,
         description="On CUDA norms, gates, rotary positions and the merging of attention's parts are one Triton kernel "
-        "each in a decode step, where its error is no larger than that of transformers' modules.",
+        "each in a decode step, norms and gates in a prefill too, where its error is no larger than that of "
+        "transformers' modules.",
+    )
+    prefill_tokens: int = Field(
+        16384, ge=64, description="Prompt tokens a prefill pass; longer prompts take several (on CUDA from 1/16 more)."
     )
     merge_adapter: bool | Literal["auto"] = Field(
         "auto",
         description="Whether a LoRA adapter is merged into the weights while answers are sampled, which are restored "
         "bit for bit afterwards. auto: on CUDA, where another copy of the adapted layers fits into memory.",
     )
-    prefill_tokens: int = Field(16384, ge=64, description="Prompt tokens a prefill pass; longer prompts take several.")
     split: Literal["auto", "questions", "prompts"] = Field(
         "auto",
         description="With training.sequence_parallel: how the processes that share an update share its generation. "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -36,6 +37,7 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
         f"attention kernel: {policy.kernel.name}, grouped over shared prefixes "
         f"(checked against plain softmax: largest relative difference {policy.kernel_error:.0e})",
         *([decoding_line(policy, config.rollout)] if decodes_on_gpu else []),
+        *([f"GPU memory: {_allocator()}"] if policy.device.type == "cuda" else []),
         f"positions: {policy.family.describe_positions(config.model.positions)}",
         *policy.family.notes,
         *_of_ranks(config, policy, engine.ranks),
@@ -44,6 +46,12 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
         f"data: {questions:,} training questions from {config.data.train_shown}",
         *([f"mixture: {mixture}"] if mixture else []),
     ]
+
+
+def _allocator() -> str:
+    """What torch's allocator was told."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    return ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or "torch's own settings"
 
 
 def low_lora_rate(config: RunConfig) -> str | None:

@@ -13,6 +13,7 @@ from vlm_pg.memory import free_bytes
 from vlm_pg.models.memory_choice import Decision, Need, decide
 from vlm_pg.models.memory_sizes import LanguageSizes, TowerSizes
 from vlm_pg.models.policy import Policy
+from vlm_pg.rollout.memory import most_kept
 
 # fp32 numbers a trained weight: AdamW's two moments.
 _MOMENTS = 2
@@ -28,6 +29,8 @@ def choose_memory(config: RunConfig, policy: Policy, reference: Any, ranks: Rank
     """
     device = policy.device
     free = free_bytes(device) - still_to_come(config, policy.model)
+    if config.rollout.engine == "in_process" and config.rollout.cuda_graphs:
+        free -= most_kept(device)
     free = int(min_over_ranks({"free": float(max(0, free))}, device)["free"])
     decision = decide(config.model, _need(config, policy, ranks, free))
     policy.use_memory(decision.choice)

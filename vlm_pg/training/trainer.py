@@ -28,7 +28,7 @@ from vlm_pg.observe.trackers.trackers import Trackers
 from vlm_pg.plan.costs import cost_model
 from vlm_pg.plan.shape import shape_of
 from vlm_pg.rewards.rewarder import Rewarder
-from vlm_pg.rollout.engine import NEW_TOKENS
+from vlm_pg.rollout.engine import NEW_TOKENS, RolloutEngine
 from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.threads import CoreWatch, waiting_warning
@@ -148,6 +148,8 @@ class Trainer:
         steps = self.config.training.steps
         first = self.progress.step + 1
         self._cores.waiting_share()  # of the steps alone
+        if isinstance(self.sampler, RolloutEngine):
+            self.sampler.warm_up(meanwhile=partial(self.stream.decode_ahead, 1))
         try:
             with self.console.progress("training", steps) as bar:
                 bar.advance(self.progress.step)

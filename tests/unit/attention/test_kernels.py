@@ -19,7 +19,7 @@ from vlm_pg.attention import PrefixTree, grouped_attention
 from vlm_pg.attention.kernels import Kernel, available, flash_package, registry, select_kernel
 from vlm_pg.attention.kernels.cpu import CpuFlashKernel
 from vlm_pg.attention.kernels.cuda import CudaFlashKernel
-from vlm_pg.attention.kernels.cuda_efficient import CudaEfficientKernel
+from vlm_pg.attention.kernels.cuda_efficient import CudaEfficientKernel, _padded_rows
 from vlm_pg.attention.kernels.entry_points import EntryPointError
 from vlm_pg.attention.kernels.flash2 import Flash2Kernel
 from vlm_pg.attention.kernels.flash3 import Flash3Kernel
@@ -30,6 +30,7 @@ from vlm_pg.attention.oracle import oracle_over_plan
 from vlm_pg.attention.plan import Reads, full_plan, reading_plan
 from vlm_pg.attention.segments import SegmentCall
 from vlm_pg.attention.selfcheck import check_kernel
+from vlm_pg.errors import ConfigError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 # Nodes nobody descends from; a response of one token beside a group without any; more rows than a block of 32.
@@ -188,25 +189,34 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> dict
     return available(CUDA, torch.bfloat16)
 
 
-@pytest.mark.parametrize(
-    "capability, installed, expected",
-    [
-        ((9, 0), (fakes.flash_attn_2, fakes.flash_attn_3, fakes.flash_attn_4), "flash-attn-3"),
-        ((9, 0), (fakes.flash_attn_2, fakes.flash_attn_4), "flash-attn-4"),
-        ((10, 0), (fakes.flash_attn_2, fakes.flash_attn_3, fakes.flash_attn_4), "flash-attn-4"),
-        ((8, 0), (fakes.flash_attn_2, fakes.flash_attn_3, fakes.flash_attn_4), "cuda-flash"),
-        ((9, 0), (), "cuda-flash"),
-    ],
-)
+ALL_PACKAGES = (fakes.flash_attn_2, fakes.flash_attn_3, fakes.flash_attn_4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("installed", [(), (fakes.flash_attn_2, fakes.flash_attn_4), ALL_PACKAGES])
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
 def test_order_of_preference(
     monkeypatch: pytest.MonkeyPatch,
     capability: tuple[int, int],
     installed: tuple[Callable[[], ModuleType], ...],
-    expected: str,
+    dtype: torch.dtype,
 ) -> None:
+    """FlashAttention-3 on Hopper, where it is installed; else torch's own. A beta is never taken unasked."""
     fakes.install(monkeypatch, *(package() for package in installed))
     on_gpu(monkeypatch, capability)
-    assert select_kernel.__wrapped__(CUDA, torch.bfloat16).name == expected
+    if capability < (8, 0) and dtype == torch.bfloat16:
+        with pytest.raises(ConfigError, match=r"No attention kernel runs on cuda in torch.bfloat16"):
+            select_kernel.__wrapped__(CUDA, dtype)
+        return
+    half = "flash-attn-3" if capability == (9, 0) and installed == ALL_PACKAGES else "cuda-flash"
+    assert select_kernel.__wrapped__(CUDA, dtype).name == ("cuda-efficient" if dtype == torch.float32 else half)
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0), (12, 0)])
+def test_a_beta_on_request(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+    fakes.install(monkeypatch, fakes.flash_attn_4())
+    on_gpu(monkeypatch, capability)
+    assert isinstance(select_kernel.__wrapped__(CUDA, torch.bfloat16, "flash-attn-4"), Flash4Kernel)
 
 
 def test_every_kernel_is_listed_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,3 +280,18 @@ def test_all_package_kernels_refuse_fp32() -> None:
     for kernel_type in registry.KERNELS.values():
         if issubclass(kernel_type, FlashPackageKernel):
             assert "bf16 or fp16" in str(kernel_type.unavailable_because(CUDA, torch.float32))
+
+
+def test_what_a_graph_reads_is_kept_as_long_as_its_call() -> None:
+    def call(length: int) -> SegmentCall:
+        return SegmentCall((0, length), (0, length), (length,), (length,), causal=True)
+
+    def tensors(of: SegmentCall) -> list[torch.Tensor]:
+        cu_q, cu_k = of.cu_seqlens(CPU)
+        return [cu_q, cu_k, _padded_rows(of.query_lengths[0], cu_q, of)]
+
+    recorded = call(5)
+    read = tensors(recorded)
+    for length in range(1, 200):
+        tensors(call(length))
+    assert all(a is b for a, b in zip(read, tensors(recorded), strict=True))

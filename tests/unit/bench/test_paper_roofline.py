@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from vlm_pg.bench.paper.devices import ALL, DEVICES, LINKS, Device, Link, device_called
+from vlm_pg.bench.paper.devices import ALL, DEVICES, LINKS, REACHED, Device, Link, device_called
 from vlm_pg.bench.paper.record import entry_of
-from vlm_pg.bench.paper.roofline import fits, roofline
+from vlm_pg.bench.paper.roofline import expected_seconds, fits, roofline
 from vlm_pg.bench.paper.table import markdown
 from vlm_pg.bench.paper.trees import extrapolated, weighted
 
@@ -34,6 +34,22 @@ def test_of_each_kind_the_slower_counts() -> None:
 def test_which_roof_binds(moved: int, launches: int, roof: str, seconds: float) -> None:
     found = roofline(_counts(matmul=(500, 20), elementwise=(0, moved)), launches, SLOW, "bf16", 0.5)
     assert (found["roof"], found["seconds"]) == (roof, seconds)
+
+
+def test_expected_are_the_shares_of_the_peaks_that_were_reached() -> None:
+    counts = _counts(matmul=(500, 20), attention=(100, 1), elementwise=(0, 30)) | {"launches": 7, "waits": {"a:1": 2}}
+    beside = 7 * REACHED.kernel_seconds + 2 * REACHED.wait_seconds
+    seconds = 5 / REACHED.matmul + 1 / REACHED.attention + 3 / REACHED.bandwidth + beside
+    assert expected_seconds(counts, 7, SLOW, "bf16") == pytest.approx(seconds)
+    few_rows = counts | _counts(matmul=(1, 20))
+    assert expected_seconds(few_rows, 7, SLOW, "bf16") == pytest.approx(2 / REACHED.weights_bandwidth + beside)
+    assert expected_seconds(few_rows, 10**6, SLOW, "bf16") == pytest.approx(10**6 * REACHED.launch_seconds)
+    link = Link("by hand", 4.0, "by hand")
+    assert expected_seconds(few_rows | {"sent": {"all_gather": 8}}, 7, SLOW, "bf16", link) == pytest.approx(
+        2 / REACHED.weights_bandwidth + beside + 2
+    )
+    shares = (REACHED.matmul, REACHED.attention, REACHED.bandwidth, REACHED.weights_bandwidth)
+    assert all(0 < share < 1 for share in shares), "no kernel reaches a peak: the least stays the least"
 
 
 def test_what_is_sent_is_a_roof_of_its_own() -> None:
@@ -100,7 +116,7 @@ def _spec(**changes: object) -> dict[str, object]:
 def test_what_a_graph_replays_is_one_launch() -> None:
     counts = _counts(matmul=(0, 0), elementwise=(0, 0)) | {"launches": 100, "waits": {"a.py:1": 3}}
     middle = counts | {"launches": 30}
-    found = {"counts": counts, "middle": middle, "weights_bytes": 1, "peak_bytes": 1}
+    found = {"counts": counts, "parts": {"steps": counts}, "middle": middle, "weights_bytes": 1, "peak_bytes": 1}
     # Three steps, each with 25 launches in a graph and 5 beside: 100 - 75 + 3, and 5 + 1 in the middle one.
     entry = entry_of(_spec(), found | {"captured_launches": 75, "replays": {"H200": 3}}, 1.0)
     assert entry["roofline"]["H200"]["launch_seconds"] == 28
@@ -108,6 +124,13 @@ def test_what_a_graph_replays_is_one_launch() -> None:
     assert entry["roofline"]["RTX 4090"]["launch_seconds"] == 100
     assert entry["middle_roofline"]["RTX 4090"]["launch_seconds"] == 30
     assert entry_of(_spec(), found, 1.0)["roofline"]["H200"]["launch_seconds"] == 100
+    # Two steps that the host launches: 30 kernels each, in place of what the device takes for them.
+    graphs = {"captured_launches": 75, "replays": {"H200": 3}}
+    busy = {**found, "middle": middle | {"waits": {}}}
+    longer, usual = (entry_of(_spec(), busy | graphs | {"eager_steps": n}, 1.0)["roofline"] for n in (2, 0))
+    more = longer["H200"]["expected_seconds"] - usual["H200"]["expected_seconds"]
+    assert more == pytest.approx(2 * 30 * (REACHED.launch_seconds - REACHED.kernel_seconds))
+    assert longer["RTX 4090"] == usual["RTX 4090"], "nothing is recorded there"
 
 
 def test_the_table_says_why_something_is_not_counted() -> None:

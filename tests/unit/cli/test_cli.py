@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,8 +16,10 @@ from typing import Any
 import pytest
 
 from vlm_pg import cli
+from vlm_pg.config import RunConfig
 from vlm_pg.errors import VlmPgError
 from vlm_pg.training.checkpoints import begin, commit
+from vlm_pg.training.setup import _allocator
 
 CONFIG = "model: {path: some/model}\ntraining: {steps: 3}\n"
 HEAVY = ("torch", "transformers", "numpy", "av", "decord", "deepspeed", "PIL", "pyarrow", "rich", "pydantic", "yaml")
@@ -125,6 +129,45 @@ def test_a_bug_raises(tmp_path: Path, fake_module: Callable[..., None]) -> None:
     path.write_text(CONFIG)
     with pytest.raises(RuntimeError, match="a bug"):
         cli.main(["train", str(path)])
+
+
+def test_an_exhausted_gpu_is_no_bug(
+    tmp_path: Path, fake_module: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    def train(config: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    fake_module("vlm_pg.training.main", train=train)
+    path = tmp_path / "c.yaml"
+    path.write_text(CONFIG)
+    assert cli.main(["train", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert "Tried to allocate 2.00 GiB" in said and "vlm-pg: error: The GPU's memory ran out" in said
+    # What it advises exists.
+    for section, key in re.findall(r"(training|model|rollout)\.(\w+)", said.partition("vlm-pg: error")[2]):
+        assert key in RunConfig.model_fields[section].annotation.model_fields  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_segments_grow_unless_the_user_says_otherwise(
+    name: str, tmp_path: Path, fake_module: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for each in names:
+        monkeypatch.setenv(each, "")  # so that what it is now comes back
+        monkeypatch.delenv(each)
+    if name:
+        monkeypatch.setenv(name, "max_split_size_mb:512")
+    found: list[dict[str, str]] = []
+    fake_module("vlm_pg.training.main", train=lambda config: found.append(dict(os.environ)) or 0)
+    path = tmp_path / "c.yaml"
+    path.write_text(CONFIG)
+    assert cli.main(["train", str(path)]) == 0
+    told = {each: found[0][each] for each in names if each in found[0]}
+    assert told == ({name: "max_split_size_mb:512"} if name else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+    assert all(f"{each}={value}" in _allocator() for each, value in told.items())
 
 
 def test_files_of_the_run_may_vanish_and_others_are_bugs(

@@ -5,15 +5,18 @@ from __future__ import annotations
 import errno
 import gc
 import os
+from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from vlm_pg.errors import ModelError
+from vlm_pg.models import places
 from vlm_pg.models.layer_lane import Lane
-from vlm_pg.models.places import FileOnDisk, HostMemory, Stored, place_behind
+from vlm_pg.models.places import FileOnDisk, HostMemory, Stored, pinned_pieces, place_behind
 
 TENSORS = {
     "fp32": torch.randn(3, 5),
@@ -36,6 +39,73 @@ def test_it_comes_back_as_often_as_it_is_asked_for(tensor: torch.Tensor, tmp_pat
         assert back.dtype == tensor.dtype and torch.equal(back, tensor)
         assert back.stride() == torch.empty_like(tensor).stride() and not back.requires_grad
     assert back.data_ptr() != stored.get().data_ptr() or not tensor.numel()
+
+
+class FakeStream:
+    """Copies are made at once; what a stream is asked for is noted."""
+
+    def __init__(self, *_: object) -> None:
+        self.waited: list[object] = []
+
+    def wait_stream(self, other: object) -> None:
+        self.waited.append(other)
+
+    wait_event = wait_stream
+
+    def record_event(self) -> object:
+        return object()
+
+
+@pytest.fixture
+def fake_streams(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeStream, list[object]]:
+    """The current stream, and for which ones the memory of tensors is kept."""
+    here, recorded = FakeStream(), []
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: here)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: recorded.append(stream))
+    monkeypatch.setattr(places, "_pinned", lambda size: torch.full((size,), 77, dtype=torch.uint8))
+    return here, recorded
+
+
+@pytest.mark.parametrize("tensor", [*TENSORS.values(), torch.randn(70_001)], ids=[*TENSORS, "several pieces"])
+def test_host_memory_on_fake_streams(tensor: torch.Tensor, fake_streams: tuple[FakeStream, list[object]]) -> None:
+    here, recorded = fake_streams
+    place: Any = HostMemory(torch.device("cpu"))
+    stored: Any = place.put(tensor)
+    assert place.outward.waited == [here] and recorded == [place.outward]
+    for _ in range(2):
+        back = stored.get()
+        assert back.dtype == tensor.dtype and torch.equal(back, tensor)
+        assert back.stride() == torch.empty_like(tensor).stride()
+    # The copy home begins after the one away, and is waited for where its result is used.
+    assert place.homeward.waited == 2 * [stored._away] and len(here.waited) == 2
+    assert recorded == [place.outward, here, here]
+
+
+def test_host_memory_is_written_to_again_behind_what_reads_it(fake_streams: object) -> None:
+    place: Any = HostMemory(torch.device("cpu"))
+    first: Any = place.put(torch.ones(70_001))
+    pieces = [piece.data_ptr() for piece in first._pieces]
+    first.get(), first.get()
+    last_read = first._reads[0]
+    del first
+    place.outward.waited.clear()
+    second: Any = place.put(torch.zeros(70_000))
+    assert [piece.data_ptr() for piece in second._pieces] == pieces and len(pieces) > 1
+    assert place.outward.waited[:-1] == len(pieces) * [last_read]
+    assert torch.equal(second.get(), torch.zeros(70_000))
+    third: Any = place.put(torch.full((70_000,), 3.0))  # the second one is still there
+    assert not {piece.data_ptr() for piece in third._pieces} & set(pieces)
+    assert torch.equal(second.get(), torch.zeros(70_000)) and torch.equal(third.get(), torch.full((70_000,), 3.0))
+
+
+def test_pinned_memory_is_little_more_than_what_lies_in_it() -> None:
+    """torch rounds each piece up to a power of two, and finds it again by that."""
+    for size in [*range(5000), 2**20 - 1, 2**20, 2**20 + 1, 940 * 2**20, 3 * 2**30 + 5, 131_072 * 3584 * 2]:
+        pieces = pinned_pieces(size)
+        assert all(piece.bit_count() == 1 and piece >= 4096 for piece in pieces) and len(pieces) <= 5
+        assert size <= sum(pieces) <= max(size * 17 / 16, -(-size // 4096) * 4096)
 
 
 def test_room_is_used_again(tmp_path: Path) -> None:
@@ -124,15 +194,3 @@ def test_the_layer_before_is_on_its_way() -> None:
     assert place.events[-1] == "get 10" and {"fetch 0", "fetch 1", "fetch 11"} <= set(place.events)
     place.events.clear()
     assert int(small.get()) == 7 and not place.events  # too small to be moved
-
-
-@pytest.mark.gpu
-def test_host_memory_behind_a_gpu() -> None:
-    place = place_behind(torch.device("cuda"))
-    assert isinstance(place, HostMemory)
-    for tensor in TENSORS.values():
-        stored = place.put(tensor.cuda())
-        stored.fetch()
-        back = stored.get()
-        assert back.is_cuda and torch.equal(back.cpu(), tensor)
-        assert torch.equal(stored.get().cpu(), tensor)

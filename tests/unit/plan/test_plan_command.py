@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 
 from tests.support.runs import write_config
+from vlm_pg.bench.paper.plan import Model
 from vlm_pg.cli import main
 from vlm_pg.config import RunConfig, load_config
 from vlm_pg.errors import ConfigError, ModelError
 from vlm_pg.memory import GIB
 from vlm_pg.plan.check import check_fits, model_shape
+from vlm_pg.plan.command import expected_line
 from vlm_pg.plan.memory import plan_memory
 from vlm_pg.plan.setup import setup_of
 from vlm_pg.plan.shape import published_config
@@ -40,6 +43,22 @@ def test_the_plan_of_a_run(run_file: Path, capsys: pytest.CaptureFixture[str]) -
     assert "qwen2_5_vl: 8.29 B weights (tower 0.68 B), bf16, ZeRO-3, 8 ranks" in printed
     for phrase in ("layer inputs", "keys and values of one group", "largest prompt that fits: ", "fits: ", "<- most"):
         assert phrase in printed
+    # By what bench paper counts of 768 new tokens and of the update of 767 behind 1,536.
+    words = re.search(r"question's rollout \+ update on one GPU, .*; H100 SXM ([\d.]+) s \+ ([\d.]+) ms;", printed)
+    assert words and 4 < float(words[1]) < 16 and 600 < float(words[2]) < 1200
+
+
+def test_a_time_that_cannot_be_counted_says_why(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(run_file)
+    setup = setup_of(config, model_shape(config), 8)
+    monkeypatch.setattr("vlm_pg.bench.paper.contestants.tried", lambda _: {"not_counted": "no such kernel"})
+    assert expected_line(config, setup) == "expected time: not counted: no such kernel"
+    linear = replace(Model.of(config.model.path), linear=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(Model, "of", lambda _: linear)
+        assert expected_line(config, setup).startswith("expected time: not counted: torch's code runs linear-attention")
+    elsewhere = config.model_copy(update={"model": config.model.model_copy(update={"path": "nowhere"})})
+    assert expected_line(elsewhere, setup).startswith("expected time: not counted: The model 'nowhere' is neither")
 
 
 def test_what_does_not_fit_exits_1_and_says_what_to_change(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

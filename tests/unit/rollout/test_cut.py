@@ -7,12 +7,13 @@ import torch
 
 from tests.numerics.test_rollout import assert_same, engine, questions, ragged_stops
 from tests.support.groups import tiny_policy
+from tests.support.table_kernel import TableKernel
 from vlm_pg.attention.kernels.cpu import CpuFlashKernel
 from vlm_pg.attention.kernels.plain import OracleKernel
 from vlm_pg.rollout import cut
-from vlm_pg.rollout.cohort_attention import PromptPart
 from vlm_pg.rollout.cut import pieces_of, rounded_down
 from vlm_pg.rollout.kv import PrefixStore
+from vlm_pg.rollout.prefix_levels import PrefixLevels
 from vlm_pg.rollout.ragged import RaggedDecoder
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 16
@@ -77,7 +78,7 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize("kernel", [CpuFlashKernel, OracleKernel])
+@pytest.mark.parametrize("kernel", [CpuFlashKernel, OracleKernel, TableKernel])
 @pytest.mark.parametrize("paths", PATHS.values(), ids=PATHS)
 def test_pieces_attend_to_what_whole_nodes_do(
     paths: list[tuple[int, ...]], kernel: type, monkeypatch: pytest.MonkeyPatch
@@ -102,7 +103,10 @@ def test_pieces_attend_to_what_whole_nodes_do(
     repeats = HEADS // KV_HEADS
     merged = own_v.repeat_interleave(repeats, 1)
     lse = 0.25 * (q * own_k.repeat_interleave(repeats, 1)).sum(-1).transpose(0, 1).contiguous()
-    PromptPart(store, paths, cutting).merge_into(0, q, merged, lse, 0.25)
+    levels = PrefixLevels(store, cutting, (HEADS, KV_HEADS), q.device)
+    levels.arrange([(0,)] * len(paths))  # what an earlier arrangement has left does not matter
+    levels.arrange(paths)
+    levels.merge_into(0, q, merged, lse, 0.25)
     assert max(calls) > len(lengths), "some node was in pieces"
     starts = [sum(lengths[:node]) for node in range(len(lengths))]
     for row, path in enumerate(paths):
@@ -133,6 +137,6 @@ def test_the_engine_samples_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> 
         pieces.update(found.values())
         return found
 
-    monkeypatch.setattr("vlm_pg.rollout.cohort_attention.pieces_of", noted)
+    monkeypatch.setattr("vlm_pg.rollout.prefix_levels.pieces_of", noted)
     assert_same(engine(policy, **settings).generate(prompts, step=4), expected)
     assert len(pieces) > 2

@@ -6,6 +6,7 @@ it would while the step is recorded.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -17,12 +18,13 @@ from tests.support.tiny import FAMILY_NAMES
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import FAMILIES
 from vlm_pg.models.stream_rows import Rows
-from vlm_pg.rollout.cohort_attention import PromptPart
+from vlm_pg.rollout.fused import choice
 from vlm_pg.rollout.fused.choice import FusedStep, fused_unchecked
 from vlm_pg.rollout.graphs import DecodeGraph, GraphUse
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.own_states import OwnStates
 from vlm_pg.rollout.prefill import Prefill
+from vlm_pg.rollout.prefix_levels import PrefixLevels
 from vlm_pg.rollout.ragged import OwnRows, RaggedContext
 from vlm_pg.rollout.sampling import TokenSampler
 from vlm_pg.rollout.settings import RolloutSettings
@@ -48,7 +50,9 @@ class FakePrefill(Prefill):
             return super()._has_media(node)
 
 
-def prefilled(policy: Policy, monkeypatch: pytest.MonkeyPatch, budget: int) -> tuple[PrefixStore, WaitingPrompts]:
+def prefilled(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, budget: int, layers: AbstractContextManager[None] | None = None
+) -> tuple[PrefixStore, WaitingPrompts]:
     """The prompts of ``groups_of`` through the model, in passes of ``budget`` tokens."""
     groups = groups_of(policy.family.model_type)
     prompts = [group.prompt for group in groups]
@@ -63,7 +67,8 @@ def prefilled(policy: Policy, monkeypatch: pytest.MonkeyPatch, budget: int) -> t
     nodes = range(len(waiting.nodes))
     store.rearrange((), {node: waiting.nodes[node].num_tokens for node in nodes})
     ends = {path[-1] for path in waiting.paths}
-    hidden = FakePrefill(policy, store, waiting.nodes, prompts, budget, lambda: None).run(nodes, ends)
+    prefill = FakePrefill(policy, store, waiting.nodes, prompts, budget, lambda: None, layers=layers)
+    hidden = prefill.run(nodes, ends)
     assert hidden.keys() == ends
     for state in hidden.values():
         assert (state.shape[0], state.dtype, state.device) == (
@@ -79,10 +84,11 @@ def step_of(policy: Policy, strict: Strict, monkeypatch: pytest.MonkeyPatch, fus
     store, waiting = prefilled(policy, monkeypatch, 10_000)
     paths = [waiting.paths[question] for question in (0, 1, 2, 3, 0, 2, 2)] + [()]
     with strict.looking_away():
-        own = OwnRows(CUDA)
+        own = OwnRows(CUDA, store.keys)
         own.move((), ROWS, 64)
         own.set_lengths(dict.fromkeys(range(7), 3))
-    prompts = PromptPart(store, paths, policy.kernel)
+        prompts = PrefixLevels(store, policy.kernel, policy.family.head_shape(policy.model.config)[:2], CUDA)
+        prompts.arrange(paths)
     context = RaggedContext(own, prompts, policy.kernel, OwnStates(CUDA), merges=fused.merges)
     return DecodeGraph(policy, context, ROWS, None, GraphUse(), fused.layers)
 
@@ -115,6 +121,22 @@ def test_prefill(family: str, budget: int, monkeypatch: pytest.MonkeyPatch) -> N
         for kept in (*store.keys.values(), *store.values.values()):
             assert (kept.shape, kept.dtype) == ((store.num_tokens, kv_heads, dim), torch.bfloat16)
             assert kept.device == CUDA
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+@torch.no_grad()
+def test_a_prefill_runs_on_fused_norms_and_gates(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    with faked() as strict:
+        policy = fake_policy(family, CUDA)
+        monkeypatch.setattr(choice, "judged", lambda *_: {"norms": "1 off"})
+        judged = choice.prefill_layers(policy, RolloutSettings())
+        off = choice.prefill_layers(policy, RolloutSettings(fused_kernels=False))
+        every = choice.prefill_unchecked(policy)
+        for layers, fused in ((judged, {"silu_mul"}), (off, set()), (every, {"silu_mul", "rms_norm"})):
+            strict.seen.clear()
+            prefilled(policy, monkeypatch, PIECES, layers)
+            assert strict.seen & {"silu_mul", "rms_norm", "rotate"} == fused
 
 
 @torch.no_grad()

@@ -50,7 +50,7 @@ def steps_agree(line: str, steps: int) -> None:
     policy = tiny_policy(family=family)
     kinds = policy.family.layer_kinds(policy.model.config)
     full, linear = kinds.count("full_attention"), kinds.count("linear_attention")
-    assert called.pop("merge_parts") > 2 * full * steps, "some level was read in several calls"
+    assert called.pop("merge_parts") == 2 * full * steps, "one call a level, in however many pieces"
     norms = 2 * len(kinds) + 1 + (2 * full if "qwen3" in family else 0)
     expected = {"rms_norm": norms, "rotate": full, "silu_mul": len(kinds), "gated_delta_step_": linear}
     assert called == {name: steps * count for name, count in expected.items() if count}
@@ -59,6 +59,17 @@ def steps_agree(line: str, steps: int) -> None:
 def test_steps_on_them_are_those_of_cohorts() -> None:
     (line,) = said_by("tests.support.interpreted_step", "2", "qwen3_vl")
     steps_agree(line, 2)
+
+
+def test_a_prefill_on_them_is_one_on_modules() -> None:
+    for line in said_by("tests.support.interpreted_step", "prefill", "qwen2_5_vl", "qwen3_vl"):
+        family, worst, *calls = line.split()
+        assert float(worst) < 1e-5, line
+        called = {name.removeprefix("vlm_pg::"): int(count) for name, count in (call.split("=") for call in calls)}
+        assert called.keys() == {"rms_norm", "silu_mul"}, line
+        # Each pass of each layer in several tiles.
+        policy = tiny_policy(family=family)
+        assert called["silu_mul"] > 2 * 2 * len(policy.language_model.layers), line
 
 
 @pytest.mark.matrix

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import pytest
 import torch
 
@@ -21,12 +23,14 @@ def cases(policy: Policy) -> list[Case]:
     return [make_case(policy, seed=seed, **kind) for seed, kind in enumerate(kinds)]
 
 
-def prefilled(policy: Policy, found: list[Case], budget: int) -> tuple[WaitingPrompts, PrefixStore, list[torch.Tensor]]:
+def prefilled(
+    policy: Policy, found: list[Case], budget: int, layers: AbstractContextManager[None] | None = None
+) -> tuple[WaitingPrompts, PrefixStore, list[torch.Tensor]]:
     prompts = [case.prompt for case in found]
     waiting, store = WaitingPrompts(prompts), PrefixStore()
     lengths = {node: item.num_tokens for node, item in enumerate(waiting.nodes)}
     store.rearrange((), lengths)
-    prefill = Prefill(policy, store, waiting.nodes, prompts, budget, lambda: None)
+    prefill = Prefill(policy, store, waiting.nodes, prompts, budget, lambda: None, layers=layers)
     hidden = prefill.run(list(lengths), [path[-1] for path in waiting.paths])
     return waiting, store, [hidden[path[-1]] for path in waiting.paths]
 
@@ -38,6 +42,10 @@ def test_passes_hold_the_budget_and_cover_every_token_once() -> None:
         [Piece(4, 2, 9)],
         [Piece(4, 9, 12), Piece(8, 0, 2)],
     ]
+    # The last pass takes along what would be one of few tokens.
+    assert list(cut_into_passes({3: 5, 4: 12}, 8, 1)) == [[Piece(3, 0, 5), Piece(4, 0, 3)], [Piece(4, 3, 12)]]
+    assert [len(one) for one in cut_into_passes({3: 8, 4: 2}, 8, 1)] == [1, 1]
+    assert not list(cut_into_passes({}, 8)) and len(list(cut_into_passes({3: 8}, 8))) == 1
 
 
 @pytest.mark.parametrize("budget", [10_000, 130, 17])

@@ -11,6 +11,7 @@ import torch
 from tests.numerics.test_rollout import assert_same, count_calls, engine, questions, ragged_stops
 from tests.support.groups import make_case, tiny_policy
 from tests.support.recorded import RecordedMemory
+from tests.support.table_kernel import TableKernel
 from tests.support.tiny import FAMILY_NAMES
 from vlm_pg.attention.kernels.cpu import CpuFlashKernel
 from vlm_pg.models.policy import Policy
@@ -21,7 +22,7 @@ from vlm_pg.rollout.delta_rule import DeltaRule
 from vlm_pg.rollout.delta_step import gated_delta_step_
 from vlm_pg.rollout.experts import experts_wait
 from vlm_pg.rollout.fused import choice
-from vlm_pg.rollout.graphs import EAGER_STEPS, LEAST_REPLAYS, GraphUse, decoding_line
+from vlm_pg.rollout.graphs import LEAST_REPLAYS, GraphUse, decoding_line
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.memory import TokenCosts
 from vlm_pg.rollout.prefill import Prefill
@@ -43,7 +44,7 @@ SCRIPT: dict[int, list[tuple[str, Any]]] = {
     12: [("stay", (0, ()))],
     13: [("admit", (0, 2))],
 }
-NUM_STEPS = 20  # of own tokens, the room for which grows twice
+NUM_STEPS = 20  # of own tokens, the room for which grows once
 
 
 def test_buckets_are_few_and_leave_little_idle() -> None:
@@ -52,9 +53,12 @@ def test_buckets_are_few_and_leave_little_idle() -> None:
     assert sorted(set(sizes)) == [0, 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384]
 
 
-@pytest.mark.parametrize("tokens, capacity", [(1, 64), (64, 64), (65, 128), (129, 192), (150, 192)])
-def test_room_doubles_up_to_the_longest_response(tokens: int, capacity: int) -> None:
-    assert room_for(tokens, longest=150) == capacity
+@pytest.mark.parametrize(
+    "tokens, longest, capacity",
+    [(1, 150, 192), (1, 5000, 512), (512, 5000, 512), (513, 5000, 2048), (2049, 5000, 5056), (5000, 5000, 5056)],
+)
+def test_room_grows_fourfold_up_to_the_longest_response(tokens: int, longest: int, capacity: int) -> None:
+    assert room_for(tokens, longest) == capacity
 
 
 def scripted(policy: Policy, decoder_type: type) -> list[torch.Tensor]:
@@ -116,21 +120,25 @@ def scripted(policy: Policy, decoder_type: type) -> list[torch.Tensor]:
 def test_hidden_states_are_those_of_cohorts(family: str, recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy(family=family)
     monkeypatch.setattr(ragged, "BLOCK_TOKENS", BLOCK)
+    monkeypatch.setattr(ragged, "FIRST_ROOM", BLOCK)
+    monkeypatch.setattr(ragged, "MANY_ROWS", 8)
     if recorded:
-        record_steps(monkeypatch)
-        monkeypatch.setattr(graphs, "EAGER_STEPS", 1)
+        record_steps(policy, monkeypatch)
         monkeypatch.setattr(graphs, "LEAST_REPLAYS", 1)
     moves = count_calls(monkeypatch, OwnRows, "move")
     expected, got = scripted(policy, CohortDecoder), scripted(policy, RaggedDecoder)
     for step, (a, b) in enumerate(zip(expected, got, strict=True)):
         assert a.shape == b.shape and (a - b).abs().max() < 1e-5, f"step {step}"
-    # Four admissions, two growths, and three times fewer rows: all other leaving is an idle row.
-    assert len(moves) == 9
+    # Rows for 3, 16 and 17 rollouts, once more room, and fewer rows when few are left: all other leaving is an idle
+    # row, and all other entering takes one.
+    assert len(moves) == 5
 
 
-def record_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on CUDA, with recorded operators for a graph."""
+def record_steps(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA, with recorded operators for a graph, and lengths that stand in tensors."""
+    monkeypatch.setattr(policy, "kernel", TableKernel())
     monkeypatch.setattr(ragged, "GraphMemory", RecordedMemory)
+    monkeypatch.setattr(ragged, "most_kept", lambda _: 2**30)
     monkeypatch.setattr(ragged.GraphUse, "of", lambda *_: GraphUse())
 
 
@@ -149,24 +157,94 @@ def test_the_engine_samples_the_same_tokens(family: str, monkeypatch: pytest.Mon
     layers = policy.family.layer_kinds(policy.model.config).count("full_attention")
     assert len(own_calls) == together.stats.decode_steps * layers, "one call a layer"
     linear_rule = "torch" if policy.family.linear_attention else None
-    assert together.stats.graphs == GraphUse("the model is on cpu", linear_rule=linear_rule)
+    steps = together.stats.decode_steps
+    assert together.stats.graphs == GraphUse("the model is on cpu", linear_rule=linear_rule, eager_steps=steps)
 
 
 def test_steps_are_recorded_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy()
     policy.model.generation_config.eos_token_id = [0]
-    record_steps(monkeypatch)
     prompts = questions(policy)[:2]
     long = {"num_generations": 2, "max_new_tokens": 90}
     expected = engine(policy, **long).generate(prompts, step=0)
     monkeypatch.setattr("vlm_pg.rollout.engine.decoder_for", RaggedDecoder)
+    record_steps(policy, monkeypatch)
     recorded = engine(policy, **long)
     assert_same(recorded.generate(prompts, step=0), expected)
-    # Nobody stops early: tokens 1 to 64 in one arrangement, 65 to 89 in the next.
-    assert recorded.stats.graphs == GraphUse(None, captures=2, replays=89 - 2 * (EAGER_STEPS + 1))
-    short = engine(policy, num_generations=2, max_new_tokens=EAGER_STEPS + LEAST_REPLAYS + 1)
+    assert recorded.stats.graphs == GraphUse(None, captures=1, replays=88)
+    short = engine(policy, num_generations=2, max_new_tokens=LEAST_REPLAYS + 1)
     short.generate(prompts, step=0)
-    assert short.stats.graphs.captures == 0
+    assert short.stats.graphs == GraphUse(None, eager_steps=LEAST_REPLAYS)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
+def test_later_calls_replay_what_earlier_ones_recorded(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other prompts, other weights in the same place, rollouts that end early: nothing is recorded again."""
+    policy = tiny_policy(family=family)
+    ragged_stops(policy)
+    prompts = questions(policy)
+    calls = [prompts[:2], prompts[2:4], prompts[1:3]]
+    settings = {"num_generations": 3, "max_new_tokens": 40}
+
+    def generated(change: bool) -> list[Any]:
+        sampler = engine(policy, **settings)
+        found = []
+        for step, asked in enumerate(calls):
+            found.append(sampler.generate(asked, step=step))
+            captures.append(sampler.stats.graphs.captures)
+            assert sampler.stats.graphs.eager_steps == 0 or not change
+            with torch.no_grad():
+                policy.language_model.layers[0].mlp.down_proj.weight.mul_(1.5 if step % 2 == 0 else 1 / 1.5)
+        return found
+
+    captures: list[int] = []
+    before = policy.language_model.layers[0].mlp.down_proj.weight.clone()
+    expected = generated(False)
+    with torch.no_grad():
+        policy.language_model.layers[0].mlp.down_proj.weight.copy_(before)
+    captures.clear()
+    monkeypatch.setattr("vlm_pg.rollout.engine.decoder_for", RaggedDecoder)
+    monkeypatch.setattr(graphs, "LEAST_REPLAYS", 0)
+    record_steps(policy, monkeypatch)
+    for ours, others in zip(generated(True), expected, strict=True):
+        assert_same(ours, others)
+    assert captures[1:] == [0, 0], captures
+
+
+def test_a_gpu_is_warmed_up_while_data_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, begun = tiny_policy(), []
+    sampler = engine(policy, num_generations=3, min_new_tokens=5)
+    sampler.warm_up(lambda: begun.append(0))
+    assert not begun, "on a CPU there is nothing to load"
+    record_steps(policy, monkeypatch)
+    monkeypatch.setattr("vlm_pg.rollout.engine.decoder_for", RaggedDecoder)
+    steps = count_calls(monkeypatch, RaggedDecoder, "step")
+    sampler.warm_up(lambda: begun.append(len(steps)))
+    assert begun == [0] and len(steps) == 1
+    assert sampler.stats.new_tokens == 0, "nobody's rollouts"
+
+
+def test_buffers_are_kept_while_they_are_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy()
+    prompts = questions(policy)[:2]
+    monkeypatch.setattr("vlm_pg.rollout.engine.decoder_for", RaggedDecoder)
+    record_steps(policy, monkeypatch)
+    free = engine(policy, num_generations=2).budget()
+    monkeypatch.setattr("vlm_pg.rollout.memory.free_bytes", lambda _: 10**6)
+    sampler = engine(policy, num_generations=2)
+    expected = sampler.generate(prompts, step=0)
+    kept = sampler._decoder
+    assert kept is not None and kept.is_current() and free > 0
+    assert sampler.budget() == int(0.6 * (10**6 + kept.nbytes)), "what is kept is not free, and will be used again"
+    # Weights that lie elsewhere: a recorded step would read the old ones.
+    weight = policy.language_model.layers[0].mlp.down_proj.weight
+    weight.data = weight.data.clone()
+    assert not kept.is_current()
+    assert_same(sampler.generate(prompts, step=0), expected)
+    assert sampler._decoder not in (None, kept)
+    monkeypatch.setattr(ragged, "most_kept", lambda _: 10)
+    assert_same(sampler.generate(prompts, step=0), expected)
+    assert sampler._decoder is None, "more than may stay through an update"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -183,14 +261,10 @@ def test_own_rows_take_what_is_booked_for_them(
     prompt = make_case(policy, "text", seed=0).prompt
     sampler = engine(policy, num_generations=3, max_new_tokens=150)
     sampler.generate([prompt], step=0)
-    own, states, costs = made[0]._own, made[0]._states, TokenCosts.of(policy)
-    assert (own.num_rows, states.num_rows, own.capacity) == (0, 0, 64), "nobody is left"
-    own.move([], row_bucket(3), room_for(150, 150))
-    states.move([], row_bucket(3))
-    tensors = [x for of_layer in (own._keys, own._values) for x in of_layer.values()]
-    tensors += [x for layer in states._layers.values() for x in (layer.inputs, layer.recurrent)]
-    kept = sum(x.numel() * x.element_size() for x in tensors)
-    assert sampler.stats.peak_bytes == kept + prompt.num_tokens * costs.per_token + costs.per_state
+    decoder, costs = made[0], TokenCosts.of(policy)
+    assert decoder.rows_for(3) == 4 and decoder._own.capacity == 192
+    assert sampler.stats.peak_bytes == decoder.nbytes + costs.per_state
+    assert decoder.store.nbytes == prompt.num_tokens * costs.per_token
 
 
 class Elsewhere:

@@ -44,7 +44,7 @@ def recorded_step(
         for _ in range(3):
             cohort.num_generated += 1
             hidden = decoder.step(torch.zeros(5, dtype=torch.int64, device=CUDA), cohort.positions)
-        assert (decoder.graphs.captures, decoder.graphs.replays) == (1, 1)
+        assert (decoder.graphs.captures, decoder.graphs.replays) == (1, 2)
         assert (hidden.shape[0], hidden.device, hidden.dtype) == (5, CUDA, torch.bfloat16)
     return GuardedMemory.operators
 

@@ -40,6 +40,9 @@ def test_rounds_count_the_rows_that_decoding_makes_of_the_largest_share(monkeypa
         def rows_for(self, rollouts: int) -> int:
             return row_bucket(rollouts)
 
+        def prompt_room(self, tokens: int) -> int:
+            return tokens
+
     monkeypatch.setattr(booking, "decoder_for", lambda *_: Buckets())
     assert row_bucket(9) > 9
     assert list(rounds(policy, engine.settings, prompts, room_for_three, TWO)) == [([0, 1], False), ([2, 3], False)]

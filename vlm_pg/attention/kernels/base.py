@@ -16,6 +16,8 @@ class Kernel(ABC):
     """
 
     name: str
+    # Whether ``auto`` leaves it to those who ask for it.
+    by_name_only = False
     # Of the device; set where there is none to ask, to count what one with so many would be given.
     multiprocessors: int | None = None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from vlm_pg.attention.kernels.base import Kernel, row_bounds
@@ -48,7 +46,7 @@ class CudaEfficientKernel(Kernel):
             True,
             scale=scale,
         )
-        return out[0], _unpad(lse, call.query_lengths)
+        return out[0], _unpad(lse, q.shape[0], cu_q, call)
 
     def segments_backward(
         self,
@@ -75,7 +73,7 @@ class CudaEfficientKernel(Kernel):
             cu_k,
             call.max_query_length,
             call.max_key_length,
-            _pad(lse, call.query_lengths),
+            _pad(lse, cu_q, call),
             0.0,
             nothing,
             nothing,
@@ -137,25 +135,35 @@ def _repeat_heads(x: torch.Tensor, repeats: int) -> torch.Tensor:
     return x.unsqueeze(-2).expand(*x.shape[:-1], repeats, x.shape[-1]).flatten(-3, -2)
 
 
-def _padded_length(lengths: tuple[int, ...]) -> int:
-    return -(-max(lengths) // _LSE_ROWS) * _LSE_ROWS
+def _padded_rows(rows: int, cu_q: torch.Tensor, call: SegmentCall) -> torch.Tensor:
+    """Row of each query in [segments * padded length], int64 [rows]; those behind the last segment are anywhere.
+
+    Found once per call and not once per layer, unless lengths on the device may change (``at_most``).
+    """
+    known, key = call._on_device, ("padded rows", cu_q.device)
+    if call.at_most is None and key in known:
+        return known[key]
+    row = torch.arange(rows, dtype=cu_q.dtype, device=cu_q.device)
+    segment = torch.searchsorted(cu_q[1:-1], row, right=True)
+    found = segment * _padded_length(call) + row - cu_q[segment]
+    found.clamp_(max=(len(cu_q) - 1) * _padded_length(call) - 1)
+    if call.at_most is None:
+        known[key] = found
+    return found
 
 
-@functools.lru_cache(maxsize=64)
-def _padded_rows(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Row of each query in [segments * padded length], int64 [rows]: made once per tree, not once per layer."""
-    padded = _padded_length(lengths)
-    rows = [torch.arange(length) + index * padded for index, length in enumerate(lengths)]
-    return torch.cat(rows).to(device, non_blocking=True)
+def _padded_length(call: SegmentCall) -> int:
+    return -(-call.max_query_length // _LSE_ROWS) * _LSE_ROWS
 
 
-def _unpad(lse: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
+def _unpad(lse: torch.Tensor, rows: int, cu_q: torch.Tensor, call: SegmentCall) -> torch.Tensor:
     """Log-sum-exp [segments, N, padded length] -> [N, rows]."""
-    return lse.transpose(0, 1).flatten(1)[:, _padded_rows(lengths, lse.device)]
+    return lse.transpose(0, 1).flatten(1)[:, _padded_rows(rows, cu_q, call)]
 
 
-def _pad(lse: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
+def _pad(lse: torch.Tensor, cu_q: torch.Tensor, call: SegmentCall) -> torch.Tensor:
     """[N, rows] -> [segments, N, padded length]; infinity in the padding makes probabilities of no query 0."""
-    padded = lse.new_full((lse.shape[0], len(lengths) * _padded_length(lengths)), torch.inf)
-    padded[:, _padded_rows(lengths, lse.device)] = lse
-    return padded.unflatten(1, (len(lengths), -1)).transpose(0, 1).contiguous()
+    segments = len(cu_q) - 1
+    padded = lse.new_full((lse.shape[0], segments * _padded_length(call)), torch.inf)
+    padded[:, _padded_rows(lse.shape[1], cu_q, call)] = lse
+    return padded.unflatten(1, (segments, -1)).transpose(0, 1).contiguous()

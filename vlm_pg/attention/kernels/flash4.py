@@ -22,6 +22,7 @@ class Flash4Kernel(FlashPackageKernel):
     """The only one written for Blackwell; its backward starts at capability 9.0."""
 
     name = "flash-attn-4"
+    by_name_only = True  # every release so far is a beta
     majors = (9, 10, 11, 12)
 
     @classmethod

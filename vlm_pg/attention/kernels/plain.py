@@ -12,6 +12,7 @@ class OracleKernel(Kernel):
     """Runs anywhere. ``grouped_attention`` sends it to the explicit mask; only decoding calls it segment by segment."""
 
     name = "oracle"
+    by_name_only = True
 
     @classmethod
     def unavailable_because(cls, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -22,7 +23,7 @@ class OracleKernel(Kernel):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         outs, lses = [], []
         queries, keys, values = (
-            rows.split(list(lengths))
+            rows[: sum(lengths)].split(list(lengths))
             for rows, lengths in ((q, call.query_lengths), (k, call.key_lengths), (v, call.key_lengths))
         )
         for q_i, k_i, v_i in zip(queries, keys, values, strict=True):

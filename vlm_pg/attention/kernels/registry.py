@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 import torch
 
@@ -16,9 +17,9 @@ from vlm_pg.attention.kernels.flash4 import Flash4Kernel
 from vlm_pg.attention.kernels.plain import OracleKernel
 from vlm_pg.errors import ConfigError
 
-# In order of preference. First what is written for the GPU at hand: FlashAttention-3 on Hopper, FlashAttention-4 on
-# Blackwell (and on Hopper where 3 is not installed; it is a beta). Then torch's own FlashAttention-2 before the
-# package's: the same algorithm, tested with the torch that is here. The oracle must be asked for.
+# In order of preference: FlashAttention-3 where it is installed on Hopper, which it is written for. Then torch's own
+# FlashAttention-2 before the package's: the same algorithm, tested with the torch that is here. FlashAttention-4, a
+# beta, and the oracle must be asked for.
 KERNELS: dict[str, type[Kernel]] = {
     kernel.name: kernel
     for kernel in (
@@ -38,6 +39,11 @@ def available(device: torch.device, dtype: torch.dtype) -> dict[str, str | None]
     return {name: kernel.unavailable_because(device, dtype) for name, kernel in KERNELS.items()}
 
 
+def preferred(reasons: Mapping[str, str | None]) -> str | None:
+    """What ``auto`` takes of kernels as ``available`` lists them."""
+    return next((key for key, reason in reasons.items() if reason is None and not KERNELS[key].by_name_only), None)
+
+
 @functools.cache
 def select_kernel(device: torch.device, dtype: torch.dtype, name: str = "auto") -> Kernel:
     """The kernel to use on ``device`` in ``dtype``.
@@ -47,13 +53,13 @@ def select_kernel(device: torch.device, dtype: torch.dtype, name: str = "auto") 
     """
     reasons = available(device, dtype)
     if name == "auto":
-        fitting = [key for key, reason in reasons.items() if reason is None and key != "oracle"]
-        if not fitting:
+        chosen = preferred(reasons)
+        if chosen is None:
             raise ConfigError(
                 f"No attention kernel runs on {device} in {dtype}: {reasons}. "
                 "Set model.attention_kernel=oracle to use the slow reference."
             )
-        name = fitting[0]
+        name = chosen
     if name not in KERNELS:
         raise ConfigError(
             f"Unknown attention kernel {name!r}; known are auto, {', '.join(KERNELS)}. Choose one of these."

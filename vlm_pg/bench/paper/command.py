@@ -34,9 +34,9 @@ _WHOLE_SECONDS, _FEW_SECONDS = 10.0, 4.0
 _WHAT = """\
 Counts, without a GPU, what each contestant of `vlm-pg bench step` and `vlm-pg bench rollout` would ask of one: FLOPs,
 bytes read and written by kind of operation, kernel launches, waits of the host, peak memory; and from them the least
-time on A100, H100, H200 and RTX 4090 (a roofline), which roof binds, and whether it fits. Every figure is counted, none
-is measured. The contestants' own code runs on torch's fake tensors, with the CUDA kernel of grouped attention; nothing
-is computed, and no weights are needed.
+time on A100, H100, H200 and RTX 4090 (a roofline), which roof binds, the time to expect, and whether it fits. Every
+figure is counted, none is measured. The contestants' own code runs on torch's fake tensors, with the CUDA kernel of
+grouped attention; nothing is computed, and no weights are needed.
 """
 
 _HOW = f"""\
@@ -62,8 +62,9 @@ how it is counted:
             collective, over NVLink or PCIe one way, are another roof; nothing else runs meanwhile. Gradients summed
             over ranks once an update, and how weights may be scattered, are not in it.
   memory    Above the weights, gradients included; no optimizer states (`vlm-pg plan` has those).
-  time      Of each kind of operation max(FLOPs / peak, bytes / bandwidth), summed; or launches times --launch-us if
-            that is more. No kernel reaches a peak: a lower bound, not a forecast.
+  time      A lower bound: of each kind of operation max(FLOPs / peak, bytes / bandwidth), summed; or launches times
+            --launch-us if that is more. Behind "~" what to expect: the same with the shares of the peaks that an H100
+            reached, and a time for each kernel, wait and launch (bench/paper/devices.py says which).
   prefix-grouper-*  attends by torch's flash operator, as on a GPU; in fp32 with a mask, whose pairs count too.
 
 examples:

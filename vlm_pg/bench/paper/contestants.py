@@ -139,6 +139,7 @@ def _generation(name: str, case: GenerationCase, fakes: Any) -> Tree:
     memory = {"peak_bytes": one.peak_bytes, "end_bytes": one.end_bytes}
     # Empty where every response has one token.
     graphs = {"captured_launches": one.captured, "replays": dict.fromkeys(one.graphs_on, one.replays)}
+    graphs["eager_steps"] = one.eager_steps
     return {"parts": {key: part for key, part in parts.items() if part}, "middle": one.middle} | memory | graphs
 
 

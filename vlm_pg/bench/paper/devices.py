@@ -140,6 +140,35 @@ VARIANTS = {
 ALL = DEVICES | VARIANTS
 
 
+@dataclass(frozen=True)
+class Reached:
+    """What kernels and host reach of a device's peaks: constants of an expected time (``roofline.expected_seconds``).
+
+    Measured on one H100 SXM with torch 2.11 in bf16, 2026-11-28 (docs/benchmarks/2026-11-28-h100.md has the figures and
+    the error of each); taken for every device, of which no other was measured.
+
+    ``matmul``, ``attention``: shares of peak FLOP/s, of cuBLAS and of torch's FlashAttention-2, fitted to five updates
+    and two prefills. ``bandwidth``: copies move 3.0 of 3.35 TB/s. ``weights_bandwidth``: products of few rows read
+    weights at 84 % of that (profile). ``kernel_seconds``: from one kernel of a stream or graph to the next,
+    fitted to five decode steps of 708 or 1,924. ``wait_seconds``: the device is idle for so long once the host has
+    waited for a value; fitted to the same steps and to prefix_grouper's update, which waits 251 times.
+    ``launch_seconds``: of the host in transformers' modules; a decode step of 1,924 launches takes 40 to 70 ms.
+    ``capture_steps``: recording a CUDA graph takes as long as so many decode steps launched one by one (0.16 s).
+    """
+
+    matmul: float = 0.64
+    attention: float = 0.33
+    bandwidth: float = 0.9
+    weights_bandwidth: float = 0.75
+    kernel_seconds: float = 3e-6
+    wait_seconds: float = 6e-4
+    launch_seconds: float = 29e-6
+    capture_steps: int = 3
+
+
+REACHED = Reached()
+
+
 def device_called(name: str | None) -> str | None:
     """The key in ``DEVICES`` or ``VARIANTS`` of the GPU that the driver calls so, None where neither has it.
 

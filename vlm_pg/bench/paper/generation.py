@@ -20,14 +20,15 @@ from vlm_pg.bench.case import set_attention, text_prompt
 from vlm_pg.bench.contestant import CannotRun
 from vlm_pg.bench.generation.case import GenerationCase
 from vlm_pg.bench.paper.counts import Counts
-from vlm_pg.bench.paper.devices import DEVICES, capability_of
+from vlm_pg.bench.paper.devices import DEVICES, REACHED, capability_of
 from vlm_pg.bench.paper.replaced import replaced
 from vlm_pg.bench.paper.trees import Tree, extrapolated, tree_of, weighted
 from vlm_pg.rollout import engine
 from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS
 from vlm_pg.rollout.decoders import CohortDecoder
 from vlm_pg.rollout.experts import experts_wait_at
-from vlm_pg.rollout.graphs import DecodeGraph
+from vlm_pg.rollout.fused.choice import prefill_unchecked
+from vlm_pg.rollout.graphs import LEAST_REPLAYS, DecodeGraph
 from vlm_pg.rollout.ragged import RaggedDecoder, StepOperators, room_for
 from vlm_pg.rollout.settings import RolloutSettings
 
@@ -42,8 +43,9 @@ GENERATED = 4
 class Generation:
     """``prefill`` gives every response its first token, each of ``steps`` one more; ``middle`` is one halfway.
 
-    ``captured``: launches of all steps that a CUDA graph makes at once; ``replays``: how often it does; ``graphs_on``:
-    on which of ``DEVICES``.
+    ``captured``: launches of all steps that a CUDA graph makes at once; ``replays``: how often it does, if in every
+    step; ``eager_steps``: how many are launched one by one, and as many as recording takes, in a first call;
+    ``graphs_on``: on which of ``DEVICES``.
     """
 
     prefill: Tree = field(default_factory=dict)
@@ -53,17 +55,18 @@ class Generation:
     end_bytes: float = 0
     captured: float = 0
     replays: int = 0
+    eager_steps: int = 0
     graphs_on: list[str] = field(default_factory=list)
 
 
 @contextmanager
 def decoding_as_on_cuda() -> Iterator[None]:
-    """Rollouts are rows of one ragged batch, as on a GPU, also where the fake tensors are a CPU's."""
+    """Rollouts are rows of one ragged batch, on fused kernels, as on a GPU, also where fake tensors are a CPU's."""
 
     def as_on_cuda(policy: Any, store: Any, settings: Any, prompts: Any = None) -> Any:
         return RaggedDecoder(policy, store, settings, prompts, StepOperators.on_cuda(policy))
 
-    with replaced(engine, decoder_for=as_on_cuda):
+    with replaced(engine, decoder_for=as_on_cuda, prefill_layers=lambda policy, _: prefill_unchecked(policy)):
         yield
 
 
@@ -148,6 +151,9 @@ class _Ours:
         self.found.steps = weighted(terms)
         self.found.captured = self.found.steps.pop("captured", 0)
         self.found.replays = self.case.new_tokens - 1 if self.has_graphs else 0
+        for first, last in self._runs() if self.has_graphs else ():
+            steps = last - first + 1
+            self.found.eager_steps += REACHED.capture_steps if steps > LEAST_REPLAYS else steps
         self.found.middle.pop("captured", None)
         return self.found
 

@@ -13,12 +13,14 @@
         "parts": {"update"} | {"prefill", "steps"} | {"tower"} | all of these: counts of each, which sum to "counts",
         "phases": of a whole step {"vision" | "rollout" | "reference" | "update": {"counts", "peak_bytes", "roofline"}},
         "middle": counts of one decode step halfway (rollouts), "captured_launches", "replays": {DEVICE: n} (ours, as
-        CUDA graphs, on devices where a step can be recorded),
+        CUDA graphs, on devices where a step can be recorded; of a lower bound all steps are), "eager_steps": n (steps
+        that the host launches one by one, and as many as recording takes),
         "sequence_ranks": n, "sequence_rank": which of them was counted, where an update's stream is divided; then
         "counts" and "parts" have "sent": {collective: bytes to the others}, and "kinds" of a roofline "wire",
         "linear_attention": "reference" where it was torch's operators that were counted,
         "layers_counted": [a, b] where counts follow from models of so many layers (then a step's peak is a least),
-        "roofline": {DEVICE: {"seconds", "device_seconds", "launch_seconds", "roof", "kinds", "fits"}},
+        "roofline": {DEVICE: {"seconds", "device_seconds", "launch_seconds", "roof", "kinds", "fits",
+        "expected_seconds"}}: "seconds" is a lower bound, "expected_seconds" what to expect,
         "middle_roofline": the same of "middle"},
        {"model", "work", "point", "contestant", "not_counted": why}]}
 
@@ -36,13 +38,15 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.bench.paper.devices import DEVICES, LINKS
-from vlm_pg.bench.paper.roofline import fits, roofline
+from vlm_pg.bench.paper.roofline import expected_seconds, fits, roofline
 from vlm_pg.bench.results import describe_machine
 from vlm_pg.errors import ConfigError
 from vlm_pg.files import write_bytes_atomic
 
 FORMAT = 1
-WHAT = "counted, not measured: no device ran any of this; times are lower bounds by published peaks"
+WHAT = "counted, not measured: no device ran any of this; times are lower bounds by published peaks, and expected ones"
+# Of a whole step.
+_PARTS_OF = {"vision": ("tower",), "rollout": ("prefill", "steps"), "reference": ("reference",), "update": ("update",)}
 _OF_SPEC = ("model", "work", "point", "contestant")
 _OF_RANKS = ("sequence_ranks", "sequence_rank")
 
@@ -69,29 +73,54 @@ def entry_of(spec: dict[str, Any], found: dict[str, Any], launch_seconds: float)
     }
     if phases := found.get("phases"):
         entry["phases"] = {
-            name: phase | {"roofline": _rooflines(phase, spec["dtype"], launch_seconds)}
+            name: phase | {"roofline": _rooflines(_with_parts(name, phase, found), spec["dtype"], launch_seconds)}
             for name, phase in phases.items()
         }
         for name, roof in entry["roofline"].items():
             # One after the other, each under its own roof.
             roof["seconds"] = sum(phase["roofline"][name]["seconds"] for phase in entry["phases"].values())
     if middle := found.get("middle"):
-        one = {name: middle["launches"] - fewer / count for name, (fewer, count) in _replayed(found).items()}
+        one = _of_host(middle["launches"], {name: fewer / count for name, (fewer, count) in _replayed(found).items()})
         entry["middle_roofline"] = {
-            name: roofline(middle, one.get(name, middle["launches"]), device, spec["dtype"], launch_seconds)
+            name: roofline(middle, one[name], device, spec["dtype"], launch_seconds)
+            | {"expected_seconds": expected_seconds(middle, one[name], device, spec["dtype"])}
             for name, device in DEVICES.items()
         }
     return entry
 
 
+def _with_parts(name: str, phase: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """A phase of a whole step with what ``_expected`` needs of it."""
+    parts = {part: found["parts"][part] for part in _PARTS_OF[name] if part in found["parts"]}
+    return phase | {"parts": parts, "middle": found.get("middle"), "eager_steps": found.get("eager_steps", 0)}
+
+
 def _rooflines(found: dict[str, Any], dtype: str, launch_seconds: float) -> dict[str, dict[str, Any]]:
     """By device; what a graph replays is one launch."""
-    counts, replayed = found["counts"], _replayed(found)
-    of_host = {name: counts["launches"] - replayed.get(name, (0, 0))[0] for name in DEVICES}
+    counts, fewer = found["counts"], {name: fewer for name, (fewer, _) in _replayed(found).items()}
+    of_host = _of_host(counts["launches"], fewer)
     return {
         name: roofline(counts, of_host[name], device, dtype, launch_seconds, LINKS[name])
+        | {"expected_seconds": _expected(found, fewer.get(name, 0), name, dtype)}
         for name, device in DEVICES.items()
     }
+
+
+def _expected(found: dict[str, Any], fewer: float, name: str, dtype: str) -> float:
+    """Part after part, and what steps take longer before they are recorded."""
+    device, seconds = DEVICES[name], 0.0
+    for part, counts in found["parts"].items():
+        of_host = counts["launches"] - (fewer if part == "steps" else 0)
+        seconds += expected_seconds(counts, of_host, device, dtype, LINKS[name])
+    if fewer and (middle := found.get("middle")):
+        eager, replayed = (expected_seconds(middle, launches, device, dtype) for launches in (middle["launches"], 0))
+        seconds += found.get("eager_steps", 0) * (eager - replayed)
+    return seconds
+
+
+def _of_host(launches: float, fewer: dict[str, float]) -> dict[str, float]:
+    """By device how often the host launches something."""
+    return {name: launches - fewer.get(name, 0) for name in DEVICES}
 
 
 def _replayed(found: dict[str, Any]) -> dict[str, tuple[float, int]]:

@@ -1,15 +1,16 @@
-"""The least time that counted work can take on a device: its roofline.
+"""The least time that counted work can take on a device, its roofline, and the time to expect.
 
 Williams, Waterman, Patterson: Roofline (CACM 2009). Of each kind of operation the slower of computing and moving memory
 counts, and kinds follow one another; a third roof is the host, which launches one kernel after the other. No kernel
-reaches a device's peaks, so this is a lower bound and no forecast.
+reaches a device's peaks, so this is a lower bound. ``expected_seconds`` is the same sum with the shares of the peaks
+that were reached where it was measured.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from vlm_pg.bench.paper.devices import Device, Link
+from vlm_pg.bench.paper.devices import REACHED, Device, Link
 
 # What launching one kernel from eager torch costs the host: an assumption that --launch-us replaces.
 LAUNCH_SECONDS = 5e-6
@@ -52,6 +53,28 @@ def roofline(
         "roof": roof,
         "kinds": kinds,
     }
+
+
+def expected_seconds(
+    counts: dict[str, Any], host_launches: float, device: Device, dtype: str, link: Link | None = None
+) -> float:
+    """Seconds that counted work will take, by the shares of a device's peaks in ``REACHED``.
+
+    Kinds follow one another, with ``kernel_seconds`` for each launch and ``wait_seconds`` for each wait; or the host's
+    launches, if they take longer.
+
+    Args:
+        counts: as ``roofline``, with ``launches`` and ``waits`` too.
+    """
+    seconds = counts["launches"] * REACHED.kernel_seconds + sum(counts["waits"].values()) * REACHED.wait_seconds
+    for kind, amount in counts["bytes"].items():
+        of_bytes = REACHED.weights_bandwidth if kind == "matmul" else REACHED.bandwidth
+        of_flops = REACHED.matmul if kind == "matmul" else REACHED.attention
+        computing = counts["flops"].get(kind, 0) / (of_flops * device.flops_per_second[dtype])
+        seconds += max(computing, amount / (of_bytes * device.bytes_per_second))
+    if link is not None:
+        seconds += sum(counts.get("sent", {}).values()) / link.bytes_per_second
+    return max(seconds, host_launches * REACHED.launch_seconds)
 
 
 def fits(weights_bytes: float, peak_bytes: float, device: Device) -> bool:

@@ -8,12 +8,14 @@ from vlm_pg.bench.paper.plan import OURS
 from vlm_pg.memory import GIB
 
 _NOTES = """\
-Counted, not measured: no device ran any of this. A time is a roofline, a lower bound: of each kind of operation the
-larger of FLOPs by the device's peak and bytes by its bandwidth, summed over kinds, or what the host takes to launch
-the kernels ({launch:g} us each, an assumption) if that is more; which of the three binds stands behind it. No kernel
-reaches the peaks. Bytes are those of kernels that read and write each operand once. Peak memory is above the weights,
-gradients included, without optimizer states; "no" behind a time: weights and peak do not fit into the device. A peak
-with ">=" follows from shallower models and is a least. Waits are how often the host asks for a value.
+Counted, not measured: no device ran any of this. A time's first number is a roofline, a lower bound: of each kind of
+operation the larger of FLOPs by the device's peak and bytes by its bandwidth, summed over kinds, or what the host takes
+to launch the kernels ({launch:g} us each, an assumption) if that is more; which of the three binds stands behind it.
+The second ("~") is what to expect: the same sum with the shares of the peaks that an H100 reached, and a time for each
+kernel, wait and launch (bench/paper/devices.py); of "x ours" both are these. Bytes are those of kernels that
+read and write each operand once. Peak memory is above the weights, gradients included, without optimizer states; "no"
+behind a time: weights and peak do not fit into the device. A peak with ">=" follows from shallower models and is a
+least. Waits are how often the host asks for a value.
 """
 _REFERENCE = """\
 Linear attention is counted as torch's reference operators, chunk by chunk. Where flash-linear-attention is installed, a
@@ -100,8 +102,8 @@ def _rows(entry: dict[str, Any], ours: dict[str, Any] | None, devices: list[str]
         times = ""
         if ours is not None and entry is not ours:
             of = "one rank" if "sequence_ranks" in entry else "ours"
-            times = f", {roof['seconds'] / ours['roofline'][name]['seconds']:.2f}x {of}"
-        cells.append(f"{seconds_words(roof['seconds'])} {roof['roof']}{times}{'' if roof['fits'] else ', no'}")
+            times = f", {roof['expected_seconds'] / ours['roofline'][name]['expected_seconds']:.2f}x {of}"
+        cells.append(f"{_time(roof)}{times}{'' if roof['fits'] else ', no'}")
     rows = [_line(cells)]
     for phase, found in entry.get("phases", {}).items():
         of_phase = _times(found["roofline"], devices)
@@ -114,7 +116,11 @@ def _rows(entry: dict[str, Any], ours: dict[str, Any] | None, devices: list[str]
 
 
 def _times(rooflines: dict[str, Any], devices: list[str]) -> list[str]:
-    return [f"{seconds_words(rooflines[name]['seconds'])} {rooflines[name]['roof']}" for name in devices]
+    return [_time(rooflines[name]) for name in devices]
+
+
+def _time(roof: dict[str, Any]) -> str:
+    return f"{seconds_words(roof['seconds'])} {roof['roof']}, ~{seconds_words(roof['expected_seconds'])}"
 
 
 def _counted(name: str, counts: dict[str, Any]) -> list[str]:

@@ -96,7 +96,7 @@ def whole_step(spec: dict[str, Any], counted: Counted) -> dict[str, Any]:
         "counts": weighted((1, part) for part in parts.values()),
         "phases": phases,
         "middle": found["rollout"]["middle"],
-        **{key: found["rollout"][key] for key in ("captured_launches", "replays")},
+        **{key: found["rollout"][key] for key in ("captured_launches", "replays", "eager_steps")},
     }
     return entry | {key: found["update"][key] for key in _OF_MODEL if key in found["update"]}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -71,6 +71,21 @@ def fused_unchecked(policy: Policy, refused: Mapping[str, str] = MappingProxyTyp
         layers = FusedLayers(policy.language_model, [name for name in _OF_LAYERS if name not in refused])
     name = f"{name} ({words})" if words else name
     return FusedStep(name, MERGING not in refused, STATISTICS not in refused, layers)
+
+
+def prefill_layers(policy: Policy, settings: RolloutSettings) -> AbstractContextManager[None]:
+    """What the language model's layers run in while prompts are prefilled: norms and gates as one kernel each, where
+    decode steps have these too (``fused_step``); else the modules as they are."""
+    if policy.settings.liger or _off_because(policy, settings):
+        return nullcontext()
+    return prefill_unchecked(policy, _refused(policy))
+
+
+def prefill_unchecked(policy: Policy, refused: Collection[str] = ()) -> AbstractContextManager[None]:
+    """As ``prefill_layers``, whatever the device; what a context has a part in (rotary positions) stays torch's."""
+    from vlm_pg.rollout.fused.layers import FusedLayers
+
+    return FusedLayers(policy.language_model, [name for name in (NORMS, GATES) if name not in refused])
 
 
 def _off_because(policy: Policy, settings: RolloutSettings) -> str | None:

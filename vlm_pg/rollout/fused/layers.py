@@ -37,11 +37,15 @@ class FusedLayers:
         self._packed, _ = packed_linears(language_model)
         self._places += [(layer, "forward", forward) for one in self._packed for layer, forward in one.forwards()]
         self._before: list[Any] = []
+        self._pack()
+
+    def _pack(self) -> None:
+        for one in self._packed:
+            one.pack()
 
     def __enter__(self) -> None:
         assert not self._before
-        for one in self._packed:
-            one.pack()
+        self._pack()  # where weights have been moved
         for module, name, forward in self._places:
             self._before.append(module.__dict__.get(name, _MISSING))
             module.__dict__[name] = forward
@@ -59,8 +63,9 @@ def _replaced(
     module: torch.nn.Module, kinds: Collection[str]
 ) -> Iterator[tuple[torch.nn.Module, str, Callable[..., Any]]]:
     """(module, name of its attribute, what stands there meanwhile)"""
-    # accelerate's hooks stand in the forward's place, and call it by another name.
-    name = "_old_forward" if hasattr(module, "_hf_hook") else "forward"
+    # accelerate's hooks, and tiles of rows (row_tiles.py), stand in the forward's place and call it by another name.
+    name = "vlm_pg_whole_forward" if hasattr(module, "vlm_pg_whole_forward") else "forward"
+    name = "_old_forward" if hasattr(module, "_hf_hook") else name
     if "norms" in kinds and is_norm(module):
         yield module, name, norm_of(module)
     elif "gates" in kinds and is_gated(module):

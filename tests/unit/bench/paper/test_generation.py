@@ -23,7 +23,7 @@ from vlm_pg.bench.paper.counter import count, count_laps, fake_mode
 from vlm_pg.bench.paper.fake import fake_policy
 from vlm_pg.bench.paper.generation import Generation, _Ours, count_ours, decoding_as_on_cuda
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.rollout import cohort_attention, engine
+from vlm_pg.rollout import cohort_attention, engine, prefix_levels
 from vlm_pg.rollout.cut import pieces_of
 from vlm_pg.rollout.decoders import decoder_for
 from vlm_pg.rollout.kv import PrefixStore
@@ -83,7 +83,7 @@ def test_long_prompts_are_read_in_pieces_as_on_a_gpu(monkeypatch: pytest.MonkeyP
         cut.append((at_once, pieces_of(tokens, queries, kv_heads, at_once)))
         return cut[-1][1]
 
-    monkeypatch.setattr(cohort_attention, "pieces_of", noted)
+    monkeypatch.setattr(prefix_levels, "pieces_of", noted)
     spec: dict[str, Any] = {"model": "small", "dtype": "bf16"}
     point = {"prefix": 4096, "generations": 2, "new_tokens": 2, "groups": 1}
     if beside:

@@ -1,8 +1,11 @@
-"""Peak memory that is counted, beside the one that a process of its own is seen to take."""
+"""Peak memory and times that are counted, beside those that were measured."""
 
 from __future__ import annotations
 
+import json
 import os
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,3 +49,16 @@ def test_counted_peaks_are_those_that_are_measured(
     }
     assert set(ratios) == set(names)
     assert {name: ratio for name, ratio in ratios.items() if not 0.9 < ratio < 1.1} == {}, ratios
+
+
+def test_expected_seconds_are_those_that_were_measured() -> None:
+    """Updates of a 7B model on an H100, counted anew: at the least, and within 15 % as expected."""
+    folder = Path(__file__).parents[4] / "docs" / "benchmarks"
+    figures = json.loads((folder / "2026-11-28-h100.json").read_text())["figures"]
+    seconds = runpy.run_path(str(folder / "count_beside.py"))["seconds"]
+    updates = [one for one in figures if (one["figure"], one["point"]) == ("update", "4096,8,512")]
+    assert len(updates) == 3
+    for figure in updates:
+        least, expected = seconds(figure)
+        assert least < figure["seconds"] < 2 * least, figure
+        assert abs(expected / figure["seconds"] - 1) < 0.15, (figure, expected)

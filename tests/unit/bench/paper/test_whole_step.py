@@ -78,7 +78,7 @@ def test_without_an_adapter_a_reference_has_weights_of_its_own() -> None:
     from vlm_pg.bench.paper.whole_step import whole_step
 
     part = {"counts": {"flops": {"matmul": 1}}, "peak_bytes": 10.0, "end_bytes": 1.0, "weights_bytes": 100.0}
-    part |= {"parts": {}, "middle": {}, "captured_launches": 0, "replays": 0}
+    part |= {"parts": {}, "middle": {}, "captured_launches": 0, "replays": 0, "eager_steps": 0}
     spec = {"point": {"frames": 8}, "phases": {name: {} for name in ("rollout", "reference", "update")}}
     peaks = {rank: whole_step(spec | {"lora": rank}, lambda _: part)["peak_bytes"] for rank in (None, 4)}
     assert peaks == {None: 10 + 1 + 100, 4: 10 + 1}
@@ -88,7 +88,7 @@ def test_that_linear_attention_was_torchs_is_said_of_a_whole_step() -> None:
     from vlm_pg.bench.paper.whole_step import whole_step
 
     part = {"counts": {}, "peak_bytes": 1.0, "end_bytes": 1.0, "weights_bytes": 1.0, "parts": {}, "middle": {}}
-    part |= {"captured_launches": 0, "replays": 0}
+    part |= {"captured_launches": 0, "replays": 0, "eager_steps": 0}
     spec = {"point": {"frames": 8}, "phases": {name: {"linear": True} for name in ("rollout", "update")}, "lora": 4}
     found = whole_step(spec, lambda one: part | ({"linear_attention": "reference"} if "linear" in one else {}))
     assert found["linear_attention"] == "reference"
