@@ -10,6 +10,7 @@ import torch
 
 from tests.support.groups import make_case, random_group, tiny_policy
 from tests.unit.rollout.test_packed import called, packed
+from tests.unit.rollout.test_ragged import record_steps
 from vlm_pg.errors import ConfigError, ModelError
 from vlm_pg.memory import GIB
 from vlm_pg.models.policy import Policy
@@ -19,6 +20,7 @@ from vlm_pg.rollout import merged
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.fused.packed import packed_linears
 from vlm_pg.rollout.merged import adapter_line, adapter_merged, mergeable_layers
+from vlm_pg.rollout.ragged import RaggedDecoder
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import Prompt, Rollout
 
@@ -267,3 +269,32 @@ def test_layers_in_4_bits_are_written_out_for_a_generation(targets: tuple[str, .
         assert small() == [] and flags(policy) == {True}
         assert len(packed(policy)) == 2 * len(policy.language_model.layers)
     assert small() == layers and is_as(policy, before) and flags(policy) == {False}
+
+
+@pytest.mark.parametrize("lora", [LORA, LORA.model_copy(update={"quantize": "nf4"})], ids=["plain", "4 bits"])
+def test_recorded_steps_are_of_use_while_adapters_are_as_they_were(
+    monkeypatch: pytest.MonkeyPatch, lora: LoraSettings
+) -> None:
+    """One that was recorded with the adapter merged has no products of it, and reads weights that may be gone."""
+    if lora.quantize:
+        pytest.importorskip("bitsandbytes")
+    policy = adapted(lora)
+    monkeypatch.setattr("vlm_pg.rollout.engine.decoder_for", RaggedDecoder)
+    record_steps(policy, monkeypatch)
+    engine = RolloutEngine(policy, RolloutSettings(merge_adapter=True, num_generations=2, max_new_tokens=20), 0)
+    expected = engine.generate(prompts_of(policy), 1)
+    kept = engine._decoder
+    if lora.quantize:
+        assert kept is None
+        return
+    with adapter_merged(policy, ON, lambda: 0):
+        assert kept is not None and kept.is_current()
+    assert not kept.is_current()
+    for ours, others in zip(engine.generate(prompts_of(policy), 1), expected, strict=True):
+        assert all(torch.equal(one.token_ids, other.token_ids) for one, other in zip(ours, others, strict=True))
+    assert engine._decoder is kept, "in its place it is of use"
+    monkeypatch.setattr(merged, "_off_because", lambda *_: "not now")
+    engine.settings = engine.settings.model_copy(update={"merge_adapter": "auto"})
+    for ours, others in zip(engine.generate(prompts_of(policy), 1), expected, strict=True):
+        assert all(torch.equal(one.token_ids, other.token_ids) for one, other in zip(ours, others, strict=True))
+    assert engine._decoder is not kept
