@@ -7,25 +7,30 @@ import torch
 
 from tests.support.groups import make_case, random_group
 from tests.support.tiny import tiny_model, tiny_processor
+from vlm_pg.models.liger import Liger, liger_of
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.settings import ModelSettings, Switch
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("liger_kernel")
 
 
-def policy(liger: bool, dtype: torch.dtype) -> Policy:
+def policy(liger: Switch, dtype: torch.dtype) -> Policy:
     model = tiny_model().to("cuda", dtype)
     return make_policy(model, tiny_processor(), ModelSettings(path="tiny", liger=liger))
 
 
+@pytest.mark.parametrize("switch", [True, "auto"])
 @pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
-def test_values_and_gradients_are_the_same(dtype: torch.dtype, bound: float) -> None:
+def test_values_and_gradients_are_the_same(dtype: torch.dtype, bound: float, switch: Switch) -> None:
     plain = policy(False, dtype)
+    plain.fused_logits = False
     case = make_case(plain, "video", 0)
     groups = [random_group(plain, case, [5, 9, 1], 1)]
-    fast = policy(True, dtype)
+    fast = policy(switch, dtype)
+    assert liger_of(fast.model) == Liger(("rms_norm", "swiglu", "rope"))
+    assert fast.fuses_logits(dtype) == (dtype == torch.bfloat16)
     from vlm_pg.models.liger_layers import swiglu
 
     assert fast.model.model.language_model.layers[0].mlp.forward.__func__ is swiglu

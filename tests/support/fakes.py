@@ -27,7 +27,7 @@ from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.kernels.cuda import CudaFlashKernel
 from vlm_pg.bench.paper.counter import fake_mode
 from vlm_pg.models import family as family_file
-from vlm_pg.models import kernel_choice, tower_attention
+from vlm_pg.models import kernel_choice, logits, tower_attention
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.lora import add_lora
 from vlm_pg.models.policy import Policy
@@ -162,6 +162,10 @@ def faked(strict: Strict | None = None) -> Iterator[Strict]:
         stack.enter_context(mock.patch.object(family_file, "tower_inputs", _tower_inputs_of_real_grids))
         stack.enter_context(mock.patch.object(VisionPiece, "grid_thw", _grids_with_values))
         stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)))
+        # Which compares values.
+        stack.enter_context(mock.patch.object(logits, "judged", return_value=None))
+        logits.logits_fault.cache_clear()
+        stack.callback(logits.logits_fault.cache_clear)
         stack.enter_context(strict)
         yield strict
 

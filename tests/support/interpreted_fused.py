@@ -20,12 +20,13 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 
 from tests.support.groups import tiny_policy
 from vlm_pg.attention.merge import merge_
+from vlm_pg.models.fused_logits import token_statistics
+from vlm_pg.models.logits import judged, token_logprobs
 from vlm_pg.rollout.fused import choice
 from vlm_pg.rollout.fused.gate import silu_mul
 from vlm_pg.rollout.fused.norm import rms_norm
 from vlm_pg.rollout.fused.parts import merge_parts
 from vlm_pg.rollout.fused.rotation import rotate
-from vlm_pg.rollout.fused.statistics import token_statistics
 from vlm_pg.rollout.sampling import policy_statistics
 
 # Not bfloat16, which the interpreter cuts off where a GPU rounds.
@@ -116,6 +117,30 @@ def statistics() -> None:
                 report(f"statistics {dtype} {temperature} {name}", got, right)
 
 
+def logits_gradients() -> None:
+    """Of the same rows, in chunks: hidden states are the logits, for the head is a unit matrix."""
+    for dtype in NUMBERS:
+        for temperature, entropy_graph in ((1.0, False), (0.7, False), (0.7, True)):
+            logits = (3 * torch.randn(4, 5000)).to(dtype)
+            logits[1, 4500] = 40
+            logits[2, 100:4200] = -20000
+            targets, unit = torch.tensor([0, 4500, 4999, 4097]), torch.eye(5000, dtype=dtype)
+            upstream = [torch.randn(4) for _ in range(1 + entropy_graph)]
+            for weight, path in ((unit, "product"), (None, "chunks"))[: 1 if entropy_graph else 2]:
+                found = []
+                for fused in (True, False):
+                    leaf = logits.clone().requires_grad_()
+                    with torch.enable_grad():
+                        outputs = token_logprobs(
+                            lambda x: x * 1, leaf, targets, temperature, 3, 1, entropy_graph, weight, fused
+                        )
+                        differentiable = outputs[: 1 + entropy_graph]
+                        found.append((*outputs, *torch.autograd.grad(differentiable, leaf, upstream)))
+                for name, got, right in zip(("logprobs", "entropies", "gradient"), *found, strict=True):
+                    report(f"{path} {dtype} {temperature} {entropy_graph} {name}", got.detach(), right.detach())
+    print(f"comparison logits: {judged(torch.device('cpu'), torch.float16)}")
+
+
 def comparisons() -> None:
     dtype = torch.float16
     for family in ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"):
@@ -151,6 +176,7 @@ def main() -> None:
     rotations()
     parts()
     statistics()
+    logits_gradients()
     comparisons()
 
 

@@ -1,7 +1,8 @@
 """liger-kernel's kernels as we use them, run by Triton's interpreter beside transformers' own code; a script.
 
 Triton decides at import whether kernels are interpreted, so this is a process of its own with TRITON_INTERPRET=1. It
-prints one JSON object: of each comparison the largest difference, relative to the largest value.
+prints what the comparison before use says of some models, then one JSON object: of each comparison the largest
+difference, relative to the largest value.
 
 fp32 and fp16, whose arithmetic numpy has. Not bf16: the interpreter keeps such numbers as 16-bit integers and
 computes with those wherever a kernel does not widen them first, as these kernels do not.
@@ -20,6 +21,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
+from tests.support.tiny import tiny_model
 from vlm_pg.models import liger
 from vlm_pg.models.liger_layers import FORWARDS, rotate, rotate_patches
 
@@ -93,14 +95,12 @@ def rotations(dtype: torch.dtype) -> Iterator[tuple[str, float]]:
 
 
 def modules(dtype: torch.dtype) -> Iterator[tuple[str, float]]:
-    from tests.support.tiny import tiny_model
-
     for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"):
         model = tiny_model(family).to(dtype)
         seen = set()
         for module in model.modules():
             for part in liger._parts(model):
-                forwards = [by for fits, by in FORWARDS.get(part, []) if fits(module)]
+                forwards = [by for fits, by in [FORWARDS[part]] if fits(module)] if part in FORWARDS else []
                 kind = type(module).__name__
                 if not forwards or kind in seen:
                     continue
@@ -134,6 +134,14 @@ def main() -> None:
     for dtype in (torch.float32, torch.float16):
         for comparisons in (rotations, modules):
             found.update({f"{name}, {dtype}": error for name, error in comparisons(dtype)})
+    liger._MANY_ROWS = 80  # as many as it takes for another kernel would take minutes
+    for family, dtype in (
+        ("qwen2_vl", torch.float16),
+        ("qwen3_vl", torch.float16),
+        ("qwen3_5", torch.float16),
+        ("qwen2_5_vl", torch.float32),
+    ):
+        print(f"judged {family} {dtype}: {liger.judged(tiny_model(family).to(dtype))}")
     json.dump(found, sys.stdout)
 
 

@@ -21,6 +21,7 @@ from vlm_pg.bench.case import ModelCase, Spec
 from vlm_pg.bench.contestant import CannotRun
 from vlm_pg.bench.ending import end_with_parent
 from vlm_pg.bench.memory import Peak, give_freed_memory_back, in_child, peak_above_baseline
+from vlm_pg.models.liger import liger_of
 from vlm_pg.processes import resolve
 
 T = TypeVar("T")
@@ -77,6 +78,9 @@ def measure(spec: Spec) -> dict[str, Any]:
             except Exception as error:  # whatever comes up on fake tensors: what was measured stays
                 words = str(error).strip().splitlines() or [""]
                 measured[name]["not_counted"] = f"{type(error).__name__} on fake tensors: {words[0]}"
+    if parts := liger_of(case.model).parts:
+        for entry in measured.values():
+            entry["liger"] = parts
     return {"contestants": {name: measured[name] for name in outcomes if name not in failed}, "failed": failed}
 
 

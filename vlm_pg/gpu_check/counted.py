@@ -115,6 +115,8 @@ def _measured(
             if not _is_at(entry, at):
                 continue
             if one := (at.get("contestants") or {}).get(name):
+                if other := _other_layers(settings, one):
+                    return None, other
                 times = {"seconds": one["median_seconds"], "decode_seconds": one.get("decode_seconds_per_token")}
                 return times | {"peak_bytes": one.get("peak_bytes")}, ""
             if why := (at.get("failed") or {}).get(name):
@@ -130,12 +132,12 @@ def _measured_step(
 ) -> tuple[dict[str, Any] | None, str]:
     """Of the files of ``grpo_step.py``, whose peak is taken above what stood there before."""
     wanted = [entry["model"], *(entry["point"][key] for key in ("frames", "generations", "new_tokens"))]
-    as_counted = (settings["checkpointing"], settings["lora"], settings["liger"]) == (True, LORA_RANK, False)
+    as_counted = (settings["checkpointing"], settings["lora"]) == (True, LORA_RANK)
     for data in files:
         if not as_counted or [data.get(key) for key in ("model", "frames", "generations", "new_tokens")] != wanted:
             continue
-        if data.get("failed"):
-            return None, str(data["failed"])
+        if why := data.get("failed") or _other_layers(settings, data):
+            return None, str(why)
         phases = dict(data["seconds"])
         peak = None if data.get("peak_bytes") is None else data["peak_bytes"] - (data.get("before_bytes") or 0)
         return {"seconds": phases.pop("step"), "decode_seconds": None, "phases": phases, "peak_bytes": peak}, ""
@@ -147,14 +149,20 @@ def _is_at(entry: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _same(entry: dict[str, Any], settings: dict[str, Any], data: dict[str, Any]) -> bool:
-    """Whether a file's settings are those that were counted; ``bench`` trains all weights, without Liger."""
+    """Whether a file's settings are those that were counted; ``bench`` trains all weights."""
     of = data.get("settings") or {}
     keys = ("dtype", "checkpointing") if entry["work"] == "step" else ("dtype",)
     return (
         (data["measurement"], of.get("model")) == (entry["work"], entry["model"])
         and all(of.get(key) == settings[key] for key in keys)
-        and not (of.get("ragged") or settings["lora"] or settings["liger"])
+        and not (of.get("ragged") or settings["lora"])
     )
+
+
+def _other_layers(settings: dict[str, Any], measured: dict[str, Any]) -> str:
+    """Why they are not comparable: ``bench`` writes what of liger-kernel was on, which may be nothing."""
+    on = bool(measured.get("liger"))
+    return "" if on == settings["liger"] else f"measured {'with' if on else 'without'} liger-kernel, counted otherwise"
 
 
 def _is_measured(data: Any) -> bool:

@@ -23,6 +23,7 @@ from vlm_pg.config import RunConfig
 from vlm_pg.distributed import RankLayout
 from vlm_pg.files import write_json_atomic
 from vlm_pg.gpu_check.measurements import LORA_RANK
+from vlm_pg.models.liger import liger_of
 from vlm_pg.models.loading import DTYPES, make_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
@@ -95,6 +96,7 @@ def measure(frames: int, model: str, device: str, generations: int, new_tokens: 
         "peak_bytes": peak,
         "before_bytes": before,
         "memory": str(memory.choice),
+        "liger": liger_of(policy.model).parts,
         **entry,
     }
 

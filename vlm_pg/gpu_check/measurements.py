@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from vlm_pg.gpu_check.packages import is_there
+
 Command = tuple[str, ...]
 PYTHON = sys.executable
 VLM_PG: Command = (PYTHON, "-m", "vlm_pg.cli")
@@ -51,7 +53,12 @@ def paper_file(folder: Path, model: str) -> Path:
     return folder / f"paper-{model}.json"
 
 
-def paper_commands(folder: Path, measurements: Sequence[Measurement]) -> list[Command]:
+def liger_words(device: str) -> Command:
+    """Of ``bench paper``, which counts what a policy runs on there by default (``model.liger``)."""
+    return ("--liger",) if device == "cuda" and is_there("liger_kernel") else ()
+
+
+def paper_commands(folder: Path, measurements: Sequence[Measurement], device: str) -> list[Command]:
     """``vlm-pg bench paper`` of the same models, points, contestants and settings: a command for each model."""
     commands = []
     for model in _each(one.model for one in measurements):
@@ -62,15 +69,16 @@ def paper_commands(folder: Path, measurements: Sequence[Measurement]) -> list[Co
                 words += [option, *points]
         words += ["--contestants", *_each(name for one in mine for name in one.contestants)]
         words += ["--checkpointing"] if any(one.checkpointing for one in mine) else []
+        words += liger_words(device)
         commands.append((*VLM_PG, "bench", "paper", *words, "--out", str(paper_file(folder, model))))
     return commands
 
 
-def whole_step_command(folder: Path, model: str, points: Sequence[str]) -> Command:
+def whole_step_command(folder: Path, model: str, points: Sequence[str], device: str) -> Command:
     """``vlm-pg bench paper`` of whole steps ("frames,rollouts,new tokens"), with the settings of ``grpo_step.py``."""
     dtype = "fp32" if model in LITTLE else "bf16"
     words = ("--models", model, "--dtype", dtype, "--works", "grpo-step", "--grpo-points", *points)
-    trained = ("--checkpointing", "--lora", str(LORA_RANK))
+    trained = ("--checkpointing", "--lora", str(LORA_RANK), *liger_words(device))
     return (*VLM_PG, "bench", "paper", *words, *trained, "--out", str(paper_file(folder, model)))
 
 

@@ -57,7 +57,7 @@ def grpo_step(folder: Path, device: str, model: str) -> list[Stage]:
             )
         )
     points = [f"{frames},{GENERATIONS},{NEW_TOKENS}" for frames in FRAMES]
-    return [*stages, counted_by(folder, 1, [whole_step_command(folder, model, points)], COUNTING_SECONDS)]
+    return [*stages, counted_by(folder, 1, [whole_step_command(folder, model, points, device)], COUNTING_SECONDS)]
 
 
 # Name: (what it measures in words, its stages by folder, device and model).
@@ -78,4 +78,4 @@ def _points(folder: Path, device: str, name: str, points: Sequence[Measurement],
         read = partial(read_bench_point, path, one.point, ours)
         label = f"{name}-{one.point.replace(',', '-')}"
         stages.append(Stage(label, title, (command,), 1, read, _NEEDS, needs_gpu=True, least_seconds=LEAST_SECONDS))
-    return [*stages, counted(folder, 1, points, COUNTING_SECONDS)]
+    return [*stages, counted(folder, device, 1, points, COUNTING_SECONDS)]

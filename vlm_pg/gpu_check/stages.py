@@ -89,7 +89,7 @@ def check(folder: Path, device: str, models: tuple[str, ...]) -> list[Stage]:
         stages.append(_bench(folder, device, rollout, "Generation", "ours", 12))
         measured += [step, rollout]
     # What is counted is counted for a GPU, wherever that happens.
-    stages.append(counted(folder, 16, measured))
+    stages.append(counted(folder, device, 16, measured))
     return stages
 
 
@@ -147,9 +147,11 @@ def _bench(folder: Path, device: str, measurement: Measurement, title: str, ours
     return Stage(name, words, (command,), share, partial(read_bench, path, 1, ours), _MODEL, needs_gpu=not little)
 
 
-def counted(folder: Path, share: float, measurements: Sequence[Measurement], least_seconds: float = 0.0) -> Stage:
+def counted(
+    folder: Path, device: str, share: float, measurements: Sequence[Measurement], least_seconds: float = 0.0
+) -> Stage:
     """What ``vlm-pg bench paper`` counts of the same, beside what was measured before."""
-    return counted_by(folder, share, paper_commands(folder, measurements), least_seconds)
+    return counted_by(folder, share, paper_commands(folder, measurements, device), least_seconds)
 
 
 def counted_by(folder: Path, share: float, commands: Sequence[Command], least_seconds: float = 0.0) -> Stage:

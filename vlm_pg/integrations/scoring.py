@@ -127,6 +127,8 @@ class _TrainersPolicy(Policy):
         settings = ModelSettings(path="in memory", positions="transformers")
         super().__init__(model, with_tokenizer, family, settings)
         self._fp32_head = fp32_head
+        if fp32_head:  # of logits in fp32 a softmax has some bits more than a log-sum-exp
+            self.fused_logits = False
 
     def _media_token_ids(self) -> tuple[int, ...]:
         # The trainer's own forward reads all others as words where no picture belongs to them, and so do we.

@@ -65,7 +65,8 @@ class Family:
     ``linear_attention``: some layers keep a recurrent state instead of keys and values.
     ``media_tokens``: the tokens only the processor may place. ``pixels(config)``: how the tower reads pixels.
     ``read_whole``: transformers' reading of scattered weights (ZeRO-3) leaves out a conversion the files need.
-    ``liger``: the parts that liger-kernel has kernels for, "rope" and keys of ``liger_layers.FORWARDS``.
+    ``liger``: the parts that liger-kernel has kernels for, "rope" and keys of ``liger_layers.FORWARDS``; with "swiglu"
+    also the experts of a mixture.
     """
 
     model_type: str

@@ -1,4 +1,4 @@
-"""Forwards of transformers' modules on liger-kernel's functions; imported where ``model.liger`` asks for them.
+"""Forwards of transformers' modules on liger-kernel's functions; imported where ``model.liger`` allows them.
 
 liger-kernel has functions of its own that switch whole models. Those of 0.8 import output classes for its losses that
 transformers 5.23 no longer has, and fail for Qwen-VL. So its operators are put into the modules here.
@@ -6,6 +6,7 @@ transformers 5.23 no longer has, and fail for Qwen-VL. So its operators are put 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -84,10 +85,11 @@ def _is_experts(module: torch.nn.Module) -> bool:
     return _named("Experts", module) and _is_silu(module) and hasattr(module, "gate_up_proj")
 
 
-# Of each part of ``Family.liger``: which modules it changes, and their forward. The rotation is in ``ROTATIONS``.
-FORWARDS: dict[str, list[tuple[Any, Any]]] = {
-    "rms_norm": [(partial(_named, "RMSNorm"), rms_norm)],
-    "rms_norm_around_one": [(partial(_named, "RMSNorm"), rms_norm_around_one)],
-    "layer_norm": [(partial(_named, "LayerNorm"), layer_norm)],
-    "swiglu": [(_is_gated, swiglu), (_is_experts, experts)],
+# Of each part: which modules it changes, and their forward. Rotations are in ``ROTATIONS``.
+FORWARDS: dict[str, tuple[Callable[[Any], bool], Callable[..., torch.Tensor]]] = {
+    "rms_norm": (partial(_named, "RMSNorm"), rms_norm),
+    "rms_norm_around_one": (partial(_named, "RMSNorm"), rms_norm_around_one),
+    "layer_norm": (partial(_named, "LayerNorm"), layer_norm),
+    "swiglu": (_is_gated, swiglu),
+    "experts": (_is_experts, experts),
 }

@@ -145,8 +145,7 @@ def make_policy(model: Any, processor: Any, settings: ModelSettings | None = Non
         model.config.get_text_config().output_router_logits = False
     model.set_attn_implementation(family.attention_setting(ATTENTION_NAME))
     attend_to_all_frames(model, family)
-    if settings.liger:
-        apply_liger(model)
+    apply_liger(model, settings.liger)
     if settings.gradient_checkpointing:
         enable_checkpointing(model)
     if settings.lora is not None and settings.lora.quantize:

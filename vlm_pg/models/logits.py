@@ -10,7 +10,8 @@ and their sum exist at one time: three times the vocabulary by the width, 3 GiB 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from vlm_pg.models.kernel_trials import Trial, faults, with_gradients
 from vlm_pg.models.scattered import is_scattered
 
 
@@ -54,6 +56,7 @@ def token_logprobs(
     least_chunks: int = 1,
     entropy_graph: bool = False,
     weight: torch.Tensor | None = None,
+    fused: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each target and entropy of each distribution.
 
@@ -67,6 +70,8 @@ def token_logprobs(
             ranks every call is a collective, so all ranks must make equally many.
         entropy_graph: leave the entropies on the graph, for an entropy bonus.
         weight: [V, D], where ``head`` is a product with it and no more, and nobody wants to see its calls.
+        fused: by ``fused_logits``, one kernel forward and one backward, where there is no ``logits_fault``;
+            but for ``entropy_graph`` without ``weight``.
 
     Returns:
         fp32 log-probabilities [R] (differentiable) and entropies in nats [R] (detached unless asked for).
@@ -74,11 +79,11 @@ def token_logprobs(
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}; it must be above 0 (1.0 leaves logits as they are).")
     if weight is not None and torch.is_grad_enabled() and hidden.shape[0] > chunk_rows:
-        found = _OfAllChunks.apply(hidden, weight, targets, temperature, chunk_rows, entropy_graph)
+        found = _OfAllChunks.apply(hidden, weight, targets, temperature, chunk_rows, entropy_graph, fused)
         return found[0], -found[1]
     pieces = list(zip(hidden.split(chunk_rows), targets.split(chunk_rows), strict=True))
     pieces += [(hidden[:0], targets[:0])] * (least_chunks - len(pieces))
-    rows = _Rows(temperature)
+    rows = _Rows(temperature, fused)
     chunk: Callable[..., Any] = _chunk_with_entropy_graph if entropy_graph else _chunk
     if len(pieces) == 1 or not torch.is_grad_enabled():
         parts = [chunk(head, h, t, rows, _Piece(i * chunk_rows)) for i, (h, t) in enumerate(pieces)]
@@ -102,8 +107,8 @@ class _Rows:
     ``of_targets`` [R]: the logits' gradients at the targets, in the logits' ``dtype``.
     """
 
-    def __init__(self, temperature: float) -> None:
-        self.temperature = temperature
+    def __init__(self, temperature: float, fused: bool = False) -> None:
+        self.temperature, self.fused = temperature, fused
         self.dtype: torch.dtype | None = None
         self.of_targets: torch.Tensor | None = None
 
@@ -161,12 +166,12 @@ class _TargetLogprobs(torch.autograd.Function):
             logprobs, negated_entropies = piece.values
             piece.values = None
         else:
-            logprobs, negated_entropies = _values(logits, targets, rows.temperature)
+            logprobs, negated_entropies = _values(logits, targets, rows.temperature, rows.fused)
             if piece.remembers:
                 # Views of their own: what autograd marks as outputs of this call must not be given to another one.
                 piece.values = logprobs.detach(), negated_entropies.detach()
         rows.dtype = logits.dtype
-        ctx.save_for_backward(logits, targets)
+        ctx.save_for_backward(logits, targets, logprobs)
         ctx.rows, ctx.start = rows, piece.start
         ctx.mark_non_differentiable(negated_entropies)
         # No zeros are made for the entropies, which nothing is asked of.
@@ -178,9 +183,12 @@ class _TargetLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
         if grad_outputs[0] is None:
             return None, None, None, None
-        logits, targets = ctx.saved_tensors
-        of_targets = ctx.rows.of_targets[ctx.start : ctx.start + len(targets)]
-        return _logits_gradient(logits, targets, grad_outputs[0], of_targets, ctx.rows.temperature), None, None, None
+        logits, targets, logprobs = ctx.saved_tensors
+        rows, negated = ctx.rows, grad_outputs[0]
+        of_targets = rows.of_targets[ctx.start : ctx.start + len(targets)]
+        if rows.fused:
+            return _fused_gradient(logits, rows.temperature, targets, logprobs, negated, of_targets), None, None, None
+        return _logits_gradient(logits, targets, negated, of_targets, rows.temperature), None, None, None
 
 
 def _for_all_rows(
@@ -220,12 +228,13 @@ class _OfAllChunks(torch.autograd.Function):
         temperature: float,
         chunk_rows: int,
         entropy_graph: bool,
+        fused: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         pieces = zip(hidden.split(chunk_rows), targets.split(chunk_rows), strict=True)
-        found = [_values(F.linear(h, weight), t, temperature) for h, t in pieces]
+        found = [_values(F.linear(h, weight), t, temperature, fused) for h, t in pieces]
         logprobs, negated_entropies = (torch.cat(values) for values in zip(*found, strict=True))
-        ctx.save_for_backward(hidden, weight, targets, logprobs)
-        ctx.temperature, ctx.chunk_rows, ctx.entropy_graph = temperature, chunk_rows, entropy_graph
+        ctx.save_for_backward(hidden, weight, targets, logprobs, negated_entropies)
+        ctx.temperature, ctx.chunk_rows, ctx.entropy_graph, ctx.fused = temperature, chunk_rows, entropy_graph, fused
         if not entropy_graph:
             ctx.mark_non_differentiable(negated_entropies)
         return logprobs, negated_entropies
@@ -233,15 +242,24 @@ class _OfAllChunks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, targets, logprobs = ctx.saved_tensors
+        hidden, weight, targets, logprobs, negated_entropies = ctx.saved_tensors
         of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         of_weight: torch.Tensor | None = None
+        per_row: list[torch.Tensor] = []
         if not ctx.entropy_graph:
             negated, of_targets = _for_all_rows(grad_outputs[0], logprobs, ctx.temperature, hidden.dtype)
+            per_row = [logprobs, negated, of_targets]
+        elif ctx.fused:
+            negated, of_targets = _for_all_rows(grad_outputs[0], logprobs, ctx.temperature, torch.float32)
+            of_entropies = grad_outputs[1].float() / ctx.temperature
+            of_targets += logprobs.exp() * (logprobs - negated_entropies) * of_entropies
+            per_row = [logprobs, negated, of_targets, negated_entropies, of_entropies]
         for first in range(0, hidden.shape[0], ctx.chunk_rows):
             rows = slice(first, first + ctx.chunk_rows)
             logits = F.linear(hidden[rows], weight)
-            if ctx.entropy_graph:
+            if ctx.fused:
+                grad = _fused_gradient(logits, ctx.temperature, targets[rows], *(values[rows] for values in per_row))
+            elif ctx.entropy_graph:
                 grad = _gradient_with_entropies(
                     logits, targets[rows], ctx.temperature, *(g[rows] for g in grad_outputs)
                 )
@@ -257,7 +275,54 @@ class _OfAllChunks(torch.autograd.Function):
                     torch.addmm(of_weight, grad.T, hidden[rows], out=of_weight)
             # Not there any more when the next chunk's logits come.
             del grad
-        return of_hidden, of_weight, None, None, None, None
+        return of_hidden, of_weight, None, None, None, None, None
+
+
+def _fused_gradient(logits: torch.Tensor, temperature: float, targets: torch.Tensor, *rows: torch.Tensor) -> Any:
+    """As ``_logits_gradient``; ``rows``: what ``logits_gradient`` takes behind the targets."""
+    from vlm_pg.models.fused_logits import logits_gradient
+
+    return logits_gradient(logits, temperature, targets.contiguous(), *rows)
+
+
+@cache
+def logits_fault(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why logits of this dtype are left to torch's operators there; None where ``fused_logits`` gives what they give.
+
+    Judged once, log-probabilities, entropies and both gradients, on random logits.
+    """
+    if device.type != "cuda":
+        return f"they are on {device.type}"
+    if dtype not in (torch.bfloat16, torch.float16):
+        # A log-sum-exp of fp32 costs some bits that a softmax of fp32 has.
+        return f"they are {str(dtype).removeprefix('torch.')}; the kernels are for bfloat16 and float16"
+    return judged(device, dtype)
+
+
+@torch.inference_mode(False)
+def judged(device: torch.device, dtype: torch.dtype) -> str | None:
+    """The fault of the kernels on random logits, whatever the device, or None."""
+    vocabulary, temperature = 5000, 0.7
+    targets = torch.tensor([0, 17, vocabulary - 1], device=device)
+    # A product with it leaves logits, and their gradients, as they are.
+    unit = torch.eye(vocabulary, device=device, dtype=dtype)
+
+    def run(logits: torch.Tensor, entropy_graph: bool, fused: bool) -> Any:
+        return _OfAllChunks.apply(logits, unit, targets, temperature, 2, entropy_graph, fused)[: 1 + entropy_graph]
+
+    def truth(logits: torch.Tensor, entropy_graph: bool) -> Any:
+        logprobs = (logits / temperature).log_softmax(-1)
+        found = logprobs.gather(-1, targets[:, None])[:, 0], (logprobs.exp() * logprobs).sum(-1)
+        return found[: 1 + entropy_graph]
+
+    def trials() -> Iterator[Trial]:
+        logits = 4 * torch.randn(3, vocabulary, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+        for entropies in (False, True):
+            by, usual = (partial(run, entropy_graph=entropies, fused=fused) for fused in (True, False))
+            name = "entropies" if entropies else "log-probabilities"
+            yield from with_gradients(name, by, usual, {"logits": logits}, partial(truth, entropy_graph=entropies))
+
+    return faults({"logits": trials}).get("logits")
 
 
 def _gradient_with_entropies(
@@ -278,7 +343,14 @@ def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     return (logits / torch.full((1,), temperature, dtype=torch.float32, device=logits.device)).float()
 
 
-def _values(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _values(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float, fused: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if fused:
+        from vlm_pg.models.fused_logits import token_statistics
+
+        found, entropies = token_statistics(logits, temperature, targets.contiguous())
+        return found, -entropies
     logprobs = _scaled(logits, temperature).log_softmax(-1)
     negated_entropies = logprobs.exp().mul_(logprobs).sum(-1)
     return logprobs.gather(-1, targets[:, None])[:, 0], negated_entropies

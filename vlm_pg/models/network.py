@@ -16,7 +16,7 @@ from vlm_pg.models.decoder import run_decoder
 from vlm_pg.models.family import Family
 from vlm_pg.models.kernel_choice import KernelChoice
 from vlm_pg.models.linear_attention import route_linear_layers
-from vlm_pg.models.logits import chunk_bytes, plain_weight, rows_of_chunks, token_logprobs
+from vlm_pg.models.logits import chunk_bytes, logits_fault, plain_weight, rows_of_chunks, token_logprobs
 from vlm_pg.models.memory_sizes import mlp_width
 from vlm_pg.models.pixels import PixelGeometry
 from vlm_pg.models.scattered import is_scattered
@@ -43,6 +43,10 @@ class Network(torch.nn.Module):
         heads = family.head_shape(model.config)
         self._kernels = KernelChoice(self.device, self.dtype, heads, settings.attention_kernel, has_values(model))
         self.kernel, self.kernel_error = self._kernels.kernel, self._kernels.error
+        # For work that is counted and not computed; None: what ``logits_fault`` finds, now and not within a pass.
+        self.fused_logits: bool | None = None
+        if has_values(model):
+            logits_fault(self.device, self.dtype)
         # Rows whose logits are held at a time; None: what ``chunk_rows`` finds.
         self.logits_chunk_rows: int | None = None
         if settings.logits_chunk_mb != "auto":
@@ -174,7 +178,14 @@ class Network(torch.nn.Module):
         if not self._own_pace and is_scattered(self.model.lm_head):
             chunks = int(max_over_ranks({"chunks": chunks}, hidden.device)["chunks"])
         weight = self.head_weight() if self.turns is None else None
-        return token_logprobs(self.logits, hidden, targets, temperature, rows, chunks, entropy_graph, weight)
+        fused = self.fuses_logits(hidden.dtype)
+        return token_logprobs(self.logits, hidden, targets, temperature, rows, chunks, entropy_graph, weight, fused)
+
+    def fuses_logits(self, dtype: torch.dtype) -> bool:
+        """Whether logits made of hidden states of ``dtype`` are read by kernels of Triton (``fused_logits``)."""
+        if self.fused_logits is not None:
+            return self.fused_logits
+        return logits_fault(self.device, dtype) is None
 
     def head_weight(self) -> torch.Tensor | None:
         """[V, D], where ``logits`` is a product with it and no more, see ``plain_weight``."""

@@ -120,10 +120,11 @@ class ModelSettings(Settings):
         description="Train low-rank adapters (peft) on the frozen language model instead of its weights; {} for the "
         "defaults. Checkpoints hold the adapter alone, and a KL term's reference is the model without it.",
     )
-    liger: bool = Field(
-        False,
-        description="Use liger-kernel's Triton kernels for RMSNorm, SwiGLU and rotary positions; its fused loss is "
-        "never used. Needs a GPU.",
+    liger: Switch = Field(
+        "auto",
+        description="Use liger-kernel's Triton kernels for norms, SwiGLU and rotary positions; its fused loss is never "
+        "used. auto: on a GPU where the package is installed, each part whose outputs and gradients are as near to "
+        "float64 as those of transformers' modules; experts of mixtures stay theirs. true: all parts, or an error.",
     )
 
     @property

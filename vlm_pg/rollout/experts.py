@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from vlm_pg.models.liger import liger_of
 from vlm_pg.models.policy import Policy
 
 # torch's grouped matrix product reads the offsets of the experts on the device for bf16 on these major capabilities;
@@ -24,7 +25,7 @@ def experts_wait(policy: Policy) -> str | None:
 
 def experts_wait_at(policy: Policy, capability: tuple[int, int]) -> str | None:
     """As ``experts_wait``, on a CUDA device of this compute capability."""
-    if policy.settings.liger and "swiglu" in policy.family.liger:
+    if "experts" in liger_of(policy.model).parts:
         return "liger-kernel's experts are not known to leave the host alone (model.liger)"
     implementation = _implementation(policy)
     if implementation == "batched_mm":

@@ -133,7 +133,7 @@ class TokenSampler:
         del scores
         temperature = self._settings.temperature or 1.0
         if self._fused:
-            from vlm_pg.rollout.fused.statistics import token_statistics
+            from vlm_pg.models.fused_logits import token_statistics
 
             logprobs, entropies = token_statistics(logits, temperature, tokens)
         else:

@@ -14,6 +14,7 @@ from vlm_pg.distributed import RankLayout, join_ranks, launched_world_size
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.liger import liger_line
 from vlm_pg.models.loading import DTYPES
+from vlm_pg.models.logits import logits_fault
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.quantize import is_quantized
 from vlm_pg.models.scattered import num_elements
@@ -42,7 +43,8 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
         *policy.family.notes,
         *_of_ranks(config, policy, engine.ranks),
         f"algorithm: {describe_algorithm(config.algorithm)}",
-        *([liger_line(policy.model)] if config.model.liger else []),
+        *([line] if (line := liger_line(policy.model)) else []),
+        *([_logits_line(policy)] if policy.device.type == "cuda" else []),
         f"data: {questions:,} training questions from {config.data.train_shown}",
         *([f"mixture: {mixture}"] if mixture else []),
     ]
@@ -52,6 +54,11 @@ def _allocator() -> str:
     """What torch's allocator was told."""
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     return ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or "torch's own settings"
+
+
+def _logits_line(policy: Policy) -> str:
+    fault = logits_fault(policy.device, policy.dtype)
+    return f"logits: read by {f'torch ({fault})' if fault else 'one kernel forward and one backward'}"
 
 
 def low_lora_rate(config: RunConfig) -> str | None:

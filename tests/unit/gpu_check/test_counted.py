@@ -27,7 +27,7 @@ MEASURED = [
 @pytest.fixture(scope="module")
 def paper(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """As the command of the stage counts it."""
-    (command,) = paper_commands(tmp_path_factory.mktemp("paper"), MEASURED)
+    (command,) = paper_commands(tmp_path_factory.mktemp("paper"), MEASURED, "cpu")
     assert bench_paper([*command[command.index("paper") + 1 :], "--jobs", "1"]) == 0
     found: dict[str, Any] = json.loads(Path(command[-1]).read_text())
     return found
@@ -115,6 +115,9 @@ def test_what_was_measured_otherwise_is_not_taken_for_it(
 
 
 def test_why_something_was_not_measured(tmp_path: Path, paper: Any) -> None:
+    fused = measured("step", STEP, "grouped", {"median_seconds": 2.0, "liger": ["rms_norm"]})
+    row = rows_of(read(tmp_path, paper, None, a=fused))["grouped"]
+    assert row["measured"] is None and row["not_measured"] == "measured with liger-kernel, counted otherwise"
     data = measured("step", STEP, "other", {"median_seconds": 2.0})
     data["points"][0]["failed"] = {"grouped": "out of memory"}
     skipped = measured("rollout", {**ROLLOUT, "prefix": 9}, "ours", {"median_seconds": 2.0})
@@ -126,7 +129,7 @@ def test_why_something_was_not_measured(tmp_path: Path, paper: Any) -> None:
 
 @pytest.fixture(scope="module")
 def step_paper(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    command = whole_step_command(tmp_path_factory.mktemp("paper"), "small", ["4,2,5"])
+    command = whole_step_command(tmp_path_factory.mktemp("paper"), "small", ["4,2,5"], "cpu")
     assert bench_paper([*command[command.index("paper") + 1 :], "--jobs", "1"]) == 0
     found: dict[str, Any] = json.loads(Path(command[-1]).read_text())
     return found
@@ -150,6 +153,8 @@ def test_a_whole_step_stands_beside_what_was_counted_of_its_phases(tmp_path: Pat
     assert other["measured"] is None and other["not_measured"] == "not measured"
     failed = whole | {"failed": "out of GPU memory", "seconds": {}, "sampled_tokens": None}
     (row,) = read(tmp_path, step_paper, None, step=failed).figures["beside"]
+    fused = read(tmp_path, step_paper, None, step=whole | {"liger": ["rope"]}).figures["beside"][0]
+    assert fused["measured"] is None and fused["not_measured"].startswith("measured with liger-kernel")
     assert row["not_measured"] == "out of GPU memory" and row["phases"]["update"]["seconds"] is None
 
 

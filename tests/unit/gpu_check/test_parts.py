@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_what_is_measured_is_counted_with_the_same_settings(tmp_path: Path) -> N
         Measurement("rollout", "7b", "4096,8,128", ("ours",)),
         Measurement("rollout", "small", "64,2,4", ("ours",)),
     ]
-    large, little = (" ".join(command) for command in paper_commands(tmp_path, measured))
+    large, little = (" ".join(command) for command in paper_commands(tmp_path, measured, "cpu"))
     assert large.endswith(
         "bench paper --models 7b --dtype bf16 --works step rollout --points 4096,8,512 8192,8,512 --rollout-points "
         f"4096,8,128 --contestants grouped transformers-batch ours --checkpointing --out {tmp_path}/paper-7b.json"
@@ -88,6 +89,8 @@ def test_what_is_measured_is_counted_with_the_same_settings(tmp_path: Path) -> N
         "bench paper --models small --dtype fp32 --works rollout --rollout-points 64,2,4 --contestants ours "
         f"--out {tmp_path}/paper-small.json"
     )
+    if find_spec("liger_kernel"):  # which a GPU's policies run on by default
+        assert "--liger" in paper_commands(tmp_path, measured, "cuda")[0]
 
 
 def make_wheel(folder: Path, name: str) -> None:

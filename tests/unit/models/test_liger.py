@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from copy import deepcopy
@@ -21,10 +22,10 @@ from vlm_pg.bench.paper.counter import fake_mode
 from vlm_pg.bench.paper.fake import fake_policy
 from vlm_pg.errors import ModelError
 from vlm_pg.models.layer_globals import layer_global, replaced_globals, set_layer_globals
-from vlm_pg.models.liger import apply_liger, liger_line
+from vlm_pg.models.liger import Liger, apply_liger, liger_line, liger_of
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.registry import FAMILIES
-from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.settings import ModelSettings, Switch
 from vlm_pg.types import ResponseGroup
 
 
@@ -34,36 +35,144 @@ def test_a_model_that_is_not_on_a_gpu() -> None:
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vlm_pg.models.liger._can_run", lambda model: True)
+    on_gpu(monkeypatch)
     monkeypatch.delitem(sys.modules, "vlm_pg.models.liger_layers", raising=False)
+    monkeypatch.delattr("vlm_pg.models.liger_layers", raising=False)
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
     monkeypatch.setitem(sys.modules, "liger_kernel.ops", None)
-    with pytest.raises(ModelError, match=r"pip install 'vlm-pg\[liger\]'"):
-        apply_liger(tiny_model())
+    with pytest.raises(ModelError, match=r"model.liger is true, but .* pip install 'vlm-pg\[liger\]', or set"):
+        apply_liger(tiny_model(), True)
+    model = tiny_model()
+    apply_liger(model, "auto")
+    assert not liger_of(model).parts and "forward" not in vars(model.model.language_model.norm)
+    line = str(liger_line(model))
+    assert line.startswith(
+        "liger-kernel: all layers by transformers: the package liger-kernel is not installed, or not"
+    )
+    assert line.endswith("Install it with pip install 'vlm-pg[liger]'")
 
 
-def test_a_family_it_knows_nothing_of() -> None:
+def test_a_family_it_knows_nothing_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("liger_kernel")
     model = tiny_model()
     model.config.model_type = "qwen9_vl"
     with pytest.raises(ModelError, match="nothing for model type 'qwen9_vl'"):
-        apply_liger(model)
+        apply_liger(model, True)
+    on_gpu(monkeypatch)
+    apply_liger(model, "auto")
+    assert "all layers by transformers: liger-kernel has nothing for model type 'qwen9_vl'" in str(liger_line(model))
 
 
 def test_a_model_without_a_part_that_its_family_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """A release of transformers that names its modules otherwise: said, and not passed over."""
     pytest.importorskip("liger_kernel")
-    monkeypatch.setattr("vlm_pg.models.liger._can_run", lambda model: True)
+    on_gpu(monkeypatch)
     monkeypatch.setattr("vlm_pg.models.liger_layers.ROTATIONS", {"apply_rope": None})
     with pytest.raises(ModelError, match="has nothing that liger-kernel's rotary positions could stand in for"):
-        apply_liger(tiny_model())
+        apply_liger(tiny_model(), True)
 
 
 def test_every_family_is_listed() -> None:
     assert all(family.liger for family in FAMILIES.values())
 
 
-def test_the_line_names_the_parts() -> None:
-    assert liger_line(tiny_model()) == "liger-kernel: RMSNorm, SwiGLU, rotary positions (not its losses)"
+@pytest.mark.parametrize("switch", ["auto", False])
+def test_on_a_cpu_nothing_changes(switch: Switch) -> None:
+    assert ModelSettings(path="tiny").liger == "auto"
+    model = make_policy(tiny_model(), tiny_processor(), ModelSettings(path="tiny", liger=switch)).model
+    for module in model.model.modules():
+        assert "forward" not in vars(module) or not type(module).__name__.endswith(("Norm", "MLP", "Experts"))
+        assert not [name for name in replaced_globals(module) if name.startswith("apply_rotary")]
+    assert liger_of(model) == Liger() and liger_line(model) is None
+
+
+CORRECT = "liger-kernel: RMSNorm, SwiGLU, rotary positions (not its losses)"
+
+
+@pytest.mark.parametrize("wrong", ["", "output", "gradient", "dtype"])
+@pytest.mark.parametrize("part, name", [("rms_norm", "RMSNorm"), ("swiglu", "SwiGLU"), ("rope", "rotary positions")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_part_is_judged_alone(
+    part: str, name: str, wrong: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, which is pretended: by outputs and by gradients; what is refused stays transformers' own."""
+    model, beside = tiny_model().to(dtype), tiny_model().to(dtype)
+    layers = pretend_kernels(model, monkeypatch)
+    if part == "rope":
+        replaced = {key: spoilt(by, wrong) for key, by in layers.ROTATIONS.items()}
+        monkeypatch.setattr(layers, "ROTATIONS", replaced)
+    else:
+        fits, forward = layers.FORWARDS[part]
+        monkeypatch.setitem(layers.FORWARDS, part, (fits, spoilt(forward, wrong)))
+    apply_liger(model, "auto")
+    line, found = str(liger_line(model)), liger_of(model)
+    if not wrong:
+        assert line == CORRECT and found == Liger(("rms_norm", "swiglu", "rope"))
+    else:
+        others = {"RMSNorm", "SwiGLU", "rotary positions"} - {name}
+        assert set(found.others) == {name} and all(other in line.split("(")[0] for other in others)
+        assert f"; {name} by transformers: " in line
+        assert re.search("gradient of" if wrong == "gradient" else "output is", found.others[name]), line
+        assert ("is torch." in line) == (wrong == "dtype")
+    own = {module: "forward" in vars(module) for module in model.modules()}
+    language = model.model.language_model
+    assert own[language.norm] == (not wrong or part != "rms_norm")
+    assert own[language.layers[0].mlp] == (not wrong or part != "swiglu")
+    assert bool(replaced_globals(language.layers[0].self_attn)) == (not wrong or part != "rope")
+    assert not any("forward" in vars(module) for module in beside.model.language_model.modules())
+
+
+def test_experts_are_left_to_the_graphs_of_decode_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("qwen3_vl_moe")
+    pretend_kernels(model, monkeypatch)
+    apply_liger(model, "auto")
+    assert liger_of(model).parts == ("rms_norm", "rope") and "experts by transformers" in str(liger_line(model))
+    apply_liger(model, True)
+    assert liger_of(model).parts == ("rms_norm", "rope", "experts")
+    assert liger_line(model) == "liger-kernel: RMSNorm, rotary positions, experts (not its losses)"
+
+
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vlm_pg.models.liger._on_gpu", lambda model: True)
+
+
+def pretend_kernels(model: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A GPU, and in place of liger's forwards some that need none: the classes' own."""
+    layers = pytest.importorskip("vlm_pg.models.liger_layers")
+    on_gpu(monkeypatch)
+    monkeypatch.setattr("vlm_pg.models.liger._MANY_ROWS", 80)
+    for part, (fits, _) in layers.FORWARDS.items():
+        monkeypatch.setitem(layers.FORWARDS, part, (fits, _product if part == "swiglu" else _of_the_class))
+    attention = next(module for module in model.modules() if hasattr(module, "q_proj"))
+    theirs = vars(sys.modules[type(attention).__module__])
+    by = {name: _as_another(theirs[name]) for name in layers.ROTATIONS if name in theirs}
+    monkeypatch.setattr(layers, "ROTATIONS", by)
+    return layers
+
+
+def _product(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.down_proj(torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def _as_another(function: Any) -> Any:
+    return lambda *args, **kwargs: function(*args, **kwargs)
+
+
+def spoilt(by: Any, wrong: str) -> Any:
+    """``by`` with a value a hundredth off, or one of another dtype, or with right ones and a gradient that is off."""
+
+    def change(x: torch.Tensor) -> torch.Tensor:
+        if wrong == "dtype":
+            return x.double()
+        if wrong == "output":
+            return x * 1.01
+        return x + 0.01 * (x - x.detach()) if wrong else x
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        found = by(*args, **kwargs)
+        return tuple(map(change, found)) if isinstance(found, tuple) else change(found)
+
+    return run
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
@@ -158,11 +267,10 @@ def test_hooks_of_accelerate_stay_above_what_is_put_in(family: str, monkeypatch:
     for name in hooked:
         add_hook_to_module(model.get_submodule(name), Notes(name))
     # Forwards that need no GPU, put in as liger's are.
-    for part, forwards in layers.FORWARDS.items():
-        plain = [(fits, _of_the_class) for fits, _ in forwards]
-        monkeypatch.setitem(layers.FORWARDS, part, plain)
+    for part, (fits, _) in layers.FORWARDS.items():
+        monkeypatch.setitem(layers.FORWARDS, part, (fits, _of_the_class))
     monkeypatch.setattr(layers, "ROTATIONS", {"apply_rotary_pos_emb": _theirs(model)})
-    monkeypatch.setattr("vlm_pg.models.liger._can_run", lambda model: True)
+    on_gpu(monkeypatch)
     policy = make_policy(model, tiny_processor(family), ModelSettings(path="tiny", liger=True))
     policy(policy.pack([ResponseGroup(text_prompt("one", torch.arange(10, 19)), (torch.arange(10, 14),))]), None)
     assert set(called) == hooked and any(name.endswith("mlp") for name in hooked)
@@ -201,7 +309,10 @@ def test_numbers_are_those_of_transformers() -> None:
         capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[3], check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]
-    errors = json.loads(run.stdout.splitlines()[-1])
+    *judged, found = run.stdout.splitlines()
+    # What the comparison before use says of the same kernels.
+    assert [line.partition(": ")[2] for line in judged] == ["{}"] * 4, judged
+    errors = json.loads(found)
     # Rotations of six families with many rows and with one, towers of four, and ten kinds of modules, twice.
     assert len(errors) == 2 * (12 + 4 + 10)
     for name, error in errors.items():

@@ -12,13 +12,15 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2_5_VLForConditionalGeneration
 
+from tests.support.groups import tiny_policy
 from vlm_pg.attention.kernels.cuda import CudaFlashKernel
 from vlm_pg.bench.case import random_config
 from vlm_pg.bench.paper.counter import count, fake_mode
 from vlm_pg.bench.paper.fake import fake_policy
-from vlm_pg.models.logits import chunk_bytes, plain_weight, rows_of_chunks, token_logprobs
+from vlm_pg.models.logits import chunk_bytes, judged, logits_fault, plain_weight, rows_of_chunks, token_logprobs
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice
+from vlm_pg.training.setup import _logits_line
 
 ROWS, DIM, VOCAB = 7, 5, 11
 
@@ -52,7 +54,11 @@ def expected(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("entropy_graph", [False, True])
 @pytest.mark.parametrize("plain", [False, True], ids=["a head", "a weight"])
-def test_values_and_gradients(chunk_rows: int, temperature: float, entropy_graph: bool, plain: bool) -> None:
+@pytest.mark.parametrize("fused", [False, True], ids=["torch", "fused"])
+def test_values_and_gradients(
+    chunk_rows: int, temperature: float, entropy_graph: bool, plain: bool, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = pretend_kernels(monkeypatch) if fused else []
     hidden, weight, targets, upstream = inputs()
     found = token_logprobs(
         lambda h: h @ weight.T,
@@ -63,6 +69,7 @@ def test_values_and_gradients(chunk_rows: int, temperature: float, entropy_graph
         least_chunks=4,
         entropy_graph=entropy_graph,
         weight=weight if plain else None,
+        fused=fused,
     )
     wanted = expected(hidden, weight, targets, temperature)
     for got, want in zip(found, wanted, strict=True):
@@ -75,8 +82,66 @@ def test_values_and_gradients(chunk_rows: int, temperature: float, entropy_graph
     ]
     got, want = (torch.autograd.grad(loss, (hidden, weight), retain_graph=True) for loss in losses)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    # Entropies of a head that is called go back by autograd.
+    by_kernels = fused and (not entropy_graph or (plain and chunk_rows < ROWS))
+    assert set(called) == ({"token_statistics", "logits_gradient"} if by_kernels else set())
     # Whoever goes back twice finds the same.
     torch.testing.assert_close(torch.autograd.grad(losses[0], (hidden, weight)), got, rtol=0, atol=0)
+
+
+def pretend_kernels(monkeypatch: pytest.MonkeyPatch, spoilt: str = "") -> list[str]:
+    """What the kernels are said to give, by torch; ``spoilt``: one of them a hundredth off. Returns names of calls."""
+    pytest.importorskip("triton")
+    called: list[str] = []
+
+    def token_statistics(logits: torch.Tensor, temperature: float, tokens: torch.Tensor) -> Any:
+        called.append("token_statistics")
+        logprobs = (logits.float() / temperature).log_softmax(-1)
+        entropies = -(logprobs.exp() * logprobs).sum(-1)
+        return logprobs.gather(1, tokens[:, None])[:, 0], entropies * (1.01 if spoilt == "token_statistics" else 1)
+
+    def logits_gradient(
+        logits: torch.Tensor, temperature: float, tokens: torch.Tensor, logprobs: torch.Tensor, negated: torch.Tensor,
+        of_tokens: torch.Tensor, negated_entropies: Any = None, of_entropies: Any = None,
+    ) -> torch.Tensor:  # fmt: skip
+        called.append("logits_gradient")
+        found = (logits.float() / temperature).log_softmax(-1)
+        torch.testing.assert_close(found.gather(1, tokens[:, None])[:, 0], logprobs)
+        factor = negated[:, None]
+        if negated_entropies is not None:
+            factor = factor + (found - negated_entropies[:, None]) * of_entropies[:, None]
+        gradient = (found.exp() * factor).scatter(1, tokens[:, None], of_tokens[:, None].float())
+        return (gradient * (1.01 if spoilt == "logits_gradient" else 1)).to(logits.dtype)
+
+    for function in (token_statistics, logits_gradient):
+        monkeypatch.setattr(f"vlm_pg.models.fused_logits.{function.__name__}", function)
+    return called
+
+
+@pytest.mark.parametrize("spoilt", ["", "token_statistics", "logits_gradient"])
+def test_kernels_are_judged(spoilt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_kernels(monkeypatch, spoilt)
+    fault = judged(torch.device("cpu"), torch.bfloat16)
+    expected = {"": "", "token_statistics": "entropies's output", "logits_gradient": "log-probabilities's gradient"}
+    assert str(fault or "").startswith(expected[spoilt]) and bool(fault) == bool(spoilt)
+
+
+def test_where_kernels_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, half = torch.device("cuda", 0), torch.bfloat16
+    found = iter([None, "1 off"])
+    monkeypatch.setattr("vlm_pg.models.logits.judged", lambda *_: next(found))
+    logits_fault.cache_clear()
+    assert logits_fault(torch.device("cpu"), half) == "they are on cpu"
+    assert logits_fault(cuda, half) is logits_fault(cuda, half) is None  # judged once
+    assert logits_fault(cuda, torch.float16) == "1 off"
+    assert str(logits_fault(cuda, torch.float32)).startswith("they are float32")
+    policy = tiny_policy()
+    assert not policy.fuses_logits(half)
+    monkeypatch.setattr(type(policy), "device", cuda)
+    monkeypatch.setattr(type(policy), "dtype", torch.float16)
+    assert _logits_line(policy) == "logits: read by torch (1 off)"
+    assert policy.fuses_logits(half) and not policy.fuses_logits(torch.float32)
+    logits_fault.cache_clear()
 
 
 def test_the_gradient_of_a_nearly_certain_target_survives_bf16() -> None:

@@ -18,6 +18,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.support.groups import make_case, random_group, tiny_policy
+from vlm_pg.models.liger import apply_liger
 from vlm_pg.rollout.fused import choice
 from vlm_pg.rollout.fused.choice import KERNELS, fused_step, fused_unchecked, judged
 from vlm_pg.rollout.settings import RolloutSettings
@@ -33,13 +34,19 @@ def said_by(module: str, *arguments: str) -> list[str]:
 def test_kernels_give_what_torch_gives() -> None:
     lines = said_by("tests.support.interpreted_fused")
     cases = [line.rsplit(" ", 2) for line in lines if not line.startswith("comparison")]
-    assert len(cases) == 16 + 4 + 16 + 18 + 8
+    assert len(cases) == 16 + 4 + 16 + 18 + 8 + 30
     for name, unequal, error in cases:
+        if name.startswith(("product", "chunks")):
+            # Of a chunk of logits a rounding here or there.
+            assert float(error) < 2e-6 and ("float32" in name or "gradient" not in name or float(unequal) < 1e-3), name
+            continue
         if "float16" in name and not name.startswith(("parts ", "parts-lse", "statistics")):
             assert float(unequal) == 0, name
         assert float(error) < 2e-6, name
-    *agreeing, norm, gate = (line.removeprefix("comparison ") for line in lines if line.startswith("comparison"))
-    assert len(agreeing) == 4 and all(line.endswith(": {}") for line in agreeing), agreeing
+    logits, *agreeing, norm, gate = (
+        line.removeprefix("comparison ") for line in lines if line.startswith("comparison")
+    )
+    assert logits == "logits: None" and len(agreeing) == 4 and all(line.endswith(": {}") for line in agreeing), agreeing
     assert "{'norms': 'Qwen3VLTextRMSNorm is " in norm and "{'gates': 'OneMore is " in gate
 
 
@@ -95,7 +102,9 @@ MERGED = {"N": 32, "REPEATS": 4, "SIZE": 128, "ROOM": 128, "PIECES": 16}
         ("rotation.rotated", HEADS, 3, 1),
         ("rotation.rotated", {"N": 16, "K": 4, "HALF": 32, "SIZE": 256, "ROOM": 32, "REST": 256}, 3, 1),
         ("parts.merged_head", MERGED, 1, 1),
-        ("statistics.row_statistics", {"NUMBERS": 4096}, 0, 0),
+        ("fused_logits.row_statistics", {"NUMBERS": 4096}, 0, 0),
+        ("fused_logits.row_gradients", {"ENTROPIES": False, "NUMBERS": 4096}, 1, 1),
+        ("fused_logits.row_gradients", {"ENTROPIES": True, "NUMBERS": 4096}, 1, 1),
     ],
     ids=lambda value: (
         "-".join(str(int(number)) for number in value.values()) if isinstance(value, dict) else str(value)
@@ -122,11 +131,13 @@ def test_kernels_compile_for_gpus_that_are_not_here(
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     file, name = kernel.split(".")
-    function = getattr(importlib.import_module(f"vlm_pg.rollout.fused.{file}"), name)
+    folder = "models" if file == "fused_logits" else "rollout.fused"
+    function = getattr(importlib.import_module(f"vlm_pg.{folder}.{file}"), name)
     wide = {"own_lse", "parts_lse", "out_lse"}
     numbers = {"x", "weight", "out", "gate", "up", "q", "k", "cos", "sin", "q_out", "k_out", "own", "parts"}
     types = dict.fromkeys(wide, "*fp32") | dict.fromkeys(numbers, "*bf16") | {"places": "*i32", "epsilon": "fp32"}
     types |= {"logits": "*bf16", "tokens": "*i64", "logprobs": "*fp32", "entropies": "*fp32", "temperature": "fp32"}
+    types |= {"of_tokens": "*bf16"} | dict.fromkeys(("negated", "negated_entropies", "of_entropies"), "*fp32")
     signature = {name: types.get(name, "i32") for name in function.arg_names}
     signature |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(fn=function, signature=signature, constexprs=constants)
@@ -135,7 +146,7 @@ def test_kernels_compile_for_gpus_that_are_not_here(
     code = found["ptx"]
     assert not re.search(r"cvt\.r[zmp]\w*\.bf16", code)
     assert "fma.rn.f32" not in code and ".local" not in code
-    stored = {"norm": 16, "gate": 8, "rotation": 2, "parts": 1, "statistics": 1}[file]  # numbers of a thread
+    stored = {"norm": 16, "gate": 8, "rotation": 2, "parts": 1, "fused_logits": 32}[file]  # numbers of a thread
     # Code for queries and keys, and for both halves, ends in common machine code.
     branches = 4 if file == "rotation" else 1
     assert found["ttir"].count("arith.truncf") == written * branches
@@ -185,11 +196,11 @@ def token_statistics(logits: torch.Tensor, temperature: float, tokens: torch.Ten
 
 # What compilers may make of the kernels: nothing is rounded on the way.
 ROUNDED_ONCE: dict[str, tuple[str, Callable[..., Any]]] = {
-    "norms": ("layers", rms_norm),
-    "gates": ("gate", silu_mul),
-    "rotary positions": ("layers", rotate),
-    "merging": ("parts", merge_parts),
-    "log-probabilities": ("statistics", token_statistics),
+    "norms": ("rollout.fused.layers", rms_norm),
+    "gates": ("rollout.fused.gate", silu_mul),
+    "rotary positions": ("rollout.fused.layers", rotate),
+    "merging": ("rollout.fused.parts", merge_parts),
+    "log-probabilities": ("models.fused_logits", token_statistics),
 }
 
 
@@ -200,7 +211,7 @@ def use(monkeypatch: pytest.MonkeyPatch, kernel: str, change: Callable[[Any], An
         found = function(*arguments)
         return tuple(map(change, found)) if isinstance(found, tuple) else change(found)
 
-    monkeypatch.setattr(f"vlm_pg.rollout.fused.{file}.{function.__name__}", changed)
+    monkeypatch.setattr(f"vlm_pg.{file}.{function.__name__}", changed)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -286,12 +297,26 @@ def test_a_norm_with_more_than_a_weight_stays() -> None:
         assert "forward" not in vars(norm) and forwards(policy) != before
 
 
-def test_layers_of_liger_stay() -> None:
-    policy: Any = Elsewhere(tiny_policy(), "cpu")
-    policy.settings = policy.settings.model_copy(update={"liger": True})
-    step, before = fused_unchecked(policy), forwards(policy)
-    with step.layers:
-        assert step.merges and step.statistics and forwards(policy) == before
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
+def test_layers_on_liger_are_those_of_any_other_during_a_step(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    """Judged by transformers' code, put in for a step, and liger's (which run on no CPU) are back behind it."""
+    pytest.importorskip("liger_kernel")
+    monkeypatch.setattr("vlm_pg.models.liger._on_gpu", lambda model: True)
+    for kernel in KERNELS:
+        use(monkeypatch, kernel)
+    policy, plain = tiny_policy(family=family), tiny_policy(family=family)
+    apply_liger(policy.model, True)
+    assert judged(policy.language_model, policy.device, policy.dtype) == {}
+    group = random_group(plain, make_case(plain, "text", seed=0), [5, 3], seed=0)
+    monkeypatch.setattr("vlm_pg.rollout.fused.layers.silu_mul", silu_mul)
+    before, found = forwards(policy), []
+    for one in (plain, policy):
+        with torch.no_grad(), fused_unchecked(one).layers:
+            found.append(torch.cat(list(one.logprobs([group])[0])))
+    assert torch.equal(*found) and forwards(policy) == before
+    assert fused_unchecked(policy).name == "triton"
+    words = "norms by liger-kernel: 1; merging by torch: 2"
+    assert fused_unchecked(policy, {"norms": "1", "merging": "2"}).name == f"triton ({words})"
 
 
 def forwards(policy: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from tests.support.recorded import RecordedMemory
 from tests.support.table_kernel import TableKernel
 from tests.support.tiny import FAMILY_NAMES
 from vlm_pg.attention.kernels.cpu import CpuFlashKernel
+from vlm_pg.models.liger import Liger
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout import graphs, ragged
 from vlm_pg.rollout.cohort import Cohort
@@ -340,9 +341,9 @@ def test_experts_that_nobody_has_looked_at_are_not_recorded(monkeypatch: pytest.
     policy = tiny_policy(family="qwen3_vl_moe", dtype=torch.bfloat16)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     assert experts_wait(policy) is None
-    policy.settings = policy.settings.model_copy(update={"liger": True})
+    policy.model.vlm_pg_liger = Liger(("rms_norm", "experts"))
     assert "liger-kernel's experts" in str(experts_wait(policy))
-    policy.settings = policy.settings.model_copy(update={"liger": False})
+    policy.model.vlm_pg_liger = Liger(("rms_norm", "swiglu"))
     monkeypatch.setattr(torch.version, "hip", "7.0")
     assert "ROCm" in str(experts_wait(policy))
 

@@ -115,7 +115,7 @@ def _policy(spec: dict[str, Any], config: Any, fakes: Any) -> Policy:
             _add_adapter(model, lora)
         return model
 
-    return fake_policy(build, settings, fakes, counted_kernel())
+    return fake_policy(build, settings, fakes, counted_kernel(), spec["dtype"] == "bf16")
 
 
 def _add_adapter(model: Any, settings: LoraSettings) -> None:

@@ -19,17 +19,20 @@ from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.tower_attention import attend_on
 
 
-def fake_policy(build: Callable[[], Any], settings: ModelSettings, fakes: FakeTensorMode, kernel: Kernel) -> Policy:
+def fake_policy(
+    build: Callable[[], Any], settings: ModelSettings, fakes: FakeTensorMode, kernel: Kernel, fused_logits: bool = False
+) -> Policy:
     """The policy around the model that ``build`` makes, with fake weights on a fake CPU.
 
     Autograd asks the driver about CUDA tensors even where these are fake, so a backward pass can only be counted on the
-    CPU's; ``kernel`` is the GPU's all the same.
+    CPU's; ``kernel`` is the GPU's all the same. ``fused_logits``: so are the kernels that read logits.
     """
     with fakes:
         model = build()
     # The one that any device has, until it is replaced.
     policy = make_policy(model, None, settings.model_copy(update={"attention_kernel": "oracle"}))
     policy.use_kernel(kernel)
+    policy.fused_logits = fused_logits
     if policy.dtype != torch.float32:
         # As make_policy has it on a GPU.
         attend_on(policy.model, policy.family, kernel)

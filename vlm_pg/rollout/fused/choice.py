@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,15 +13,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.nn import functional as F
 
+from vlm_pg.models.kernel_trials import Trial, faults, kinds, product_of
 from vlm_pg.models.layer_globals import layer_global
+from vlm_pg.models.liger import liger_of, without_liger
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.scattered import is_scattered
 from vlm_pg.rollout.sampling import policy_statistics
 from vlm_pg.rollout.settings import RolloutSettings
-
-# How much larger a kernel's error may be than that of what it stands in for, both against float64: sums of other orders
-# leave errors that differ by chance. Where nothing is rounded on the way, exponentials of other libraries differ.
-_ALLOWED, _ALLOWED_WIDE = 1.05, 1e-6
 
 # Of each language model, by device and dtype: the kernels that are not used, and why.
 _REFUSED: WeakKeyDictionary[torch.nn.Module, dict[tuple[torch.device, torch.dtype], dict[str, str]]] = (
@@ -28,7 +27,8 @@ _REFUSED: WeakKeyDictionary[torch.nn.Module, dict[tuple[torch.device, torch.dtyp
 )
 NORMS, GATES, ROTATION, MERGING, STATISTICS = "norms", "gates", "rotary positions", "merging", "log-probabilities"
 KERNELS = (NORMS, GATES, ROTATION, MERGING, STATISTICS)
-_OF_LAYERS = (NORMS, GATES, ROTATION)
+# With the parts of ``Liger`` that they stand in for, too.
+_OF_LAYERS = {NORMS: {"rms_norm", "rms_norm_around_one"}, GATES: {"swiglu"}, ROTATION: {"rope"}}
 
 
 @dataclass(frozen=True)
@@ -56,20 +56,17 @@ def fused_step(policy: Policy, settings: RolloutSettings) -> FusedStep:
 
 def fused_unchecked(policy: Policy, refused: Mapping[str, str] = MappingProxyType({})) -> FusedStep:
     """Every kernel but those ``refused``, by name and why; with none for work that is counted and not computed."""
-    considered = KERNELS if not policy.settings.liger else (MERGING, STATISTICS)
-    words = "; ".join(f"{name} by torch: {refused[name]}" for name in considered if name in refused)
-    if all(name in refused for name in considered):
+    ligers = liger_of(policy.model).parts
+    others = {name: "liger-kernel" for name, parts in _OF_LAYERS.items() if parts & set(ligers)}
+    words = "; ".join(f"{name} by {others.get(name, 'torch')}: {refused[name]}" for name in KERNELS if name in refused)
+    if all(name in refused for name in KERNELS):
         return FusedStep(f"torch ({words})")
-    # liger-kernel's operators are one kernel each as well, and what an update's passes run on.
-    name = "triton, in layers liger-kernel's" if policy.settings.liger else "triton"
-    layers: AbstractContextManager[None] = nullcontext()
-    if not policy.settings.liger:
-        from vlm_pg.rollout.fused.layers import FusedLayers
-        from vlm_pg.rollout.fused.packed import packed_linears
+    from vlm_pg.rollout.fused.layers import FusedLayers
+    from vlm_pg.rollout.fused.packed import packed_linears
 
-        words = "; ".join(filter(None, (words, packed_linears(policy.language_model)[1])))
-        layers = FusedLayers(policy.language_model, [name for name in _OF_LAYERS if name not in refused])
-    name = f"{name} ({words})" if words else name
+    words = "; ".join(filter(None, (words, packed_linears(policy.language_model)[1])))
+    layers = FusedLayers(policy.language_model, [name for name in _OF_LAYERS if name not in refused])
+    name = f"triton ({words})" if words else "triton"
     return FusedStep(name, MERGING not in refused, STATISTICS not in refused, layers)
 
 
@@ -111,98 +108,55 @@ def _refused(policy: Policy) -> dict[str, str]:
 def judged(language_model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
     """The kernels that are further from the truth than what they stand in for, and by how much; {} where none is.
 
-    Each is judged alone, on random numbers for every kind and size of module. The truth is the same formula in float64.
-    A compiler may leave out a rounding that operators of torch make one by one: that is no fault.
+    Each is judged alone, on random numbers for every kind and size of module.
     """
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(device, dtype)
 
-    refused: dict[str, str] = {}
-    for kernel in KERNELS:
-        try:
-            for trial in _TRIALS[kernel](language_model, random):
-                if why := trial.fault():
-                    refused[kernel] = why
-                    break
-        except Exception as error:  # whatever a compiler and a driver come up with
-            lines = str(error).splitlines()
-            refused[kernel] = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-    return refused
+    return faults({kernel: partial(_TRIALS[kernel], language_model, random) for kernel in KERNELS})
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """One result by a kernel, by what it stands in for, and in float64."""
-
-    name: str
-    got: torch.Tensor
-    usual: torch.Tensor
-    truth: torch.Tensor
-
-    def fault(self) -> str | None:
-        if self.got.dtype != self.usual.dtype:
-            return f"{self.name} is {self.got.dtype}, not {self.usual.dtype}"
-        error, usual = (
-            float((one.double() - self.truth).abs().sum() / self.truth.abs().sum()) for one in (self.got, self.usual)
-        )
-        is_wide = self.usual.dtype in (torch.float32, torch.float64)
-        bound = _ALLOWED * usual + (_ALLOWED_WIDE if is_wide else 0.0)
-        return None if error <= bound else f"{self.name} is {error:.1e} off, by modules {usual:.1e}"
-
-
-def _kinds(language_model: torch.nn.Module, chosen: Callable[[Any], bool]) -> Iterator[Any]:
-    """One module for each type, and for each size of its own weight."""
-    seen: set[Any] = set()
-    for module in language_model.modules():
-        if chosen(module):
-            kind = (type(module), *(tuple(weight.shape) for weight in module.parameters(recurse=False)))
-            if kind not in seen:
-                seen.add(kind)
-                yield module
-
-
-def _norms(language_model: torch.nn.Module, random: Any) -> Iterator[_Trial]:
+def _norms(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
     from vlm_pg.rollout.fused import layers
 
-    for module in _kinds(language_model, layers.is_norm):
-        x = random(1, 64, module.weight.shape[0])
-        wide = {"weight": module.weight.double()}
-        truth = torch.func.functional_call(module, wide, (x.double(),))
-        yield _Trial(type(module).__name__, layers.norm_of(module)(x), module(x), truth)
+    for module in kinds(language_model, layers.is_norm):
+        x, usual = random(1, 64, module.weight.shape[0]), without_liger(module)
+        truth = torch.func.functional_call(usual, {"weight": module.weight.double()}, (x.double(),))
+        yield Trial(type(module).__name__, layers.norm_of(module)(x), usual(x), truth)
 
 
-def _gates(language_model: torch.nn.Module, random: Any) -> Iterator[_Trial]:
+def _gates(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
     from vlm_pg.rollout.fused import gate as fused
     from vlm_pg.rollout.fused import layers
 
-    for module in _kinds(language_model, layers.is_gated):
+    for module in kinds(language_model, layers.is_gated):
         gate, up = random(1, 64, 512).chunk(2, -1)  # as a packed product has them
-        truth = layers.product_of(module, gate.double(), up.double())
-        yield _Trial(type(module).__name__, fused.silu_mul(gate, up), layers.product_of(module, gate, up), truth)
+        truth = product_of(module, gate.double(), up.double())
+        yield Trial(type(module).__name__, fused.silu_mul(gate, up), product_of(module, gate, up), truth)
 
 
-def _rotations(language_model: torch.nn.Module, random: Any) -> Iterator[_Trial]:
+def _rotations(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
     from vlm_pg.rollout.fused import layers
 
-    for attention in _kinds(language_model, layers.rotates):
+    for attention in kinds(language_model, layers.rotates):
         rope = getattr(attention.config, "rope_parameters", None) or {}
         turned = int(attention.head_dim * rope.get("partial_rotary_factor", 1.0))
         q, k = (random(1, 9, heads, attention.head_dim).transpose(1, 2) for heads in (4, 2))
         # As they come: both halves alike.
         cos, sin = (random(1, 9, turned // 2).repeat(1, 1, 2) for _ in range(2))
-        usual = layer_global(attention, layers.ROTATION)
+        usual = layer_global(without_liger(attention), layers.ROTATION)
         results = (
             layers.rotation_of(attention)(q, k, cos, sin),
             usual(q, k, cos, sin),
             usual(*(x.double() for x in (q, k, cos, sin))),
         )
         for name, *parts in zip(("queries", "keys"), *results, strict=True):
-            yield _Trial(name, *parts)
+            yield Trial(name, *parts)
 
 
-def _merges(_: torch.nn.Module, random: Any) -> Iterator[_Trial]:
+def _merges(_: torch.nn.Module, random: Any) -> Iterator[Trial]:
     """Three rows of two heads over their own tokens and five pieces, against all six weighted by a softmax."""
     from vlm_pg.rollout.fused import parts as fused
 
@@ -214,11 +168,11 @@ def _merges(_: torch.nn.Module, random: Any) -> Iterator[_Trial]:
     lse = torch.cat([own_lse.t()[None], parts_lse.view(pieces, rows, heads)])
     every = torch.cat([own[None], parts.view(pieces, rows, heads, 128)])
     usual = (F.softmax(lse, dim=0)[..., None] * every.float()).sum(0).to(own.dtype)
-    yield _Trial("merging", got, usual, (F.softmax(lse.double(), dim=0)[..., None] * every.double()).sum(0))
+    yield Trial("merging", got, usual, (F.softmax(lse.double(), dim=0)[..., None] * every.double()).sum(0))
 
 
-def _statistics(_: torch.nn.Module, random: Any) -> Iterator[_Trial]:
-    from vlm_pg.rollout.fused import statistics as fused
+def _statistics(_: torch.nn.Module, random: Any) -> Iterator[Trial]:
+    from vlm_pg.models import fused_logits as fused
 
     logits, temperature = 4 * random(3, 5000), 0.7
     tokens = torch.tensor([0, 17, 4999]).to(logits.device)
@@ -227,10 +181,10 @@ def _statistics(_: torch.nn.Module, random: Any) -> Iterator[_Trial]:
     found = fused.token_statistics(logits, temperature, tokens)
     usual = policy_statistics(logits, temperature, tokens)
     for name, *results in zip(("log-probabilities", "entropies"), found, usual, truth, strict=True):
-        yield _Trial(name, *results)
+        yield Trial(name, *results)
 
 
-_TRIALS: dict[str, Callable[[torch.nn.Module, Any], Iterator[_Trial]]] = {
+_TRIALS: dict[str, Callable[[torch.nn.Module, Any], Iterator[Trial]]] = {
     NORMS: _norms,
     GATES: _gates,
     ROTATION: _rotations,

@@ -7,7 +7,7 @@ Whatever hangs on calling a module (hooks, adapters of linear layers) is called 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from types import FunctionType, MethodType, SimpleNamespace, TracebackType
+from types import FunctionType, MethodType, TracebackType
 from typing import Any
 
 import torch
@@ -108,16 +108,6 @@ def gated_of(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         return module.down_proj(silu_mul(module.gate_proj(x), module.up_proj(x)))
 
     return forward
-
-
-def product_of(module: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """What the code of a feed-forward layer gives to its last projection, where the other two give ``gate`` and ``up``.
-
-    Raises:
-        AttributeError: it works with more than its projections and its activation.
-    """
-    parts = {"gate_proj": lambda _: gate, "up_proj": lambda _: up, "down_proj": lambda x: x, "act_fn": module.act_fn}
-    return type(module).forward(SimpleNamespace(**parts), gate)
 
 
 def rotation_of(module: Any) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:

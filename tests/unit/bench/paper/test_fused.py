@@ -31,7 +31,12 @@ POINTS = [
 
 @cache
 def counted(
-    point: tuple[int, int, int], liger: bool, plain: bool = False, lora: str = "", chunk_mb: int | None = None
+    point: tuple[int, int, int],
+    liger: bool,
+    plain: bool = False,
+    lora: str = "",
+    chunk_mb: int | None = None,
+    fused_logits: bool = False,
 ) -> Counts:
     """Of our pass over a group, or of ``plain`` transformers over one sequence.
 
@@ -48,7 +53,7 @@ def counted(
         logits_chunk_mb=chunk_mb or "auto",
     )
     build = partial(random_model, "7b", dtype=torch.bfloat16)
-    policy = fake_policy(build, settings, fakes, CudaFlashKernel())
+    policy = fake_policy(build, settings, fakes, CudaFlashKernel(), fused_logits)
     case = TrainingCase.random(policy, prefix, [length] * (1 if plain else responses))
     return count(lambda: (transformers_plain.batch if plain else grouped.whole)(case), fakes)
 
@@ -101,6 +106,21 @@ def test_no_tensor_of_attention_is_widened() -> None:
     # 4,096 rows of 152,064 logits to fp32, forward and backward, at 2 + 4 bytes; all others are little beside them.
     head = 2 * 4096 * 152_064 * 6
     assert casts < 1.05 * head
+
+
+def test_logits_are_read_once_and_their_gradient_is_written_once() -> None:
+    pytest.importorskip("liger_kernel")
+    ours, torchs = (counted((4096, 8, 512), liger=True, fused_logits=fused) for fused in (True, False))
+    logits = 2 * 4096 * 152_064
+    for name, times in (("token_statistics", 1), ("logits_gradient", 2)):
+        assert logits * times < ours.bytes["elementwise", name] < 1.001 * logits * times
+        assert ours.launches[name] == torchs.launches["_log_softmax"]
+    assert not ours.launches["_log_softmax"]
+    # Those of attention's merging are left.
+    assert ours.launches["_softmax"] == torchs.launches["_softmax"] - ours.launches["logits_gradient"]
+    # Casts, softmaxes, exponentials, products and sums; 6 % of all bytes.
+    assert torchs.total_bytes - ours.total_bytes > 0.06 * torchs.total_bytes
+    assert ours.peak_bytes <= torchs.peak_bytes
 
 
 class TestLaunches:

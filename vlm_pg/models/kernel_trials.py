@@ -1,0 +1,117 @@
+"""Whether a kernel gives what it stands in for: both on random numbers, against the same formula in float64.
+
+A compiler may leave out a rounding that operators of torch make one by one: that is no fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from vlm_pg.models.scattered import whole_shape
+
+# How much larger a kernel's error may be than that of what it stands in for, both against float64: sums of other orders
+# leave errors that differ by chance. Where nothing is rounded on the way, exponentials of other libraries differ.
+_ALLOWED, _ALLOWED_WIDE = 1.05, 1e-6
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One result by a kernel, by what it stands in for, and in float64."""
+
+    name: str
+    got: torch.Tensor
+    usual: torch.Tensor
+    truth: torch.Tensor
+
+    def fault(self) -> str | None:
+        if self.got.dtype != self.usual.dtype:
+            return f"{self.name} is {self.got.dtype}, not {self.usual.dtype}"
+        error, usual = (
+            float((one.double() - self.truth).abs().sum() / self.truth.abs().sum()) for one in (self.got, self.usual)
+        )
+        is_wide = self.usual.dtype in (torch.float32, torch.float64)
+        bound = _ALLOWED * usual + (_ALLOWED_WIDE if is_wide else 0.0)
+        return None if error <= bound else f"{self.name} is {error:.1e} off, by modules {usual:.1e}"
+
+
+def faults(trials: Mapping[str, Callable[[], Iterable[Trial]]]) -> dict[str, str]:
+    """Of the kernels with these trials those that are further from the truth than what they stand in for, and why."""
+    found: dict[str, str] = {}
+    for kernel, tried in trials.items():
+        try:
+            if why := next(filter(None, (trial.fault() for trial in tried())), None):
+                found[kernel] = why
+        except Exception as error:  # whatever a compiler and a driver come up with
+            lines = str(error).splitlines()
+            found[kernel] = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    return found
+
+
+def with_gradients(
+    name: str,
+    by: Callable[..., Any],
+    usual: Callable[..., Any],
+    inputs: Mapping[str, torch.Tensor],
+    truth: Callable[..., Any] | None = None,
+) -> Iterator[Trial]:
+    """Trials of all outputs of ``by``, and of the gradient of each of its ``inputs``, for a random upstream one.
+
+    ``truth``: called with inputs in float64; default: ``usual``.
+    """
+    narrow = [x.detach() for x in inputs.values()]
+    results = [_back(by, narrow), _back(usual, narrow), _back(truth or usual, [x.double() for x in narrow])]
+    outputs = len(results[0]) - len(narrow)
+    names = [f"{name}'s output"] * outputs + [f"{name}'s gradient of {of}" for of in inputs]
+    for what, *found in zip(names, *results, strict=True):
+        yield Trial(what, *found)
+
+
+@torch.enable_grad()
+def _back(run: Callable[..., Any], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    # A kernel that works in place may do so with a leaf's product, as with a layer's.
+    found = run(*(leaf * 1 for leaf in leaves))
+    outputs = found if isinstance(found, tuple) else (found,)
+    generator = torch.Generator().manual_seed(1)
+    # The same numbers in any dtype.
+    upstream = [torch.randn(out.shape, generator=generator).bfloat16().to(out) for out in outputs]
+    kept = [out.detach().clone() for out in outputs]
+    return [*kept, *torch.autograd.grad(outputs, leaves, upstream)]
+
+
+def kinds(model: torch.nn.Module, chosen: Callable[[Any], bool]) -> Iterator[Any]:
+    """One module for each type, and for each size of its own weight."""
+    seen: set[Any] = set()
+    for module in model.modules():
+        if chosen(module):
+            kind = (type(module), *(whole_shape(weight) for weight in module.parameters(recurse=False)))
+            if kind not in seen:
+                seen.add(kind)
+                yield module
+
+
+def twin(module: Any, **weights: torch.Tensor) -> Any:
+    """A copy with these weights in which nothing stands in the forward's place, called by no hook."""
+    other = copy(module)
+    for name in ("forward", "_old_forward", "_hf_hook", "vlm_pg_whole_forward"):
+        other.__dict__.pop(name, None)
+    other.__dict__["_parameters"] = {**module._parameters, **weights}
+    return other
+
+
+def product_of(module: Any, gate: torch.Tensor, up: torch.Tensor, forward: Any = None) -> torch.Tensor:
+    """What the code of a feed-forward layer gives to its last projection, where the other two give ``gate`` and ``up``.
+
+    ``forward``: unbound, in place of the class's.
+
+    Raises:
+        AttributeError: it works with more than its projections and its activation.
+    """
+    parts = {"gate_proj": lambda _: gate, "up_proj": lambda _: up, "down_proj": lambda x: x, "act_fn": module.act_fn}
+    return (forward or type(module).forward)(SimpleNamespace(**parts), gate)
