@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ from vlm_pg.attention.kernels.registry import KERNELS
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import FAMILIES
-from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.settings import LoraSettings, ModelSettings
 from vlm_pg.rollout.delta_rule import delta_rule_for
 from vlm_pg.rollout.delta_step import gated_delta_step_
 from vlm_pg.rollout.engine import RolloutEngine
@@ -50,8 +52,9 @@ def test_rows_of_different_lengths(name: str, dtype: torch.dtype, bound: float, 
         assert error < bound, f"{name} {dtype} {part}: {error:.1e}"
 
 
-def long_answers(family: str, dtype: torch.dtype) -> Policy:
-    policy = make_policy(tiny_model(family).to(CUDA, dtype), tiny_processor(family), ModelSettings(path="tiny"))
+def long_answers(family: str, dtype: torch.dtype, lora: LoraSettings | None = None) -> Policy:
+    settings = ModelSettings(path="tiny", lora=lora)
+    policy = make_policy(tiny_model(family).to(CUDA, dtype), tiny_processor(family), settings)
     # Some responses stop on the way, so that rows fall idle, close up and make room.
     policy.model.generation_config.eos_token_id = list(range(0, policy.vocab_size, 80))
     return policy
@@ -173,3 +176,26 @@ def test_what_cannot_be_recorded_says_so() -> None:
     x = torch.ones(1, device=CUDA)
     with pytest.raises(RuntimeError, match=r"could not be recorded as a CUDA graph: .* Set rollout\.cuda_graphs=false"):
         GraphMemory(CUDA).capture(lambda: x.item())
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+@pytest.mark.parametrize("quantize", [None, "nf4"])
+def test_an_adapter_is_merged_for_a_generation(family: str, quantize: Literal["nf4"] | None) -> None:
+    """In fp32 both sample the same; afterwards every weight is what it was, packed or not."""
+    if quantize:
+        pytest.importorskip("bitsandbytes")
+    policy = long_answers(family, torch.float32, LoraSettings(rank=4, alpha=8.0, quantize=quantize))
+    for name, weight in policy.model.named_parameters():
+        if ".lora_" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    before = {name: weight.detach().clone() for name, weight in policy.model.named_parameters()}
+    prompts = [make_case(policy, kind, seed=i).prompt for i, kind in enumerate(KINDS)]
+    results = {}
+    for merge in (True, False):
+        settings = RolloutSettings(num_generations=2, max_new_tokens=60, temperature=0, merge_adapter=merge)
+        results[merge] = RolloutEngine(policy, settings, seed=0).generate(prompts, step=1)
+        assert all(torch.equal(weight, before[name]) for name, weight in policy.model.named_parameters())
+    for merged, beside in zip(results[True], results[False], strict=True):
+        for one, other in zip(merged, beside, strict=True):
+            assert one.token_ids.tolist() == other.token_ids.tolist()
+            assert (one.rollout_logprobs - other.rollout_logprobs).abs().max() < 1e-4

@@ -107,6 +107,13 @@ def test_without_a_launcher_deepspeed_runs_in_one_process(tmp_path: Path) -> Non
     assert refused.returncode == 2 and "cannot be read" in refused.stderr
 
 
+def test_in_a_flat_buffer_layers_of_one_input_are_neighbours(tmp_path: Path) -> None:
+    """Under ZeRO-2 a decode step has packed products although weights must stay where DeepSpeed put them."""
+    config, out = deepspeed_config(tmp_path, 2), tmp_path / "tokens"
+    printed = launch_ranks("tests.integration.zero_generate", str(out), str(config), "auto", "1", "qwen2_5_vl", ranks=1)
+    assert "separate: None" in printed
+
+
 @pytest.mark.parametrize(
     "family, gather, rounds", [("qwen2_5_vl", "all", 16), ("qwen2_5_vl", "layers", 4), ("qwen3_5", "layers", 3)]
 )

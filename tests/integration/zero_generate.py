@@ -15,6 +15,7 @@ from tests.support.groups import make_case, tiny_policy
 from vlm_pg.distributed import RankLayout, disconnect, end_rank
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.rollout.fused.packed import packed_linears
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect
 from vlm_pg.training.settings import TrainingSettings
@@ -60,6 +61,7 @@ def main(out: str, deepspeed_config: str, gather: str, rounds: int, family: str)
             said.append(tokens_of(rollouts, prompts, step))
     with open(f"{out}.{ranks.rank}", "w") as file:
         json.dump(said, file)
+    print("separate:", packed_linears(policy.language_model)[1])
     disconnect()
 
 

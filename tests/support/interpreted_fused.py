@@ -53,12 +53,18 @@ def norms() -> None:
         heads = torch.randn(1, 3, 4, 64).to(dtype)[..., :32]
         module = Qwen3RMSNorm(32).to(dtype)
         report(f"norm {dtype} strided", rms_norm(heads, module.weight, 1e-6, False), module(heads))
+        # Two heads of each token of a product that has seven.
+        heads = torch.randn(1, 3, 7 * 32).to(dtype)[..., 32:96].view(1, 3, 2, 32)
+        report(f"norm {dtype} of a packed product", rms_norm(heads, module.weight, 1e-6, False), module(heads))
 
 
 def gates() -> None:
     for dtype in NUMBERS:
         gate, up = (5 * torch.randn(1, 3, 700).to(dtype) for _ in range(2))
         report(f"gate {dtype}", silu_mul(gate, up), F.silu(gate) * up)
+        # Both halves of one product.
+        gate, up = (5 * torch.randn(1, 3, 700).to(dtype)).split(350, -1)
+        report(f"gate {dtype} halves", silu_mul(gate, up), F.silu(gate) * up)
 
 
 def sums() -> None:

@@ -161,6 +161,11 @@ def adapter_disabled(model: torch.nn.Module) -> Iterator[None]:
             )
     # The latter hold modules_to_save and trained tokens.
     layers = [m for m in model.modules() if isinstance(m, BaseTunerLayer | AuxiliaryTrainingWrapper)]
+    if any(layer.merged for layer in layers if isinstance(layer, BaseTunerLayer)):
+        raise ModelError(
+            "The adapter is merged into the weights, as while answers are sampled, and cannot be disabled then. Score "
+            "the reference before or after generation."
+        )
     before = [layer.disable_adapters for layer in layers]
     for layer in layers:
         # peft's own switch also turns requires_grad of the adapter off and on, which engines watch.

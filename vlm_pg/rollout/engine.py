@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -23,6 +24,7 @@ from vlm_pg.rollout.fused.choice import prefill_layers
 from vlm_pg.rollout.graphs import GraphUse
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.memory import budget_bytes, check_fits
+from vlm_pg.rollout.merged import adapter_merged
 from vlm_pg.rollout.prefill import Prefill
 from vlm_pg.rollout.sampling import TokenSampler, rollout_key, uniforms
 from vlm_pg.rollout.settings import RolloutSettings
@@ -36,6 +38,8 @@ LET_GO_BELOW = 0.75
 # Of the rollouts that run then, at least this share enters at a time, unless nobody waits behind them: every admission
 # copies the store and adds a cohort, which is a call more in every layer.
 ENTER_TOGETHER = 0.25
+
+logger = logging.getLogger(__name__)
 
 PROMPT_TOKENS = Metric("generation/prompt_tokens", "tokens", "sum")
 PREFILL_TOKENS = Metric("generation/prefill_tokens", "tokens", "sum")
@@ -108,6 +112,7 @@ class RolloutEngine:
         self.stop_token_ids = tuple(sorted({*stop_token_ids(policy), *settings.stop_token_ids}))
         self.stop_strings = _stop_strings(policy, settings)
         self.stats = self._done = RolloutStats()
+        self._note: str | None = None
         self._decoder: Decoder | None = None
         self._should_stop, self.stop_together = should_stop, stop_together
 
@@ -134,6 +139,20 @@ class RolloutEngine:
             self.policy.check_length(prompt, self.settings.max_new_tokens)
         if not prompts:
             return []
+        kept = 0 if self._decoder is None else self._decoder.nbytes
+        with adapter_merged(self.policy, self.settings, lambda: self._largest_group(prompts), sequence, kept) as merge:
+            if merge.note != self._note:
+                self._note = merge.note
+                logger.warning("generation: %s", merge.note or "the adapter is merged again")
+            try:
+                return self._generate(prompts, step, sequence)
+            finally:
+                if merge.copies:  # which recorded steps would keep in memory
+                    self._decoder = None
+
+    def _generate(
+        self, prompts: Sequence[Prompt], step: int | str, sequence: SequenceGroup
+    ) -> list[tuple[Rollout, ...]]:
         if sequence.size == 1:
             return self._run(_ContinuousBatch(self, prompts, step))
         rollouts: dict[int, tuple[Rollout, ...]] = {}
@@ -182,9 +201,12 @@ class RolloutEngine:
         """
         if self.settings.divide_prefix == "never" or not prompts:
             return False
-        budget, booking = self._common_budget(sequence), Booking.of(self.policy, self.settings, prompts)
-        rows = self.settings.num_generations
-        return any(booking.bytes_of(path, rows) > budget for path in booking.waiting.paths)
+        return self._largest_group(prompts) > self._common_budget(sequence)
+
+    def _largest_group(self, prompts: Sequence[Prompt]) -> int:
+        """Bytes of keys, values and states of the rollouts of one question, at their longest."""
+        booking = Booking.of(self.policy, self.settings, prompts)
+        return max(booking.bytes_of(path, self.settings.num_generations) for path in booking.waiting.paths)
 
     def _common_budget(self, sequence: SequenceGroup) -> int:
         return int(min(sequence.gather(self.budget())))

@@ -19,6 +19,7 @@ from vlm_pg.models.scattered import is_scattered
 from vlm_pg.rollout.delta_rule import rule_of
 from vlm_pg.rollout.experts import experts_wait
 from vlm_pg.rollout.fused.choice import fused_step
+from vlm_pg.rollout.merged import adapter_line
 from vlm_pg.rollout.settings import RolloutSettings
 
 # Recording costs about as much as a few steps. Room for own tokens and the longest response say how many may follow.
@@ -54,6 +55,8 @@ def decoding_line(policy: Policy, settings: RolloutSettings) -> str:
         line += f"; its small operations: {fused_step(policy, settings).name}"
         if policy.family.linear_attention:
             line += f"; states of linear-attention layers: {rule_of(policy).name}"
+        if adapter := adapter_line(policy, settings):
+            line += f"; adapter: {adapter}"
     return line
 
 

@@ -22,6 +22,7 @@ from vlm_pg.rollout.graphs import DecodeGraph, GraphMemory, GraphUse
 from vlm_pg.rollout.kv import PrefixStore, store_room
 from vlm_pg.rollout.linear_step import linear_attention_step_
 from vlm_pg.rollout.memory import most_kept
+from vlm_pg.rollout.merged import adapter_state
 from vlm_pg.rollout.own_states import OwnStates
 from vlm_pg.rollout.prefix_levels import PrefixLevels
 from vlm_pg.rollout.settings import RolloutSettings
@@ -269,12 +270,13 @@ class RaggedDecoder:
         because = GraphUse.of(self._policy, self._settings).off_because
         return because == self.graphs.off_because and self._weights == self._addresses()
 
-    def _addresses(self) -> list[int]:
-        """Where a recorded step reads weights."""
+    def _addresses(self) -> list[Any]:
+        """Where a recorded step reads weights, and what its adapters do."""
         if self._memory is None:
             return []
         model = self._policy.model
-        return [0 if isinstance(x, FakeTensor) else x.data_ptr() for x in (*model.parameters(), *model.buffers())]
+        weights = (*model.parameters(), *model.buffers())
+        return [0 if isinstance(x, FakeTensor) else x.data_ptr() for x in weights] + adapter_state(model)
 
     def rows_for(self, rollouts: int) -> int:
         return max(row_bucket(rollouts), self._own.num_rows if self._rows else 0)

@@ -115,6 +115,11 @@ class RolloutSettings(Settings):
     prefill_tokens: int = Field(
         16384, ge=64, description="Prompt tokens a prefill pass; longer prompts take several (on CUDA from 1/16 more)."
     )
+    merge_adapter: bool | Literal["auto"] = Field(
+        "auto",
+        description="Whether a LoRA adapter is merged into the weights while answers are sampled, which are restored "
+        "bit for bit afterwards. auto: on CUDA, where another copy of the adapted layers fits into memory.",
+    )
     split: Literal["auto", "questions", "prompts"] = Field(
         "auto",
         description="With training.sequence_parallel: how the processes that share an update share its generation. "

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -85,6 +86,15 @@ def _engine_config(settings: TrainingSettings, dtype: torch.dtype) -> dict[str, 
     return config
 
 
+def _matrices_first(named: Sequence[tuple[str, torch.nn.Parameter]]) -> list[tuple[str, torch.nn.Parameter]]:
+    """Of each module the weights of its layers before their biases.
+
+    In ZeRO's flat buffer q, k and v are neighbours then, so that a decode step multiplies with them at once.
+    """
+    of_modules = groupby(named, key=lambda one: one[0].rsplit(".", 2)[0])
+    return [one for _, group in of_modules for one in sorted(group, key=lambda one: one[1].dim() < 2)]
+
+
 class DeepSpeedEngine(Engine):
     """Wraps the policy in a DeepSpeed engine; every rank makes the same number of backward calls.
 
@@ -106,9 +116,11 @@ class DeepSpeedEngine(Engine):
 
         self.policy, self.ranks, self.sequence = policy, ranks, SequenceGroup.of(ranks)
         self.everyone = everyone_who_encodes(policy, settings, ranks)
-        names, parameters = zip(*trained_weights(policy), strict=True)
         self.rates = PartRates(policy, settings)
         config = _engine_config(settings, policy.dtype)
+        self._stage = config.get("zero_optimization", {}).get("stage", 0)
+        named = trained_weights(policy)
+        names, parameters = zip(*(named if self._stage == 3 else _matrices_first(named)), strict=True)
         optimizer = make_optimizer(self.rates.groups(parameters, names), settings, config, policy.device)
         self._engine, *_ = deepspeed.initialize(
             model=policy, optimizer=optimizer, model_parameters=parameters, config=config
@@ -116,7 +128,6 @@ class DeepSpeedEngine(Engine):
         # DeepSpeed averages gradients over ranks; the loss weights already make them a sum. Sequence ranks count as any
         # others: each has the gradient of its rows alone.
         self.loss_scale = float(ranks.world_size)
-        self._stage = config.get("zero_optimization", {}).get("stage", 0)
         self._states_linked = False
         self._max_grad_norm = settings.max_grad_norm
         place = "offloaded" if offloads_optimizer(config) else "on the device"

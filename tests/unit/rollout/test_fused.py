@@ -37,7 +37,7 @@ def said_by(module: str, *arguments: str) -> list[str]:
 def test_kernels_give_what_torch_gives() -> None:
     lines = said_by("tests.support.interpreted_fused")
     cases = [line.rsplit(" ", 2) for line in lines if not line.startswith("comparison")]
-    assert len(cases) == 14 + 8 + 2 + 24 + 18 + 12 + 8 + 8 + 30
+    assert len(cases) == 16 + 8 + 4 + 24 + 18 + 12 + 8 + 8 + 30
     for name, unequal, error in cases:
         if name.startswith(("product", "chunks")):
             # Of a chunk of logits a rounding here or there.
@@ -108,7 +108,7 @@ OWN = {"KEYS": 256, "K": 4, "REPEATS": 7, "HEADS": 16, "SIZE": 128, "ROOM": 128,
         ("norm.normed_rows", WIDTHS | {"ADDS": True}, 3, 32),
         ("norm.normed_rows", {"WIDTH": 128, "ROOM": 128, "ROWS": 16, "AROUND_ONE": True} | ALONE, 1, 16),
         ("norm.normed_rows", WIDTHS | {"AROUND_ONE": True, "ADDS": True}, 2, 32),
-        ("gate.gated", {"NUMBERS": 1024}, 2, 8),
+        ("gate.gated", {"WIDTH": 18944, "NUMBERS": 1024}, 2, 8),
         ("rotation.appended", HEADS | {"q_weight": None, "k_weight": None, "NORM": 0}, 12, 2),
         ("rotation.appended", HEADS | {"NORM": 1}, 20, 6),
         ("rotation.appended", PARTLY | {"NORM": 2}, 18, 10),
@@ -313,7 +313,7 @@ def test_each_is_judged_alone(monkeypatch: pytest.MonkeyPatch, wrong: str, dtype
         changed = sum(one is not other for one, other in zip(forwards(policy), before, strict=True))
     layers = len(policy.language_model.layers)
     without = {"norms": 5 * layers + 1} | dict.fromkeys(("gates", "residual sums", "rotary positions"), layers)
-    assert changed == 7 * layers + 1 - without.get(wrong, 0)
+    assert changed == 12 * layers + 1 - without.get(wrong, 0)
 
 
 def test_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,8 +409,8 @@ def test_layers_are_as_they_were_behind_an_error() -> None:
 
     with pytest.raises(RuntimeError, match="within"):
         fails()
-    # Of each layer its own, four norms, a gate, a rotation; the last norm. Nothing of the tower.
-    assert len(changed) == 7 * len(policy.language_model.layers) + 1
+    # Of each layer its own, four norms, a gate, a rotation, five packed products; the last norm. Nothing of the tower.
+    assert len(changed) == 12 * len(policy.language_model.layers) + 1
     assert forwards(policy) == before and vars(layer.mlp)["forward"] is usual
 
 

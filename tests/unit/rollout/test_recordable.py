@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -34,10 +35,11 @@ def recorded_step(
     rule: DeltaRule = TORCH,
     fused: bool = False,
     paths: Sequence[tuple[int, ...]] = TWO_PROMPTS,
+    within: Callable[[Policy], AbstractContextManager[Any]] = nullcontext,
 ) -> list[str]:
     """Operators of the step in which five rollouts behind two prompts are recorded; three of eight rows are idle."""
     monkeypatch.setattr(ragged, "rule_of", lambda _: rule)
-    with on_fake_cuda(policy, monkeypatch, fused):
+    with on_fake_cuda(policy, monkeypatch, fused), within(policy):
         store = stored_prompts(policy, {0: 70, 1: 9, 2: 3})
         decoder = RaggedDecoder(policy, store, RolloutSettings(max_new_tokens=50))
         assert decoder.graphs.off_because is None
@@ -106,7 +108,7 @@ def test_kernels_of_a_layer(family: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert of_layer.pop("aten::_flash_attention_forward") == 1
     if family not in MORE:
         assert sorted(of_layer.elements()) == sorted(f"vlm_pg::{name}" for name in LAYER)
-        assert sum(products) <= 7
+        assert sum(products) == 4, "with queries, keys and values as one, and gate and up"
     else:
         assert len(list(of_layer.elements())) <= len(LAYER) + MORE[family]
 

@@ -80,7 +80,9 @@ def fused_unchecked(policy: Policy, refused: Mapping[str, str] = MappingProxyTyp
     if all(name in refused for name in KERNELS):
         return FusedStep(f"torch ({words})")
     from vlm_pg.rollout.fused.layers import FusedLayers
+    from vlm_pg.rollout.fused.packed import packed_linears
 
+    words = "; ".join(filter(None, (words, packed_linears(policy.language_model)[1])))
     layers = FusedLayers(policy.language_model, [name for name in _OF_LAYERS if name not in refused])
     name = f"triton ({words})" if words else "triton"
     taken = {"merges": MERGING, "attends": OWN, "draws": DRAWING, "statistics": STATISTICS}
@@ -155,7 +157,7 @@ def _gates(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
     from vlm_pg.rollout.fused import layers
 
     for module in kinds(language_model, layers.is_gated):
-        gate, up = random(1, 64, 256), random(1, 64, 256)
+        gate, up = random(1, 64, 512).chunk(2, -1)  # as a packed product has them
         truth = product_of(module, gate.double(), up.double())
         yield Trial(type(module).__name__, fused.silu_mul(gate, up), product_of(module, gate, up), truth)
 

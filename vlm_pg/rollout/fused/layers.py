@@ -15,6 +15,7 @@ import torch
 from vlm_pg.models.layer_globals import layer_function, layer_global, with_globals
 from vlm_pg.rollout.fused.gate import silu_mul
 from vlm_pg.rollout.fused.norm import add_norm, rms_norm
+from vlm_pg.rollout.fused.packed import packed_linears
 
 ROTATION = "apply_rotary_pos_emb"
 _MISSING = object()
@@ -24,7 +25,7 @@ _ADDENDS = ("self_attn", "linear_attn", "mlp")
 
 class FusedLayers:
     """Inside ``with``: norms of ``language_model``, residual sums with the norms behind them, and gates are one kernel
-    each.
+    each, and linear layers of one input one product.
 
     Not for gradients. One at a time, and by one thread.
 
@@ -50,10 +51,18 @@ class FusedLayers:
             self.deferred = DeferredRotation(self)
             for attention in filter(rotates, modules):
                 self._places += deferred_of(attention, self.deferred, "norms" in kinds)
+        self._packed, _ = packed_linears(language_model)
+        self._places += [(layer, "forward", forward) for one in self._packed for layer, forward in one.forwards()]
         self._before: list[Any] = []
+        self._pack()
+
+    def _pack(self) -> None:
+        for one in self._packed:
+            one.pack()
 
     def __enter__(self) -> None:
         assert not self._before
+        self._pack()  # where weights have been moved
         for module, name, forward in self._places:
             self._before.append(module.__dict__.get(name, _MISSING))
             module.__dict__[name] = forward

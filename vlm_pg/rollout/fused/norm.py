@@ -18,6 +18,8 @@ def normed_rows(  # type: ignore[no-untyped-def]
     total,
     out,
     rows,
+    inner,
+    outer_stride,
     stride,
     epsilon,
     WIDTH: tl.constexpr,
@@ -26,7 +28,7 @@ def normed_rows(  # type: ignore[no-untyped-def]
     AROUND_ONE: tl.constexpr,
     ADDS: tl.constexpr,
 ):
-    """A program: some rows of x, ``stride`` apart; all others are contiguous. ROOM >= WIDTH.
+    """A program: some rows of x, ``inner`` at a time ``stride`` apart; all others are contiguous. ROOM >= WIDTH.
 
     ADDS: of x + residual, which is rounded and kept as ``total``.
     """
@@ -34,7 +36,8 @@ def normed_rows(  # type: ignore[no-untyped-def]
     column = tl.arange(0, ROOM)
     in_row = column < WIDTH
     inside = (row < rows)[:, None] & in_row[None, :]
-    given = tl.load(x + row[:, None] * stride + column[None, :], mask=inside, other=0.0)
+    start = row // inner * outer_stride + row % inner * stride
+    given = tl.load(x + start[:, None] + column[None, :], mask=inside, other=0.0)
     place = row[:, None] * WIDTH + column[None, :]
     if ADDS:
         other = tl.load(residual + place, mask=inside, other=0.0)
@@ -55,13 +58,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: 
     """x / sqrt(mean(x^2) + epsilon) over the last dimension, times the weight.
 
     Args:
-        x: [..., D] in any floating dtype, numbers of a row side by side and rows equally far apart.
+        x: [..., N, D] in any floating dtype, numbers of a row side by side, N rows equally far apart, and so are the N
+            of the dimensions before.
         weight: [D].
         around_one: times one plus the weight, rounded once, as Qwen3.5 has it; else the normed number is rounded to the
             dtype of x before it is multiplied, as Qwen2 and Qwen3 have it.
     """
     out = _result(x, weight, around_one)
-    _launch(x.view(-1, x.shape[-1]), None, weight, None, out, epsilon, around_one)
+    _launch(x, None, weight, None, out, epsilon, around_one)
     return out
 
 
@@ -77,7 +81,7 @@ def add_norm(
     """x + residual, both [..., D], contiguous and of one dtype, and the ``rms_norm`` of this sum."""
     total, out = torch.empty_like(x), _result(x, weight, around_one)
     assert x.is_contiguous() and residual.is_contiguous() and (x.shape, x.dtype) == (residual.shape, residual.dtype)
-    _launch(x.view(-1, x.shape[-1]), residual, weight, total, out, epsilon, around_one)
+    _launch(x, residual, weight, total, out, epsilon, around_one)
     return total, out
 
 
@@ -97,17 +101,18 @@ def _launch(
     epsilon: float,
     around_one: bool,
 ) -> None:
-    """x [n, D]."""
     if not out.numel():
         return
-    count, width = x.shape
-    assert x.stride(1) == 1 and weight.is_contiguous()
+    width = x.shape[-1]
+    x = x.view(-1, x.shape[-2], width) if x.dim() > 2 else x.view(1, -1, width)
+    count = out.numel() // width
+    assert x.stride(2) == 1 and weight.is_contiguous()
     room = triton.next_power_of_2(width)
     rows = max(1, HELD // room)
     with torch.cuda.device_of(x):
         normed_rows[(triton.cdiv(count, rows),)](
-            x, residual, weight, total, out, count, x.stride(0), epsilon, width, room, rows, around_one,
-            residual is not None, num_warps=warps(room * rows), enable_fp_fusion=False,
+            x, residual, weight, total, out, count, x.shape[1], x.stride(0), x.stride(1), epsilon, width, room, rows,
+            around_one, residual is not None, num_warps=warps(room * rows), enable_fp_fusion=False,
         )  # fmt: skip
 
 
