@@ -202,7 +202,7 @@ def test_a_wait_without_a_reason_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def waiting(rows: OwnRows, layer_index: int) -> Any:
         found = slots(rows, layer_index)
-        assert found[-1].sum().item() == 0
+        assert found[0].sum().item() == 0
         return found
 
     monkeypatch.setattr(OwnRows, "slots", waiting)
