@@ -108,9 +108,8 @@ class RolloutSettings(Settings):
     )
     fused_kernels: bool = Field(
         True,
-        description="On CUDA norms, gates, rotary positions and the merging of attention's parts are one Triton kernel "
-        "each in a decode step, norms and gates in a prefill too, where its error is no larger than that of "
-        "transformers' modules.",
+        description="On CUDA all of a decode step but matrix products and attention to prompts runs on Triton kernels, "
+        "norms and gates of a prefill too, each where its error is no larger than that of transformers' modules.",
     )
     prefill_tokens: int = Field(
         16384, ge=64, description="Prompt tokens a prefill pass; longer prompts take several (on CUDA from 1/16 more)."
