@@ -40,7 +40,11 @@ CASES: dict[str, tuple[int, str, list[str]]] = {
     "lora": (1, "embedded", ["model.lora.rank=4", "model.train=[language]"]),
     "frozen tower": (1, "embedded", ["model.train=[language]"]),
     "bf16": (1, "embedded", ["model.dtype=bf16"]),
-    "updates": (1, "embedded", ["algorithm.minibatches=2", "training.micro_batch_tokens=600"]),
+    "updates": (
+        1,
+        "embedded",
+        ["algorithm.minibatches=2", "training.micro_batch_tokens=600", "prompt.max_prompt_tokens=500"],
+    ),
 }
 
 
