@@ -97,7 +97,7 @@ WIDTHS = {"WIDTH": 3584, "ROOM": 4096, "ROWS": 1, "AROUND_ONE": False}
 HEADS = {"N": 32, "K": 8, "HALF": 64, "SIZE": 128, "ROOM": 64, "REST": 1, "PIECES": 16}
 PARTLY = {"N": 16, "K": 4, "HALF": 32, "SIZE": 256, "ROOM": 32, "REST": 256, "PIECES": 16}
 MERGED = {"N": 32, "REPEATS": 4, "SIZE": 128, "ROOM": 128, "PARTS": 1, "PIECES": 16}
-OWN = {"KEYS": 256, "K": 4, "REPEATS": 7, "HEADS": 16, "SIZE": 128, "ROOM": 128, "BLOCK": 64}
+OWN = {"KEYS": 256, "K": 4, "REPEATS": 7, "HEADS": 16, "SIZE": 128, "ROOM": 128, "BLOCK": 32}
 
 
 @pytest.mark.parametrize("capability", [90, *(pytest.param(c, marks=pytest.mark.matrix) for c in (80, 89, 100, 120))])
@@ -115,9 +115,9 @@ OWN = {"KEYS": 256, "K": 4, "REPEATS": 7, "HEADS": 16, "SIZE": 128, "ROOM": 128,
         ("rotation.appended", HEADS | {"NORM": 1, "queries": None, "starts": None, "PIECES": 0}, 20, 6),
         ("parts.merged_head", MERGED, 1, 1),
         ("parts.merged_head", MERGED | {"PARTS": 8}, 1, 1),
-        # Probabilities of 16 heads and 64 tokens, two to an instruction.
-        ("parts.attended_part", OWN, 1, 4),
-        ("parts.attended_part", OWN | {"REPEATS": 4, "SIZE": 256, "ROOM": 256, "BLOCK": 32}, 1, 2),
+        # Probabilities of 16 heads and 32 tokens, two to an instruction.
+        ("parts.attended_part", OWN, 1, 2),
+        ("parts.attended_part", OWN | {"REPEATS": 4, "SIZE": 256, "ROOM": 256, "BLOCK": 16}, 1, 2),
         ("drawing.run_sums", {"RUN": 256, "RUNS": 16}, 0, 0),
         ("drawing.drawn", {"RUN": 256, "RUNS": 16, "ROOM": 1024}, 0, 0),
         ("fused_logits.row_statistics", {"NUMBERS": 4096}, 0, 0),

@@ -19,13 +19,17 @@ pytest.importorskip("triton")
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 
 POINTERS = {
-    "*fp32": ("own_lse", "parts_lse", "out_lse", "logprobs", "entropies", "state", "log_decay"),
-    "*bf16": (
-        *("x", "weight", "out", "gate", "up", "q", "k", "cos", "sin", "q_out", "k_out", "own", "parts", "logits"),
-        *("query", "key", "value", "beta"),
+    "*fp32": (
+        *("own_lse", "parts_lse", "out_lse", "logprobs", "entropies", "state", "log_decay", "scores", "sums", "tops"),
+        *("negated", "negated_entropies", "of_entropies"),
     ),
-    "*i32": ("places",),
-    "*i64": ("tokens",),
+    "*bf16": (
+        *("x", "residual", "weight", "total", "out", "gate", "up", "q", "k", "v", "q_weight", "k_weight", "cos", "sin"),
+        *("q_out", "keys", "values", "queries", "own", "parts", "logits", "of_tokens", "query", "key", "value", "beta"),
+    ),
+    "*i32": ("places", "starts", "lengths"),
+    "*i64": ("tokens", "newest"),
+    "*fp64": ("uniform",),
     "fp32": ("epsilon", "temperature", "scale"),
 }
 TYPES = {name: kind for kind, names in POINTERS.items() for name in names}
@@ -33,26 +37,40 @@ TYPES = {name: kind for kind, names in POINTERS.items() for name in names}
 
 def launches() -> list[tuple[str, dict[str, Any], int]]:
     """Kernel, constants and warps: widths from 0.5B to 72B models, all head sizes, vocabularies of any size."""
+    from vlm_pg.models import fused_logits
     from vlm_pg.rollout.delta_triton import COLUMNS
-    from vlm_pg.rollout.fused import norm, parts, statistics
+    from vlm_pg.rollout.fused import drawing, norm, parts
 
     found: list[tuple[str, dict[str, Any], int]] = []
     for width in (64, 128, 256, 896, 2048, 3584, 5120, 8192):
         room = 1 << (width - 1).bit_length()
         rows = max(1, norm.HELD // room)
         constants = {"WIDTH": width, "ROOM": room, "ROWS": rows, "AROUND_ONE": width == 256}
-        found.append(("fused.norm.normed_rows", constants, norm.warps(room * rows)))
+        for adds in ({"ADDS": True}, {"ADDS": False, "residual": None, "total": None}):
+            found.append(("rollout.fused.norm.normed_rows", constants | adds, norm.warps(room * rows)))
     for size, half in ((64, 32), (128, 64), (256, 32)):
-        rest = size - 2 * half
-        constants = {"N": 64, "K": 8, "HALF": half, "SIZE": size, "ROOM": half, "REST": rest and 256}
-        found.append(("fused.rotation.rotated", constants, norm.warps(size)))
+        rest = 1 << (max(1, size - 2 * half) - 1).bit_length()
+        heads = {"N": 64, "K": 8, "HALF": half, "SIZE": size, "ROOM": half, "REST": rest}
+        for normed in ({"NORM": 1}, {"NORM": 2}, {"NORM": 0, "q_weight": None, "k_weight": None}):
+            for pieces in ({"PIECES": 16}, {"PIECES": 0, "queries": None, "starts": None}):
+                found.append(("rollout.fused.rotation.appended", heads | normed | pieces, norm.warps(size)))
         for repeats, pieces in ((1, 1), (8, parts.HELD // size)):
-            constants = {"N": 8 * repeats, "REPEATS": repeats, "SIZE": size, "ROOM": size, "PIECES": pieces}
-            found.append(("fused.parts.merged_head", constants, 4))
-    found.append(("fused.gate.gated", {"NUMBERS": 1024}, 4))
-    found.append(("fused.statistics.row_statistics", {"NUMBERS": statistics.NUMBERS}, 8))
+            constants = {"N": 8 * repeats, "REPEATS": repeats, "SIZE": size, "ROOM": size, "PARTS": 8, "PIECES": pieces}
+            found.append(("rollout.fused.parts.merged_head", constants, 4))
+        for repeats, width in ((1, 2), (7, 2), (16, 2), (7, 4)):  # the last in fp32
+            block = min(32, max(16, parts.BLOCK_BYTES // (size * width)))
+            constants = {"KEYS": parts.PART_KEYS, "K": 4, "REPEATS": repeats, "HEADS": 16, "SIZE": size, "ROOM": size}
+            kernel = "rollout.fused.parts.attended_part" + (" fp32" if width == 4 else "")
+            found.append((kernel, constants | {"BLOCK": block}, parts.PART_WARPS))
+    found.append(("rollout.fused.gate.gated", {"WIDTH": 18944, "NUMBERS": 1024}, 4))
+    runs = {"RUN": drawing.RUN, "RUNS": drawing.RUNS}
+    found += [("rollout.fused.drawing.run_sums", runs, 4), ("rollout.fused.drawing.drawn", runs | {"ROOM": 1024}, 4)]
+    numbers = {"NUMBERS": fused_logits.NUMBERS}
+    found.append(("models.fused_logits.row_statistics", numbers, 8))
+    for entropies in (True, False):
+        found.append(("models.fused_logits.row_gradients", numbers | {"ENTROPIES": entropies}, 8))
     delta = {"KEY": 128, "VALUE": 128, "KEY_ROOM": 128, "COLUMNS": COLUMNS}
-    return [*found, ("delta_triton.one_token", delta, 4)]
+    return [*found, ("rollout.delta_triton.one_token", delta, 4)]
 
 
 OTHERS = [pytest.param(capability, marks=pytest.mark.matrix) for capability in SHARED_KIB if capability != 86]
@@ -68,13 +86,16 @@ def test_every_kernel_fits(capability: int, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     ptxas, machine = compiler.get_ptxas(capability).path, compiler.sm_arch_from_capability(capability)
     for kernel, constants, warps in launches():
-        file, name = kernel.rsplit(".", 1)
-        function = getattr(importlib.import_module(f"vlm_pg.rollout.{file}"), name)
+        place, _, wide = kernel.partition(" ")
+        file, name = place.rsplit(".", 1)
+        function = getattr(importlib.import_module(f"vlm_pg.{file}"), name)
         signature = {arg: TYPES.get(arg, "i32") for arg in function.arg_names} | dict.fromkeys(constants, "constexpr")
-        if name == "one_token":
+        if name in ("one_token", "attended_part"):
             signature["out"] = "*fp32"
+        if wide:
+            signature |= {arg: "*fp32" for arg, kind in signature.items() if kind == "*bf16"}
         source = ASTSource(fn=function, signature=signature, constexprs=constants)
-        options = {"enable_fp_fusion": False, "num_warps": warps}
+        options = {"enable_fp_fusion": False, "num_warps": warps, "num_stages": 2 if name == "attended_part" else 3}
         compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         assert compiled.metadata.shared <= SHARED_KIB[capability] * 1024, (kernel, constants)
         (tmp_path / "kernel.ptx").write_text(compiled.asm["ptx"])

@@ -530,6 +530,7 @@ def test_what_ends_a_run_in_its_rollouts_leaves_a_checkpoint(monkeypatch: pytest
     trainer.policy = SimpleNamespace(device=torch.device("cpu"))  # type: ignore[assignment]
     trainer.console, trainer.stop, trainer.progress = Console(enabled=False), StopRequest(ALONE), Progress(step=1)
     trainer.engine = SimpleNamespace(ranks=ALONE)  # type: ignore[assignment]
+    trainer.sampler = SimpleNamespace()  # type: ignore[assignment]
     trainer._cores, trainer._presence, trainer.timeline = CoreWatch(), None, Timeline(ALONE, 0)
     saved: list[int] = []
 

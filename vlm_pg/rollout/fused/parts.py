@@ -12,8 +12,8 @@ import triton.language as tl
 
 # Numbers of results that a program holds at a time.
 HELD = 2048
-# Keys that a program reads, and bytes of them at a time.
-PART_KEYS, BLOCK_BYTES = 256, 16384
+# Keys that a program reads, and bytes of them at a time: of more, or with fewer warps, registers would be spilled.
+PART_KEYS, BLOCK_BYTES, PART_WARPS = 256, 8192, 8
 
 
 @triton.jit
@@ -94,7 +94,8 @@ def own_attention(
         attended_part[(rows, kv_heads, len(out))](
             q, keys, values, lengths, out, out_lse, rows, scale, *q.stride()[:2], *keys.stride()[:2], PART_KEYS,
             kv_heads, repeats, max(16, triton.next_power_of_2(repeats)), size, room,
-            min(128, max(16, BLOCK_BYTES // (room * q.element_size()))), num_stages=2, enable_fp_fusion=False,
+            min(32, max(16, BLOCK_BYTES // (room * q.element_size()))), num_warps=PART_WARPS, num_stages=2,
+            enable_fp_fusion=False,
         )  # fmt: skip
     return out, out_lse
 
