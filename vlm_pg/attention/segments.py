@@ -18,8 +18,8 @@ class SegmentCall:
     ``query_range`` and ``key_range``: first and past-the-last token in the stream; the segments fill them in order.
     ``query_lengths``, ``key_lengths``: tokens of each segment; a segment without queries is allowed.
     ``causal``: aligned at the top left (only used where both lengths are equal).
-    ``at_most``: bounds of query and key lengths that are told in place of the longest ones, for a call that a CUDA
-    graph records and that later replays make with other lengths, see ``fixed_on``.
+    ``at_most``: upper bounds of query and key lengths, passed to the kernel instead of the maxima, for a call in a CUDA
+    graph whose replays have other lengths, see ``fixed_on``.
 
     Two groups (prefixes of 3 and 2 tokens, responses of 2+2 and 4), responses attending to their prefixes:
 

@@ -119,7 +119,7 @@ class PromptPart:
 def readers_by_level(store: PrefixStore, paths: Sequence[tuple[int, ...]]) -> list[dict[int, list[int]]]:
     """Of each level of the prompt tree the rows that read each of its nodes, nodes in the order in which they lie.
 
-    Levels that nobody reads are left out; where prompts are divided, some of their nodes lie elsewhere alone.
+    Levels without readers are left out; where prompts are sharded, some nodes are stored on other ranks only.
     """
     place = {node: index for index, node in enumerate(store.order)}
     levels: list[dict[int, list[int]]] = [{} for _ in range(max((len(path) for path in paths), default=0))]

@@ -117,7 +117,7 @@ class PrefixLevels:
     def _filling(
         self, reading: Mapping[int, Sequence[int]], num_rows: int
     ) -> tuple[list[int], list[int], list[tuple[int, int]], list[list[int]]]:
-        """What ``_Level.fill`` takes. Nodes that nobody reads are keys of segments without queries."""
+        """What ``_Level.fill`` takes. Nodes without readers become segments without queries."""
         lengths = self._store.lengths
         asked = {node: len(rows) * self._repeats for node, rows in reading.items()}
         tiles = self._kernel.tiles_at_once(self._device)

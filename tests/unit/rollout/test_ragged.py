@@ -222,7 +222,7 @@ def test_a_gpu_is_warmed_up_while_data_are_read(monkeypatch: pytest.MonkeyPatch)
     steps = count_calls(monkeypatch, RaggedDecoder, "step")
     sampler.warm_up(lambda: begun.append(len(steps)))
     assert begun == [0] and len(steps) == 1
-    assert sampler.stats.new_tokens == 0, "nobody's rollouts"
+    assert sampler.stats.new_tokens == 0, "warm-up tokens are not counted"
 
 
 def test_buffers_are_kept_while_they_are_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
