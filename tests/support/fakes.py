@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from tests.support.groups import make_case, random_group, tiny_policy
 from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.attention.kernels import Kernel
-from vlm_pg.attention.kernels.cuda import CudaFlashKernel
+from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
 from vlm_pg.bench.paper.counter import fake_mode
 from vlm_pg.models import family as family_file
 from vlm_pg.models import kernel_choice, logits, tower_attention

@@ -15,8 +15,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from vlm_pg.attention.segments import SegmentCall
-from vlm_pg.attention.tree import PrefixTree
+from vlm_pg.attention.tree import PrefixTree, SegmentCall
 
 Reads = Literal["all", "last", "none"]
 

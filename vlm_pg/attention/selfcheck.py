@@ -10,8 +10,7 @@ import torch
 
 from vlm_pg.attention.grouped import grouped_attention
 from vlm_pg.attention.kernels import Kernel, select_kernel
-from vlm_pg.attention.kernels.plain import OracleKernel
-from vlm_pg.attention.oracle import oracle_over_plan
+from vlm_pg.attention.kernels.oracle import OracleKernel, oracle_attention
 from vlm_pg.attention.plan import AttentionPlan, full_plan, reading_plan
 from vlm_pg.attention.tree import PrefixTree
 
@@ -96,7 +95,7 @@ def _plan_results(
     q, k, v = (x.requires_grad_() for x in inputs)
     wide_q, wide_k, wide_v = (x.detach().to(wide).requires_grad_() for x in inputs)
     out = grouped_attention(q, k, v, plan, kernel=kernel)
-    expected = oracle_over_plan(wide_q, wide_k, wide_v, plan)
+    expected = oracle_attention(wide_q, wide_k, wide_v, plan)
     yield out.detach(), expected.detach()
     grads = torch.autograd.grad(out, (q, k, v), upstream)
     yield from zip(grads, torch.autograd.grad(expected, (wide_q, wide_k, wide_v), upstream.to(wide)), strict=True)

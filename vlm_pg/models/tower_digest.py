@@ -14,15 +14,14 @@ from typing import Any
 import torch
 import xxhash
 
-from vlm_pg.attention.frames import frames_forward
 from vlm_pg.attention.grouped import grouped_attention
-from vlm_pg.attention.kernels.cuda import CudaFlashKernel
+from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
 from vlm_pg.cache.source_code import source_digest
 from vlm_pg.cache.store import key_of
 from vlm_pg.models.family import Family
 from vlm_pg.models.layer_globals import replaced_globals
 from vlm_pg.models.scattered import is_part
-from vlm_pg.models.tower_attention import takes_all_frames
+from vlm_pg.models.tower_attention import frames_forward, takes_all_frames
 
 Gathered = Callable[[Iterable[torch.nn.Parameter]], AbstractContextManager[None]]
 
