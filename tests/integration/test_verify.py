@@ -67,7 +67,7 @@ def test_a_wrong_kernel_fails_and_the_worst_parameter_is_named(
         return grad_q, grad_k if args[6].causal else 0.98 * grad_k, grad_v
 
     monkeypatch.setattr(CpuFlashKernel, "segments_backward", broken)
-    monkeypatch.setattr("vlm_pg.models.kernel_choice.check_kernel", lambda *_: 0.0)
+    monkeypatch.setattr("vlm_pg.models.network.check_kernel", lambda *_: 0.0)
     assert verify(clips) == 1
     printed = capsys.readouterr().out
     assert "verify: FAILED, sharing is not exact here" in printed

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from vlm_pg.algorithms.presets import PresetName, with_preset
-from vlm_pg.algorithms.registry import BASELINE_AND_SCALE, ESTIMATORS, LOSSES, known_or_own
+from vlm_pg.algorithms.registry import BASELINE_AND_SCALE, ESTIMATORS, LOSSES, PresetName, known_or_own, with_preset
 from vlm_pg.settings import Settings
 
 Baseline = Literal["group_mean", "leave_one_out", "none"]

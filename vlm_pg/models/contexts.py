@@ -13,9 +13,9 @@ from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.plan import AttentionPlan, full_plan
 from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.errors import ModelError
-from vlm_pg.models.layer_lane import Lane
 from vlm_pg.models.linear_attention import LinearLayout, LinearStates, linear_attention_over_tree
-from vlm_pg.models.state_store import KeysValues, StateStore
+from vlm_pg.models.offloading import OffloadLane
+from vlm_pg.models.prefix_states import KeysValues, StateStore
 from vlm_pg.models.stream_share import Division, StreamShare, heads_to_rows, rows_to_heads
 
 
@@ -64,8 +64,8 @@ class StreamContext:
         self._memos: dict[int, AttentionMemo] = {}
         self._layout: LinearLayout | None = None
         self._grad_mode = _GradMode()
-        # Where this pass puts what its layers' recomputations will ask for; None: it stays.
-        self.lane: Lane | None = None
+        # Offloads tensors that recomputations of this pass read; None: they stay on the device.
+        self.lane: OffloadLane | None = None
 
     def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Called with keys and values [rows, K, H] of all rows in the stream, where one rank has them all."""

@@ -15,7 +15,7 @@ import torch
 from vlm_pg.attention.registration import AttentionContext
 from vlm_pg.models.contexts import TreeContext
 from vlm_pg.models.layer_globals import layer_global
-from vlm_pg.models.state_store import KeysValues
+from vlm_pg.models.prefix_states import KeysValues
 
 
 def run_decoder(

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vlm_pg.models.scattered import whole_shape
+from vlm_pg.models.weights import whole_shape
 
 # How much larger a kernel's error may be than that of what it stands in for, both against float64: sums of other orders
 # leave errors that differ by chance. Where nothing is rounded on the way, exponentials of other libraries differ.

@@ -15,8 +15,8 @@ from vlm_pg.errors import ModelError
 from vlm_pg.models.kernel_trials import Trial, faults, kinds, product_of, twin, with_gradients
 from vlm_pg.models.layer_globals import set_forward, set_layer_globals
 from vlm_pg.models.registry import FAMILIES
-from vlm_pg.models.scattered import whole_shape
 from vlm_pg.models.settings import Switch
+from vlm_pg.models.weights import whole_shape
 
 _NAMES = {
     "rms_norm": "RMSNorm",

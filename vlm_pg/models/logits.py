@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from vlm_pg.models.kernel_trials import Trial, faults, with_gradients
-from vlm_pg.models.scattered import is_scattered
+from vlm_pg.models.weights import is_sharded
 
 
 def chunk_bytes(least: int, mlp_tensor: int, entropy_graph: bool = False) -> int:
@@ -378,7 +378,7 @@ def plain_weight(head: Any) -> torch.Tensor | None:
     """The weight of an output head that is a product with it and no more; None where it has a bias or an adapter,
     where somebody's hooks want to see its calls (accelerate, ZeRO-3), and under autocast."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    as_it_was = type(head) is torch.nn.Linear and "forward" not in vars(head) and not is_scattered(head)
+    as_it_was = type(head) is torch.nn.Linear and "forward" not in vars(head) and not is_sharded(head)
     if not as_it_was or head.bias is not None or any(getattr(head, name) for name in hooks):
         return None
     weight = head.weight

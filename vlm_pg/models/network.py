@@ -8,22 +8,22 @@ from typing import Any, TypeVar
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from vlm_pg.attention.kernels import Kernel
+from vlm_pg.attention.kernels import Kernel, select_kernel
 from vlm_pg.attention.registration import AttentionContext, check_grouped
+from vlm_pg.attention.selfcheck import check_kernel, checked_kernel
 from vlm_pg.distributed import max_over_ranks
 from vlm_pg.models.contexts import StreamContext
 from vlm_pg.models.decoder import run_decoder
 from vlm_pg.models.family import Family
-from vlm_pg.models.kernel_choice import KernelChoice
 from vlm_pg.models.linear_attention import route_linear_layers
 from vlm_pg.models.logits import chunk_bytes, logits_fault, plain_weight, rows_of_chunks, token_logprobs
 from vlm_pg.models.memory_sizes import mlp_width
 from vlm_pg.models.pixels import PixelGeometry
-from vlm_pg.models.scattered import is_scattered
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice, StreamMemory
 from vlm_pg.models.turns import Turns
 from vlm_pg.models.vision_pieces import Grid, VisionPiece, pieces, run_pieces
+from vlm_pg.models.weights import is_sharded
 
 T = TypeVar("T")
 
@@ -40,9 +40,11 @@ class Network(torch.nn.Module):
         self._own_pace = self._in_turns = False
         self.use_memory(MemoryChoice.of(settings))
         route_linear_layers(self.language_model)
+        self._kernel_checked_for, self._kernel_is_fixed = (self.device, self.dtype), False
+        self.kernel: Kernel = select_kernel(self.device, self.dtype, settings.attention_kernel)
         heads = family.head_shape(model.config)
-        self._kernels = KernelChoice(self.device, self.dtype, heads, settings.attention_kernel, has_values(model))
-        self.kernel, self.kernel_error = self._kernels.kernel, self._kernels.error
+        # Relative to plain softmax; fake tensors have no values to check.
+        self.kernel_error = check_kernel(self.kernel, self.device, self.dtype, *heads) if has_values(model) else 0.0
         # For work that is counted and not computed; None: what ``logits_fault`` finds, now and not within a pass.
         self.fused_logits: bool | None = None
         if has_values(model):
@@ -62,13 +64,24 @@ class Network(torch.nn.Module):
 
     @property
     def kernel_here(self) -> Kernel:
-        """The kernel for a forward that begins here and now, checked; see ``KernelChoice.here``."""
-        return self._kernels.here(self.device, self.dtype)
+        """The kernel for a forward that begins here and now, checked.
+
+        Under autocast activations have another dtype than the weights for which ``kernel`` was chosen, and the weights
+        may have been moved or cast since. Read before any layer runs: within a checkpointed layer the check would
+        become part of it.
+        """
+        if self._kernel_is_fixed or self.kernel.name == "oracle":
+            return self.kernel
+        heads = self.family.head_shape(self.model.config)
+        if torch.is_autocast_enabled(self.device.type):
+            return checked_kernel(self.device, torch.get_autocast_dtype(self.device.type), *heads)
+        if (self.device, self.dtype) == self._kernel_checked_for:
+            return self.kernel
+        return checked_kernel(self.device, self.dtype, *heads, self.settings.attention_kernel)
 
     def use_kernel(self, kernel: Kernel) -> None:
-        """From now on this one, unchecked: for work that is counted and not computed."""
-        self._kernels.use(kernel)
-        self.kernel, self.kernel_error = kernel, 0.0
+        """Use this kernel everywhere, unchecked: for work that is counted and not computed."""
+        self.kernel, self.kernel_error, self._kernel_is_fixed = kernel, 0.0, True
 
     @property
     def language_model(self) -> Any:
@@ -124,7 +137,7 @@ class Network(torch.nn.Module):
             return one_piece(pixel_values, grid_thw)
         found = pieces(grid_thw.tolist(), most)
         count = max(len(found), *(len(pieces(other.grids, most)) for other in others), 1)
-        if not self._own_pace and is_scattered(self.family.vision_tower(self.model)):
+        if not self._own_pace and is_sharded(self.family.vision_tower(self.model)):
             count = self._most_over_ranks(count)
         return run_pieces(
             one_piece,
@@ -175,8 +188,8 @@ class Network(torch.nn.Module):
         """
         rows = self.chunk_rows(hidden.shape[0], stream_rows, entropy_graph)
         chunks = -(-hidden.shape[0] // rows)
-        if not self._own_pace and is_scattered(self.model.lm_head):
-            chunks = int(max_over_ranks({"chunks": chunks}, hidden.device)["chunks"])
+        if not self._own_pace and is_sharded(self.model.lm_head):
+            chunks = self._most_over_ranks(chunks)
         weight = self.head_weight() if self.turns is None else None
         fused = self.fuses_logits(hidden.dtype)
         return token_logprobs(self.logits, hidden, targets, temperature, rows, chunks, entropy_graph, weight, fused)
@@ -242,7 +255,7 @@ class Network(torch.nn.Module):
         """Tiles of a pass, where all ranks must make equally many: in a turn, too, those that run it on nothing."""
         tiles = self.stream_memory.tiles
         alone = self._own_pace and not self._in_turns
-        if tiles is None or alone or not is_scattered(self.language_model):
+        if tiles is None or alone or not is_sharded(self.language_model):
             return None
         return self._most_over_ranks(tiles.needed(rows))
 

@@ -15,7 +15,7 @@ from vlm_pg.cache.entry_file import Entry
 from vlm_pg.cache.notes import say
 from vlm_pg.cache.room import Outcome
 from vlm_pg.cache.store import Store, key_of
-from vlm_pg.models.numerics import numerics_digest
+from vlm_pg.models.digests import numerics_digest
 from vlm_pg.models.vision_pieces import Grid, shares
 from vlm_pg.types import Prompt
 
@@ -27,7 +27,7 @@ _FEATURES = "features"
 CallsOf = Callable[[Sequence[Grid]], list[tuple[Grid, ...]]]
 
 
-class KeptFeatures:
+class FeatureStore:
     """Features of prompts, made by one tower.
 
     Where several processes make those of a prompt together, each its frames, ``hosts`` has ``host`` of each, in order.
