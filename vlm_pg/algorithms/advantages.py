@@ -9,8 +9,9 @@ all response tokens of a step. Shape letters: R tokens of one response.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 
@@ -23,10 +24,6 @@ FP32_ROUNDING = 1e-6
 
 # Rewards of one group; None: no value, which is left out of every statistic.
 Rewards = Sequence[float | None]
-FromBaseline = Callable[[Rewards], list[float | None]]
-# All groups' rewards, their differences from the baseline and its name, to what is subtracted from all differences and
-# what those of each group are divided by.
-Scale = Callable[[Sequence[Rewards], Sequence[Rewards], Baseline], tuple[float, list[float]]]
 
 
 @dataclass(frozen=True)
@@ -126,16 +123,22 @@ def batch_advantages(groups: Sequence[Rewards], baseline: Baseline, scale: Advan
     Raises:
         ValueError: a reward is not finite, or ``baseline`` or ``scale`` is unknown.
     """
-    _require_known("baseline", baseline, BASELINES, "algorithm.baseline")
-    _require_known("advantage scale", scale, SCALES, "algorithm.scale_advantages")
+    for name, value, allowed, setting in (
+        ("baseline", baseline, get_args(Baseline), "algorithm.baseline"),
+        ("advantage scale", scale, get_args(AdvantageScale), "algorithm.scale_advantages"),
+    ):
+        if value not in allowed:
+            raise ValueError(
+                f"Unknown {name} {value!r}. Allowed are {', '.join(allowed)}. Set {setting} to one of them."
+            )
     for rewards in groups:
         if not all(math.isfinite(reward) for reward in rewards if reward is not None):
             raise ValueError(
                 f"Rewards of one group are {list(rewards)}. Each must be a finite number or None. "
                 "Return None from a reward that cannot be computed."
             )
-    differences = [BASELINES[baseline](rewards) for rewards in groups]
-    mean, divisors = SCALES[scale](groups, differences, baseline)
+    differences = [_differences(rewards, baseline) for rewards in groups]
+    mean, divisors = _scaling(groups, differences, baseline, scale)
     return [
         [0.0 if difference is None else (difference - mean) / divisor for difference in group]
         for group, divisor in zip(differences, divisors, strict=True)
@@ -192,41 +195,30 @@ def part_advantages(
     return totals
 
 
-def _require_known(what: str, value: str, allowed: Iterable[str], setting: str) -> None:
-    if value not in allowed:
-        raise ValueError(f"Unknown {what} {value!r}. Allowed are {', '.join(allowed)}. Set {setting} to one of them.")
-
-
-def from_group_mean(rewards: Rewards, factor: float = 1.0) -> list[float | None]:
+def _differences(rewards: Rewards, baseline: Baseline) -> list[float | None]:
+    """Rewards of one group minus the baseline; 0 where fewer than two have a value."""
+    if baseline == "none":
+        return list(rewards)
     valued = _valued([rewards])
-    if len(valued) < 2:
-        return [None if reward is None else 0.0 for reward in rewards]
-    mean = _mean(valued)
-    return [None if reward is None else factor * (reward - mean) for reward in rewards]
+    mean, count = _mean(valued), len(valued)
+    # r_i minus the mean of the n - 1 others is n / (n - 1) times r_i minus the mean of all.
+    factor = count / (count - 1) if baseline == "leave_one_out" and count > 1 else 1.0
+    return [None if reward is None else factor * (reward - mean) if count > 1 else 0.0 for reward in rewards]
 
 
-def from_others_mean(rewards: Rewards) -> list[float | None]:
-    """r_i minus the mean of the n - 1 others is n / (n - 1) times r_i minus the mean of all."""
-    valued = len(_valued([rewards]))
-    return from_group_mean(rewards, valued / (valued - 1) if valued > 1 else 1.0)
-
-
-def by_group_std(groups: Sequence[Rewards], _: Sequence[Rewards], __: Baseline) -> tuple[float, list[float]]:
-    return 0.0, [_sample_std(_valued([rewards])) + STD_EPSILON for rewards in groups]
-
-
-def by_batch_std(groups: Sequence[Rewards], _: Sequence[Rewards], __: Baseline) -> tuple[float, list[float]]:
-    return 0.0, [_sample_std(_valued(groups)) + STD_EPSILON] * len(groups)
-
-
-def whitening(_: Sequence[Rewards], differences: Sequence[Rewards], baseline: Baseline) -> tuple[float, list[float]]:
-    valued = _valued(differences)
-    # Differences from a group's baseline add up to 0; rounding must not move a group without spread away from it.
-    mean = _mean(valued) if baseline == "none" else 0.0
-    return mean, [_sample_std(valued) + WHITEN_EPSILON] * len(differences)
-
-
-def by_nothing(groups: Sequence[Rewards], _: Sequence[Rewards], __: Baseline) -> tuple[float, list[float]]:
+def _scaling(
+    groups: Sequence[Rewards], differences: Sequence[Rewards], baseline: Baseline, scale: AdvantageScale
+) -> tuple[float, list[float]]:
+    """What is subtracted from all differences, and the divisor of each group."""
+    if scale == "std":
+        return 0.0, [_sample_std(_valued([rewards])) + STD_EPSILON for rewards in groups]
+    if scale == "batch":
+        return 0.0, [_sample_std(_valued(groups)) + STD_EPSILON] * len(groups)
+    if scale == "whiten":
+        valued = _valued(differences)
+        # Differences from a group's baseline add up to 0; rounding must not move a group without spread away from it.
+        mean = _mean(valued) if baseline == "none" else 0.0
+        return mean, [_sample_std(valued) + WHITEN_EPSILON] * len(groups)
     return 0.0, [1.0] * len(groups)
 
 
@@ -247,19 +239,6 @@ def _sample_std(values: Sequence[float]) -> float:
         return 0.0
     mean = _mean(values)
     return math.hypot(*(value - mean for value in values)) / math.sqrt(len(values) - 1)
-
-
-BASELINES: Mapping[Baseline, FromBaseline] = {
-    "group_mean": from_group_mean,
-    "leave_one_out": from_others_mean,
-    "none": list,
-}
-SCALES: Mapping[AdvantageScale, Scale] = {
-    "std": by_group_std,
-    "batch": by_batch_std,
-    "whiten": whitening,
-    "none": by_nothing,
-}
 
 
 def kl_returns(kl: torch.Tensor, coef: float) -> torch.Tensor:

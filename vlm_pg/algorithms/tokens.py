@@ -82,7 +82,12 @@ def log_ratios(
         )
     difference = policy_logprobs - behaviour_logprobs.detach()
     if level == "sequence":
-        difference = _mean_of_sequence(difference, lengths)
+        # Neither direction adds with atomics on CUDA, so that gradients are the same in every run.
+        counts = torch.tensor(lengths, dtype=torch.long)
+        owners = torch.repeat_interleave(torch.arange(len(lengths)), counts).to(difference.device, non_blocking=True)
+        counts = counts.to(difference.device, non_blocking=True)
+        # unsafe: the lengths have been checked; checking them on the device would make the host wait for it.
+        difference = torch.segment_reduce(difference, "mean", lengths=counts, unsafe=True)[owners]
     return difference.clamp(-clamp, clamp)
 
 
@@ -120,15 +125,3 @@ def require_same_length(**tensors: torch.Tensor) -> None:
             f"Shapes are {described}. All must be [R_total], one entry per response token. "
             "Repeat what belongs to a whole response for each of its tokens."
         )
-
-
-def _mean_of_sequence(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    """[R_total] -> [R_total]: each token gets the mean over its sequence.
-
-    Neither direction adds with atomics on CUDA, so that gradients are the same in every run.
-    """
-    counts = torch.tensor(lengths, dtype=torch.long)
-    owners = torch.repeat_interleave(torch.arange(len(lengths)), counts).to(values.device, non_blocking=True)
-    counts = counts.to(values.device, non_blocking=True)
-    # unsafe: the lengths have been checked; checking them on the device would make the host wait for it.
-    return torch.segment_reduce(values, "mean", lengths=counts, unsafe=True)[owners]

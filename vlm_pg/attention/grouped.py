@@ -192,10 +192,10 @@ class _GroupedAttention(torch.autograd.Function):
         else:
             sums = [torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (q, k, v)]
         # A row that one further gradient is added to is rounded once, whatever the sum is kept in. Where there are more
-        # (a level above another one, keys that several levels ask), they are summed in fp32.
+        # (a level above another one, keys that several levels read), they are summed in fp32.
         if not (whole and plan.merges_once):
             sums[0] = sums[0].to(lse.dtype)
-        if not (whole and plan.keys_asked_once):
+        if not (whole and plan.keys_read_once):
             sums[1:] = (grad.to(lse.dtype) for grad in sums[1:])
         for call in calls:
             rows = (call.query_rows, call.key_rows, call.key_rows)
@@ -235,8 +235,8 @@ def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Atten
         )
     if q.shape[0] != plan.num_queries or k.shape[0] != plan.num_keys:
         raise ValueError(
-            f"grouped_attention got {q.shape[0]} query and {k.shape[0]} key tokens for a tree of {plan.num_keys}, of "
-            f"which {plan.num_queries} ask; pass the whole packed stream, and queries of exactly the rows that ask."
+            f"grouped_attention got {q.shape[0]} query and {k.shape[0]} key tokens for a tree of {plan.num_keys}, with "
+            f"{plan.num_queries} query rows; pass the whole packed stream, and queries of exactly the plan's rows."
         )
     if q.shape[1] % k.shape[1] or q.shape[2] != k.shape[2]:
         raise ValueError(

@@ -38,7 +38,10 @@ class PrefixTree:
         self.lengths = tuple(int(n) for n in lengths)
         self.parents = tuple(int(p) for p in parents)
         self._check_nodes()
-        self.depths = self._depths()
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent == -1 else depths[parent] + 1)
+        self.depths = tuple(depths)
         self._check_order()
         self.starts = (0, *accumulate(self.lengths))[:-1]
         self.num_tokens = sum(self.lengths)
@@ -68,12 +71,6 @@ class PrefixTree:
                 raise ValueError(
                     f"Node {node} has parent {parent}; allowed are -1 (a root) and earlier nodes (0 to {node - 1})."
                 )
-
-    def _depths(self) -> tuple[int, ...]:
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(0 if parent == -1 else depths[parent] + 1)
-        return tuple(depths)
 
     def _check_order(self) -> None:
         keys = list(zip(self.depths, self.parents, strict=True))
@@ -117,17 +114,17 @@ class PrefixTree:
         )
 
     def ancestor_segments(
-        self, level: int, asked: Sequence[int]
+        self, level: int, num_queries: Sequence[int]
     ) -> Iterator[tuple[range, tuple[int, ...], tuple[int, ...]]]:
-        """For each level above: its nodes, how many of the asking rows descend from each, and the nodes' lengths.
+        """For each level above: its nodes, how many queries descend from each, and the nodes' lengths.
 
-        ``asked``: rows that ask, for each node of ``level``.
+        ``num_queries``: rows with queries, for each node of ``level``.
         """
         for above in range(level):
             keys = self.level_nodes[above]
             # An ancestor without descendants here keeps its place as a segment with no queries.
             queries = [0] * len(keys)
-            for node, rows in zip(self.level_nodes[level], asked, strict=True):
+            for node, rows in zip(self.level_nodes[level], num_queries, strict=True):
                 queries[self.ancestor(node, above) - keys[0]] += rows
             yield keys, tuple(queries), self.lengths[keys[0] : keys[-1] + 1]
 
@@ -186,14 +183,14 @@ class SegmentCall:
         return self.at_most[1] if self.at_most else max(self.key_lengths)
 
     def fixed_on(self, cu_q: torch.Tensor, cu_k: torch.Tensor) -> SegmentCall:
-        """The same, with cumulative lengths in tensors that the caller owns; they may end in segments without rows."""
+        """Take cumulative lengths from tensors that the caller owns; they may end in segments without rows."""
         self._on_device[cu_q.device] = (cu_q, cu_k)
         return self
 
     def cu_seqlens(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Cumulative lengths int32 [segments + 1] of queries and keys; made once per device, not once per layer."""
         if device not in self._on_device:
-            # Copied without waiting for what the device is doing; the first layer of a pass asks for them.
+            # Copied without a synchronization, in the first layer of a pass.
             self._on_device[device] = tuple(
                 torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device, non_blocking=True)
                 for lengths in (self.query_lengths, self.key_lengths)
@@ -210,7 +207,13 @@ class SegmentCall:
                 if shape[0]:
                     by_shape.setdefault(shape, []).append(index)
             self._on_device["batches"] = [
-                SegmentBatch.make(q_len, k_len, [query_starts[i] for i in run], [key_starts[i] for i in run])
+                SegmentBatch(
+                    len(run),
+                    q_len,
+                    k_len,
+                    _row_index([query_starts[i] for i in run], q_len),
+                    _row_index([key_starts[i] for i in run], k_len),
+                )
                 for (q_len, k_len), rows in by_shape.items()
                 for run in (_consecutive_runs(rows) if k_len > GATHER_UP_TO else [rows])
             ]
@@ -236,16 +239,6 @@ class SegmentBatch:
     key_length: int
     query_index: slice | torch.Tensor
     key_index: slice | torch.Tensor
-
-    @classmethod
-    def make(cls, query_length: int, key_length: int, query_starts: list[int], key_starts: list[int]) -> SegmentBatch:
-        return cls(
-            len(query_starts),
-            query_length,
-            key_length,
-            _row_index(query_starts, query_length),
-            _row_index(key_starts, key_length),
-        )
 
 
 def _row_index(starts: list[int], length: int) -> slice | torch.Tensor:

@@ -25,7 +25,7 @@ def test_two_results_are_merged_with_one_rounding() -> None:
 
 
 @pytest.mark.parametrize(
-    "lengths, parents, merges_once, keys_asked_once",
+    "lengths, parents, merges_once, keys_read_once",
     [
         ([9, 4, 5], [-1, 0, 0], True, True),
         ([9, 7, 4, 5], [-1, -1, 0, 1], True, True),
@@ -33,15 +33,15 @@ def test_two_results_are_merged_with_one_rounding() -> None:
         ([9, 4, 3, 2], [-1, 0, 1, 1], False, False),
     ],
 )
-def test_how_often_rows_meet(lengths: list[int], parents: list[int], merges_once: bool, keys_asked_once: bool) -> None:
+def test_how_often_rows_meet(lengths: list[int], parents: list[int], merges_once: bool, keys_read_once: bool) -> None:
     plan = full_plan(PrefixTree(lengths, parents))
-    assert (plan.merges_once, plan.keys_asked_once) == (merges_once, keys_asked_once)
+    assert (plan.merges_once, plan.keys_read_once) == (merges_once, keys_read_once)
 
 
 def test_keys_of_two_levels_of_which_one_is_read() -> None:
     """Only responses ask: each meets two levels, but no level is asked twice."""
     plan = reading_plan(PrefixTree([9, 4, 3, 2], [-1, 0, 1, 1]), ["none", "none", "all", "all"])
-    assert (plan.merges_once, plan.keys_asked_once) == (False, True)
+    assert (plan.merges_once, plan.keys_read_once) == (False, True)
 
 
 @pytest.mark.parametrize("levels, between", [(2, torch.bfloat16), (3, torch.float32), (4, torch.float32)])

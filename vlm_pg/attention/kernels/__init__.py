@@ -17,7 +17,7 @@ __all__ = ["KERNELS", "Kernel", "available", "preferred", "select_kernel"]
 
 # In order of preference: FlashAttention-3 where it is installed on Hopper, which it is written for. Then torch's own
 # FlashAttention-2 before the package's: the same algorithm, tested with the torch that is here. FlashAttention-4, a
-# beta, and the oracle must be asked for.
+# beta, and the oracle are chosen by name only.
 KERNELS: dict[str, type[Kernel]] = {
     kernel.name: kernel
     for kernel in (

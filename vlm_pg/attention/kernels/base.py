@@ -19,9 +19,9 @@ class Kernel(ABC):
     """
 
     name: str
-    # Whether ``auto`` leaves it to those who ask for it.
+    # Whether ``auto`` skips it.
     by_name_only = False
-    # Of the device; set where there is none to ask, to count what one with so many would be given.
+    # Multiprocessors of the device; set to count for a device that is not there.
     multiprocessors: int | None = None
 
     def tiles_at_once(self, device: torch.device) -> int | None:

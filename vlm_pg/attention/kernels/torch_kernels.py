@@ -69,17 +69,8 @@ class CpuFlashKernel(Kernel):
         for batch in call.same_shape_batches():
             queries, keys, values = _operands(q, k, v, batch)
             part_lse = lse[:, batch.query_index].unflatten(1, (batch.count, -1)).transpose(0, 1).contiguous()
-            parts = _backward(
-                _heads_first(grad_out, batch.query_index, batch.count),
-                queries,
-                keys,
-                values,
-                _heads_first(out, batch.query_index, batch.count),
-                part_lse,
-                0.0,
-                call.causal,
-                scale=scale,
-            )
+            upstream, outs = (_heads_first(x, batch.query_index, batch.count) for x in (grad_out, out))
+            parts = _backward(upstream, queries, keys, values, outs, part_lse, 0.0, call.causal, scale=scale)
             grad_q[batch.query_index] = _rows_first(parts[0])
             grad_k[batch.key_index] = _rows_first(parts[1])
             grad_v[batch.key_index] = _rows_first(parts[2])
@@ -176,25 +167,13 @@ class CudaFlashKernel(Kernel):
         scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         cu_q, cu_k = call.cu_seqlens(q.device)
-        # Without dropout no random state is read, but the operator wants tensors in those places.
+        bounds = cu_q, cu_k, max(_LEAST_MAX_QUERY, call.max_query_length), call.max_key_length
+        # Without dropout no random state is read, but the operator requires the tensors.
         random_state = torch.empty(2, dtype=torch.uint64, device=q.device)
         unused = torch.empty((), dtype=torch.uint64, device=q.device)
+        lse = lse.contiguous()  # read by pointer, whatever its strides
         return torch.ops.aten._flash_attention_backward(
-            grad_out,
-            q,
-            k,
-            v,
-            out,
-            lse.contiguous(),  # read by pointer, whatever its strides
-            cu_q,
-            cu_k,
-            max(_LEAST_MAX_QUERY, call.max_query_length),
-            call.max_key_length,
-            0.0,
-            call.causal,
-            random_state,
-            unused,
-            scale=scale,
+            grad_out, q, k, v, out, lse, *bounds, 0.0, call.causal, random_state, unused, scale=scale
         )
 
     def dense_forward(
@@ -230,23 +209,13 @@ class CudaEfficientKernel(Kernel):
     def segments_forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: SegmentCall, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        cu_q, cu_k = call.cu_seqlens(q.device)
         repeats = q.shape[1] // k.shape[1]
+        keys, values = (_repeat_heads(x, repeats)[None] for x in (k, v))
+        bounds, causal = _bounds(call, q.device)
         out, lse, *_ = torch.ops.aten._efficient_attention_forward(
-            q[None],
-            _repeat_heads(k, repeats)[None],
-            _repeat_heads(v, repeats)[None],
-            None,
-            cu_q,
-            cu_k,
-            call.max_query_length,
-            call.max_key_length,
-            0.0,
-            _CAUSAL_TOP_LEFT if call.causal else 0,
-            True,
-            scale=scale,
+            q[None], keys, values, None, *bounds, 0.0, causal, True, scale=scale
         )
-        return out[0], _unpad(lse, q.shape[0], cu_q, call)
+        return out[0], _unpad(lse, q.shape[0], bounds[0], call)
 
     def segments_backward(
         self,
@@ -259,48 +228,26 @@ class CudaEfficientKernel(Kernel):
         call: SegmentCall,
         scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        cu_q, cu_k = call.cu_seqlens(q.device)
         kv_heads, repeats = k.shape[1], q.shape[1] // k.shape[1]
-        nothing = torch.empty((), dtype=torch.int64, device=q.device)
-        grad_q, grad_k, grad_v, _ = torch.ops.aten._efficient_attention_backward(
-            grad_out[None],
-            q[None],
-            _repeat_heads(k, repeats)[None],
-            _repeat_heads(v, repeats)[None],
-            None,
-            out.contiguous()[None],  # its row stride is taken to be N * H
-            cu_q,
-            cu_k,
-            call.max_query_length,
-            call.max_key_length,
-            _pad(lse, cu_q, call),
-            0.0,
-            nothing,
-            nothing,
-            _CAUSAL_TOP_LEFT if call.causal else 0,
-            False,
+        keys, values = (_repeat_heads(x, repeats)[None] for x in (k, v))
+        bounds, causal = _bounds(call, q.device)
+        random_state = (torch.empty((), dtype=torch.int64, device=q.device),) * 2
+        out = out.contiguous()  # the operator takes its row stride to be N * H
+        padded = _pad(lse, bounds[0], call)
+        grad_q, *grads, _ = torch.ops.aten._efficient_attention_backward(
+            grad_out[None], q[None], keys, values, None, out[None], *bounds, padded, 0.0, *random_state, causal, False,
             scale=scale,
-        )
-        grad_k, grad_v = (grad[0].unflatten(1, (kv_heads, repeats)).sum(2) for grad in (grad_k, grad_v))
+        )  # fmt: skip
+        grad_k, grad_v = (grad[0].unflatten(1, (kv_heads, repeats)).sum(2) for grad in grads)
         return grad_q[0], grad_k, grad_v
 
     def dense_forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         repeats = q.shape[2] // k.shape[2]
+        keys, values = _repeat_heads(k, repeats), _repeat_heads(v, repeats)
         out, lse, *_ = torch.ops.aten._efficient_attention_forward(
-            q,
-            _repeat_heads(k, repeats),
-            _repeat_heads(v, repeats),
-            None,
-            None,
-            None,
-            None,
-            None,
-            0.0,
-            0,
-            True,
-            scale=scale,
+            q, keys, values, None, None, None, None, None, 0.0, 0, True, scale=scale
         )
         return out, lse[:, :, : q.shape[1]]
 
@@ -311,23 +258,19 @@ class CudaEfficientKernel(Kernel):
         repeats = q.shape[1] // kv_heads
         # The query heads of one key-value head become queries of one segment: its keys are read once, not repeated.
         folded = q.unflatten(1, (kv_heads, repeats)).transpose(1, 2).flatten(0, 1)
+        keys, values = k.flatten(0, 1)[None], v.flatten(0, 1)[None]
+        bounds = row_bounds(rows, repeats, q.device), row_bounds(rows, capacity, q.device), repeats, capacity
         out, lse, *_ = torch.ops.aten._efficient_attention_forward(
-            folded[None],
-            k.flatten(0, 1)[None],
-            v.flatten(0, 1)[None],
-            None,
-            row_bounds(rows, repeats, q.device),
-            row_bounds(rows, capacity, q.device),
-            repeats,
-            capacity,
-            0.0,
-            0,
-            True,
-            scale=scale,
-            seqlen_k=lengths,
+            folded[None], keys, values, None, *bounds, 0.0, 0, True, scale=scale, seqlen_k=lengths
         )
         out = out[0].unflatten(0, (rows, repeats)).transpose(1, 2).flatten(1, 2)
         return out, lse[:, :, :repeats].flatten(1).transpose(0, 1)
+
+
+def _bounds(call: SegmentCall, device: torch.device) -> tuple[tuple[torch.Tensor, torch.Tensor, int, int], int]:
+    """Cumulative and longest lengths of queries and keys, and the operator's name of the mask."""
+    cu_q, cu_k = call.cu_seqlens(device)
+    return (cu_q, cu_k, call.max_query_length, call.max_key_length), _CAUSAL_TOP_LEFT if call.causal else 0
 
 
 def _repeat_heads(x: torch.Tensor, repeats: int) -> torch.Tensor:
@@ -336,9 +279,9 @@ def _repeat_heads(x: torch.Tensor, repeats: int) -> torch.Tensor:
 
 
 def _padded_rows(rows: int, cu_q: torch.Tensor, call: SegmentCall) -> torch.Tensor:
-    """Row of each query in [segments * padded length], int64 [rows]; those behind the last segment are anywhere.
+    """Row of each query in [segments * padded length], int64 [rows]; undefined behind the last segment.
 
-    Found once per call and not once per layer, unless lengths on the device may change (``at_most``).
+    Computed once per call and not once per layer, unless lengths on the device may change (``at_most``).
     """
     known, key = call._on_device, ("padded rows", cu_q.device)
     if call.at_most is None and key in known:
