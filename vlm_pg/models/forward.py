@@ -88,8 +88,8 @@ def target_logprobs(
         hidden: [rows read, D], of this rank.
     """
     if batch.share is None:
-        asking, stream_rows = hidden[batch.predict_rows], len(batch.input_ids)
-        return network.token_logprobs(asking, batch.targets, temperature, entropy_graph, stream_rows)
+        chosen, stream_rows = hidden[batch.predict_rows], len(batch.input_ids)
+        return network.token_logprobs(chosen, batch.targets, temperature, entropy_graph, stream_rows)
     targets, rows = batch.share.predictions(batch.predict_rows_on_host)
     mine = network.token_logprobs(
         hidden[rows.on(hidden.device)],

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Network(torch.nn.Module):
-    """``model`` is transformers' model itself, ``turns`` the order of its parts while ranks take turns."""
+    """``model`` is transformers' model itself; ``turns`` orders its parts while ranks run in lockstep."""
 
     def __init__(self, model: Any, family: Family, settings: ModelSettings):
         super().__init__()
@@ -45,11 +45,11 @@ class Network(torch.nn.Module):
         heads = family.head_shape(model.config)
         # Relative to plain softmax; fake tensors have no values to check.
         self.kernel_error = check_kernel(self.kernel, self.device, self.dtype, *heads) if has_values(model) else 0.0
-        # For work that is counted and not computed; None: what ``logits_fault`` finds, now and not within a pass.
+        # Set for work that is counted and not computed; None: by ``logits_fault``, called here and not within a pass.
         self.fused_logits: bool | None = None
         if has_values(model):
             logits_fault(self.device, self.dtype)
-        # Rows whose logits are held at a time; None: what ``chunk_rows`` finds.
+        # Rows whose logits are held at a time; None: computed by ``chunk_rows``.
         self.logits_chunk_rows: int | None = None
         if settings.logits_chunk_mb != "auto":
             self.logits_chunk_rows = self._rows_of_logits(settings.least_logits_bytes)
@@ -89,7 +89,7 @@ class Network(torch.nn.Module):
 
     @property
     def pixels(self) -> PixelGeometry:
-        """How the tower reads them."""
+        """How the tower reads pixels."""
         return self.family.pixels(self.model.config)
 
     @property
@@ -106,13 +106,13 @@ class Network(torch.nn.Module):
         return work() if self.turns is None else self.turns.run(part, work)
 
     def use_memory(self, choice: MemoryChoice) -> None:
-        """From now on long streams and media are kept small as ``choice`` says; what is computed stays the same."""
+        """Apply memory-saving measures from now on; results stay the same."""
         folder = self.settings.offload_folder
         self.stream_memory = StreamMemory(self.language_model, choice, self.device, folder)
 
     @property
     def _piece_patches(self) -> int:
-        """The most of one call of the tower; 0: all."""
+        """Most patches in one call of the tower; 0: all."""
         return self.stream_memory.choice.vision_piece_tokens * self.pixels.patches_per_token
 
     def tower_calls(self, grid_thw: Sequence[Grid]) -> list[tuple[Grid, ...]]:
@@ -125,8 +125,8 @@ class Network(torch.nn.Module):
     ) -> torch.Tensor:
         """As ``Family.encode_vision``, in pieces of bounded size.
 
-        ``others``: what processes that share these media run meanwhile. All make equally many calls: where calls are
-        made in turns nobody may wait for the others' features with calls still to come.
+        ``others``: the pieces of processes that share these media. All make equally many calls: in lockstep no process
+        may wait for the others' features with calls still to come.
         """
 
         def one_piece(pixels: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
@@ -145,7 +145,7 @@ class Network(torch.nn.Module):
             pixel_values,
             self.pixels.empty_token(self.device),
             count,
-            # Of frozen blocks nothing is kept anyway, and a merger's own is little beside running them again.
+            # Frozen blocks keep nothing, and a merger's activations are small beside recomputing the blocks.
             recompute="tower" in self.family.trained_parts(self.model),
         )
 
@@ -163,7 +163,7 @@ class Network(torch.nn.Module):
         """Rows, of ``rows`` that predict a token, whose logits are held at a time.
 
         Args:
-            stream_rows: that the layers go back through when the logits are gone; 0: not known.
+            stream_rows: rows of the layers' backward, after the logits are freed; 0: unknown.
         """
         if self.logits_chunk_rows is not None:
             return self.logits_chunk_rows
@@ -182,7 +182,7 @@ class Network(torch.nn.Module):
         entropy_graph: bool = False,
         stream_rows: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each target under the distribution its hidden state [R, D] predicts, and that distribution's entropy.
+        """Log-probability of each target given its hidden state [R, D], and the entropy of that distribution.
 
         ``stream_rows``: as ``chunk_rows``.
         """
@@ -195,13 +195,13 @@ class Network(torch.nn.Module):
         return token_logprobs(self.logits, hidden, targets, temperature, rows, chunks, entropy_graph, weight, fused)
 
     def fuses_logits(self, dtype: torch.dtype) -> bool:
-        """Whether logits made of hidden states of ``dtype`` are read by kernels of Triton (``fused_logits``)."""
+        """Whether logits from hidden states of ``dtype`` are read by the Triton kernels of ``fused_logits``."""
         if self.fused_logits is not None:
             return self.fused_logits
         return logits_fault(self.device, dtype) is None
 
     def head_weight(self) -> torch.Tensor | None:
-        """[V, D], where ``logits`` is a product with it and no more, see ``plain_weight``."""
+        """[V, D], where ``logits`` is only a product with it, see ``plain_weight``."""
         return plain_weight(self.model.lm_head)
 
     def hidden_states(self, *stream: Any) -> torch.Tensor:
@@ -217,7 +217,7 @@ class Network(torch.nn.Module):
         media_rows: torch.Tensor | None = None,
         whole_layers: bool = False,
     ) -> torch.Tensor:
-        """Last hidden states [rows read, D] of a packed stream, whoever's turn it is.
+        """Last hidden states [rows read, D] of a packed stream.
 
         Args:
             features: [M, D], or [M, 1 + n, D] for a family whose first n decoder layers get features of their own.
@@ -235,7 +235,7 @@ class Network(torch.nn.Module):
             embeddings = embeddings.index_copy(0, media_rows, features.to(embeddings.dtype))
         if torch.is_grad_enabled() and not embeddings.requires_grad and self._gradients_pass_through():
             embeddings.requires_grad_()
-        # Ranks that take turns run whole layers only: which rows are read must not decide what weights are gathered.
+        # In lockstep only whole layers run: the rows that are read must not decide which weights are gathered.
         trim = self.turns is None and not whole_layers
         positions = positions_3T[: self.family.rotary_axes]
         with self.stream_memory.in_pass(self._agreed_tiles(len(embeddings))) as lane:
@@ -244,15 +244,15 @@ class Network(torch.nn.Module):
             return run_decoder(self.language_model, embeddings, positions, context, media_rows, early, trim)
 
     def _gradients_pass_through(self) -> bool:
-        """The language model is frozen, and what makes its visual features trains.
+        """The language model is frozen, and the tower or merger trains.
 
-        Then a stream without media goes backward like any other: there would be no graph, and where weights are
-        scattered other ranks gather them in backward.
+        Then a stream without media needs a graph, too: with sharded weights other ranks gather them in backward.
         """
         return self.settings.trains_vision and "language" not in self.family.trained_parts(self.model)
 
     def _agreed_tiles(self, rows: int) -> int | None:
-        """Tiles of a pass, where all ranks must make equally many: in a turn, too, those that run it on nothing."""
+        """Tiles of a pass where all ranks must make equally many; in lockstep that includes ranks with an empty
+        pass."""
         tiles = self.stream_memory.tiles
         alone = self._own_pace and not self._in_turns
         if tiles is None or alone or not is_sharded(self.language_model):
@@ -261,7 +261,7 @@ class Network(torch.nn.Module):
 
 
 def has_values(model: Any) -> bool:
-    """Whether there is anything to compute with: torch's fake tensors have shapes alone."""
+    """False for a model on torch's fake tensors, which have shapes alone."""
     return not any(isinstance(parameter.data, FakeTensor) for parameter in model.parameters())
 
 
