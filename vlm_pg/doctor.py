@@ -142,7 +142,7 @@ def _devices_and_kernels() -> Iterator[Finding]:
         return
     import torch
 
-    from vlm_pg.attention.kernels.registry import available, preferred
+    from vlm_pg.attention.kernels import available, preferred
 
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):

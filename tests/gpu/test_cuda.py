@@ -11,9 +11,8 @@ from tests.support.groups import KINDS, make_case, random_group, repeated_logpro
 from tests.support.tiny import VL_FAMILY_NAMES, tiny_model, tiny_processor
 from tests.unit.models.test_tower_attention import outcome
 from vlm_pg.attention import PrefixTree, grouped_attention
-from vlm_pg.attention.kernels import available, select_kernel
-from vlm_pg.attention.kernels.registry import KERNELS
-from vlm_pg.attention.oracle import oracle_attention
+from vlm_pg.attention.kernels import KERNELS, available, select_kernel
+from vlm_pg.attention.kernels.oracle import oracle_attention
 from vlm_pg.attention.selfcheck import check_kernel
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.registry import FAMILIES

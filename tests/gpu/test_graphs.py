@@ -9,9 +9,8 @@ import torch
 
 from tests.support.groups import KINDS, make_case
 from tests.support.tiny import tiny_model, tiny_processor
-from vlm_pg.attention.kernels import available, select_kernel
-from vlm_pg.attention.kernels.plain import OracleKernel
-from vlm_pg.attention.kernels.registry import KERNELS
+from vlm_pg.attention.kernels import KERNELS, available, select_kernel
+from vlm_pg.attention.kernels.oracle import OracleKernel
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import FAMILIES

@@ -8,7 +8,7 @@ import torch
 from tests.numerics.test_long_streams import ALL, INPUTS, STATES, check_equal, groups_of, outcome, use
 from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.models.loading import make_policy
-from vlm_pg.models.places import HostMemory
+from vlm_pg.models.offloading import HostMemory
 from vlm_pg.models.settings import PARTS, ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice
 

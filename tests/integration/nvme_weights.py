@@ -21,8 +21,8 @@ from vlm_pg.distributed import RankLayout, barrier, disconnect, end_rank
 from vlm_pg.errors import ModelError, NotFiniteError
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.scattered import is_on_nvme
 from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.weights import is_on_nvme
 from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect, scattered_reading
 from vlm_pg.training.settings import TrainingSettings
 

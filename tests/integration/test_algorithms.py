@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from data_pipelines.embedded import main as prepare_embedded
 from tests.support.processes import launch_ranks
 from tests.support.runs import ROOT, read_lines, save_tiny_model, write_config
-from vlm_pg.algorithms.presets import PRESETS
+from vlm_pg.algorithms.registry import PRESETS
 from vlm_pg.config import load_config
 from vlm_pg.training.main import train
 

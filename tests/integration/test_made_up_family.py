@@ -1,4 +1,7 @@
-"""A kin of Qwen's is one entry in the registry: with it a model is scored, sampled from and trained."""
+"""A model class built like Qwen2.5-VL is one entry in the registry: it is then scored, sampled from and trained.
+
+The made-up one has another model type, other media tokens, and 8-pixel patches merged 3 x 3.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,22 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tokenizers import AddedToken, Tokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen2VLImageProcessor,
+    Qwen2VLVideoProcessor,
+)
 
 import vlm_pg
 from data_pipelines.embedded import main as prepare_embedded
@@ -21,10 +37,11 @@ from tests.support.groups import (
     random_group,
     weighted_sum,
 )
-from tests.support.kin import ENTRY, MODEL_TYPE, kin_model, kin_processor, register_with_transformers, save_kin
 from tests.support.runs import ROOT, read_lines
+from tests.support.tiny import CHAT_TEMPLATE, tiny_model, tiny_tokenizer
 from vlm_pg.config import load_config
 from vlm_pg.errors import ModelError
+from vlm_pg.models.family import Family, MediaToken
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import FAMILIES, register_family
 from vlm_pg.models.settings import PARTS, ModelSettings
@@ -32,13 +49,93 @@ from vlm_pg.rollout.engine import RolloutEngine, stop_token_ids
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.training.main import train
 
+MODEL_TYPE = "made_up_vl"
+# Qwen's media tokens and those of the made-up model.
+NAMES = {
+    "<|image_pad|>": "[picture]",
+    "<|video_pad|>": "[film]",
+    "<|vision_start|>": "[see]",
+    "<|vision_end|>": "[seen]",
+}
+
+
+class MadeUpConfig(Qwen2_5_VLConfig):
+    model_type = MODEL_TYPE
+
+
+class MadeUpModel(Qwen2_5_VLForConditionalGeneration):
+    config_class = MadeUpConfig
+
+
+class MadeUpProcessor(Qwen2_5_VLProcessor):
+    pass
+
+
+ENTRY = Family(
+    MODEL_TYPE,
+    MadeUpModel,
+    video_time="seconds",
+    media_tokens=(
+        MediaToken("[picture]", "image_token_id", "image"),
+        MediaToken("[film]", "video_token_id", "video"),
+        MediaToken("[see]", "vision_start_token_id"),
+        MediaToken("[seen]", "vision_end_token_id"),
+    ),
+)
+
+
+def register_with_transformers() -> None:
+    AutoConfig.register(MODEL_TYPE, MadeUpConfig, exist_ok=True)
+    AutoModelForImageTextToText.register(MadeUpConfig, MadeUpModel, exist_ok=True)
+    AutoProcessor.register(MadeUpConfig, MadeUpProcessor, exist_ok=True)
+
+
+def made_up_processor() -> MadeUpProcessor:
+    tokenizer = Tokenizer.from_str(tiny_tokenizer().backend_tokenizer.to_str())
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in NAMES.values()])
+    template = CHAT_TEMPLATE
+    for qwens, own in NAMES.items():
+        template = template.replace(qwens, own)
+    return MadeUpProcessor(
+        image_processor=Qwen2VLImageProcessor(patch_size=8, merge_size=3),
+        tokenizer=PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer,
+            eos_token="<|im_end|>",
+            pad_token="<|endoftext|>",
+            extra_special_tokens={"image_token": "[picture]", "video_token": "[film]"},
+            padding_side="left",
+        ),
+        video_processor=Qwen2VLVideoProcessor(patch_size=8, merge_size=3, cap_pixels_per_frame=False),
+        chat_template=template,
+    )
+
+
+def made_up_model(processor: MadeUpProcessor) -> Any:
+    """Random weights; equal for equal calls."""
+    vision = {"patch_size": 8, "spatial_merge_size": 3, "window_size": 48}
+    qwens = tiny_model("qwen2_5_vl", vocab_size=len(processor.tokenizer), vision=vision)
+    fields = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    ids = dict(zip(fields, processor.tokenizer.convert_tokens_to_ids(list(NAMES.values())), strict=True))
+    model = MadeUpModel(MadeUpConfig(**{**qwens.config.to_dict(), "model_type": MODEL_TYPE, **ids}))
+    model.load_state_dict(qwens.state_dict())
+    model.generation_config = qwens.generation_config
+    return model.eval()
+
+
+def save_made_up(folder: Path) -> Path:
+    processor = made_up_processor()
+    made_up_model(processor).save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
 SPREAD = "def spread(response):\n    return sum(map(ord, response)) % 7 / 7\n"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     register_with_transformers()
-    return save_kin(tmp_path_factory.mktemp("kin"))
+    return save_made_up(tmp_path_factory.mktemp("made_up"))
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +164,7 @@ def test_another_entry_for_a_model_type_is_refused() -> None:
 
 
 def test_facts_are_the_kins_own(folder: Path) -> None:
-    policy, processor = load(folder), kin_processor()
+    policy, processor = load(folder), made_up_processor()
     assert policy.family is FAMILIES[MODEL_TYPE] is ENTRY
     assert policy.pixel_factor == 24
     ids = processor.tokenizer.convert_tokens_to_ids(["[picture]", "[film]", "[see]", "[seen]"])
@@ -80,7 +177,7 @@ def test_facts_are_the_kins_own(folder: Path) -> None:
 def test_shared_scoring_equals_repeated_scoring(folder: Path) -> None:
     """Transformers' own forward over prompt + response: values and every gradient, the tower's too."""
     policy = load(folder)
-    oracle = kin_model(kin_processor())
+    oracle = made_up_model(made_up_processor())
     cases = [make_case(policy, kind, seed=place) for place, kind in enumerate(KINDS)]
     groups = [random_group(policy, case, [3, 7, 1], seed=place) for place, case in enumerate(cases)]
     ours = policy.logprobs(groups)
@@ -101,7 +198,7 @@ def test_an_idle_rank_touches_the_whole_tower(folder: Path) -> None:
 
 def test_a_rollout_equals_generate(folder: Path) -> None:
     policy = load(folder)
-    oracle = kin_model(kin_processor())
+    oracle = made_up_model(made_up_processor())
     engine = RolloutEngine(policy, RolloutSettings(num_generations=2, temperature=0.0, max_new_tokens=12), seed=0)
     cases = [make_case(policy, kind, seed=place) for place, kind in enumerate(KINDS)]
     for case, rollouts in zip(cases, engine.generate([case.prompt for case in cases], step=0), strict=True):

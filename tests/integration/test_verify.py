@@ -10,7 +10,7 @@ import torch
 
 from data_pipelines.embedded import main as prepare_embedded
 from tests.support.runs import ROOT, save_tiny_model
-from vlm_pg.attention.kernels.cpu import CpuFlashKernel
+from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel
 from vlm_pg.cli import main
 from vlm_pg.verify.compare import Errors, Values, errors, too_far_in_bf16, too_far_in_fp32
 from vlm_pg.verify.sides import run_side, shared_backward
@@ -67,7 +67,7 @@ def test_a_wrong_kernel_fails_and_the_worst_parameter_is_named(
         return grad_q, grad_k if args[6].causal else 0.98 * grad_k, grad_v
 
     monkeypatch.setattr(CpuFlashKernel, "segments_backward", broken)
-    monkeypatch.setattr("vlm_pg.models.kernel_choice.check_kernel", lambda *_: 0.0)
+    monkeypatch.setattr("vlm_pg.models.network.check_kernel", lambda *_: 0.0)
     assert verify(clips) == 1
     printed = capsys.readouterr().out
     assert "verify: FAILED, sharing is not exact here" in printed

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from vlm_pg.attention import PrefixTree, grouped_attention
 from vlm_pg.attention import grouped as grouped_module
 from vlm_pg.attention.kernels import Kernel, select_kernel
-from vlm_pg.attention.kernels.cpu import CpuFlashKernel
-from vlm_pg.attention.oracle import oracle_attention
+from vlm_pg.attention.kernels.oracle import oracle_attention
+from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel
 from vlm_pg.attention.plan import full_plan
 from vlm_pg.attention.selfcheck import check_kernel
 

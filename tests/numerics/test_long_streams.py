@@ -10,7 +10,7 @@ import torch
 from tests.support.groups import make_case, random_group, tiny_policy
 from vlm_pg.batching.plan import MicroBatch, chunk_responses
 from vlm_pg.models.chunked import backward_in_chunks, micro_batch_losses, pack_chunks
-from vlm_pg.models.places import FileOnDisk
+from vlm_pg.models.offloading import FileOnDisk
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.stream_memory import MemoryChoice
 from vlm_pg.models.vision_pieces import pieces

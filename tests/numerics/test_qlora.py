@@ -15,10 +15,9 @@ from vlm_pg.errors import ModelError
 from vlm_pg.models.chunked import backward_in_chunks
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.quantize import BYTES_PER_WEIGHT, is_quantized, num_weights
 from vlm_pg.models.reference import load_reference
-from vlm_pg.models.scattered import num_elements
 from vlm_pg.models.settings import LoraSettings, ModelSettings
+from vlm_pg.models.weights import BYTES_PER_WEIGHT, is_quantized, num_elements, num_weights
 from vlm_pg.plan.shape import shape_of
 from vlm_pg.types import ResponseGroup
 from vlm_pg.verify.compare import errors

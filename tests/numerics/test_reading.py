@@ -8,7 +8,7 @@ import torch
 
 from vlm_pg.attention.grouped import AttentionMemo, grouped_attention
 from vlm_pg.attention.kernels import available
-from vlm_pg.attention.oracle import oracle_attention
+from vlm_pg.attention.kernels.oracle import oracle_attention
 from vlm_pg.attention.plan import Reads, reading_plan
 from vlm_pg.attention.tree import PrefixTree
 

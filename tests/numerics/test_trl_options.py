@@ -31,8 +31,7 @@ from tests.support.trl_cases import CASES, FakeVLLM, with_fake_vllm  # noqa: E40
 from tests.support.trl_compare import BASE, compare  # noqa: E402
 from tests.support.trl_table import NO_EFFECT, REFUSED, SAID_TO_VLLM, TESTED  # noqa: E402
 from vlm_pg.errors import ConfigError, ModelError  # noqa: E402
-from vlm_pg.integrations.trl import GroupedGRPOTrainer  # noqa: E402
-from vlm_pg.integrations.trl_checks import check_trainer  # noqa: E402
+from vlm_pg.integrations.trl import GroupedGRPOTrainer, check_trainer  # noqa: E402
 
 FIELDS = {field.name: field for field in dataclasses.fields(trl.GRPOConfig)}
 LIBRARY = (ROOT / "docs/library.md").read_text()

@@ -24,10 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from tests.support.groups import make_case, random_group, tiny_policy
 from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.attention.kernels import Kernel
-from vlm_pg.attention.kernels.cuda import CudaFlashKernel
+from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
 from vlm_pg.bench.paper.counter import fake_mode
 from vlm_pg.models import family as family_file
-from vlm_pg.models import kernel_choice, logits, tower_attention
+from vlm_pg.models import logits, network, tower_attention
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.lora import add_lora
 from vlm_pg.models.policy import Policy
@@ -249,8 +249,8 @@ def fake_policy(family: str, device: torch.device, kernel: Kernel | None = None,
     """
     chosen = kernel or CudaFlashKernel()
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(kernel_choice, "check_kernel", return_value=0.0))
-        stack.enter_context(mock.patch.object(kernel_choice, "select_kernel", return_value=chosen))
+        stack.enter_context(mock.patch.object(network, "check_kernel", return_value=0.0))
+        stack.enter_context(mock.patch.object(network, "select_kernel", return_value=chosen))
         stack.enter_context(mock.patch.object(tower_attention, "check_kernel", return_value=0.0))
         on_gpu = device == CUDA and isinstance(chosen, CudaFlashKernel)
         stack.enter_context(

@@ -19,8 +19,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 
 from tests.support.groups import tiny_policy
-from vlm_pg.attention.kernels.plain import OracleKernel
-from vlm_pg.attention.merge import merge_
+from vlm_pg.attention.grouped import merge_
+from vlm_pg.attention.kernels.oracle import OracleKernel
 from vlm_pg.models.fused_logits import token_statistics
 from vlm_pg.models.logits import judged, token_logprobs
 from vlm_pg.rollout.fused import choice

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.groups import tiny_policy
 from tests.unit.rollout import test_prefill, test_ragged
-from vlm_pg.attention.kernels.cpu import CpuFlashKernel
+from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.row_tiles import RowTiles, route_row_wise
 from vlm_pg.rollout import prefix_levels

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from vlm_pg.attention.kernels.cpu import CpuFlashKernel
-from vlm_pg.attention.segments import SegmentCall
+from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel
+from vlm_pg.attention.tree import SegmentCall
 
 
 class TableKernel(CpuFlashKernel):

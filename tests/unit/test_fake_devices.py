@@ -13,8 +13,8 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from tests.support.fakes import CPU, CUDA, FaultOnDevice, as_fake, fake_policy, faked, groups_of
-from vlm_pg.attention.kernels.cuda import CudaFlashKernel
-from vlm_pg.attention.segments import SegmentCall
+from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
+from vlm_pg.attention.tree import SegmentCall
 from vlm_pg.models.contexts import TreeContext
 from vlm_pg.models.packing import pack
 

@@ -2,17 +2,28 @@
 
 GRPO (arXiv 2402.03300, equation 3) is ``group_mean`` and ``std``, Dr. GRPO (2503.20783) ``group_mean`` and ``none``,
 RLOO (2402.14740, section 2) ``leave_one_out`` and ``none``, REINFORCE++ (2501.03262) ``none`` and ``whiten``, and its
-variant with a baseline ``group_mean`` and ``whiten``.
+variant with a baseline ``group_mean`` and ``whiten``. Advantages by token: the KL taken from each, and whitening over
+all response tokens of a step. Shape letters: R tokens of one response.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
-from vlm_pg.algorithms.scales import BASELINES, SCALES, Rewards
+import torch
+
 from vlm_pg.algorithms.settings import OF_STEP, AdvantageScale, AlgorithmSettings, Baseline
+
+STD_EPSILON = 1e-4
+WHITEN_EPSILON = 1e-8
+# Relative rounding of float32 after a few operations, also of a log-probability of the order of 1 to 10 nats.
+FP32_ROUNDING = 1e-6
+
+# Rewards of one group; None: no value, which is left out of every statistic.
+Rewards = Sequence[float | None]
 
 
 @dataclass(frozen=True)
@@ -112,12 +123,22 @@ def batch_advantages(groups: Sequence[Rewards], baseline: Baseline, scale: Advan
     Raises:
         ValueError: a reward is not finite, or ``baseline`` or ``scale`` is unknown.
     """
-    _require_known("baseline", baseline, BASELINES, "algorithm.baseline")
-    _require_known("advantage scale", scale, SCALES, "algorithm.scale_advantages")
+    for name, value, allowed, setting in (
+        ("baseline", baseline, get_args(Baseline), "algorithm.baseline"),
+        ("advantage scale", scale, get_args(AdvantageScale), "algorithm.scale_advantages"),
+    ):
+        if value not in allowed:
+            raise ValueError(
+                f"Unknown {name} {value!r}. Allowed are {', '.join(allowed)}. Set {setting} to one of them."
+            )
     for rewards in groups:
-        _require_finite(rewards)
-    differences = [BASELINES[baseline](rewards) for rewards in groups]
-    mean, divisors = SCALES[scale](groups, differences, baseline)
+        if not all(math.isfinite(reward) for reward in rewards if reward is not None):
+            raise ValueError(
+                f"Rewards of one group are {list(rewards)}. Each must be a finite number or None. "
+                "Return None from a reward that cannot be computed."
+            )
+    differences = [_differences(rewards, baseline) for rewards in groups]
+    mean, divisors = _scaling(groups, differences, baseline, scale)
     return [
         [0.0 if difference is None else (difference - mean) / divisor for difference in group]
         for group, divisor in zip(differences, divisors, strict=True)
@@ -174,14 +195,105 @@ def part_advantages(
     return totals
 
 
-def _require_known(what: str, value: str, allowed: Iterable[str], setting: str) -> None:
-    if value not in allowed:
-        raise ValueError(f"Unknown {what} {value!r}. Allowed are {', '.join(allowed)}. Set {setting} to one of them.")
+def _differences(rewards: Rewards, baseline: Baseline) -> list[float | None]:
+    """Rewards of one group minus the baseline; 0 where fewer than two have a value."""
+    if baseline == "none":
+        return list(rewards)
+    valued = _valued([rewards])
+    mean, count = _mean(valued), len(valued)
+    # r_i minus the mean of the n - 1 others is n / (n - 1) times r_i minus the mean of all.
+    factor = count / (count - 1) if baseline == "leave_one_out" and count > 1 else 1.0
+    return [None if reward is None else factor * (reward - mean) if count > 1 else 0.0 for reward in rewards]
 
 
-def _require_finite(rewards: Rewards) -> None:
-    if not all(math.isfinite(reward) for reward in rewards if reward is not None):
-        raise ValueError(
-            f"Rewards of one group are {list(rewards)}. Each must be a finite number or None. "
-            "Return None from a reward that cannot be computed."
-        )
+def _scaling(
+    groups: Sequence[Rewards], differences: Sequence[Rewards], baseline: Baseline, scale: AdvantageScale
+) -> tuple[float, list[float]]:
+    """What is subtracted from all differences, and the divisor of each group."""
+    if scale == "std":
+        return 0.0, [_sample_std(_valued([rewards])) + STD_EPSILON for rewards in groups]
+    if scale == "batch":
+        return 0.0, [_sample_std(_valued(groups)) + STD_EPSILON] * len(groups)
+    if scale == "whiten":
+        valued = _valued(differences)
+        # Differences from a group's baseline add up to 0; rounding must not move a group without spread away from it.
+        mean = _mean(valued) if baseline == "none" else 0.0
+        return mean, [_sample_std(valued) + WHITEN_EPSILON] * len(groups)
+    return 0.0, [1.0] * len(groups)
+
+
+def _valued(groups: Sequence[Rewards]) -> list[float]:
+    return [reward for rewards in groups for reward in rewards if reward is not None]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Exactly the common value where all are equal; 0 of none."""
+    if not values:
+        return 0.0
+    return values[0] if min(values) == max(values) else math.fsum(values) / len(values)
+
+
+def _sample_std(values: Sequence[float]) -> float:
+    """Divisor n - 1; 0 of fewer than two values, and exactly 0 where all are equal."""
+    if len(values) < 2:
+        return 0.0
+    mean = _mean(values)
+    return math.hypot(*(value - mean for value in values)) / math.sqrt(len(values) - 1)
+
+
+def kl_returns(kl: torch.Tensor, coef: float) -> torch.Tensor:
+    """What each token's advantage loses to the KL of itself and all tokens after it (REINFORCE++, section 3).
+
+        kl_returns([1, 2, 3], 0.1) -> [-0.6, -0.5, -0.3]
+
+    Args:
+        kl: [R] KL estimate of each token of one response, in nats, without graph.
+        coef: weight of the KL.
+
+    Returns:
+        [R] -coef * sum of kl[s] over s >= t.
+    """
+    return -coef * kl.flip(0).cumsum(0).flip(0)
+
+
+def moments(values: Sequence[torch.Tensor]) -> tuple[float, float, float]:
+    """(count, sum, sum of squares) of all elements, in float64; those of several ranks may be added up."""
+    wide = [tensor.double() for tensor in values]
+    return (
+        float(sum(tensor.numel() for tensor in wide)),
+        math.fsum(tensor.sum().item() for tensor in wide),
+        math.fsum(tensor.square().sum().item() for tensor in wide),
+    )
+
+
+def mean_and_std(count: float, total: float, squares: float) -> tuple[float, float]:
+    """Mean and sample standard deviation (divisor count - 1) from added-up ``moments``; 0 of a single value or none."""
+    mean = total / count if count else 0.0
+    # Rounding may leave slightly less than 0 where all values are equal.
+    variance = max(0.0, squares - total * mean) / (count - 1) if count > 1 else 0.0
+    return mean, math.sqrt(variance)
+
+
+def whitened(values: torch.Tensor, mean: float, std: float, rounding: float) -> torch.Tensor:
+    """(values - mean) / (std + 1e-8): token advantages whitened over all response tokens of a step.
+
+    Zeros where the deviation is rounding and nothing else: divided by itself it would be a full-size update.
+
+    Args:
+        values: any shape.
+        mean: of all tokens of the step on all ranks, see ``mean_and_std``.
+        std: their sample standard deviation.
+        rounding: deviation that equal rewards may have, see ``token_rounding``.
+    """
+    return values * 0.0 if std <= rounding else (values - mean) / (std + WHITEN_EPSILON)
+
+
+def token_rounding(largest: float, kl_coef: float, longest: int) -> float:
+    """How far token advantages may lie apart by rounding alone: of fp32, and of the KL's log-probabilities.
+
+    Args:
+        largest: absolute value of the step's largest advantage before the KL is taken away.
+        kl_coef: weight of the KL, which sums up over a response.
+        longest: tokens of the longest response.
+    """
+    return FP32_ROUNDING * (largest + kl_coef * longest)

@@ -1,4 +1,4 @@
-"""Losses of the policy: the response tokens of a pass in, (loss, metrics) out.
+"""Losses of the policy: the response tokens of a pass in, (loss, metrics) out; KL estimates and loss weights.
 
 A loss is a sum over responses, with each token's weight of the whole optimizer batch, so that it does not matter which
 of them are in a pass. Metrics are sums over the tokens, without graph: of what a metric is the mean of; or extremes.
@@ -8,13 +8,14 @@ Shape letters: R_total response tokens of a pass.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import get_args
 
 import torch
 
-from vlm_pg.algorithms.ratios import log_ratios
-from vlm_pg.algorithms.settings import AlgorithmSettings
-from vlm_pg.algorithms.tokens import ResponseTokens
-from vlm_pg.metrics import Chart, Metric
+from vlm_pg.algorithms.settings import AlgorithmSettings, KlEstimator, LossAverage
+from vlm_pg.algorithms.tokens import LOG_RATIO_CLAMP, ResponseTokens, log_ratios, require_same_length
+from vlm_pg.metrics import KL_CHART, Chart, Metric
 
 LossAndMetrics = tuple[torch.Tensor, dict[Metric, torch.Tensor]]
 
@@ -30,6 +31,7 @@ RATIO_MAX = Metric("ratio_max", "policy / rollout probability", "largest", _EXTR
 RATIO_MIN = Metric("ratio_min", "policy / rollout probability", "smallest", _EXTREMES)
 # k3 estimate of KL(behaviour || policy).
 BEHAVIOUR_KL = Metric("behaviour_kl", "nat per token")
+KL = Metric("kl", "nat per token", chart=KL_CHART)
 
 
 def clip(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics:
@@ -108,3 +110,128 @@ def _ratio_metrics(
         RATIO_MAX: ratio.max().float() if some else ratio.new_zeros((), dtype=torch.float32),
         RATIO_MIN: ratio.min().float() if some else ratio.new_full((), math.inf, dtype=torch.float32),
     }
+
+
+def kl_penalty(
+    policy_logprobs: torch.Tensor,
+    ref_logprobs: torch.Tensor,
+    estimator: KlEstimator,
+    clamp: float = LOG_RATIO_CLAMP,
+) -> torch.Tensor:
+    """Per-token estimate of KL(policy || ref) with d = policy - ref (joschu.net/blog/kl-approx).
+
+    ``k1``: d, unbiased, may be negative. ``k2``: d^2 / 2. ``k3``: exp(-d) - 1 + d, unbiased and never negative. Only
+    k3 exponentiates: there d is held at -clamp from below, where exp(-d) would overflow, and such tokens have no
+    gradient; upwards it is nearly linear and needs no bound.
+
+    As a term of the loss k1 has the gradient of log p, whose expectation under the policy is 0: it does not hold the
+    policy near the reference. It belongs into the reward.
+
+    Args:
+        policy_logprobs: [R_total], carries the graph.
+        ref_logprobs: [R_total], no gradient flows into it.
+        estimator: ``"k1"``, ``"k2"`` or ``"k3"``.
+        clamp: the lower bound on d in k3 is minus this.
+
+    Returns:
+        [R_total] estimates in nats; see ``kl_term``.
+
+    Raises:
+        ValueError: the tensors are not one-dimensional and of one length, or ``estimator`` is unknown.
+    """
+    if estimator not in get_args(KlEstimator):
+        raise ValueError(
+            f"Unknown KL estimator {estimator!r}. Allowed are {', '.join(get_args(KlEstimator))}. "
+            "Set algorithm.kl_estimator to one of them."
+        )
+    require_same_length(policy_logprobs=policy_logprobs, ref_logprobs=ref_logprobs)
+    log_ratio = policy_logprobs - ref_logprobs.detach()
+    if estimator == "k1":
+        return log_ratio
+    if estimator == "k2":
+        return log_ratio.square() / 2
+    log_ratio = log_ratio.clamp(min=-clamp)
+    return torch.expm1(-log_ratio) + log_ratio
+
+
+def kl_term(tokens: ResponseTokens, settings: AlgorithmSettings) -> tuple[torch.Tensor, dict[Metric, torch.Tensor]]:
+    """Term of the loss: kl_coef * sum(weights * kl_penalty(...)), and the sum of the estimates."""
+    assert tokens.ref_logprobs is not None
+    kl = kl_penalty(tokens.policy_logprobs, tokens.ref_logprobs, settings.kl_estimator, settings.log_ratio_clamp)
+    return settings.kl_coef * (tokens.weights * kl).sum(), {KL: kl.detach().sum()}
+
+
+def response_token_weights(
+    lengths: Sequence[int],
+    average: LossAverage,
+    total_tokens: int,
+    total_sequences: int,
+    max_new_tokens: int,
+    kept: Sequence[float] | None = None,
+) -> list[float]:
+    """Weight that each token of each response gets, fixed for the whole optimizer batch before micro-batches are cut.
+
+    ``token_mean``: 1 / total_tokens (every token counts the same). ``sequence_mean``: 1 / (length * total_sequences)
+    (every response counts the same). ``sequence_sum``: 1 / total_sequences. ``constant_length``: 1 / (max_new_tokens *
+    total_sequences) (Dr. GRPO, arXiv 2503.20783: a token counts the same in long and in short responses, and from step
+    to step). Summed over all tokens of the optimizer batch the first two give 1.
+
+        lengths = [2, 3], totals 5 and 2, at most 10 tokens:
+        token_mean -> [1/5, 1/5]   sequence_mean -> [1/4, 1/6]   sequence_sum -> [1/2, 1/2]
+        constant_length -> [1/20, 1/20]
+
+    The totals count what trains: the responses, on all ranks, whose ``kept`` is not 0. So a masked response is as if
+    it had not been sampled, and of pruned ones the kept count for more. Where ``kept`` holds inverse probabilities of
+    having been kept (``prune`` with correction), the totals count the dropped ones too: the inverse probabilities
+    already make up for them.
+
+    Args:
+        lengths: response tokens of each sequence held here (this rank, this micro-batch), each at least 1.
+        average: one of ``LossAverage``.
+        total_tokens: response tokens of the whole optimizer batch on all ranks.
+        total_sequences: responses of the whole optimizer batch on all ranks.
+        max_new_tokens: most tokens a response may have.
+        kept: factor of each sequence, at least 0; 0 for one that does not train; None: 1 for all.
+
+    Returns:
+        One weight per sequence; 0.0 where ``kept`` is 0.
+
+    Raises:
+        ValueError: a length or ``max_new_tokens`` below 1, factors that are negative or not one per sequence, totals
+            smaller than what the sequences that train add up to, or an unknown average.
+    """
+    factors = [1.0] * len(lengths) if kept is None else list(kept)
+    _require_valid(lengths, average, max_new_tokens, factors)
+    training = [length for length, factor in zip(lengths, factors, strict=True) if factor > 0]
+    if total_tokens < sum(training) or total_sequences < len(training):
+        raise ValueError(
+            f"Totals are {total_tokens} tokens and {total_sequences} sequences. They must cover at least the "
+            f"{sum(training)} tokens and {len(training)} sequences given that train. Pass the totals of the whole "
+            "optimizer batch, summed over all ranks."
+        )
+    divisors: dict[LossAverage, list[int]] = {
+        "token_mean": [total_tokens] * len(lengths),
+        "sequence_mean": [length * total_sequences for length in lengths],
+        "sequence_sum": [total_sequences] * len(lengths),
+        "constant_length": [max_new_tokens * total_sequences] * len(lengths),
+    }
+    return [factor / divisor if factor > 0 else 0.0 for factor, divisor in zip(factors, divisors[average], strict=True)]
+
+
+def _require_valid(lengths: Sequence[int], average: LossAverage, max_new_tokens: int, factors: Sequence[float]) -> None:
+    if average not in get_args(LossAverage):
+        raise ValueError(
+            f"Unknown loss average {average!r}. Allowed are {', '.join(get_args(LossAverage))}. "
+            "Set algorithm.loss_average to one of them."
+        )
+    if any(length < 1 for length in lengths):
+        raise ValueError(
+            f"Response lengths are {list(lengths)}. Each must be at least 1 token. Leave empty responses out."
+        )
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {max_new_tokens}. It must be at least 1. Set rollout.max_new_tokens.")
+    if len(factors) != len(lengths) or not all(factor >= 0 for factor in factors):
+        raise ValueError(
+            f"Factors of {len(lengths)} sequences are {list(factors)}. There must be one for each, at least 0. "
+            "Pass 0 for a sequence that does not train and 1 for one that does."
+        )

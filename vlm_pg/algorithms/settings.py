@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from vlm_pg.algorithms.presets import PresetName, with_preset
-from vlm_pg.algorithms.registry import BASELINE_AND_SCALE, ESTIMATORS, LOSSES, known_or_own
+from vlm_pg.algorithms.registry import BASELINE_AND_SCALE, ESTIMATORS, LOSSES, PresetName, known_or_own, with_preset
 from vlm_pg.settings import Settings
 
 Baseline = Literal["group_mean", "leave_one_out", "none"]
@@ -211,7 +210,7 @@ class AlgorithmSettings(Settings):
         return known_or_own(value, ESTIMATORS, "advantage estimator")
 
     def impossible(self) -> list[str]:
-        return impossible_losses(self) + impossible_advantages(self) + impossible_choices(self)
+        return _impossible_losses(self) + _impossible_advantages(self) + _impossible_choices(self)
 
     @property
     def own_advantages(self) -> bool:
@@ -230,7 +229,7 @@ class AlgorithmSettings(Settings):
         return {name: (value, getattr(usual, name)) for name, value in self if value != getattr(usual, name)}
 
 
-def impossible_losses(algorithm: AlgorithmSettings) -> list[str]:
+def _impossible_losses(algorithm: AlgorithmSettings) -> list[str]:
     """See ``Settings.impossible``: what goes with the loss."""
     if algorithm.loss not in LOSSES:
         return []
@@ -239,7 +238,7 @@ def impossible_losses(algorithm: AlgorithmSettings) -> list[str]:
     return problems + _untaken("algorithm.loss_arguments", algorithm.loss_arguments, f"the loss {algorithm.loss}")
 
 
-def impossible_advantages(algorithm: AlgorithmSettings) -> list[str]:
+def _impossible_advantages(algorithm: AlgorithmSettings) -> list[str]:
     """See ``Settings.impossible``: what goes with the estimator."""
     baseline, scale = algorithm.baseline, algorithm.scale_advantages
     unread = {
@@ -273,11 +272,11 @@ def impossible_advantages(algorithm: AlgorithmSettings) -> list[str]:
 
 
 def _untaken(key: str, arguments: dict[str, Any], name: str) -> list[str]:
-    said = f"{key} has {', '.join(arguments)}, and {name} takes none: it reads settings. "
-    return [said + "Remove them, or name a function of your own."] if arguments else []
+    fault = f"{key} has {', '.join(arguments)}, and {name} takes none: it reads settings. "
+    return [fault + "Remove them, or name a function of your own."] if arguments else []
 
 
-def impossible_choices(algorithm: AlgorithmSettings) -> list[str]:
+def _impossible_choices(algorithm: AlgorithmSettings) -> list[str]:
     """See ``Settings.impossible``: bonuses, and which rollouts train."""
     pruned = algorithm.prune_rate > 0
     checks = (

@@ -14,11 +14,9 @@ from typing import Any, Protocol
 import torch
 
 from vlm_pg.attention.kernels import Kernel, select_kernel
-from vlm_pg.attention.merge import merge_
-from vlm_pg.attention.oracle import oracle_over_plan
+from vlm_pg.attention.kernels.oracle import oracle_attention
 from vlm_pg.attention.plan import AttentionPlan, full_plan
-from vlm_pg.attention.segments import SegmentCall
-from vlm_pg.attention.tree import PrefixTree
+from vlm_pg.attention.tree import PrefixTree, SegmentCall
 
 
 def grouped_attention(
@@ -52,15 +50,15 @@ def grouped_attention(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     chosen = kernel if isinstance(kernel, Kernel) else select_kernel(q.device, q.dtype, kernel or "auto")
     if chosen.name == "oracle":
-        return oracle_over_plan(q, k, v, plan, scale)
+        return oracle_attention(q, k, v, plan, scale)
     return _GroupedAttention.apply(q, k, v, plan, scale, chosen, memo)
 
 
-class PutAway(Protocol):
-    """A tensor that is elsewhere for now."""
+class Offloaded(Protocol):
+    """An offloaded tensor."""
 
     def get(self) -> torch.Tensor:
-        """It, on its device."""
+        """The tensor, back on its device."""
         ...
 
 
@@ -71,12 +69,12 @@ class AttentionMemo:
     result is about as large as the layer's input. So the second run takes it from here.
 
     Args:
-        put_away: what keeps a tensor until its ``get`` is called; default: it stays where it is.
+        offload: moves a tensor away until its ``get`` is called; None: tensors stay on the device.
     """
 
-    def __init__(self, put_away: Callable[[torch.Tensor], PutAway] | None = None) -> None:
-        self._put_away = put_away
-        self._kept: tuple[torch.Tensor, torch.Tensor] | tuple[PutAway, PutAway] | None = None
+    def __init__(self, offload: Callable[[torch.Tensor], Offloaded] | None = None) -> None:
+        self._offload = offload
+        self._kept: tuple[torch.Tensor, torch.Tensor] | tuple[Offloaded, Offloaded] | None = None
 
     def take(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         kept, self._kept = self._kept, None
@@ -86,7 +84,7 @@ class AttentionMemo:
         return out, lse
 
     def keep(self, out: torch.Tensor, lse: torch.Tensor) -> None:
-        self._kept = (out, lse) if self._put_away is None else (self._put_away(out), self._put_away(lse))
+        self._kept = (out, lse) if self._offload is None else (self._offload(out), self._offload(lse))
 
 
 def forward_with_lse(
@@ -121,6 +119,32 @@ def _part(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: SegmentCall, scale: float, kernel: Kernel
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return kernel.segments_forward(q[call.query_rows], k[call.key_rows], v[call.key_rows], call, scale)
+
+
+def merge_(out: torch.Tensor, lse: torch.Tensor, other_out: torch.Tensor, other_lse: torch.Tensor) -> None:
+    """Merge a second partial result over other keys into the first, in place.
+
+    For a query row with partial outputs o_b and log-sum-exps l_b, the result over all keys is
+    l = logaddexp_b l_b,  o = sum_b exp(l_b - l) o_b. With two partials this is o1 + w (o2 - o1) with
+    w = sigmoid(l2 - l1), which never exponentiates a large number. In half precision, as o2 w + o1 (1 - w), its kernels
+    read half precision, compute in fp32 and round once; no partial result is copied to fp32. Into fp32 it is a cast and
+    one interpolation: fewer kernels that move the same bytes.
+
+    Args:
+        out: [rows, N, H], any floating dtype, overwritten; where a third result follows, fp32 or fp64, so that what is
+            in between is not rounded.
+        lse: fp32 (or fp64) [N, rows], overwritten.
+        other_out: [rows, N, H], any floating dtype.
+        other_lse: [N, rows].
+    """
+    if out.dtype == lse.dtype:
+        weight = torch.sigmoid(other_lse - lse).transpose(0, 1).unsqueeze(-1)
+        out.lerp_(other_out.to(out.dtype), weight)
+    else:
+        # w and 1 - w, [rows, N, 1] each.
+        other_weight, weight = torch.stack([other_lse, lse]).softmax(0).transpose(1, 2).unsqueeze(-1)
+        torch.addcmul(torch.mul(other_out, other_weight), out, weight, out=out)
+    torch.logaddexp(lse, other_lse, out=lse)
 
 
 class _GroupedAttention(torch.autograd.Function):
@@ -166,12 +190,12 @@ class _GroupedAttention(torch.autograd.Function):
             del own
             calls = plan.above
         else:
-            sums = [_zeros(x, lse.dtype) for x in (q, k, v)]
+            sums = [torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (q, k, v)]
         # A row that one further gradient is added to is rounded once, whatever the sum is kept in. Where there are more
-        # (a level above another one, keys that several levels ask), they are summed in fp32.
+        # (a level above another one, keys that several levels read), they are summed in fp32.
         if not (whole and plan.merges_once):
             sums[0] = sums[0].to(lse.dtype)
-        if not (whole and plan.keys_asked_once):
+        if not (whole and plan.keys_read_once):
             sums[1:] = (grad.to(lse.dtype) for grad in sums[1:])
         for call in calls:
             rows = (call.query_rows, call.key_rows, call.key_rows)
@@ -188,10 +212,6 @@ def _in_a_row(ranges: Iterable[tuple[int, int]], end: int) -> bool:
             return False
         at = last
     return at == end
-
-
-def _zeros(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(like.shape, dtype=dtype, device=like.device)
 
 
 def _one_dtype(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -215,8 +235,8 @@ def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Atten
         )
     if q.shape[0] != plan.num_queries or k.shape[0] != plan.num_keys:
         raise ValueError(
-            f"grouped_attention got {q.shape[0]} query and {k.shape[0]} key tokens for a tree of {plan.num_keys}, of "
-            f"which {plan.num_queries} ask; pass the whole packed stream, and queries of exactly the rows that ask."
+            f"grouped_attention got {q.shape[0]} query and {k.shape[0]} key tokens for a tree of {plan.num_keys}, with "
+            f"{plan.num_queries} query rows; pass the whole packed stream, and queries of exactly the plan's rows."
         )
     if q.shape[1] % k.shape[1] or q.shape[2] != k.shape[2]:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Which rows of a tree ask, and the variable-length calls that answer them.
+"""Which rows of a tree have queries, and the variable-length calls that compute their attention.
 
 Scoring needs no hidden state of most prefix tokens in the last layer, and a chunk of responses runs behind prefixes
 whose keys and values are already known. In both cases queries are some rows of the tree and keys are all of them.
@@ -15,8 +15,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from vlm_pg.attention.segments import SegmentCall
-from vlm_pg.attention.tree import PrefixTree
+from vlm_pg.attention.tree import PrefixTree, SegmentCall
 
 Reads = Literal["all", "last", "none"]
 
@@ -27,7 +26,7 @@ class AttentionPlan:
 
     ``own``: calls in which rows meet their own node; together they hold every query row exactly once.
     ``above``: calls in which rows meet their ancestors.
-    ``rows``: stream rows that ask, in stream order; None where all do.
+    ``rows``: stream rows with queries, in stream order; None for all.
     """
 
     tree: PrefixTree
@@ -50,8 +49,8 @@ class AttentionPlan:
         return _apart(call.query_range for call in self.above)
 
     @cached_property
-    def keys_asked_once(self) -> bool:
-        """No row is asked by its descendants in more than one call."""
+    def keys_read_once(self) -> bool:
+        """No key meets queries of its descendants in more than one call."""
         return _apart(call.key_range for call in self.above)
 
     def mask(self, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -60,17 +59,17 @@ class AttentionPlan:
         return mask if self.rows is None else mask[list(self.rows)]
 
     def split_rows(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows that ask and rows that do not, int64; made once per device, not once per layer."""
+        """Rows with queries and rows without, int64; made once per device, not once per layer."""
         if ("rows", device) not in self._on_device:
-            asks = np.zeros(self.tree.num_tokens, dtype=bool)
-            asks[slice(None) if self.rows is None else list(self.rows)] = True
+            has_query = np.zeros(self.tree.num_tokens, dtype=bool)
+            has_query[slice(None) if self.rows is None else list(self.rows)] = True
             self._on_device["rows", device] = tuple(
-                torch.from_numpy(np.flatnonzero(mask)).to(device, non_blocking=True) for mask in (asks, ~asks)
+                torch.from_numpy(np.flatnonzero(mask)).to(device, non_blocking=True) for mask in (has_query, ~has_query)
             )
         return self._on_device["rows", device]
 
     def stream_order(self, device: torch.device) -> torch.Tensor:
-        """int64 [T]: brings (rows that ask, rows that do not) back into stream order."""
+        """int64 [T]: brings (rows with queries, rows without) back into stream order."""
         if ("order", device) not in self._on_device:
             self._on_device["order", device] = torch.cat(self.split_rows(device)).argsort()
         return self._on_device["order", device]
@@ -81,12 +80,12 @@ def _apart(ranges: Iterable[tuple[int, int]]) -> bool:
 
 
 def full_plan(tree: PrefixTree) -> AttentionPlan:
-    """Every row asks: one causal call over all nodes, one call per (level, ancestor level) pair."""
+    """Queries of every row: one causal call over all nodes, one call per (level, ancestor level) pair."""
     return AttentionPlan(tree, (tree.self_call,), tree.ancestor_calls)
 
 
 def reading_plan(tree: PrefixTree, reads: Sequence[Reads]) -> AttentionPlan:
-    """Only some rows of each node ask: "all", its "last" one, or "none".
+    """Queries of some rows of each node: "all", its "last" one, or "none".
 
     Raises:
         ValueError: not one entry per node, an unknown entry, or nothing to read.
@@ -107,27 +106,27 @@ def reading_plan(tree: PrefixTree, reads: Sequence[Reads]) -> AttentionPlan:
             run_start = len(rows)
             for node in members:
                 end = tree.starts[node] + tree.lengths[node]
-                rows.extend(range(end - _asked(tree, reads, node), end))
+                rows.extend(range(end - _num_queries(tree, reads, node), end))
             if len(rows) > run_start:
                 own.append(
                     SegmentCall(
                         (run_start, len(rows)),
                         tree.token_range(range(members[0], members[-1] + 1)),
-                        tuple(_asked(tree, reads, node) for node in members),
+                        tuple(_num_queries(tree, reads, node) for node in members),
                         tuple(tree.lengths[node] for node in members),
                         causal=causal,
                     )
                 )
         if len(rows) > level_start:
-            asked = [_asked(tree, reads, node) for node in nodes]
+            counts = [_num_queries(tree, reads, node) for node in nodes]
             above.extend(
                 SegmentCall((level_start, len(rows)), tree.token_range(keys), queries, lengths, causal=False)
-                for keys, queries, lengths in tree.ancestor_segments(level, asked)
+                for keys, queries, lengths in tree.ancestor_segments(level, counts)
             )
     if not rows:
         raise ValueError("No node is read; at least one must be.")
     return AttentionPlan(tree, tuple(own), tuple(above), tuple(rows))
 
 
-def _asked(tree: PrefixTree, reads: Sequence[Reads], node: int) -> int:
+def _num_queries(tree: PrefixTree, reads: Sequence[Reads], node: int) -> int:
     return {"all": tree.lengths[node], "last": 1, "none": 0}[reads[node]]

@@ -10,22 +10,21 @@ import torch
 
 from vlm_pg.attention.grouped import grouped_attention
 from vlm_pg.attention.kernels import Kernel, select_kernel
-from vlm_pg.attention.kernels.plain import OracleKernel
-from vlm_pg.attention.oracle import oracle_over_plan
+from vlm_pg.attention.kernels.oracle import OracleKernel, oracle_attention
 from vlm_pg.attention.plan import AttentionPlan, full_plan, reading_plan
 from vlm_pg.attention.tree import PrefixTree
 
 # Relative to the largest value; half precision rounds inputs, probabilities and outputs.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 
-# Three levels, ragged, with nodes nobody descends from and a root longer than one block of most kernels; and one
-# response of one token beside a group without any, which kernels like to treat as decoding.
+# Three levels, ragged, with nodes without descendants and a root longer than one block of most kernels; and a response
+# of one token beside a group without any, which some kernels treat as decoding.
 TREES = (
     PrefixTree([150, 9, 37, 1, 8, 3, 70], [-1, -1, 0, 0, 1, 2, 2]),
     PrefixTree([33, 20, 1], [-1, -1, 0]),
 )
 
-# What a model runs: all rows ask; in a last layer prompt ends and responses do; in a chunk only responses.
+# Plans that a model runs: all rows have queries; in a last layer prompt ends and responses; in a chunk only responses.
 PLANS = (
     full_plan(TREES[0]),
     full_plan(TREES[1]),
@@ -59,14 +58,15 @@ def check_kernel(
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, head_dim, generator=generator).to(device, dtype)
 
-    with torch.autocast(device.type, enabled=False), _apart():  # the oracle must not be rounded
+    with torch.autocast(device.type, enabled=False), _separate_graphs():  # the oracle must not be rounded
         for plan in PLANS:
             inputs = [random(plan.num_queries, num_heads), *(random(plan.num_keys, num_kv_heads) for _ in range(2))]
             pairs.extend(_plan_results(kernel, plan, inputs, random(plan.num_queries, num_heads)))
         decoding = random(2, 1, num_heads), random(2, 19, num_kv_heads), random(2, 19, num_kv_heads)
-        pairs.extend(_decoding_results(kernel, *decoding))
+        pairs.extend(_decoding_results(kernel, "dense_forward", *decoding))
         ragged = random(4, num_heads), random(4, 192, num_kv_heads), random(4, 192, num_kv_heads)
-        pairs.extend(_ragged_results(kernel, *ragged, torch.tensor([1, 64, 131, 192], dtype=torch.int32)))
+        lengths = torch.tensor([1, 64, 131, 192], dtype=torch.int32).to(device)
+        pairs.extend(_decoding_results(kernel, "ragged_forward", *ragged, lengths))
     # Reduced by torch: Python's max would pass over a NaN.
     worst = torch.stack([((a.to(b.dtype) - b).abs().max() / b.abs().max()) for a, b in pairs]).max().item()
     if not worst <= TOLERANCE[dtype]:
@@ -78,10 +78,10 @@ def check_kernel(
 
 
 @contextmanager
-def _apart() -> Iterator[None]:
-    """Graphs made inside belong to nobody else: a checkpointed layer would count what they save as its own.
+def _separate_graphs() -> Iterator[None]:
+    """Keep graphs made inside apart from a surrounding checkpoint, which would count their saved tensors as its own.
 
-    Only the innermost hooks are asked what to do with a saved tensor, so hooks that keep it are enough.
+    Only the innermost saved-tensor hooks run, so hooks that keep the tensor are enough.
     """
     keep = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved)
     with torch.inference_mode(False), torch.enable_grad(), keep:
@@ -96,30 +96,17 @@ def _plan_results(
     q, k, v = (x.requires_grad_() for x in inputs)
     wide_q, wide_k, wide_v = (x.detach().to(wide).requires_grad_() for x in inputs)
     out = grouped_attention(q, k, v, plan, kernel=kernel)
-    expected = oracle_over_plan(wide_q, wide_k, wide_v, plan)
+    expected = oracle_attention(wide_q, wide_k, wide_v, plan)
     yield out.detach(), expected.detach()
     grads = torch.autograd.grad(out, (q, k, v), upstream)
     yield from zip(grads, torch.autograd.grad(expected, (wide_q, wide_k, wide_v), upstream.to(wide)), strict=True)
 
 
+@torch.no_grad()
 def _decoding_results(
-    kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    kernel: Kernel, method: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *lengths: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """(kernel's, plain softmax's) output and log-sum-exp of new tokens over their own keys."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[-1] ** -0.5
-    with torch.no_grad():
-        got = kernel.dense_forward(q, k, v, scale)
-        yield from zip(got, OracleKernel().dense_forward(q.to(wide), k.to(wide), v.to(wide), scale), strict=True)
-
-
-def _ragged_results(
-    kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The same for rows with differently many keys."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    scale, lengths = q.shape[-1] ** -0.5, lengths.to(q.device)
-    with torch.no_grad():
-        got = kernel.ragged_forward(q, k, v, lengths, scale)
-        expected = OracleKernel().ragged_forward(q.to(wide), k.to(wide), v.to(wide), lengths, scale)
-        yield from zip(got, expected, strict=True)
+    wide, scale = torch.promote_types(q.dtype, torch.float32), q.shape[-1] ** -0.5
+    got = getattr(kernel, method)(q, k, v, *lengths, scale)
+    yield from zip(got, getattr(OracleKernel(), method)(*(x.to(wide) for x in (q, k, v)), *lengths, scale), strict=True)

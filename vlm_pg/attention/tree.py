@@ -1,4 +1,4 @@
-"""The shape of a packed stream in which nodes share their ancestors.
+"""The shape of a packed stream in which nodes share their ancestors, and the variable-length calls that cover it.
 
 A node is a run of tokens. A token attends to all tokens of its node's ancestors and causally within its own node.
 Two levels give the ordinary case (prefix, responses); three give video, question, responses.
@@ -7,12 +7,14 @@ Two levels give the ordinary case (prefix, responses); three give video, questio
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 
 import torch
 
-from vlm_pg.attention.segments import SegmentCall
+# Scattered segments with at most this many keys are gathered into one dense call; longer ones are not worth the copy.
+GATHER_UP_TO = 256
 
 
 class PrefixTree:
@@ -36,7 +38,10 @@ class PrefixTree:
         self.lengths = tuple(int(n) for n in lengths)
         self.parents = tuple(int(p) for p in parents)
         self._check_nodes()
-        self.depths = self._depths()
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent == -1 else depths[parent] + 1)
+        self.depths = tuple(depths)
         self._check_order()
         self.starts = (0, *accumulate(self.lengths))[:-1]
         self.num_tokens = sum(self.lengths)
@@ -66,12 +71,6 @@ class PrefixTree:
                 raise ValueError(
                     f"Node {node} has parent {parent}; allowed are -1 (a root) and earlier nodes (0 to {node - 1})."
                 )
-
-    def _depths(self) -> tuple[int, ...]:
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(0 if parent == -1 else depths[parent] + 1)
-        return tuple(depths)
 
     def _check_order(self) -> None:
         keys = list(zip(self.depths, self.parents, strict=True))
@@ -115,17 +114,17 @@ class PrefixTree:
         )
 
     def ancestor_segments(
-        self, level: int, asked: Sequence[int]
+        self, level: int, num_queries: Sequence[int]
     ) -> Iterator[tuple[range, tuple[int, ...], tuple[int, ...]]]:
-        """For each level above: its nodes, how many of the asking rows descend from each, and the nodes' lengths.
+        """For each level above: its nodes, how many queries descend from each, and the nodes' lengths.
 
-        ``asked``: rows that ask, for each node of ``level``.
+        ``num_queries``: rows with queries, for each node of ``level``.
         """
         for above in range(level):
             keys = self.level_nodes[above]
             # An ancestor without descendants here keeps its place as a segment with no queries.
             queries = [0] * len(keys)
-            for node, rows in zip(self.level_nodes[level], asked, strict=True):
+            for node, rows in zip(self.level_nodes[level], num_queries, strict=True):
                 queries[self.ancestor(node, above) - keys[0]] += rows
             yield keys, tuple(queries), self.lengths[keys[0] : keys[-1] + 1]
 
@@ -142,3 +141,107 @@ class PrefixTree:
         same_node = node_of_token[:, None] == node_of_token[None, :]
         causal = order[:, None] >= order[None, :]
         return (is_ancestor[node_of_token][:, node_of_token] | (same_node & causal)).to(device)
+
+
+@dataclass(frozen=True)
+class SegmentCall:
+    """Segment i of the queries attends to segment i of the keys, and to nothing else.
+
+    ``query_range`` and ``key_range``: first and past-the-last token in the stream; the segments fill them in order.
+    ``query_lengths``, ``key_lengths``: tokens of each segment; a segment without queries is allowed.
+    ``causal``: aligned at the top left (only used where both lengths are equal).
+    ``at_most``: upper bounds of query and key lengths, passed to the kernel instead of the maxima, for a call in a CUDA
+    graph whose replays have other lengths, see ``fixed_on``.
+
+    Two groups (prefixes of 3 and 2 tokens, responses of 2+2 and 4), responses attending to their prefixes:
+
+        SegmentCall((5, 13), (0, 5), (4, 4), (3, 2), causal=False)
+    """
+
+    query_range: tuple[int, int]
+    key_range: tuple[int, int]
+    query_lengths: tuple[int, ...]
+    key_lengths: tuple[int, ...]
+    causal: bool
+    _on_device: dict = field(default_factory=dict, compare=False, repr=False)
+    at_most: tuple[int, int] | None = None
+
+    @property
+    def query_rows(self) -> slice:
+        return slice(*self.query_range)
+
+    @property
+    def key_rows(self) -> slice:
+        return slice(*self.key_range)
+
+    @property
+    def max_query_length(self) -> int:
+        return self.at_most[0] if self.at_most else max(self.query_lengths)
+
+    @property
+    def max_key_length(self) -> int:
+        return self.at_most[1] if self.at_most else max(self.key_lengths)
+
+    def fixed_on(self, cu_q: torch.Tensor, cu_k: torch.Tensor) -> SegmentCall:
+        """Take cumulative lengths from tensors that the caller owns; they may end in segments without rows."""
+        self._on_device[cu_q.device] = (cu_q, cu_k)
+        return self
+
+    def cu_seqlens(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cumulative lengths int32 [segments + 1] of queries and keys; made once per device, not once per layer."""
+        if device not in self._on_device:
+            # Copied without a synchronization, in the first layer of a pass.
+            self._on_device[device] = tuple(
+                torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device, non_blocking=True)
+                for lengths in (self.query_lengths, self.key_lengths)
+            )
+        return self._on_device[device]
+
+    def same_shape_batches(self) -> list[SegmentBatch]:
+        """Segments with queries, gathered by (query length, key length): what a dense kernel can take in one call."""
+        if "batches" not in self._on_device:
+            query_starts = (0, *accumulate(self.query_lengths))
+            key_starts = (0, *accumulate(self.key_lengths))
+            by_shape: dict[tuple[int, int], list[int]] = {}
+            for index, shape in enumerate(zip(self.query_lengths, self.key_lengths, strict=True)):
+                if shape[0]:
+                    by_shape.setdefault(shape, []).append(index)
+            self._on_device["batches"] = [
+                SegmentBatch(
+                    len(run),
+                    q_len,
+                    k_len,
+                    _row_index([query_starts[i] for i in run], q_len),
+                    _row_index([key_starts[i] for i in run], k_len),
+                )
+                for (q_len, k_len), rows in by_shape.items()
+                for run in (_consecutive_runs(rows) if k_len > GATHER_UP_TO else [rows])
+            ]
+        return self._on_device["batches"]
+
+
+def _consecutive_runs(rows: list[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for row in rows:
+        if runs and runs[-1][-1] == row - 1:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return runs
+
+
+@dataclass(frozen=True)
+class SegmentBatch:
+    """Segments of one shape. ``query_index`` and ``key_index`` are a slice (no copy) where rows are consecutive."""
+
+    count: int
+    query_length: int
+    key_length: int
+    query_index: slice | torch.Tensor
+    key_index: slice | torch.Tensor
+
+
+def _row_index(starts: list[int], length: int) -> slice | torch.Tensor:
+    if all(b - a == length for a, b in pairwise(starts)):
+        return slice(starts[0], starts[-1] + length)
+    return (torch.tensor(starts)[:, None] + torch.arange(length)).flatten()

@@ -24,7 +24,7 @@ from vlm_pg.distributed import launched_world_size
 from vlm_pg.errors import ConfigError
 from vlm_pg.files import replacing
 from vlm_pg.media.loader import MediaLoader, decoding_pool
-from vlm_pg.models.without_weights import WithoutWeights
+from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.quiet import quiet_libraries
 from vlm_pg.threads import use_threads
@@ -49,7 +49,7 @@ def check(config: RunConfig, data: Path | None = None, decode: bool = False, out
     use_threads(config.training.torch_threads)
     quiet_libraries()
     console = Console(enabled=True)
-    model = WithoutWeights(config.model)
+    model = WeightlessPolicy(config.model)
     keep = decode and config.cache.folder is not None and config.cache.frames
     for line in _introduction(config, data, decode, keep):
         console.info(line)

@@ -12,8 +12,8 @@ from functools import cache
 from vlm_pg.errors import ModelError, SampleError
 from vlm_pg.media.pool import WorkerPool
 from vlm_pg.media.probe import MediaFacts
+from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.prompts.builder import Wording
 from vlm_pg.prompts.measure import PromptMeasure
 from vlm_pg.prompts.settings import PromptSettings
@@ -52,8 +52,8 @@ class LengthRules:
 class Measurer:
     """Measures in this process; see ``LengthRules``."""
 
-    def __init__(self, rules: LengthRules, model: WithoutWeights | None = None):
-        self._model = WithoutWeights(rules.model) if model is None else model
+    def __init__(self, rules: LengthRules, model: WeightlessPolicy | None = None):
+        self._model = WeightlessPolicy(rules.model) if model is None else model
         self._measure = PromptMeasure(
             self._model.processor, rules.prompt, self._model.positions, rules.wording, rules.answer_prefix
         )
@@ -92,7 +92,7 @@ class Lengths(AbstractContextManager["Lengths"]):
         model: of all rules.
     """
 
-    def __init__(self, workers: int, model: WithoutWeights):
+    def __init__(self, workers: int, model: WeightlessPolicy):
         self._workers, self._model = workers, model
         self._here: dict[bytes, Measurer] = {}
         self._pool: WorkerPool | None = None
@@ -134,8 +134,8 @@ def _measurer(rules: bytes) -> Measurer:
 
 
 @cache
-def _model(settings: bytes) -> WithoutWeights:
-    return WithoutWeights(pickle.loads(settings))
+def _model(settings: bytes) -> WeightlessPolicy:
+    return WeightlessPolicy(pickle.loads(settings))
 
 
 def _result(future: Future[list[Length] | str]) -> list[Length]:

@@ -16,8 +16,8 @@ from vlm_pg.eval.settings import Control, EvalSettings
 from vlm_pg.eval.wording import wording_of
 from vlm_pg.media.controls import repeat_frame, shuffle_frames
 from vlm_pg.media.settings import MediaSettings
+from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.observe.console import Console
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.prompt_source import Tamper
@@ -83,7 +83,7 @@ class EvalSet:
         """The length limit of its prompts, and whether subtitles are read."""
         return config.prompt if self.protocol is None else self.protocol.prompt_settings(config.prompt)
 
-    def asking(self, config: RunConfig, policy: Policy | WithoutWeights) -> Asking | None:
+    def asking(self, config: RunConfig, policy: Policy | WeightlessPolicy) -> Asking | None:
         """How its prompts are made; None: as all others.
 
         Raises:
@@ -104,7 +104,7 @@ class EvalSet:
 
 
 def read_sets(
-    config: RunConfig, policy: Policy | WithoutWeights, console: Console, bad_log: BadSampleLog | None
+    config: RunConfig, policy: Policy | WeightlessPolicy, console: Console, bad_log: BadSampleLog | None
 ) -> list[EvalSet]:
     """The sets that are chosen, controls behind the set they are of; what is left out is said."""
     sets: list[EvalSet] = []

@@ -26,9 +26,8 @@ from vlm_pg.eval.runner import Evaluator, Examinee
 from vlm_pg.eval.through_server import ServerExam
 from vlm_pg.files import write_json_atomic
 from vlm_pg.models.feature_cache import keep_features
-from vlm_pg.models.loading import load_policy
+from vlm_pg.models.loading import WeightlessPolicy, load_policy
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.quiet import quiet_libraries
 from vlm_pg.observe.run_folder import RunFolder
@@ -127,8 +126,8 @@ def _loaded(config: RunConfig, path: Path, console: Console) -> Policy:
     return policy
 
 
-def _without_weights(config: RunConfig, path: Path) -> WithoutWeights:
-    return WithoutWeights(config.model.model_copy(update={"path": str(path)}))
+def _without_weights(config: RunConfig, path: Path) -> WeightlessPolicy:
+    return WeightlessPolicy(config.model.model_copy(update={"path": str(path)}))
 
 
 def _conclude(
@@ -157,7 +156,7 @@ def _conclude(
 
 def _answer(
     config: RunConfig,
-    policy: Policy | WithoutWeights,
+    policy: Policy | WeightlessPolicy,
     exam: ServerExam | None,
     ranks: RankLayout,
     console: Console,

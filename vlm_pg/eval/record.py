@@ -16,10 +16,9 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.eval.judging.judge import judge_record
 from vlm_pg.eval.own import own_sources
 from vlm_pg.eval.protocols.protocol import Protocol
-from vlm_pg.models.numerics import numerics_digest
+from vlm_pg.models.digests import numerics_digest, weights_digest
+from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.tower_digest import weights_digest
-from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.rollout.engine import stop_token_ids
 from vlm_pg.versions import versions
 
@@ -45,7 +44,7 @@ _NOT_DECIDING = {
 
 
 def protocol_record(
-    config: RunConfig, checkpoint: Path, policy: Policy | WithoutWeights, server: Mapping[str, Any] | None = None
+    config: RunConfig, checkpoint: Path, policy: Policy | WeightlessPolicy, server: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Everything that decides about an evaluation's answers and scores, as JSON has it.
 
@@ -97,8 +96,8 @@ def own_functions(protocols: Iterable[Protocol]) -> dict[str, dict[str, str]]:
     return {"functions": sources} if sources else {}
 
 
-def _of_weights(config: RunConfig, policy: Policy | WithoutWeights) -> dict[str, Any]:
-    if isinstance(policy, WithoutWeights):
+def _of_weights(config: RunConfig, policy: Policy | WeightlessPolicy) -> dict[str, Any]:
+    if isinstance(policy, WeightlessPolicy):
         return {"weights": None, "dtype": None, "share_prefix": None}
     return {
         "weights": weights_digest(policy.model),
@@ -107,8 +106,8 @@ def _of_weights(config: RunConfig, policy: Policy | WithoutWeights) -> dict[str,
     }
 
 
-def _machine(config: RunConfig, policy: Policy | WithoutWeights) -> dict[str, Any]:
-    if isinstance(policy, WithoutWeights):
+def _machine(config: RunConfig, policy: Policy | WeightlessPolicy) -> dict[str, Any]:
+    if isinstance(policy, WeightlessPolicy):
         return {"device": "a server's", "url": config.rollout.server.url}
     return {
         "device": torch.cuda.get_device_name(policy.device) if policy.device.type == "cuda" else "cpu",

@@ -22,8 +22,8 @@ from vlm_pg.eval.readers import reader_name, reader_of
 from vlm_pg.eval.reading import WholeReader
 from vlm_pg.eval.strict import strict_reading
 from vlm_pg.media.settings import MediaSettings
+from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.observe.console import Console
 from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.response import Response
@@ -78,7 +78,7 @@ class Examinee:
     made: ends that.
     """
 
-    policy: Policy | WithoutWeights
+    policy: Policy | WeightlessPolicy
     sources: SourcePool
     rewarder: Rewarder
     whole: WholeReader

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from vlm_pg.config import RunConfig
 from vlm_pg.errors import ConfigError
 from vlm_pg.eval.exam import EvalSet
+from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.lora import adapter_base
-from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.rollout.contracts import Sampler
 from vlm_pg.rollout.server.errors import ServerError
 
@@ -38,7 +38,7 @@ class ServerExam:
     """
 
     def __init__(
-        self, config: RunConfig, checkpoint: Path, model: WithoutWeights, home: Path, warn: Callable[[str], None]
+        self, config: RunConfig, checkpoint: Path, model: WeightlessPolicy, home: Path, warn: Callable[[str], None]
     ):
         try:
             from vlm_pg.rollout.server.respondent import ask_what_it_is

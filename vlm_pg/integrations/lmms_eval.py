@@ -23,9 +23,7 @@ from lmms_eval.models.registry_v2 import ModelManifest
 from tqdm import tqdm
 
 from vlm_pg.errors import ConfigError, SampleError, VlmPgError
-from vlm_pg.integrations.lmms_conversation import Conversation, conversation_of
-from vlm_pg.integrations.lmms_generation import Generation, generation_of
-from vlm_pg.integrations.lmms_settings import model_arguments
+from vlm_pg.integrations.lmms_requests import Conversation, Generation, conversation_of, generation_of, model_arguments
 from vlm_pg.media.loader import MediaLoader, Ticket, decoding_pool
 from vlm_pg.models.loading import load_policy
 from vlm_pg.prompts.builder import PromptBuilder

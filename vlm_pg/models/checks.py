@@ -1,4 +1,4 @@
-"""What a policy refuses to score or to continue, and what it says then."""
+"""Checks of prompts and responses before they are scored or continued."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vlm_pg.types import Prompt, ResponseGroup, Sample
 
 
 def media_among(samples: Sequence[Sample], where: object) -> str:
-    """How many of the samples, read from ``where``, have media, in words; "" if none has."""
+    """How many of the samples, read from ``where``, have media, as a phrase; "" if none has."""
     first, count = "", 0
     for sample in samples:
         if sample.media:
@@ -39,7 +39,7 @@ def check_prompt(prompt: Prompt, patches_per_token: int) -> None:
 
 
 def check_length(prompt: Prompt, response_tokens: int, max_positions: int | None) -> None:
-    """Raise SampleError ("too_long_for_model") if prompt and response go beyond the positions the model knows."""
+    """Raise SampleError ("too_long_for_model") if prompt and response go beyond the model's positions."""
     last = max(int(prompt.positions_3P.max()) + 1, prompt.next_position + response_tokens)
     if max_positions is not None and last > max_positions:
         raise SampleError(
@@ -89,7 +89,7 @@ def checked_responses(group: ResponseGroup) -> tuple[torch.Tensor, ...]:
 
 
 def chosen_responses(group: ResponseGroup, indices: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """Those of the group's responses; raises ValueError for one that does not exist."""
+    """The group's responses at these indices; raises ValueError for one that does not exist."""
     responses = checked_responses(group)
     if any(not 0 <= index < len(responses) for index in indices):
         raise ValueError(

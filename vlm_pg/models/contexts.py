@@ -1,4 +1,4 @@
-"""What token-mixing layers do in training and scoring: a whole tree, prefixes to be kept, chunks behind prefixes."""
+"""Attention contexts of training and scoring: a whole tree, prefixes whose states are kept, chunks behind prefixes."""
 
 from __future__ import annotations
 
@@ -13,35 +13,14 @@ from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.plan import AttentionPlan, full_plan
 from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.errors import ModelError
-from vlm_pg.models.layer_lane import Lane
 from vlm_pg.models.linear_attention import LinearLayout, LinearStates, linear_attention_over_tree
-from vlm_pg.models.state_store import KeysValues, StateStore
+from vlm_pg.models.offloading import OffloadLane
+from vlm_pg.models.prefix_states import KeysValues, StateStore
 from vlm_pg.models.stream_share import Division, StreamShare, heads_to_rows, rows_to_heads
 
 
-class _GradMode:
-    """Whether the forward that a context belongs to wants gradients; its layers must run accordingly.
-
-    Reentrant checkpointing runs a layer without gradients first and again, cut off from the rest, in backward. A layer
-    behind a shared prefix gets part of its inputs through its context, and what the second run does with those would
-    reach no weight.
-    """
-
-    def __init__(self) -> None:
-        self._wanted = torch.is_grad_enabled()
-
-    def check(self) -> None:
-        """Raise ModelError in a layer that runs without the gradients that the forward wants."""
-        if self._wanted and not torch.is_grad_enabled():
-            raise ModelError(
-                "A decoder layer runs without gradients in a forward that wants them. Reentrant checkpointing "
-                "(use_reentrant=True) does so, and its gradients would be wrong behind a shared prefix. Enable "
-                "checkpointing with use_reentrant=False."
-            )
-
-
 class StreamContext:
-    """What all layers of one pass share.
+    """State shared by all layers of one pass.
 
     Args:
         prefix_nodes: nodes of the tree that are not in the stream; their states are known.
@@ -63,27 +42,41 @@ class StreamContext:
         self._remember = remember
         self._memos: dict[int, AttentionMemo] = {}
         self._layout: LinearLayout | None = None
-        self._grad_mode = _GradMode()
-        # Where this pass puts what its layers' recomputations will ask for; None: it stays.
-        self.lane: Lane | None = None
+        self._wants_gradients = torch.is_grad_enabled()
+        # Offloads tensors that recomputations of this pass read; None: they stay on the device.
+        self.lane: OffloadLane | None = None
+
+    def _check_grad_mode(self) -> None:
+        """Raise ModelError in a layer that runs without the gradients that the forward wants.
+
+        Reentrant checkpointing runs a layer without gradients first and again, cut off from the rest, in backward. A
+        layer behind a shared prefix gets part of its inputs through its context, and gradients of those in the second
+        run would reach no weight.
+        """
+        if self._wants_gradients and not torch.is_grad_enabled():
+            raise ModelError(
+                "A decoder layer runs without gradients in a forward that wants them. Reentrant checkpointing "
+                "(use_reentrant=True) does so, and its gradients would be wrong behind a shared prefix. Enable "
+                "checkpointing with use_reentrant=False."
+            )
 
     def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Called with keys and values [rows, K, H] of all rows in the stream, where one rank has them all."""
 
     def _own_heads(
-        self, layer_index: int, asked: tuple[torch.Tensor, Division], k: torch.Tensor, v: torch.Tensor
+        self, layer_index: int, queries: tuple[torch.Tensor, Division], k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries (with the rows that ask), keys and values of this sequence rank's rows and all heads -> of all rows
-        and its heads."""
+        """Queries (with their rows), keys and values of this sequence rank's rows and all heads -> of all rows and its
+        heads."""
         assert self.share is not None
-        q, k, v = rows_to_heads(asked, (k, self.share.rows), (v, self.share.rows))
+        q, k, v = rows_to_heads(queries, (k, self.share.rows), (v, self.share.rows))
         return q, k, v
 
     def keep_states(self, layer_index: int, states: LinearStates) -> None:
         """Called with the linear layers' states at the end of the nodes in the stream."""
 
     def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
-        self._grad_mode.check()
+        self._check_grad_mode()
         if self._layout is None:
             self._layout = LinearLayout(self.tree.lengths, self.tree.parents, self.prefix_nodes, hidden.device)
         known = self._known_states(layer_index)
@@ -105,7 +98,7 @@ class TreeContext(StreamContext):
 
     Args:
         tree: who attends to whom.
-        last_plan: the rows that are read off the last layer; only they ask in it. None: all rows ask everywhere.
+        last_plan: the rows whose hidden states are used; the last layer has queries of these only. None: of all rows.
         remember: keep each layer's attention output for the recomputation under checkpointing.
         share: this sequence rank's share of the stream; None where it has all of it.
     """
@@ -133,26 +126,26 @@ class TreeContext(StreamContext):
         self._unread[layer_index] = keys_values
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-        self._grad_mode.check()
+        self._check_grad_mode()
         plan, share = self._full_plan, self.share
-        asking = share.rows if share is not None else None
+        rows = share.rows if share is not None else None
         unread = self._unread.get(layer_index)
         if unread is not None:
             assert self.last_plan is not None
             plan = self.last_plan
-            asking = share.read if share is not None else None
+            rows = share.read if share is not None else None
             whole = partial(_interleave, plan=plan) if share is None else share.interleave
             k, v = (whole(*pair) for pair in ((k, unread[0]), (v, unread[1])))
-            # A recomputation needs the values only. The graph holds this context (through the checkpointed call), so
-            # the context must not hold the graph: nothing would ever free a forward that no backward followed.
+            # A recomputation needs the values only. The graph references this context (through the checkpointed call),
+            # so the context must not reference the graph: a forward without a backward would never be freed.
             self._unread[layer_index] = (unread[0].detach(), unread[1].detach())
-        if asking is not None:
-            q, k, v = self._own_heads(layer_index, (q, asking), k, v)
+        if rows is not None:
+            q, k, v = self._own_heads(layer_index, (q, rows), k, v)
         else:
             self.keep_keys_values(layer_index, k, v)
         k, v = self._through(layer_index, k, v)
         out = grouped_attention(q, k, v, plan, scale, self.kernel, self._memo(layer_index))
-        return out if asking is None else heads_to_rows(out, asking)
+        return out if rows is None else heads_to_rows(out, rows)
 
     def _through(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> KeysValues:
         """Keys and values [rows, K, H] that attention is to use for these."""
@@ -160,14 +153,14 @@ class TreeContext(StreamContext):
 
 
 class PrefixContext(TreeContext):
-    """The prefixes alone; what responses will need of every layer is kept in ``states``, graph included."""
+    """The prefixes alone; states of every layer for the responses are kept in ``states``, on the graph."""
 
     def __init__(self, states: StateStore, *args: Any):
         super().__init__(*args)
         self._states: StateStore | None = states
 
     def close(self) -> None:
-        """Recomputations keep nothing from now on, and this object lets go of the graph."""
+        """Release the graph; recomputations keep nothing from now on."""
         self._states = None
 
     def _through(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> KeysValues:
@@ -184,10 +177,9 @@ class ChunkContext(StreamContext):
 
     Args:
         tree: prefix nodes and response nodes together.
-        plan: all response rows ask.
+        plan: queries of all response rows.
         prefix_nodes: indices in ``tree`` of the prefix nodes, in the order in which their states are stored.
-        stored: of each layer, when it is asked for, what ``PrefixContext`` kept: keys and values of all prefix rows,
-            or states per node.
+        stored: by layer the states that ``PrefixContext`` kept: keys and values of all prefix rows, or states per node.
         share: this sequence rank's share of the chunk; None where it has all of it.
     """
 
@@ -206,7 +198,7 @@ class ChunkContext(StreamContext):
         self.stored = stored
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-        self._grad_mode.check()
+        self._check_grad_mode()
         share = self.share
         if share is not None:
             q, k, v = self._own_heads(layer_index, (q, share.rows), k, v)
@@ -221,12 +213,12 @@ class ChunkContext(StreamContext):
         return LinearStates(*self.stored[layer_index])
 
 
-def _interleave(asking: torch.Tensor, others: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
-    """Rows that ask and rows that do not, back in stream order: [queries, ...], [others, ...] -> [T, ...]."""
+def _interleave(chosen: torch.Tensor, others: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+    """Rows with queries and rows without, back in stream order: [queries, ...], [others, ...] -> [T, ...]."""
     if not others.shape[0]:
-        return asking
+        return chosen
     rows = plan.rows
     assert rows is not None
     if rows[0] == others.shape[0] and rows[-1] == plan.num_keys - 1:
-        return torch.cat([others, asking])
-    return torch.cat([asking, others])[plan.stream_order(asking.device)]
+        return torch.cat([others, chosen])
+    return torch.cat([chosen, others])[plan.stream_order(chosen.device)]

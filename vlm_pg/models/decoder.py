@@ -1,6 +1,6 @@
 """A packed stream through the decoder layers of any registered family.
 
-transformers' own layers are called one by one, for three things its model's forward cannot know: the last layer runs
+transformers' own layers are called one by one, for three things its model's forward cannot do: the last layer runs
 only on rows that are read, DeepStack features are added at known rows without masks, and no mask is built.
 """
 
@@ -15,7 +15,7 @@ import torch
 from vlm_pg.attention.registration import AttentionContext
 from vlm_pg.models.contexts import TreeContext
 from vlm_pg.models.layer_globals import layer_global
-from vlm_pg.models.state_store import KeysValues
+from vlm_pg.models.prefix_states import KeysValues
 
 
 def run_decoder(
@@ -33,7 +33,7 @@ def run_decoder(
         language_model: transformers' text model (layers, norm, rotary_emb).
         embeddings: [T, D], visual features already in place.
         positions_AT: int64 [A, T]; A rotary axes, 3 or, where the model has but one, 1.
-        context: what the layers do; a ``TreeContext`` with a ``last_plan`` says which rows are read.
+        context: what the layers do; a ``TreeContext`` with a ``last_plan`` names the rows to read.
         media_rows: int64 [M], rows of visual tokens.
         early_features: DeepStack (Qwen3-VL): [M, D] each, added to the output of layer 0, 1, ... at ``media_rows``.
         trim: leave out in the last layer what is not read; else it is run on all rows and cut afterwards.
@@ -58,8 +58,8 @@ def run_decoder(
 
 
 def _run(layer: Any, hidden: torch.Tensor, rotary: tuple[torch.Tensor, ...], context: AttentionContext) -> torch.Tensor:
-    # Who attends to whom is the context's business; no mask is built. A gradient that enters a checkpointed layer
-    # through its hidden states reaches the weights; nothing else in the call needs one.
+    # The context decides what attends to what; no mask is built. A gradient that enters a checkpointed layer through
+    # its hidden states reaches the weights; nothing else in the call needs one.
     out = layer(hidden, position_embeddings=rotary, attention_mask=None, attention_context=context)
     return out[0] if isinstance(out, tuple) else out
 
@@ -71,17 +71,17 @@ def _last_layer(
     context: TreeContext,
     trim: bool,
 ) -> torch.Tensor:
-    """Nothing comes after it: rows that are not read owe their descendants keys and values, and no more."""
+    """The last layer needs only keys and values of rows that are not read."""
     read, unread = context.split_rows(hidden.device)
     if not trim or not hasattr(layer, "self_attn"):
         # A recurrent layer must pass through every row.
         return _run(layer, hidden, rotary, context)[:, read]
-    # A sequence rank may have none of them, where another one has: all of them cut this layer, or none.
+    # A sequence rank may have no unread rows where another one has some: all ranks split the layer, or none.
     if len(unread) or context.share is not None:
         if context.share is None:
-            asking, others = _SplitRows.apply(hidden, read, unread)
+            chosen, others = _SplitRows.apply(hidden, read, unread)
         else:
-            asking, others = hidden[:, read], hidden[:, unread]
+            chosen, others = hidden[:, read], hidden[:, unread]
         keys_values = partial(_keys_values, layer)
         operands = (others, *(part[..., unread, :] for part in rotary))
         if torch.is_grad_enabled() and getattr(layer, "gradient_checkpointing", False) and layer.training:
@@ -90,14 +90,14 @@ def _last_layer(
             supplied = keys_values(*operands)
         context.supply_unread(layer.self_attn.layer_idx, supplied)
     else:
-        asking = hidden[:, read]
-    return _run(layer, asking, tuple(part[..., read, :] for part in rotary), context)
+        chosen = hidden[:, read]
+    return _run(layer, chosen, tuple(part[..., read, :] for part in rotary), context)
 
 
 class _SplitRows(torch.autograd.Function):
-    """Hidden states [1, T, D] in two, of which every row is in one.
+    """Hidden states [1, T, D] in two disjoint parts.
 
-    So each part's gradient goes where it belongs; indexing would sort rows, for it adds up those that are named twice.
+    So backward copies each part's gradient; indexing would sort rows, because it accumulates duplicates.
     """
 
     @staticmethod
@@ -131,6 +131,6 @@ def _keys_values(layer: Any, hidden: torch.Tensor, cos: torch.Tensor, sin: torch
 def _rotate(attention: Any, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """The rotation that the layer itself uses: liger's, or the modeling file's."""
     rotation = layer_global(attention, "apply_rotary_pos_emb")
-    # It rotates queries and keys together; one key head stands in for the queries, which nobody asks for here. Not in
-    # the keys' own memory: liger's kernel rotates where the numbers lie.
+    # It rotates queries and keys together; a copy of one key head stands in for the unused queries, because liger's
+    # kernel rotates in place.
     return rotation(key[:, :1].detach().clone(), key, cos, sin)[1]

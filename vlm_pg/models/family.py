@@ -1,4 +1,4 @@
-"""What is special about one transformers model family: where its parts are, and what it makes of media."""
+"""Everything specific to one transformers model family: where its parts are, and how it treats media."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from vlm_pg.errors import ModelError
 from vlm_pg.models.pixels import PixelGeometry
-from vlm_pg.models.position_rules import PromptGrids, VideoTime, by_qwen, by_transformers
+from vlm_pg.models.positions import PromptGrids, VideoTime, by_qwen, by_transformers
 from vlm_pg.models.settings import PARTS, VISION_PARTS, Part, PositionRule
 from vlm_pg.models.stream_share import possible_sizes
 from vlm_pg.models.tower_inputs import tower_inputs
@@ -20,7 +20,7 @@ from vlm_pg.types import MediaKind
 
 
 class MediaToken(NamedTuple):
-    """A token that only the processor may place: its name, the config's field with its id, the medium it stands for."""
+    """A token that only the processor may place: its name, the config field with its id, the medium it stands for."""
 
     name: str
     field: str | None = None
@@ -40,31 +40,29 @@ def _routers(language_model: Any) -> list[torch.nn.Module]:
     return [layer.mlp.gate for layer in language_model.layers if hasattr(layer.mlp, "gate")]
 
 
-def refuse_media(model: Any, what: str) -> NoReturn:
-    """Raise ModelError for media that a model without a vision tower would be shown; ``what`` has them."""
+def refuse_media(model: Any, source: str) -> NoReturn:
+    """Raise ModelError for media in ``source``, for a model without a vision tower."""
     raise ModelError(
-        f"{what}, but the model {model.name_or_path or 'in memory'} ({model.config.model_type}) has no vision tower "
+        f"{source}, but the model {model.name_or_path or 'in memory'} ({model.config.model_type}) has no vision tower "
         "and reads text alone. Use a Qwen-VL checkpoint, or leave the media out."
     )
 
 
 @dataclass(frozen=True)
 class Family:
-    """How to reach the parts of one transformers model family, and what is special about it.
+    """The parts of one transformers model family, and how it differs from others.
 
     ``model_class``: the class with the output head, or its name in transformers.
-    ``tower``, ``decoder``: where the vision tower (None: text alone, and the processor is a tokenizer) and the language
-    model are in it. Low-rank adapters reach the linear layers of the latter. ``mergers``: where in the tower visual
-    tokens are made of patches; the rest of it is the part "tower" (``part_of``).
-    ``rotary_axes``: how many of the three positions of a token (time, height, width) the language model takes; where it
-    takes one, the three are equal.
+    ``tower``, ``decoder``: paths of the vision tower (None: text alone, and the processor is a tokenizer) and of the
+    language model, whose linear layers low-rank adapters reach. ``mergers``: modules of the tower that make visual
+    tokens of patches; the rest of it is the part "tower" (``part_of``). ``rotary_axes``: how many of the three
+    positions of a token (time, height, width) the language model takes; where it takes one, the three are equal.
     ``deepstack``: the tower has features for the first decoder layers, too (https://arxiv.org/abs/2406.04334).
-    ``video_time``: what tells a video's temporal grids apart: one time position each ("grids"), as many as seconds pass
-    ("seconds"), or words between them ("text": each grid is then a medium of its own).
-    ``moe``: feed-forward layers are mixtures of experts; ``routers(language_model)`` are their gates.
-    ``linear_attention``: some layers keep a recurrent state instead of keys and values.
-    ``media_tokens``: the tokens only the processor may place. ``pixels(config)``: how the tower reads pixels.
-    ``read_whole``: transformers' reading of scattered weights (ZeRO-3) leaves out a conversion the files need.
+    ``video_time``: how a video's temporal grids differ: one time position each ("grids"), as many as seconds pass
+    ("seconds"), or text between them ("text": each grid is then a medium of its own). ``moe``: feed-forward layers are
+    mixtures of experts; ``routers(language_model)`` are their gates. ``linear_attention``: some layers keep a recurrent
+    state instead of keys and values. ``media_tokens``: the tokens only the processor may place. ``pixels(config)``: how
+    the tower reads pixels. ``read_whole``: transformers' loading under ZeRO-3 omits a conversion that the files need.
     ``liger``: the parts that liger-kernel has kernels for, "rope" and keys of ``liger_layers.FORWARDS``; with "swiglu"
     also the experts of a mixture.
     """
@@ -87,7 +85,7 @@ class Family:
 
     @property
     def reads_media(self) -> bool:
-        """There is a vision tower."""
+        """Whether there is a vision tower."""
         return self.tower is not None
 
     def vision_tower(self, model: Any) -> Any:
@@ -95,14 +93,14 @@ class Family:
         return None if self.tower is None else attrgetter(self.tower)(model)
 
     def set_vision_tower(self, model: Any, tower: torch.nn.Module) -> None:
-        """Put another tower in the place of the model's own."""
+        """Replace the model's tower."""
         assert self.tower is not None
         parent, _, name = self.tower.rpartition(".")
         setattr(attrgetter(parent)(model), name, tower)
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts such a model has."""
+        """The parts of such a model."""
         return PARTS if self.reads_media else tuple(part for part in PARTS if part not in VISION_PARTS)
 
     def part_of(self, name: str) -> Part:
@@ -126,17 +124,17 @@ class Family:
         return [f"{self.decoder}.{name}" for name, module in modules if isinstance(module, torch.nn.Linear)]
 
     def quantizable_layers(self, model: Any) -> list[str]:
-        """Of the adaptable layers those that may be kept in few bits: all but gates, which give one number."""
+        """The adaptable layers that may be quantized: all but gates with a single output."""
         return [name for name in self.adaptable_layers(model) if model.get_submodule(name).out_features > 1]
 
     def attention_setting(self, decoder: str, tower: str | None = None) -> dict[str, str] | str:
-        """As ``set_attn_implementation`` takes it: one for the language model, one for the tower (None: its own)."""
+        """Argument of ``set_attn_implementation``: one for the language model, one for the tower (None: its own)."""
         if not self.reads_media:
             return decoder
         return {"text_config": decoder} | ({} if tower is None else {"vision_config": tower})
 
     def layer_kinds(self, config: Any) -> tuple[str, ...]:
-        """Of each decoder layer "full_attention" or "linear_attention" (or what the family does not allow)."""
+        """Each decoder layer's kind: "full_attention", "linear_attention", or one that the family does not allow."""
         text = config.get_text_config()
         return tuple(getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers)
 
@@ -147,7 +145,7 @@ class Family:
         return text.num_attention_heads, text.num_key_value_heads, head_dim
 
     def sequence_sizes(self, config: Any) -> list[int]:
-        """Over how many sequence ranks the heads of every layer can be divided."""
+        """Numbers of sequence ranks over which the heads of every layer can be divided."""
         text = config.get_text_config()
         sizes = set(possible_sizes(*self.head_shape(config)[:2]))
         if self.linear_attention:
@@ -155,7 +153,7 @@ class Family:
         return sorted(sizes)
 
     def deepstack_layers(self, config: Any) -> int:
-        """How many decoder layers, from the first one on, get visual features of their own."""
+        """Number of first decoder layers that get visual features of their own."""
         return len(config.vision_config.deepstack_visual_indexes) if self.deepstack else 0
 
     def media_token_ids(self, config: Any, vocabulary: dict[str, int] | None = None) -> tuple[int, ...]:
@@ -197,11 +195,11 @@ class Family:
         Args:
             rule: "qwen" (``vlm_pg/models/positions.py``) or "transformers" (the installed release's own).
             model: the transformers model.
-            given: what ``PromptGrids`` has, in order.
+            given: the fields of ``PromptGrids``, in order.
 
         Raises:
-            ModelError: the installed transformers computes its own rule wrongly for these seconds, or media were given
-                to a model that reads text alone.
+            ModelError: the installed transformers rounds these seconds, or the model reads text alone and there are
+                media.
             ValueError: token types and grids do not belong together.
         """
         prompt = PromptGrids(*given)
@@ -215,7 +213,7 @@ class Family:
         return by_qwen(self.video_time, self.pixels(model.config).merge_size, per_second, prompt)
 
     def describe_positions(self, rule: PositionRule) -> str:
-        """The rule in a line, and what it means for whoever serves the weights later."""
+        """The rule in a line, and its consequence for serving the weights later."""
         if not self.reads_media:
             return f"token by token ({self.model_type} reads text alone, for which all rules are one)"
         if self.video_time == "text":
@@ -232,7 +230,7 @@ class Family:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What somebody who trains this family should be told once, at the start of a run."""
+        """Notes for the user at the start of a run."""
         if not self.moe:
             return ()
         return (

@@ -6,14 +6,14 @@ import math
 
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.cache.store import Store
+from vlm_pg.models.digests import Gather, no_gather, tower_digest
 from vlm_pg.models.family import Family
-from vlm_pg.models.kept_features import KIND, KeptFeatures
+from vlm_pg.models.feature_store import KIND, FeatureStore
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.models.tower_digest import Gathered, at_hand, tower_digest
 
 
-def keep_features(policy: Policy, settings: CacheSettings, gathered: Gathered = at_hand) -> str | None:
+def keep_features(policy: Policy, settings: CacheSettings, gather: Gather = no_gather) -> str | None:
     """From now on the policy's tower is asked for nothing that the cache holds. A collective, as ``tower_digest``.
 
     Returns:
@@ -28,10 +28,10 @@ def keep_features(policy: Policy, settings: CacheSettings, gathered: Gathered = 
     if why is not None:
         return f"visual features: not kept in cache.folder ({why})"
     store = Store(settings.folder, KIND, settings.max_bytes)
-    tower = tower_digest(policy.model, policy.family, gathered)
+    tower = tower_digest(policy.model, policy.family, gather)
     shape = _token_shape(policy)
     size = math.prod(shape) * policy.dtype.itemsize / 1024
-    policy.vision.kept = KeptFeatures(store, tower, policy.tower_calls, policy.device, shape)
+    policy.vision.kept = FeatureStore(store, tower, policy.tower_calls, policy.device, shape)
     return (
         f"visual features: kept in {settings.folder}, {size:.1f} KiB a visual token, by the "
         f"media and the frozen vision tower ({tower[:12]})"

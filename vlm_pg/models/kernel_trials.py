@@ -1,6 +1,6 @@
-"""Whether a kernel gives what it stands in for: both on random numbers, against the same formula in float64.
+"""Accuracy of a kernel against the operators it replaces: both on random numbers, against float64.
 
-A compiler may leave out a rounding that operators of torch make one by one: that is no fault.
+A compiler may leave out a rounding that separate operators of torch make: that is no fault.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from vlm_pg.models.scattered import whole_shape
+from vlm_pg.models.weights import whole_shape
 
-# How much larger a kernel's error may be than that of what it stands in for, both against float64: sums of other orders
-# leave errors that differ by chance. Where nothing is rounded on the way, exponentials of other libraries differ.
+# Allowed ratio of a kernel's error to that of the replaced operators, both against float64: sums of other orders leave
+# errors that differ by chance. In fp32, where nothing is rounded on the way, exponentials of other libraries differ.
 _ALLOWED, _ALLOWED_WIDE = 1.05, 1e-6
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One result by a kernel, by what it stands in for, and in float64."""
+    """One result by a kernel, by the operators it replaces, and in float64."""
 
     name: str
     got: torch.Tensor
@@ -41,13 +41,13 @@ class Trial:
 
 
 def faults(trials: Mapping[str, Callable[[], Iterable[Trial]]]) -> dict[str, str]:
-    """Of the kernels with these trials those that are further from the truth than what they stand in for, and why."""
+    """The kernels of these trials that are less accurate than the operators they replace, and why."""
     found: dict[str, str] = {}
     for kernel, tried in trials.items():
         try:
             if why := next(filter(None, (trial.fault() for trial in tried())), None):
                 found[kernel] = why
-        except Exception as error:  # whatever a compiler and a driver come up with
+        except Exception as error:  # compilers and drivers raise anything
             lines = str(error).splitlines()
             found[kernel] = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
     return found
@@ -67,15 +67,15 @@ def with_gradients(
     narrow = [x.detach() for x in inputs.values()]
     results = [_back(by, narrow), _back(usual, narrow), _back(truth or usual, [x.double() for x in narrow])]
     outputs = len(results[0]) - len(narrow)
-    names = [f"{name}'s output"] * outputs + [f"{name}'s gradient of {of}" for of in inputs]
-    for what, *found in zip(names, *results, strict=True):
-        yield Trial(what, *found)
+    names = [f"{name}'s output"] * outputs + [f"{name}'s gradient of {key}" for key in inputs]
+    for of, *found in zip(names, *results, strict=True):
+        yield Trial(of, *found)
 
 
 @torch.enable_grad()
 def _back(run: Callable[..., Any], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     leaves = [x.clone().requires_grad_() for x in inputs]
-    # A kernel that works in place may do so with a leaf's product, as with a layer's.
+    # A kernel may work in place on a product of a leaf, as on a layer's output.
     found = run(*(leaf * 1 for leaf in leaves))
     outputs = found if isinstance(found, tuple) else (found,)
     generator = torch.Generator().manual_seed(1)
@@ -98,7 +98,7 @@ def kinds(model: torch.nn.Module, chosen: Callable[[Any], bool]) -> Iterator[Any
 
 
 def twin(module: Any, **weights: torch.Tensor) -> Any:
-    """A copy with these weights in which nothing stands in the forward's place, called by no hook."""
+    """A copy with these weights, its class's forward and no hooks."""
     other = copy(module)
     for name in ("forward", "_old_forward", "_hf_hook", "vlm_pg_whole_forward"):
         other.__dict__.pop(name, None)
@@ -107,9 +107,9 @@ def twin(module: Any, **weights: torch.Tensor) -> Any:
 
 
 def product_of(module: Any, gate: torch.Tensor, up: torch.Tensor, forward: Any = None) -> torch.Tensor:
-    """What the code of a feed-forward layer gives to its last projection, where the other two give ``gate`` and ``up``.
+    """A feed-forward layer's input to its last projection, where the other two return ``gate`` and ``up``.
 
-    ``forward``: unbound, in place of the class's.
+    ``forward``: unbound, instead of the class's.
 
     Raises:
         AttributeError: it works with more than its projections and its activation.

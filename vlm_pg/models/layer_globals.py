@@ -1,4 +1,4 @@
-"""A forward of one model's layers, or a function it calls by name, gives way to another; other models keep theirs."""
+"""Replacing the forward of single layers, or a function it calls by name; other instances keep theirs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def layer_global(module: Any, name: str) -> Any:
-    """What the forward of ``module`` finds under a global ``name``; AttributeError if it has no such name."""
+    """The value of global ``name`` in the forward of ``module``; AttributeError if there is none."""
     found = layer_function(module).__globals__
     if name not in found:
         raise AttributeError(f"{type(module).__name__} has no global {name!r} in its forward.")
@@ -17,9 +17,9 @@ def layer_global(module: Any, name: str) -> Any:
 
 
 def set_layer_globals(module: Any, replaced: Mapping[str, Any]) -> bool:
-    """Let the forward of ``module`` find ``replaced`` under these names, where it uses any of them by name.
+    """Replace globals of the forward of ``module``, where it uses any of these names.
 
-    The code stays transformers' own; only this instance sees the others. Returns whether there was something to do.
+    The code stays transformers' own; only this instance changes. Returns whether any name is used.
     """
     names = {name: value for name, value in replaced.items() if name in layer_function(module).__code__.co_names}
     if not names:
@@ -29,7 +29,7 @@ def set_layer_globals(module: Any, replaced: Mapping[str, Any]) -> bool:
 
 
 def with_globals(module: Any, names: Mapping[str, Any]) -> FunctionType:
-    """The forward of ``module``, unbound, which finds ``names`` in place of what it finds there now."""
+    """The forward of ``module``, unbound, with ``names`` replaced in its globals."""
     function = layer_function(module)
     forward = FunctionType(
         function.__code__,
@@ -43,17 +43,16 @@ def with_globals(module: Any, names: Mapping[str, Any]) -> FunctionType:
 
 
 def set_forward(module: Any, function: Any) -> None:
-    """Let ``function(module, ...)`` be the forward of this instance, beneath hooks of accelerate (``device_map``).
+    """Make ``function(module, ...)`` the forward of this instance, beneath hooks of accelerate (``device_map``).
 
-    These stand in the forward's place and call it by another name: put in their place instead, nothing would bring
-    inputs to the device of the weights, or offloaded weights to a device.
+    The hooks replace the forward and call it by another name; they move inputs and offloaded weights between devices.
     """
     # A bound method: copy.deepcopy binds it to the copy, where a closure would keep the original's weights.
     setattr(module, "_old_forward" if hasattr(module, "_hf_hook") else "forward", MethodType(function, module))
 
 
 def replaced_globals(module: Any) -> dict[str, Any]:
-    """By name, what the forward of ``module`` calls in place of what stands in its modeling file under that name."""
+    """The functions that the forward of ``module`` calls instead of those of its modeling file, by name."""
     function = layer_function(module)
     if not isinstance(function, FunctionType):
         return {}

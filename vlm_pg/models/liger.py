@@ -15,8 +15,8 @@ from vlm_pg.errors import ModelError
 from vlm_pg.models.kernel_trials import Trial, faults, kinds, product_of, twin, with_gradients
 from vlm_pg.models.layer_globals import set_forward, set_layer_globals
 from vlm_pg.models.registry import FAMILIES
-from vlm_pg.models.scattered import whole_shape
 from vlm_pg.models.settings import Switch
+from vlm_pg.models.weights import whole_shape
 
 _NAMES = {
     "rms_norm": "RMSNorm",
@@ -26,17 +26,17 @@ _NAMES = {
     "experts": "experts",
     "rope": "rotary positions",
 }
-# liger-kernel has another kernel for so many short rows.
+# liger-kernel has another kernel for this many short rows.
 _MANY_ROWS, _SHORT = 4096 * 8, 256
 
 
 @dataclass(frozen=True)
 class Liger:
-    """What a model's layers run on.
+    """The parts of a model that run on liger-kernel.
 
     Attributes:
-        parts: "rope" and keys of ``liger_layers.FORWARDS`` that are liger-kernel's.
-        others: what else it has kernels for and the user might expect, in words: why that stays transformers'.
+        parts: "rope" and keys of ``liger_layers.FORWARDS``.
+        others: further parts that liger-kernel has kernels for: why each stays transformers'.
     """
 
     parts: tuple[str, ...] = ()
@@ -44,13 +44,13 @@ class Liger:
 
 
 def liger_of(model: Any) -> Liger:
-    """Of a transformers model as it is now."""
+    """The state of a transformers model."""
     found = getattr(model, "vlm_pg_liger", None)
     return found if isinstance(found, Liger) else Liger()
 
 
 def liger_line(model: Any) -> str | None:
-    """What is on and what is not, for the user; None where nobody would expect anything."""
+    """The parts that run on liger-kernel and those that do not, for the user; None where it does not apply."""
     found = liger_of(model)
     on = [_NAMES[part] for part in found.parts]
     parts = [f"{', '.join(on)} (not its losses)"] if on else []
@@ -59,11 +59,11 @@ def liger_line(model: Any) -> str | None:
 
 
 def apply_liger(model: Any, switch: Switch) -> None:
-    """Let layers of ``model``, a transformers model, run on liger's kernels; other models stay as they are.
+    """Run layers of ``model``, a transformers model, on liger's kernels; other models stay unchanged.
 
     "auto": on a GPU, each part whose outputs and gradients are as near to float64 as those of transformers' code; not
-    experts, for which the host might wait, and a decode step could not be a CUDA graph. True: all parts, unseen; fake
-    weights, on which work is counted and never done, may then be anywhere.
+    experts, for which the host might wait, and a decode step could not be a CUDA graph. True: all parts, unchecked;
+    fake weights, on which work is counted and not computed, may then be on any device.
 
     Raises:
         ModelError: ``switch`` is True, and there is no GPU, no liger-kernel, or a family it has nothing for.
@@ -94,7 +94,7 @@ def _apply_all(model: Any) -> None:
         from vlm_pg.models import liger_layers  # noqa: F401
     except ImportError as error:
         raise ModelError(f"model.liger is true, but {_missing(error)}, or set model.liger=auto or false.") from error
-    changed = tuple(part for part in parts if _put_in(model, part))
+    changed = tuple(part for part in parts if _install(model, part))
     # All feed-forward layers of a mixture may be experts.
     for part in set(parts) - set(changed) - ({"swiglu"} if "experts" in changed else set()):
         raise ModelError(
@@ -108,20 +108,20 @@ def _apply_agreeing(model: Any) -> None:
     parts = _parts(model)
     try:
         from vlm_pg.models import liger_layers  # noqa: F401
-    except Exception as error:  # whatever Triton and drivers come up with
+    except Exception as error:  # Triton and drivers raise anything
         model.vlm_pg_liger = Liger((), {"all layers": _missing(error)})
         return
     others = judged(model) if parts else {"all": _nothing_for(model)}
     if "experts" in parts:
         others["experts"] = "liger's may let the host wait, which CUDA graphs forbid (model.liger=true takes them)"
-    changed = tuple(part for part in parts if part not in others and _put_in(model, part))
+    changed = tuple(part for part in parts if part not in others and _install(model, part))
     model.vlm_pg_liger = Liger(changed, {_NAMES.get(part, "all layers"): why for part, why in others.items()})
 
 
 def judged(model: Any) -> dict[str, str]:
-    """The parts but experts of which a kernel is further from the truth than transformers' code, and by how much.
+    """The parts, experts excepted, whose kernel is further from float64 than transformers' code, and by how much.
 
-    Each is judged alone, outputs and gradients, on random numbers and weights for every kind and size of module.
+    Each is checked alone, outputs and gradients, on random numbers and weights for every kind and size of module.
     """
     generator, like = torch.Generator().manual_seed(0), _weight(model)
 
@@ -134,10 +134,10 @@ def judged(model: Any) -> dict[str, str]:
 
 
 def without_liger(module: Any) -> Any:
-    """``module``, or, where liger-kernel's code stands in it, a copy with its class's forward."""
+    """``module``, or, where it runs on liger-kernel, a copy with its class's forward."""
     layers = sys.modules.get("vlm_pg.models.liger_layers")
-    places = ("forward", "_old_forward", "vlm_pg_whole_forward")
-    functions = [getattr(module.__dict__.get(place), "__func__", None) for place in places]
+    names = ("forward", "_old_forward", "vlm_pg_whole_forward")
+    functions = [getattr(module.__dict__.get(name), "__func__", None) for name in names]
     is_ligers = layers is not None and any(
         function.__module__ == layers.__name__ or function.__globals__.get("apply_rotary_pos_emb") is layers.rotate
         for function in functions
@@ -158,8 +158,8 @@ def _missing(error: Exception) -> str:
     )
 
 
-def _put_in(model: Any, part: str) -> int:
-    """Modules that have changed."""
+def _install(model: Any, part: str) -> int:
+    """Installs the kernels of ``part``; returns the number of changed modules."""
     from vlm_pg.models.liger_layers import FORWARDS, ROTATIONS
 
     if part == "rope":
@@ -172,7 +172,7 @@ def _put_in(model: Any, part: str) -> int:
 
 
 def _attends(module: Any) -> bool:
-    """Those of the language model and, where there is one, of the tower."""
+    """Whether it is an attention layer, of the language model or the tower."""
     return type(module).__name__.endswith("Attention")
 
 

@@ -1,7 +1,7 @@
-"""Forwards of transformers' modules on liger-kernel's functions; imported where ``model.liger`` allows them.
+"""Forwards of transformers' modules on liger-kernel's operators; imported where ``model.liger`` allows them.
 
-liger-kernel has functions of its own that switch whole models. Those of 0.8 import output classes for its losses that
-transformers 5.23 no longer has, and fail for Qwen-VL. So its operators are put into the modules here.
+liger-kernel's own functions that patch whole models do not work here: those of 0.8 import output classes for its losses
+that transformers 5.23 no longer has, and fail for Qwen-VL.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _ROUNDS_BEFORE_WEIGHT, _ROUNDS_AFTER = "llama", "gemma"
 
 
 def rms_norm(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Qwen2's and Qwen3's: times the weight. Its backward overwrites the gradient it is given, which is nobody else's:
-    what a norm gives goes into a linear layer or a rotation, never into a sum."""
+    """Qwen2's and Qwen3's: times the weight. Its backward overwrites the upstream gradient, which has no other reader:
+    a norm's output goes into a linear layer or a rotation, never into a sum."""
     return LigerRMSNormFunction.apply(
         hidden_states, self.weight, self.variance_epsilon, 0.0, _ROUNDS_BEFORE_WEIGHT, True, None
     )
 
 
 def rms_norm_around_one(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Qwen3.5's: times one plus the weight, all of it in fp32; the gradient it is given stays, as liger has it here."""
+    """Qwen3.5's: times one plus the weight, all of it in fp32; the upstream gradient is not overwritten."""
     return LigerRMSNormFunction.apply(x, self.weight, self.eps, 1.0, _ROUNDS_AFTER, False, None)
 
 
@@ -46,10 +46,10 @@ experts = LigerExperts.forward
 def rotate(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [B, N, T, H], k [B, K, T, H] by cos, sin [B or 1, T, R], the first R of the H numbers, where they lie.
+    """q [B, N, T, H], k [B, K, T, H] by cos, sin [B or 1, T, R], the first R of the H numbers, in place.
 
-    All families rotate alike: transformers 5.23 has made one cosine of a token's three positions before. Queries and
-    keys come from linear layers and norms, which do not need what they gave for their backward.
+    The same for all families: transformers 5.23 computes one cosine of a token's three positions beforehand. Queries
+    and keys come from linear layers and norms, whose backward does not need their outputs.
     """
     if unsqueeze_dim != 1:
         raise ValueError(f"rotate got unsqueeze_dim={unsqueeze_dim}; only heads before tokens (1) are supported.")
@@ -69,7 +69,7 @@ ROTATIONS = {"apply_rotary_pos_emb": rotate, "apply_rotary_pos_emb_vision": rota
 
 
 def _is_silu(module: Any) -> bool:
-    # torch's own, or the one that transformers puts in its place.
+    # torch's own, or transformers'.
     return type(getattr(module, "act_fn", None)).__name__ in ("SiLU", "SiLUActivation")
 
 

@@ -102,11 +102,11 @@ class _Bucket:
 
 
 class LinearLayout:
-    """Where the nodes of a tree lie; made once per stream, used by every linear layer.
+    """Rows of a tree's nodes as the linear layers need them; made once per stream.
 
     Args:
         lengths, parents: the tree's nodes, breadth first.
-        known: nodes that are not in the stream because their state is already known, in the order of that state.
+        known: nodes that are not in the stream because their states are known, in the order of those states.
     """
 
     def __init__(self, lengths: Sequence[int], parents: Sequence[int], known: Sequence[int], device: torch.device):
@@ -151,7 +151,7 @@ class LinearLayout:
                 source.extend(before + rows)
                 ends[node] = (before + rows)[-tail:]
             tails = [ends[node] for node in self.present]
-            self._conv_indices[width] = self._moved(source), self._moved(places), self._moved(tails)
+            self._conv_indices[width] = self._to_device(source), self._to_device(places), self._to_device(tails)
         return self._conv_indices[width]
 
     @cached_property
@@ -169,11 +169,11 @@ class LinearLayout:
             for row, node in zip(rows, nodes, strict=True):
                 row[: self.lengths[node]] = np.arange(self.lengths[node]) + self.starts[node]
             filled = np.flatnonzero(rows < self.num_rows)
-            levels[depth].append(_Bucket(tuple(nodes), self._moved(rows), self._moved(filled)))
+            levels[depth].append(_Bucket(tuple(nodes), self._to_device(rows), self._to_device(filled)))
         return levels
 
-    def _moved(self, indices: Any) -> torch.Tensor:
-        """int64, on the device without waiting for what it is doing."""
+    def _to_device(self, indices: Any) -> torch.Tensor:
+        """int64, copied without a synchronization."""
         return torch.from_numpy(np.asarray(indices, dtype=np.int64)).to(self.device, non_blocking=True)
 
     @cached_property
@@ -260,15 +260,17 @@ def _convolution(
 
     ``channels``: which of the layer's channels these are; None for all.
     """
+    from transformers.activations import ACT2FN
+
     width = mixer.conv1d.kernel_size[0]
     source, places, tails = layout.conv_indices(width)
     tails_known = [] if known is None else [known.conv_tail.flatten(0, 1)]
     inputs = torch.cat([qkv.new_zeros(1, qkv.shape[1]), *tails_known, qkv])
     stream = inputs[source].to(mixer.conv1d.weight.dtype).transpose(0, 1)[None]
-    # Called as a module, so that hooks that gather scattered weights run; its own zero padding (width - 1) is cut off.
+    # Called as a module, so that hooks that gather sharded weights run; its own zero padding (width - 1) is cut off.
     convolved = mixer.conv1d(stream) if channels is None else mixer.conv1d(stream, channels)
     out = convolved[0, :, width - 1 : stream.shape[-1]].transpose(0, 1)
-    return _activation(mixer)(out[places]).to(qkv.dtype), inputs[tails]
+    return ACT2FN[mixer.activation](out[places]).to(qkv.dtype), inputs[tails]
 
 
 def _delta_rule(
@@ -276,7 +278,9 @@ def _delta_rule(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The recurrence level by level: [rows, Hv, dv] and the present nodes' last states [present, Hv, dk, dv]."""
     padded = [torch.cat([x, x.new_zeros(1, *x.shape[1:])]) for x in inputs]
-    chunk_rule = _chunk_rule(mixer)
+    # transformers' own function: a fused kernel where one is installed, else its torch code.
+    own_rule = getattr(mixer, "chunk_gated_delta_rule", None)
+    chunk_rule = own_rule or sys.modules[type(mixer).__module__].torch_chunk_gated_delta_rule
     states: dict[int, torch.Tensor] = {}
     if known is not None:
         states.update({node: known.recurrent[place] for node, place in layout.known.items()})
@@ -303,36 +307,21 @@ def _delta_rule(
     return core, torch.stack([states[node] for node in layout.present])
 
 
-def _chunk_rule(mixer: Any) -> Any:
-    """transformers' own function: a fused kernel where one is installed, else its torch code."""
-    own = getattr(mixer, "chunk_gated_delta_rule", None)
-    return own or sys.modules[type(mixer).__module__].torch_chunk_gated_delta_rule
-
-
-def _activation(mixer: Any) -> Any:
-    from transformers.activations import ACT2FN
-
-    return ACT2FN[mixer.activation]
-
-
 def route_linear_layers(language_model: torch.nn.Module) -> None:
-    """Let linear-attention layers ask the call's ``attention_context``; without one they stay transformers' own."""
-    for module in language_model.modules():
-        if hasattr(module, "in_proj_qkv") and hasattr(module, "conv1d") and not hasattr(module, "vlm_pg_routed"):
-            _route(module)
-
-
-def _route(mixer: Any) -> None:
-    set_forward(mixer, _forward)
-    set_forward(mixer.conv1d, _conv_forward)
-    mixer.vlm_pg_routed = True
+    """Route linear-attention layers to the call's ``attention_context``; without one they stay transformers' own."""
+    mixer: Any
+    for mixer in language_model.modules():
+        if hasattr(mixer, "in_proj_qkv") and hasattr(mixer, "conv1d") and not hasattr(mixer, "vlm_pg_routed"):
+            set_forward(mixer, _forward)
+            set_forward(mixer.conv1d, _conv_forward)
+            mixer.vlm_pg_routed = True
 
 
 def _conv_forward(
     self: Any, stream: torch.Tensor, channels: torch.Tensor | None = None, padded: bool = True
 ) -> torch.Tensor:
-    """The depthwise convolution, or some of its channels, or without zeros around the stream: of a call of the module,
-    so that hooks that gather scattered weights run."""
+    """The depthwise convolution, of some channels or without padding if so chosen: through a call of the module, so
+    that hooks that gather sharded weights run."""
     if channels is None and padded:
         return type(self).forward(self, stream)
     weight, bias = self.weight, self.bias

@@ -1,10 +1,12 @@
-"""From a folder or hub name to a Policy."""
+"""Loading a folder or hub name: as a ``Policy``, or without weights for what prompts need of a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,7 +14,8 @@ from safetensors import safe_open
 
 from vlm_pg.attention.registration import ATTENTION_NAME
 from vlm_pg.errors import ModelError
-from vlm_pg.models.family import Family
+from vlm_pg.models.checks import check_length, check_prompt, media_among
+from vlm_pg.models.family import Family, refuse_media
 from vlm_pg.models.liger import apply_liger
 from vlm_pg.models.lora import (
     adapter_base,
@@ -23,13 +26,14 @@ from vlm_pg.models.lora import (
     has_adapter,
     load_adapter,
 )
+from vlm_pg.models.pixels import PixelGeometry
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.quantize import is_quantized, quantize_linears
 from vlm_pg.models.registry import family_of
-from vlm_pg.models.scattered import not_finite
-from vlm_pg.models.settings import ModelSettings, Part
+from vlm_pg.models.settings import ModelSettings, PositionRule
 from vlm_pg.models.tower_attention import attend_to_all_frames
 from vlm_pg.models.vision_alone import lacking_in_tower, without_language, without_report
+from vlm_pg.models.weights import is_quantized, not_finite, quantize_linears
+from vlm_pg.types import Prompt, Sample
 
 _LISTED = 4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -61,7 +65,11 @@ def load_policy(
         ModelError: nothing there, unreadable, or of a kind that is not supported.
     """
     settings = settings or ModelSettings(path=str(path))
-    torch_dtype = _dtype(dtype or settings.dtype)
+    dtype = dtype or settings.dtype
+    if not isinstance(dtype, torch.dtype) and dtype not in DTYPES:
+        raise ModelError(f"dtype is {dtype!r}; allowed are {', '.join(DTYPES)}, or a torch dtype.")
+    torch_dtype = dtype if isinstance(dtype, torch.dtype) else DTYPES[dtype]
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     adapter, path = str(path), adapter_base(path) or path
     config = load_config(str(path), settings)
     family = family_of(config)
@@ -71,7 +79,7 @@ def load_policy(
     import transformers
 
     alone = {"config": without_language(config), "ignore_mismatched_sizes": True} if vision_alone else {}
-    named, of_tower = family.model_class, _vision_attention(_device(device), torch_dtype)
+    named, of_tower = family.model_class, _vision_attention(device, torch_dtype)
     try:
         model_class = getattr(transformers, named) if isinstance(named, str) else named
         quantizes = settings.lora is not None and settings.lora.quantize
@@ -102,8 +110,8 @@ def load_policy(
     check_tokenizer(str(path), config, processor, family)
     if settings.lora is not None and settings.lora.quantize:
         # One layer after the other: the device never holds the model as it was read.
-        quantize_linears(model, family.quantizable_layers(model), _device(device))
-    model = model.to(_device(device))
+        quantize_linears(model, family.quantizable_layers(model), device)
+    model = model.to(device)
     if adapter != str(path) and not vision_alone:
         load_adapter(model, adapter, settings.lora)
         _check_finite(adapter, model.named_parameters())
@@ -149,45 +157,29 @@ def make_policy(model: Any, processor: Any, settings: ModelSettings | None = Non
     if settings.gradient_checkpointing:
         enable_checkpointing(model)
     if settings.lora is not None and settings.lora.quantize:
-        _quantize_here(model, family)
+        if not has_adapter(model):
+            quantize_linears(model, family.quantizable_layers(model), next(model.parameters()).device)
+        elif not any(map(is_quantized, model.parameters())):
+            raise ModelError(
+                "model.lora.quantize is set, but the model has an adapter already, around whole weights. Pass the "
+                "model without its adapter, or leave quantize out."
+            )
     if settings.lora is not None and not has_adapter(model):
         add_lora(model, settings.lora)
     if has_adapter(model):
-        # Which weights train has been decided by whoever made the adapter.
+        # The adapter decides which weights train.
         check_adapter(model, settings.train)
     else:
-        _freeze(model, family, settings.train)
+        for name, parameter in model.named_parameters():
+            part = family.part_of(name)
+            # Single weights of the language model that are frozen already stay so.
+            if part != "language" or part not in settings.train:
+                parameter.requires_grad_(part in settings.train)
     if (tower := family.vision_tower(model)) is not None:
         keep_frozen_blocks_off_the_graph(tower)
     # No module of these families behaves differently in training mode once dropout is 0, except checkpointing.
     model.train()
     return Policy(model, processor, family, settings, weights_version)
-
-
-def _quantize_here(model: Any, family: Family) -> None:
-    if not has_adapter(model):
-        quantize_linears(model, family.quantizable_layers(model), next(model.parameters()).device)
-    elif not any(map(is_quantized, model.parameters())):
-        raise ModelError(
-            "model.lora.quantize is set, but the model has an adapter already, around whole weights. Pass the model "
-            "without its adapter, or leave quantize out."
-        )
-
-
-def _freeze(model: Any, family: Family, train: Collection[Part]) -> None:
-    """Single weights of the language model that somebody froze stay so."""
-    for name, parameter in model.named_parameters():
-        part = family.part_of(name)
-        if part != "language" or part not in train:
-            parameter.requires_grad_(part in train)
-
-
-def _dtype(dtype: str | torch.dtype) -> torch.dtype:
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype not in DTYPES:
-        raise ModelError(f"dtype is {dtype!r}; allowed are {', '.join(DTYPES)}, or a torch dtype.")
-    return DTYPES[dtype]
 
 
 def _check_whole(path: str, missing: Iterable[str]) -> None:
@@ -260,9 +252,10 @@ def enable_checkpointing(model: Any) -> None:
 
 
 def keep_frozen_blocks_off_the_graph(tower: Any) -> None:
-    """Undo what transformers and peft do to a tower with checkpointing: what its first layer gives would want a
-    gradient. Reentrant checkpointing needs that; here, behind frozen blocks, backward would go through all of them for
-    nothing, and each would keep its input.
+    """Remove transformers' and peft's hooks by which a checkpointed tower's first output requires a gradient.
+
+    Reentrant checkpointing needs that; here backward would go through all frozen blocks for nothing, and each would
+    keep its input.
     """
     for module in tower.modules():
         for key, hook in list(module._forward_hooks.items()):
@@ -298,7 +291,89 @@ def _vision_attention(device: torch.device, dtype: torch.dtype) -> str:
     return "flash_attention_2" if runs and is_flash_attn_2_available() else "sdpa"
 
 
-def _device(device: torch.device | str | None) -> torch.device:
-    if device is not None:
-        return torch.device(device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+class WeightlessPolicy:
+    """Processor, positions, sizes and limits of a checkpoint (or of an adapter's base), as its ``Policy`` has them.
+
+    Args:
+        settings: which model, and how its positions are counted.
+
+    Raises:
+        ModelError: nothing there, unreadable, or of a kind that is not supported.
+    """
+
+    def __init__(self, settings: ModelSettings):
+        self.settings = settings
+        self.path = str(adapter_base(settings.path) or settings.path)
+        self.config = load_config(self.path, settings)
+        self.family = family_of(self.config)
+        try:
+            self.processor = read_processor(self.path, self.family, settings)
+        except Exception as error:  # tokenizers raise nothing more exact
+            raise ModelError(
+                f"The model at {self.path!r} has a config, but its processor could not be loaded: {error} A checkpoint "
+                "needs its processor files beside config.json."
+            ) from error
+        check_tokenizer(self.path, self.config, self.processor, self.family)
+
+    @property
+    def tokenizer(self) -> Any:
+        return getattr(self.processor, "tokenizer", self.processor)
+
+    @property
+    def pixels(self) -> PixelGeometry:
+        """How the tower reads pixels."""
+        return self.family.pixels(self.config)
+
+    @property
+    def pixel_factor(self) -> int:
+        """Pixels per side of one visual token."""
+        return self.pixels.token_side
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.config.get_text_config().vocab_size)
+
+    @property
+    def media_token_ids(self) -> tuple[int, ...]:
+        """Ids that only the processor may place."""
+        return self.family.media_token_ids(self.config, self.tokenizer.get_vocab())
+
+    def positions(self, *given: Any, rule: PositionRule | None = None) -> torch.Tensor:
+        """See ``Family.positions``; by ``settings.positions``, or by another rule."""
+        rule = rule or self.settings.positions
+        needs_model = rule == "transformers" and self.family.reads_media
+        return self.family.positions(rule, self._meta_model if needs_model else self.model, *given)
+
+    def check_samples(self, samples: Sequence[Sample], where: object) -> None:
+        """Raise ModelError if the model reads text alone and one of the samples, read from ``where``, has media."""
+        if not self.family.reads_media and (what := media_among(samples, where)):
+            refuse_media(self.model, what)
+
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Raise ValueError if ids, pixels and grids do not belong together."""
+        check_prompt(prompt, self.pixels.patches_per_token)
+
+    def check_length(self, prompt: Prompt, response_tokens: int) -> None:
+        """Raise SampleError ("too_long_for_model") if prompt and response go beyond the positions the model knows."""
+        check_length(prompt, response_tokens, getattr(self.config.get_text_config(), "max_position_embeddings", None))
+
+    @cached_property
+    def model(self) -> SimpleNamespace:
+        """Stands for transformers' model: ``config``, ``generation_config``, ``name_or_path``."""
+        from transformers import GenerationConfig
+
+        try:
+            generation = GenerationConfig.from_pretrained(self.path)
+        except OSError:  # no such file: transformers derives it from the model's config, too
+            generation = GenerationConfig.from_model_config(self.config)
+        return SimpleNamespace(config=self.config, generation_config=generation, name_or_path=self.path)
+
+    @cached_property
+    def _meta_model(self) -> Any:
+        """The transformers model on the meta device, whose class counts positions by transformers' rule."""
+        import transformers
+
+        named = self.family.model_class
+        model_class: Any = getattr(transformers, named) if isinstance(named, str) else named
+        with torch.device("meta"):
+            return model_class._from_config(self.config)

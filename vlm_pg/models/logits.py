@@ -1,7 +1,7 @@
 """Log-probabilities of chosen tokens without ever holding all logits.
 
-A 150k vocabulary in fp32 is 0.6 MB a token. Rows go through the output head in chunks whose logits are thrown away
-and computed again in backward. What was found of a chunk is kept: the second time only the product of the head runs.
+A 150k vocabulary in fp32 is 0.6 MB a token. Rows go through the output head in chunks whose logits are recomputed in
+backward. A chunk's results are kept: the second time only the product of the head runs.
 
 Where the head is nothing but a product with its weight (``plain_weight``), all chunks are one operation of autograd,
 and add their parts of the weight's gradient to one buffer. As operations of their own, the gradients of the first two
@@ -20,27 +20,27 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from vlm_pg.models.kernel_trials import Trial, faults, with_gradients
-from vlm_pg.models.scattered import is_scattered
+from vlm_pg.models.weights import is_sharded
 
 
 def chunk_bytes(least: int, mlp_tensor: int, entropy_graph: bool = False) -> int:
     """Bytes of fp32 logits that a chunk may have where layers are recomputed in backward, after the head's.
 
-    Of a chunk three such tensors exist at a time (six, where entropies go back too); of a recomputed layer gate, up and
-    the gradient of their product at the least. So a chunk as large as one of these never decides what a pass needs.
+    Of a chunk three such tensors exist at a time (six with gradients of entropies); of a recomputed layer at least
+    gate, up and the gradient of their product. So a chunk as large as one of these never sets the peak of a pass.
 
     Args:
-        least: bytes in any case.
-        mlp_tensor: bytes of all rows that a layer's MLP takes at a time, at its inner width.
+        least: smallest chunk, in bytes.
+        mlp_tensor: bytes of the rows that a layer's MLP takes at a time, at its inner width.
     """
     return max(least, mlp_tensor // (2 if entropy_graph else 1))
 
 
 def rows_of_chunks(rows: int, least: int, most: int) -> int:
-    """Rows of a chunk, of ``rows``, where ``least`` and ``most`` fit into a small and a large one.
+    """Rows of a chunk, of ``rows``, where a small chunk has ``least`` rows and a large one ``most``.
 
-    What fits into a small one is one piece, whose logits stay until backward. Of anything else no logits stay, however
-    large the pieces: there are two or more, about equally long.
+    Rows that fit into a small chunk are one piece, whose logits stay until backward. Otherwise no logits stay, so there
+    are two or more pieces of about equal length.
     """
     if rows <= least:
         return least
@@ -69,9 +69,9 @@ def token_logprobs(
         least_chunks: calls of the head at least, with empty ones behind the others; where weights are scattered over
             ranks every call is a collective, so all ranks must make equally many.
         entropy_graph: leave the entropies on the graph, for an entropy bonus.
-        weight: [V, D], where ``head`` is a product with it and no more, and nobody wants to see its calls.
-        fused: by ``fused_logits``, one kernel forward and one backward, where there is no ``logits_fault``;
-            but for ``entropy_graph`` without ``weight``.
+        weight: [V, D], where ``head`` is only a product with it, without hooks on its calls.
+        fused: use ``fused_logits``, one kernel forward and one backward, where there is no ``logits_fault``; not for
+            ``entropy_graph`` without ``weight``.
 
     Returns:
         fp32 log-probabilities [R] (differentiable) and entropies in nats [R] (detached unless asked for).
@@ -84,14 +84,19 @@ def token_logprobs(
     pieces = list(zip(hidden.split(chunk_rows), targets.split(chunk_rows), strict=True))
     pieces += [(hidden[:0], targets[:0])] * (least_chunks - len(pieces))
     rows = _Rows(temperature, fused)
-    chunk: Callable[..., Any] = _chunk_with_entropy_graph if entropy_graph else _chunk
+
+    def chunk(h: torch.Tensor, t: torch.Tensor, piece: _Piece) -> tuple[torch.Tensor, torch.Tensor]:
+        # With gradients of entropies logits are needed in fp32 again, so autograd keeps everything itself.
+        logits = head(h)
+        return (
+            _values_on_graph(logits, t, temperature) if entropy_graph else _TargetLogprobs.apply(logits, t, rows, piece)
+        )
+
     if len(pieces) == 1 or not torch.is_grad_enabled():
-        parts = [chunk(head, h, t, rows, _Piece(i * chunk_rows)) for i, (h, t) in enumerate(pieces)]
+        parts = [chunk(h, t, _Piece(i * chunk_rows)) for i, (h, t) in enumerate(pieces)]
     else:
         parts = [
-            checkpoint(
-                chunk, head, h, t, rows, _Piece(i * chunk_rows, True), use_reentrant=False, preserve_rng_state=False
-            )
+            checkpoint(chunk, h, t, _Piece(i * chunk_rows, True), use_reentrant=False, preserve_rng_state=False)
             for i, (h, t) in enumerate(pieces)
         ]
     logprobs, negated_entropies = zip(*parts, strict=True)
@@ -102,7 +107,7 @@ def token_logprobs(
 
 
 class _Rows:
-    """What backward needs of all rows, made for all at once: a few numbers a row would be a few kernels a chunk.
+    """What backward needs of all rows, computed for all at once: a few numbers a row would be a few kernels a chunk.
 
     ``of_targets`` [R]: the logits' gradients at the targets, in the logits' ``dtype``.
     """
@@ -114,8 +119,8 @@ class _Rows:
 
 
 class _Piece:
-    """A chunk's first row, and from its forward to its recomputation, which wants but the graph, what was found:
-    log-probabilities and negated entropies."""
+    """A chunk's first row and, between its forward and its recomputation, its log-probabilities and negated entropies;
+    the recomputation needs the graph alone."""
 
     def __init__(self, start: int, remembers: bool = False) -> None:
         self.start, self.remembers = start, remembers
@@ -140,22 +145,12 @@ class _AllLogprobs(torch.autograd.Function):
         return negated, None
 
 
-def _chunk(
-    head: Callable[[torch.Tensor], torch.Tensor],
-    hidden: torch.Tensor,
-    targets: torch.Tensor,
-    rows: _Rows,
-    piece: _Piece,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _TargetLogprobs.apply(head(hidden), targets, rows, piece)
-
-
 class _TargetLogprobs(torch.autograd.Function):
     """Logits [rows, V] -> fp32 log-probabilities of the targets [rows]; negated entropies [rows] without a gradient.
 
     Of z = logits / temperature the log-probability of target y is log p_y with p = softmax(z). Its gradient is
-    d log p_y / d logits_j = ((j = y) - p_j) / temperature: one softmax, and one product, rounded once. What comes has
-    been through ``_AllLogprobs``.
+    d log p_y / d logits_j = ((j = y) - p_j) / temperature: one softmax, and one product, rounded once. The upstream
+    gradient has been through ``_AllLogprobs``.
     """
 
     @staticmethod
@@ -174,7 +169,7 @@ class _TargetLogprobs(torch.autograd.Function):
         ctx.save_for_backward(logits, targets, logprobs)
         ctx.rows, ctx.start = rows, piece.start
         ctx.mark_non_differentiable(negated_entropies)
-        # No zeros are made for the entropies, which nothing is asked of.
+        # No zeros are made for the entropies, which have no gradient.
         ctx.set_materialize_grads(False)
         return logprobs, negated_entropies
 
@@ -260,9 +255,11 @@ class _OfAllChunks(torch.autograd.Function):
             if ctx.fused:
                 grad = _fused_gradient(logits, ctx.temperature, targets[rows], *(values[rows] for values in per_row))
             elif ctx.entropy_graph:
-                grad = _gradient_with_entropies(
-                    logits, targets[rows], ctx.temperature, *(g[rows] for g in grad_outputs)
-                )
+                with torch.enable_grad():
+                    logits = logits.detach().requires_grad_()
+                    values = _values_on_graph(logits, targets[rows], ctx.temperature)
+                    (grad,) = torch.autograd.grad(values, logits, [g[rows] for g in grad_outputs])
+                del values
             else:
                 grad = _logits_gradient(logits, targets[rows], negated[rows], of_targets[rows], ctx.temperature)
             del logits
@@ -273,8 +270,7 @@ class _OfAllChunks(torch.autograd.Function):
                     of_weight = grad.T.mm(hidden[rows])
                 else:
                     torch.addmm(of_weight, grad.T, hidden[rows], out=of_weight)
-            # Not there any more when the next chunk's logits come.
-            del grad
+            del grad  # freed before the next chunk's logits
         return of_hidden, of_weight, None, None, None, None, None
 
 
@@ -287,9 +283,9 @@ def _fused_gradient(logits: torch.Tensor, temperature: float, targets: torch.Ten
 
 @cache
 def logits_fault(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why logits of this dtype are left to torch's operators there; None where ``fused_logits`` gives what they give.
+    """Why ``fused_logits`` cannot be used for logits of this dtype there; None where it agrees with torch's operators.
 
-    Judged once, log-probabilities, entropies and both gradients, on random logits.
+    Checked once, log-probabilities, entropies and both gradients, on random logits.
     """
     if device.type != "cuda":
         return f"they are on {device.type}"
@@ -325,16 +321,6 @@ def judged(device: torch.device, dtype: torch.dtype) -> str | None:
     return faults({"logits": trials}).get("logits")
 
 
-def _gradient_with_entropies(
-    logits: torch.Tensor, targets: torch.Tensor, temperature: float, *upstream: torch.Tensor
-) -> torch.Tensor:
-    with torch.enable_grad():
-        logits = logits.detach().requires_grad_()
-        values = _values_on_graph(logits, targets, temperature)
-        (grad,) = torch.autograd.grad(values, logits, upstream)
-    return grad
-
-
 def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     """fp32 [rows, V]."""
     if temperature == 1.0:
@@ -356,17 +342,6 @@ def _values(
     return logprobs.gather(-1, targets[:, None])[:, 0], negated_entropies
 
 
-def _chunk_with_entropy_graph(
-    head: Callable[[torch.Tensor], torch.Tensor],
-    hidden: torch.Tensor,
-    targets: torch.Tensor,
-    rows: _Rows,
-    piece: _Piece,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """By autograd: entropies are differentiated too, so logits are needed in fp32 again, and nothing is remembered."""
-    return _values_on_graph(head(hidden), targets, rows.temperature)
-
-
 def _values_on_graph(
     logits: torch.Tensor, targets: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -375,11 +350,11 @@ def _values_on_graph(
 
 
 def plain_weight(head: Any) -> torch.Tensor | None:
-    """The weight of an output head that is a product with it and no more; None where it has a bias or an adapter,
-    where somebody's hooks want to see its calls (accelerate, ZeRO-3), and under autocast."""
+    """The weight of an output head that is only a product with it; None with a bias, an adapter or hooks on its calls
+    (accelerate, ZeRO-3), and under autocast."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    as_it_was = type(head) is torch.nn.Linear and "forward" not in vars(head) and not is_scattered(head)
-    if not as_it_was or head.bias is not None or any(getattr(head, name) for name in hooks):
+    is_plain = type(head) is torch.nn.Linear and "forward" not in vars(head) and not is_sharded(head)
+    if not is_plain or head.bias is not None or any(getattr(head, name) for name in hooks):
         return None
     weight = head.weight
     return None if torch.is_autocast_enabled(weight.device.type) else weight

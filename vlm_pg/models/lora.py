@@ -23,11 +23,11 @@ from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import PARTS, VISION_PARTS, LoraSettings, Part
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
-# Fields of peft's LoraConfig under which adapters are loaded, trained and exported exactly as peft computes them; any
-# other must have its default value.
+# Fields of peft's LoraConfig with which adapters are loaded, trained and exported exactly as peft computes them; all
+# others must have their default values.
 _DESCRIPTION = {"task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"}
 _DESCRIPTION |= {"inference_mode", "runtime_config", "megatron_core"}
-# What decides which layers have an adapter, and of which shape: compared with the adapter's tensors.
+# Fields that decide which layers have an adapter, and its shape: checked by the adapter's tensors.
 _LAYERS = {"r", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "fan_in_fan_out"}
 _INITIALIZATION = {"init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config"}
 EXACT_FIELDS = frozenset(
@@ -38,12 +38,12 @@ EXACT_FIELDS = frozenset(
     | {"bias", "modules_to_save", "trainable_token_indices", "target_parameters", "ensure_weight_tying"}
     | {"use_dora", "lora_bias", "kasa_config"}
 )
-# Such an adapter is the one that ``add_lora`` makes.
+# An adapter with these fields alone is one that ``add_lora`` makes.
 _PLAIN_FIELDS = _DESCRIPTION | _LAYERS | _INITIALIZATION | {"lora_alpha", "lora_dropout", "qalora_group_size"}
 _PLAIN_FIELDS |= {"ensure_weight_tying"}
-# These leave the weights beneath the adapter alone, and the file overwrites what they fill in.
+# These do not change the base weights, and the file overwrites the initial adapter.
 _PLAIN_INITIALIZATIONS = (True, False, "gaussian", "orthogonal", "eva", "mica")
-# These change the weights beneath as the adapter is put in place, the same way every time.
+# These change the base weights when the adapter is added, the same way every time.
 _REPLAYED_INITIALIZATIONS = ("olora", "pissa")
 _MERGE = "Train an adapter without it, or merge it with peft (merge_and_unload) and use the merged model."
 
@@ -70,10 +70,10 @@ def add_lora(model: Any, settings: LoraSettings, seed: int = 0) -> None:
         r=settings.rank,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
-        # Full names: the vision tower has layers of the same short names.
+        # Full names: the vision tower has layers with the same short names.
         target_modules=[name for name in names if name.rpartition(".")[2] in targets],
     )
-    # Ranks and resumed runs must start from the same adapter, whatever was drawn before.
+    # Ranks and resumed runs must start from the same adapter, whatever the state of the generator.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model.add_adapter(config)
@@ -85,7 +85,7 @@ def add_lora(model: Any, settings: LoraSettings, seed: int = 0) -> None:
 
 
 def base_model(model: Any) -> Any:
-    """The transformers model inside a PeftModel, adapter layers in place; any other model as it is.
+    """The transformers model inside a PeftModel, adapter layers in place; any other model unchanged.
 
     Raises:
         ModelError: an adapter that is not LoRA, or has an option that is not supported.
@@ -114,13 +114,13 @@ def has_adapter(model: torch.nn.Module) -> bool:
 
 
 def check_adapter(model: Any, train: Collection[Part] | None = None) -> None:
-    """Refuse what cannot be shared exactly, or would be left without gradient, in an adapter that somebody else made.
+    """Refuse a foreign adapter that cannot be shared exactly, or whose tower weights would have no gradient.
 
     Args:
         train: the parts that are to train; None: whichever do.
 
     Raises:
-        ModelError: an adapter layer has dropout, or what trains of the vision tower is not what ``train`` says.
+        ModelError: an adapter layer has dropout, or the trained parts of the vision tower differ from ``train``.
     """
     rates = {m.p for name, m in model.named_modules() if ".lora_dropout" in name and isinstance(m, torch.nn.Dropout)}
     if any(rates):
@@ -142,10 +142,10 @@ def check_adapter(model: Any, train: Collection[Part] | None = None) -> None:
 
 @contextmanager
 def adapter_disabled(model: torch.nn.Module) -> Iterator[None]:
-    """Inside, adapted layers answer as the frozen layers they wrap.
+    """Inside, adapted layers compute as the frozen layers they wrap.
 
     Raises:
-        ModelError: the model has no adapter, so that it would answer as it always does.
+        ModelError: the model has no adapter, or one that cannot be disabled.
     """
     if not has_adapter(model):
         raise ModelError("The model has no adapter that could be disabled. Add one with add_lora.")
@@ -153,7 +153,8 @@ def adapter_disabled(model: torch.nn.Module) -> Iterator[None]:
     from peft.utils.other import AuxiliaryTrainingWrapper
 
     for config in getattr(model, "peft_config", {}).values():
-        if _changes_base(config):
+        # With these the model with a disabled adapter differs from the base model.
+        if config.bias != "none" or config.kasa_config or config.init_lora_weights not in _PLAIN_INITIALIZATIONS:
             raise ModelError(
                 f"The adapter cannot be disabled: bias={config.bias}, init_lora_weights={config.init_lora_weights} or "
                 f"kasa_config={config.kasa_config} changed weights beneath it. Load a second policy as reference, "
@@ -197,7 +198,7 @@ def merge_adapter(model: Any) -> None:
             model.set_submodule(name, layer.unload_and_optionally_merge_module(**options))
         elif isinstance(layer, BaseTunerLayer):
             if layer in embeddings:
-                # Else an output head that shares them would be changed, too.
+                # Otherwise a tied output head would be changed, too.
                 base: Any = layer.get_base_layer()
                 base.weight = torch.nn.Parameter(base.weight.clone(), requires_grad=False)
             layer.merge(safe_merge=True)
@@ -205,7 +206,7 @@ def merge_adapter(model: Any) -> None:
         else:
             continue
         done.append(name)
-    # By these save_pretrained decides that there is an adapter to save.
+    # save_pretrained decides by these that there is an adapter to save.
     model._hf_peft_config_loaded = False
     del model.peft_config
     if model.get_input_embeddings().weight is not model.get_output_embeddings().weight:
@@ -230,8 +231,8 @@ def adapter_base(path: str | Path) -> str | None:
 
 
 def adapts_tower(folder: str | Path, family: Family) -> bool:
-    """Whether the adapter in ``folder`` may have weights for the vision tower; True where its file does not say."""
-    place = (family.tower or "").rpartition(".")[2]
+    """Whether the adapter in ``folder`` may have weights for the vision tower; True where its file does not tell."""
+    tower = (family.tower or "").rpartition(".")[2]
     if not (Path(folder) / WEIGHTS_FILE).is_file():
         return family.reads_media
     try:
@@ -239,7 +240,7 @@ def adapts_tower(folder: str | Path, family: Family) -> bool:
             names = list(file.keys())
     except (OSError, SafetensorError) as error:
         raise _unreadable(Path(folder) / WEIGHTS_FILE, error) from error
-    return family.reads_media and any(place in name.split(".") for name in names)
+    return family.reads_media and any(tower in name.split(".") for name in names)
 
 
 def load_adapter(model: Any, folder: str | Path, settings: LoraSettings | None) -> None:
@@ -255,7 +256,16 @@ def load_adapter(model: Any, folder: str | Path, settings: LoraSettings | None) 
     saved = _read_weights(folder)
     config = _lora_config(folder, peft)
     if settings is None:
-        _inject(model, folder, config)
+        config.inference_mode = True
+        try:
+            model.add_adapter(config)
+        except Exception as error:  # odd types in its files raise anything
+            raise ModelError(
+                f"The adapter in {folder} could not be put into the model: {error} It needs {CONFIG_FILE} and "
+                f"{WEIGHTS_FILE} as peft writes them, for this model."
+            ) from error
+        # peft leaves modules_to_save and biases trainable.
+        model.requires_grad_(False)
     else:
         _check_plain(folder, config, settings)
         add_lora(model, settings)
@@ -276,21 +286,8 @@ def load_adapter(model: Any, folder: str | Path, settings: LoraSettings | None) 
     _check_landed(model, folder, found, peft)
 
 
-def _inject(model: Any, folder: str | Path, config: Any) -> None:
-    config.inference_mode = True
-    try:
-        model.add_adapter(config)
-    except Exception as error:  # of odd types in its files, anything
-        raise ModelError(
-            f"The adapter in {folder} could not be put into the model: {error} It needs {CONFIG_FILE} and "
-            f"{WEIGHTS_FILE} as peft writes them, for this model."
-        ) from error
-    # peft leaves modules_to_save and biases trainable.
-    model.requires_grad_(False)
-
-
 def _by_names_of(model: Any, saved: dict[str, torch.Tensor], peft: Any) -> dict[str, torch.Tensor]:
-    """The file's tensors by the names of ``model``'s adapter: other releases of transformers name layers otherwise."""
+    """The file's tensors by the names of ``model``'s adapter: releases of transformers name layers differently."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
@@ -304,25 +301,25 @@ def _by_names_of(model: Any, saved: dict[str, torch.Tensor], peft: Any) -> dict[
 
 
 def _adapter_state(model: Any, peft: Any) -> dict[str, torch.Tensor]:
-    """The adapter's weights as its file names them; without embeddings, about which peft would ask the network."""
+    """The adapter's weights by the names in its file; without embeddings, for which peft would access the network."""
     return peft.get_peft_model_state_dict(model, save_embedding_layers=False)
 
 
 def _differences(model: Any, found: dict[str, torch.Tensor], peft: Any) -> tuple[list[str], list[str]]:
-    """Names of the adapter's weights that the file lacks, and of its tensors that fit no weight of the model."""
+    """Names of adapter weights that the file lacks, and of tensors in the file that fit no weight of the model."""
     adapter = _adapter_state(model, peft)
-    # Of adapted embeddings a file may have the embeddings themselves, too.
+    # A file may contain adapted embeddings themselves, too.
     weights = model.state_dict() | adapter
     foreign = [name for name, tensor in found.items() if name not in weights or weights[name].shape != tensor.shape]
     return sorted(set(adapter) - set(found)), sorted(foreign)
 
 
-def _counted(names: list[str], what: str) -> str:
-    return f"{len(names)} tensors {what}" + (f" (the first is {names[0]})" if names else "")
+def _counted(names: list[str], label: str) -> str:
+    return f"{len(names)} tensors {label}" + (f" (the first is {names[0]})" if names else "")
 
 
 def _check_landed(model: Any, folder: str | Path, found: dict[str, torch.Tensor], peft: Any) -> None:
-    """Loaders skip tensors silently, so every value of the file is compared with the model's; NaN equals NaN here."""
+    """Compare every value of the file with the model's: loaders skip tensors silently. NaN equals NaN here."""
     weights = model.state_dict() | _adapter_state(model, peft)
     lost = [
         name
@@ -343,7 +340,7 @@ def _read_weights(folder: str | Path) -> dict[str, torch.Tensor]:
         if pickled.is_file() and not path.is_file():
             return torch.load(pickled, "cpu", weights_only=True)
         return load_file(path)
-    except Exception as error:  # of damaged files, anything
+    except Exception as error:  # damaged files raise anything
         raise _unreadable(path, error) from error
 
 
@@ -355,22 +352,29 @@ def _unreadable(path: Path, error: Exception) -> ModelError:
 
 
 def _lora_config(folder: str | Path, peft: Any) -> Any:
-    """The adapter's configuration in ``folder``, as peft's own object; refuses what is not computed exactly."""
+    """The adapter's configuration in ``folder``, as peft's own object; raises for options that are not exact."""
     written = _adapter_config(folder)
     kind = str(written.get("peft_type"))
     if kind != "LORA":
         raise ModelError(f"The adapter in {folder} is of type {kind}; only LORA is supported. {_MERGE}")
     known = {field.name for field in fields(peft.LoraConfig)}
-    # peft leaves out what a newer release wrote.
+    # peft ignores fields of newer releases.
     for name in sorted(name for name, value in written.items() if name not in known and value):
         raise ModelError(
             f"The adapter in {folder} has {name}={written[name]!r}, which the installed peft {peft.__version__} does "
             f"not know. Update peft. {_MERGE}"
         )
-    _check_initialization(written.get("init_lora_weights", True), f"The adapter in {folder}")
+    # A change of the base weights must be repeated when the adapter is loaded.
+    how, allowed = written.get("init_lora_weights", True), (*_PLAIN_INITIALIZATIONS, *_REPLAYED_INITIALIZATIONS)
+    if how not in allowed:
+        raise ModelError(
+            f"The adapter in {folder} has init_lora_weights={how!r}, which changed the weights of its model in a "
+            f"way its folder does not hold. Supported are {', '.join(map(str, allowed))}. Convert it to plain LoRA "
+            "with peft (path_initial_model_for_weight_conversion), or use the merged model."
+        )
     try:
         config = peft.LoraConfig.from_pretrained(str(folder))
-    except Exception as error:  # of odd types in the file, anything
+    except Exception as error:  # odd types in the file raise anything
         raise ModelError(
             f"The adapter in {folder} could not be loaded: {error} It needs {CONFIG_FILE} as peft writes it."
         ) from error
@@ -384,31 +388,15 @@ def _check_fields(config: Any, whose: str) -> None:
             raise ModelError(f"{whose} has {name}={value!r}, which is not supported. {_MERGE}")
 
 
-def _check_initialization(how: Any, whose: str) -> None:
-    """What an adapter did to the weights beneath it must be done to them again, as it is loaded."""
-    allowed = (*_PLAIN_INITIALIZATIONS, *_REPLAYED_INITIALIZATIONS)
-    if how not in allowed:
-        raise ModelError(
-            f"{whose} has init_lora_weights={how!r}, which changed the weights of its model in a "
-            f"way its folder does not hold. Supported are {', '.join(map(str, allowed))}. Convert it to plain LoRA "
-            "with peft (path_initial_model_for_weight_conversion), or use the merged model."
-        )
-
-
-def _changes_base(config: Any) -> bool:
-    """Whether the model with this adapter disabled is another one than without it."""
-    return config.bias != "none" or bool(config.kasa_config) or config.init_lora_weights not in _PLAIN_INITIALIZATIONS
-
-
 def _unusual_fields(config: Any) -> dict[str, Any]:
-    """Those that are set to something else than their default."""
+    """Fields that differ from their defaults."""
     default = type(config)()
     values = {field.name: (getattr(config, field.name), getattr(default, field.name)) for field in fields(config)}
     return {name: value for name, (value, usual) in values.items() if value != usual and (value or usual)}
 
 
 def _check_plain(folder: str | Path, config: Any, settings: LoraSettings) -> None:
-    """Names and shapes of tensors do not tell how the adapter's output is made of them."""
+    """Raise unless the configuration is plain LoRA with the settings' alpha, which tensors' shapes do not tell."""
     odd = {name: value for name, value in _unusual_fields(config).items() if name not in _PLAIN_FIELDS}
     if config.init_lora_weights not in _PLAIN_INITIALIZATIONS:
         odd["init_lora_weights"] = config.init_lora_weights

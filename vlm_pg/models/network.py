@@ -8,28 +8,28 @@ from typing import Any, TypeVar
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from vlm_pg.attention.kernels import Kernel
+from vlm_pg.attention.kernels import Kernel, select_kernel
 from vlm_pg.attention.registration import AttentionContext, check_grouped
+from vlm_pg.attention.selfcheck import check_kernel, checked_kernel
 from vlm_pg.distributed import max_over_ranks
 from vlm_pg.models.contexts import StreamContext
 from vlm_pg.models.decoder import run_decoder
 from vlm_pg.models.family import Family
-from vlm_pg.models.kernel_choice import KernelChoice
 from vlm_pg.models.linear_attention import route_linear_layers
 from vlm_pg.models.logits import chunk_bytes, logits_fault, plain_weight, rows_of_chunks, token_logprobs
 from vlm_pg.models.memory_sizes import mlp_width
 from vlm_pg.models.pixels import PixelGeometry
-from vlm_pg.models.scattered import is_scattered
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice, StreamMemory
 from vlm_pg.models.turns import Turns
 from vlm_pg.models.vision_pieces import Grid, VisionPiece, pieces, run_pieces
+from vlm_pg.models.weights import is_sharded
 
 T = TypeVar("T")
 
 
 class Network(torch.nn.Module):
-    """``model`` is transformers' model itself, ``turns`` the order of its parts while ranks take turns."""
+    """``model`` is transformers' model itself; ``turns`` orders its parts while ranks run in lockstep."""
 
     def __init__(self, model: Any, family: Family, settings: ModelSettings):
         super().__init__()
@@ -40,14 +40,16 @@ class Network(torch.nn.Module):
         self._own_pace = self._in_turns = False
         self.use_memory(MemoryChoice.of(settings))
         route_linear_layers(self.language_model)
+        self._kernel_checked_for, self._kernel_is_fixed = (self.device, self.dtype), False
+        self.kernel: Kernel = select_kernel(self.device, self.dtype, settings.attention_kernel)
         heads = family.head_shape(model.config)
-        self._kernels = KernelChoice(self.device, self.dtype, heads, settings.attention_kernel, has_values(model))
-        self.kernel, self.kernel_error = self._kernels.kernel, self._kernels.error
-        # For work that is counted and not computed; None: what ``logits_fault`` finds, now and not within a pass.
+        # Relative to plain softmax; fake tensors have no values to check.
+        self.kernel_error = check_kernel(self.kernel, self.device, self.dtype, *heads) if has_values(model) else 0.0
+        # Set for work that is counted and not computed; None: by ``logits_fault``, called here and not within a pass.
         self.fused_logits: bool | None = None
         if has_values(model):
             logits_fault(self.device, self.dtype)
-        # Rows whose logits are held at a time; None: what ``chunk_rows`` finds.
+        # Rows whose logits are held at a time; None: computed by ``chunk_rows``.
         self.logits_chunk_rows: int | None = None
         if settings.logits_chunk_mb != "auto":
             self.logits_chunk_rows = self._rows_of_logits(settings.least_logits_bytes)
@@ -62,13 +64,24 @@ class Network(torch.nn.Module):
 
     @property
     def kernel_here(self) -> Kernel:
-        """The kernel for a forward that begins here and now, checked; see ``KernelChoice.here``."""
-        return self._kernels.here(self.device, self.dtype)
+        """The kernel for a forward that begins here and now, checked.
+
+        Under autocast activations have another dtype than the weights for which ``kernel`` was chosen, and the weights
+        may have been moved or cast since. Read before any layer runs: within a checkpointed layer the check would
+        become part of it.
+        """
+        if self._kernel_is_fixed or self.kernel.name == "oracle":
+            return self.kernel
+        heads = self.family.head_shape(self.model.config)
+        if torch.is_autocast_enabled(self.device.type):
+            return checked_kernel(self.device, torch.get_autocast_dtype(self.device.type), *heads)
+        if (self.device, self.dtype) == self._kernel_checked_for:
+            return self.kernel
+        return checked_kernel(self.device, self.dtype, *heads, self.settings.attention_kernel)
 
     def use_kernel(self, kernel: Kernel) -> None:
-        """From now on this one, unchecked: for work that is counted and not computed."""
-        self._kernels.use(kernel)
-        self.kernel, self.kernel_error = kernel, 0.0
+        """Use this kernel everywhere, unchecked: for work that is counted and not computed."""
+        self.kernel, self.kernel_error, self._kernel_is_fixed = kernel, 0.0, True
 
     @property
     def language_model(self) -> Any:
@@ -76,7 +89,7 @@ class Network(torch.nn.Module):
 
     @property
     def pixels(self) -> PixelGeometry:
-        """How the tower reads them."""
+        """How the tower reads pixels."""
         return self.family.pixels(self.model.config)
 
     @property
@@ -93,13 +106,13 @@ class Network(torch.nn.Module):
         return work() if self.turns is None else self.turns.run(part, work)
 
     def use_memory(self, choice: MemoryChoice) -> None:
-        """From now on long streams and media are kept small as ``choice`` says; what is computed stays the same."""
+        """Apply memory-saving measures from now on; results stay the same."""
         folder = self.settings.offload_folder
         self.stream_memory = StreamMemory(self.language_model, choice, self.device, folder)
 
     @property
     def _piece_patches(self) -> int:
-        """The most of one call of the tower; 0: all."""
+        """Most patches in one call of the tower; 0: all."""
         return self.stream_memory.choice.vision_piece_tokens * self.pixels.patches_per_token
 
     def tower_calls(self, grid_thw: Sequence[Grid]) -> list[tuple[Grid, ...]]:
@@ -112,8 +125,8 @@ class Network(torch.nn.Module):
     ) -> torch.Tensor:
         """As ``Family.encode_vision``, in pieces of bounded size.
 
-        ``others``: what processes that share these media run meanwhile. All make equally many calls: where calls are
-        made in turns nobody may wait for the others' features with calls still to come.
+        ``others``: the pieces of processes that share these media. All make equally many calls: in lockstep no process
+        may wait for the others' features with calls still to come.
         """
 
         def one_piece(pixels: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
@@ -124,7 +137,7 @@ class Network(torch.nn.Module):
             return one_piece(pixel_values, grid_thw)
         found = pieces(grid_thw.tolist(), most)
         count = max(len(found), *(len(pieces(other.grids, most)) for other in others), 1)
-        if not self._own_pace and is_scattered(self.family.vision_tower(self.model)):
+        if not self._own_pace and is_sharded(self.family.vision_tower(self.model)):
             count = self._most_over_ranks(count)
         return run_pieces(
             one_piece,
@@ -132,7 +145,7 @@ class Network(torch.nn.Module):
             pixel_values,
             self.pixels.empty_token(self.device),
             count,
-            # Of frozen blocks nothing is kept anyway, and a merger's own is little beside running them again.
+            # Frozen blocks keep nothing, and a merger's activations are small beside recomputing the blocks.
             recompute="tower" in self.family.trained_parts(self.model),
         )
 
@@ -150,7 +163,7 @@ class Network(torch.nn.Module):
         """Rows, of ``rows`` that predict a token, whose logits are held at a time.
 
         Args:
-            stream_rows: that the layers go back through when the logits are gone; 0: not known.
+            stream_rows: rows of the layers' backward, after the logits are freed; 0: unknown.
         """
         if self.logits_chunk_rows is not None:
             return self.logits_chunk_rows
@@ -169,26 +182,26 @@ class Network(torch.nn.Module):
         entropy_graph: bool = False,
         stream_rows: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each target under the distribution its hidden state [R, D] predicts, and that distribution's entropy.
+        """Log-probability of each target given its hidden state [R, D], and the entropy of that distribution.
 
         ``stream_rows``: as ``chunk_rows``.
         """
         rows = self.chunk_rows(hidden.shape[0], stream_rows, entropy_graph)
         chunks = -(-hidden.shape[0] // rows)
-        if not self._own_pace and is_scattered(self.model.lm_head):
-            chunks = int(max_over_ranks({"chunks": chunks}, hidden.device)["chunks"])
+        if not self._own_pace and is_sharded(self.model.lm_head):
+            chunks = self._most_over_ranks(chunks)
         weight = self.head_weight() if self.turns is None else None
         fused = self.fuses_logits(hidden.dtype)
         return token_logprobs(self.logits, hidden, targets, temperature, rows, chunks, entropy_graph, weight, fused)
 
     def fuses_logits(self, dtype: torch.dtype) -> bool:
-        """Whether logits made of hidden states of ``dtype`` are read by kernels of Triton (``fused_logits``)."""
+        """Whether logits from hidden states of ``dtype`` are read by the Triton kernels of ``fused_logits``."""
         if self.fused_logits is not None:
             return self.fused_logits
         return logits_fault(self.device, dtype) is None
 
     def head_weight(self) -> torch.Tensor | None:
-        """[V, D], where ``logits`` is a product with it and no more, see ``plain_weight``."""
+        """[V, D], where ``logits`` is only a product with it, see ``plain_weight``."""
         return plain_weight(self.model.lm_head)
 
     def hidden_states(self, *stream: Any) -> torch.Tensor:
@@ -204,7 +217,7 @@ class Network(torch.nn.Module):
         media_rows: torch.Tensor | None = None,
         whole_layers: bool = False,
     ) -> torch.Tensor:
-        """Last hidden states [rows read, D] of a packed stream, whoever's turn it is.
+        """Last hidden states [rows read, D] of a packed stream.
 
         Args:
             features: [M, D], or [M, 1 + n, D] for a family whose first n decoder layers get features of their own.
@@ -222,7 +235,7 @@ class Network(torch.nn.Module):
             embeddings = embeddings.index_copy(0, media_rows, features.to(embeddings.dtype))
         if torch.is_grad_enabled() and not embeddings.requires_grad and self._gradients_pass_through():
             embeddings.requires_grad_()
-        # Ranks that take turns run whole layers only: which rows are read must not decide what weights are gathered.
+        # In lockstep only whole layers run: the rows that are read must not decide which weights are gathered.
         trim = self.turns is None and not whole_layers
         positions = positions_3T[: self.family.rotary_axes]
         with self.stream_memory.in_pass(self._agreed_tiles(len(embeddings))) as lane:
@@ -231,24 +244,24 @@ class Network(torch.nn.Module):
             return run_decoder(self.language_model, embeddings, positions, context, media_rows, early, trim)
 
     def _gradients_pass_through(self) -> bool:
-        """The language model is frozen, and what makes its visual features trains.
+        """The language model is frozen, and the tower or merger trains.
 
-        Then a stream without media goes backward like any other: there would be no graph, and where weights are
-        scattered other ranks gather them in backward.
+        Then a stream without media needs a graph, too: with sharded weights other ranks gather them in backward.
         """
         return self.settings.trains_vision and "language" not in self.family.trained_parts(self.model)
 
     def _agreed_tiles(self, rows: int) -> int | None:
-        """Tiles of a pass, where all ranks must make equally many: in a turn, too, those that run it on nothing."""
+        """Tiles of a pass where all ranks must make equally many; in lockstep that includes ranks with an empty
+        pass."""
         tiles = self.stream_memory.tiles
         alone = self._own_pace and not self._in_turns
-        if tiles is None or alone or not is_scattered(self.language_model):
+        if tiles is None or alone or not is_sharded(self.language_model):
             return None
         return self._most_over_ranks(tiles.needed(rows))
 
 
 def has_values(model: Any) -> bool:
-    """Whether there is anything to compute with: torch's fake tensors have shapes alone."""
+    """False for a model on torch's fake tensors, which have shapes alone."""
     return not any(isinstance(parameter.data, FakeTensor) for parameter in model.parameters())
 
 

@@ -1,10 +1,10 @@
-"""Multimodal rotary positions by Qwen's published rule: pure functions of token types and grids.
+"""Multimodal rotary positions (``model.positions``): by Qwen's published rule, or as the installed transformers counts.
 
-Each token has three positions (time, height, width):
+Each token has three positions (time, height, width). By Qwen's rule:
 
 - text: all three equal, one more than the token before;
 - a medium that starts at position s: (s + time, s + row, s + column) over its merged grid;
-- what follows a medium: one past the largest position of any axis of what came before. So does the response.
+- what follows a medium, the response too: one past the largest position of any axis before it.
 
 Source: multimodal rotary embedding (M-RoPE) in https://arxiv.org/abs/2409.12191, absolute time in
 https://arxiv.org/abs/2502.13923, and the ``get_rope_index`` that Qwen published with the weights (transformers 4.45 to
@@ -17,12 +17,87 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Literal, NamedTuple
 
 import torch
 
+from vlm_pg.errors import ModelError
 from vlm_pg.types import MediaKind
 
+# How a model tells a video's temporal grids apart; ``Family`` explains each.
+VideoTime = Literal["grids", "seconds", "text"]
 TOKEN_TYPES: dict[MediaKind, int] = {"image": 1, "video": 2}
+# Releases of transformers before this one cut seconds per temporal grid to whole numbers.
+_WHOLE_SECONDS_BEFORE = (5, 18)
+
+
+class PromptGrids(NamedTuple):
+    """Input of a position rule.
+
+    ``input_ids``, ``mm_token_type_ids``: int64 [P]. ``grid_thw``: int64 [media, 3] before merging, or None.
+    ``second_per_grid_ts``: one entry per video, or none.
+    """
+
+    input_ids: torch.Tensor
+    mm_token_type_ids: torch.Tensor
+    grid_thw: torch.Tensor | None
+    media_kinds: tuple[MediaKind, ...]
+    second_per_grid_ts: tuple[float, ...]
+
+
+def by_qwen(
+    video_time: VideoTime, merge_size: int, positions_per_second: float | None, prompt: PromptGrids
+) -> torch.Tensor:
+    """int64 [3, P] by Qwen's published rule."""
+    _, mm_token_type_ids, grid_thw, media_kinds, second_per_grid_ts = prompt
+    videos = media_kinds.count("video")
+    if second_per_grid_ts and len(second_per_grid_ts) != videos:
+        raise ValueError(
+            f"Got second_per_grid_ts for {len(second_per_grid_ts)} videos, but the prompt has {videos}; give one entry "
+            "per video, or none."
+        )
+    # Without seconds a temporal grid lasts one, as in Qwen's code.
+    seconds = iter(second_per_grid_ts or (1.0,) * videos)
+    media = []
+    for kind, grid in zip(media_kinds, () if grid_thw is None else grid_thw.tolist(), strict=True):
+        times, rows, columns = grid[0], grid[1] // merge_size, grid[2] // merge_size
+        clock = grid_times(times, positions_per_second, next(seconds)) if kind == "video" else grid_times(times)
+        media.append(MergedGrid(kind, clock, rows, columns))
+    return qwen_positions(mm_token_type_ids, one_per_grid(media) if video_time == "text" else media)
+
+
+def by_transformers(model: Any, prompt: PromptGrids) -> torch.Tensor:
+    """int64 [3, P] as the installed transformers counts."""
+    input_ids, mm_token_type_ids, grid_thw, media_kinds, second_per_grid_ts = prompt
+    if grid_thw is None:
+        return torch.arange(input_ids.shape[0]).expand(3, -1).clone()
+    _check_seconds(second_per_grid_ts)
+    grids: dict[MediaKind, list[torch.Tensor]] = {"image": [], "video": []}
+    for kind, grid in zip(media_kinds, grid_thw, strict=True):
+        grids[kind].append(grid)
+    # Only Qwen2.5-VL reads seconds; the processors of the other families hand over none.
+    seconds = {"second_per_grid_ts": list(second_per_grid_ts)} if second_per_grid_ts else {}
+    positions, _ = model.model.get_rope_index(
+        input_ids[None],
+        mm_token_type_ids[None],
+        image_grid_thw=torch.stack(grids["image"]) if grids["image"] else None,
+        video_grid_thw=torch.stack(grids["video"]) if grids["video"] else None,
+        **seconds,
+    )
+    return positions[:, 0]
+
+
+def _check_seconds(second_per_grid_ts: tuple[float, ...]) -> None:
+    """transformers before 5.18 cuts seconds per temporal grid to whole ones: at 4 frames a second time stands still."""
+    cut = [seconds for seconds in second_per_grid_ts if seconds != int(seconds)]
+    installed = version("transformers")
+    if cut and tuple(int(part) for part in installed.split(".")[:2]) < _WHOLE_SECONDS_BEFORE:
+        raise ModelError(
+            f"model.positions is transformers, a video has {cut[0]:g} seconds per temporal patch, and transformers "
+            f"{installed} cuts that to {int(cut[0])}. Set model.positions=qwen, install transformers 5.18 or later, or "
+            "sample frames so that a temporal patch (two frames) takes whole seconds."
+        )
 
 
 @dataclass(frozen=True)
@@ -61,7 +136,10 @@ def qwen_positions(mm_token_type_ids: torch.Tensor, media: Sequence[MergedGrid])
     place = start = 0
     while place < len(types):
         if types[place] == 0:
-            part = torch.arange(_run_length(types, place)).expand(3, -1)
+            end = place + 1
+            while end < len(types) and types[end] == 0:
+                end += 1
+            part = torch.arange(end - place).expand(3, -1)
         else:
             part = _medium(types, place, next(waiting, None)).positions_3M
         parts.append(part + start)
@@ -90,13 +168,6 @@ def one_per_grid(media: Iterable[MergedGrid]) -> list[MergedGrid]:
     return [MergedGrid(medium.kind, zero, medium.rows, medium.columns) for medium in media for _ in medium.times]
 
 
-def _run_length(types: Sequence[int], start: int) -> int:
-    stop = start
-    while stop < len(types) and types[stop] == types[start]:
-        stop += 1
-    return stop - start
-
-
 def _medium(types: Sequence[int], place: int, medium: MergedGrid | None) -> MergedGrid:
     """The medium whose first token is at ``place``, after a check that all its tokens are there."""
     if medium is None:
@@ -107,8 +178,8 @@ def _medium(types: Sequence[int], place: int, medium: MergedGrid | None) -> Merg
     return medium
 
 
-def _mismatch(what: str) -> ValueError:
+def _mismatch(fault: str) -> ValueError:
     return ValueError(
-        f"Token types and media grids do not belong together: {what}. Give ids, token types and grids of one processor "
-        "call, without truncation."
+        f"Token types and media grids do not belong together: {fault}. Give ids, token types and grids of one "
+        "processor call, without truncation."
     )

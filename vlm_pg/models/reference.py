@@ -1,4 +1,4 @@
-"""The policy that a KL is measured from: a frozen copy of the starting point, or the policy without its adapter."""
+"""The reference policy of the KL term: a frozen copy of the starting point, or the policy without its adapter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vlm_pg.types import ResponseGroup, VisualFeatures
 
 
 class ScoringPolicy(Protocol):
-    """What scoring asks of a policy."""
+    """The part of a policy that scoring uses."""
 
     settings: ModelSettings
     vision: VisionEncoder
@@ -47,38 +47,34 @@ class AdapterFreeReference:
                 "The vision tower trains, so the policy without its adapter has other visual features. Load a second "
                 "policy as the reference, or set algorithm.kl_coef=0."
             )
-        self._policy = policy
+        self.policy = policy
         self.settings = policy.settings
         self.vision = policy.vision
         self.join_features = policy.join_features
 
-    def without_adapter(self) -> AbstractContextManager[None]:
-        """Inside, the policy itself has no adapter."""
-        return adapter_disabled(self._policy.model)
-
     @torch.no_grad()
     def __call__(self, *args: Any) -> Any:
         """As ``Policy.forward``."""
-        with adapter_disabled(self._policy.model):
-            return self._policy(*args)
+        with adapter_disabled(self.policy.model):
+            return self.policy(*args)
 
     @torch.no_grad()
     def logprobs(
         self, groups: Sequence[ResponseGroup], *, temperature: float = 1.0, sequence: SequenceGroup = BY_ITSELF
     ) -> list[list[torch.Tensor]]:
         """As ``Policy.logprobs``."""
-        with adapter_disabled(self._policy.model):
-            return self._policy.logprobs(groups, temperature=temperature, sequence=sequence)
+        with adapter_disabled(self.policy.model):
+            return self.policy.logprobs(groups, temperature=temperature, sequence=sequence)
 
 
-def answering(reference: ScoringPolicy | None) -> AbstractContextManager[None]:
-    """Around a phase in which ranks ask ``reference`` at their own pace; on all ranks alike.
+def scoring_phase(reference: ScoringPolicy | None) -> AbstractContextManager[None]:
+    """Context of a phase in which ranks score with ``reference`` independently; on all ranks alike.
 
-    Without its adapter a layer gathers fewer weights (ZeRO-3). So where ranks take turns the adapter must be off for
-    those that help others, too, until the last one is done.
+    Without its adapter a layer gathers fewer weights (ZeRO-3). So in lockstep the adapter must be off on ranks that
+    only help others, too, until the last one is done.
     """
     if isinstance(reference, AdapterFreeReference):
-        return reference.without_adapter()
+        return adapter_disabled(reference.policy.model)
     return nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""The families that can be trained, one entry each: a kin of Qwen's is a further one (``register_family``)."""
+"""The families that can be trained, one entry each; further model classes are added with ``register_family``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FAMILIES: dict[str, Family] = {}
 
 
 def register_family(family: Family) -> None:
-    """From now on models of ``family.model_type`` are loaded, sampled from and trained as the entry says.
+    """Add the entry by which models of ``family.model_type`` are loaded, sampled from and trained.
 
     Raises:
         ModelError: that model type has another entry.
@@ -23,7 +23,7 @@ def register_family(family: Family) -> None:
         )
 
 
-# A language model by itself: no tower, no token that only a processor may place.
+# A language model alone: no tower, no token that only a processor may place.
 _TEXT: dict[str, Any] = {"tower": None, "decoder": "model", "media_tokens": ()}
 _ONE_AXIS: dict[str, Any] = _TEXT | {"rotary_axes": 1, "liger": ("rms_norm", "swiglu", "rope")}
 _DEEPSTACK: dict[str, Any] = {"deepstack": True, "mergers": ("merger", "deepstack_merger_list")}
@@ -56,7 +56,7 @@ for _family in (
     Family("qwen2", "Qwen2ForCausalLM", **_ONE_AXIS),
     Family("qwen3", "Qwen3ForCausalLM", **_ONE_AXIS),
     Family("qwen3_moe", "Qwen3MoeForCausalLM", moe=True, **_ONE_AXIS),
-    # The language model of Qwen3.5 by itself takes three axes still.
+    # The language model of Qwen3.5 alone still takes three axes.
     Family("qwen3_5_text", "Qwen3_5ForCausalLM", **_QWEN3_5, **_TEXT),
     Family("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", moe=True, **_QWEN3_5, **_TEXT),
 ):
@@ -81,13 +81,9 @@ def family_of(config: Any) -> Family:
             f"The model has attention_dropout={text.attention_dropout}; sharing a prefix is exact only at 0. "
             "Set it to 0 in the model's config.json."
         )
+    kinds = family.layer_kinds(config)
     # A config without a list of layer types (Qwen3-MoE) has the window in all of them.
     windowed = not getattr(text, "layer_types", None) and getattr(text, "sliding_window", None) is not None
-    _check_layer_kinds(family, family.layer_kinds(config), windowed)
-    return family
-
-
-def _check_layer_kinds(family: Family, kinds: tuple[str, ...], windowed: bool) -> None:
     if windowed or "sliding_attention" in kinds:
         raise ModelError(
             "The model uses sliding-window attention layers (sliding_attention in layer_types); only full attention is "
@@ -100,3 +96,4 @@ def _check_layer_kinds(family: Family, kinds: tuple[str, ...], windowed: bool) -
             f"The model's config has layer_types {', '.join(unknown)}; for {family.model_type} allowed are "
             f"{', '.join(allowed)}. Use a checkpoint with these layers only."
         )
+    return family

@@ -1,9 +1,9 @@
-"""MLPs and norms of decoder layers in tiles of rows: what one tile computes on its way is all that is alive.
+"""MLPs and norms of decoder layers in tiles of rows: only one tile's intermediates are alive.
 
 Both treat every row by itself, so a stream may be cut anywhere. Each tile is a checkpoint of its own: of its
 intermediates, several times as wide as a hidden state, nothing is kept, and backward computes them again, tile by tile.
-The graph stays one graph: the gradients of a weight add up in autograd before whoever waits for them (DeepSpeed's
-hooks) sees the sum, once. A checkpointed layer computes its MLP once more than without tiles.
+The graph stays one graph: the gradients of a weight add up in autograd before hooks on them (DeepSpeed's) see the sum,
+once. A checkpointed layer computes its MLP once more than without tiles.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vlm_pg.errors import ModelError
 
-# Of a decoder layer, what treats every row by itself.
+# Modules of a decoder layer that treat every row by itself.
 _ROW_WISE = ("input_layernorm", "post_attention_layernorm", "mlp")
 
 
@@ -41,8 +41,8 @@ class RowTiles:
 
     @contextmanager
     def agreed_on(self, count: int | None) -> Iterator[None]:
-        """Inside, all modules make ``count`` tiles, whatever the stream has: every call of a module is a collective
-        where weights lie with several ranks, which have streams of different lengths. None: what their rows need."""
+        """Inside, all modules make ``count`` tiles: with sharded weights every call of a module is a collective, and
+        ranks have streams of different lengths. None: as many as the rows need."""
         before, self.agreed = self.agreed, count
         try:
             yield
@@ -59,7 +59,7 @@ class RowTiles:
 
 
 def _one_tile(module: Callable[[torch.Tensor], torch.Tensor], tile: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """A tile without rows runs on one whose result nobody reads: its gradient is zero, its collectives are made."""
+    """An empty tile runs on a dummy row with zero gradient, so that its collectives are made."""
     given = tile if tile.shape[-2] else hidden[..., :1, :]
     if torch.is_grad_enabled():
         out: Any = checkpoint(module, given, use_reentrant=False, preserve_rng_state=False)
@@ -84,8 +84,8 @@ def route_row_wise(language_model: Any, tiles: RowTiles | None) -> None:
 
 
 def _route(module: Any, tiles: RowTiles | None) -> None:
-    # Whatever forward it has by now (liger-kernel replaces it on the instance). A bound method: copy.deepcopy binds it
-    # to the copy, where a closure would keep the original's weights.
+    # The instance's forward, which liger-kernel may have replaced. A bound method: copy.deepcopy binds it to the copy,
+    # where a closure would keep the original's weights.
     if not hasattr(module, "vlm_pg_whole_forward"):
         module.vlm_pg_whole_forward = module.forward
         module.forward = MethodType(_forward, module)
@@ -93,7 +93,7 @@ def _route(module: Any, tiles: RowTiles | None) -> None:
 
 
 def _forward(self: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    # Generation's small calls and whatever else a module is given with its rows are none of ours.
+    # Calls with further arguments are not tiled.
     if self.vlm_pg_tiles is None or args or kwargs:
         return self.vlm_pg_whole_forward(hidden_states, *args, **kwargs)
     return self.vlm_pg_tiles.run(self.vlm_pg_whole_forward, hidden_states)

@@ -11,8 +11,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from vlm_pg.models.layer_lane import Kept, Lane
-from vlm_pg.models.places import Place, place_behind
+from vlm_pg.models.offloading import LaneTensor, OffloadLane, OffloadTarget, offload_target
 from vlm_pg.models.row_tiles import RowTiles, route_row_wise
 from vlm_pg.models.settings import ModelSettings
 
@@ -56,22 +55,22 @@ class StreamMemory:
 
     def __init__(self, language_model: Any, choice: MemoryChoice, device: torch.device, folder: str | None = None):
         self.choice = choice
-        self.place: Place | None = place_behind(device, folder) if choice.offloads else None
+        self.place: OffloadTarget | None = offload_target(device, folder) if choice.offloads else None
         self.tiles = RowTiles(choice.mlp_tile_rows) if choice.mlp_tile_rows else None
         self.least_bytes = LEAST_BYTES
-        self._lane: Lane | None = None
+        self._lane: OffloadLane | None = None
         route_row_wise(language_model, self.tiles)
         for layer in language_model.layers:
             if getattr(layer, "gradient_checkpointing", False) and (choice.offload_layer_inputs or self.tiles):
                 layer._gradient_checkpointing_func = self.checkpointed
 
     @property
-    def place_of_states(self) -> Place | None:
+    def place_of_states(self) -> OffloadTarget | None:
         """Where keys and values of prefixes go; None: they stay."""
         return self.place if self.choice.offload_prefix_states else None
 
     @contextmanager
-    def in_pass(self, tiles: int | None) -> Iterator[Lane | None]:
+    def in_pass(self, tiles: int | None) -> Iterator[OffloadLane | None]:
         """The layers of one pass, forward.
 
         Args:
@@ -82,7 +81,7 @@ class StreamMemory:
         """
         before = self._lane
         away = self.place if self.choice.offload_layer_inputs and torch.is_grad_enabled() else None
-        self._lane = None if away is None else Lane(away, self.least_bytes)
+        self._lane = None if away is None else OffloadLane(away, self.least_bytes)
         try:
             with self.tiles.agreed_on(tiles) if self.tiles is not None else nullcontext():
                 yield self._lane
@@ -100,5 +99,5 @@ class StreamMemory:
         if lane is None:
             return checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False, **context)
         lane.next_layer()
-        with saved_tensors_hooks(lane.put, Kept.get):
+        with saved_tensors_hooks(lane.put, LaneTensor.get):
             return checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False, **context)

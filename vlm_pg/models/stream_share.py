@@ -1,8 +1,8 @@
-"""What each sequence rank computes of a packed stream, and how heads are exchanged around attention.
+"""Each sequence rank's share of a packed stream, and the all-to-all of heads around attention.
 
 Layers work row by row, except where tokens are mixed. So every sequence rank runs the layers on some rows of the
-stream, and around attention the ranks change places (Ulysses, https://arxiv.org/abs/2309.14509): before it each sends
-all heads of its rows and gets some heads of all rows; behind it they change back. The tree is the same everywhere.
+stream. Around attention there is an all-to-all (Ulysses, https://arxiv.org/abs/2309.14509): before it each rank sends
+all heads of its rows and gets some heads of all rows; after it back again. The tree is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vlm_pg.distributed import SequenceGroup
 
 
 class Indices:
-    """int64 indices that the host knows, copied to a device once, without waiting for what the device is doing."""
+    """int64 indices on the host, copied to a device once, without a synchronization."""
 
     def __init__(self, on_host: np.ndarray):
         self.on_host = np.ascontiguousarray(on_host, dtype=np.int64)
@@ -32,16 +32,16 @@ class Indices:
 
 
 class Division:
-    """Which sequence rank has which of some rows. All of it is known on the host.
+    """Which sequence rank has which of some rows; all on the host.
 
     Args:
         owner: int64 [rows]: rank of each row.
 
-    ``mine``: int64, this rank's rows in order. ``sizes``: rows of each rank. ``place``: int64 [rows], where each row
-    stands among this rank's, -1 for rows of others.
+    ``mine``: int64, this rank's rows in order. ``sizes``: rows of each rank. ``place``: int64 [rows], index of each row
+    among this rank's, -1 for rows of others.
 
-    A rank without rows carries one that stands for none through the layers: transformers' modules cannot take nothing,
-    and all ranks must call the same ones.
+    A rank without rows runs the layers on a dummy row: transformers' modules cannot take an empty stream, and all ranks
+    must call the same ones.
     """
 
     def __init__(self, owner: np.ndarray, sequence: SequenceGroup):
@@ -76,20 +76,20 @@ class StreamShare:
 
     Args:
         rows: of the stream.
-        read: of the rows that are read off the last layer, in their order; behind prefixes that ran before, those that
-            were read of them come first.
-        asking: int64, places among this rank's rows of those that are read.
+        read: of the rows whose last hidden states are used, in their order; behind prefixes that ran before, theirs
+            come first.
+        read_places: int64, indices of the read rows among this rank's rows.
     """
 
-    def __init__(self, rows: Division, read: Division, asking: np.ndarray):
+    def __init__(self, rows: Division, read: Division, read_places: np.ndarray):
         self.rows, self.read = rows, read
-        silent = np.ones(len(rows.mine), dtype=bool)
-        silent[asking] = False
-        others = np.flatnonzero(silent)
-        self._asking, self._silent = Indices(asking), Indices(others)
-        self._order = Indices(np.concatenate([asking, others]).argsort())
-        # How many of this rank's rows are read.
-        self.num_read = len(asking)
+        unread = np.ones(len(rows.mine), dtype=bool)
+        unread[read_places] = False
+        others = np.flatnonzero(unread)
+        self._read, self._unread = Indices(read_places), Indices(others)
+        self._order = Indices(np.concatenate([read_places, others]).argsort())
+        # Read rows of this rank.
+        self.num_read = len(read_places)
 
     @classmethod
     def of(cls, num_rows: int, read_rows: Sequence[int], sequence: SequenceGroup) -> StreamShare:
@@ -131,25 +131,24 @@ class StreamShare:
         return heads[:, heads_of(heads.shape[1], sequence.size, sequence.rank)]
 
     def predictions(self, predict_rows: np.ndarray) -> tuple[Division, Indices]:
-        """Who predicts which target, by the rows [R] (of those read) that predict them; and this rank's own rows'
-        places among those it has read, one for each of its targets."""
+        """The rank of each target, by the read rows [R] that predict them; and for each of this rank's targets the
+        index of its row among the rank's read rows."""
         targets = Division(self.read.owner[predict_rows], self.rows.sequence)
         return targets, Indices(self.read.place[predict_rows[targets.mine]])
 
     def split_rows(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """As ``AttentionPlan.split_rows``, of this rank's rows; the first one stands for either kind where there is
-        none of it."""
+        """As ``AttentionPlan.split_rows``, of this rank's rows; the first row stands in for an empty kind."""
         first = torch.zeros(1, dtype=torch.int64, device=device)
-        read, unread = (kind.on(device) if len(kind) else first for kind in (self._asking, self._silent))
+        read, unread = (kind.on(device) if len(kind) else first for kind in (self._read, self._unread))
         return read, unread
 
     def interleave(self, read: torch.Tensor, unread: torch.Tensor) -> torch.Tensor:
-        """What the layers made of either kind of this rank's rows [rows, ...], in stream order.
+        """The layers' outputs for read and unread rows of this rank [rows, ...], in stream order.
 
-        The same operations whatever there is of each kind: ZeRO adds up gradients over ranks in the order in which
-        backward reaches the weights.
+        The same operations whether a kind is empty or not: ZeRO reduces gradients in the order in which backward
+        reaches the weights.
         """
-        both = torch.cat([read[: self.num_read], unread[: len(self._silent)]])
+        both = torch.cat([read[: self.num_read], unread[: len(self._unread)]])
         return both.index_select(0, self._order.on(both.device))
 
 
@@ -170,7 +169,8 @@ def rows_to_heads(*parts: tuple[torch.Tensor, Division]) -> list[torch.Tensor]:
             ]
             for to in range(sequence.size)
         ]
-        shapes = [_head_shape(values, sequence) for _, values, _ in chosen]
+        mine = [heads_of(values.shape[1], sequence.size, sequence.rank) for _, values, _ in chosen]
+        shapes = [(own.stop - own.start, values.shape[2]) for own, (_, values, _) in zip(mine, chosen, strict=True)]
         incoming = [
             [
                 division.sizes[source] * heads * width
@@ -205,17 +205,12 @@ def heads_of(heads: int, size: int, rank: int) -> slice:
 
 
 def possible_sizes(query_heads: int, key_value_heads: int) -> list[int]:
-    """Over how many sequence ranks these heads can be divided; of a recurrent layer value heads and key heads."""
+    """Numbers of sequence ranks over which these heads can be divided; of a recurrent layer value and key heads."""
     return [
         size
         for size in range(1, query_heads + 1)
         if query_heads % size == 0 and (key_value_heads % size == 0 or size % key_value_heads == 0)
     ]
-
-
-def _head_shape(values: torch.Tensor, sequence: SequenceGroup) -> tuple[int, int]:
-    mine = heads_of(values.shape[1], sequence.size, sequence.rank)
-    return mine.stop - mine.start, values.shape[2]
 
 
 def _evenly(count: int, size: int) -> np.ndarray:

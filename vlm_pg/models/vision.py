@@ -11,7 +11,7 @@ import torch
 
 from vlm_pg.distributed import BY_ITSELF, SequenceGroup
 from vlm_pg.memory import tensor_bytes
-from vlm_pg.models.kept_features import KeptFeatures
+from vlm_pg.models.feature_store import FeatureStore
 from vlm_pg.models.pixels import PixelGeometry
 from vlm_pg.models.vision_pieces import Grid, VisionPiece, shares
 from vlm_pg.types import Prompt, VisualFeatures
@@ -53,7 +53,7 @@ class VisionEncoder:
         # Outputs somebody still holds, whatever the cache has room for: a step's own videos are never encoded twice.
         self._in_use: WeakValueDictionary[str, VisualFeatures] = WeakValueDictionary()
         self._trains = trains
-        self.kept: KeptFeatures | None = None
+        self.kept: FeatureStore | None = None
         self.version = 0
         self.patches_run = 0
 

@@ -157,7 +157,7 @@ class ActivationCounter:
     def _policy(self, variant: Variant, **settings: Any) -> tuple[Any, Any]:
         """A policy of few layers without values."""
 
-        from vlm_pg.attention.kernels.cuda import CudaFlashKernel
+        from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
         from vlm_pg.bench.paper.counter import fake_mode
         from vlm_pg.bench.paper.fake import fake_policy
 

@@ -41,7 +41,7 @@ def count_tower(config: Any, settings: ModelSettings, dtype: Any, forget: Callab
         dtype: of weights and activations.
         forget: a hook for each weight, which lets go of its gradient; gradients are said elsewhere.
     """
-    from vlm_pg.attention.kernels.cuda import CudaFlashKernel
+    from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
     from vlm_pg.bench.paper.counter import fake_mode
     from vlm_pg.bench.paper.fake import fake_policy
 

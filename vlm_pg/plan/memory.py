@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from vlm_pg.memory import GIB
-from vlm_pg.models.quantize import BYTES_PER_WEIGHT
+from vlm_pg.models.weights import BYTES_PER_WEIGHT
 from vlm_pg.plan.activations import (
     FP32,
     TOWER_BACKWARD,

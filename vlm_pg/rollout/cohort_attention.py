@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
+from vlm_pg.attention.grouped import merge_
 from vlm_pg.attention.kernels import Kernel
-from vlm_pg.attention.merge import merge_
-from vlm_pg.attention.segments import SegmentCall
+from vlm_pg.attention.tree import SegmentCall
 from vlm_pg.models.linear_attention import LinearStates
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.linear_step import linear_attention_step

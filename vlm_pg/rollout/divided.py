@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from vlm_pg.attention.merge import merge_
+from vlm_pg.attention.grouped import merge_
 from vlm_pg.distributed import SequenceGroup
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.cohort_attention import PromptPart, Prompts

@@ -14,8 +14,8 @@ from vlm_pg.distributed import BY_ITSELF, SequenceGroup
 from vlm_pg.errors import ConfigError
 from vlm_pg.memory import GIB
 from vlm_pg.metrics import Metric
+from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.rollout.booking import Booking, rounds
 from vlm_pg.rollout.cohort import Cohort, FinishedRollout
 from vlm_pg.rollout.decoders import Decoder, decoder_for
@@ -499,7 +499,7 @@ def _together(of_cohorts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat(list(of_cohorts)) if len(of_cohorts) > 1 else of_cohorts[0]
 
 
-def stop_token_ids(policy: Policy | WithoutWeights) -> tuple[int, ...]:
+def stop_token_ids(policy: Policy | WeightlessPolicy) -> tuple[int, ...]:
     """What ends a response: the end tokens of the model's generation config, and the tokenizer's."""
     configured = getattr(policy.model.generation_config, "eos_token_id", None)
     ids = set(configured if isinstance(configured, list) else [configured])

@@ -15,7 +15,7 @@ import torch
 
 from vlm_pg.attention.registration import AttentionContext
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.scattered import is_scattered
+from vlm_pg.models.weights import is_sharded
 from vlm_pg.rollout.delta_rule import rule_of
 from vlm_pg.rollout.experts import experts_wait
 from vlm_pg.rollout.fused.choice import fused_step
@@ -69,7 +69,7 @@ def _off_because(policy: Policy, settings: RolloutSettings, divided: bool) -> st
         return f"the model is on {policy.device.type}"
     if policy.turns is not None:
         return "ranks take turns through scattered weights"
-    if is_scattered(policy.model):
+    if is_sharded(policy.model):
         return "hooks of ZeRO-3 run in every layer"
     return experts_wait(policy) if policy.family.moe else None
 

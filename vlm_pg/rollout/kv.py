@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import torch
 
-from vlm_pg.attention.segments import SegmentCall
+from vlm_pg.attention.tree import SegmentCall
 from vlm_pg.models.linear_attention import LinearStates
 
 

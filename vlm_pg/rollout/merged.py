@@ -18,8 +18,7 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.memory import GIB, free_bytes
 from vlm_pg.models.lora import has_adapter
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.quantize import is_quantized, num_weights
-from vlm_pg.models.scattered import is_scattered
+from vlm_pg.models.weights import is_quantized, is_sharded, num_elements
 from vlm_pg.rollout.memory import SHARE_OF_FREE
 from vlm_pg.rollout.settings import RolloutSettings
 
@@ -58,7 +57,7 @@ def _off_because(policy: Policy, settings: RolloutSettings) -> str | None:
         return "rollout.merge_adapter is false"
     if settings.merge_adapter == "auto" and policy.device.type != "cuda":
         return f"the model is on {policy.device.type}"
-    if policy.turns is not None or is_scattered(policy.language_model):
+    if policy.turns is not None or is_sharded(policy.language_model):
         return "weights are scattered over ranks"
     return None
 
@@ -134,7 +133,7 @@ def adapter_merged(
     weights = [layer.get_base_layer().weight for layer in layers]
     plain = {id(weight): weight.nbytes for weight in weights if not is_quantized(weight)}
     needed = sum(plain.values())
-    needed += sum(num_weights(base.weight) * policy.dtype.itemsize for _, _, base in small)
+    needed += sum(num_elements(base.weight) * policy.dtype.itemsize for _, _, base in small)
     place = min(sequence.gather(_place(policy.device, settings, needed, largest_group(), bool(small), kept)))
     if place == _NOWHERE:
         problem = f"{needed / GIB:.3g} GiB for merging the adapter do not fit beside generation's keys and values"

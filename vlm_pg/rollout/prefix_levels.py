@@ -14,9 +14,9 @@ from itertools import accumulate, count
 
 import torch
 
+from vlm_pg.attention.grouped import merge_
 from vlm_pg.attention.kernels import Kernel
-from vlm_pg.attention.merge import merge_
-from vlm_pg.attention.segments import SegmentCall
+from vlm_pg.attention.tree import SegmentCall
 from vlm_pg.rollout.cohort_attention import readers_by_level
 from vlm_pg.rollout.cut import cut, pieces_of
 from vlm_pg.rollout.kv import PrefixStore

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from vlm_pg.algorithms.allocation import fits, questions_needed
-from vlm_pg.algorithms.kl import KL, kl_penalty
-from vlm_pg.algorithms.pruning import num_kept
+from vlm_pg.algorithms.losses import KL, kl_penalty
+from vlm_pg.algorithms.pruning import fits, num_kept, questions_needed
 from vlm_pg.config import RunConfig
 from vlm_pg.distributed import agree_to_go_on, gather_objects, sum_over_ranks
 from vlm_pg.media.controls import shuffle_frames

@@ -15,7 +15,7 @@ import torch
 from vlm_pg.distributed import RankLayout, SequenceGroup, join_ranks, max_over_ranks
 from vlm_pg.memory import free_bytes
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.scattered import is_on_nvme, not_finite
+from vlm_pg.models.weights import is_on_nvme, not_finite
 from vlm_pg.training.deepspeed_config import make_optimizer, offloads_optimizer, read_deepspeed_config
 from vlm_pg.training.deepspeed_states import DividedEach, DividedTogether, link_states
 from vlm_pg.training.engines import (

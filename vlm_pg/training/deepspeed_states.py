@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from vlm_pg.models.scattered import whole_shape
+from vlm_pg.models.weights import whole_shape
 from vlm_pg.training.optimizer_states import Kind, OptimizerStates, StateSlice, adam_state
 
 

@@ -21,8 +21,8 @@ from vlm_pg.distributed import (
 )
 from vlm_pg.errors import CheckpointError, NotFiniteError
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.scattered import not_finite
 from vlm_pg.models.settings import Part
+from vlm_pg.models.weights import not_finite
 from vlm_pg.training.optimizer_states import OptimizerStates, TorchStates
 from vlm_pg.training.rates import PartRates, trained_weights
 from vlm_pg.training.settings import TrainingSettings

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from vlm_pg.algorithms.advantages import GroupRewards
+from vlm_pg.algorithms.advantages import GroupRewards, kl_returns, mean_and_std, moments, token_rounding, whitened
 from vlm_pg.algorithms.own import load_estimator
 from vlm_pg.algorithms.pruning import prune
 from vlm_pg.algorithms.settings import AlgorithmSettings
-from vlm_pg.algorithms.token_advantages import kl_returns, mean_and_std, moments, token_rounding, whitened
 from vlm_pg.distributed import RankLayout, gather_objects, max_over_ranks, sum_over_ranks
 from vlm_pg.training.dealing import step_order
 from vlm_pg.training.group_rewards import SHAPED_PARTS

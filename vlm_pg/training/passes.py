@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from vlm_pg.algorithms.kl import kl_term
-from vlm_pg.algorithms.losses import entropy_bonus
+from vlm_pg.algorithms.losses import entropy_bonus, kl_term
 from vlm_pg.algorithms.own import load_loss
-from vlm_pg.algorithms.ratios import importance_weights
 from vlm_pg.algorithms.settings import AlgorithmSettings
-from vlm_pg.algorithms.tokens import ResponseTokens
+from vlm_pg.algorithms.tokens import ResponseTokens, importance_weights
 from vlm_pg.batching.plan import MicroBatch, Piece
 from vlm_pg.metrics import ENTROPY_CHART, Chart, Metric
 from vlm_pg.models.chunked import Streams, micro_batch_losses, pack_chunks, pack_whole, pass_logprobs, shared_out

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from vlm_pg.models.lora import adapter_parameters, has_adapter
-from vlm_pg.models.scattered import is_part, num_elements, whole_shape
+from vlm_pg.models.weights import is_shard, num_elements, whole_shape
 
 WEIGHTS, INDEX = "model{suffix}.safetensors", "model.safetensors.index.json"
 Gathered = Callable[[Iterable[torch.nn.Parameter]], AbstractContextManager[None]]
@@ -125,5 +125,5 @@ def _contiguous(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _whole(model: Any, name: str, gathered: Gathered, is_writer: bool) -> dict[str, torch.Tensor]:
     """The writer's copy of one weight."""
     tensor = model.get_parameter_or_buffer(name)
-    with gathered([tensor] if is_part(tensor) else []):
+    with gathered([tensor] if is_shard(tensor) else []):
         return {name: tensor.detach().to("cpu", copy=True)} if is_writer else {}

@@ -8,9 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from vlm_pg.algorithms.kl import KL
+from vlm_pg.algorithms.losses import KL, response_token_weights
 from vlm_pg.algorithms.settings import AlgorithmSettings
-from vlm_pg.algorithms.weights import response_token_weights
 from vlm_pg.batching.cost import CostModel
 from vlm_pg.config import RunConfig
 from vlm_pg.distributed import agree_to_go_on, no_way_back

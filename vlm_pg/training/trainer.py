@@ -16,7 +16,7 @@ from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import gather_objects, sum_over_ranks
 from vlm_pg.errors import SampleError, TooManyBadSamples, VlmPgError
 from vlm_pg.metrics import SECONDS_CHART, THROUGHPUT_CHART, Chart, Metric
-from vlm_pg.models.reference import ScoringPolicy, answering
+from vlm_pg.models.reference import ScoringPolicy, scoring_phase
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.metrics import MetricsLog
 from vlm_pg.observe.presence import FolderGone, Presence
@@ -130,7 +130,7 @@ class Trainer:
         scorer = None
         if reference is not None and not in_loss:
             scorer = PolicyScorer(reference, config.rollout.prefill_tokens, should_stop)
-        stages = Stages(self.stream, self.sampler, control, rewarder, scorer, partial(answering, reference))
+        stages = Stages(self.stream, self.sampler, control, rewarder, scorer, partial(scoring_phase, reference))
         self.collector = Collector(config, engine, stages, self.phases, should_stop)
         self._reference_in_loss = reference if in_loss else None
         self._told_sharing = False

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlm_pg.algorithms.allocation import fits, questions_needed
-from vlm_pg.algorithms.pruning import num_kept
+from vlm_pg.algorithms.pruning import fits, num_kept, questions_needed
 
 RATES, GROUP_SIZES = [0.25, 0.5, 0.6, 0.75, 0.875, 0.9, 0.9375], [4, 8, 16]
 POSSIBLE = [(rate, size) for rate, size in product(RATES, GROUP_SIZES) if int(size * (1 - rate) + 1e-9) >= 1]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.unit.algorithms.oracles import central_differences, random_batch
-from vlm_pg.algorithms.kl import kl_penalty
+from vlm_pg.algorithms.losses import kl_penalty
 
 FORMULAS = {"k1": lambda d: d, "k2": lambda d: d**2 / 2, "k3": lambda d: np.exp(-d) - 1 + d}
 

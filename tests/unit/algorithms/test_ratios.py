@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.unit.algorithms.oracles import random_batch
-from vlm_pg.algorithms.ratios import importance_weights, log_ratios
+from vlm_pg.algorithms.tokens import importance_weights, log_ratios
 
 
 def test_sequence_level_is_the_mean_of_each_response() -> None:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlm_pg.algorithms.token_advantages import kl_returns, mean_and_std, moments, token_rounding, whitened
+from vlm_pg.algorithms.advantages import kl_returns, mean_and_std, moments, token_rounding, whitened
 
 VALUES = st.lists(st.floats(-1e4, 1e4), max_size=30)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vlm_pg.algorithms.losses import response_token_weights
 from vlm_pg.algorithms.settings import AlgorithmSettings
-from vlm_pg.algorithms.weights import response_token_weights
 
 AVERAGES = ["token_mean", "sequence_mean", "sequence_sum", "constant_length"]
 MAX_NEW_TOKENS = 2000

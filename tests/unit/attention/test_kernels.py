@@ -16,20 +16,20 @@ from hypothesis import HealthCheck, given, settings
 from tests.numerics.test_attention import differences, trees
 from tests.support import flash_fakes as fakes
 from vlm_pg.attention import PrefixTree, grouped_attention
-from vlm_pg.attention.kernels import Kernel, available, flash_package, registry, select_kernel
-from vlm_pg.attention.kernels.cpu import CpuFlashKernel
-from vlm_pg.attention.kernels.cuda import CudaFlashKernel
-from vlm_pg.attention.kernels.cuda_efficient import CudaEfficientKernel, _padded_rows
-from vlm_pg.attention.kernels.entry_points import EntryPointError
-from vlm_pg.attention.kernels.flash2 import Flash2Kernel
-from vlm_pg.attention.kernels.flash3 import Flash3Kernel
-from vlm_pg.attention.kernels.flash4 import Flash4Kernel
-from vlm_pg.attention.kernels.flash_package import FlashPackageKernel
-from vlm_pg.attention.kernels.plain import OracleKernel
-from vlm_pg.attention.oracle import oracle_over_plan
+from vlm_pg.attention.kernels import KERNELS as REGISTERED
+from vlm_pg.attention.kernels import Kernel, available, flash_packages, select_kernel
+from vlm_pg.attention.kernels.flash_packages import (
+    EntryPointError,
+    Flash2Kernel,
+    Flash3Kernel,
+    Flash4Kernel,
+    FlashPackageKernel,
+)
+from vlm_pg.attention.kernels.oracle import OracleKernel, oracle_attention
+from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel, CudaEfficientKernel, CudaFlashKernel, _padded_rows
 from vlm_pg.attention.plan import Reads, full_plan, reading_plan
-from vlm_pg.attention.segments import SegmentCall
 from vlm_pg.attention.selfcheck import check_kernel
+from vlm_pg.attention.tree import SegmentCall
 from vlm_pg.errors import ConfigError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -52,9 +52,9 @@ KERNELS = {
 
 @pytest.fixture(autouse=True)
 def forget_packages() -> Iterator[None]:
-    flash_package._problem.cache_clear()
+    flash_packages._entry_point_fault.cache_clear()
     yield
-    flash_package._problem.cache_clear()
+    flash_packages._entry_point_fault.cache_clear()
 
 
 @pytest.fixture(params=KERNELS)
@@ -88,7 +88,7 @@ def test_tensors_in_transformers_layout(kernel: Kernel, reads: Sequence[Reads] |
         for heads, rows in ((4, plan.num_queries), (2, plan.num_keys), (2, plan.num_keys), (4, plan.num_queries))
     )
     results = []
-    for attend in (functools.partial(grouped_attention, kernel=kernel), oracle_over_plan):
+    for attend in (functools.partial(grouped_attention, kernel=kernel), oracle_attention):
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         out = attend(*leaves, plan)
         results.append((out, *torch.autograd.grad(out, leaves, upstream)))
@@ -221,7 +221,7 @@ def test_a_beta_on_request(monkeypatch: pytest.MonkeyPatch, capability: tuple[in
 
 def test_every_kernel_is_listed_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     reasons = on_gpu(monkeypatch, (8, 0))
-    assert list(reasons) == list(registry.KERNELS)
+    assert list(reasons) == list(REGISTERED)
     assert reasons["cuda-flash"] is None
     assert reasons["flash-attn-3"] == "it runs on compute capability 9.x, this GPU has 8.x"
     assert reasons["flash-attn-2"] == (
@@ -277,7 +277,7 @@ def test_an_unknown_version_says_what_differs(
 
 
 def test_all_package_kernels_refuse_fp32() -> None:
-    for kernel_type in registry.KERNELS.values():
+    for kernel_type in REGISTERED.values():
         if issubclass(kernel_type, FlashPackageKernel):
             assert "bf16 or fp16" in str(kernel_type.unavailable_because(CUDA, torch.float32))
 

@@ -13,9 +13,8 @@ import torch
 
 from tests.support.fakes import CUDA, FaultOnDevice, faked
 from vlm_pg.attention.kernels import Kernel
-from vlm_pg.attention.kernels.cuda import CudaFlashKernel
-from vlm_pg.attention.kernels.cuda_efficient import CudaEfficientKernel
-from vlm_pg.attention.segments import SegmentCall
+from vlm_pg.attention.kernels.torch_kernels import CudaEfficientKernel, CudaFlashKernel
+from vlm_pg.attention.tree import SegmentCall
 
 # Query heads, key-value heads, head dim: Qwen2.5-VL-7B, Qwen3-VL-8B, Qwen3.5-9B, and the tests' own.
 HEADS = [(28, 4, 128), (32, 8, 128), (16, 4, 256), (4, 2, 16)]

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from vlm_pg.attention import PrefixTree
-from vlm_pg.attention.grouped import forward_with_lse, grouped_attention
-from vlm_pg.attention.kernels.plain import OracleKernel
-from vlm_pg.attention.merge import merge_
+from vlm_pg.attention.grouped import forward_with_lse, grouped_attention, merge_
+from vlm_pg.attention.kernels.oracle import OracleKernel
 from vlm_pg.attention.plan import full_plan, reading_plan
 
 
@@ -26,7 +25,7 @@ def test_two_results_are_merged_with_one_rounding() -> None:
 
 
 @pytest.mark.parametrize(
-    "lengths, parents, merges_once, keys_asked_once",
+    "lengths, parents, merges_once, keys_read_once",
     [
         ([9, 4, 5], [-1, 0, 0], True, True),
         ([9, 7, 4, 5], [-1, -1, 0, 1], True, True),
@@ -34,15 +33,15 @@ def test_two_results_are_merged_with_one_rounding() -> None:
         ([9, 4, 3, 2], [-1, 0, 1, 1], False, False),
     ],
 )
-def test_how_often_rows_meet(lengths: list[int], parents: list[int], merges_once: bool, keys_asked_once: bool) -> None:
+def test_how_often_rows_meet(lengths: list[int], parents: list[int], merges_once: bool, keys_read_once: bool) -> None:
     plan = full_plan(PrefixTree(lengths, parents))
-    assert (plan.merges_once, plan.keys_asked_once) == (merges_once, keys_asked_once)
+    assert (plan.merges_once, plan.keys_read_once) == (merges_once, keys_read_once)
 
 
 def test_keys_of_two_levels_of_which_one_is_read() -> None:
     """Only responses ask: each meets two levels, but no level is asked twice."""
     plan = reading_plan(PrefixTree([9, 4, 3, 2], [-1, 0, 1, 1]), ["none", "none", "all", "all"])
-    assert (plan.merges_once, plan.keys_asked_once) == (False, True)
+    assert (plan.merges_once, plan.keys_read_once) == (False, True)
 
 
 @pytest.mark.parametrize("levels, between", [(2, torch.bfloat16), (3, torch.float32), (4, torch.float32)])
@@ -80,7 +79,7 @@ def test_where_few_rows_ask_gradients_of_parts_are_joined_and_none_added_to_zero
     def refused(*_: object) -> torch.Tensor:
         raise AssertionError("zeros were made for gradients that are written whole")
 
-    monkeypatch.setattr("vlm_pg.attention.grouped._zeros", refused)
+    monkeypatch.setattr(torch, "zeros", refused)
     out = grouped_attention(q, k, v, plan, kernel="cpu-flash")
     got = torch.autograd.grad(out, (q, k, v), upstream)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from vlm_pg.attention.kernels import Kernel
-from vlm_pg.attention.kernels.cpu import CpuFlashKernel
-from vlm_pg.attention.kernels.cuda import CudaFlashKernel
+from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel, CudaFlashKernel
 from vlm_pg.bench.case import random_model
 from vlm_pg.bench.flops import chunk_rows, done_flops, least_step_flops
 from vlm_pg.bench.paper.counter import count, fake_mode

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from vlm_pg.attention.kernels.cuda import CudaFlashKernel
+from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
 from vlm_pg.bench import case as cases
 from vlm_pg.bench.paper.counter import fake_mode
 from vlm_pg.bench.paper.decode import count_decoding, least_step_bytes

@@ -9,7 +9,7 @@ from typing import Any
 from tests.support.checking import Folder, about, record
 from vlm_pg.config import load_config
 from vlm_pg.data.several import open_training
-from vlm_pg.models.without_weights import WithoutWeights
+from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.source_pool import SourcePool
 
@@ -64,7 +64,7 @@ def test_what_is_refused_is_what_training_leaves_out(folder: Folder) -> None:
 
     config = load_config(folder.path / "run.yaml")
     samples, bad = open_training(config.data)
-    model = WithoutWeights(config.model)
+    model = WeightlessPolicy(config.model)
     builder = PromptBuilder(model.processor, config.prompt, model.positions)
     fits = partial(model.check_length, response_tokens=config.rollout.max_new_tokens)
     with SourcePool(builder, config.data, config.media, model.pixel_factor, fits) as pool:

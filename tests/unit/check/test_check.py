@@ -19,8 +19,8 @@ from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.prepared import write_shards
 from vlm_pg.data.records import parse_record, read_records
 from vlm_pg.media.probe import MediaFacts
+from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.prompts.settings import PromptSettings
 
 OWN = """
@@ -277,7 +277,7 @@ def test_prompts_are_measured_alike_in_processes(monkeypatch: pytest.MonkeyPatch
     found = []
     for alone in (10**6, 0):
         monkeypatch.setattr("vlm_pg.check.lengths.ALONE", alone)
-        with Lengths(2, WithoutWeights(model)) as lengths:
+        with Lengths(2, WeightlessPolicy(model)) as lengths:
             halves = lengths.start(questions[:7], rules), lengths.start(questions[7:], rules)
             found.append([length for half in halves for length in half()])
             assert (lengths._pool is not None) == (alone == 0)

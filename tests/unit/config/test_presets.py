@@ -13,9 +13,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from vlm_pg.algorithms.presets import PRESETS, Preset, PresetName
 from vlm_pg.algorithms.pruning import num_kept
-from vlm_pg.algorithms.registry import LOSSES
+from vlm_pg.algorithms.registry import LOSSES, PRESETS, Preset, PresetName
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.config import load_config
 from vlm_pg.errors import ConfigError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vlm_pg.algorithms.presets import PRESETS, PresetName
+from vlm_pg.algorithms.registry import PRESETS, PresetName
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.config import RunConfig, load_config
 from vlm_pg.prompts.settings import DEFAULT_INSTRUCTIONS

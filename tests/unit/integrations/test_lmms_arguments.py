@@ -10,9 +10,7 @@ import pytest
 from PIL import Image
 
 from vlm_pg.errors import ConfigError, VlmPgError
-from vlm_pg.integrations.lmms_conversation import conversation_of
-from vlm_pg.integrations.lmms_generation import Generation, generation_of
-from vlm_pg.integrations.lmms_settings import model_arguments
+from vlm_pg.integrations.lmms_requests import Generation, conversation_of, generation_of, model_arguments
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import MediaRef
 

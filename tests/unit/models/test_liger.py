@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.support.tiny import FAMILY_NAMES, tiny_model, tiny_processor
-from vlm_pg.attention.kernels.cpu import CpuFlashKernel
+from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel
 from vlm_pg.bench.case import text_prompt
 from vlm_pg.bench.paper.counter import fake_mode
 from vlm_pg.bench.paper.fake import fake_policy

@@ -14,9 +14,8 @@ import vlm_pg
 from tests.support.runs import save_tiny_model
 from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.errors import ModelError
-from vlm_pg.models.loading import make_policy
+from vlm_pg.models.loading import WeightlessPolicy, make_policy
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.models.without_weights import WithoutWeights
 
 
 def test_a_folder_loads_in_the_precision_asked_for(tmp_path: Path) -> None:
@@ -89,7 +88,7 @@ def test_token_ids_without_embeddings_are_refused(family: str, tmp_path: Path) -
     with pytest.raises(ModelError, match=message):
         vlm_pg.load_policy(tmp_path)
     with pytest.raises(ModelError, match=message):
-        WithoutWeights(ModelSettings(path=str(tmp_path)))
+        WeightlessPolicy(ModelSettings(path=str(tmp_path)))
     tiny_model(family, vocab_size=size + 8).save_pretrained(tmp_path)
     assert vlm_pg.load_policy(tmp_path).vocab_size == size + 8
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from tests.support.groups import tiny_policy
-from vlm_pg.attention.kernels.cuda import CudaFlashKernel
+from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
 from vlm_pg.bench.case import random_config
 from vlm_pg.bench.paper.counter import count, fake_mode
 from vlm_pg.bench.paper.fake import fake_policy

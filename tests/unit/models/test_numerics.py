@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from vlm_pg.cache import machine
-from vlm_pg.models import numerics as module
-from vlm_pg.models.numerics import numerics_digest
+from vlm_pg.models import digests as module
+from vlm_pg.models.digests import numerics_digest
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -203,9 +203,9 @@ def test_what_has_no_part_in_sums_is_not(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_autocast_counts_where_it_is_on() -> None:
-    before = module.told(GPU)
+    before = module.process_switches(GPU)
     with torch.autocast("cpu", torch.bfloat16):
-        assert module.told(GPU) == before
+        assert module.process_switches(GPU) == before
 
 
 FACTS = {

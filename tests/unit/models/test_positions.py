@@ -12,7 +12,7 @@ from tests.support.positions import Recorded, bare_model, recorded_layouts
 from tests.support.runs import ROOT
 from tests.support.tiny import tiny_model
 from vlm_pg.errors import ModelError
-from vlm_pg.models import position_rules
+from vlm_pg.models import positions
 from vlm_pg.models.positions import MergedGrid, grid_times, one_per_grid, qwen_positions
 from vlm_pg.models.registry import FAMILIES
 
@@ -149,7 +149,7 @@ def test_seconds_that_transformers_would_cut_are_refused(monkeypatch: pytest.Mon
     types = torch.tensor([0] + [2] * 8 + [0])
     media = (torch.zeros_like(types), types, torch.tensor([[2, 4, 4]]), ("video",))
     family, model = FAMILIES["qwen2_5_vl"], tiny_model("qwen2_5_vl")
-    monkeypatch.setattr(position_rules, "version", lambda package: "5.17.2")
+    monkeypatch.setattr(positions, "version", lambda package: "5.17.2")
     with pytest.raises(
         ModelError, match=r"0.5 seconds per temporal patch, and transformers 5.17.2 cuts that to 0. Set "
     ):
@@ -157,7 +157,7 @@ def test_seconds_that_transformers_would_cut_are_refused(monkeypatch: pytest.Mon
     whole = family.positions("transformers", model, *media, (2.0,))
     assert whole[0].tolist() == [0, *[1] * 4, *[5] * 4, 3]
     assert family.positions("qwen", model, *media, (0.5,))[0].tolist() == [0, *[1] * 4, *[2] * 4, 3]
-    monkeypatch.setattr(position_rules, "version", lambda package: "5.18.0")
+    monkeypatch.setattr(positions, "version", lambda package: "5.18.0")
     later = SimpleNamespace(get_rope_index=lambda *args, **kwargs: (torch.zeros(3, 1, 10), None))
     family.positions("transformers", SimpleNamespace(model=later), *media, (0.5,))
 

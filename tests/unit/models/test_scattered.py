@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from vlm_pg.models.scattered import not_finite
+from vlm_pg.models.weights import not_finite
 
 NAN = float("nan")
 

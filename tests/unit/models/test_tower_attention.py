@@ -12,9 +12,9 @@ import torch
 from tests.support.fakes import CPU, CUDA, Strict, as_fake, fake_policy, faked
 from tests.support.groups import tiny_policy
 from tests.support.tiny import VL_FAMILY_NAMES, tiny_model
-from vlm_pg.attention.kernels.cuda import CudaFlashKernel
-from vlm_pg.attention.kernels.plain import OracleKernel
-from vlm_pg.attention.segments import SegmentCall
+from vlm_pg.attention.kernels.oracle import OracleKernel
+from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
+from vlm_pg.attention.tree import SegmentCall
 from vlm_pg.models import tower_attention
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import family_of
@@ -76,7 +76,7 @@ def test_numbers_are_those_of_frame_by_frame(family: str, kernel: str | None) ->
     if kernel:
         attend_on(policy.model, policy.family, reference)
     else:
-        tower_attention._set(policy.family.vision_tower(policy.model))
+        tower_attention._route_to_all_frames(policy.family.vision_tower(policy.model))
     found = outcome(policy)
     assert len(found) == len(expected) > 10
     for got, wanted in zip(found, expected, strict=True):
@@ -175,7 +175,7 @@ def test_transformers_own_call_of_such_a_tower(a_gpu: Reference) -> None:
 
 
 def test_heads_of_a_size_that_flash_attention_lacks(a_gpu: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tower_attention, "_heads", lambda tower: (4, 20))
+    monkeypatch.setattr(tower_attention, "HEAD_DIM_MULTIPLE", 1000)
     assert not at_once(tiny_policy().model)
 
 
@@ -193,5 +193,5 @@ def test_a_kernel_that_fails_its_check_is_not_used(a_gpu: Reference, monkeypatch
 
 def test_code_that_asks_otherwise_stays_frame_by_frame(a_gpu: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of another release of transformers."""
-    monkeypatch.setattr(tower_attention, "_ASKS", "is_flash_requested_somehow")
+    monkeypatch.setattr(tower_attention, "_IS_FLASH", "is_flash_requested_somehow")
     assert not at_once(tiny_policy().model)

@@ -19,11 +19,11 @@ from tests.support.groups import make_case, tiny_policy
 from tests.support.runs import save_tiny_model
 from tests.support.tiny import VL_FAMILY_NAMES
 from vlm_pg.errors import ModelError
-from vlm_pg.models import tower_digest as module
+from vlm_pg.models import digests as module
+from vlm_pg.models.digests import numerics_digest
 from vlm_pg.models.layer_globals import set_layer_globals
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.lora import adapts_tower
-from vlm_pg.models.numerics import numerics_digest
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import FAMILIES
 from vlm_pg.models.settings import LoraSettings, ModelSettings
@@ -169,8 +169,8 @@ OF_NO_NUMBERS = ("vlm_pg.memory", "vlm_pg.types")
 def test_the_same_tower_on_the_same_host_has_the_same_digests_in_another_process(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "model")
     code = (
-        "import torch; from vlm_pg.models.loading import load_policy; from vlm_pg.models.numerics import "
-        "numerics_digest; from vlm_pg.models.tower_digest import tower_digest; "
+        "import torch; from vlm_pg.models.loading import load_policy; from vlm_pg.models.digests import "
+        "numerics_digest; from vlm_pg.models.digests import tower_digest; "
         f"torch.set_num_threads({torch.get_num_threads()}); policy = load_policy({str(folder)!r}); "
         "print(tower_digest(policy.model, policy.family), numerics_digest(policy.device))"
     )

@@ -11,8 +11,8 @@ import torch
 from tests.support.groups import tiny_policy
 from tests.support.runs import ROOT
 from vlm_pg.models.idle import idle_parts
-from vlm_pg.models.scattered import is_scattered
 from vlm_pg.models.turns import Turns
+from vlm_pg.models.weights import is_sharded
 
 PARTS = ("vision", "decoder", "head")
 
@@ -86,13 +86,13 @@ def test_a_rank_that_fails_does_not_wait_for_the_others(monkeypatch: pytest.Monk
     assert policy.turns is None
 
 
-def test_one_file_knows_how_scattered_weights_are_marked() -> None:
+def test_one_file_knows_how_sharded_weights_are_marked() -> None:
     weights = torch.nn.Linear(2, 2)
-    assert not is_scattered(weights)
+    assert not is_sharded(weights)
     weights.bias.ds_id = 0  # type: ignore[attr-defined]
-    assert is_scattered(torch.nn.Sequential(weights))
+    assert is_sharded(torch.nn.Sequential(weights))
     files = [path for path in (ROOT / "vlm_pg").rglob("*.py") if "ds_id" in path.read_text()]
-    assert files == [ROOT / "vlm_pg" / "models" / "scattered.py"]
+    assert files == [ROOT / "vlm_pg" / "models" / "weights.py"]
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from tests.support.tiny import tiny_model
-from vlm_pg.attention.kernels.cuda import CudaFlashKernel
+from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
 from vlm_pg.bench.case import text_prompt
 from vlm_pg.bench.paper.counter import count, fake_mode
 from vlm_pg.bench.paper.fake import fake_policy

@@ -22,9 +22,8 @@ from vlm_pg.errors import ModelError, SampleError
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.probe import MediaFacts
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.models.loading import load_policy
+from vlm_pg.models.loading import WeightlessPolicy, load_policy
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.measure import PromptMeasure
 from vlm_pg.prompts.settings import PromptSettings
@@ -145,7 +144,7 @@ def test_a_folder_without_weights_answers_as_its_policy(family: str, root: Path,
     policy = tiny_policy(family=family)
     policy.model.config.save_pretrained(tmp_path)
     policy.processor.save_pretrained(tmp_path)
-    model = WithoutWeights(ModelSettings(path=str(tmp_path)))
+    model = WeightlessPolicy(ModelSettings(path=str(tmp_path)))
     assert not list(tmp_path.glob("*.safetensors")) and model.pixel_factor == policy.pixel_factor
     case = CASES["mixed" if policy.family.reads_media else "text"]
     media, facts = looked_at(root, policy.pixel_factor, case)
@@ -164,7 +163,7 @@ def test_a_folder_without_weights_answers_as_its_policy(family: str, root: Path,
 @pytest.mark.parametrize("rule", ["qwen", "transformers"])
 def test_positions_by_either_rule(rule: Any, root: Path) -> None:
     settings = ModelSettings(path=str(ROOT / "assets/tiny-qwen2_5-vl"), positions=rule)
-    policy, model = load_policy(settings.path, device="cpu", settings=settings), WithoutWeights(settings)
+    policy, model = load_policy(settings.path, device="cpu", settings=settings), WeightlessPolicy(settings)
     media, facts = looked_at(root, policy.pixel_factor, CASES["mixed"])
     built = PromptBuilder(policy.processor, PromptSettings(), policy.positions).build(sample(CASES["mixed"]), media)
     measured = PromptMeasure(model.processor, PromptSettings(), model.positions).measure(sample(CASES["mixed"]), facts)
@@ -183,7 +182,7 @@ def test_what_is_known_without_weights_is_what_the_policy_says(
     if ends is not None:
         file.write_text(json.dumps({"eos_token_id": ends}))
     settings = ModelSettings(path=str(folder), train=("language",))
-    policy, model = load_policy(settings.path, device="cpu", settings=settings), WithoutWeights(settings)
+    policy, model = load_policy(settings.path, device="cpu", settings=settings), WeightlessPolicy(settings)
     assert stop_token_ids(model) == stop_token_ids(policy)
     assert ends is None or set(ends) < set(stop_token_ids(model))
     assert (model.media_token_ids, model.vocab_size) == (policy.media_token_ids, policy.vocab_size)
@@ -223,4 +222,4 @@ def test_media_for_a_text_model_and_a_folder_without_a_processor_are_refused(roo
         PromptMeasure(policy.processor, PromptSettings(), policy.positions).measure(sample(CASES["image"]), facts)
     tiny_policy(family="qwen2_5_vl").model.config.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="its processor could not be loaded"):
-        WithoutWeights(ModelSettings(path=str(tmp_path)))
+        WeightlessPolicy(ModelSettings(path=str(tmp_path)))

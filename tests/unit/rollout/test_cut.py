@@ -8,8 +8,8 @@ import torch
 from tests.numerics.test_rollout import assert_same, engine, questions, ragged_stops
 from tests.support.groups import tiny_policy
 from tests.support.table_kernel import TableKernel
-from vlm_pg.attention.kernels.cpu import CpuFlashKernel
-from vlm_pg.attention.kernels.plain import OracleKernel
+from vlm_pg.attention.kernels.oracle import OracleKernel
+from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel
 from vlm_pg.rollout import cut
 from vlm_pg.rollout.cut import pieces_of, rounded_down
 from vlm_pg.rollout.kv import PrefixStore

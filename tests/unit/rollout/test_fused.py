@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.support.groups import make_case, random_group, tiny_policy
-from vlm_pg.attention.kernels.plain import OracleKernel
+from vlm_pg.attention.kernels.oracle import OracleKernel
 from vlm_pg.models.layer_globals import layer_global
 from vlm_pg.models.liger import apply_liger
 from vlm_pg.rollout.fused import choice

@@ -13,7 +13,7 @@ from tests.support.groups import make_case, tiny_policy
 from tests.support.recorded import RecordedMemory
 from tests.support.table_kernel import TableKernel
 from tests.support.tiny import FAMILY_NAMES
-from vlm_pg.attention.kernels.cpu import CpuFlashKernel
+from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel
 from vlm_pg.models.liger import Liger
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout import graphs, ragged

@@ -15,7 +15,7 @@ from transformers.core_model_loading import Chunk, WeightConverter
 
 from tests.support.tiny import tiny_model
 from vlm_pg.distributed import RankLayout
-from vlm_pg.models.scattered import not_finite
+from vlm_pg.models.weights import not_finite
 from vlm_pg.training.scattered_weights import save_scattered
 
 

@@ -6,7 +6,10 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from vlm_pg.attention.segments import SegmentCall
+from vlm_pg.attention.tree import SegmentCall
+
+# Flash kernels load rows of half precision in vectors of 16 bytes, and exist up to a head dim of 256.
+HEAD_DIM_MULTIPLE, LARGEST_HEAD_DIM = 8, 256
 
 
 class Kernel(ABC):
@@ -16,9 +19,9 @@ class Kernel(ABC):
     """
 
     name: str
-    # Whether ``auto`` leaves it to those who ask for it.
+    # Whether ``auto`` skips it.
     by_name_only = False
-    # Of the device; set where there is none to ask, to count what one with so many would be given.
+    # Multiprocessors of the device; set to count for a device that is not there.
     multiprocessors: int | None = None
 
     def tiles_at_once(self, device: torch.device) -> int | None:
@@ -74,6 +77,16 @@ class Kernel(ABC):
 
         Returns out [R, N, H] and lse fp32 [N, R].
         """
+
+
+def check_head_dim(q: torch.Tensor, kernel: str) -> None:
+    """Raise ValueError for a head dim that flash kernels do not have."""
+    head_dim = q.shape[-1]
+    if head_dim % HEAD_DIM_MULTIPLE or head_dim > LARGEST_HEAD_DIM:
+        raise ValueError(
+            f"Attention kernel {kernel!r} got head dim {head_dim}; it takes multiples of {HEAD_DIM_MULTIPLE} up to "
+            f"{LARGEST_HEAD_DIM}. Set model.attention_kernel=cuda-efficient."
+        )
 
 
 def row_bounds(rows: int, length: int, device: torch.device) -> torch.Tensor:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vlm_pg.attention.kernels import Kernel
-from vlm_pg.attention.kernels.cpu import CpuFlashKernel
-from vlm_pg.attention.kernels.cuda import CudaFlashKernel
+from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel, CudaFlashKernel
 from vlm_pg.bench.contestant import CannotRun
 from vlm_pg.bench.paper.cuda_kernels import MULTIPROCESSORS
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from vlm_pg.attention.kernels.cuda import CudaFlashKernel
+from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
 from vlm_pg.bench.case import can_use_flash_attention_2, set_attention
 from vlm_pg.bench.training.case import TrainingCase, target_logprobs
 

@@ -17,7 +17,7 @@ from vlm_pg.models.kernel_trials import Trial, faults, kinds, product_of
 from vlm_pg.models.layer_globals import layer_function
 from vlm_pg.models.liger import liger_of, without_liger
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.scattered import is_scattered
+from vlm_pg.models.weights import is_sharded
 from vlm_pg.rollout.sampling import draw, policy_statistics
 from vlm_pg.rollout.settings import RolloutSettings
 
@@ -110,7 +110,7 @@ def _off_because(policy: Policy, settings: RolloutSettings) -> str | None:
     if policy.device.type != "cuda":
         return f"the model is on {policy.device.type}"
     # Their weights are there while a module is called, and cannot be compared with anything before.
-    if policy.turns is not None or is_scattered(policy.language_model):
+    if policy.turns is not None or is_sharded(policy.language_model):
         return "weights are scattered over ranks"
     return None
 

@@ -10,7 +10,7 @@ import torch
 from vlm_pg.errors import ConfigError
 from vlm_pg.metrics import Metric
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.scattered import is_scattered
+from vlm_pg.models.weights import is_sharded
 from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.rollout.server.errors import AnswerError
 from vlm_pg.rollout.server.messages import ChatMessages
@@ -151,7 +151,7 @@ class ServerEngine:
 
 
 def _refuse_scattered(policy: Policy) -> None:
-    if is_scattered(policy.model):
+    if is_sharded(policy.model):
         # Scoring is a series of collectives there, and ranks have different numbers of passes.
         raise ConfigError(
             "rollout.engine is server with ZeRO stage 3, whose ranks cannot score responses at their own pace. Use "

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from vlm_pg.errors import SampleError
+from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import PositionRule
-from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.prompts.builder import user_content
 from vlm_pg.prompts.chat import render_chat
 from vlm_pg.rollout.server.dialects import VLLM_FRAMES_PER_SECOND, Kind
@@ -49,7 +49,7 @@ class ChatMessages:
         answer_prefix: what all answers are made to begin with.
     """
 
-    def __init__(self, policy: Policy | WithoutWeights, samples: Mapping[str, Sample], answer_prefix: str = ""):
+    def __init__(self, policy: Policy | WeightlessPolicy, samples: Mapping[str, Sample], answer_prefix: str = ""):
         self._policy, self._samples, self._answer_prefix = policy, samples, answer_prefix
 
     def check_kind(self, kind: Kind) -> None:

@@ -10,8 +10,8 @@ import torch
 
 from vlm_pg.errors import ConfigError
 from vlm_pg.http.client import run_until_stopped
+from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.without_weights import WithoutWeights
 from vlm_pg.rollout.engine import stop_token_ids
 from vlm_pg.rollout.server.answers import Answer, AnswerReader, turn_token_ids
 from vlm_pg.rollout.server.asking import Asker
@@ -58,7 +58,7 @@ class Respondent:
 
     def __init__(
         self,
-        model: Policy | WithoutWeights,
+        model: Policy | WeightlessPolicy,
         settings: RolloutSettings,
         seed: int,
         should_stop: Callable[[], bool],

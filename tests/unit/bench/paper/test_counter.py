@@ -14,7 +14,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.groups import tiny_policy
-from vlm_pg.attention.kernels.cuda import CudaFlashKernel
+from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
 from vlm_pg.bench.case import random_model
 from vlm_pg.bench.paper.counter import count, fake_mode
 from vlm_pg.bench.paper.counts import Counts

@@ -10,7 +10,7 @@ from functools import cache, partial
 import pytest
 import torch
 
-from vlm_pg.attention.kernels.cuda import CudaFlashKernel
+from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
 from vlm_pg.bench.case import random_model
 from vlm_pg.bench.paper.counter import count, fake_mode
 from vlm_pg.bench.paper.counts import Counts

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from tests.support.groups import tiny_policy
 from tests.support.tiny import FAMILY_NAMES
-from vlm_pg.attention.kernels.cpu import CpuFlashKernel
+from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel
 from vlm_pg.bench.case import random_model
 from vlm_pg.bench.generation.case import GenerationCase
 from vlm_pg.bench.generation.counted import counted_rollout

@@ -13,7 +13,7 @@ import torch
 
 from tests.numerics.sequence_memory import long_group, small_model, small_settings
 from tests.support.processes import launch_ranks
-from vlm_pg.attention.kernels.cpu import CpuFlashKernel
+from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel
 from vlm_pg.bench.grid import StepPoint
 from vlm_pg.bench.paper.contestants import counted
 from vlm_pg.bench.paper.counter import count, fake_mode

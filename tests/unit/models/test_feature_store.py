@@ -18,7 +18,7 @@ from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.cache.store import Store
 from vlm_pg.distributed import SequenceGroup
 from vlm_pg.models.feature_cache import keep_features
-from vlm_pg.models.kept_features import KIND, KeptFeatures
+from vlm_pg.models.feature_store import KIND, FeatureStore
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.vision_pieces import Grid
 from vlm_pg.types import Prompt, VisualFeatures
@@ -64,8 +64,8 @@ def by_frame(grids: Sequence[Grid]) -> list[tuple[Grid, ...]]:
     return [((1, h, w),) for t, h, w in grids for _ in range(t)]
 
 
-def kept_in(folder: Path, tower: str = "tower", calls: Any = whole, shape: tuple[int, ...] = (2,)) -> KeptFeatures:
-    return KeptFeatures(Store(folder, KIND), tower, calls, torch.device("cpu"), shape)
+def kept_in(folder: Path, tower: str = "tower", calls: Any = whole, shape: tuple[int, ...] = (2,)) -> FeatureStore:
+    return FeatureStore(Store(folder, KIND), tower, calls, torch.device("cpu"), shape)
 
 
 def of_prompt(prompt: Prompt, *shape: int) -> torch.Tensor:

@@ -1,11 +1,29 @@
-"""The slow kernel that needs nothing: matrix products and softmax, for comparisons and unusual devices."""
+"""Plain softmax: the definition every kernel is tested against, and a slow kernel that runs anywhere."""
 
 from __future__ import annotations
 
 import torch
 
 from vlm_pg.attention.kernels.base import Kernel
-from vlm_pg.attention.segments import SegmentCall
+from vlm_pg.attention.plan import AttentionPlan, full_plan
+from vlm_pg.attention.tree import PrefixTree, SegmentCall
+
+
+def oracle_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tree: PrefixTree | AttentionPlan, scale: float | None = None
+) -> torch.Tensor:
+    """Same contract as ``grouped_attention``, by an explicit mask, softmax and plain autograd.
+
+    Memory grows with the square of the number of tokens.
+    """
+    plan = tree if isinstance(tree, AttentionPlan) else full_plan(tree)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    repeats = q.shape[1] // k.shape[1]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    keys, values = (x.to(wide).repeat_interleave(repeats, dim=1) for x in (k, v))
+    scores = torch.einsum("qnh,knh->nqk", q.to(wide), keys) * scale
+    scores = scores.masked_fill(~plan.mask(q.device), float("-inf"))
+    return torch.einsum("nqk,knh->qnh", scores.softmax(dim=-1), values).to(q.dtype)
 
 
 class OracleKernel(Kernel):

@@ -1,7 +1,7 @@
-"""A frozen tower runs once, ever: its outputs on disk, by what they were made of.
+"""A frozen vision tower's outputs on disk, shared by processes, runs and evaluations.
 
-Media, the tower, how the media are divided over its calls, and what computes them are an entry's key, so what comes
-back is bit for bit what the tower would give here, whichever process, run or evaluation asks.
+An entry's key has the media, the tower, the division of the media over its calls, and the machine with its switches, so
+a hit is bit for bit the tower's output here.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from vlm_pg.cache.entry_file import Entry
 from vlm_pg.cache.notes import say
 from vlm_pg.cache.room import Outcome
 from vlm_pg.cache.store import Store, key_of
-from vlm_pg.models.numerics import numerics_digest
+from vlm_pg.models.digests import numerics_digest
 from vlm_pg.models.vision_pieces import Grid, shares
 from vlm_pg.types import Prompt
 
 KIND = "features"
-# How features are laid out in an entry.
+# Version of the layout of an entry.
 _LAYOUT = 1
 _FEATURES = "features"
 
 CallsOf = Callable[[Sequence[Grid]], list[tuple[Grid, ...]]]
 
 
-class KeptFeatures:
-    """Features of prompts, made by one tower.
+class FeatureStore:
+    """Features of prompts, computed by one tower.
 
-    Where several processes make those of a prompt together, each its frames, ``hosts`` has ``host`` of each, in order.
+    Where several processes compute those of a prompt together, each its frames, ``hosts`` has ``host`` of each, in
+    order.
 
     Args:
         tower: ``tower_digest`` of it.
-        calls_of: the calls in which a process runs the tower on these frames, one after the other; each may have bits
-            of its own, as sums are divided otherwise.
+        calls_of: divides these frames over calls of the tower by one process; another division may give other bits.
         device: the tower's.
         shape: of the features of one visual token, (D,) or (1 + E, D).
     """
@@ -53,11 +53,11 @@ class KeptFeatures:
 
     @property
     def host(self) -> str:
-        """``numerics_digest`` of this process at this moment."""
+        """``numerics_digest`` of this process now."""
         return numerics_digest(self._device)
 
     def read(self, prompt: Prompt, hosts: Sequence[str] = ()) -> torch.Tensor | None:
-        """[M, ...] on the CPU as ``hosts``, by default this process, make them; None where there are none."""
+        """[M, ...] on the CPU as computed by ``hosts``, by default this process; None where there is no entry."""
         key = self._key(prompt, hosts)
         entry = self.store.read(key)
         if entry is None:
@@ -67,13 +67,13 @@ class KeptFeatures:
             if features.is_floating_point() and features.shape == (prompt.num_visual_tokens, *self._shape):
                 return features
         except (KeyError, AttributeError, TypeError, RuntimeError, ValueError):
-            pass  # who may write there may write anything, and what it says of its dtype is no dtype of these bytes
+            pass  # the file may hold anything, such as a dtype that does not fit its bytes
         self.store.remove_damaged(key)
         return None
 
     def write(self, prompt: Prompt, features: torch.Tensor, hosts: Sequence[str] = ()) -> None:
-        """Keep features [M, ...] that ``hosts``, by default this process, have made. A disk that fails, and one without
-        room, is a warning."""
+        """Write features [M, ...] that ``hosts``, by default this process, have computed; warn if the disk fails or is
+        full."""
         try:
             if self.store.write(self._key(prompt, hosts), _entry(features)) is Outcome.FULL:
                 say(
@@ -81,14 +81,14 @@ class KeptFeatures:
                     "(what this run has used is not thrown out): those that do not fit are computed every time. Raise "
                     "cache.max_gb, or make room with vlm-pg cache prune."
                 )
-        except OSError as error:  # features are there all the same
+        except OSError as error:  # the features themselves are in memory
             say(
                 f"cache.folder '{self.store.folder}' cannot be written ({error.strerror}): visual features are "
                 "computed again. Make room, or lower cache.max_gb."
             )
 
     def _key(self, prompt: Prompt, hosts: Sequence[str]) -> str:
-        """One frame on two processes is the same call as on one, and so is a video that is not cut: then the key is."""
+        """One frame on two processes is the same call as on one, and so is an undivided video: the keys are equal."""
         assert prompt.grid_thw is not None
         hosts = hosts or [self.host]
         parts = shares(prompt.grid_thw.tolist(), len(hosts))
@@ -98,12 +98,12 @@ class KeptFeatures:
 
 
 def _features(entry: Entry) -> torch.Tensor:
-    values = torch.from_numpy(entry.tensors[_FEATURES].copy())  # what is read cannot be written, and torch warns
+    values = torch.from_numpy(entry.tensors[_FEATURES].copy())  # the buffer is read-only, for which torch warns
     return values.view(getattr(torch, entry.about["dtype"]))
 
 
 def _entry(features: torch.Tensor) -> Entry:
-    """numpy has no bfloat16: its bits are kept as those of integers."""
+    """numpy has no bfloat16: its bits are stored as integers."""
     values = features.detach().cpu().contiguous()
     dtype = str(values.dtype).removeprefix("torch.")
     array: np.ndarray = (values.view(torch.uint16) if values.dtype == torch.bfloat16 else values).numpy()

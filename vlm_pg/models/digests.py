@@ -1,46 +1,57 @@
-"""What decides about every bit that a vision tower gives, but for who computes it (``numerics``): weights and code."""
+"""Digests of everything that decides the bits of a tower's output: weights and code, and the machine that computes.
+
+The same operation on the same numbers gives other bits with other vector instructions, other block sizes (which
+libraries choose by caches and number of threads), another matrix library, or a switch in torch or the environment.
+Measured with a layer of Qwen2.5-VL's tower: ``ATEN_CPU_CAPABILITY``, ``ONEDNN_MAX_CPU_ISA``, ``MKL_CBWR`` and, for some
+numbers of rows, the number of threads change its output.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import distributions, version
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
 
-from vlm_pg.attention.frames import frames_forward
 from vlm_pg.attention.grouped import grouped_attention
-from vlm_pg.attention.kernels.cuda import CudaFlashKernel
+from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
+from vlm_pg.cache.machine import gpu_driver, lines, this_machine
 from vlm_pg.cache.source_code import source_digest
 from vlm_pg.cache.store import key_of
 from vlm_pg.models.family import Family
 from vlm_pg.models.layer_globals import replaced_globals
-from vlm_pg.models.scattered import is_part
-from vlm_pg.models.tower_attention import takes_all_frames
+from vlm_pg.models.tower_attention import frames_forward, takes_all_frames
+from vlm_pg.models.weights import is_shard
 
-Gathered = Callable[[Iterable[torch.nn.Parameter]], AbstractContextManager[None]]
+# A context in which these weights are whole on every rank.
+Gather = Callable[[Iterable[torch.nn.Parameter]], AbstractContextManager[None]]
 
 # Our modules on the way from pixels to features; a test follows the calls and finds those that are not named here.
 OWN_CODE = (
-    *("family", "network", "pixels", "scattered", "tower_attention", "tower_inputs", "turns", "vision"),
+    *("family", "network", "pixels", "weights", "tower_attention", "tower_inputs", "turns", "vision"),
     "vision_pieces",
 )
 # Of a tower's configuration: where it comes from and by what it was written, of which no output depends.
 _NOT_OF_THE_OUTPUT = frozenset(("_name_or_path", "architectures", "transformers_version"))
 
 
-def at_hand(weights: Iterable[torch.nn.Parameter]) -> AbstractContextManager[None]:
-    """Weights of which each rank has all."""
+def no_gather(weights: Iterable[torch.nn.Parameter]) -> AbstractContextManager[None]:
+    """For weights that are whole on every rank."""
     return nullcontext()
 
 
-def tower_digest(model: Any, family: Family, gathered: Gathered = at_hand) -> str:
+def tower_digest(model: Any, family: Family, gather: Gather = no_gather) -> str:
     """64 hexadecimal digits: two towers with the same give the same bits for the same call, where ``numerics_digest``
     is the same too.
 
@@ -53,15 +64,14 @@ def tower_digest(model: Any, family: Family, gathered: Gathered = at_hand) -> st
     towers are given, it makes the same calls (a test compares the bits), so it counts as the same.
 
     Args:
-        gathered: inside, these weights are whole here. A collective where they lie with several ranks: then all of them
-            call this together.
+        gather: context in which sharded weights are whole; a collective, so all ranks call this together then.
     """
     tower = family.vision_tower(model)
     config = getattr(tower, "config", None)
     values = {} if config is None else config.to_dict()
     values = {key: value for key, value in values.items() if key not in _NOT_OF_THE_OUTPUT}
     parts = {
-        "weights": _of_weights(tower, gathered),
+        "weights": _of_weights(tower, gather),
         "config": json.dumps(values, sort_keys=True, default=str),
         "attention": getattr(config, "_attn_implementation", None),
         "family": [family.model_type, family.deepstack_layers(model.config)],
@@ -74,14 +84,14 @@ def tower_digest(model: Any, family: Family, gathered: Gathered = at_hand) -> st
 
 def weights_digest(model: Any) -> str:
     """64 hexadecimal digits of all weights and buffers of a model as it is here, adapters and their scales too."""
-    return key_of({"weights": _of_weights(model, at_hand), "adapters": _adapters(model)})
+    return key_of({"weights": _of_weights(model, no_gather), "adapters": _adapters(model)})
 
 
-def _of_weights(tower: torch.nn.Module, gathered: Gathered) -> str:
+def _of_weights(tower: torch.nn.Module, gather: Gather) -> str:
     """Against accidents, not against people who make weights that collide."""
     digest = xxhash.xxh3_128()
     for name, parameter in tower.named_parameters():
-        with gathered([parameter] if is_part(parameter) else []):
+        with gather([parameter] if is_shard(parameter) else []):
             for part, tensor in _stored(name, parameter):
                 _update(digest, part, tensor)
     # Those that are computed when a tower is made are not in its checkpoint, and a cast may reach them.
@@ -161,3 +171,98 @@ def _of_names(module: str) -> str:
     """What a module's functions find under the names they call: kernels are put there in place of its own."""
     names = vars(sys.modules[module]) if module in sys.modules else {}
     return key_of({name: _name(value) for name, value in names.items() if callable(value)})
+
+
+_CPU_INFO = Path("/proc/cpuinfo")
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+# Lines of /proc/cpuinfo that say which processor it is, on x86 and on Arm. "model name" alone does not: to a virtual
+# machine all of a vendor's may be "Intel Xeon Processor".
+_OF_PROCESSOR = frozenset(
+    ("vendor_id", "cpu family", "model", "model name", "stepping", "cache size", "flags")
+    + ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features")
+)
+# Variables with these prefixes choose kernels or their precision; the effects of most are not documented.
+_ENVIRONMENT = (
+    *("ATEN_", "MKL_", "ONEDNN_", "DNNL_", "OPENBLAS_", "BLIS_", "ARMPL_", "KMP_"),
+    *("CUBLAS", "CUDNN_", "NVIDIA_TF32", "MIOPEN_", "ROCBLAS_", "HIPBLAS", "FLASH_ATTENTION_"),
+    *("TORCH_ALLOW_TF32", "TORCH_BLAS_", "TORCH_CUDNN_", "TORCH_LINEAR_", "PYTORCH_TUNABLEOP_"),
+)
+_PACKAGES = ("torch", "transformers", "triton", "flash-attn", "kernels", "liger-kernel", "bitsandbytes", "peft")
+_LIBRARIES = ("nvidia-cublas", "nvidia-cudnn", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "flash-attn-", "mkl")
+# torch's switches, as its own modules read them: those of later releases are among them. Of TF32 its newer names are
+# read: the older ones raise where somebody has used those.
+_SWITCHES = re.compile(
+    r"_get_(?!\w*tf32)(\w+_sdp_enabled|(blas_preferred|cpu_allow|cublas|cudnn_(?!batch)|deterministic_algo|math_sdp"
+    r"|miopen|mkldnn|nnpack|onednn|rocm|sdp_|sm_)\w+)"
+)
+_FP32 = ("cuda.matmul", "cudnn.conv", "mkldnn.matmul", "mkldnn.conv")
+
+
+def numerics_digest(device: torch.device) -> str:
+    """64 hexadecimal digits: with the same, the same call on the same numbers gives the same bits.
+
+    Of the moment of the call: a switch may be set at any time.
+    """
+    return key_of({"told": process_switches(device), "host": _host(device.type, device.index)})
+
+
+def process_switches(device: torch.device) -> dict[str, Any]:
+    """Switches of torch and its libraries set in this process, as JSON values."""
+    return {
+        "switches": {name: str(getattr(torch._C, name)()) for name in _switches()},
+        "fp32": [attrgetter(name)(torch.backends).fp32_precision for name in _FP32],
+        "cudnn benchmark": torch.backends.cudnn.benchmark_limit,
+        "autocast": [torch.is_autocast_enabled(device.type), str(torch.get_autocast_dtype(device.type))],
+        "default": str(torch.get_default_dtype()),
+        "subnormal": float(torch.tensor(2.0**-130) * torch.tensor(0.5)),  # zero where they are flushed
+        # Sums are divided among threads.
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "environment": {name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT)},
+    }
+
+
+@cache
+def _switches() -> list[str]:
+    return [name for name in dir(torch._C) if _SWITCHES.fullmatch(name)]
+
+
+@cache
+def _host(kind: str, index: int | None) -> dict[str, Any]:
+    versions = {"torch build": torch.__config__.show(), "packages": _versions()}
+    if kind == "cpu":
+        return {**versions, "processor": processor(), "libc": platform.libc_ver()}
+    if kind == "cuda":
+        return {**versions, "gpu": gpu(torch.device(kind, index or 0))}
+    return {**versions, "machine": [kind, this_machine()]}
+
+
+def processor() -> list[str]:
+    """Which processor this is: facts by which libraries choose code and block sizes. Where none are known, this machine
+    alone."""
+    found = lines(_CPU_INFO)
+    facts = sorted({line for line in found if line.partition(":")[0].strip() in _OF_PROCESSOR})
+    if not facts:
+        facts = [this_machine()]
+    caches = sorted(
+        f"{place.name} {name} {value}"
+        for place in _CACHES.glob("index*")
+        for name in ("level", "type", "size")
+        for value in lines(place / name)
+    )
+    return [platform.machine(), torch.backends.cpu.get_cpu_capability(), *facts, *caches]
+
+
+def gpu(device: torch.device) -> list[Any]:
+    """Which GPU this is, with its driver and libraries."""
+    state = torch.cuda.get_device_properties(device)
+    return [
+        *(state.name, state.major, state.minor, state.multi_processor_count, getattr(state, "L2_cache_size", None)),
+        *(getattr(state, "gcnArchName", None), torch.version.cuda, torch.version.hip, torch.backends.cudnn.version()),
+        *gpu_driver(),
+    ]
+
+
+def _versions() -> dict[str, str]:
+    """Of packages with kernels, and of the libraries that torch loads."""
+    found = {(package.metadata["Name"] or "").lower().replace("_", "-"): package.version for package in distributions()}
+    return {name: of for name, of in found.items() if name in _PACKAGES or name.startswith(_LIBRARIES)}

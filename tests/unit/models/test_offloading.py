@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from vlm_pg.errors import ModelError
-from vlm_pg.models import places
-from vlm_pg.models.layer_lane import Lane
-from vlm_pg.models.places import FileOnDisk, HostMemory, Stored, pinned_pieces, place_behind
+from vlm_pg.models import offloading
+from vlm_pg.models.offloading import FileOnDisk, HostMemory, Offloaded, OffloadLane, offload_target, pinned_pieces
 
 TENSORS = {
     "fp32": torch.randn(3, 5),
@@ -32,7 +31,7 @@ TENSORS = {
 
 @pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
 def test_it_comes_back_as_often_as_it_is_asked_for(tensor: torch.Tensor, tmp_path: Path) -> None:
-    stored = place_behind(torch.device("cpu"), tmp_path).put(tensor)
+    stored = offload_target(torch.device("cpu"), tmp_path).put(tensor)
     stored.fetch()
     for _ in range(2):
         back = stored.get()
@@ -64,7 +63,7 @@ def fake_streams(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeStream, list[obje
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: here)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: recorded.append(stream))
-    monkeypatch.setattr(places, "_pinned", lambda size: torch.full((size,), 77, dtype=torch.uint8))
+    monkeypatch.setattr(offloading, "_pinned", lambda size: torch.full((size,), 77, dtype=torch.uint8))
     return here, recorded
 
 
@@ -73,14 +72,14 @@ def test_host_memory_on_fake_streams(tensor: torch.Tensor, fake_streams: tuple[F
     here, recorded = fake_streams
     place: Any = HostMemory(torch.device("cpu"))
     stored: Any = place.put(tensor)
-    assert place.outward.waited == [here] and recorded == [place.outward]
+    assert place.offload_stream.waited == [here] and recorded == [place.offload_stream]
     for _ in range(2):
         back = stored.get()
         assert back.dtype == tensor.dtype and torch.equal(back, tensor)
         assert back.stride() == torch.empty_like(tensor).stride()
     # The copy home begins after the one away, and is waited for where its result is used.
-    assert place.homeward.waited == 2 * [stored._away] and len(here.waited) == 2
-    assert recorded == [place.outward, here, here]
+    assert place.prefetch_stream.waited == 2 * [stored._copied] and len(here.waited) == 2
+    assert recorded == [place.offload_stream, here, here]
 
 
 def test_host_memory_is_written_to_again_behind_what_reads_it(fake_streams: object) -> None:
@@ -90,10 +89,10 @@ def test_host_memory_is_written_to_again_behind_what_reads_it(fake_streams: obje
     first.get(), first.get()
     last_read = first._reads[0]
     del first
-    place.outward.waited.clear()
+    place.offload_stream.waited.clear()
     second: Any = place.put(torch.zeros(70_000))
     assert [piece.data_ptr() for piece in second._pieces] == pieces and len(pieces) > 1
-    assert place.outward.waited[:-1] == len(pieces) * [last_read]
+    assert place.offload_stream.waited[:-1] == len(pieces) * [last_read]
     assert torch.equal(second.get(), torch.zeros(70_000))
     third: Any = place.put(torch.full((70_000,), 3.0))  # the second one is still there
     assert not {piece.data_ptr() for piece in third._pieces} & set(pieces)
@@ -160,7 +159,7 @@ class _Noting:
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def put(self, tensor: torch.Tensor) -> Stored:
+    def put(self, tensor: torch.Tensor) -> Offloaded:
         return _Noted(self, tensor)
 
 
@@ -179,7 +178,7 @@ class _Noted:
 def test_the_layer_before_is_on_its_way() -> None:
     """Layer 2 is asked for: what else it has put away and layer 1's are fetched; what was taken never again."""
     place = _Noting()
-    lane = Lane(place, least_bytes=8)
+    lane = OffloadLane(place, least_bytes=8)
     kept = []
     for layer in range(3):
         lane.next_layer()

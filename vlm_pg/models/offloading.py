@@ -1,7 +1,7 @@
-"""Where tensors are put that the device need not hold for now: host memory behind a GPU, a file behind host memory.
+"""Offloading tensors the device need not hold for now: a GPU's into pinned host memory, a CPU's into a file.
 
-What is put away comes back with the same values and strides. On a GPU both ways run beside the computation, on streams
-of their own, through pinned memory; a file is written and read when it is asked for.
+An offloaded tensor comes back with the same values and strides. On a GPU copies both ways overlap the computation, on
+streams of their own; a file is read and written synchronously.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
-from weakref import finalize
+from weakref import WeakSet, finalize
 
 import torch
 
@@ -22,23 +22,23 @@ PAGE_BYTES = 4096
 _LEAST_SHARE_BITS = 4  # the smallest piece: a sixteenth of the largest
 
 
-class Stored(Protocol):
-    """One tensor that was put away; what it takes is given back when nobody holds this any more."""
+class Offloaded(Protocol):
+    """One offloaded tensor; its memory is freed when this object is collected."""
 
     def fetch(self) -> None:
-        """Begin to bring it back, where that can go on beside other work."""
+        """Prefetch: begin to copy it back, where that overlaps other work."""
         ...
 
     def get(self) -> torch.Tensor:
-        """It, on the device it came from; every call gives a tensor of its own."""
+        """The tensor, on its device; every call returns a new one."""
         ...
 
 
-class Place(Protocol):
-    """Where tensors of one device are put away."""
+class OffloadTarget(Protocol):
+    """Storage for offloaded tensors of one device."""
 
-    def put(self, tensor: torch.Tensor) -> Stored:
-        """Put the values of ``tensor`` away, without its graph. Whoever wants to win memory lets go of the tensor."""
+    def put(self, tensor: torch.Tensor) -> Offloaded:
+        """Copy the values of ``tensor``, without its graph. The caller frees the tensor itself."""
         ...
 
     @property
@@ -47,7 +47,7 @@ class Place(Protocol):
         ...
 
 
-def place_behind(device: torch.device, folder: str | Path | None = None) -> Place:
+def offload_target(device: torch.device, folder: str | Path | None = None) -> OffloadTarget:
     """Host memory for a GPU; for the CPU a file in ``folder`` (None: the system's folder for temporary files)."""
     return HostMemory(device) if device.type == "cuda" else FileOnDisk(folder)
 
@@ -55,81 +55,81 @@ def place_behind(device: torch.device, folder: str | Path | None = None) -> Plac
 class HostMemory:
     """Pinned memory of the host, for tensors of one GPU.
 
-    What is given back is kept here: recording a CUDA graph empties torch's own cache of pinned memory, and pinning anew
-    takes longer than a copy.
+    Freed buffers are reused: recording a CUDA graph empties torch's own cache of pinned memory, and pinning anew takes
+    longer than a copy.
     """
 
     name = "pinned host memory"
 
     def __init__(self, device: torch.device):
         self._device = device
-        self.outward = torch.cuda.Stream(device)
-        self.homeward = torch.cuda.Stream(device)
+        self.offload_stream = torch.cuda.Stream(device)
+        self.prefetch_stream = torch.cuda.Stream(device)
         self._free: dict[int, list[tuple[torch.Tensor, Sequence[torch.cuda.Event]]]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HostMemory:
         return HostMemory(self._device)
 
-    def put(self, tensor: torch.Tensor) -> Stored:
+    def put(self, tensor: torch.Tensor) -> Offloaded:
         return _InHostMemory(self, _dense(tensor))
 
     def take(self, size: int) -> torch.Tensor:
-        """uint8 [size], to be written to by ``outward``, after what still reads there."""
+        """uint8 [size], to be written by ``offload_stream``, after pending reads of it."""
         free = self._free.get(size)
         if not free:
             return _pinned(size)
         piece, reads = free.pop()
         for read in reads:
-            self.outward.wait_event(read)
+            self.offload_stream.wait_event(read)
         return piece
 
-    def give_back(self, pieces: Sequence[torch.Tensor], reads: Sequence[torch.cuda.Event]) -> None:
+    def release(self, pieces: Sequence[torch.Tensor], reads: Sequence[torch.cuda.Event]) -> None:
         for piece in pieces:
             self._free.setdefault(len(piece), []).append((piece, reads))
 
 
 class _InHostMemory:
-    def __init__(self, place: HostMemory, tensor: torch.Tensor):
-        self._place, self._device = place, tensor.device
+    def __init__(self, target: HostMemory, tensor: torch.Tensor):
+        self._target, self._device = target, tensor.device
         # Without values: dtype, shape and strides to come back with.
         self._like = torch.empty_like(tensor, device="meta")
         values = _bytes_of(tensor)
-        self._pieces = [place.take(size) for size in pinned_pieces(len(values))]
+        self._pieces = [target.take(size) for size in pinned_pieces(len(values))]
         self._reads: list[torch.cuda.Event] = []
-        finalize(self, place.give_back, self._pieces, self._reads)
-        place.outward.wait_stream(torch.cuda.current_stream(tensor.device))
-        with torch.cuda.stream(place.outward):
+        finalize(self, target.release, self._pieces, self._reads)
+        target.offload_stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(target.offload_stream):
             for piece, part in self._with(values):
                 piece.copy_(part, non_blocking=True)
-        # Its memory is not given to others before the copy has been made.
-        tensor.record_stream(place.outward)
-        self._away = place.outward.record_event()
-        self._coming: tuple[torch.Tensor, torch.cuda.Event] | None = None
+        # Its memory is not reused before the copy is done.
+        tensor.record_stream(target.offload_stream)
+        self._copied = target.offload_stream.record_event()
+        self._prefetched: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
     def fetch(self) -> None:
-        if self._coming is not None:
+        if self._prefetched is not None:
             return
-        stream = self._place.homeward
+        stream = self._target.prefetch_stream
         with torch.cuda.stream(stream):
-            stream.wait_event(self._away)
+            stream.wait_event(self._copied)
             tensor = torch.empty_like(self._like, device=self._device)
             for piece, part in self._with(_bytes_of(tensor)):
                 part.copy_(piece, non_blocking=True)
             arrived = stream.record_event()
         self._reads[:] = [arrived]  # the stream's later event stands for earlier ones
-        self._coming = (tensor, arrived)
+        self._prefetched = (tensor, arrived)
 
     def get(self) -> torch.Tensor:
         self.fetch()
-        assert self._coming is not None
-        (tensor, arrived), self._coming = self._coming, None
+        assert self._prefetched is not None
+        (tensor, arrived), self._prefetched = self._prefetched, None
         here = torch.cuda.current_stream(self._device)
         here.wait_event(arrived)
         tensor.record_stream(here)
         return tensor
 
     def _with(self, values: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Each piece of the host's memory with its part of ``values``."""
+        """Each host buffer with its part of ``values``."""
         first = 0
         for piece in self._pieces:
             part = values[first : first + len(piece)]
@@ -141,7 +141,7 @@ def pinned_pieces(size: int) -> list[int]:
     """So many bytes, and at most a sixteenth more, as powers of two.
 
     torch's allocator of pinned memory gives a power of two to each request: in one piece a tensor could take twice its
-    size. And what comes back can be used again, whatever the lengths of later streams.
+    size. And released buffers fit later streams of any length.
     """
     least = max(PAGE_BYTES, 1 << max(0, size.bit_length() - 1 - _LEAST_SHARE_BITS))
     units = -(-size // least)
@@ -153,7 +153,7 @@ def _pinned(size: int) -> torch.Tensor:
 
 
 class FileOnDisk:
-    """One unnamed file, which is gone with the process; room that was given back is used again.
+    """One unnamed file, deleted with the process; released room is reused.
 
     Raises:
         ModelError: there is no such folder, or no room in it.
@@ -165,7 +165,7 @@ class FileOnDisk:
             self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115  # lives as long as this
         except OSError as error:
             raise ModelError(
-                f"No file can be made in {self._folder} for what memory need not hold ({error}). Set "
+                f"No file can be made in {self._folder} for offloaded tensors ({error}). Set "
                 "model.offload_folder to a folder on a disk, or model.offload_layer_inputs=false and "
                 "model.offload_prefix_states=false."
             ) from error
@@ -179,7 +179,7 @@ class FileOnDisk:
     def name(self) -> str:
         return f"a file in {self._folder}"
 
-    def put(self, tensor: torch.Tensor) -> Stored:
+    def put(self, tensor: torch.Tensor) -> Offloaded:
         tensor = _dense(tensor)
         size = tensor.numel() * tensor.element_size()
         free = self._free.get(size)
@@ -196,7 +196,7 @@ class FileOnDisk:
                 written = os.pwrite(self._file.fileno(), values, offset)
             except OSError as error:
                 raise ModelError(
-                    f"{error.strerror} in {self._folder}, at {offset / GIB:.1f} GiB of what memory need not hold. Set "
+                    f"{error.strerror} in {self._folder}, at {offset / GIB:.1f} GiB of offloaded tensors. Set "
                     "model.offload_folder to a folder with more room, or lower training.micro_batch_tokens."
                 ) from error
             values, offset = values[written:], offset + written
@@ -206,23 +206,23 @@ class FileOnDisk:
         while len(values):
             count = os.preadv(self._file.fileno(), [values], offset)
             if not count:
-                raise ModelError(f"The file in {self._folder} for what memory need not hold has been cut short.")
+                raise ModelError(f"The file of offloaded tensors in {self._folder} has been cut short.")
             values, offset = values[count:], offset + count
 
 
 class _InFile:
-    def __init__(self, place: FileOnDisk, offset: int, tensor: torch.Tensor):
-        self._place, self._offset = place, offset
+    def __init__(self, target: FileOnDisk, offset: int, tensor: torch.Tensor):
+        self._target, self._offset = target, offset
         # Without values: dtype, shape and strides to come back with.
         self._like = torch.empty_like(tensor, device="meta")
-        place.write(tensor, offset)
+        target.write(tensor, offset)
 
     def fetch(self) -> None:
-        """There is nothing that would go on beside the computation."""
+        """Files are read synchronously in ``get``."""
 
     def get(self) -> torch.Tensor:
         tensor = torch.empty_like(self._like, device="cpu")
-        self._place.read(tensor, self._offset)
+        self._target.read(tensor, self._offset)
         return tensor
 
 
@@ -239,3 +239,55 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def _on_host(tensor: torch.Tensor) -> memoryview:
     return memoryview(_bytes_of(tensor).numpy())  # type: ignore[arg-type]  # numpy's stubs forget that it is one
+
+
+class OffloadLane:
+    """One pass's tensors in ``target``, layer by layer; those below ``least_bytes`` stay on the device.
+
+    Backward goes through the layers in reverse: when a tensor of a layer is read, the others of that layer and of the
+    one before it are prefetched.
+    """
+
+    def __init__(self, target: OffloadTarget, least_bytes: int):
+        self._target = target
+        self._least_bytes = least_bytes
+        self._waiting: list[WeakSet[LaneTensor]] = [WeakSet()]
+
+    def next_layer(self) -> None:
+        """Tensors put from now on belong to the layer that begins."""
+        self._waiting.append(WeakSet())
+
+    def put(self, tensor: torch.Tensor) -> LaneTensor:
+        """``tensor`` without its graph, offloaded if it is large enough."""
+        if tensor.numel() * tensor.element_size() < self._least_bytes:
+            return LaneTensor(tensor.detach(), None)
+        offloaded = LaneTensor(None, self._target.put(tensor), self, len(self._waiting) - 1)
+        self._waiting[-1].add(offloaded)
+        return offloaded
+
+    def take(self, tensor: LaneTensor, layer: int) -> None:
+        """``tensor`` of ``layer`` is read: prefetch its neighbours."""
+        self._waiting[layer].discard(tensor)
+        for other in [other for near in self._waiting[max(0, layer - 1) : layer + 1] for other in near]:
+            other.fetch()
+
+
+class LaneTensor:
+    """One tensor of a lane, offloaded or on the device."""
+
+    def __init__(
+        self, here: torch.Tensor | None, offloaded: Offloaded | None, lane: OffloadLane | None = None, layer: int = 0
+    ):
+        self._here, self._offloaded, self._lane, self._layer = here, offloaded, lane, layer
+
+    def fetch(self) -> None:
+        if self._offloaded is not None:
+            self._offloaded.fetch()
+
+    def get(self) -> torch.Tensor:
+        """Its values, on their device."""
+        if self._offloaded is None or self._lane is None:
+            assert self._here is not None
+            return self._here
+        self._lane.take(self, self._layer)
+        return self._offloaded.get()
