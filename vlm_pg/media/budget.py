@@ -12,12 +12,7 @@ def visual_tokens(count: int, height: int, width: int, factor: int) -> int:
 
 
 def frames_within(
-    count: int,
-    least: int,
-    stored: tuple[int, int],
-    bounds: tuple[int, int],
-    factor: int,
-    budget: int | None = None,
+    count: int, least: int, stored: tuple[int, int], bounds: tuple[int, int], factor: int, budget: int | None = None
 ) -> tuple[int, int, int]:
     """Number, height and width of the frames of one video.
 

@@ -78,13 +78,7 @@ def _name(path: str) -> str:
 
 
 def _decode_local(
-    kind: MediaKind,
-    path: Path,
-    name: str,
-    settings: MediaSettings,
-    factor: int,
-    part: Part,
-    cues: tuple[Cue, ...],
+    kind: MediaKind, path: Path, name: str, settings: MediaSettings, factor: int, part: Part, cues: tuple[Cue, ...]
 ) -> DecodedMedia:
     if kind == "image":
         return decode_image(path, settings, factor, name)
@@ -92,12 +86,7 @@ def _decode_local(
 
 
 def decode_video(
-    path: Path,
-    settings: MediaSettings,
-    factor: int,
-    name: str = "",
-    part: Part = WHOLE,
-    cues: tuple[Cue, ...] = (),
+    path: Path, settings: MediaSettings, factor: int, name: str = "", part: Part = WHOLE, cues: tuple[Cue, ...] = ()
 ) -> DecodedMedia:
     """Sample, decode, turn upright and resize a video; see ``decode_file``.
 

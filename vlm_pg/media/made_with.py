@@ -65,10 +65,7 @@ def _of_image() -> dict[str, Any]:
 def _of_video(decoder: str, device: str) -> dict[str, Any]:
     import av
 
-    found: dict[str, Any] = {
-        "ffmpeg": [av.ffmpeg_version_info, av.library_versions],
-        "instructions": _instructions(),
-    }
+    found: dict[str, Any] = {"ffmpeg": [av.ffmpeg_version_info, av.library_versions], "instructions": _instructions()}
     if decoder == "torchcodec":
         from vlm_pg.media.torchcodec_decoder import ffmpeg_versions
 

@@ -77,8 +77,7 @@ class Clock:
             for name, scale in (("media header (mdhd)", track.scale or 0), ("movie header (mvhd)", self._scale)):
                 if not 0 < scale <= _MOST_SCALE:
                     raise DecodeFailure(
-                        "open",
-                        f"its {name} is missing or damaged, so the units of its times are not known",
+                        "open", f"its {name} is missing or damaged, so the units of its times are not known"
                     )
             self._fragments.check(track.number, track.scale or 1)
             if not self._is_fragmented and track.media and track.durations[:, 0].any():

@@ -24,12 +24,7 @@ class Booking:
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        settings: RolloutSettings,
-        waiting: WaitingPrompts,
-        decoder: Decoder,
-        divided_by: int = 1,
+        self, policy: Policy, settings: RolloutSettings, waiting: WaitingPrompts, decoder: Decoder, divided_by: int = 1
     ):
         self.waiting, self._decoder = waiting, decoder
         self._costs, self._settings, self._divided_by = TokenCosts.of(policy), settings, divided_by
@@ -62,11 +57,7 @@ class Round(NamedTuple):
 
 
 def rounds(
-    policy: Policy,
-    settings: RolloutSettings,
-    prompts: Sequence[Prompt],
-    budget: int,
-    sequence: SequenceGroup,
+    policy: Policy, settings: RolloutSettings, prompts: Sequence[Prompt], budget: int, sequence: SequenceGroup
 ) -> Iterator[Round]:
     """Which prompts are admitted together, on all processes of ``sequence`` alike; at least one at a time.
 

@@ -80,10 +80,7 @@ def linear_attention_step_(mixer: Any, hidden: torch.Tensor, states: RowStates, 
 
 
 def _layer(
-    mixer: Any,
-    hidden: torch.Tensor,
-    convolve: Callable[[torch.Tensor], torch.Tensor],
-    mix: Callable[..., torch.Tensor],
+    mixer: Any, hidden: torch.Tensor, convolve: Callable[[torch.Tensor], torch.Tensor], mix: Callable[..., torch.Tensor]
 ) -> torch.Tensor:
     """[n, D] -> [n, D].
 

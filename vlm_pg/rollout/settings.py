@@ -137,8 +137,7 @@ class RolloutSettings(Settings):
         "auto: all if they fit.",
     )
     logprobs: Literal["reuse", "recompute"] = Field(
-        "reuse",
-        description="Log-probabilities of the sampling policy in the loss: of generation, or the update's own.",
+        "reuse", description="Log-probabilities of the sampling policy in the loss: of generation, or the update's own."
     )
     mismatch_every: int = Field(
         50, ge=0, description="Every so many steps the two are compared and the difference is logged; 0 never."

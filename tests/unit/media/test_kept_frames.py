@@ -209,11 +209,7 @@ def test_a_cache_that_cannot_be_written_costs_no_frames(
 
 @pytest.mark.parametrize("outcome", Outcome)
 def test_only_a_full_cache_is_called_full(
-    media_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    recwarn: pytest.WarningsRecorder,
-    outcome: Outcome,
+    media_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, outcome: Outcome
 ) -> None:
     """One in which others make room at this moment is not; in neither case are the frames called kept."""
     monkeypatch.setattr(kept_frames.Store, "write", lambda *_: outcome)

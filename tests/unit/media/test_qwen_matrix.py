@@ -33,10 +33,7 @@ def case(numbers: random.Random) -> dict[str, Any]:
     total = max(1, round(spread(0.05, 3600) * rate))
     factor = numbers.choice((28, 32))
     least = round(spread(1, 256)) * factor**2 - numbers.choice((0, 0, 5))
-    settings = {
-        "min_pixels": least,
-        "max_pixels": least + round(spread(1, 1500 * factor**2)),
-    }
+    settings = {"min_pixels": least, "max_pixels": least + round(spread(1, 1500 * factor**2))}
     if numbers.random() < 0.25:
         settings |= {"frames": "uniform", "num_frames": 2 * round(spread(1, 200))}
     else:

@@ -72,15 +72,7 @@ def turned(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def stored(  # type: ignore[no-untyped-def]
-    out,
-    there,
-    left,
-    right,
-    rest,
-    HALF: tl.constexpr,
-    SIZE: tl.constexpr,
-    ROOM: tl.constexpr,
-    REST: tl.constexpr,
+    out, there, left, right, rest, HALF: tl.constexpr, SIZE: tl.constexpr, ROOM: tl.constexpr, REST: tl.constexpr
 ):
     """One head at each of the places ``out`` that are ``there``."""
     column = tl.arange(0, ROOM)[None, :]
