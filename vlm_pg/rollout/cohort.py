@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from vlm_pg.rollout.cohort_attention import OwnTokens
+from vlm_pg.models.linear_attention import LinearStates
+from vlm_pg.rollout.kv import BLOCK_TOKENS, PrefixStore
 from vlm_pg.rollout.sampling import Choice
 from vlm_pg.types import FinishReason
 
@@ -120,3 +122,47 @@ class Cohort:
         self._rollouts = [self._rollouts[row] for row in rows]
         self._tokens = [self._tokens[row] for row in rows]
         self._running = [True] * len(rows)
+
+
+class OwnTokens:
+    """Keys, values and states of the tokens that rollouts have generated themselves.
+
+    Rollouts that were admitted together have equally many, ``length``, at any time: nothing is padded. Room grows in
+    blocks, not to the longest length.
+
+    Args:
+        paths: for each rollout the stored nodes of its prompt, first to last.
+    """
+
+    def __init__(self, paths: Sequence[tuple[int, ...]]):
+        self.paths = list(paths)
+        self.length = 0
+        self._keys_values: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._states: dict[int, LinearStates] = {}
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Go on with these rollouts only (int64 [kept], ascending)."""
+        self.paths = [self.paths[i] for i in rows.tolist()]
+        # One layer at a time: no more than one exists twice.
+        for layer, (k, v) in self._keys_values.items():
+            self._keys_values[layer] = (k[rows], v[rows])
+        for layer, states in self._states.items():
+            self._states[layer] = LinearStates(states.conv_tail[rows], states.recurrent[rows])
+
+    def append(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """This token's keys and values [rollouts, K, H] behind the earlier ones: [rollouts, length + 1, K, H] each."""
+        own: Any = self._keys_values.get(layer_index)
+        if own is None or own[0].shape[1] == self.length:
+            room = k.new_empty(2, k.shape[0], BLOCK_TOKENS, *k.shape[1:]).unbind()
+            own = room if own is None else tuple(torch.cat(pair, dim=1) for pair in zip(own, room, strict=True))
+            self._keys_values[layer_index] = own
+        end = self.length + 1
+        own[0][:, self.length], own[1][:, self.length] = k, v
+        return own[0][:, :end], own[1][:, :end]
+
+    def states(self, layer_index: int, store: PrefixStore) -> LinearStates:
+        """A linear-attention layer's states [rollouts, ...]; a rollout starts from its prompt's."""
+        return self._states.get(layer_index) or store.read_states(layer_index, [path[-1] for path in self.paths])
+
+    def set_states(self, layer_index: int, states: LinearStates) -> None:
+        self._states[layer_index] = states

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
+from vlm_pg.attention.kernels import Kernel
+from vlm_pg.models.linear_attention import LinearStates
 from vlm_pg.models.policy import Policy
-from vlm_pg.rollout.cohort import Cohort
-from vlm_pg.rollout.cohort_attention import DecodeContext, OwnTokens, Prompts
+from vlm_pg.rollout.cohort import Cohort, OwnTokens
 from vlm_pg.rollout.fused.choice import FusedStep
 from vlm_pg.rollout.graphs import GraphUse
 from vlm_pg.rollout.kv import PrefixStore
+from vlm_pg.rollout.linear_step import linear_attention_step
+from vlm_pg.rollout.prefix_attention import PromptPart, Prompts
 from vlm_pg.rollout.ragged import RaggedDecoder
 from vlm_pg.rollout.settings import RolloutSettings
 
@@ -123,3 +126,45 @@ class CohortDecoder:
         for own in self._owns:
             own.length += 1
         return hidden
+
+
+class DecodeContext:
+    """One new token for each rollout: its own tokens, cohort by cohort, and its prompt's nodes, merged.
+
+    Args:
+        owns: the rollouts, in the order of the stream.
+        prompts: what attends to the prompts; None: they all lie in ``store``.
+    """
+
+    def __init__(self, store: PrefixStore, owns: Sequence[OwnTokens], kernel: Kernel, prompts: Prompts | None = None):
+        self._store = store
+        self._owns = list(owns)
+        self._sizes = [len(own.paths) for own in owns]
+        self._kernel = kernel
+        self._prompts = prompts or PromptPart(store, [path for own in owns for path in own.paths], kernel)
+
+    def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        """q [rollouts, N, H], k, v [rollouts, K, H] of the new tokens -> [rollouts, N, H]."""
+        parts = [
+            self._kernel.dense_forward(one_q[:, None], *own.append(layer_index, one_k, one_v), scale)
+            for own, one_q, one_k, one_v in zip(
+                self._owns, q.split(self._sizes), k.split(self._sizes), v.split(self._sizes), strict=True
+            )
+        ]
+        lse = torch.cat([part_lse[:, :, 0] for _, part_lse in parts]).transpose(0, 1).contiguous()
+        merged = torch.cat([part[:, 0] for part, _ in parts]).to(lse.dtype)
+        self._prompts.merge_into(layer_index, q, merged, lse, scale)
+        return merged.to(q.dtype)
+
+    def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [rollouts, D] of the new tokens -> [rollouts, D]."""
+        before = [own.states(layer_index, self._store) for own in self._owns]
+        tails, recurrent = [states.conv_tail for states in before], [states.recurrent for states in before]
+        out, after = linear_attention_step(mixer, hidden, LinearStates(torch.cat(tails), torch.cat(recurrent)))
+        parts = zip(after.conv_tail.split(self._sizes), after.recurrent.split(self._sizes), strict=True)
+        for own, (tail, state) in zip(self._owns, parts, strict=True):
+            # Copies where there are several: a view would keep the states of all alive.
+            if len(self._owns) > 1:
+                tail, state = tail.clone(), state.clone()
+            own.set_states(layer_index, LinearStates(tail, state))
+        return out

@@ -118,3 +118,6 @@ def _copy_rows(old: torch.Tensor, rows: Sequence[slice], new: torch.Tensor) -> N
             source = old[part]
             new[start:stop] = source.clone() if new is old and stop > part.start else source
         start = stop
+
+
+BLOCK_TOKENS = 64

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,8 +17,7 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from vlm_pg.models.linear_attention import LinearStates, per_value_head
-from vlm_pg.rollout.delta_rule import RuleStep
-from vlm_pg.rollout.own_states import RowStates
+from vlm_pg.models.policy import Policy
 
 
 def linear_attention_step(mixer: Any, hidden: torch.Tensor, states: LinearStates) -> tuple[torch.Tensor, LinearStates]:
@@ -117,3 +118,124 @@ def _recurrent_rule(mixer: Any) -> Any:
     """transformers' own function: a fused kernel where one is installed, else its torch code."""
     own = getattr(mixer, "recurrent_gated_delta_rule", None)
     return own or sys.modules[type(mixer).__module__].torch_recurrent_gated_delta_rule
+
+
+@dataclass(frozen=True)
+class RowStates:
+    """What a layer keeps of each row, replaced at every token, in place.
+
+    ``inputs`` [R, C, W - 1]: last inputs of the convolution, oldest first. ``recurrent`` fp32 [R, Hv, dk, dv].
+    """
+
+    inputs: torch.Tensor
+    recurrent: torch.Tensor
+
+
+RuleStep = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+# Both compute in fp32 and differ in the order of sums of some hundred terms.
+_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """``step_`` as ``gated_delta_step_``; ``name``: "triton", or "torch" and why."""
+
+    name: str
+    step_: RuleStep
+
+
+def rule_of(policy: Policy) -> DeltaRule:
+    """For the linear-attention layers of a policy, where it is now."""
+    text = policy.model.config.get_text_config()
+    return delta_rule_for(policy.device, text.linear_key_head_dim, text.linear_value_head_dim)
+
+
+def triton_rule() -> DeltaRule:
+    """The kernel, without a comparison: for work that is counted and not computed.
+
+    Raises:
+        ImportError: no Triton.
+    """
+    from vlm_pg.rollout.fused.delta_rule import gated_delta_step_
+
+    return DeltaRule("triton", gated_delta_step_)
+
+
+@cache
+def delta_rule_for(device: torch.device, key_size: int, value_size: int) -> DeltaRule:
+    """The Triton kernel on CUDA, where it agrees with torch's operators on random numbers; else these.
+
+    Args:
+        key_size, value_size: dk and dv, for which a kernel is compiled.
+    """
+    if device.type != "cuda":
+        return DeltaRule("torch", gated_delta_step_)
+    try:
+        rule = triton_rule()
+        problem = _difference(rule.step_, device, key_size, value_size)
+    except Exception as error:  # whatever a compiler and a driver come up with
+        lines = str(error).splitlines()
+        problem = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    if problem is None:
+        return rule
+    return DeltaRule(f"torch (Triton kernel: {problem})", gated_delta_step_)
+
+
+def _difference(step_: RuleStep, device: torch.device, key_size: int, value_size: int) -> str | None:
+    """None if the rule gives what torch's operators give, else by how much it does not."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(device)
+
+    rows, heads = 3, 2
+    query, key, value = (random(rows, heads, size) for size in (key_size, key_size, value_size))
+    log_decay, beta = -random(rows, heads).exp(), random(rows, heads).sigmoid()
+    states = [random(rows, heads, key_size, value_size)]
+    states.append(states[0].clone())
+    rules = (step_, gated_delta_step_)
+    found = [one(state, query, key, value, log_decay, beta) for one, state in zip(rules, states, strict=True)]
+    for got, expected in (states, found):
+        error = float((got - expected).norm() / expected.norm())
+        if not error < _TOLERANCE:
+            return f"differs from torch's operators by {error:.1e}"
+    return None
+
+
+# transformers' and FLA's.
+NORM_EPSILON = 1e-6
+
+
+def gated_delta_step_(
+    state: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    log_decay: torch.Tensor,
+    beta: torch.Tensor,
+) -> torch.Tensor:
+    """One token of transformers' ``torch_recurrent_gated_delta_rule``, with its norms; n rows, Hv value heads.
+
+    Args:
+        state: fp32 [n, Hv, dk, dv], contiguous; replaced in place.
+        query, key: [n, Hv, dk], any floating dtype.
+        value: [n, Hv, dv].
+        log_decay, beta: [n, Hv].
+
+    Returns:
+        fp32 [n, Hv, dv].
+    """
+    query, key = (_normed(x.float()) for x in (query, key))
+    query = query / query.shape[-1] ** 0.5
+    decay, beta = log_decay.float().exp()[..., None], beta.float()[..., None]
+    # The state is read once here, and read and written once by each of the two operators below.
+    with torch.autocast(state.device.type, enabled=False):
+        reads = torch.matmul(torch.stack([key, query], dim=-2), state) * decay[..., None]
+    delta = (value.float() - reads[..., 0, :]) * beta
+    state.mul_(decay[..., None])
+    state.addcmul_(key[..., None], delta[..., None, :])
+    return reads[..., 1, :] + (query * key).sum(-1, keepdim=True) * delta
+
+
+def _normed(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + NORM_EPSILON)

@@ -20,8 +20,7 @@ from vlm_pg.models.lora import has_adapter
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.quantize import is_quantized, num_weights
 from vlm_pg.models.scattered import is_scattered
-from vlm_pg.rollout.memory import SHARE_OF_FREE
-from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.rollout.settings import SHARE_OF_FREE, RolloutSettings
 
 # Weights that are added to at a time, so that fp32 copies stay small.
 _AT_A_TIME = 2**25

@@ -166,3 +166,6 @@ class RolloutSettings(Settings):
                 "example rollout.server.url=http://127.0.0.1:8000/v1."
             )
         return problems
+
+
+SHARE_OF_FREE = 0.6

@@ -22,10 +22,9 @@ from vlm_pg.rollout.fused import choice
 from vlm_pg.rollout.fused.choice import FusedStep, fused_unchecked
 from vlm_pg.rollout.graphs import DecodeGraph, GraphUse
 from vlm_pg.rollout.kv import PrefixStore
-from vlm_pg.rollout.own_states import OwnStates
 from vlm_pg.rollout.prefill import Prefill
-from vlm_pg.rollout.prefix_levels import PrefixLevels
-from vlm_pg.rollout.ragged import OwnRows, RaggedContext
+from vlm_pg.rollout.prefix_attention import PrefixLevels
+from vlm_pg.rollout.ragged import OwnRows, OwnStates, RaggedContext
 from vlm_pg.rollout.sampling import TokenSampler
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.rollout.waiting import WaitingPrompts

@@ -250,10 +250,10 @@ def draw_tokens(scores: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tens
 ROUNDED_ONCE: dict[str, tuple[str, Callable[..., Any]]] = {
     "norms": ("rollout.fused.layers", rms_norm),
     "residual sums": ("rollout.fused.layers", add_norm),
-    "gates": ("rollout.fused.gate", silu_mul),
+    "gates": ("rollout.fused.norms", silu_mul),
     "rotary positions": ("rollout.fused.rotation", rotate_append),
-    "merging": ("rollout.fused.parts", merge_parts),
-    "own tokens": ("rollout.fused.parts", own_attention),
+    "merging": ("rollout.fused.attention", merge_parts),
+    "own tokens": ("rollout.fused.attention", own_attention),
     "drawing": ("rollout.fused.drawing", draw_tokens),
     "log-probabilities": ("models.fused_logits", token_statistics),
 }
@@ -348,7 +348,7 @@ def test_what_does_not_compile_is_not_used() -> None:
 
 
 def test_rows_whose_numbers_lie_apart_are_refused() -> None:
-    from vlm_pg.rollout.fused.norm import rms_norm
+    from vlm_pg.rollout.fused.norms import rms_norm
 
     with pytest.raises(AssertionError):
         rms_norm(torch.randn(8, 4).t(), torch.ones(8), 1e-6, False)

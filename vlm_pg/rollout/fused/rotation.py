@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vlm_pg.rollout.fused.norm import warps
+from vlm_pg.rollout.fused.norms import warps
 
 # Numbers of pieces' queries that a program writes at a time.
 HELD = 1024

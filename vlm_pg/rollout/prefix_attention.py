@@ -1,28 +1,141 @@
-"""Attention of a decode step to the stored prompts, on a GPU: fixed shapes, whatever prompts there are.
-
-Each level of the prompt tree is one variable-length call. Long nodes are cut into pieces (see ``cut``), each met by the
-same queries, and the results are merged by their log-sum-exp. Which query meets which keys stands in tables on the
-device that keep their addresses: a recorded step goes on with other prompts, lengths and rows as long as these fit.
-
-R rows of the step, N query heads, K key-value heads, H head dim; of a level S segments, Q queries, P pieces of a node.
-"""
+"""Decoding: one token at a time for all running rollouts, behind prompts that are stored once."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, count
+from itertools import accumulate, pairwise
+from typing import Protocol
 
 import torch
 
 from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.merge import merge_
 from vlm_pg.attention.segments import SegmentCall
-from vlm_pg.rollout.cohort_attention import readers_by_level
-from vlm_pg.rollout.cut import cut, pieces_of
+from vlm_pg.distributed import SequenceGroup
+from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.kv import PrefixStore
 
+
+class Prompts(Protocol):
+    """What new tokens attend to of their prompts."""
+
+    def merge_into(
+        self, layer_index: int, q: torch.Tensor, merged: torch.Tensor, lse: torch.Tensor, scale: float
+    ) -> None:
+        """q [rows, N, H] over the prompts, merged in place into [rows, N, H] and [N, rows] over the rows' own keys."""
+        ...
+
+
+class PromptPart:
+    """What new tokens attend to of their prompts: one variable-length call for each level of the tree.
+
+    Args:
+        paths: for each row of the stream the stored nodes of its prompt, first to last; none for an idle row.
+    """
+
+    def __init__(self, store: PrefixStore, paths: Sequence[tuple[int, ...]], kernel: Kernel):
+        self._store, self._kernel = store, kernel
+        self._readers = readers_by_level(store, paths)
+        self._rows = len(paths)
+        # Of each level, made once for these rows and not once per layer: the call, and the rows that ask, ordered by
+        # node (None: all, in order).
+        self._levels: dict[int, list[tuple[SegmentCall, torch.Tensor | None]]] = {}
+
+    def merge_into(
+        self, layer_index: int, q: torch.Tensor, merged: torch.Tensor, lse: torch.Tensor, scale: float
+    ) -> None:
+        """q [rows, N, H] over the prompts, merged in place into [rows, N, H] and [N, rows] over the rows' own keys."""
+        keys, values = self._store.keys[layer_index], self._store.values[layer_index]
+        repeats = q.shape[1] // keys.shape[1]
+        for call, rows in self._levels_for(repeats):
+            # Query heads of one key-value head become extra query rows, so that a node is read once for all of them.
+            folded = (q if rows is None else q[rows]).unflatten(1, (-1, repeats)).transpose(1, 2).flatten(0, 1)
+            out, out_lse = self._kernel.segments_forward(folded, keys, values, call, scale)
+            out = out.unflatten(0, (-1, repeats)).transpose(1, 2).flatten(1, 2)
+            out_lse = out_lse.unflatten(1, (-1, repeats)).transpose(1, 2).flatten(0, 1)
+            if rows is None:
+                merge_(merged, lse, out, out_lse)
+                continue
+            some, some_lse = merged[rows], lse[:, rows]
+            merge_(some, some_lse, out, out_lse)
+            merged[rows], lse[:, rows] = some, some_lse
+
+    def _levels_for(self, repeats: int) -> list[tuple[SegmentCall, torch.Tensor | None]]:
+        if repeats not in self._levels:
+            self._levels[repeats] = []
+            for reading in self._readers:
+                rows = [row for of_node in reading.values() for row in of_node]
+                call = self._store.call({node: len(of_node) * repeats for node, of_node in reading.items()})
+                everyone = rows == list(range(self._rows))
+                self._levels[repeats].append((call, None if everyone else torch.tensor(rows)))
+        return self._levels[repeats]
+
+
+def readers_by_level(store: PrefixStore, paths: Sequence[tuple[int, ...]]) -> list[dict[int, list[int]]]:
+    """Of each level of the prompt tree the rows that read each of its nodes, nodes in the order in which they lie.
+
+    Levels without readers are left out; where prompts are sharded, some nodes are stored on other ranks only.
+    """
+    place = {node: index for index, node in enumerate(store.order)}
+    levels: list[dict[int, list[int]]] = [{} for _ in range(max((len(path) for path in paths), default=0))]
+    for row, path in enumerate(paths):
+        for reading, node in zip(levels, path, strict=False):
+            if store.lengths[node]:
+                reading.setdefault(node, []).append(row)
+    return [dict(sorted(reading.items(), key=lambda item: place[item[0]])) for reading in levels if reading]
+
+
+# Queries that one block takes. Only the number of blocks is derived from it.
+TILE_QUERIES = 128
+# Shorter pieces are not worth their merging.
+LEAST_KEYS = 256
+# A piece's queries, results and their merging move six rows for each query, its keys and values two rows for each key:
+# at this many keys a query merging moves at most three quarters of what reading does.
+LEAST_KEYS_A_QUERY = 4
+# Rows of all pieces of a node together, one for each query and key-value head: merging them moves six times as many, at
+# head dim 128 in half precision 19 MB in a layer. More pieces than that cost more than they gain.
+MOST_ROWS = 12_288
+
+
+def pieces_of(
+    tokens: Mapping[int, int], queries: Mapping[int, int], kv_heads: int, tiles_at_once: int | None
+) -> dict[int, int]:
+    """In how many pieces each node of one call is read, so that its blocks come near to filling the device once.
+
+    Args:
+        tokens: keys of each node, at least 1.
+        queries: rows that meet each of them.
+        kv_heads: K, each of which has blocks of its own.
+        tiles_at_once: blocks that the device runs at a time; None: it needs no pieces.
+    """
+    if tiles_at_once is None:
+        return dict.fromkeys(tokens, 1)
+    blocks = {node: kv_heads * -(-queries[node] // TILE_QUERIES) for node in tokens}
+    # Keys of a piece with which all blocks have equally many and are as many as run at a time.
+    even = -(-sum(count * blocks[node] for node, count in tokens.items()) // tiles_at_once)
+    found: dict[int, int] = {}
+    for node, count in tokens.items():
+        by_keys = count // max(even, LEAST_KEYS, LEAST_KEYS_A_QUERY * queries[node])
+        found[node] = rounded_down(max(1, min(by_keys, MOST_ROWS // (kv_heads * queries[node]))))
+    return found
+
+
+def rounded_down(pieces: int) -> int:
+    """To 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: nodes with equally many pieces share a call, so numbers are few."""
+    power = 1 << (pieces.bit_length() - 1)
+    between = power + power // 2
+    return between if between <= pieces else power
+
+
+def cut(tokens: int, pieces: int) -> tuple[int, ...]:
+    """Lengths of so many pieces, as equal as can be, that make up ``tokens`` together."""
+    ends = [tokens * piece // pieces for piece in range(pieces + 1)]
+    return tuple(end - start for start, end in pairwise(ends))
+
+
 _NO_KEYS = -1e30
-_serials = count()
+_serials = itertools.count()
 
 
 class _Level:
@@ -181,7 +294,7 @@ class PrefixLevels:
             out, lse: over own keys in T parts, [T, R, N, H] and [T, N, R].
             queries: those of ``queries_for``, already there.
         """
-        from vlm_pg.rollout.fused.parts import merge_parts
+        from vlm_pg.rollout.fused.attention import merge_parts
 
         of_levels = [None] * len(self.levels)
         if queries is not None:
@@ -212,3 +325,73 @@ def _bounds(segments: int, queries: int, *rest: int) -> tuple[int, ...]:
     step = max(16, 1 << max(0, queries.bit_length() - 5))
     powers = [1 << (least - 1).bit_length() for least in (segments, *rest)]
     return powers[0], -(-queries // step) * step, *powers[1:]
+
+
+class DividedPrompts:
+    """``Prompts`` of all processes' rows over the tokens that lie here, exchanged and merged.
+
+    Args:
+        store: of this process: its part of every node.
+    """
+
+    def __init__(self, store: PrefixStore, policy: Policy, sequence: SequenceGroup):
+        self._store, self._kernel, self._sequence = store, policy.kernel, sequence
+        heads = policy.family.head_shape(policy.model.config)[:2]
+        self._query_heads = heads[0]
+        on_gpu = policy.device.type == "cuda"
+        self._levels = PrefixLevels(store, policy.kernel, heads, policy.device) if on_gpu else None
+        self._rows: list[list[tuple[int, ...]]] = [[] for _ in range(sequence.size)]
+        self._own: list[tuple[int, ...]] = []
+        self._everybody: Prompts = PromptPart(store, (), policy.kernel)
+
+    def meet(self, rows: Sequence[tuple[int, ...]], stop: bool) -> bool:
+        """Before each step, on all processes: what rows each of them has in it.
+
+        Args:
+            rows: this process's, the stored nodes of each one's prompt.
+            stop: whether this process was asked to stop.
+
+        Returns:
+            Whether anybody has any.
+
+        Raises:
+            InterruptedError: on all of them, if one was asked to stop.
+        """
+        changed = list(rows) != self._own
+        self._own = list(rows)
+        of_ranks = self._sequence.gather((self._own if changed else None, stop))
+        if any(stops for _, stops in of_ranks):
+            raise InterruptedError("generation was asked to stop")
+        if any(paths is not None for paths, _ in of_ranks):
+            self._rows = [
+                before if paths is None else paths for before, (paths, _) in zip(self._rows, of_ranks, strict=True)
+            ]
+            everybody = [path for of_rank in self._rows for path in of_rank]
+            if self._levels is not None:
+                self._levels.arrange(everybody)
+            self._everybody = self._levels or PromptPart(self._store, everybody, self._kernel)
+        return any(self._rows)
+
+    def merge_into(
+        self, layer_index: int, q: torch.Tensor, merged: torch.Tensor, lse: torch.Tensor, scale: float
+    ) -> None:
+        """As ``PromptPart``; q are the rows that this process has told of."""
+        sizes, own = [len(of_rank) for of_rank in self._rows], q.shape[0]
+        asking = self._sequence.collect(q, sizes)
+        # Over no keys: nothing, with no weight.
+        out = asking.new_zeros(asking.shape, dtype=lse.dtype)
+        out_lse = lse.new_full((asking.shape[1], asking.shape[0]), -torch.inf)
+        self._everybody.merge_into(layer_index, asking, out, out_lse, scale)
+        sent = torch.cat([out, out_lse.transpose(0, 1)[..., None]], dim=-1)
+        received = self._sequence.send(sent, sizes, [own] * self._sequence.size)
+        for part in received.split([own] * self._sequence.size) if own else ():
+            merge_(merged, lse, part[..., :-1], part[..., -1].transpose(0, 1))
+
+    def answer(self) -> None:
+        """The step of a process without rows: what the others ask of it in each layer."""
+        for layer_index in sorted(self._store.keys):
+            keys = self._store.keys[layer_index]
+            q = keys.new_empty(0, self._query_heads, keys.shape[-1])
+            wide = torch.promote_types(keys.dtype, torch.float32)
+            lse = torch.empty(self._query_heads, 0, dtype=wide, device=keys.device)
+            self.merge_into(layer_index, q, q.to(wide), lse, self._store.scales[layer_index])
