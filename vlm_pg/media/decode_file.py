@@ -10,27 +10,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure
-from vlm_pg.media.budget import frames_within
-from vlm_pg.media.complete import missing
 from vlm_pg.media.container import VideoHeader, header_of, open_video
-from vlm_pg.media.folder_decoder import FolderDecoder, survey_folder
-from vlm_pg.media.frame_folder import FrameFolder
+from vlm_pg.media.frame_folder import FolderDecoder, FrameFolder, survey_folder
 from vlm_pg.media.images import decode_image
 from vlm_pg.media.index import TooManyFrames, VideoIndex, index_of
-from vlm_pg.media.limits import check_frame_size, check_length, too_large
 from vlm_pg.media.parent import ask
+from vlm_pg.media.paths import shown_url
 from vlm_pg.media.remote import download
-from vlm_pg.media.resizing import resize_frames
+from vlm_pg.media.sampling import check_frame_size, check_length, frames_within, too_large
 from vlm_pg.media.seeking import FrameTooLarge
 from vlm_pg.media.selection import WHOLE, Choice, Part, Timeline, choose
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.media.subtitles import cues_within, read_subtitles
-from vlm_pg.media.torchcodec_decoder import TorchCodecDecoder
-from vlm_pg.media.urls import shown_url
-from vlm_pg.media.video_decoders import Decoder, DecordDecoder, PyAVDecoder
+from vlm_pg.media.video_decoders import Decoder, DecordDecoder, PyAVDecoder, TorchCodecDecoder
 from vlm_pg.types import Cue, DecodedMedia, MediaKind
 
 # decoded frames are resized in runs, so that a long video in 4K does not fill the memory
@@ -253,3 +249,53 @@ def _corrupt(name: str, cause: DecodeFailure) -> SampleError:
         "needed. Fetch or re-encode the file, set media.decoder=auto, or remove the sample.",
         cause.trace,
     )
+
+
+def missing(header: VideoHeader, index: VideoIndex) -> tuple[float, float]:
+    """How many seconds the header states, and how many of them are there; equal where nothing is missing.
+
+    The video is compared with what is stated of the video; where only the whole file's length is stated, all streams
+    are, because sound may go on when the picture has ended. What states no length (MPEG-TS, MPEG-PS) counts as whole.
+    """
+    video = _there(header.video_seconds, index.video_reach)
+    whole = _there(header.duration_seconds, index.reach)
+    return min(video, whole, key=lambda pair: pair[1] / pair[0] if pair[0] > 0 else 1.0)
+
+
+def _there(stated_seconds: float, reach: tuple[float, float]) -> tuple[float, float]:
+    """``stated_seconds`` is a length, or (Matroska) an end: then what lies before the first packet is no part of it."""
+    start, end = reach
+    length = stated_seconds - start if 0 < start < stated_seconds else stated_seconds
+    return length, min(length, end - start)
+
+
+def resize_frames(frames: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Bicubic with antialiasing, rounded back to uint8, exactly as torchvision's ``resize`` does on uint8 tensors.
+
+    torchvision itself is not imported: it would double the start-up time of the workers.
+
+    Args:
+        frames: uint8 [F, H, W, 3].
+
+    Returns:
+        uint8 [F, 3, height, width].
+    """
+    resized = np.empty((len(frames), 3, height, width), dtype=np.uint8)
+    for index, frame in enumerate(frames):  # one at a time: the float copy of all of them is four times their size
+        pixels = torch.from_numpy(frame).permute(2, 0, 1)[None]
+        if pixels.shape[2:] != (height, width):
+            pixels = _scale(pixels, height, width)
+        resized[index] = pixels[0].numpy()
+    return resized
+
+
+def _scale(pixels: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    try:
+        scaled = torch.nn.functional.interpolate(
+            pixels.float(), size=(height, width), mode="bicubic", align_corners=False, antialias=True
+        )
+        return scaled.clamp(0, 255).round().to(torch.uint8)
+    except RuntimeError as error:
+        if "allocate memory" in str(error):  # torch has no type of its own for it on a CPU
+            raise MemoryError(str(error)) from error
+        raise

@@ -6,15 +6,15 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlm_pg.media.budget import visual_tokens
 from vlm_pg.media.decode_file import frames_to_read, read_frames, survey_video
 from vlm_pg.media.frame_folder import content_of_frames, list_frames
 from vlm_pg.media.images import decode_image, most_file_bytes
+from vlm_pg.media.paths import shown_url
 from vlm_pg.media.remote import download
+from vlm_pg.media.sampling import visual_tokens
 from vlm_pg.media.selection import WHOLE, Part
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.media.subtitles import cues_within, read_subtitles
-from vlm_pg.media.urls import shown_url
 from vlm_pg.types import Cue, MediaKind
 
 

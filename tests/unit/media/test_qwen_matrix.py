@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.qwen_video import fetch
 from vlm_pg.errors import SampleError
-from vlm_pg.media.budget import frames_within
+from vlm_pg.media.sampling import frames_within
 from vlm_pg.media.selection import Part, Timeline, choose
 from vlm_pg.media.settings import MediaSettings
 

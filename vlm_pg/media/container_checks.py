@@ -1,25 +1,105 @@
-"""Whether the times that an MP4 or QuickTime file states can be trusted: do they contradict each other?
+"""What the boxes of an MP4 or QuickTime file promise, read without building tables: how many frames, in which units.
 
-A track's times are in ticks of its media header (mdhd), edit lists and lengths of tracks in those of the movie header
-(mvhd). Where one is missing or 0 FFmpeg makes another one up and decodes all frames at wrong times. Other damage shows
-where two statements of one length differ: of the media header, the durations of its frames (stts, with the offsets of
-ctts), track header (tkhd), movie header and edit list (elst); and where a fragment (tfdt) begins before the frames of
-the one before it (trun) are through. Source: ISO/IEC 14496-12 8.3.2.3, 8.6, 8.8.12.
+A few bytes of a sample table can promise billions of samples, and FFmpeg makes room for each of them when it opens the
+file. A sample of video has bytes of its own; sound in old QuickTime files has up to six samples to a byte.
 
-What nothing contradicts is taken as stated: media in another unit of which an edit list shows a part, a gap between
-fragments, all times of a fragmented file in another unit, a frame that is off by less than a frame or two.
+Where a video track lacks the units of its times FFmpeg takes others, so that every time is off by a factor: see
+``mp4_clock.py``.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import numpy as np
 
 from vlm_pg.media.boundary import DecodeFailure
-from vlm_pg.media.mp4_fragments import Fragments
+
+_INSIDE = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts", b"mvex", b"moof", b"traf"}
+MAX_BOXES = 1_000_000
+SAMPLES_PER_BYTE = 8
+# tables of entries that each begin with a count of samples: bytes of an entry
+_COUNTED = {b"stts": 8, b"ctts": 8}
+_CHUNK_ENTRIES = 4096
+
+
+def check_tables(file: BinaryIO, size_bytes: int) -> None:
+    """Refuse tables that promise more samples than a file of this size can hold, and times in unknown units.
+
+    Raises:
+        DecodeFailure: they do, or hide in a compressed header.
+    """
+    fragments, clock = 0, Clock()
+    for kind, start, end in _boxes(file, 0, size_bytes):
+        if kind == b"cmov":
+            raise DecodeFailure("open", "its header is compressed, which is not read")
+        clock.read(file, kind, start, end)
+        count = _promised(file, kind, start, end)
+        if kind == b"trun":
+            fragments += count
+            count = fragments
+        if count > SAMPLES_PER_BYTE * size_bytes:
+            raise DecodeFailure("open", f"its tables promise {count} samples in a file of {size_bytes} bytes")
+    clock.check()
+
+
+def _boxes(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """All boxes that can hold tables, in their order, with the bounds of their contents."""
+    stack = [(start, end)]
+    seen = 0
+    while stack:
+        start, end = stack.pop()
+        if end - start < 8:
+            continue
+        file.seek(start)
+        head = file.read(16)
+        if len(head) < 8:
+            continue
+        size, kind, begins = int.from_bytes(head[:4], "big"), head[4:8], start + 8
+        if size == 1 and len(head) == 16:
+            size, begins = int.from_bytes(head[8:16], "big"), start + 16
+        stop = end if size == 0 else start + size
+        if stop < begins:  # FFmpeg stops reading here as well
+            continue
+        seen += 1
+        if seen > MAX_BOXES:
+            raise DecodeFailure("open", f"it has more than {MAX_BOXES} boxes")
+        stack.append((stop, end))
+        if kind in _INSIDE:
+            stack.append((begins, min(stop, end)))
+        yield kind, begins, min(stop, end)
+
+
+def _promised(file: BinaryIO, kind: bytes, start: int, end: int) -> int:
+    """The number of samples that one box promises; 0 for boxes that promise none."""
+    if kind in (b"stsz", b"stz2"):  # version and flags, size of every sample, number
+        return _number(file, start + 8)
+    if kind == b"trun":  # version and flags, number
+        return _number(file, start + 4)
+    if kind not in _COUNTED:
+        return 0
+    width = _COUNTED[kind]
+    left = min(_number(file, start + 4), max(0, end - start - 8) // width)
+    file.seek(start + 8)
+    total = 0
+    while left:
+        data = file.read(min(left, _CHUNK_ENTRIES) * width)
+        whole = len(data) // width
+        if not whole:
+            break
+        total += sum(count for count, _ in struct.iter_unpack(">II", data[: whole * width]))
+        left -= whole
+    return total
+
+
+def _number(file: BinaryIO, place: int) -> int:
+    file.seek(place)
+    return int.from_bytes(file.read(4), "big")
+
 
 _MOST_SCALE = 2**31 - 1
 # Lengths that programs write agree but for a frame or two, and a tick for each frame; a tick may be a whole frame.
@@ -201,3 +281,119 @@ _READERS = {
     b"stts": _read_stts,
     b"ctts": _read_ctts,
 }
+
+
+_BASE_OFFSET, _DESCRIPTION, _DEFAULT_DURATION = 1, 2, 8  # flags of tfhd
+_DATA_OFFSET, _FIRST_FLAGS, _DURATIONS = 1, 4, 0x100  # flags of trun
+_OF_SAMPLES = 0xF00  # each of these adds a field to every sample
+
+
+@dataclass
+class _FragmentTrack:
+    """In ticks. ``usual``: duration of a frame where its fragment states none, else ``duration``. ``latest``: when the
+    last frame so far is decoded, ``next``: the one behind it. ``overlap``: such a time, and that of the first fragment
+    that begins before it.
+    """
+
+    usual: int = 0
+    duration: int = 0
+    latest: int = 0
+    next: int = 0
+    overlap: tuple[int, int] | None = None
+
+
+class Fragments:
+    """Follows the boxes of fragments, in the order of the file."""
+
+    def __init__(self) -> None:
+        self._tracks: dict[int, _FragmentTrack] = {}
+        self._track = _FragmentTrack()
+
+    def read(self, file: BinaryIO, kind: bytes, start: int, end: int) -> None:
+        """One box, with the bounds of its contents."""
+        if kind not in (b"trex", b"tfhd", b"tfdt", b"trun"):
+            return
+        file.seek(start)
+        data = file.read(end - start)
+        flags, number = int.from_bytes(data[1:4], "big"), int.from_bytes(data[4:8], "big")
+        if kind == b"trex":
+            self._tracks[number] = _FragmentTrack(usual=int.from_bytes(data[12:16], "big"))
+        elif kind == b"tfhd":
+            self._track = self._tracks.setdefault(number, _FragmentTrack())
+            place = 8 + 8 * bool(flags & _BASE_OFFSET) + 4 * bool(flags & _DESCRIPTION)
+            stated = int.from_bytes(data[place : place + 4], "big")
+            self._track.duration = stated if flags & _DEFAULT_DURATION else self._track.usual
+        elif kind == b"tfdt":
+            self._begin(int.from_bytes(data[4:12] if data[:1] == b"\1" else data[4:8], "big"))
+        else:
+            self._add(flags, number, data)
+
+    def _begin(self, time: int) -> None:
+        track = self._track
+        if time < track.latest and track.overlap is None:
+            track.overlap = track.latest, time
+        track.latest = track.next = time
+
+    def _add(self, flags: int, count: int, data: bytes) -> None:
+        """The samples of a run (trun)."""
+        track = self._track
+        total, last = count * track.duration, track.duration
+        if flags & _DURATIONS:
+            width = 4 * (flags & _OF_SAMPLES).bit_count()
+            place = 8 + 4 * bool(flags & _DATA_OFFSET) + 4 * bool(flags & _FIRST_FLAGS)
+            count = min(count, max(0, len(data) - place) // width)
+            samples = np.frombuffer(data[place : place + count * width], ">u4").reshape(count, width // 4)
+            total, last = int(samples[:, 0].sum(dtype=np.uint64)), int(samples[-1, 0]) if count else 0
+        if count:
+            track.next += total
+            track.latest = track.next - last
+
+    def check(self, number: int, scale: int) -> None:
+        """Refuse a track whose fragments overlap. Raises DecodeFailure."""
+        if (track := self._tracks.get(number)) and track.overlap is not None:
+            latest, time = (at / scale for at in track.overlap)
+            raise DecodeFailure(
+                "open",
+                f"a fragment begins at {time:.3f} s (tfdt), and by its durations (trun, tfhd, trex) the one before it "
+                f"has a frame at {latest:.3f} s, so its times cannot be trusted",
+            )
+
+
+_SEGMENT, _INFO, _CLUSTER = 0x18538067, 0x1549A966, 0x1F43B675
+_CRC = b"\xbf\x84"
+_MILLISECONDS = b"\x2a\xd7\xb1\x83" + (1_000_000).to_bytes(3, "big")
+_MOST_ELEMENTS, _MOST_BYTES = 1000, 1 << 20
+
+
+def check_unit(file: BinaryIO, size_bytes: int) -> None:
+    """Refuse a file with an unusual unit of time and a wrong checksum over it. Raises DecodeFailure."""
+    place = 0
+    for _ in range(_MOST_ELEMENTS):
+        if place >= size_bytes:
+            return
+        file.seek(place)
+        kind, size, begins = _element(file.read(12))
+        if kind == _CLUSTER or not begins:
+            return
+        place += begins if kind == _SEGMENT else begins + size
+        if kind == _INFO and size <= _MOST_BYTES:
+            file.seek(place - size)
+            data = file.read(size)
+            is_wrong = data.startswith(_CRC) and zlib.crc32(data[6:]) != int.from_bytes(data[2:6], "little")
+            if is_wrong and _MILLISECONDS not in data:
+                raise DecodeFailure(
+                    "open",
+                    "its unit of time (TimestampScale) is unusual and the checksum over it (Info) is wrong, so its "
+                    "times cannot be trusted",
+                )
+            return
+
+
+def _element(data: bytes) -> tuple[int, int, int]:
+    """Id, size and the length of both; a length of 0 where there is no element."""
+    width = 9 - data[0].bit_length() if data else 9
+    wide = 9 - data[width].bit_length() if width < len(data) else 9
+    if width > 4 or wide > 8 or len(data) < width + wide:
+        return 0, 0, 0
+    size = int.from_bytes(data[width : width + wide], "big") & ((1 << 7 * wide) - 1)
+    return int.from_bytes(data[:width], "big"), size, width + wide
