@@ -5,27 +5,28 @@ Shape letters: P prompt tokens, F frames.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+import numpy as np
 import torch
 
 from vlm_pg.errors import ModelError, SampleError
 from vlm_pg.prompts.chat import check_placeholders, control_tokens, render_chat
-from vlm_pg.prompts.grids_alone import is_tokenizer, without_pixels
-from vlm_pg.prompts.marks import marked, marked_question, with_media
-from vlm_pg.prompts.preview import preview_frames
-from vlm_pg.prompts.processor_outputs import prompt_from_processor
+from vlm_pg.prompts.processor_outputs import is_tokenizer, prompt_from_processor, without_pixels
 from vlm_pg.prompts.settings import PromptSettings
-from vlm_pg.prompts.subtitles import subtitle_lines
-from vlm_pg.prompts.turn import Turn
+from vlm_pg.prompts.turn import Turn, marked, marked_question, subtitle_lines, with_media
 from vlm_pg.types import DecodedMedia, MediaKind, Prompt, PromptWords, Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+    from vlm_pg.media.probe import MediaFacts
+
 
 PositionFn = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[MediaKind, ...], tuple[float, ...]], torch.Tensor
@@ -378,3 +379,88 @@ def _metadata(video: DecodedMedia, by_rate: bool) -> Any:
         video_backend=video.decoder,
         frames_indices=indices,
     )
+
+
+class PromptMeasure:
+    """Prompts of one model as long as ``PromptBuilder``'s, with their positions, whose pixels are missing.
+
+    Args:
+        processor, settings, position_fn, wording, answer_prefix: as of ``PromptBuilder``.
+    """
+
+    def __init__(
+        self,
+        processor: ProcessorMixin | PreTrainedTokenizerBase,
+        settings: PromptSettings,
+        position_fn: PositionFn,
+        wording: Wording | None = None,
+        answer_prefix: str = "",
+    ):
+        unlimited = settings.model_copy(update={"max_prompt_tokens": sys.maxsize})
+        self._builder = PromptBuilder(
+            without_pixels(processor),
+            unlimited,
+            position_fn,
+            previews=False,
+            wording=wording,
+            answer_prefix=answer_prefix,
+        )
+        self._limit = settings.max_prompt_tokens
+
+    @property
+    def reads_subtitles(self) -> bool:
+        """See ``PromptBuilder``."""
+        return self._builder.reads_subtitles
+
+    def measure(self, sample: Sample, facts: Sequence[MediaFacts]) -> Prompt:
+        """The prompt of a sample, however long; ``pixel_values`` [patches, 0], and so keys that mean nothing.
+
+        Args:
+            sample: the question.
+            facts: of its media, in its order.
+
+        Raises:
+            SampleError: ``media_token_in_text``; what the wording raises.
+            ModelError: the sample has media and the model reads text alone.
+        """
+        media = [stand_in(ref.kind, one) for ref, one in zip(sample.media, facts, strict=True)]
+        return self._builder.build(sample, media)
+
+    def check(self, prompt: Prompt) -> None:
+        """Raise the SampleError ``prompt_too_long`` that building the prompt of ``measure`` would raise."""
+        assert prompt.words is not None  # the builder's
+        mostly_subtitles = is_mostly(prompt.subtitles, prompt.words.user)
+        check_length(prompt.num_tokens, prompt.num_visual_tokens, mostly_subtitles, self._limit)
+
+
+def stand_in(kind: MediaKind, facts: MediaFacts) -> DecodedMedia:
+    """A medium of that size whose frames uint8 [F, 3, height, width] are one byte, shown everywhere."""
+    shape = (facts.frames, 3, facts.height, facts.width)
+    frames = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), shape, (0, 0, 0, 0))
+    return DecodedMedia(kind, frames, facts.frame_seconds, facts.sampled_fps, "none", facts.subtitles)
+
+
+MAX_THUMBNAILS = 8
+LONGEST_SIDE = 128
+
+
+def preview_frames(media: Sequence[DecodedMedia]) -> tuple[tuple[np.ndarray, ...], tuple[float, ...]]:
+    """Up to eight frames, spread evenly over all media in order, and their times in seconds.
+
+    Returns:
+        Thumbnails uint8 [height, width, 3] with no side above 128 pixels, and one time for each.
+    """
+    frames = [(frame, second) for item in media for frame, second in zip(item.frames, item.frame_seconds, strict=True)]
+    count = min(len(frames), MAX_THUMBNAILS)
+    chosen = np.linspace(0, len(frames) - 1, count).round().astype(int) if count else ()
+    picked = [frames[index] for index in chosen]
+    return tuple(_thumbnail(frame) for frame, _ in picked), tuple(second for _, second in picked)
+
+
+def _thumbnail(frame: np.ndarray) -> np.ndarray:
+    """uint8 [3, H, W] to uint8 [height, width, 3]; never scaled up."""
+    from PIL import Image
+
+    image = Image.fromarray(np.ascontiguousarray(frame.transpose(1, 2, 0)))
+    image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.BICUBIC)
+    return np.asarray(image)
