@@ -1,4 +1,4 @@
-"""Rollouts that started together: what they have said so far, and which of them still run."""
+"""Rollouts admitted together: their tokens so far, their own keys, values and states, and which of them still run."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Cohort:
         first_hidden: [rollouts, D], the hidden state from which the first token is sampled.
         first_positions: int64 [rollouts], the rotary position of a response's first token.
         uniforms: float64 [rollouts, max_new_tokens] in [0, 1).
-        seen: bool [rollouts, V], tokens that repetition penalties count; None where there is no penalty.
-        said: bool [rollouts, V], tokens that presence penalties count: none yet; None where there is no penalty.
+        seen: bool [rollouts, V], tokens that the repetition penalty counts; None without one.
+        said: bool [rollouts, V], tokens that the presence penalty counts: none yet; None without one.
     """
 
     def __init__(
@@ -50,14 +50,10 @@ class Cohort:
         seen: torch.Tensor | None,
         said: torch.Tensor | None = None,
     ):
-        self.own = OwnTokens(paths)
-        self.hidden = first_hidden
+        self.own, self.hidden, self.seen, self.said = OwnTokens(paths), first_hidden, seen, said
         self.last_tokens = torch.empty(0, dtype=torch.int64)
-        self.seen, self.said = seen, said
         self.num_generated = 0
-        self._positions = first_positions
-        self._uniforms = uniforms
-        self._rollouts = list(rollouts)
+        self._positions, self._uniforms, self._rollouts = first_positions, uniforms, list(rollouts)
         self._running = [True] * len(rollouts)
         self._tokens: list[list[int]] = [[] for _ in rollouts]
         shape, device = uniforms.shape, uniforms.device
@@ -67,7 +63,7 @@ class Cohort:
 
     @property
     def num_rows(self) -> int:
-        """Rollouts that are computed: the running ones, and finished ones that have not been let go yet."""
+        """Rollouts that are computed: the running ones, and finished ones that have not been evicted yet."""
         return len(self._rollouts)
 
     @property
@@ -85,14 +81,14 @@ class Cohort:
         return self._positions[self._slots] + (self.num_generated - 1)
 
     def tokens_of(self, row: int) -> list[int]:
-        """What a rollout has said so far."""
+        """The tokens of a rollout so far."""
         return self._tokens[row]
 
     def running_rows(self) -> list[int]:
         return [row for row, running in enumerate(self._running) if running]
 
     def record(self, choice: Choice, place: slice, token_ids: Sequence[int]) -> None:
-        """The next token of every row: what lies at ``place`` of the choice; ``token_ids`` are the same on the host."""
+        """Append the next token of every row: slice ``place`` of the choice; ``token_ids`` are the same on the host."""
         self.last_tokens = choice.tokens[place]
         values = torch.stack([choice.logprobs, choice.sampling_logprobs, choice.entropies])[:, place]
         self._records[:, self._slots, self.num_generated] = values
@@ -104,14 +100,14 @@ class Cohort:
         self.num_generated += 1
 
     def finish(self, row: int, reason: FinishReason) -> FinishedRollout:
-        """This rollout has said everything."""
+        """End a rollout."""
         self._running[row] = False
         tokens = self._tokens[row]
         logprobs, sampling, entropies = self._records[:, self._slot_of_row[row], : len(tokens)].cpu().clone()
         return FinishedRollout(*self._rollouts[row], torch.tensor(tokens), logprobs, sampling, entropies, reason)
 
     def let_go(self) -> None:
-        """Leave finished rollouts behind."""
+        """Evict finished rollouts."""
         rows = self.running_rows()
         kept = torch.tensor(rows, dtype=torch.int64, device=self._slots.device)
         self.own.keep(kept)
@@ -141,7 +137,7 @@ class OwnTokens:
         self._states: dict[int, LinearStates] = {}
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Go on with these rollouts only (int64 [kept], ascending)."""
+        """Evict all rollouts but these (int64 [kept], ascending)."""
         self.paths = [self.paths[i] for i in rows.tolist()]
         # One layer at a time: no more than one exists twice.
         for layer, (k, v) in self._keys_values.items():

@@ -28,11 +28,10 @@ LEAST_REPLAYS = 16
 
 @dataclass
 class GraphUse:
-    """Whether one ``generate`` call records its steps. ``off_because`` says why not; Each step is a replay,
+    """Whether one ``generate`` call records its steps (``off_because``: why not), and counts: each step is a replay,
     the first one of a capture, or an eager one.
 
-    ``linear_rule``: what replaces the states of linear-attention layers in a ragged batch, see ``delta_rule``.
-    ``fused``: on CUDA, what norms, gates, rotary positions and merging run on, see ``fused/choice.py``.
+    ``linear_rule``: name of the ``DeltaRule`` of a ragged batch. ``fused``: on CUDA, name of the ``FusedStep``.
     """
 
     off_because: str | None = None
@@ -48,7 +47,7 @@ class GraphUse:
 
 
 def decoding_line(policy: Policy, settings: RolloutSettings) -> str:
-    """How answers will be decoded here, in one sentence for the user."""
+    """How rollouts will be decoded on this device, in one sentence for the user."""
     off_because = _off_because(policy, settings, divided=False)
     line = f"decoding: {f'no CUDA graphs: {off_because}' if off_because else 'steps are replayed from CUDA graphs'}"
     if policy.device.type == "cuda":
@@ -74,103 +73,6 @@ def _off_because(policy: Policy, settings: RolloutSettings, divided: bool) -> st
     return experts_wait(policy) if policy.family.moe else None
 
 
-class GraphMemory:
-    """Where recorded steps live: one pool for their intermediate results, whichever step is current."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
-
-    def capture(self, work: Callable[[], object]) -> Callable[[], None]:
-        """Runs ``work`` once and records it; what comes back runs it again, with the tensors it has used now.
-
-        Recording computes nothing, so what ``work`` changes in place it has changed once when this returns.
-
-        Raises:
-            RuntimeError: something in it cannot be recorded, for example because the host waits for a result.
-        """
-        # What a first run allocates for good (workspaces of libraries) must not lie in the pool.
-        current = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            work()
-        current.wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            # Other threads may go on using the device.
-            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
-                work()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            cause, _, advice = str(error).partition("\n")
-            message = f"A decode step could not be recorded as a CUDA graph: {cause}. Set rollout.cuda_graphs=false."
-            raise RuntimeError(f"{message}\n{advice}".rstrip()) from error
-        return graph.replay
-
-
-class DecodeGraph:
-    """The decode step of one arrangement: recorded when it is first taken, where enough steps may follow.
-
-    Owns the tensors that a recorded step reads and writes: tokens, positions, hidden states. Those of the context
-    (keys, values, lengths) must stay where they are, too.
-
-    Args:
-        rows: rows of the step.
-        memory: None runs every step as it is.
-        layers: what the model's layers run in.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        context: AttentionContext,
-        rows: int,
-        memory: GraphMemory | None,
-        use: GraphUse,
-        layers: AbstractContextManager[None] | None = None,
-    ):
-        self._policy = policy
-        self._context = context
-        self._tokens = torch.zeros(rows, dtype=torch.int64, device=policy.device)
-        self._positions = torch.zeros_like(self._tokens)
-        self._hidden: torch.Tensor | None = None
-        self._memory = memory
-        self._use = use
-        self._layers = nullcontext() if layers is None else layers
-        self._replay: Callable[[], None] | None = None
-
-    def counts_for(self, use: GraphUse) -> None:
-        """Another ``generate`` call: its steps are counted there."""
-        self._use = use
-
-    def step(self, rows: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, steps_left: int) -> torch.Tensor:
-        """Hidden states [n, D] of new tokens, int64 [n] like their positions and the rows they belong to.
-
-        ``steps_left``: this one and those that may follow in this arrangement.
-        """
-        self._tokens[rows], self._positions[rows] = tokens, positions
-        if self._replay is not None:
-            self._replay()
-            self._use.replays += 1
-        elif self._memory is not None and steps_left > LEAST_REPLAYS:
-            self._replay = self._memory.capture(self._forward)
-            self._use.captures += 1
-        else:
-            self._forward()
-            self._use.eager_steps += 1
-        assert self._hidden is not None
-        return self._hidden[rows]
-
-    def _forward(self) -> None:
-        with self._layers:
-            hidden = self._policy.hidden_states(self._tokens, self._positions.expand(3, -1), self._context)
-        if self._hidden is None:
-            self._hidden = torch.empty_like(hidden)
-        self._hidden.copy_(hidden)
-
-
 # torch's grouped matrix product reads the offsets of the experts on the device for bf16 on these major capabilities;
 # elsewhere it copies them to the host and loops (GroupedBlas.cpp and GroupedMMUtils.h of torch 2.11 to 2.15).
 _GROUPED_MAJORS = (9, 10)
@@ -179,8 +81,8 @@ _GROUPED_MAJORS = (9, 10)
 def experts_wait(policy: Policy) -> str | None:
     """Why the host waits for the device in a mixture's layers on CUDA, as end of a sentence; None: it does not.
 
-    Of transformers' implementations "grouped_mm", its default, and "batched_mm" have shapes that depend on the number
-    of rows alone; "eager" loops over the experts that were hit (``nonzero``).
+    A CUDA graph cannot hold such a wait. Of transformers' implementations "grouped_mm", its default, and "batched_mm"
+    have shapes that depend on the number of rows alone; "eager" loops over the experts that were hit (``nonzero``).
     """
     if torch.version.hip is not None and _implementation(policy) == "grouped_mm":
         return "torch's grouped matrix product may copy the experts' offsets to the host on ROCm"
@@ -208,3 +110,97 @@ def experts_wait_at(policy: Policy, capability: tuple[int, int]) -> str | None:
 
 def _implementation(policy: Policy) -> str:
     return getattr(policy.model.config.get_text_config(), "_experts_implementation", None) or "eager"
+
+
+class GraphMemory:
+    """One memory pool for the intermediate results of all recorded steps."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+
+    def capture(self, work: Callable[[], object]) -> Callable[[], None]:
+        """Run ``work`` once and record it; returns a function that replays it on the same tensors.
+
+        Recording computes nothing, so in-place changes of ``work`` have happened once when this returns.
+
+        Raises:
+            RuntimeError: something in it cannot be recorded, for example because the host waits for a result.
+        """
+        # Permanent allocations of a first run (workspaces of libraries) must not lie in the pool.
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            work()
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Other threads may go on using the device.
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                work()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            cause, _, advice = str(error).partition("\n")
+            message = f"A decode step could not be recorded as a CUDA graph: {cause}. Set rollout.cuda_graphs=false."
+            raise RuntimeError(f"{message}\n{advice}".rstrip()) from error
+        return graph.replay
+
+
+class DecodeGraph:
+    """The decode step of one arrangement: recorded when it is first taken, where enough steps may follow.
+
+    Owns the tensors that a recorded step reads and writes: tokens, positions, hidden states. Those of the context
+    (keys, values, lengths) must stay where they are, too.
+
+    Args:
+        rows: rows of the step.
+        memory: None runs every step eagerly.
+        layers: context that the model's layers run in.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        context: AttentionContext,
+        rows: int,
+        memory: GraphMemory | None,
+        use: GraphUse,
+        layers: AbstractContextManager[None] | None = None,
+    ):
+        self._policy, self._context, self._memory, self._use = policy, context, memory, use
+        self._tokens = torch.zeros(rows, dtype=torch.int64, device=policy.device)
+        self._positions = torch.zeros_like(self._tokens)
+        self._hidden: torch.Tensor | None = None
+        self._layers = nullcontext() if layers is None else layers
+        self._replay: Callable[[], None] | None = None
+
+    def counts_for(self, use: GraphUse) -> None:
+        """Count the steps of another ``generate`` call."""
+        self._use = use
+
+    def step(self, rows: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, steps_left: int) -> torch.Tensor:
+        """Hidden states [n, D] of new tokens, int64 [n] like their positions and the rows they belong to.
+
+        ``steps_left``: this one and those that may follow in this arrangement.
+        """
+        self._tokens[rows], self._positions[rows] = tokens, positions
+        if self._replay is not None:
+            self._replay()
+            self._use.replays += 1
+        elif self._memory is not None and steps_left > LEAST_REPLAYS:
+            self._replay = self._memory.capture(self._forward)
+            self._use.captures += 1
+        else:
+            self._forward()
+            self._use.eager_steps += 1
+        assert self._hidden is not None
+        return self._hidden[rows]
+
+    def _forward(self) -> None:
+        with self._layers:
+            hidden = self._policy.hidden_states(self._tokens, self._positions.expand(3, -1), self._context)
+        if self._hidden is None:
+            self._hidden = torch.empty_like(hidden)
+        self._hidden.copy_(hidden)

@@ -1,7 +1,14 @@
-"""One token of gated linear attention (Qwen3.5) for many rollouts, each from its own state: what decoding needs.
+"""One token of gated linear attention (Qwen3.5) for many rollouts, each from its own state, as decoding needs it.
 
 The same layer as ``linear_attention_over_tree``, token by token instead of in chunks. Of everything a rollout has read,
 such a layer keeps the last inputs of its convolution and one state of fixed size; both are replaced at every token.
+
+The recurrent state is replaced by one Triton kernel or by torch operators, not by transformers' own code: with the
+packages flash-linear-attention and causal-conv1d that calls kernels that return a new state, which would have to be
+copied to where a recorded step reads it; without them it reads tensors of a state's size seven times and writes five.
+What is chosen here is the same with these packages and without.
+
+n rollouts or R rows, C convolution channels, W convolution width, Hv value heads, dk, dv sizes of a key and value head.
 """
 
 from __future__ import annotations
@@ -18,6 +25,12 @@ from transformers.activations import ACT2FN
 
 from vlm_pg.models.linear_attention import LinearStates, per_value_head
 from vlm_pg.models.policy import Policy
+
+# As in transformers and FLA.
+NORM_EPSILON = 1e-6
+# Both rules compute in fp32 and differ in the order of sums of some hundred terms.
+_TOLERANCE = 1e-4
+RuleStep = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def linear_attention_step(mixer: Any, hidden: torch.Tensor, states: LinearStates) -> tuple[torch.Tensor, LinearStates]:
@@ -41,16 +54,12 @@ def linear_attention_step(mixer: Any, hidden: torch.Tensor, states: LinearStates
     def mix(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
     ) -> torch.Tensor:
-        core, recurrent = _recurrent_rule(mixer)(
-            query[:, None],
-            key[:, None],
-            value[:, None],
-            g=decay[:, None],
-            beta=beta[:, None],
-            initial_state=states.recurrent,
-            output_final_state=True,
-            use_qk_l2norm_in_kernel=True,
-        )
+        # transformers' own function: a fused kernel where one is installed, else its torch code.
+        rule = getattr(mixer, "recurrent_gated_delta_rule", None)
+        rule = rule or sys.modules[type(mixer).__module__].torch_recurrent_gated_delta_rule
+        operands = (x[:, None] for x in (query, key, value))
+        named = {"g": decay[:, None], "beta": beta[:, None], "initial_state": states.recurrent}
+        core, recurrent = rule(*operands, **named, output_final_state=True, use_qk_l2norm_in_kernel=True)
         after.append(recurrent)
         return core[:, 0]
 
@@ -63,7 +72,7 @@ def linear_attention_step_(mixer: Any, hidden: torch.Tensor, states: RowStates, 
     Args:
         mixer, hidden: as above.
         states: of the same n rollouts, before this token; afterwards those behind it.
-        rule_step_: replaces the recurrent ones; see ``delta_rule``.
+        rule_step_: replaces the recurrent ones; see ``DeltaRule``.
 
     Returns:
         [n, D].
@@ -114,26 +123,15 @@ def _convolution(mixer: Any, window: torch.Tensor) -> torch.Tensor:
     return ACT2FN[mixer.activation](out).to(window.dtype)
 
 
-def _recurrent_rule(mixer: Any) -> Any:
-    """transformers' own function: a fused kernel where one is installed, else its torch code."""
-    own = getattr(mixer, "recurrent_gated_delta_rule", None)
-    return own or sys.modules[type(mixer).__module__].torch_recurrent_gated_delta_rule
-
-
 @dataclass(frozen=True)
 class RowStates:
-    """What a layer keeps of each row, replaced at every token, in place.
+    """The states of a layer, replaced at every token, in place.
 
     ``inputs`` [R, C, W - 1]: last inputs of the convolution, oldest first. ``recurrent`` fp32 [R, Hv, dk, dv].
     """
 
     inputs: torch.Tensor
     recurrent: torch.Tensor
-
-
-RuleStep = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-# Both compute in fp32 and differ in the order of sums of some hundred terms.
-_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -145,17 +143,13 @@ class DeltaRule:
 
 
 def rule_of(policy: Policy) -> DeltaRule:
-    """For the linear-attention layers of a policy, where it is now."""
+    """For the linear-attention layers of a policy, on its device."""
     text = policy.model.config.get_text_config()
     return delta_rule_for(policy.device, text.linear_key_head_dim, text.linear_value_head_dim)
 
 
 def triton_rule() -> DeltaRule:
-    """The kernel, without a comparison: for work that is counted and not computed.
-
-    Raises:
-        ImportError: no Triton.
-    """
+    """The kernel, not compared: for work that is counted and not computed. Raises ImportError without Triton."""
     from vlm_pg.rollout.fused.delta_rule import gated_delta_step_
 
     return DeltaRule("triton", gated_delta_step_)
@@ -163,7 +157,7 @@ def triton_rule() -> DeltaRule:
 
 @cache
 def delta_rule_for(device: torch.device, key_size: int, value_size: int) -> DeltaRule:
-    """The Triton kernel on CUDA, where it agrees with torch's operators on random numbers; else these.
+    """The Triton kernel on CUDA, where it agrees with torch operators on random numbers; else these.
 
     Args:
         key_size, value_size: dk and dv, for which a kernel is compiled.
@@ -173,16 +167,14 @@ def delta_rule_for(device: torch.device, key_size: int, value_size: int) -> Delt
     try:
         rule = triton_rule()
         problem = _difference(rule.step_, device, key_size, value_size)
-    except Exception as error:  # whatever a compiler and a driver come up with
+    except Exception as error:  # anything a compiler or a driver raises
         lines = str(error).splitlines()
         problem = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-    if problem is None:
-        return rule
-    return DeltaRule(f"torch (Triton kernel: {problem})", gated_delta_step_)
+    return DeltaRule(f"torch (Triton kernel: {problem})", gated_delta_step_) if problem else rule
 
 
 def _difference(step_: RuleStep, device: torch.device, key_size: int, value_size: int) -> str | None:
-    """None if the rule gives what torch's operators give, else by how much it does not."""
+    """By how much the rule differs from torch operators; None where it agrees."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -202,10 +194,6 @@ def _difference(step_: RuleStep, device: torch.device, key_size: int, value_size
     return None
 
 
-# transformers' and FLA's.
-NORM_EPSILON = 1e-6
-
-
 def gated_delta_step_(
     state: torch.Tensor,
     query: torch.Tensor,
@@ -214,7 +202,15 @@ def gated_delta_step_(
     log_decay: torch.Tensor,
     beta: torch.Tensor,
 ) -> torch.Tensor:
-    """One token of transformers' ``torch_recurrent_gated_delta_rule``, with its norms; n rows, Hv value heads.
+    """One token of transformers' ``torch_recurrent_gated_delta_rule``, with its norms, the state replaced in place.
+
+    The rule (https://arxiv.org/abs/2412.06464), with state S [dk, dv], normed key k and query q [dk], value v [dv],
+    0 < decay <= 1, 0 < beta < 1:
+
+        S' = decay S + k delta^T        delta = beta (v - decay S^T k)        out = S'^T q
+
+    Of what a decode step reads only the weights are larger than the states, so what counts is how often these pass
+    through memory. Since S'^T q = decay S^T q + (q . k) delta, one matrix product reads S for key and query together.
 
     Args:
         state: fp32 [n, Hv, dk, dv], contiguous; replaced in place.
@@ -225,7 +221,8 @@ def gated_delta_step_(
     Returns:
         fp32 [n, Hv, dv].
     """
-    query, key = (_normed(x.float()) for x in (query, key))
+    wide = (x.float() for x in (query, key))
+    query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + NORM_EPSILON) for x in wide)
     query = query / query.shape[-1] ** 0.5
     decay, beta = log_decay.float().exp()[..., None], beta.float()[..., None]
     # The state is read once here, and read and written once by each of the two operators below.
@@ -235,7 +232,3 @@ def gated_delta_step_(
     state.mul_(decay[..., None])
     state.addcmul_(key[..., None], delta[..., None, :])
     return reads[..., 1, :] + (query * key).sum(-1, keepdim=True) * delta
-
-
-def _normed(x: torch.Tensor) -> torch.Tensor:
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + NORM_EPSILON)

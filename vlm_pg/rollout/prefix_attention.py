@@ -1,4 +1,11 @@
-"""Decoding: one token at a time for all running rollouts, behind prompts that are stored once."""
+"""Attention of a decode step's new tokens to the stored prompts, merged with attention to the rows' own tokens.
+
+``LevelPrefixAttention`` makes one variable-length call per level of the prompt tree. ``SplitPrefixAttention`` does the
+same on a GPU with fixed shapes, so that a CUDA graph can hold it, and splits long nodes into pieces so that few prompts
+still fill the device. ``DividedPrompts`` runs one of them on each of several processes that share the prompts' tokens.
+
+R rows of the step, N query heads, K key-value heads, H head dim; of a level S segments, Q queries, P pieces of a node.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +23,32 @@ from vlm_pg.distributed import SequenceGroup
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.kv import PrefixStore
 
+# Queries that one thread block takes. Only the number of blocks is derived from it.
+TILE_QUERIES = 128
+# Shorter pieces are not worth their merging.
+LEAST_KEYS = 256
+# A piece's queries, results and their merging move six rows for each query, its keys and values two rows for each key:
+# at this many keys a query merging moves at most three quarters of what reading does.
+LEAST_KEYS_A_QUERY = 4
+# Rows of all pieces of a node together, one for each query and key-value head: merging them moves six times as many, at
+# head dim 128 in half precision 19 MB in a layer. More pieces than that cost more than they gain.
+MOST_ROWS = 12_288
+_NO_KEYS = -1e30
+_serials = itertools.count()
 
-class Prompts(Protocol):
-    """What new tokens attend to of their prompts."""
+
+class PrefixAttention(Protocol):
+    """Attention of new tokens to their prompts."""
 
     def merge_into(
         self, layer_index: int, q: torch.Tensor, merged: torch.Tensor, lse: torch.Tensor, scale: float
     ) -> None:
-        """q [rows, N, H] over the prompts, merged in place into [rows, N, H] and [N, rows] over the rows' own keys."""
+        """q [R, N, H] over the prompts, merged in place into [R, N, H] and [N, R] over the rows' own keys."""
         ...
 
 
-class PromptPart:
-    """What new tokens attend to of their prompts: one variable-length call for each level of the tree.
+class LevelPrefixAttention:
+    """One variable-length call for each level of the prompt tree.
 
     Args:
         paths: for each row of the stream the stored nodes of its prompt, first to last; none for an idle row.
@@ -38,14 +58,14 @@ class PromptPart:
         self._store, self._kernel = store, kernel
         self._readers = readers_by_level(store, paths)
         self._rows = len(paths)
-        # Of each level, made once for these rows and not once per layer: the call, and the rows that ask, ordered by
+        # Per level, made once for these rows and not once per layer: the call, and the rows that attend, ordered by
         # node (None: all, in order).
         self._levels: dict[int, list[tuple[SegmentCall, torch.Tensor | None]]] = {}
 
     def merge_into(
         self, layer_index: int, q: torch.Tensor, merged: torch.Tensor, lse: torch.Tensor, scale: float
     ) -> None:
-        """q [rows, N, H] over the prompts, merged in place into [rows, N, H] and [N, rows] over the rows' own keys."""
+        """See ``PrefixAttention``."""
         keys, values = self._store.keys[layer_index], self._store.values[layer_index]
         repeats = q.shape[1] // keys.shape[1]
         for call, rows in self._levels_for(repeats):
@@ -73,7 +93,7 @@ class PromptPart:
 
 
 def readers_by_level(store: PrefixStore, paths: Sequence[tuple[int, ...]]) -> list[dict[int, list[int]]]:
-    """Of each level of the prompt tree the rows that read each of its nodes, nodes in the order in which they lie.
+    """For each level of the prompt tree the rows that read each of its nodes, nodes in their order in the store.
 
     Levels without readers are left out; where prompts are sharded, some nodes are stored on other ranks only.
     """
@@ -86,26 +106,21 @@ def readers_by_level(store: PrefixStore, paths: Sequence[tuple[int, ...]]) -> li
     return [dict(sorted(reading.items(), key=lambda item: place[item[0]])) for reading in levels if reading]
 
 
-# Queries that one block takes. Only the number of blocks is derived from it.
-TILE_QUERIES = 128
-# Shorter pieces are not worth their merging.
-LEAST_KEYS = 256
-# A piece's queries, results and their merging move six rows for each query, its keys and values two rows for each key:
-# at this many keys a query merging moves at most three quarters of what reading does.
-LEAST_KEYS_A_QUERY = 4
-# Rows of all pieces of a node together, one for each query and key-value head: merging them moves six times as many, at
-# head dim 128 in half precision 19 MB in a layer. More pieces than that cost more than they gain.
-MOST_ROWS = 12_288
-
-
 def pieces_of(
     tokens: Mapping[int, int], queries: Mapping[int, int], kv_heads: int, tiles_at_once: int | None
 ) -> dict[int, int]:
-    """In how many pieces each node of one call is read, so that its blocks come near to filling the device once.
+    """Into how many pieces each node of one call is split, so that its blocks come near to filling the device once.
+
+    A variable-length call of flash attention gives one thread block to each segment, key-value head and tile of
+    queries, and that block walks over all keys of its segment. It splits keys among blocks only where every segment has
+    one query or keys are paged (torch's flash_api.cpp, mha_varlen_fwd). A decode step has some ten to some hundred
+    queries a prompt: behind one prompt with 4 key-value heads 4 blocks would read everything, on a device that runs 264
+    at a time. So a long node's keys become several segments, each with the same queries, whose results are merged by
+    their log-sum-exp. Each key is still read once.
 
     Args:
         tokens: keys of each node, at least 1.
-        queries: rows that meet each of them.
+        queries: rows that attend to each of them.
         kv_heads: K, each of which has blocks of its own.
         tiles_at_once: blocks that the device runs at a time; None: it needs no pieces.
     """
@@ -129,20 +144,16 @@ def rounded_down(pieces: int) -> int:
 
 
 def cut(tokens: int, pieces: int) -> tuple[int, ...]:
-    """Lengths of so many pieces, as equal as can be, that make up ``tokens`` together."""
+    """Lengths of so many nearly equal pieces that make up ``tokens`` together."""
     ends = [tokens * piece // pieces for piece in range(pieces + 1)]
     return tuple(end - start for start, end in pairwise(ends))
 
 
-_NO_KEYS = -1e30
-_serials = itertools.count()
-
-
 class _Level:
-    """The tables of one level. A query is one row and query head of each key-value head.
+    """The device tables of one level. A query is one row and query head of each key-value head.
 
     ``bounds``: (S, Q, P, longest query, longest key), each with some room.
-    ``row``, ``repeat``: int64 [Q], whose query each one is, and which of the query heads of a key-value head.
+    ``row``, ``repeat``: int64 [Q], the row of each query, and which of the query heads of a key-value head it is.
     ``starts``: int32 [P, R], the first of a row's queries for each piece of its node; -1: none.
     """
 
@@ -155,7 +166,7 @@ class _Level:
         self.call: SegmentCall
 
     def fits(self, needed: tuple[int, ...]) -> bool:
-        """Whether that many go in, and not so few that much would be idle."""
+        """Whether the tables are large enough, and not so large that much would be idle."""
         return all(least <= room <= 4 * least for least, room in zip(needed, self.bounds, strict=True))
 
     def fill(
@@ -183,8 +194,11 @@ def _write(table: torch.Tensor, values: Sequence[object]) -> None:
     table.copy_(torch.tensor(values, dtype=table.dtype), non_blocking=True)
 
 
-class PrefixLevels:
-    """``Prompts`` for the rows that ``arrange`` was told of.
+class SplitPrefixAttention:
+    """One call of fixed shape per level, over pieces of nodes, for the rows last given to ``arrange``.
+
+    Which query attends to which keys is in device tables that keep their addresses: a recorded step goes on with other
+    prompts, lengths and rows as long as these fit.
 
     Args:
         heads: N and K.
@@ -198,39 +212,33 @@ class PrefixLevels:
         self._joined: dict[tuple[int, ...], torch.Tensor] = {}
 
     def arrange(self, paths: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        """From now on for these rows: of each the stored nodes of its prompt, first to last; none for an idle row.
+        """Set up for these rows: the stored nodes of each one's prompt, first to last; none for an idle row.
 
-        Returns what a recorded step depends on: it can be replayed where it is the same.
+        Returns:
+            The key of a recorded step, which can be replayed where it is the same.
         """
         tables = self._tables.setdefault(len(paths), [])
         readers = readers_by_level(self._store, paths)
         for place, reading in enumerate(readers):
-            filling = self._filling(reading, len(paths))
-            queries, keys, asking, starts = filling
+            queries, keys, asking, starts = filling = self._filling(reading, len(paths))
             needed = (len(keys), len(asking), len(starts), max(queries), max(keys))
             if place == len(tables) or not tables[place].fits(needed):
                 tables[place : place + 1] = [_Level(_bounds(*needed), len(paths), self._device)]
             tables[place].fill(*filling)
         self.levels = tables[: len(readers)]
-        self._join_starts()
-        return tuple(level.serial for level in self.levels)
-
-    def _join_starts(self) -> None:
-        """``starts`` of all levels one behind the other, for queries that lie so; where tables stay it stays, too."""
         serials = tuple(level.serial for level in self.levels)
-        firsts = accumulate((len(level.row) for level in self.levels), initial=0)
-        parts = [level.starts + (level.starts >= 0) * first for level, first in zip(self.levels, firsts, strict=False)]
-        if not parts:
-            return
-        joined = torch.cat(parts)
-        if serials not in self._joined:
-            self._joined[serials] = joined
-        self._starts = self._joined[serials].copy_(joined)
+        if self.levels:
+            # ``starts`` of all levels one after the other, for queries that lie so; an address for each set of tables.
+            firsts = accumulate((len(level.row) for level in self.levels), initial=0)
+            shifted = zip(self.levels, firsts, strict=False)
+            joined = torch.cat([level.starts + (level.starts >= 0) * first for level, first in shifted])
+            self._starts = self._joined.setdefault(serials, joined).copy_(joined)
+        return serials
 
     def _filling(
         self, reading: Mapping[int, Sequence[int]], num_rows: int
     ) -> tuple[list[int], list[int], list[tuple[int, int]], list[list[int]]]:
-        """What ``_Level.fill`` takes. Nodes without readers become segments without queries."""
+        """Arguments of ``_Level.fill``. Nodes without readers become segments without queries."""
         lengths = self._store.lengths
         asked = {node: len(rows) * self._repeats for node, rows in reading.items()}
         tiles = self._kernel.tiles_at_once(self._device)
@@ -258,7 +266,7 @@ class PrefixLevels:
     def merge_into(
         self, layer_index: int, q: torch.Tensor, merged: torch.Tensor, lse: torch.Tensor, scale: float
     ) -> None:
-        """q [R, N, H] over the prompts, merged in place into [R, N, H] and [N, R] over the rows' own keys."""
+        """See ``PrefixAttention``."""
         for level in self.levels:
             out, parts_lse = self._over_pieces(layer_index, q, level, scale)
             # [P, R, repeats]; where there is no piece any result may stand: it has no weight.
@@ -271,9 +279,9 @@ class PrefixLevels:
             parts = out[place].to(lse.dtype).mul_(weight.permute(1, 2, 3, 0)[..., None]).sum(0)
             merge_(merged, lse, parts.transpose(1, 2).flatten(1, 2), total.transpose(1, 2).flatten(0, 1))
 
-    def queries_for(self, layer_index: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+    def queries_for(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
         """Room for the queries of all levels of a layer [sum of Q, K, H], and where those of q [R, N, H] begin in it:
-        int32 [sum of P, R] as ``starts`` of a level. None where nobody has a prompt."""
+        int32 [sum of P, R] as ``starts`` of a level. None where no row has a prompt."""
         if not self.levels:
             return None, None
         total = sum(len(level.row) for level in self.levels)
@@ -292,7 +300,7 @@ class PrefixLevels:
 
         Args:
             out, lse: over own keys in T parts, [T, R, N, H] and [T, N, R].
-            queries: those of ``queries_for``, already there.
+            queries: those of ``queries_for``, filled.
         """
         from vlm_pg.rollout.fused.attention import merge_parts
 
@@ -301,7 +309,7 @@ class PrefixLevels:
             of_levels = queries.split([len(level.row) for level in self.levels])
         for level, asking in zip(self.levels, of_levels, strict=True):
             parts, parts_lse = self._over_pieces(layer_index, q, level, scale, asking)
-            # What is in between is not rounded.
+            # Intermediate results are not rounded.
             dtype = q.dtype if level is self.levels[-1] else lse.dtype
             out, lse = (x[None] for x in merge_parts(out, lse, parts, parts_lse, level.starts, dtype))
         if not self.levels:
@@ -312,7 +320,7 @@ class PrefixLevels:
     def _over_pieces(
         self, layer_index: int, q: torch.Tensor, level: _Level, scale: float, asking: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The call's out [Q, K, H] and lse [K, Q]; ``asking``: its queries, if they are there already."""
+        """The call's out [Q, K, H] and lse [K, Q]; ``asking``: its queries, if they are gathered already."""
         if asking is None:
             # Query heads of one key-value head are queries of one segment, so that a node is read once for all of them.
             asking = q.unflatten(1, (-1, self._repeats))[level.row, :, level.repeat]
@@ -328,7 +336,12 @@ def _bounds(segments: int, queries: int, *rest: int) -> tuple[int, ...]:
 
 
 class DividedPrompts:
-    """``Prompts`` of all processes' rows over the tokens that lie here, exchanged and merged.
+    """``PrefixAttention`` over prompts whose keys and values are sharded over processes.
+
+    Each process decodes rollouts of its own and stores the keys and values of some tokens of every prompt. In a layer
+    all queries go to all processes; each attends with them to its shard and sends every process the results for its
+    rollouts, which are merged by their log-sum-exp with one another and with the rollouts' own tokens. So processes
+    make their steps together, and one without rollouts goes on answering until no process has any.
 
     Args:
         store: of this process: its part of every node.
@@ -339,20 +352,20 @@ class DividedPrompts:
         heads = policy.family.head_shape(policy.model.config)[:2]
         self._query_heads = heads[0]
         on_gpu = policy.device.type == "cuda"
-        self._levels = PrefixLevels(store, policy.kernel, heads, policy.device) if on_gpu else None
+        self._split = SplitPrefixAttention(store, policy.kernel, heads, policy.device) if on_gpu else None
         self._rows: list[list[tuple[int, ...]]] = [[] for _ in range(sequence.size)]
         self._own: list[tuple[int, ...]] = []
-        self._everybody: Prompts = PromptPart(store, (), policy.kernel)
+        self._local: PrefixAttention = LevelPrefixAttention(store, (), policy.kernel)
 
     def meet(self, rows: Sequence[tuple[int, ...]], stop: bool) -> bool:
-        """Before each step, on all processes: what rows each of them has in it.
+        """Exchange the rows of the next step, on all processes.
 
         Args:
             rows: this process's, the stored nodes of each one's prompt.
             stop: whether this process was asked to stop.
 
         Returns:
-            Whether anybody has any.
+            Whether any process has rows.
 
         Raises:
             InterruptedError: on all of them, if one was asked to stop.
@@ -366,29 +379,29 @@ class DividedPrompts:
             self._rows = [
                 before if paths is None else paths for before, (paths, _) in zip(self._rows, of_ranks, strict=True)
             ]
-            everybody = [path for of_rank in self._rows for path in of_rank]
-            if self._levels is not None:
-                self._levels.arrange(everybody)
-            self._everybody = self._levels or PromptPart(self._store, everybody, self._kernel)
+            all_rows = [path for of_rank in self._rows for path in of_rank]
+            if self._split is not None:
+                self._split.arrange(all_rows)
+            self._local = self._split or LevelPrefixAttention(self._store, all_rows, self._kernel)
         return any(self._rows)
 
     def merge_into(
         self, layer_index: int, q: torch.Tensor, merged: torch.Tensor, lse: torch.Tensor, scale: float
     ) -> None:
-        """As ``PromptPart``; q are the rows that this process has told of."""
+        """See ``PrefixAttention``; q are the rows that this process gave to ``meet``."""
         sizes, own = [len(of_rank) for of_rank in self._rows], q.shape[0]
         asking = self._sequence.collect(q, sizes)
         # Over no keys: nothing, with no weight.
         out = asking.new_zeros(asking.shape, dtype=lse.dtype)
         out_lse = lse.new_full((asking.shape[1], asking.shape[0]), -torch.inf)
-        self._everybody.merge_into(layer_index, asking, out, out_lse, scale)
+        self._local.merge_into(layer_index, asking, out, out_lse, scale)
         sent = torch.cat([out, out_lse.transpose(0, 1)[..., None]], dim=-1)
         received = self._sequence.send(sent, sizes, [own] * self._sequence.size)
         for part in received.split([own] * self._sequence.size) if own else ():
             merge_(merged, lse, part[..., :-1], part[..., -1].transpose(0, 1))
 
     def answer(self) -> None:
-        """The step of a process without rows: what the others ask of it in each layer."""
+        """The step of a process without rows: attend for the other processes in each layer."""
         for layer_index in sorted(self._store.keys):
             keys = self._store.keys[layer_index]
             q = keys.new_empty(0, self._query_heads, keys.shape[-1])

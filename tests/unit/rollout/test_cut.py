@@ -12,7 +12,7 @@ from vlm_pg.attention.kernels.cpu import CpuFlashKernel
 from vlm_pg.attention.kernels.plain import OracleKernel
 from vlm_pg.rollout import prefix_attention
 from vlm_pg.rollout.kv import PrefixStore
-from vlm_pg.rollout.prefix_attention import PrefixLevels, pieces_of, rounded_down
+from vlm_pg.rollout.prefix_attention import SplitPrefixAttention, pieces_of, rounded_down
 from vlm_pg.rollout.ragged import RaggedDecoder
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 16
@@ -102,7 +102,7 @@ def test_pieces_attend_to_what_whole_nodes_do(
     repeats = HEADS // KV_HEADS
     merged = own_v.repeat_interleave(repeats, 1)
     lse = 0.25 * (q * own_k.repeat_interleave(repeats, 1)).sum(-1).transpose(0, 1).contiguous()
-    levels = PrefixLevels(store, cutting, (HEADS, KV_HEADS), q.device)
+    levels = SplitPrefixAttention(store, cutting, (HEADS, KV_HEADS), q.device)
     levels.arrange([(0,)] * len(paths))  # what an earlier arrangement has left does not matter
     levels.arrange(paths)
     levels.merge_into(0, q, merged, lse, 0.25)

@@ -1,6 +1,8 @@
-"""Root mean square norms of rows as one kernel, with the residual sum before them where there is one."""
+"""RMS norms, with the residual sum before them where there is one, and the SwiGLU gate as one kernel each."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -12,22 +14,9 @@ HELD = 2048
 
 @triton.jit
 def normed_rows(  # type: ignore[no-untyped-def]
-    x,
-    residual,
-    weight,
-    total,
-    out,
-    rows,
-    inner,
-    outer_stride,
-    stride,
-    epsilon,
-    WIDTH: tl.constexpr,
-    ROOM: tl.constexpr,
-    ROWS: tl.constexpr,
-    AROUND_ONE: tl.constexpr,
-    ADDS: tl.constexpr,
-):
+    x, residual, weight, total, out, rows, inner, outer_stride, stride, epsilon,
+    WIDTH: tl.constexpr, ROOM: tl.constexpr, ROWS: tl.constexpr, AROUND_ONE: tl.constexpr, ADDS: tl.constexpr,
+):  # fmt: skip
     """A program: some rows of x, ``inner`` at a time ``stride`` apart; all others are contiguous. ROOM >= WIDTH.
 
     ADDS: of x + residual, which is rounded and kept as ``total``.
@@ -64,14 +53,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: 
         around_one: times one plus the weight, rounded once, as Qwen3.5 has it; else the normed number is rounded to the
             dtype of x before it is multiplied, as Qwen2 and Qwen3 have it.
     """
-    out = _result(x, weight, around_one)
+    out = _result(x, weight, epsilon, around_one)
     _launch(x, None, weight, None, out, epsilon, around_one)
     return out
-
-
-@rms_norm.register_fake
-def _(x: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: bool) -> torch.Tensor:
-    return _result(x, weight, around_one)
 
 
 @torch.library.custom_op("vlm_pg::add_norm", mutates_args=())
@@ -79,17 +63,15 @@ def add_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x + residual, both [..., D], contiguous and of one dtype, and the ``rms_norm`` of this sum."""
-    total, out = torch.empty_like(x), _result(x, weight, around_one)
+    total, out = torch.empty_like(x), _result(x, weight, epsilon, around_one)
     assert x.is_contiguous() and residual.is_contiguous() and (x.shape, x.dtype) == (residual.shape, residual.dtype)
     _launch(x, residual, weight, total, out, epsilon, around_one)
     return total, out
 
 
 @add_norm.register_fake
-def _(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(x), _result(x, weight, around_one)
+def _(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), _result(x, weight, *rest)
 
 
 def _launch(
@@ -116,7 +98,8 @@ def _launch(
         )  # fmt: skip
 
 
-def _result(x: torch.Tensor, weight: torch.Tensor, around_one: bool) -> torch.Tensor:
+@rms_norm.register_fake
+def _result(x: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: bool) -> torch.Tensor:
     dtype = x.dtype if around_one else torch.promote_types(x.dtype, weight.dtype)
     return x.new_empty(x.shape, dtype=dtype)
 
