@@ -1,7 +1,7 @@
-"""H.264 whose pictures are stored as two fields (1080i, AVCHD, Blu-ray): which packets hold a second one.
+"""Coded pictures, packet by packet as stored: which packets make a frame, in which order frames come, which is first.
 
-FFmpeg's parsers hand each field on as a packet of its own, and decoders put both into one frame, at the time of the
-first. Source: ITU-T H.264 3.30, 7.3.2.1.1, 7.3.2.2, 7.3.3, 7.4.1.2.4.
+Sources: ITU-T H.264 3.30, 7.3.2.1.1, 7.3.2.2, 7.3.3, 7.4.1.2.4 (fields); ISO/IEC 14496-2 6.2.3 (VideoObjectLayer),
+6.2.5 (VideoObjectPlane); ITU-T H.262 6.1.1.11 (order).
 """
 
 from __future__ import annotations
@@ -90,7 +90,10 @@ class _Field:
 
 @dataclass
 class FieldPairs:
-    """Follows the packets of a stream as they are stored; where it cannot be sure, none is a second field.
+    """Which packets of H.264 hold a second field, of pictures stored as two (1080i, AVCHD, Blu-ray); in doubt none.
+
+    FFmpeg's parsers hand each field on as a packet of its own, and decoders put both into one frame, at the time of the
+    first.
 
     ``is_alone``: whether the packet before the last one held a field whose other one does not follow. What is made
     from it comes out wrong, and no decoder says so.
@@ -231,7 +234,13 @@ MOST_PACKED_PICTURES = 16
 
 @dataclass
 class Mpeg4Pictures:
-    """Follows the packets of a stream of MPEG-4 part 2 as they are stored.
+    """How many frames a packet of MPEG-4 part 2 stands for: DivX and XviD in AVI store none, one or two pictures in it.
+
+    AVI gives every packet one time, that of its place. So that B-frames could be stored there, encoders put one into
+    the packet of the picture before it ("packed"), and fill the place that is then left over with a picture that is not
+    coded. The same kind of picture elsewhere says that the one before it stays on display, and no decoder shows a frame
+    for it. Of a B-frame in the very last packet, behind which no place follows, FFmpeg's decoder shows nothing; it is
+    no frame here.
 
     ``is_packed``: whether one held several pictures. ``time_bits``: of vop_time_increment; 0 while no layer's header
     was seen.
@@ -319,7 +328,10 @@ HEAD_BYTES = 4096  # headers and user data before that of the picture
 
 @dataclass
 class ShownOrder:
-    """Follows pictures as they are stored: B pictures come out at once, others when the next of these is stored.
+    """The order in which pictures of MPEG-1 and -2 come out: B pictures at once, others when the next one is stored.
+
+    Program streams state few times. FFmpeg makes up the others, not always as the pictures come: two may get one time,
+    and one that comes later an earlier one.
 
     ``ascends``: whether no timestamp is below that of a picture that comes out before. ``come``: timestamps in the
     order in which pictures come out. Of other codecs nothing is known.
@@ -371,7 +383,9 @@ MOST_LOST_PICTURES = 1024  # until it shows one
 
 @dataclass
 class LateStart:
-    """Follows a stream's packets from the first one on.
+    """The first frame of a file that begins amid a group of pictures, as recordings of broadcasts do.
+
+    Pictures stored before the first entry point need others that are gone, and no decoder shows them.
 
     ``begins``: whether the stream begins with its first flagged entry point, all of what is stored before being lost.
     ``first``: the timestamp of the first frame that comes, of a decoder that had to be asked; None for no answer.

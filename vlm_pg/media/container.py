@@ -1,8 +1,9 @@
-"""Opening a video file, and what it says about itself without decoding: its header."""
+"""Judging a file by its content, opening a video file, and its header: what it states without decoding."""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,27 @@ from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container_checks import check_tables, check_unit
 from vlm_pg.types import MediaKind
 
+# FFmpeg's names of the demuxers that may be used, by what we call the container
+CONTAINERS = {
+    "MP4 or QuickTime": "mov",
+    "Matroska or WebM": "matroska",
+    "MPEG-TS": "mpegts",
+    "MPEG-PS": "mpeg",
+    "AVI": "avi",
+    "FLV": "flv",
+    "Ogg": "ogg",
+    "ASF": "asf",
+}
+# FFmpeg's second lock: full names of the same demuxers, and the only way to reach a file
+FORMAT_WHITELIST = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,mpegts,mpeg,avi,flv,ogg,asf"
+PROTOCOL_WHITELIST = "file"
+
+HEAD_BYTES = 1024
+_IMAGES = {b"\xff\xd8\xff": ".jpg", b"\x89PNG\r\n\x1a\n": ".png"}
+# boxes an MP4 or QuickTime file may begin with; a first box is never so large that its first byte is not 0
+_FIRST_BOXES = {b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp", b"uuid", b"moof", b"sidx"}
+_TS_PACKETS = ((0, 188), (4, 192), (0, 204))  # where the sync byte lies, and the distance to the next one
+_ASF_HEADER = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c")
 # Decoders that give an error for damage they notice, instead of a patched frame, and compare picture hashes (HEVC)
 # where there are some. That of H.264 takes the leading frames of an open group for damage and is not asked to.
 STRICT_CODECS = ("hevc", "mjpeg")
@@ -115,29 +137,6 @@ def header_of(container: Any, stream: Any) -> VideoHeader:
         )
 
 
-# FFmpeg's names of the demuxers that may be used, by what we call the container
-CONTAINERS = {
-    "MP4 or QuickTime": "mov",
-    "Matroska or WebM": "matroska",
-    "MPEG-TS": "mpegts",
-    "MPEG-PS": "mpeg",
-    "AVI": "avi",
-    "FLV": "flv",
-    "Ogg": "ogg",
-    "ASF": "asf",
-}
-# FFmpeg's second lock: full names of the same demuxers, and the only way to reach a file
-FORMAT_WHITELIST = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,mpegts,mpeg,avi,flv,ogg,asf"
-PROTOCOL_WHITELIST = "file"
-
-HEAD_BYTES = 1024
-_IMAGES = {b"\xff\xd8\xff": ".jpg", b"\x89PNG\r\n\x1a\n": ".png"}
-# boxes an MP4 or QuickTime file may begin with; a first box is never so large that its first byte is not 0
-_FIRST_BOXES = {b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp", b"uuid", b"moof", b"sidx"}
-_TS_PACKETS = ((0, 188), (4, 192), (0, 204))  # where the sync byte lies, and the distance to the next one
-_ASF_HEADER = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c")
-
-
 def open_regular(path: Path, folder: int | None = None) -> BinaryIO:
     """The file for reading; in an open ``folder`` (a descriptor) no link is followed.
 
@@ -150,16 +149,10 @@ def open_regular(path: Path, folder: int | None = None) -> BinaryIO:
         file = os.fdopen(descriptor, "rb")
     except (OSError, ValueError) as error:
         raise DecodeFailure("open", f"it cannot be opened ({getattr(error, 'strerror', None) or error})") from error
-    if not _is_regular(descriptor):
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         file.close()
         raise DecodeFailure("open", "it is not a regular file")
     return file
-
-
-def _is_regular(descriptor: int) -> bool:
-    import stat
-
-    return stat.S_ISREG(os.fstat(descriptor).st_mode)
 
 
 def video_format(head: bytes) -> str:

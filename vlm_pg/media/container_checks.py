@@ -1,10 +1,21 @@
-"""What the boxes of an MP4 or QuickTime file promise, read without building tables: how many frames, in which units.
+"""Tables of MP4, QuickTime and Matroska files, checked before FFmpeg opens them: how many frames, times that hold.
 
 A few bytes of a sample table can promise billions of samples, and FFmpeg makes room for each of them when it opens the
 file. A sample of video has bytes of its own; sound in old QuickTime files has up to six samples to a byte.
 
-Where a video track lacks the units of its times FFmpeg takes others, so that every time is off by a factor: see
-``mp4_clock.py``.
+A track's times are in ticks of its media header (mdhd), edit lists and lengths of tracks in those of the movie header
+(mvhd). Where one is missing or 0 FFmpeg makes another one up and decodes all frames at wrong times. Other damage shows
+where two statements of one length differ: of the media header, the durations of its frames (stts, with the offsets of
+ctts), track header (tkhd), movie header and edit list (elst); and where a fragment (tfdt) begins before the frames of
+the one before it (trun) are through. Source: ISO/IEC 14496-12 8.3.2.3, 8.6, 8.8.12.
+
+What nothing contradicts is taken as stated: media in another unit of which an edit list shows a part, a gap between
+fragments, all times of a fragmented file in another unit, a frame that is off by less than a frame or two.
+
+All times of Matroska are counted in one unit (TimestampScale), the stated length too, so that a damaged one contradicts
+nothing but a checksum (CRC-32) over the head. FFmpeg adds one (not to WebM), mkvmerge none: then another unit is
+another speed. All but sound alone is counted in milliseconds as a rule, and other damage in that element, such as of a
+title, changes no time. Source: RFC 8794 11.3, RFC 9559 5.1.2.
 """
 
 from __future__ import annotations
@@ -144,6 +155,12 @@ class Clock:
             self._is_fragmented = True
         elif kind == b"mvhd":
             self._scale, self._length = _scale_and_length(_data(file, start, end, 32), 12)
+        elif kind == b"stts" and self._tracks:
+            self._tracks[-1].durations = _runs(file, start, end, ">u4")
+        elif kind == b"ctts" and self._tracks:
+            self._tracks[-1].offsets = _runs(file, start, end, ">i4")
+        elif kind == b"hdlr" and self._tracks:
+            self._tracks[-1].is_video |= _data(file, start, end, 12)[8:] == b"vide"
         elif kind in _READERS and self._tracks:
             _READERS[kind](self._tracks[-1], file, start, end)
         else:
@@ -246,24 +263,12 @@ def _read_tkhd(track: _Track, file: BinaryIO, start: int, end: int) -> None:
     track.shown = _known(data[20:24] if is_narrow else data[28:36])
 
 
-def _read_hdlr(track: _Track, file: BinaryIO, start: int, end: int) -> None:
-    track.is_video |= _data(file, start, end, 12)[8:] == b"vide"
-
-
 def _read_elst(track: _Track, file: BinaryIO, start: int, end: int) -> None:
     head = _data(file, start, end, 8)
     form = ">Iii" if head[:1] == b"\0" else ">Qqi"
     width = struct.calcsize(form)
     data = _data(file, start + 8, end, min(int.from_bytes(head[4:8], "big"), _ENTRIES) * width)
     track.edits = list(struct.iter_unpack(form, data[: len(data) // width * width]))
-
-
-def _read_stts(track: _Track, file: BinaryIO, start: int, end: int) -> None:
-    track.durations = _runs(file, start, end, ">u4")
-
-
-def _read_ctts(track: _Track, file: BinaryIO, start: int, end: int) -> None:
-    track.offsets = _runs(file, start, end, ">i4")
 
 
 def _runs(file: BinaryIO, start: int, end: int, form: str) -> np.ndarray:
@@ -276,10 +281,7 @@ def _runs(file: BinaryIO, start: int, end: int, form: str) -> np.ndarray:
 _READERS = {
     b"mdhd": _read_mdhd,
     b"tkhd": _read_tkhd,
-    b"hdlr": _read_hdlr,
     b"elst": _read_elst,
-    b"stts": _read_stts,
-    b"ctts": _read_ctts,
 }
 
 
@@ -303,7 +305,12 @@ class _FragmentTrack:
 
 
 class Fragments:
-    """Follows the boxes of fragments, in the order of the file."""
+    """Follows the boxes of fragments (moof), in the order of the file: do they follow each other in time?
+
+    A fragment says when its first frame is decoded (tfdt) and how long its frames take (trun, tfhd, trex). In a gap
+    before the next fragment its last frame is held (ISO/IEC 14496-12 8.8.12). Where the next one begins before that
+    frame is decoded, one of them is wrong.
+    """
 
     def __init__(self) -> None:
         self._tracks: dict[int, _FragmentTrack] = {}

@@ -51,34 +51,39 @@ def decode_file(
     Raises:
         SampleError: for anything that is wrong with the file, or its subtitles.
     """
-    name = _name(path)
     try:
-        cues = read_subtitles(subtitles, _name(subtitles), settings) if subtitles else ()
-        if "://" in path:
-            # A download has no name in any folder, so that nothing stays behind when this process is killed.
-            with download(path, settings) as file:
-                local = Path(f"/proc/self/fd/{file.fileno()}")
-                return _decode_local(kind, local, name, settings, factor, part, cues)
-        return _decode_local(kind, Path(path), name, settings, factor, part, cues)
+        with opened_media(path, subtitles, settings) as (local, name, cues):
+            if kind == "image":
+                return decode_image(local, settings, factor, name)
+            return decode_video(local, settings, factor, name, part, cues)
     except MemoryError as error:
         raise SampleError(
             "out_of_memory",
-            f"{kind} '{name}' does not fit into memory while it is decoded (media.worker_memory_bytes is "
+            f"{kind} '{shown_name(path)}' does not fit into memory while it is decoded (media.worker_memory_bytes is "
             f"{settings.worker_memory_bytes}). Files within the size limits should. Scale the file down, or raise "
             "media.worker_memory_bytes.",
         ) from error
 
 
-def _name(path: str) -> str:
+def shown_name(path: str) -> str:
+    """What messages call a file or URL."""
     return shown_url(path) if "://" in path else Path(path).name
 
 
-def _decode_local(
-    kind: MediaKind, path: Path, name: str, settings: MediaSettings, factor: int, part: Part, cues: tuple[Cue, ...]
-) -> DecodedMedia:
-    if kind == "image":
-        return decode_image(path, settings, factor, name)
-    return decode_video(path, settings, factor, name, part, cues)
+@contextmanager
+def opened_media(path: str, subtitles: str, settings: MediaSettings) -> Iterator[tuple[Path, str, tuple[Cue, ...]]]:
+    """A local path of the file, downloaded if ``path`` is a URL; what messages call it; all of its subtitles.
+
+    Raises:
+        SampleError: as ``download`` and ``read_subtitles``.
+    """
+    cues = read_subtitles(subtitles, shown_name(subtitles), settings) if subtitles else ()
+    if "://" not in path:
+        yield Path(path), shown_name(path), cues
+        return
+    # A download has no name in any folder, so that nothing stays behind when this process is killed.
+    with download(path, settings) as file:
+        yield Path(f"/proc/self/fd/{file.fileno()}"), shown_name(path), cues
 
 
 def decode_video(

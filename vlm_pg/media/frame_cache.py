@@ -1,8 +1,8 @@
-"""Media decoded once, ever: their sampled and resized frames on disk, by what they were made of.
+"""Decoded media on disk: sampled and resized frames, decoded once, under a key of all that decides them.
 
-A file's content, the part of it that is shown, everything in the settings that decides about frames, and what decodes
-and resizes (``made_with``) are an entry's key. So the same frames come back bit for bit, whatever a file is called and
-whoever asks, and nothing has to be told when a file or a setting changes.
+The key is of the file's content, the part of it that is shown, the settings that decide about frames, and the decoders,
+machine and source of this package (``made_with``). So the same frames come back bit for bit, whatever a file is called
+and whichever process reads it, and no entry has to be invalidated when a file or a setting changes.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ def unpacked(content: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 # A folder of pictures is a video that Pillow decodes.
 MadeOf = Literal["image", "video", "folder"]
 _HERE = Path(__file__).parent
-_ALWAYS = ("qwen-vl-utils", "webvtt-py")
+_ALWAYS = ("qwen-vl-utils",)
 # PyAV reads the index of a video whatever decodes it.
 _OF_KIND: Mapping[MadeOf, tuple[str, ...]] = {
     "image": ("pillow",),

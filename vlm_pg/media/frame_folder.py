@@ -1,10 +1,10 @@
-"""A video that is a folder of numbered pictures: which of its files are frames, and in which order.
+"""A video that is a folder of numbered pictures: which of its files are frames, in which order, and reading them.
 
     frames/castle_s07e05/00001.jpg, 00002.jpg, 00003.jpg, ...
 
 The numbers decide alone, and whatever would make the order or the times a guess is refused: a number that is missing or
 there twice, pictures of two series, links, files that lie among the numbers and are no pictures. Files of other names
-(``n_frames``, ``audio.wav``), folders, and what begins with a point are not looked at.
+(``n_frames``, ``audio.wav``), folders, and names that begin with a dot are ignored. Pictures are judged as images.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a media reference to a file that may be read: confined to the data root, of a known kind."""
+"""From a media reference to a file or URL that may be read: confined to the data root, of a known kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Downloading a media file, when the user allowed remote media: bounded in size and silence, http and https only."""
+"""Downloading media, where the user allows it: http and https to public addresses, bounded in size and silence.
+
+Only hosts that are allowed by name may have other addresses. The address that is checked is the one that is connected
+to: a name is looked up once, so that it cannot mean one address at the check and another one afterwards.
+"""
 
 from __future__ import annotations
 
@@ -153,14 +157,9 @@ def opener(private_hosts: Collection[str]) -> urllib.request.OpenerDirector:
     """
     allowed = frozenset(host.lower() for host in private_hosts)
     director = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        _Http(allowed),
-        _Https(allowed),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPErrorProcessor(),
-        _Redirects(),
-    ):
+    own = (_Http(allowed), _Https(allowed), _Redirects())
+    errors = (urllib.request.HTTPDefaultErrorHandler(), urllib.request.HTTPErrorProcessor())
+    for handler in (urllib.request.ProxyHandler(), *own, *errors):
         director.add_handler(handler)
     return director
 

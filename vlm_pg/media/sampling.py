@@ -1,8 +1,8 @@
-"""Which frames, and at which size: functions on numbers.
+"""Which frames, at which size, within which limits and token budget: functions on numbers.
 
 The rules are qwen-vl-utils' own (``smart_nframes``, ``calculate_video_frame_range``, ``smart_resize`` and the pixel
-budget of ``fetch_video``), so that a model sees here what it saw when it was pretrained. They are asked in the main
-process (``parent.py``): a worker would import torchvision for them.
+budget of ``fetch_video``), so that a model sees here what it saw when it was pretrained. They run in the main process
+(``parent.py``): a worker would import torchvision for them.
 """
 
 from __future__ import annotations

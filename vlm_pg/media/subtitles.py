@@ -1,4 +1,8 @@
-"""Subtitles of a video, .srt or .vtt: their texts in plain words, and which are shown during a part of it."""
+"""Subtitles of a video, SubRip or WebVTT: their texts in plain words, and which are shown during a part of it.
+
+Every line is a number, times, a text or a comment, or the file is refused. Readers made for players (such as pysubs2)
+skip lines that they cannot read: here these would be words that a question may be about.
+"""
 
 from __future__ import annotations
 
@@ -105,8 +109,7 @@ def _cues(text: str, kind: str) -> tuple[Cue, ...]:
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _NUMBER = re.compile(r"\s*(\d{1,9})\s*", re.ASCII)
 # A fraction of three digits, or of zeros: FFmpeg takes ",50" for 0.050 s, pysubs2 for 0.500 s, and there are tools that
-# count frames in it.
-# What may follow the times is where the text stands (X1:40 in SubRip, align:start in WebVTT).
+# count frames in it. The position of the text may follow the times (X1:40 in SubRip, align:start in WebVTT).
 _TIMES = r"\s*{0}\s*-->\s*{0}(?:\s+[A-Za-z]\w*:[-+\w%.,#]+)*\s*"
 _SRT_TIMES = re.compile(_TIMES.format(r"(\d{1,9}):(\d{1,2}):(\d{1,2})[,.](\d{3}|00?)"), re.ASCII)
 _VTT_TIMES = re.compile(_TIMES.format(r"(?:(\d{1,9}):)?([0-5]?\d):([0-5]?\d)\.(\d{3}|00?)"), re.ASCII)

@@ -1,4 +1,4 @@
-"""Reading chosen frames of a video file: one interface, PyAV and decord behind it (``torchcodec_decoder``: a third).
+"""Reading chosen frames of a video file: one interface, behind it PyAV, decord and torchcodec.
 
 All decoders read the same stream, take positions in the same index of frames in presentation order, and return upright
 pictures. Everything here may hang or crash on a damaged file, so it is meant to run in a worker process.
