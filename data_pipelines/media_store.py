@@ -11,7 +11,7 @@ from data_pipelines.engine.told import Told, as_vtt
 from vlm_pg.data.embedded import Embedded
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.files import write_bytes_atomic
-from vlm_pg.media.content import HEAD_BYTES, shown_head, stored_as
+from vlm_pg.media.container import HEAD_BYTES, shown_head, stored_as
 
 FOLDER = "unpacked"
 _NAME_CHARACTERS = 40

@@ -15,11 +15,9 @@ from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import FAMILIES
 from vlm_pg.models.settings import LoraSettings, ModelSettings
-from vlm_pg.rollout.delta_rule import delta_rule_for
-from vlm_pg.rollout.delta_step import gated_delta_step_
 from vlm_pg.rollout.engine import RolloutEngine
-from vlm_pg.rollout.experts import experts_wait
-from vlm_pg.rollout.graphs import GraphMemory
+from vlm_pg.rollout.graphs import GraphMemory, experts_wait
+from vlm_pg.rollout.linear_step import delta_rule_for, gated_delta_step_
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import ResponseGroup
 

@@ -20,8 +20,7 @@ from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.index import read_index
 from vlm_pg.media.sampling import frame_indices
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.torchcodec_decoder import TorchCodecDecoder
-from vlm_pg.media.video_decoders import Decoder, DecordDecoder, PyAVDecoder
+from vlm_pg.media.video_decoders import Decoder, DecordDecoder, PyAVDecoder, TorchCodecDecoder
 
 CLIPS = {clip.name: clip for clip in table()}
 USUAL = (

@@ -24,7 +24,7 @@ from tests.support.watch import Connections, own_descriptors
 from vlm_pg.cache.places import places
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.errors import SampleError
-from vlm_pg.media import connections
+from vlm_pg.media import remote
 from vlm_pg.media.loader import MediaLoader, import_decoding
 from vlm_pg.media.paths import resolve
 from vlm_pg.media.remote import download
@@ -46,7 +46,7 @@ class Guarded:
         monkeypatch.setenv("TMPDIR", str(self.temporary))
         monkeypatch.setattr("tempfile.tempdir", None)
         monkeypatch.setattr(urllib.request, "getproxies", dict)
-        monkeypatch.setattr(connections.socket, "getaddrinfo", self._look_up)
+        monkeypatch.setattr(remote.socket, "getaddrinfo", self._look_up)
         self.connections = Connections()
         self.settings = MediaSettings(remote_timeout_seconds=1, remote_private_hosts=ALLOWED, max_remote_bytes=100_000)
         self.reasons: Counter[str] = Counter()

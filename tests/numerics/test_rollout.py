@@ -15,7 +15,7 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.memory import GIB
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.cohort import Cohort
-from vlm_pg.rollout.cohort_attention import DecodeContext
+from vlm_pg.rollout.decoders import DecodeContext
 from vlm_pg.rollout.engine import RolloutEngine, stop_token_ids
 from vlm_pg.rollout.memory import TokenCosts
 from vlm_pg.rollout.prefill import Prefill

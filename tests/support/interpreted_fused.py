@@ -24,10 +24,9 @@ from vlm_pg.attention.kernels.oracle import OracleKernel
 from vlm_pg.models.fused_logits import token_statistics
 from vlm_pg.models.logits import judged, token_logprobs
 from vlm_pg.rollout.fused import choice
+from vlm_pg.rollout.fused.attention import merge_parts, own_attention
 from vlm_pg.rollout.fused.drawing import draw_tokens
-from vlm_pg.rollout.fused.gate import silu_mul
-from vlm_pg.rollout.fused.norm import add_norm, rms_norm
-from vlm_pg.rollout.fused.parts import merge_parts, own_attention
+from vlm_pg.rollout.fused.norms import add_norm, rms_norm, silu_mul
 from vlm_pg.rollout.fused.rotation import rotate_append
 from vlm_pg.rollout.sampling import draw, policy_statistics
 

@@ -24,7 +24,7 @@ from tests.unit.rollout import test_prefill, test_ragged
 from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.row_tiles import RowTiles, route_row_wise
-from vlm_pg.rollout import prefix_levels
+from vlm_pg.rollout import prefix_attention
 from vlm_pg.rollout.decoders import CohortDecoder
 from vlm_pg.rollout.fused.choice import prefill_unchecked
 from vlm_pg.rollout.ragged import RaggedDecoder, StepOperators
@@ -57,7 +57,7 @@ def prefilled(policy: Policy, layers: AbstractContextManager[None] | None = None
 
 @torch.no_grad()
 def main() -> None:
-    prefix_levels.pieces_of = in_pieces
+    prefix_attention.pieces_of = in_pieces
     for family in sys.argv[2:]:
         policy = tiny_policy(family=family)
         assert isinstance(policy.kernel, CpuFlashKernel)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vlm_pg.errors import ConfigError
-from vlm_pg.media.torchcodec_decoder import check_installed
+from vlm_pg.media.video_decoders import check_installed
 
 
 def require_torchcodec() -> None:

@@ -21,7 +21,7 @@ COSTLY = (
     "torch.utils.tensorboard.summary",
     "transformers.models.qwen2.tokenization_qwen2",
     # Where decoding happens in the run's own process.
-    "vlm_pg.media.kept_frames",
+    "vlm_pg.media.frame_cache",
     "qwen_vl_utils",
     "av",
 )

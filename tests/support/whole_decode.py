@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vlm_pg.media.resizing import resize_frames
+from vlm_pg.media.decode_file import resize_frames
 
 
 @dataclass(frozen=True)

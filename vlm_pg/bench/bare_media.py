@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from vlm_pg.media.container import header_of, open_video
-from vlm_pg.media.folder_decoder import FolderDecoder
-from vlm_pg.media.frame_folder import list_frames
+from vlm_pg.media.decode_file import resize_frames
+from vlm_pg.media.frame_folder import FolderDecoder, list_frames
 from vlm_pg.media.index import index_of
-from vlm_pg.media.resizing import resize_frames
 from vlm_pg.media.selection import WHOLE, Part, Timeline
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.media.video_decoders import PyAVDecoder

@@ -115,7 +115,7 @@ def _measure(config: RunConfig, factor: int, root: Path, ref: MediaRef, folder: 
     """One medium below ``root``. Raises SampleError if it cannot be used."""
     from vlm_pg.bench.bare_media import bare_decoding
     from vlm_pg.cache.settings import CacheSettings
-    from vlm_pg.media.kept_frames import content_of, content_of_folder, load_file
+    from vlm_pg.media.frame_cache import content_of, content_of_folder, load_file
     from vlm_pg.media.paths import SubtitlesRef, resolve
     from vlm_pg.media.selection import Part
 

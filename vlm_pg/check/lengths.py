@@ -14,8 +14,7 @@ from vlm_pg.media.pool import WorkerPool
 from vlm_pg.media.probe import MediaFacts
 from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.prompts.builder import Wording
-from vlm_pg.prompts.measure import PromptMeasure
+from vlm_pg.prompts.builder import PromptMeasure, Wording
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.types import Sample
 

@@ -25,8 +25,7 @@ from vlm_pg.media.settings import MediaSettings
 from vlm_pg.models.loading import load_config
 from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.prompts.builder import Wording, settings_wording
-from vlm_pg.prompts.measure import stand_in
+from vlm_pg.prompts.builder import Wording, settings_wording, stand_in
 from vlm_pg.prompts.turn import Medium, Turn
 from vlm_pg.types import MediaRef, Sample
 

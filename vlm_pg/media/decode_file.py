@@ -10,27 +10,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure
-from vlm_pg.media.budget import frames_within
-from vlm_pg.media.complete import missing
 from vlm_pg.media.container import VideoHeader, header_of, open_video
-from vlm_pg.media.folder_decoder import FolderDecoder, survey_folder
-from vlm_pg.media.frame_folder import FrameFolder
+from vlm_pg.media.frame_folder import FolderDecoder, FrameFolder, survey_folder
 from vlm_pg.media.images import decode_image
 from vlm_pg.media.index import TooManyFrames, VideoIndex, index_of
-from vlm_pg.media.limits import check_frame_size, check_length, too_large
 from vlm_pg.media.parent import ask
+from vlm_pg.media.paths import shown_url
 from vlm_pg.media.remote import download
-from vlm_pg.media.resizing import resize_frames
+from vlm_pg.media.sampling import check_frame_size, check_length, frames_within, too_large
 from vlm_pg.media.seeking import FrameTooLarge
 from vlm_pg.media.selection import WHOLE, Choice, Part, Timeline, choose
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.media.subtitles import cues_within, read_subtitles
-from vlm_pg.media.torchcodec_decoder import TorchCodecDecoder
-from vlm_pg.media.urls import shown_url
-from vlm_pg.media.video_decoders import Decoder, DecordDecoder, PyAVDecoder
+from vlm_pg.media.video_decoders import Decoder, DecordDecoder, PyAVDecoder, TorchCodecDecoder
 from vlm_pg.types import Cue, DecodedMedia, MediaKind
 
 # decoded frames are resized in runs, so that a long video in 4K does not fill the memory
@@ -55,49 +51,43 @@ def decode_file(
     Raises:
         SampleError: for anything that is wrong with the file, or its subtitles.
     """
-    name = _name(path)
     try:
-        cues = read_subtitles(subtitles, _name(subtitles), settings) if subtitles else ()
-        if "://" in path:
-            # A download has no name in any folder, so that nothing stays behind when this process is killed.
-            with download(path, settings) as file:
-                local = Path(f"/proc/self/fd/{file.fileno()}")
-                return _decode_local(kind, local, name, settings, factor, part, cues)
-        return _decode_local(kind, Path(path), name, settings, factor, part, cues)
+        with opened_media(path, subtitles, settings) as (local, name, cues):
+            if kind == "image":
+                return decode_image(local, settings, factor, name)
+            return decode_video(local, settings, factor, name, part, cues)
     except MemoryError as error:
         raise SampleError(
             "out_of_memory",
-            f"{kind} '{name}' does not fit into memory while it is decoded (media.worker_memory_bytes is "
+            f"{kind} '{shown_name(path)}' does not fit into memory while it is decoded (media.worker_memory_bytes is "
             f"{settings.worker_memory_bytes}). Files within the size limits should. Scale the file down, or raise "
             "media.worker_memory_bytes.",
         ) from error
 
 
-def _name(path: str) -> str:
+def shown_name(path: str) -> str:
+    """What messages call a file or URL."""
     return shown_url(path) if "://" in path else Path(path).name
 
 
-def _decode_local(
-    kind: MediaKind,
-    path: Path,
-    name: str,
-    settings: MediaSettings,
-    factor: int,
-    part: Part,
-    cues: tuple[Cue, ...],
-) -> DecodedMedia:
-    if kind == "image":
-        return decode_image(path, settings, factor, name)
-    return decode_video(path, settings, factor, name, part, cues)
+@contextmanager
+def opened_media(path: str, subtitles: str, settings: MediaSettings) -> Iterator[tuple[Path, str, tuple[Cue, ...]]]:
+    """A local path of the file, downloaded if ``path`` is a URL; what messages call it; all of its subtitles.
+
+    Raises:
+        SampleError: as ``download`` and ``read_subtitles``.
+    """
+    cues = read_subtitles(subtitles, shown_name(subtitles), settings) if subtitles else ()
+    if "://" not in path:
+        yield Path(path), shown_name(path), cues
+        return
+    # A download has no name in any folder, so that nothing stays behind when this process is killed.
+    with download(path, settings) as file:
+        yield Path(f"/proc/self/fd/{file.fileno()}"), shown_name(path), cues
 
 
 def decode_video(
-    path: Path,
-    settings: MediaSettings,
-    factor: int,
-    name: str = "",
-    part: Part = WHOLE,
-    cues: tuple[Cue, ...] = (),
+    path: Path, settings: MediaSettings, factor: int, name: str = "", part: Part = WHOLE, cues: tuple[Cue, ...] = ()
 ) -> DecodedMedia:
     """Sample, decode, turn upright and resize a video; see ``decode_file``.
 
@@ -264,3 +254,53 @@ def _corrupt(name: str, cause: DecodeFailure) -> SampleError:
         "needed. Fetch or re-encode the file, set media.decoder=auto, or remove the sample.",
         cause.trace,
     )
+
+
+def missing(header: VideoHeader, index: VideoIndex) -> tuple[float, float]:
+    """How many seconds the header states, and how many of them are there; equal where nothing is missing.
+
+    The video is compared with what is stated of the video; where only the whole file's length is stated, all streams
+    are, because sound may go on when the picture has ended. What states no length (MPEG-TS, MPEG-PS) counts as whole.
+    """
+    video = _there(header.video_seconds, index.video_reach)
+    whole = _there(header.duration_seconds, index.reach)
+    return min(video, whole, key=lambda pair: pair[1] / pair[0] if pair[0] > 0 else 1.0)
+
+
+def _there(stated_seconds: float, reach: tuple[float, float]) -> tuple[float, float]:
+    """``stated_seconds`` is a length, or (Matroska) an end: then what lies before the first packet is no part of it."""
+    start, end = reach
+    length = stated_seconds - start if 0 < start < stated_seconds else stated_seconds
+    return length, min(length, end - start)
+
+
+def resize_frames(frames: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Bicubic with antialiasing, rounded back to uint8, exactly as torchvision's ``resize`` does on uint8 tensors.
+
+    torchvision itself is not imported: it would double the start-up time of the workers.
+
+    Args:
+        frames: uint8 [F, H, W, 3].
+
+    Returns:
+        uint8 [F, 3, height, width].
+    """
+    resized = np.empty((len(frames), 3, height, width), dtype=np.uint8)
+    for index, frame in enumerate(frames):  # one at a time: the float copy of all of them is four times their size
+        pixels = torch.from_numpy(frame).permute(2, 0, 1)[None]
+        if pixels.shape[2:] != (height, width):
+            pixels = _scale(pixels, height, width)
+        resized[index] = pixels[0].numpy()
+    return resized
+
+
+def _scale(pixels: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    try:
+        scaled = torch.nn.functional.interpolate(
+            pixels.float(), size=(height, width), mode="bicubic", align_corners=False, antialias=True
+        )
+        return scaled.clamp(0, 255).round().to(torch.uint8)
+    except RuntimeError as error:
+        if "allocate memory" in str(error):  # torch has no type of its own for it on a CPU
+            raise MemoryError(str(error)) from error
+        raise

@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.media.boundary import DecodeFailure, reading
+from vlm_pg.media.coded_pictures import FieldPairs, LateStart, Mpeg4Pictures, ShownOrder
 from vlm_pg.media.container import open_video
-from vlm_pg.media.h264_fields import FieldPairs
 from vlm_pg.media.keyframes import Entry, Syntax, entry, is_looked_into, is_rasl, is_shown, leaves_out, syntax_of
-from vlm_pg.media.late_start import LateStart
-from vlm_pg.media.mpeg4_pictures import Mpeg4Pictures
-from vlm_pg.media.shown_order import ShownOrder
 
 
 class TooManyFrames(DecodeFailure):

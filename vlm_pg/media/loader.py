@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.cache.store import BEGAN, open_folder
 from vlm_pg.errors import ConfigError, SampleError
-from vlm_pg.media.paths import SubtitlesRef, resolve
+from vlm_pg.media.paths import SubtitlesRef, resolve, shown_url
 from vlm_pg.media.pool import WorkerPool
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.urls import shown_url
 from vlm_pg.types import DecodedMedia, MediaRef
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2
 _DECODE_MODULE = "vlm_pg.media.decode_file"
-_KEEPING_MODULES = ("vlm_pg.media.kept_frames", "av", "PIL.features", "pyarrow", "xxhash", "safetensors.numpy")
+_KEEPING_MODULES = ("vlm_pg.media.frame_cache", "av", "PIL.features", "pyarrow", "xxhash", "safetensors.numpy")
 
 
 class Ticket:
@@ -118,7 +117,7 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
                 "Install decord, or set media.decoder=auto."
             )
         if settings.decoder == "torchcodec":
-            import_module("vlm_pg.media.torchcodec_decoder").check_installed(settings.decoder_device)
+            import_module("vlm_pg.media.video_decoders").check_installed(settings.decoder_device)
         self._reads_subtitles = subtitles
         self._settings, self._root, self._allow_remote, self._factor = settings, root, allow_remote, factor
         self._owns_pool = pool is None
@@ -137,7 +136,7 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
 
         Whether they are there: what a URL names is not kept, nor what has no room.
         """
-        return self._submitted(ref, "vlm_pg.media.kept_frames", "keep_file", self._kept, BEGAN)
+        return self._submitted(ref, "vlm_pg.media.frame_cache", "keep_file", self._kept, BEGAN)
 
     def probe(self, ref: MediaRef, decode: bool = False) -> Future[MediaFacts] | SampleError:
         """What a medium is, by ``probe_file`` (with ``workers=0``: now)."""
@@ -149,7 +148,7 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
         return max(1, self._settings.workers)
 
     def _submit_one(self, ref: MediaRef) -> Future[DecodedMedia] | SampleError:
-        return self._submitted(ref, "vlm_pg.media.kept_frames", "load_file", self._kept, BEGAN)
+        return self._submitted(ref, "vlm_pg.media.frame_cache", "load_file", self._kept, BEGAN)
 
     def _submitted(self, ref: MediaRef, module: str, function: str, *last: Any) -> Future[Any] | SampleError:
         """A function called with the file that a reference names, how it is to be read, and ``last``."""

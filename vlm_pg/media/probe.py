@@ -6,15 +6,13 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlm_pg.media.budget import visual_tokens
-from vlm_pg.media.decode_file import frames_to_read, read_frames, survey_video
+from vlm_pg.media.decode_file import frames_to_read, opened_media, read_frames, survey_video
 from vlm_pg.media.frame_folder import content_of_frames, list_frames
 from vlm_pg.media.images import decode_image, most_file_bytes
-from vlm_pg.media.remote import download
+from vlm_pg.media.sampling import visual_tokens
 from vlm_pg.media.selection import WHOLE, Part
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.subtitles import cues_within, read_subtitles
-from vlm_pg.media.urls import shown_url
+from vlm_pg.media.subtitles import cues_within
 from vlm_pg.types import Cue, MediaKind
 
 
@@ -55,44 +53,25 @@ def probe_file(
     Raises:
         SampleError: as ``decode_file``, as far as it shows.
     """
-    name = shown_url(path) if "://" in path else Path(path).name
-    cues: tuple[Cue, ...] = ()
-    if subtitles:
-        cues = read_subtitles(subtitles, shown_url(subtitles) if "://" in subtitles else Path(subtitles).name, settings)
-    if "://" in path:
-        with download(path, settings) as file:
-            return _probe(kind, Path(f"/proc/self/fd/{file.fileno()}"), name, settings, factor, part, decode, cues)
-    return _probe(kind, Path(path), name, settings, factor, part, decode, cues)
-
-
-def _probe(
-    kind: MediaKind,
-    path: Path,
-    name: str,
-    settings: MediaSettings,
-    factor: int,
-    part: Part,
-    decode: bool,
-    cues: tuple[Cue, ...],
-) -> MediaFacts:
-    seconds = sampled_fps = 0.0
-    frame_seconds: tuple[float, ...] = (0.0,)
-    if kind == "image":
-        frames, _, height, width = decode_image(path, settings, factor, name).frames.shape
-    else:
-        index, timeline, choice = survey_video(path, name, settings, part)
-        seconds = timeline.end
-        if decode:
-            frames, _, height, width = read_frames(path, name, index, choice, settings, factor)[0].shape
+    with opened_media(path, subtitles, settings) as (local, name, cues):
+        seconds = sampled_fps = 0.0
+        frame_seconds: tuple[float, ...] = (0.0,)
+        if kind == "image":
+            frames, _, height, width = decode_image(local, settings, factor, name).frames.shape
         else:
-            frames, height, width = frames_to_read(path, name, index, choice, settings, factor)
-        choice = choice.with_count(frames)
-        frame_seconds, sampled_fps = tuple(timeline.seconds[place] for place in choice.indices), choice.sampled_fps
-        cues = cues_within(cues, part, timeline)
-    content = _content(path, name, settings, part)
-    # An image is shown as two equal frames, as the tower's temporal patches ask for.
-    tokens = visual_tokens(max(2, frames), height, width, factor)
-    return MediaFacts(content, seconds, frames, height, width, tokens, frame_seconds, sampled_fps, cues)
+            index, timeline, choice = survey_video(local, name, settings, part)
+            seconds = timeline.end
+            if decode:
+                frames, _, height, width = read_frames(local, name, index, choice, settings, factor)[0].shape
+            else:
+                frames, height, width = frames_to_read(local, name, index, choice, settings, factor)
+            choice = choice.with_count(frames)
+            frame_seconds, sampled_fps = tuple(timeline.seconds[place] for place in choice.indices), choice.sampled_fps
+            cues = cues_within(cues, part, timeline)
+        content = _content(local, name, settings, part)
+        # An image is shown as two equal frames, as the tower's temporal patches ask for.
+        tokens = visual_tokens(max(2, frames), height, width, factor)
+        return MediaFacts(content, seconds, frames, height, width, tokens, frame_seconds, sampled_fps, cues)
 
 
 def _content(path: Path, name: str, settings: MediaSettings, part: Part) -> str:

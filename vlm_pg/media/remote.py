@@ -1,19 +1,28 @@
-"""Downloading a media file, when the user allowed remote media: bounded in size and silence, http and https only."""
+"""Downloading media, where the user allows it: http and https to public addresses, bounded in size and silence.
+
+Only hosts that are allowed by name may have other addresses. The address that is checked is the one that is connected
+to: a name is looked up once, so that it cannot mean one address at the check and another one afterwards.
+"""
 
 from __future__ import annotations
 
 import http.client
+import ipaddress
+import socket
+import ssl
+import string
 import tempfile
 import urllib.error
-from collections.abc import Iterator
+import urllib.parse
+import urllib.request
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
 from vlm_pg.errors import SampleError, printable
 from vlm_pg.media.boundary import trace_of
-from vlm_pg.media.connections import opener
+from vlm_pg.media.paths import BadUrl, checked_url, host_of, shown_url
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.urls import BadUrl, checked_url, shown_url
 
 CHUNK_BYTES = 1 << 20
 _EXPECTED = (OSError, http.client.HTTPException, BadUrl)  # URLError, HTTPError and timeouts are OSErrors
@@ -87,3 +96,168 @@ def _check_size(url: str, size_bytes: int, limit_bytes: int) -> None:
             f"'{shown_url(url)}' is larger than {limit_bytes} bytes, the most that is downloaded. Use a smaller file, "
             "or raise media.max_remote_bytes.",
         )
+
+
+MAX_REDIRECTS = 10
+# all other IPv6 addresses are reserved, of old (::127.0.0.1, fec0::1) or of one site, whatever Python says of them
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+
+
+class PrivateAddress(OSError):
+    """The host is at a loopback, private or otherwise not public address."""
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address is one of the open Internet. One that carries an IPv4 address is judged by that."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour
+        if inner is not None:
+            return is_public(str(inner))
+        if ip in ipaddress.ip_network("64:ff9b::/96"):  # NAT64
+            return is_public(str(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)))
+        if ip not in _GLOBAL_UNICAST:
+            return False
+    return ip.is_global and not ip.is_multicast
+
+
+def connect(host: str, port: int, timeout_seconds: float, may_be_private: bool) -> socket.socket:
+    """A connection to the first address of ``host`` that answers.
+
+    Raises:
+        PrivateAddress: one of the host's addresses is not public.
+        OSError: nobody answers.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    if not may_be_private:
+        for *_, address in found:
+            if not is_public(str(address[0])):
+                raise PrivateAddress(
+                    f"host '{host}' is at {address[0]}, which is not public. Public addresses are allowed, and hosts "
+                    "named in media.remote_private_hosts"
+                )
+    cause: OSError = OSError(f"host '{host}' has no address")
+    for family, kind, protocol, _, address in found:
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(timeout_seconds)
+            sock.connect(address)
+            return sock
+        except OSError as error:
+            sock.close()
+            cause = error
+    raise cause
+
+
+def opener(private_hosts: Collection[str]) -> urllib.request.OpenerDirector:
+    """urllib's opener for http and https alone, whose connections are judged, redirected ones too.
+
+    A proxy of the environment is the user's own choice and may have any address; it looks the host up itself, so then
+    the host is judged by how the URL writes it.
+    """
+    allowed = frozenset(host.lower() for host in private_hosts)
+    director = urllib.request.OpenerDirector()
+    own = (_Http(allowed), _Https(allowed), _Redirects())
+    errors = (urllib.request.HTTPDefaultErrorHandler(), urllib.request.HTTPErrorProcessor())
+    for handler in (urllib.request.ProxyHandler(), *own, *errors):
+        director.add_handler(handler)
+    return director
+
+
+def _judge(request: urllib.request.Request, allowed: Collection[str]) -> bool:
+    """Whether the connection may go to any address: to an allowed host, or to a proxy."""
+    host = host_of(request.full_url)
+    if host in allowed:
+        return True
+    proxied = request.has_proxy() or getattr(request, "_tunnel_host", None) is not None
+    if proxied and _is_private_name(host):
+        raise PrivateAddress(
+            f"host '{host}' is not public. Public addresses are allowed, and hosts named in media.remote_private_hosts"
+        )
+    return proxied
+
+
+def _is_private_name(host: str) -> bool:
+    """By its spelling alone: an address that is not public, in any notation, or a name of this machine."""
+    host = host.rstrip(".")
+    try:
+        return not is_public(host)
+    except ValueError:
+        pass
+    try:
+        return not is_public(socket.inet_ntoa(socket.inet_aton(host)))  # "127.1", "2130706433"
+    except OSError:
+        return host == "localhost" or host.endswith((".localhost", ".local", ".internal"))
+
+
+class _Response(http.client.HTTPResponse):
+    """Refuses chunks of negative size: of -1 Python would read all that the server ever sends, whatever was asked."""
+
+    def _read_next_chunk_size(self) -> int:
+        size: int = super()._read_next_chunk_size()  # type: ignore[misc]
+        if size < 0:
+            raise ValueError("a chunk of negative size")
+        return size
+
+
+class _Http(urllib.request.HTTPHandler):
+    def __init__(self, allowed: Collection[str]):
+        super().__init__()
+        self._allowed = allowed
+
+    def http_open(self, req: urllib.request.Request) -> Any:
+        private = _judge(req, self._allowed)
+
+        class Connection(http.client.HTTPConnection):
+            response_class = _Response
+
+            def connect(self) -> None:
+                self.sock = connect(self.host, self.port, self.timeout or 0.0, private)
+
+        return self.do_open(Connection, req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, allowed: Collection[str]):
+        super().__init__()
+        self._allowed = allowed
+
+    def https_open(self, req: urllib.request.Request) -> Any:
+        private = _judge(req, self._allowed)
+
+        class Connection(http.client.HTTPSConnection):
+            response_class = _Response
+
+            def connect(self) -> None:
+                self.sock = connect(self.host, self.port, self.timeout or 0.0, private)
+                if self._tunnel_host:  # type: ignore[attr-defined]
+                    self._tunnel()  # type: ignore[attr-defined]
+                name = self._tunnel_host or self.host  # type: ignore[attr-defined]
+                self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=name)
+
+        return self.do_open(Connection, req)
+
+
+class _Redirects(urllib.request.BaseHandler):
+    """Follows redirects to URLs that could have been asked for in the first place, and reads nothing else of them."""
+
+    def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
+        target = headers.get("Location")
+        if target is None:
+            return None  # which makes it an error
+        fp.close()
+        count = getattr(req, "redirects", 0) + 1
+        if count > MAX_REDIRECTS:
+            raise urllib.error.URLError(f"redirected more than {MAX_REDIRECTS} times")
+        # headers are read as Latin-1; their bytes are what was sent
+        quoted = urllib.parse.quote(target, encoding="iso-8859-1", safe=string.punctuation)
+        try:
+            url = checked_url(urllib.parse.urljoin(req.full_url, quoted))
+        except ValueError as error:
+            why = error if isinstance(error, BadUrl) else "it does not parse as a URL"
+            raise urllib.error.URLError(f"redirected to '{shown_url(quoted)}': {why}") from error
+        request = urllib.request.Request(url, headers=req.headers, unverifiable=True)
+        request.redirects = count  # type: ignore[attr-defined]
+        return self.parent.open(request, timeout=req.timeout)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302

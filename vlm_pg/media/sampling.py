@@ -1,8 +1,8 @@
-"""Which frames, and at which size: functions on numbers.
+"""Which frames, at which size, within which limits and token budget: functions on numbers.
 
 The rules are qwen-vl-utils' own (``smart_nframes``, ``calculate_video_frame_range``, ``smart_resize`` and the pixel
-budget of ``fetch_video``), so that a model sees here what it saw when it was pretrained. They are asked in the main
-process (``parent.py``): a worker would import torchvision for them.
+budget of ``fetch_video``), so that a model sees here what it saw when it was pretrained. They run in the main process
+(``parent.py``): a worker would import torchvision for them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import cache
 from types import ModuleType
 
 from vlm_pg.errors import SampleError
+from vlm_pg.media.settings import MediaSettings
 
 FRAME_MULTIPLE = 2
 MAX_ASPECT_RATIO = 200
@@ -150,3 +151,84 @@ def resized_size(height: int, width: int, min_pixels: float, max_pixels: float, 
             f"{factor} pixels. At least {factor} are needed. Raise max_pixels, crop the file, or remove the sample.",
         )
     return new_height, new_width
+
+
+def visual_tokens(count: int, height: int, width: int, factor: int) -> int:
+    """Tokens of ``count`` frames after the merger: two frames of ``factor`` x ``factor`` pixels make one."""
+    return count // FRAME_MULTIPLE * (height // factor) * (width // factor)
+
+
+def frames_within(
+    count: int, least: int, stored: tuple[int, int], bounds: tuple[int, int], factor: int, budget: int | None = None
+) -> tuple[int, int, int]:
+    """Number, height and width of the frames of one video.
+
+    First the area of a frame is lowered, down to the least one; only then are frames taken away.
+
+    Args:
+        count, least: how many frames are wanted (even), and how few they may become.
+        stored: height and width of the stored frames, upright.
+        bounds: least and largest area of a frame, in pixels.
+        factor: sides become its multiples.
+        budget: most visual tokens of the video, by ``visual_tokens``; None for no limit.
+
+    Raises:
+        SampleError: ``bad_aspect_ratio``, ``too_narrow``, or ``too_many_visual_tokens`` where the fewest frames of the
+            least area are above the budget.
+    """
+    size = _size(count, stored, bounds, factor)
+    if budget is None:
+        return count, *size
+    for frames in range(count, least - 1, -FRAME_MULTIPLE):
+        share = budget // (frames // FRAME_MULTIPLE) * factor**2
+        for limit in (None, max(share, bounds[0])):
+            try:
+                size = _size(frames, stored, bounds, factor, limit)
+            except SampleError:  # it would become too narrow, and fewer frames may be larger
+                continue
+            if visual_tokens(frames, *size, factor) <= budget:
+                return frames, *size
+    raise SampleError(
+        "too_many_visual_tokens",
+        f"{least} frames of {stored[1]}x{stored[0]} pixels, the fewest that may be shown of this video, take more than "
+        f"{budget} visual tokens, even scaled to {bounds[0]} pixels each. At most media.video_tokens are allowed. "
+        "Raise it, lower media.min_pixels, or show fewer frames (media.min_frames, or the record's times).",
+    )
+
+
+def _size(
+    count: int, stored: tuple[int, int], bounds: tuple[int, int], factor: int, limit: int | None = None
+) -> tuple[int, int]:
+    largest = video_max_pixels(count, *bounds, factor)
+    return resized_size(*stored, bounds[0], largest if limit is None else min(largest, limit), factor)
+
+
+def check_frame_size(name: str, width: int, height: int, settings: MediaSettings) -> None:
+    """Refuse by what is stated of a frame's size; 0 stands for "not stated".
+
+    Raises:
+        SampleError: ``video_too_large``, ``bad_aspect_ratio``.
+    """
+    if width * height > settings.max_video_frame_pixels:
+        raise too_large(name, f"it has frames of {width}x{height} pixels", settings)
+    if width and height:
+        check_aspect_ratio(height, width)
+
+
+def check_length(name: str, seconds: float, settings: MediaSettings) -> None:
+    """Raises SampleError ``video_too_long``."""
+    if seconds > settings.max_video_seconds:
+        raise SampleError(
+            "video_too_long",
+            f"video '{name}' lasts {seconds:.0f} s. At most {settings.max_video_seconds:.0f} s are allowed. Cut "
+            "the file, or raise media.max_video_seconds.",
+        )
+
+
+def too_large(name: str, cause: str, settings: MediaSettings) -> SampleError:
+    """``video_too_large``, and what to do."""
+    return SampleError(
+        "video_too_large",
+        f"video '{name}' is too large: {cause}. At most {settings.max_video_frame_pixels} pixels are allowed. Scale "
+        "the file down, or raise media.max_video_frame_pixels.",
+    )

@@ -7,7 +7,7 @@ A seek is believed only when the packet it leads to is the entry point that was 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
@@ -18,7 +18,6 @@ import numpy as np
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import open_video
 from vlm_pg.media.index import EntryPoint, VideoIndex, packets
-from vlm_pg.media.naming import keep_by_order, keep_by_time
 from vlm_pg.media.upright import Opacity, upright
 
 # decoders that show nothing until all of it is right, so that they may begin at any packet
@@ -167,3 +166,68 @@ def _sound(frames: Iterator[Any], start: int, max_pixels: int) -> Iterator[Any]:
         if 0 < max_pixels < frame.width * frame.height:
             raise FrameTooLarge("decode", f"the frame at {frame.time:.3f} s has {frame.width}x{frame.height} pixels")
         yield frame
+
+
+# Decoders hold back up to 16 frames to put them in order (H.264 A.3.1, H.265 A.4.2); a group of so many and the next
+MOST_HELD = 32
+
+Keep = Callable[[int, Any], None]
+
+
+def keep_by_time(frames: Iterable[Any], pts: Sequence[int], start: int, wanted: Sequence[int], keep: Keep) -> bool:
+    """Hand the wanted frames to ``keep``, each known by its time.
+
+    Args:
+        frames: as they come out of the decoder, from time ``start`` on.
+        pts: the index's.
+        start: the first time that is expected.
+        wanted: places in ``pts``, ascending, each of a time of its own.
+        keep: takes a place and its frame.
+
+    Returns:
+        False as soon as one of them cannot come any more.
+
+    Raises:
+        DecodeFailure: a frame comes behind one that is shown later. Where frames were missing on the way, that is
+            looked for behind the wanted ones too.
+    """
+    left = list(wanted)
+    expected, latest, has_gap, beyond = bisect_left(pts, start), start, False, 0
+    for frame in frames:
+        if frame.pts < latest:
+            raise DecodeFailure("decode", f"frames come in another order than their times, as at {frame.time:.3f} s")
+        latest = frame.pts
+        has_gap |= bisect_left(pts, latest) > expected
+        expected = max(expected, bisect_left(pts, latest)) + 1  # the second of two of one time is still to come
+        if left and latest > pts[left[0]]:
+            return False
+        if left and latest == pts[left[0]]:
+            keep(left.pop(0), frame)
+        if not left:
+            if not has_gap or beyond == MOST_HELD:
+                return True
+            beyond += 1
+    return not left
+
+
+def keep_by_order(frames: Iterable[Any], pts: Sequence[int], first: int, wanted: Sequence[int], keep: Keep) -> bool:
+    """As ``keep_by_time``, each frame known by how many have come before it.
+
+    The frames up to a place are all there when their times are those of the index up to that place. That counts for
+    the places before it: decoding may have begun with a picture behind which some are stored that are shown before it
+    and are left out, which shows by the place next to it.
+
+    Args:
+        first: the place of the first frame.
+        frames, pts, wanted, keep: as in ``keep_by_time``; ``wanted`` may be of one time.
+    """
+    chosen, last, latest = set(wanted), len(pts) - 1, None
+    for place, frame in enumerate(frames, first):
+        if place > min(last, wanted[-1] + MOST_HELD):
+            return False
+        latest = frame.pts if latest is None else max(latest, frame.pts)
+        if place in chosen:
+            keep(place, frame)
+        if latest == pts[place] and (place == last or (pts[place + 1] > latest and place > wanted[-1])):
+            return True
+    return False

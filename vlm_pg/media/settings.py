@@ -66,10 +66,7 @@ class MediaSettings(Settings):
         description="A video that lacks a larger share of the seconds its header states was cut off and is refused.",
     )
     workers: int = Field(
-        2,
-        ge=0,
-        le=256,
-        description="Decoding processes; 0 decodes in this process, without deadline and memory limit.",
+        2, ge=0, le=256, description="Decoding processes; 0 decodes in this process, without deadline and memory limit."
     )
     deadline_seconds: float = Field(
         60.0, gt=0, le=86_400, description="A file that takes a worker longer is given up and the worker replaced."

@@ -5,27 +5,28 @@ Shape letters: P prompt tokens, F frames.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+import numpy as np
 import torch
 
 from vlm_pg.errors import ModelError, SampleError
 from vlm_pg.prompts.chat import check_placeholders, control_tokens, render_chat
-from vlm_pg.prompts.grids_alone import is_tokenizer, without_pixels
-from vlm_pg.prompts.marks import marked, marked_question, with_media
-from vlm_pg.prompts.preview import preview_frames
-from vlm_pg.prompts.processor_outputs import prompt_from_processor
+from vlm_pg.prompts.processor_outputs import is_tokenizer, prompt_from_processor, without_pixels
 from vlm_pg.prompts.settings import PromptSettings
-from vlm_pg.prompts.subtitles import subtitle_lines
-from vlm_pg.prompts.turn import Turn
+from vlm_pg.prompts.turn import Turn, marked, marked_question, subtitle_lines, with_media
 from vlm_pg.types import DecodedMedia, MediaKind, Prompt, PromptWords, Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+    from vlm_pg.media.probe import MediaFacts
+
 
 PositionFn = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[MediaKind, ...], tuple[float, ...]], torch.Tensor
@@ -110,15 +111,9 @@ class PromptBuilder:
                 "checkpoint, or records without media."
             )
         _check_kinds(sample, media)
-        asked: str | Turn
-        if self._wording is None:
-            subtitles = subtitle_lines(media) if self._settings.subtitles else ""
-            system = self._settings.system
-            asked = with_media(sample, user_text(subtitles, self.question_text(sample)))
-        else:
-            subtitles = ""
-            system, asked = self._wording(sample, media)
-            self._refuse_control_tokens(system)
+        subtitles = subtitle_lines(media) if self._settings.subtitles and self._wording is None else ""
+        system, asked = (self._wording or settings_wording(self._settings))(sample, media)
+        self._refuse_control_tokens(system)
         kinds, shown = [ref.kind for ref in sample.media], media
         if isinstance(asked, Turn):
             kinds, shown = asked.kinds, asked.shown(media)
@@ -126,7 +121,9 @@ class PromptBuilder:
         else:
             words = PromptWords(system, asked, self._answer_prefix)
         self._refuse_control_tokens(words.user)
-        return self._built(sample, self._messages(kinds, words), shown, media, subtitles, words)
+        content = user_content([{"type": kind} for kind in kinds], words, self._reads_media)
+        first = [{"role": "system", "content": system}] if system else []
+        return self._built(sample, [*first, {"role": "user", "content": content}], shown, media, subtitles, words)
 
     def build_conversation(
         self, sample: Sample, messages: Sequence[Mapping[str, Any]], media: Sequence[DecodedMedia]
@@ -167,15 +164,31 @@ class PromptBuilder:
         words: PromptWords,
     ) -> Prompt:
         """``shown``: ``media``, or the images made of them."""
-        text = self._begun(messages)
+        text = render_chat(self._processor, messages, add_generation_prompt=True)
+        if self._answer_prefix and text.rstrip().endswith("<think>"):
+            raise ModelError(
+                f"An answer is to begin with {self._answer_prefix!r}, and the model's chat template begins it with "
+                "<think>. Such a beginning is for models that answer at once. Choose a protocol without answer_prefix."
+            )
+        text += self._answer_prefix
         if self._reads_media:
             check_placeholders(self._processor, text, [item.kind for item in shown])
-        before, prompt = self._shown_last(media), None
-        if before is not None:
-            counted = self._prompt(self._without_pixels, sample, text, shown, media, subtitles, words)
-            prompt = _with_pixels_of(before, counted)
+
+        def prompt_by(processor: Any) -> Prompt:
+            inputs = self._process(processor, text, shown)
+            tokens, visual = int(inputs["input_ids"].shape[1]), int((inputs["mm_token_type_ids"] != 0).sum())
+            check_length(tokens, visual, is_mostly(subtitles, words.user), self._settings.max_prompt_tokens)
+            preview, seconds = preview_frames(media) if self._previews else ((), ())
+            texts: dict[str, Any] = {"text": text, "subtitles": subtitles, "words": words}
+            previews = {"preview": preview, "preview_seconds": seconds}
+            return prompt_from_processor(inputs, self._position_fn, sample.sample_id, **texts, **previews)
+
+        alike = media and len(media) == len(self._last_media)
+        alike = alike and all(one() is other for one, other in zip(self._last_media, media, strict=True))
+        before = self._last_prompt() if alike else None
+        prompt = None if before is None else _with_pixels_of(before, prompt_by(self._without_pixels))
         if prompt is None:
-            prompt = self._prompt(self._processor, sample, text, shown, media, subtitles, words)
+            prompt = prompt_by(self._processor)
         if media:
             self._last_media, self._last_prompt = tuple(map(ref, media)), ref(prompt)
         return prompt
@@ -186,59 +199,8 @@ class PromptBuilder:
         return self._settings.subtitles
 
     def question_text(self, sample: Sample) -> str:
-        """The settings' words of the user's turn: question, options on lines of their own, instruction of the kind.
-
-        They are as ``with_media`` takes them. Subtitles, which come before them, are not the sample's own
-        (``Prompt.subtitles``, ``user_text``).
-        """
+        """``question_words`` of this builder's settings."""
         return question_words(self._settings, sample)
-
-    def _begun(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The conversation as text, up to where the model goes on."""
-        text = render_chat(self._processor, messages, add_generation_prompt=True)
-        if self._answer_prefix and text.rstrip().endswith("<think>"):
-            raise ModelError(
-                f"An answer is to begin with {self._answer_prefix!r}, and the model's chat template begins it with "
-                "<think>. Such a beginning is for models that answer at once. Choose a protocol without answer_prefix."
-            )
-        return text + self._answer_prefix
-
-    def _messages(self, kinds: Sequence[MediaKind], words: PromptWords) -> list[dict[str, Any]]:
-        content = user_content([{"type": kind} for kind in kinds], words, self._reads_media)
-        first = [{"role": "system", "content": words.system}] if words.system else []
-        return [*first, {"role": "user", "content": content}]
-
-    def _prompt(
-        self,
-        processor: Any,
-        sample: Sample,
-        text: str,
-        shown: Sequence[DecodedMedia],
-        media: Sequence[DecodedMedia],
-        subtitles: str,
-        words: PromptWords,
-    ) -> Prompt:
-        inputs = self._process(processor, text, shown)
-        tokens, visual = int(inputs["input_ids"].shape[1]), int((inputs["mm_token_type_ids"] != 0).sum())
-        check_length(tokens, visual, is_mostly(subtitles, words.user), self._settings.max_prompt_tokens)
-        preview, preview_seconds = preview_frames(media) if self._previews else ((), ())
-        return prompt_from_processor(
-            inputs,
-            self._position_fn,
-            sample.sample_id,
-            text=text,
-            subtitles=subtitles,
-            words=words,
-            preview=preview,
-            preview_seconds=preview_seconds,
-        )
-
-    def _shown_last(self, media: Sequence[DecodedMedia]) -> Prompt | None:
-        """The prompt that was built last, if it is of the very same media."""
-        if not media or len(media) != len(self._last_media):
-            return None
-        same = all(one() is other for one, other in zip(self._last_media, media, strict=True))
-        return self._last_prompt() if same else None
 
     def _process(self, processor: Any, text: str, media: Sequence[DecodedMedia]) -> dict[str, Any]:
         """The processor's outputs for one conversation; frames go in as they are, already sampled and resized."""
@@ -322,7 +284,11 @@ def check_length(tokens: int, visual: int, mostly_subtitles: bool, limit: int) -
 
 
 def question_words(settings: PromptSettings, sample: Sample) -> str:
-    """See ``PromptBuilder.question_text``; it takes no processor."""
+    """The settings' words of the user's turn: question, options on lines of their own, instruction of the kind.
+
+    They are as ``with_media`` takes them. Subtitles, which come before them, are not the sample's own
+    (``Prompt.subtitles``, ``user_text``).
+    """
     options = map(marked, sample.options)
     parts = (marked_question(sample.question), *options, settings.instructions[sample.answer_kind])
     return "\n".join(part for part in parts if part)
@@ -378,3 +344,88 @@ def _metadata(video: DecodedMedia, by_rate: bool) -> Any:
         video_backend=video.decoder,
         frames_indices=indices,
     )
+
+
+class PromptMeasure:
+    """Prompts of one model as long as ``PromptBuilder``'s, with their positions, whose pixels are missing.
+
+    Args:
+        processor, settings, position_fn, wording, answer_prefix: as of ``PromptBuilder``.
+    """
+
+    def __init__(
+        self,
+        processor: ProcessorMixin | PreTrainedTokenizerBase,
+        settings: PromptSettings,
+        position_fn: PositionFn,
+        wording: Wording | None = None,
+        answer_prefix: str = "",
+    ):
+        unlimited = settings.model_copy(update={"max_prompt_tokens": sys.maxsize})
+        self._builder = PromptBuilder(
+            without_pixels(processor),
+            unlimited,
+            position_fn,
+            previews=False,
+            wording=wording,
+            answer_prefix=answer_prefix,
+        )
+        self._limit = settings.max_prompt_tokens
+
+    @property
+    def reads_subtitles(self) -> bool:
+        """See ``PromptBuilder``."""
+        return self._builder.reads_subtitles
+
+    def measure(self, sample: Sample, facts: Sequence[MediaFacts]) -> Prompt:
+        """The prompt of a sample, however long; ``pixel_values`` [patches, 0], and so keys that mean nothing.
+
+        Args:
+            sample: the question.
+            facts: of its media, in its order.
+
+        Raises:
+            SampleError: ``media_token_in_text``; what the wording raises.
+            ModelError: the sample has media and the model reads text alone.
+        """
+        media = [stand_in(ref.kind, one) for ref, one in zip(sample.media, facts, strict=True)]
+        return self._builder.build(sample, media)
+
+    def check(self, prompt: Prompt) -> None:
+        """Raise the SampleError ``prompt_too_long`` that building the prompt of ``measure`` would raise."""
+        assert prompt.words is not None  # the builder's
+        mostly_subtitles = is_mostly(prompt.subtitles, prompt.words.user)
+        check_length(prompt.num_tokens, prompt.num_visual_tokens, mostly_subtitles, self._limit)
+
+
+def stand_in(kind: MediaKind, facts: MediaFacts) -> DecodedMedia:
+    """A medium of that size whose frames uint8 [F, 3, height, width] are one byte, shown everywhere."""
+    shape = (facts.frames, 3, facts.height, facts.width)
+    frames = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), shape, (0, 0, 0, 0))
+    return DecodedMedia(kind, frames, facts.frame_seconds, facts.sampled_fps, "none", facts.subtitles)
+
+
+MAX_THUMBNAILS = 8
+LONGEST_SIDE = 128
+
+
+def preview_frames(media: Sequence[DecodedMedia]) -> tuple[tuple[np.ndarray, ...], tuple[float, ...]]:
+    """Up to eight frames, spread evenly over all media in order, and their times in seconds.
+
+    Returns:
+        Thumbnails uint8 [height, width, 3] with no side above 128 pixels, and one time for each.
+    """
+    frames = [(frame, second) for item in media for frame, second in zip(item.frames, item.frame_seconds, strict=True)]
+    count = min(len(frames), MAX_THUMBNAILS)
+    chosen = np.linspace(0, len(frames) - 1, count).round().astype(int) if count else ()
+    picked = [frames[index] for index in chosen]
+    return tuple(_thumbnail(frame) for frame, _ in picked), tuple(second for _, second in picked)
+
+
+def _thumbnail(frame: np.ndarray) -> np.ndarray:
+    """uint8 [3, H, W] to uint8 [height, width, 3]; never scaled up."""
+    from PIL import Image
+
+    image = Image.fromarray(np.ascontiguousarray(frame.transpose(1, 2, 0)))
+    image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.BICUBIC)
+    return np.asarray(image)

@@ -56,10 +56,7 @@ class PromptSource:
         self.prefetch(samples)
 
     def load(
-        self,
-        samples: Sequence[Sample],
-        tamper: Tamper | None = None,
-        should_stop: Callable[[], bool] = lambda: False,
+        self, samples: Sequence[Sample], tamper: Tamper | None = None, should_stop: Callable[[], bool] = lambda: False
     ) -> tuple[list[tuple[Sample, Prompt]], list[BadSample]]:
         """Prompts of the samples that can be used, in order, and why the others cannot.
 

@@ -16,16 +16,15 @@ from vlm_pg.memory import GIB
 from vlm_pg.metrics import Metric
 from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.policy import Policy
-from vlm_pg.rollout.booking import Booking, rounds
 from vlm_pg.rollout.cohort import Cohort, FinishedRollout
 from vlm_pg.rollout.decoders import Decoder, decoder_for
-from vlm_pg.rollout.divided import DividedPrompts
 from vlm_pg.rollout.fused.choice import prefill_layers
 from vlm_pg.rollout.graphs import GraphUse
 from vlm_pg.rollout.kv import PrefixStore
-from vlm_pg.rollout.memory import budget_bytes, check_fits
+from vlm_pg.rollout.memory import Booking, budget_bytes, check_fits, rounds
 from vlm_pg.rollout.merged import adapter_merged
 from vlm_pg.rollout.prefill import Prefill
+from vlm_pg.rollout.prefix_attention import DividedPrompts
 from vlm_pg.rollout.sampling import TokenSampler, rollout_key, uniforms
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.rollout.stopping import StopStrings

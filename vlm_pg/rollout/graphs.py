@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 
 from vlm_pg.attention.registration import AttentionContext
+from vlm_pg.models.liger import liger_of
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.weights import is_sharded
-from vlm_pg.rollout.delta_rule import rule_of
-from vlm_pg.rollout.experts import experts_wait
 from vlm_pg.rollout.fused.choice import fused_step
+from vlm_pg.rollout.linear_step import rule_of
 from vlm_pg.rollout.merged import adapter_line
 from vlm_pg.rollout.settings import RolloutSettings
 
@@ -28,11 +28,10 @@ LEAST_REPLAYS = 16
 
 @dataclass
 class GraphUse:
-    """Whether one ``generate`` call records its steps. ``off_because`` says why not; Each step is a replay,
+    """Whether one ``generate`` call records its steps (``off_because``: why not), and counts: each step is a replay,
     the first one of a capture, or an eager one.
 
-    ``linear_rule``: what replaces the states of linear-attention layers in a ragged batch, see ``delta_rule``.
-    ``fused``: on CUDA, what norms, gates, rotary positions and merging run on, see ``fused/choice.py``.
+    ``linear_rule``: name of the ``DeltaRule`` of a ragged batch. ``fused``: on CUDA, name of the ``FusedStep``.
     """
 
     off_because: str | None = None
@@ -48,7 +47,7 @@ class GraphUse:
 
 
 def decoding_line(policy: Policy, settings: RolloutSettings) -> str:
-    """How answers will be decoded here, in one sentence for the user."""
+    """How rollouts will be decoded on this device, in one sentence for the user."""
     off_because = _off_because(policy, settings, divided=False)
     line = f"decoding: {f'no CUDA graphs: {off_because}' if off_because else 'steps are replayed from CUDA graphs'}"
     if policy.device.type == "cuda":
@@ -74,8 +73,47 @@ def _off_because(policy: Policy, settings: RolloutSettings, divided: bool) -> st
     return experts_wait(policy) if policy.family.moe else None
 
 
+# torch's grouped matrix product reads the offsets of the experts on the device for bf16 on these major capabilities;
+# elsewhere it copies them to the host and loops (GroupedBlas.cpp and GroupedMMUtils.h of torch 2.11 to 2.15).
+_GROUPED_MAJORS = (9, 10)
+
+
+def experts_wait(policy: Policy) -> str | None:
+    """Why the host waits for the device in a mixture's layers on CUDA, as end of a sentence; None: it does not.
+
+    A CUDA graph cannot hold such a wait. Of transformers' implementations "grouped_mm", its default, and "batched_mm"
+    have shapes that depend on the number of rows alone; "eager" loops over the experts that were hit (``nonzero``).
+    """
+    if torch.version.hip is not None and _implementation(policy) == "grouped_mm":
+        return "torch's grouped matrix product may copy the experts' offsets to the host on ROCm"
+    return experts_wait_at(policy, torch.cuda.get_device_capability(policy.device))
+
+
+def experts_wait_at(policy: Policy, capability: tuple[int, int]) -> str | None:
+    """As ``experts_wait``, on a CUDA device of this compute capability."""
+    if "experts" in liger_of(policy.model).parts:
+        return "liger-kernel's experts are not known to leave the host alone (model.liger)"
+    implementation = _implementation(policy)
+    if implementation == "batched_mm":
+        return None
+    if implementation != "grouped_mm":
+        return f"the experts' implementation {implementation!r} of transformers may ask which of them were hit"
+    major, minor = capability
+    if policy.dtype != torch.bfloat16 or major not in _GROUPED_MAJORS:
+        dtype = str(policy.dtype).removeprefix("torch.")
+        return (
+            f"torch's grouped matrix product copies the experts' offsets to the host in {dtype} at compute capability "
+            f"{major}.{minor}; it does not in bfloat16 at 9.x and 10.x"
+        )
+    return None
+
+
+def _implementation(policy: Policy) -> str:
+    return getattr(policy.model.config.get_text_config(), "_experts_implementation", None) or "eager"
+
+
 class GraphMemory:
-    """Where recorded steps live: one pool for their intermediate results, whichever step is current."""
+    """One memory pool for the intermediate results of all recorded steps."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -83,14 +121,14 @@ class GraphMemory:
         self._stream = torch.cuda.Stream(device)
 
     def capture(self, work: Callable[[], object]) -> Callable[[], None]:
-        """Runs ``work`` once and records it; what comes back runs it again, with the tensors it has used now.
+        """Run ``work`` once and record it; returns a function that replays it on the same tensors.
 
-        Recording computes nothing, so what ``work`` changes in place it has changed once when this returns.
+        Recording computes nothing, so in-place changes of ``work`` have happened once when this returns.
 
         Raises:
             RuntimeError: something in it cannot be recorded, for example because the host waits for a result.
         """
-        # What a first run allocates for good (workspaces of libraries) must not lie in the pool.
+        # Permanent allocations of a first run (workspaces of libraries) must not lie in the pool.
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -118,8 +156,8 @@ class DecodeGraph:
 
     Args:
         rows: rows of the step.
-        memory: None runs every step as it is.
-        layers: what the model's layers run in.
+        memory: None runs every step eagerly.
+        layers: context that the model's layers run in.
     """
 
     def __init__(
@@ -131,18 +169,15 @@ class DecodeGraph:
         use: GraphUse,
         layers: AbstractContextManager[None] | None = None,
     ):
-        self._policy = policy
-        self._context = context
+        self._policy, self._context, self._memory, self._use = policy, context, memory, use
         self._tokens = torch.zeros(rows, dtype=torch.int64, device=policy.device)
         self._positions = torch.zeros_like(self._tokens)
         self._hidden: torch.Tensor | None = None
-        self._memory = memory
-        self._use = use
         self._layers = nullcontext() if layers is None else layers
         self._replay: Callable[[], None] | None = None
 
     def counts_for(self, use: GraphUse) -> None:
-        """Another ``generate`` call: its steps are counted there."""
+        """Count the steps of another ``generate`` call."""
         self._use = use
 
     def step(self, rows: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, steps_left: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What generation keeps of the prompts: keys, values and linear-attention states, once per shared run of tokens."""
+"""Stored prompts: keys, values and linear-attention states, once per shared run of tokens."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ class PrefixStore:
 
     ``keys``, ``values``: per full-attention layer [all tokens, K, H].
     ``states``: per linear-attention layer and node the state behind the node's last stored token (one row).
-    ``scales``: per full-attention layer what its logits are multiplied by.
+    ``scales``: per full-attention layer its softmax scale.
 
-    Where processes divide the prompts, ``lengths``, keys and values are those of the tokens that lie here.
-
-    They belong to the weights they were computed with and live for one ``generate`` call only.
+    Where processes divide the prompts, ``lengths``, keys and values are those of the tokens stored on this one. They
+    belong to the weights they were computed with and live for one ``generate`` call only.
 
     Args:
-        stays: there is room for some more tokens, and keys and values keep their addresses until it is too small;
-            ``moves`` counts how often it was.
+        stays: allocate some more room, so that keys and values keep their addresses until it is too small; ``moves``
+            counts how often it was.
     """
 
     def __init__(self, stays: bool = False) -> None:
@@ -98,13 +97,13 @@ class PrefixStore:
         )
 
     def call(self, rows: Mapping[int, int]) -> SegmentCall:
-        """The call in which ``rows[node]`` queries, in the order in which the nodes lie, meet each node."""
+        """The call in which ``rows[node]`` queries, in the order of the nodes, attend to each node."""
         queries, lengths = zip(*((rows.get(node, 0), self.lengths[node]) for node in self.order), strict=True)
         return SegmentCall((0, sum(queries)), (0, sum(lengths)), queries, lengths, causal=False)
 
 
 def store_room(tokens: int) -> int:
-    """Tokens to make room for where so many are stored: at most an eighth more, and few different numbers."""
+    """Tokens to allocate where so many are stored: at most an eighth more, and few different numbers."""
     step = max(256, 1 << max(0, tokens.bit_length() - 4))
     return -(-tokens // step) * step
 
@@ -118,3 +117,6 @@ def _copy_rows(old: torch.Tensor, rows: Sequence[slice], new: torch.Tensor) -> N
             source = old[part]
             new[start:stop] = source.clone() if new is old and stop > part.start else source
         start = stop
+
+
+BLOCK_TOKENS = 64

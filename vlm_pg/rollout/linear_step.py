@@ -1,13 +1,22 @@
-"""One token of gated linear attention (Qwen3.5) for many rollouts, each from its own state: what decoding needs.
+"""One token of gated linear attention (Qwen3.5) for many rollouts, each from its own state, as decoding needs it.
 
 The same layer as ``linear_attention_over_tree``, token by token instead of in chunks. Of everything a rollout has read,
 such a layer keeps the last inputs of its convolution and one state of fixed size; both are replaced at every token.
+
+The recurrent state is replaced by one Triton kernel or by torch operators, not by transformers' own code: with the
+packages flash-linear-attention and causal-conv1d that calls kernels that return a new state, which would have to be
+copied to where a recorded step reads it; without them it reads tensors of a state's size seven times and writes five.
+What is chosen here is the same with these packages and without.
+
+n rollouts or R rows, C convolution channels, W convolution width, Hv value heads, dk, dv sizes of a key and value head.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,8 +24,13 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from vlm_pg.models.linear_attention import LinearStates, per_value_head
-from vlm_pg.rollout.delta_rule import RuleStep
-from vlm_pg.rollout.own_states import RowStates
+from vlm_pg.models.policy import Policy
+
+# As in transformers and FLA.
+NORM_EPSILON = 1e-6
+# Both rules compute in fp32 and differ in the order of sums of some hundred terms.
+_TOLERANCE = 1e-4
+RuleStep = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def linear_attention_step(mixer: Any, hidden: torch.Tensor, states: LinearStates) -> tuple[torch.Tensor, LinearStates]:
@@ -40,16 +54,12 @@ def linear_attention_step(mixer: Any, hidden: torch.Tensor, states: LinearStates
     def mix(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
     ) -> torch.Tensor:
-        core, recurrent = _recurrent_rule(mixer)(
-            query[:, None],
-            key[:, None],
-            value[:, None],
-            g=decay[:, None],
-            beta=beta[:, None],
-            initial_state=states.recurrent,
-            output_final_state=True,
-            use_qk_l2norm_in_kernel=True,
-        )
+        # transformers' own function: a fused kernel where one is installed, else its torch code.
+        rule = getattr(mixer, "recurrent_gated_delta_rule", None)
+        rule = rule or sys.modules[type(mixer).__module__].torch_recurrent_gated_delta_rule
+        operands = (x[:, None] for x in (query, key, value))
+        named = {"g": decay[:, None], "beta": beta[:, None], "initial_state": states.recurrent}
+        core, recurrent = rule(*operands, **named, output_final_state=True, use_qk_l2norm_in_kernel=True)
         after.append(recurrent)
         return core[:, 0]
 
@@ -62,7 +72,7 @@ def linear_attention_step_(mixer: Any, hidden: torch.Tensor, states: RowStates, 
     Args:
         mixer, hidden: as above.
         states: of the same n rollouts, before this token; afterwards those behind it.
-        rule_step_: replaces the recurrent ones; see ``delta_rule``.
+        rule_step_: replaces the recurrent ones; see ``DeltaRule``.
 
     Returns:
         [n, D].
@@ -80,10 +90,7 @@ def linear_attention_step_(mixer: Any, hidden: torch.Tensor, states: RowStates, 
 
 
 def _layer(
-    mixer: Any,
-    hidden: torch.Tensor,
-    convolve: Callable[[torch.Tensor], torch.Tensor],
-    mix: Callable[..., torch.Tensor],
+    mixer: Any, hidden: torch.Tensor, convolve: Callable[[torch.Tensor], torch.Tensor], mix: Callable[..., torch.Tensor]
 ) -> torch.Tensor:
     """[n, D] -> [n, D].
 
@@ -116,7 +123,112 @@ def _convolution(mixer: Any, window: torch.Tensor) -> torch.Tensor:
     return ACT2FN[mixer.activation](out).to(window.dtype)
 
 
-def _recurrent_rule(mixer: Any) -> Any:
-    """transformers' own function: a fused kernel where one is installed, else its torch code."""
-    own = getattr(mixer, "recurrent_gated_delta_rule", None)
-    return own or sys.modules[type(mixer).__module__].torch_recurrent_gated_delta_rule
+@dataclass(frozen=True)
+class RowStates:
+    """The states of a layer, replaced at every token, in place.
+
+    ``inputs`` [R, C, W - 1]: last inputs of the convolution, oldest first. ``recurrent`` fp32 [R, Hv, dk, dv].
+    """
+
+    inputs: torch.Tensor
+    recurrent: torch.Tensor
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """``step_`` as ``gated_delta_step_``; ``name``: "triton", or "torch" and why."""
+
+    name: str
+    step_: RuleStep
+
+
+def rule_of(policy: Policy) -> DeltaRule:
+    """For the linear-attention layers of a policy, on its device."""
+    text = policy.model.config.get_text_config()
+    return delta_rule_for(policy.device, text.linear_key_head_dim, text.linear_value_head_dim)
+
+
+def triton_rule() -> DeltaRule:
+    """The kernel, not compared: for work that is counted and not computed. Raises ImportError without Triton."""
+    from vlm_pg.rollout.fused.delta_rule import gated_delta_step_
+
+    return DeltaRule("triton", gated_delta_step_)
+
+
+@cache
+def delta_rule_for(device: torch.device, key_size: int, value_size: int) -> DeltaRule:
+    """The Triton kernel on CUDA, where it agrees with torch operators on random numbers; else these.
+
+    Args:
+        key_size, value_size: dk and dv, for which a kernel is compiled.
+    """
+    if device.type != "cuda":
+        return DeltaRule("torch", gated_delta_step_)
+    try:
+        rule = triton_rule()
+        problem = _difference(rule.step_, device, key_size, value_size)
+    except Exception as error:  # anything a compiler or a driver raises
+        lines = str(error).splitlines()
+        problem = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    return DeltaRule(f"torch (Triton kernel: {problem})", gated_delta_step_) if problem else rule
+
+
+def _difference(step_: RuleStep, device: torch.device, key_size: int, value_size: int) -> str | None:
+    """By how much the rule differs from torch operators; None where it agrees."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(device)
+
+    rows, heads = 3, 2
+    query, key, value = (random(rows, heads, size) for size in (key_size, key_size, value_size))
+    log_decay, beta = -random(rows, heads).exp(), random(rows, heads).sigmoid()
+    states = [random(rows, heads, key_size, value_size)]
+    states.append(states[0].clone())
+    rules = (step_, gated_delta_step_)
+    found = [one(state, query, key, value, log_decay, beta) for one, state in zip(rules, states, strict=True)]
+    for got, expected in (states, found):
+        error = float((got - expected).norm() / expected.norm())
+        if not error < _TOLERANCE:
+            return f"differs from torch's operators by {error:.1e}"
+    return None
+
+
+def gated_delta_step_(
+    state: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    log_decay: torch.Tensor,
+    beta: torch.Tensor,
+) -> torch.Tensor:
+    """One token of transformers' ``torch_recurrent_gated_delta_rule``, with its norms, the state replaced in place.
+
+    The rule (https://arxiv.org/abs/2412.06464), with state S [dk, dv], normed key k and query q [dk], value v [dv],
+    0 < decay <= 1, 0 < beta < 1:
+
+        S' = decay S + k delta^T        delta = beta (v - decay S^T k)        out = S'^T q
+
+    Of what a decode step reads only the weights are larger than the states, so what counts is how often these pass
+    through memory. Since S'^T q = decay S^T q + (q . k) delta, one matrix product reads S for key and query together.
+
+    Args:
+        state: fp32 [n, Hv, dk, dv], contiguous; replaced in place.
+        query, key: [n, Hv, dk], any floating dtype.
+        value: [n, Hv, dv].
+        log_decay, beta: [n, Hv].
+
+    Returns:
+        fp32 [n, Hv, dv].
+    """
+    wide = (x.float() for x in (query, key))
+    query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + NORM_EPSILON) for x in wide)
+    query = query / query.shape[-1] ** 0.5
+    decay, beta = log_decay.float().exp()[..., None], beta.float()[..., None]
+    # The state is read once here, and read and written once by each of the two operators below.
+    with torch.autocast(state.device.type, enabled=False):
+        reads = torch.matmul(torch.stack([key, query], dim=-2), state) * decay[..., None]
+    delta = (value.float() - reads[..., 0, :]) * beta
+    state.mul_(decay[..., None])
+    state.addcmul_(key[..., None], delta[..., None, :])
+    return reads[..., 1, :] + (query * key).sum(-1, keepdim=True) * delta

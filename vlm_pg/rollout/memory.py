@@ -1,20 +1,23 @@
-"""How much memory keys, values and states take, and how much they may take."""
+"""Bytes of keys, values and states: costs of prompts and rollouts, the budget, which prompts fit together."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
+from vlm_pg.distributed import SequenceGroup
 from vlm_pg.errors import ConfigError
-from vlm_pg.memory import GIB, free_bytes, gpu_bytes
+from vlm_pg.memory import GIB, free_bytes
 from vlm_pg.models.policy import Policy
-from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS
-from vlm_pg.rollout.settings import RolloutSettings
-
-SHARE_OF_FREE = 0.6
+from vlm_pg.rollout.decoders import Decoder, decoder_for
+from vlm_pg.rollout.kv import BLOCK_TOKENS, PrefixStore
+from vlm_pg.rollout.settings import SHARE_OF_FREE, RolloutSettings
+from vlm_pg.rollout.waiting import WaitingPrompts
+from vlm_pg.types import Prompt
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,18 @@ class TokenCosts:
         linear = kinds.count("linear_attention")
         _, kv_heads, head_dim = policy.family.head_shape(config)
         per_token = 2 * kv_heads * head_dim * size * (len(kinds) - linear)
-        return cls(per_token, linear * _state_bytes(config.get_text_config(), size) if linear else 0)
+        if not linear:
+            return cls(per_token, 0)
+        text = config.get_text_config()
+        keys = text.linear_num_key_heads * text.linear_key_head_dim
+        values = text.linear_num_value_heads * text.linear_value_head_dim
+        conv_tail = (text.linear_conv_kernel_dim - 1) * (2 * keys + values) * size
+        # The recurrent state is fp32 whatever the weights are.
+        recurrent = text.linear_num_value_heads * text.linear_key_head_dim * text.linear_value_head_dim * 4
+        return cls(per_token, linear * (conv_tail + recurrent))
 
     def prompts(self, tokens: int, nodes: int, settings: RolloutSettings, divided_by: int = 1) -> int:
-        """Of so many tokens of prompts in so many nodes; what one of ``divided_by`` processes holds of them."""
+        """For prompt tokens in so many nodes, on one of ``divided_by`` processes."""
         here = tokens
         if divided_by > 1:
             # Each pass is divided by itself, those of its rows that are read apart from the others.
@@ -42,21 +53,79 @@ class TokenCosts:
         return min(here, tokens) * self.per_token + nodes * self.per_state
 
     def rollout(self, settings: RolloutSettings) -> int:
-        """Of one rollout at its longest; room grows in blocks, so that is how it is booked."""
+        """For one rollout at its longest; room grows in blocks, and so it is booked."""
         blocks = -(-settings.max_new_tokens // BLOCK_TOKENS)
         return blocks * BLOCK_TOKENS * self.per_token + self.per_state
 
 
-def _state_bytes(text: Any, size: int) -> int:
-    keys = text.linear_num_key_heads * text.linear_key_head_dim
-    values = text.linear_num_value_heads * text.linear_value_head_dim
-    tail = (text.linear_conv_kernel_dim - 1) * (2 * keys + values) * size
-    # The recurrent state is fp32 whatever the weights are.
-    return tail + text.linear_num_value_heads * text.linear_key_head_dim * text.linear_value_head_dim * 4
+class Booking:
+    """Bytes on one process for the nodes of a call's prompts and for rollouts at their longest.
+
+    Args:
+        divided_by: processes that each keep their part of the prompts.
+    """
+
+    def __init__(
+        self, policy: Policy, settings: RolloutSettings, waiting: WaitingPrompts, decoder: Decoder, divided_by: int = 1
+    ):
+        self.waiting, self.decoder = waiting, decoder
+        self._costs, self._settings, self._divided_by = TokenCosts.of(policy), settings, divided_by
+
+    @classmethod
+    def of(cls, policy: Policy, settings: RolloutSettings, prompts: Sequence[Prompt]) -> Booking:
+        """Before a decoder exists."""
+        decoder = decoder_for(policy, PrefixStore(), settings)
+        return cls(policy, settings, WaitingPrompts(prompts, policy.settings.share_prefix), decoder)
+
+    def bytes_of(self, nodes: Iterable[int], rollouts: int) -> int:
+        """For these nodes and so many rollouts at their longest."""
+        found = list(nodes)
+        tokens = self.decoder.prompt_room(sum(self.waiting.nodes[node].num_tokens for node in found))
+        prompts = self._costs.prompts(tokens, len(found), self._settings, self._divided_by)
+        return prompts + self.decoder.rows_for(rollouts) * self._costs.rollout(self._settings)
+
+
+class Round(NamedTuple):
+    """Indices of prompts that are admitted together, and whether their keys and values are divided."""
+
+    places: list[int]
+    divided: bool
+
+
+def rounds(
+    policy: Policy, settings: RolloutSettings, prompts: Sequence[Prompt], budget: int, sequence: SequenceGroup
+) -> Iterator[Round]:
+    """Prompts to admit together, the same on all processes of ``sequence``; at least one at a time.
+
+    With ``rollout.divide_prefix=auto`` those prompts are divided that do not fit whole.
+    """
+    whole = Booking.of(policy, settings, prompts)
+    parts = Booking(policy, settings, whole.waiting, whole.decoder, sequence.size)
+    # Rollouts of one prompt on the process that samples most of them.
+    each = -(-settings.num_generations // sequence.size)
+    divides = []
+    for prompt, path in zip(prompts, whole.waiting.paths, strict=True):
+        fits = whole.bytes_of(path, each) <= budget
+        divides.append(settings.divide_prefix == "always" or (settings.divide_prefix == "auto" and not fits))
+        needed = (parts if divides[-1] else whole).bytes_of(path, each)
+        advice = ", or set rollout.divide_prefix=auto" if settings.divide_prefix == "never" else ""
+        check_fits(needed, budget, prompt.sample_id, settings, advice)
+    chosen: list[int] = []
+    nodes: set[int] = set()
+    for place in whole.waiting:
+        rows, after = (len(chosen) + 1) * each, nodes.union(whole.waiting.paths[place])
+        booking = parts if divides[place] else whole
+        full = rows > settings.max_batch_rollouts or booking.bytes_of(after, rows) > budget
+        if chosen and (full or divides[place] != divides[chosen[0]]):
+            yield Round(chosen, divides[chosen[0]])
+            chosen, after = [], set(whole.waiting.paths[place])
+        chosen.append(place)
+        nodes = after
+    yield Round(chosen, divides[chosen[0]])
 
 
 def budget_bytes(settings: RolloutSettings, device: torch.device, kept: int = 0) -> int:
-    """What keys, values and states may take: as the settings say, else a share of what is free now.
+    """Bytes for keys, values and states: ``rollout.memory_gb``, else a share of the free memory.
 
     ``kept``: bytes that the last call has left for the next one, which are not free.
     """
@@ -65,23 +134,15 @@ def budget_bytes(settings: RolloutSettings, device: torch.device, kept: int = 0)
     return int(SHARE_OF_FREE * (free_bytes(device) + kept))
 
 
-def most_kept(device: torch.device) -> int:
-    """Bytes of buffers that may stay on a GPU from one call to the next, so that recorded decode steps stay of use."""
-    return (gpu_bytes(device) or 0) // 32
-
-
 def check_fits(needed: int, budget: int, sample_id: str, settings: RolloutSettings, advice: str = "") -> None:
-    """Raise ConfigError if one group alone goes beyond the budget. ``advice``: what else would help."""
+    """Raise ConfigError if one group alone goes beyond the budget. ``advice``: another remedy."""
     if needed > budget:
+        gib = needed / GIB
+        digits = max(0, 2 - math.floor(math.log10(gib)))
+        enough = math.ceil(gib * 10**digits) / 10**digits  # three digits, rounded up
         raise ConfigError(
-            f"One group needs {needed / GIB:.3g} GiB for keys and values ({settings.num_generations} rollouts of up to "
+            f"One group needs {gib:.3g} GiB for keys and values ({settings.num_generations} rollouts of up to "
             f"{settings.max_new_tokens} tokens behind the prompt of sample {sample_id}), but generation may take "
-            f"{budget / GIB:.3g} GiB. Raise rollout.memory_gb to at least {_rounded_up(needed / GIB)}, or lower "
+            f"{budget / GIB:.3g} GiB. Raise rollout.memory_gb to at least {enough:.{digits}f}, or lower "
             f"rollout.num_generations, rollout.max_new_tokens or the media's size{advice}."
         )
-
-
-def _rounded_up(gib: float) -> str:
-    """Three digits that are enough."""
-    digits = max(0, 2 - math.floor(math.log10(gib)))
-    return f"{math.ceil(gib * 10**digits) / 10**digits:.{digits}f}"

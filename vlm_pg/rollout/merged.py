@@ -1,7 +1,7 @@
-"""LoRA adapters inside the weights while answers are sampled: no token pays for products of the adapter.
+"""LoRA adapters merged into the weights during generation, so that no token pays for products of the adapter.
 
-Of an adapted layer W becomes W + s B A, computed in fp32 and rounded once, in its place, for prefill and decode steps
-alike. The weights as they were are kept and copied back. Layers in 4 bits give way to a copy in the model's dtype.
+W of an adapted layer becomes W + s B A, computed in fp32 and rounded once, in place, for prefill and decode steps
+alike. The original weights are kept and copied back. Layers in 4 bits are replaced by a copy in the model's dtype.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from vlm_pg.memory import GIB, free_bytes
 from vlm_pg.models.lora import has_adapter
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.weights import is_quantized, is_sharded, num_elements
-from vlm_pg.rollout.memory import SHARE_OF_FREE
-from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.rollout.settings import SHARE_OF_FREE, RolloutSettings
 
 # Weights that are added to at a time, so that fp32 copies stay small.
 _AT_A_TIME = 2**25
@@ -63,7 +62,7 @@ def _off_because(policy: Policy, settings: RolloutSettings) -> str | None:
 
 
 def _obstacle(layer: Any) -> str | None:
-    """Why W + s B A is not what a layer of peft computes, or cannot be put in the place of W."""
+    """Why a peft layer computes something else than W + s B A, or why that cannot replace W."""
     base = layer.get_base_layer()
     active = _active(layer)
     # peft has classes of the same names for both; others adapt embeddings, convolutions or experts.
@@ -83,14 +82,14 @@ def _active(layer: Any) -> list[str]:
 
 
 def adapter_line(policy: Policy, settings: RolloutSettings) -> str | None:
-    """What a generation does with the adapter, for the user; None without one."""
+    """How a generation treats the adapter, for the user; None without one."""
     layers, because = mergeable_layers(policy, settings)
     line = f"merged into {len(layers)} layers for each generation where memory allows" if layers else "not merged"
     return f"{line} ({because})" if because else line if layers else None
 
 
 def adapter_state(model: torch.nn.Module) -> list[Any]:
-    """What decides which products the adapted layers make: a recorded step holds those it was recorded with."""
+    """State that decides which products the adapted layers make: a recorded step holds those it was recorded with."""
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "merged_adapters")]
     return [(x.disable_adapters, tuple(x.active_adapters), tuple(x.merged_adapters)) for x in layers]
 
@@ -113,7 +112,7 @@ def adapter_merged(
     sequence: SequenceGroup = BY_ITSELF,
     kept: int = 0,
 ) -> Iterator[Merge]:
-    """Inside, the language model's adapters are in its weights; afterwards these are bit for bit what they were.
+    """Inside, the language model's adapters are merged into its weights, which are restored bit for bit afterwards.
 
     Not for gradients.
 

@@ -33,7 +33,7 @@ class Piece:
 
 
 # On a GPU a pass of few tokens takes as long as the host needs to launch it, 30 to 60 ms in a model of 28 layers: the
-# last pass takes along what is left, up to this share of the budget.
+# last pass takes a remainder of up to this share of the budget too.
 SPARE = 1 / 16
 
 
@@ -57,7 +57,7 @@ def cut_into_passes(lengths: Mapping[int, int], budget: int, spare: int = 0) -> 
 
 
 class Prefill:
-    """Runs new nodes of a prompt tree and stores what their readers need.
+    """Runs new nodes of a prompt tree and stores their keys, values and states.
 
     Args:
         nodes: all nodes of the tree; a parent comes before its children.
@@ -65,8 +65,8 @@ class Prefill:
         budget: tokens per pass.
         between_layers: called often, where ranks take turns before each pass only; what it raises ends the prefill.
         sequence: processes that run the same nodes at the same time, each its rows of every pass; all store everything.
-        divided: of keys and values each stores those of its own rows only.
-        layers: what the language model's layers run in (``fused.choice.prefill_layers``).
+        divided: each process stores keys and values of its own rows only.
+        layers: context that the language model's layers run in (``fused.choice.prefill_layers``).
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class Prefill:
         for one in self._passes(new, ends):
             if self.policy.turns is not None:
                 self._between_layers()
-            last_hidden |= self._pass(one, features)
+            last_hidden |= self._run(one, self._rows(one, features))
         return last_hidden
 
     def room(self, new: Sequence[int], ends: Collection[int]) -> dict[int, int]:
-        """Of how many tokens of each node ``run`` will store keys and values here."""
+        """Tokens of each node whose keys and values ``run`` will store on this process."""
         if not self._divided:
             return {node: self.nodes[node].num_tokens for node in new}
         room = dict.fromkeys(new, 0)
@@ -138,7 +138,8 @@ class Prefill:
                 continue
             rank, stores = self.sequence.rank, []
             behind = [(node, list(held[node])) for node, _ in layout.stored]
-            for piece, owners in zip(layout.pieces, _cut(share.rows.owner, layout.sizes), strict=True):
+            owners_of = np.split(share.rows.owner, np.cumsum(layout.sizes)[:-1])
+            for piece, owners in zip(layout.pieces, owners_of, strict=True):
                 counts = np.bincount(owners, minlength=self.sequence.size).tolist()
                 before = held[piece.node]
                 stores.append(_Rows(piece.node, before[rank], counts[rank]))
@@ -146,11 +147,8 @@ class Prefill:
             parts = [(node, counts[rank]) for node, counts in behind]
             yield _Pass(layout, read, plan, share, stores, parts, _owners([counts for _, counts in behind], share))
 
-    def _pass(self, one: _Pass, features: Mapping[int, VisualFeatures]) -> dict[int, torch.Tensor]:
-        return self._run(one, self._rows(one, features))
-
     def _rows(self, one: _Pass, features: Mapping[int, VisualFeatures]) -> Rows:
-        """What runs, still on the host but for the visual features."""
+        """Token ids, positions and features of the pass, on the host but for the visual features."""
         stream = [self._tokens(piece) for piece in one.layout.pieces]
         types = torch.cat([self.prompts[owner].mm_token_type_ids[span] for owner, span in stream])
         parts = [self._features(features[owner], owner, span) for owner, span in stream if owner in features]
@@ -165,7 +163,7 @@ class Prefill:
 
     def _run(self, one: _Pass, on_host: Rows) -> dict[int, torch.Tensor]:
         layout, share, read = one.layout, one.share, one.read
-        # Where ranks take turns a layer's weights are gathered on all of them: nobody leaves between two layers.
+        # Where ranks take turns a layer's weights are gathered on all of them: no rank may leave between two layers.
         between_layers = self._between_layers if self.policy.turns is None else lambda: None
         keeping = _Keeping(self.store, one, between_layers, self._linear_heads, self._divided)
         kernel = self.policy.kernel_here
@@ -193,7 +191,7 @@ class Prefill:
         return {layout.pieces[place].node: row for place, row in zip(read, last, strict=True)}
 
     def _tokens(self, piece: Piece) -> tuple[int, slice]:
-        """The prompt that owns a piece and the piece's tokens in it."""
+        """The prompt that owns a piece, and the piece's span in it."""
         node = self.nodes[piece.node]
         return node.owner, slice(node.start + piece.start, node.start + piece.stop)
 
@@ -203,7 +201,7 @@ class Prefill:
         return bool(self.prompts[one.owner].mm_token_type_ids[one.start : one.stop].any())
 
     def _features(self, features: VisualFeatures, owner: int, span: slice) -> torch.Tensor:
-        """Of a prompt's visual features those of the visual tokens in ``span``."""
+        """The visual features of a prompt's tokens in ``span``."""
         assert features.features is not None
         visual = self.prompts[owner].mm_token_type_ids != 0
         first = int(visual[: span.start].sum())
@@ -211,9 +209,9 @@ class Prefill:
 
 
 class _Layout:
-    """A pass as a tree: what is stored above its pieces, and the pieces.
+    """A pass as a tree: its pieces below the stored nodes they need.
 
-    ``stored``: (node, tokens) of each stored node above, ``pieces`` and ``sizes``: what runs, in stream order.
+    ``stored``: (node, tokens) of each stored node above, ``pieces`` and ``sizes``: those that run, in stream order.
     """
 
     def __init__(self, pieces: Sequence[Piece], nodes: Sequence[PromptNode]):
@@ -280,13 +278,13 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Pass:
-    """One pass, and what it stores and reads here.
+    """One pass, with the rows that it stores and reads on this process.
 
     Attributes:
-        read: places of the pieces whose last token's hidden state is wanted.
+        read: indices of the pieces whose last token's hidden state is returned.
         stores: of each piece.
         behind: (node, tokens stored here) of each stored node above.
-        owners: whose each row of ``behind`` is, node after node, where they are divided.
+        owners: the process that owns each row of ``behind``, node after node, where they are divided.
     """
 
     layout: _Layout
@@ -307,13 +305,8 @@ def _owners(of_nodes: Sequence[Sequence[int]], share: StreamShare) -> Division |
     return Division(ranks.repeat(counts), share.rows.sequence)
 
 
-def _cut(values: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-    """One after the other, of these lengths."""
-    return np.split(values, np.cumsum(sizes)[:-1])
-
-
 class _Keeping:
-    """Stores what the pieces of a pass leave behind in each layer."""
+    """Stores keys, values and states of a pass's pieces in each layer."""
 
     def __init__(
         self,
@@ -341,8 +334,8 @@ class _Keeping:
         v: torch.Tensor,
         share: StreamShare | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As ``StreamContext._own_heads``. Decoding needs the keys and values of all heads: everybody gets those of all
-        rows, or where they are divided keeps those of its own."""
+        """As ``StreamContext._own_heads``. Decoding needs the keys and values of all heads: each process gets those of
+        all rows, or where they are divided keeps its own."""
         assert share is not None
         own = k[: len(share.rows.mine)], v[: len(share.rows.mine)]
         if self.divided:
@@ -355,7 +348,7 @@ class _Keeping:
         return q, share.own_heads(k), share.own_heads(v)
 
     def scale(self, layer_index: int, scale: float) -> None:
-        """Of the layer's attention, for a process that answers queries and has none of its own."""
+        """Store the layer's softmax scale, for a process that answers queries and has none of its own."""
         self._store.scales[layer_index] = scale
 
     def states(self, layer_index: int, states: LinearStates, share: StreamShare | None) -> None:
@@ -370,16 +363,15 @@ class _Keeping:
             self._store.write_states(layer_index, piece.node, one)
 
 
-class _FromRoots(TreeContext):
-    """Nothing is stored above: the last layer runs on the rows that are read only."""
+class _KeepingContext:
+    """Hooks of a context that hand what its layers compute to ``_Keeping``."""
 
-    def __init__(self, one: _Pass, keeping: _Keeping, kernel: Kernel):
-        super().__init__(one.layout.tree, kernel, one.plan, share=one.share)
-        self._keeping = keeping
+    _keeping: _Keeping
+    share: StreamShare | None
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         self._keeping.scale(layer_index, scale)
-        return super().attend(layer_index, q, k, v, scale)
+        return super().attend(layer_index, q, k, v, scale)  # type: ignore[misc]
 
     def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
         self._keeping.keys_values(layer_index, k, v)
@@ -393,7 +385,15 @@ class _FromRoots(TreeContext):
         return self._keeping.own_heads(layer_index, asked, k, v, self.share)
 
 
-class _BehindStored(ChunkContext):
+class _FromRoots(_KeepingContext, TreeContext):
+    """Nothing is stored above: the last layer runs on the rows that are read only."""
+
+    def __init__(self, one: _Pass, keeping: _Keeping, kernel: Kernel):
+        super().__init__(one.layout.tree, kernel, one.plan, share=one.share)
+        self._keeping = keeping
+
+
+class _BehindStored(_KeepingContext, ChunkContext):
     """Pieces behind tokens whose keys, values and states are in the store."""
 
     def __init__(self, store: PrefixStore, one: _Pass, keeping: _Keeping, kernel: Kernel):
@@ -401,24 +401,9 @@ class _BehindStored(ChunkContext):
         super().__init__(one.layout.tree, one.plan, one.layout.stored_places, stored, kernel, share=one.share)
         self._keeping = keeping
 
-    def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-        self._keeping.scale(layer_index, scale)
-        return super().attend(layer_index, q, k, v, scale)
-
-    def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        self._keeping.keys_values(layer_index, k, v)
-
-    def keep_states(self, layer_index: int, states: LinearStates) -> None:
-        self._keeping.states(layer_index, states, self.share)
-
-    def _own_heads(
-        self, layer_index: int, asked: tuple[torch.Tensor, Division], k: torch.Tensor, v: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self._keeping.own_heads(layer_index, asked, k, v, self.share)
-
 
 class _Stored:
-    """Per layer, when it is asked for: keys and values of the stored nodes above a pass, or their states."""
+    """Per layer, on access: keys and values of the stored nodes above a pass, or their states."""
 
     def __init__(self, store: PrefixStore, one: _Pass, linear_heads: LinearHeads | None):
         self._store, self._pass, self._linear_heads = store, one, linear_heads

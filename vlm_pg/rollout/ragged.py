@@ -1,6 +1,6 @@
-"""Decoding all running rollouts as rows of one batch, whatever their lengths: shapes that stay the same for many steps.
+"""Decoding all running rollouts as rows of one ragged batch, with shapes that stay the same for many steps.
 
-R rows, C tokens of room in each (capacity), K key-value heads, H head dim.
+R rows, C tokens of room in each (capacity), N query heads, K key-value heads, H head dim.
 """
 
 from __future__ import annotations
@@ -13,18 +13,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from vlm_pg.attention.kernels import Kernel
+from vlm_pg.memory import gpu_bytes
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.cohort import Cohort
-from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS, Prompts
-from vlm_pg.rollout.delta_rule import DeltaRule, rule_of, triton_rule
 from vlm_pg.rollout.fused.choice import FusedStep, fused_step, fused_unchecked
 from vlm_pg.rollout.graphs import DecodeGraph, GraphMemory, GraphUse
-from vlm_pg.rollout.kv import PrefixStore, store_room
-from vlm_pg.rollout.linear_step import linear_attention_step_
-from vlm_pg.rollout.memory import most_kept
+from vlm_pg.rollout.kv import BLOCK_TOKENS, PrefixStore, store_room
+from vlm_pg.rollout.linear_step import DeltaRule, RowStates, linear_attention_step_, rule_of, triton_rule
 from vlm_pg.rollout.merged import adapter_state
-from vlm_pg.rollout.own_states import OwnStates
-from vlm_pg.rollout.prefix_levels import PrefixLevels
+from vlm_pg.rollout.prefix_attention import PrefixAttention, SplitPrefixAttention
 from vlm_pg.rollout.settings import RolloutSettings
 
 # Room of a row at first, and from how many rows on idle ones cost enough (states of linear-attention layers, routes of
@@ -50,6 +47,11 @@ def room_for(tokens: int, longest: int) -> int:
     while capacity < tokens:
         capacity *= 4
     return min(capacity, -(-longest // BLOCK_TOKENS) * BLOCK_TOKENS)
+
+
+def most_kept(device: torch.device) -> int:
+    """Bytes of buffers that may stay on a GPU from one call to the next, so that recorded decode steps stay of use."""
+    return (gpu_bytes(device) or 0) // 32
 
 
 class OwnRows:
@@ -89,7 +91,7 @@ class OwnRows:
         moves = num_rows * capacity > self._room or num_rows > len(self._tables[0])
         stay = not moves and capacity == self.capacity and list(kept) == list(range(len(kept)))
         room = max(self._room, num_rows * capacity)
-        rows = torch.tensor(kept, dtype=torch.int64).to(self._device, non_blocking=True)
+        rows = _sent(kept, self._device)
         for tensors in (self._keys, self._values):
             for layer, flat in {} if stay else tensors.items():
                 both = min(capacity, self.capacity)
@@ -138,6 +140,74 @@ class OwnRows:
         return keys, values, self._newest
 
 
+class OwnStates:
+    """``RowStates`` of all layers. Fewer rows are a view of the same memory; more move to another address.
+
+    An idle row goes on from whatever it had last: nobody reads it, rows do not mix, and the rule keeps it finite (keys
+    have length 1, decay and learning rate lie between 0 and 1, so what was stored never grows).
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.num_rows = 0
+        self._device = device
+        self._layers: dict[int, RowStates] = {}
+
+    def __getitem__(self, layer_index: int) -> RowStates:
+        of_layer = self._layers[layer_index]
+        return RowStates(of_layer.inputs[: self.num_rows], of_layer.recurrent[: self.num_rows])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.inputs.nbytes + layer.recurrent.nbytes for layer in self._layers.values())
+
+    def move(self, kept: Sequence[int], num_rows: int) -> bool:
+        """The rows ``kept`` become the first ones of ``num_rows``; one layer is copied at a time.
+
+        Returns whether addresses have changed.
+        """
+        self.num_rows = num_rows
+        if not self._layers:
+            return False
+        room = max(len(next(iter(self._layers.values())).inputs), num_rows)
+        moves = any(len(layer.inputs) < num_rows for layer in self._layers.values())
+        if not moves and list(kept) == list(range(len(kept))):
+            return False
+        rows = _sent(kept, self._device)
+        for layer, old in self._layers.items():
+            self._layers[layer] = RowStates(*(_moved(part, rows, room) for part in (old.inputs, old.recurrent)))
+        return moves
+
+    def start(self, rows: Sequence[int], nodes: Sequence[int], store: PrefixStore) -> None:
+        """These rows begin behind the last tokens of these nodes, one node a row."""
+        readers: dict[int, list[int]] = {}
+        for row, node in zip(rows, nodes, strict=True):
+            readers.setdefault(node, []).append(row)
+        if not store.states:
+            return
+        # All in one copy, whatever the number of layers and nodes.
+        places = _sent([row for reading in readers.values() for row in reading], self._device)
+        of_nodes = dict(zip(readers, places.split([len(reading) for reading in readers.values()]), strict=True))
+        for layer, states in store.states.items():
+            for node, at in of_nodes.items():
+                parts = states[node].conv_tail.transpose(1, 2), states[node].recurrent
+                if layer not in self._layers:
+                    self._layers[layer] = RowStates(*(x.new_zeros(self.num_rows, *x.shape[1:]) for x in parts))
+                of_layer = self._layers[layer]
+                of_layer.inputs[at], of_layer.recurrent[at] = parts
+
+
+def _moved(old: torch.Tensor, rows: torch.Tensor, room: int) -> torch.Tensor:
+    found = old[rows]
+    new = old if len(old) == room else old.new_zeros(room, *old.shape[1:])
+    new[: len(rows)] = found
+    return new
+
+
+def _sent(rows: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Row numbers int64 on the device, without waiting for the transfer."""
+    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+
+
 class RaggedContext:
     """One new token a row: one call over the rows' own tokens, and one for each level of the prompts.
 
@@ -149,33 +219,31 @@ class RaggedContext:
     def __init__(
         self,
         own: OwnRows,
-        prompts: Prompts,
+        prompts: PrefixAttention,
         kernel: Kernel,
         states: OwnStates,
         rule: DeltaRule | None = None,
         fused: FusedStep | None = None,
     ):
-        self._own, self._states, self._rule = own, states, rule
-        self._prompts = prompts
-        self._kernel = kernel
+        self._own, self._states, self._rule, self._prompts, self._kernel = own, states, rule, prompts, kernel
         self._fused = fused or FusedStep("torch")
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         """q [R, N, H], k, v [R, K, H] of the new tokens -> [R, N, H]."""
         keys, values, newest = self._own.slots(layer_index)
         slots = (keys.flatten(0, 1), values.flatten(0, 1))
-        merging = self._prompts if self._fused.merges and isinstance(self._prompts, PrefixLevels) else None
+        merging = self._prompts if self._fused.merges and isinstance(self._prompts, SplitPrefixAttention) else None
         queries = None
         if turn := self._fused.deferred and self._fused.deferred.take():
             from vlm_pg.rollout.fused.rotation import rotate_append
 
-            queries, starts = merging.queries_for(layer_index, q) if merging else (None, None)
+            queries, starts = merging.queries_for(q) if merging else (None, None)
             q = rotate_append(q, k, v, *turn, *slots, newest, queries, starts)
         else:
             for tensor, rows in zip(slots, (k, v), strict=True):
                 tensor.index_copy_(0, newest, rows)
         if merging and self._fused.attends:
-            from vlm_pg.rollout.fused.parts import own_attention
+            from vlm_pg.rollout.fused.attention import own_attention
 
             out, lse = own_attention(q, keys, values, self._own.lengths, scale)
             return merging.merged_with(layer_index, q, out, lse, scale, queries)
@@ -187,31 +255,31 @@ class RaggedContext:
         return merged.to(q.dtype)
 
     def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [R, D] of the new tokens -> [R, D]; the rows' states go on in place."""
+        """hidden [R, D] of the new tokens -> [R, D]; the rows' states are replaced in place."""
         assert self._rule is not None
         return linear_attention_step_(mixer, hidden, self._states[layer_index], self._rule.step_)
 
 
 @dataclass(frozen=True)
 class StepOperators:
-    """What a step runs on beside matrix products and attention; ``rule``: of linear-attention layers, if any."""
+    """Operators of a step beside matrix products and attention; ``rule``: of linear-attention layers, if any."""
 
     fused: FusedStep
     rule: DeltaRule | None
 
     @classmethod
     def of(cls, policy: Policy, settings: RolloutSettings) -> StepOperators:
-        """Those that run, and agree with torch's, where the policy is."""
+        """Those that run on the policy's device and agree with torch's."""
         return cls(fused_step(policy, settings), rule_of(policy) if policy.family.linear_attention else None)
 
     @classmethod
     def on_cuda(cls, policy: Policy) -> StepOperators:
-        """Those of a GPU on which all agree, wherever the policy is: for work that is counted and not computed."""
+        """Those of a GPU on which all agree, whatever the policy's device: for work that is counted, not computed."""
         return cls(fused_unchecked(policy), triton_rule() if policy.family.linear_attention else None)
 
 
 class RaggedDecoder:
-    """A ``Decoder`` whose rollouts are rows of one batch; its step is a CUDA graph where ``graphs`` does not say no.
+    """A ``Decoder`` whose rollouts are rows of one batch; its step is a CUDA graph unless ``graphs.off_because``.
 
     A rollout that ends leaves an idle row, which the next to be admitted take. Rows become more when these are too few,
     and fewer when three quarters of many are idle; their room grows fourfold when the longest rollout has filled it. A
@@ -219,7 +287,7 @@ class RaggedDecoder:
     come again, in later ``generate`` calls too: weights are updated where they lie.
 
     Args:
-        operators: None: those that run where the policy is.
+        operators: None: those that run on the policy's device.
     """
 
     def __init__(
@@ -227,7 +295,7 @@ class RaggedDecoder:
         policy: Policy,
         store: PrefixStore,
         settings: RolloutSettings,
-        prompts: Prompts | None = None,
+        prompts: PrefixAttention | None = None,
         operators: StepOperators | None = None,
     ):
         operators = operators or StepOperators.of(policy, settings)
@@ -236,15 +304,14 @@ class RaggedDecoder:
         self.graphs.fused = self.fused.name if policy.device.type == "cuda" else None
         self.graphs.linear_rule = None if self._rule is None else self._rule.name
         self._memory = None if self.graphs.off_because else GraphMemory(policy.device)
-        self._policy = policy
-        self.store = store
+        self._policy, self.store = policy, store
         store.stays = self._memory is not None
         self._settings, self._longest_response = settings, settings.max_new_tokens
         self._own, self._states = OwnRows(policy.device, store.keys), OwnStates(policy.device)
-        self._levels: PrefixLevels | None = None
+        self._split: SplitPrefixAttention | None = None
         if prompts is None:
             heads = policy.family.head_shape(policy.model.config)[:2]
-            prompts = self._levels = PrefixLevels(store, policy.kernel, heads, policy.device)
+            prompts = self._split = SplitPrefixAttention(store, policy.kernel, heads, policy.device)
         self._context = RaggedContext(self._own, prompts, policy.kernel, self._states, self._rule, self.fused)
         self._rows: dict[Cohort, list[int]] = {}
         self._steps: dict[tuple[int, ...], DecodeGraph] = {}
@@ -271,7 +338,7 @@ class RaggedDecoder:
         return because == self.graphs.off_because and self._weights == self._addresses()
 
     def _addresses(self) -> list[Any]:
-        """Where a recorded step reads weights, and what its adapters do."""
+        """Addresses of the weights that a recorded step reads, and the state of its adapters."""
         if self._memory is None:
             return []
         model = self._policy.model
@@ -331,7 +398,7 @@ class RaggedDecoder:
         return max((cohort.num_generated for cohort in self._rows), default=1)
 
     def _make_room(self) -> None:
-        """For the longest rollout; rows stay which they are."""
+        """Grow the capacity to the longest rollout; rows keep their numbers."""
         if self._longest > self._own.capacity:
             self._move(range(self._own.num_rows), self._own.num_rows)
 
@@ -343,7 +410,7 @@ class RaggedDecoder:
         self._step = self._running = None
 
     def _lay_out(self, num_rows: int) -> None:
-        """Running rows side by side, the first of so many."""
+        """Move running rows to the front of ``num_rows``."""
         kept = [row for rows in self._rows.values() for row in rows]
         self._move(kept, num_rows)
         places = iter(range(len(kept)))
@@ -354,11 +421,11 @@ class RaggedDecoder:
         # The token that the step reads is not stored yet.
         lengths = {row: cohort.num_generated - 1 for cohort, rows in self._rows.items() for row in rows}
         self._own.set_lengths(lengths)
-        return torch.tensor(list(lengths)).to(self._policy.device, non_blocking=True)
+        return _sent(list(lengths), self._policy.device)
 
     def _step_here(self) -> DecodeGraph:
-        """The step of what is laid out now: one that was recorded for it, or a new one."""
-        tables = () if self._levels is None else self._levels.arrange(self.rows())
+        """The step for the current layout: one that was recorded for it, or a new one."""
+        tables = () if self._split is None else self._split.arrange(self.rows())
         key = (self._own.num_rows, self._own.capacity, self.store.moves, *tables)
         if key not in self._steps:
             if len(self._steps) == MOST_STEPS:

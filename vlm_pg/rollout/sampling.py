@@ -12,13 +12,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from vlm_pg.errors import ConfigError
 from vlm_pg.rollout.settings import RolloutSettings
+
+if TYPE_CHECKING:
+    from vlm_pg.rollout.fused.choice import FusedStep
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -62,25 +65,16 @@ class Choice:
     entropies: torch.Tensor
 
 
-class Kernels(Protocol):
-    """Which of Triton's kernels draw tokens, and find log-probabilities and entropies."""
-
-    @property
-    def draws(self) -> bool: ...
-    @property
-    def statistics(self) -> bool: ...
-
-
 class TokenSampler:
     """Chooses tokens as the settings say, without ever making the host wait for the device.
 
     Args:
         settings: temperature, filters, penalties and shortest response.
         vocab_size: V, the number of logits.
-        media_token_ids: placeholders of images and videos; never chosen, as they have no features to stand for.
-        stop_token_ids: what ends a response; not chosen before ``min_new_tokens``.
+        media_token_ids: placeholders of images and videos; never chosen, as no features would replace them.
+        stop_token_ids: tokens that end a response; not chosen before ``min_new_tokens``.
         device: where the logits are.
-        fused: tokens are drawn, and log-probabilities and entropies found, by what it says.
+        fused: which Triton kernels draw tokens and compute log-probabilities and entropies; None: torch does.
 
     Raises:
         ConfigError: a stop token is outside the vocabulary.
@@ -93,7 +87,7 @@ class TokenSampler:
         media_token_ids: Sequence[int],
         stop_token_ids: Sequence[int],
         device: torch.device,
-        fused: Kernels | None = None,
+        fused: FusedStep | None = None,
     ):
         outside = [token for token in stop_token_ids if not 0 <= token < vocab_size]
         if outside:
@@ -101,19 +95,18 @@ class TokenSampler:
                 f"Stop tokens {outside} are outside the model's vocabulary; its token ids are 0 to {vocab_size - 1}. "
                 "Correct rollout.stop_token_ids, or eos_token_id in the model's generation_config.json."
             )
-        self._settings = settings
-        self._fused = fused
+        self._settings, self._fused = settings, fused
         self._media = torch.tensor(media_token_ids, dtype=torch.int64, device=device)
         self._stops = torch.tensor(stop_token_ids, dtype=torch.int64, device=device)
 
     @property
     def needs_seen(self) -> bool:
-        """Whether ``choose`` must be told which tokens were in the sequence so far."""
+        """Whether ``choose`` needs the tokens of the sequence so far."""
         return self._settings.repetition_penalty != 1.0
 
     @property
     def needs_said(self) -> bool:
-        """Whether ``choose`` must be told which tokens were in the response so far."""
+        """Whether ``choose`` needs the tokens of the response so far."""
         return self._settings.presence_penalty != 0.0
 
     def choose(
@@ -128,7 +121,7 @@ class TokenSampler:
 
         Args:
             logits: [n, V] in any floating dtype, rounded nowhere; left as they are.
-            uniform: fp64 [n] in [0, 1), one random number per rollout; not looked at when greedy.
+            uniform: fp64 [n] in [0, 1), one random number per rollout; unused when greedy.
             num_generated: [n] response tokens so far, on the host or on the device.
             seen: bool [n, V], tokens of prompt and response so far; only where ``needs_seen``.
             said: bool [n, V], tokens of the response so far; only where ``needs_said``.
@@ -163,9 +156,8 @@ class TokenSampler:
     ) -> torch.Tensor:
         """fp32 [n, V]: logits of the distribution that is drawn from, ``-inf`` where a token cannot be drawn.
 
-        Without a presence penalty equal to what transformers' processors make of the same logits. Greedy has no
-        temperature and no filters.
-        Arguments as in ``choose``.
+        Without a presence penalty equal to transformers' processors on the same logits. Greedy has no temperature and
+        no filters. Arguments as in ``choose``.
         """
         settings = self._settings
         if self.needs_seen:
@@ -175,7 +167,7 @@ class TokenSampler:
             scores = logits.clone() if logits.dtype == torch.float32 else logits.float()
         if self.needs_said:
             assert said is not None
-            # OpenAI's definition: once, however often a token was said; the prompt's tokens do not count.
+            # OpenAI's definition: once, however often a token occurred; the prompt's tokens do not count.
             scores.add_(said, alpha=-settings.presence_penalty)
         scores.index_fill_(1, self._media, -torch.inf)
         self._forbid_early_stops(scores, num_generated)

@@ -137,8 +137,7 @@ class RolloutSettings(Settings):
         "auto: all if they fit.",
     )
     logprobs: Literal["reuse", "recompute"] = Field(
-        "reuse",
-        description="Log-probabilities of the sampling policy in the loss: of generation, or the update's own.",
+        "reuse", description="Log-probabilities of the sampling policy in the loss: of generation, or the update's own."
     )
     mismatch_every: int = Field(
         50, ge=0, description="Every so many steps the two are compared and the difference is logged; 0 never."
@@ -167,3 +166,6 @@ class RolloutSettings(Settings):
                 "example rollout.server.url=http://127.0.0.1:8000/v1."
             )
         return problems
+
+
+SHARE_OF_FREE = 0.6

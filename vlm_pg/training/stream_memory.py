@@ -13,7 +13,7 @@ from vlm_pg.memory import free_bytes
 from vlm_pg.models.memory_choice import Decision, Need, decide
 from vlm_pg.models.memory_sizes import LanguageSizes, TowerSizes
 from vlm_pg.models.policy import Policy
-from vlm_pg.rollout.memory import most_kept
+from vlm_pg.rollout.ragged import most_kept
 
 # fp32 numbers a trained weight: AdamW's two moments.
 _MOMENTS = 2

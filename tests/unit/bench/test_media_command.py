@@ -13,7 +13,7 @@ from tests.support.processes import ROOT
 from tests.support.runs import write_config
 from vlm_pg.bench import media
 from vlm_pg.errors import ConfigError
-from vlm_pg.media import kept_frames
+from vlm_pg.media import frame_cache
 
 
 def record(number: int, path: str) -> dict[str, object]:
@@ -65,7 +65,7 @@ def test_only_media_of_the_records_that_a_run_would_use(config: Path, tmp_path: 
 
 
 def test_other_frames_stop_the_measurement(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_frames, "media_of", _darker(kept_frames.media_of))
+    monkeypatch.setattr(frame_cache, "media_of", _darker(frame_cache.media_of))
     with pytest.raises(RuntimeError, match=r"by 'new' are not those that decoding gives"):
         media.main([str(config), "--repeats", "1"])
 

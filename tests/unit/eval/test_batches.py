@@ -9,7 +9,7 @@ import pytest
 
 from vlm_pg.errors import SampleError
 from vlm_pg.eval.batches import batches_of, most_visual_tokens
-from vlm_pg.media.budget import frames_within, visual_tokens
+from vlm_pg.media.sampling import frames_within, visual_tokens
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import MediaRef, Sample
 

@@ -29,10 +29,10 @@ from tests.support.clips import number_of
 from tests.support.odd_clips import remux
 from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure
+from vlm_pg.media.coded_pictures import Mpeg4Pictures
 from vlm_pg.media.index import read_index
 from vlm_pg.media.keyframes import Syntax
 from vlm_pg.media.loader import MediaLoader
-from vlm_pg.media.mpeg4_pictures import Mpeg4Pictures
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.media.video_decoders import PyAVDecoder
 from vlm_pg.types import DecodedMedia, MediaRef

@@ -13,7 +13,7 @@ from tests.support.clips import number_of
 from tests.support.field_clips import Fields, parameter_sets, pictures, write_fields
 from tests.support.odd_clips import remux
 from vlm_pg.media.boundary import DecodeFailure
-from vlm_pg.media.h264_fields import FieldPairs
+from vlm_pg.media.coded_pictures import FieldPairs
 from vlm_pg.media.index import read_index
 from vlm_pg.media.keyframes import Syntax
 from vlm_pg.media.video_decoders import PyAVDecoder

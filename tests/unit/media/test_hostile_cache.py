@@ -23,8 +23,8 @@ from vlm_pg.cache.room import prune
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.cache.store import MARK
 from vlm_pg.errors import ConfigError, SampleError
-from vlm_pg.media import kept_frames
-from vlm_pg.media.kept_frames import content_of
+from vlm_pg.media import frame_cache
+from vlm_pg.media.frame_cache import content_of
 from vlm_pg.media.loader import MediaLoader, decoding_pool
 from vlm_pg.media.pool import WorkerPool
 from vlm_pg.media.settings import MediaSettings
@@ -38,7 +38,7 @@ ENDLESS = 100 << 30
 
 @pytest.fixture(autouse=True)
 def own_stores() -> None:
-    kept_frames._store.cache_clear()
+    frame_cache._store.cache_clear()
     content_of.cache_clear()
 
 
@@ -280,7 +280,7 @@ def test_nothing_is_kept_behind_a_link(root: Path, cache: Path, tmp_path: Path, 
 def test_lock_and_account_are_no_way_to_another_file(root: Path, cache: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "precious").write_text("mine")
     for make in (lambda path: path.symlink_to(tmp_path / "precious"), os.mkfifo, os.mkdir):
-        kept_frames._store.cache_clear()
+        frame_cache._store.cache_clear()
         load(keeping(root, cache), "a.mp4")
         [place] = places(cache)
         place.path.unlink()
@@ -288,7 +288,7 @@ def test_lock_and_account_are_no_way_to_another_file(root: Path, cache: Path, tm
         lock = cache / name
         lock.unlink(missing_ok=True)
         make(lock)
-        kept_frames._store.cache_clear()
+        frame_cache._store.cache_clear()
         loader = keeping(root, cache)
         if make is os.mkfifo and name == ".prune.lock":
             assert isinstance(load(loader, "a.mp4"), DecodedMedia)

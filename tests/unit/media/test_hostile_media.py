@@ -208,7 +208,7 @@ def test_a_webp_is_judged_by_its_header_before_it_gets_memory(tmp_path: Path, mo
 
 @pytest.mark.parametrize("lossless", [True, False])
 def test_the_size_of_every_kind_of_webp(tmp_path: Path, lossless: bool):
-    from vlm_pg.media.image_header import webp_size
+    from vlm_pg.media.images import webp_size
 
     for alpha in (False, True):
         pixels = np.zeros((40, 70, 4 if alpha else 3), np.uint8)

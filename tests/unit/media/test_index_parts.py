@@ -7,8 +7,8 @@ from fractions import Fraction
 import pytest
 
 from vlm_pg.media.boundary import DecodeFailure
-from vlm_pg.media.complete import missing
 from vlm_pg.media.container import VideoHeader
+from vlm_pg.media.decode_file import missing
 from vlm_pg.media.index import EntryPoint, VideoIndex, _Frames
 from vlm_pg.media.keyframes import Entry, Syntax, entry, is_shown, leaves_out, syntax_of
 from vlm_pg.media.seeking import runs

@@ -16,10 +16,9 @@ from vlm_pg.cache.places import places
 from vlm_pg.cache.room import Outcome
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.errors import ConfigError, SampleError
-from vlm_pg.media import kept_frames
+from vlm_pg.media import frame_cache
 from vlm_pg.media.decode_file import decode_file
-from vlm_pg.media.frame_entry import packed, unpacked
-from vlm_pg.media.kept_frames import content_of, load_file
+from vlm_pg.media.frame_cache import content_of, load_file, packed, unpacked
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.selection import WHOLE, Part
 from vlm_pg.media.settings import MediaSettings
@@ -30,7 +29,7 @@ SETTINGS = MediaSettings(max_frames=6, max_pixels=40 * 28 * 28, workers=0)
 
 @pytest.fixture(autouse=True)
 def own_stores() -> None:
-    kept_frames._store.cache_clear()
+    frame_cache._store.cache_clear()
     content_of.cache_clear()
 
 
@@ -43,7 +42,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(Path(path).name)
         return decode_file(kind, path, *rest)
 
-    monkeypatch.setattr(kept_frames, "decode_file", decode)
+    monkeypatch.setattr(frame_cache, "decode_file", decode)
     return names
 
 
@@ -162,7 +161,7 @@ def test_a_file_that_changes_meanwhile_is_not_kept(media_dir: Path, tmp_path: Pa
         shutil.copyfile(media_dir / "nasa_13013.mp4", path)
         return decode_file(*arguments)
 
-    monkeypatch.setattr(kept_frames, "decode_file", decode)
+    monkeypatch.setattr(frame_cache, "decode_file", decode)
     load_file("video", str(path), SETTINGS, 28, kept=kept)
     assert not list(places(tmp_path / "cache"))
 
@@ -209,16 +208,12 @@ def test_a_cache_that_cannot_be_written_costs_no_frames(
 
 @pytest.mark.parametrize("outcome", Outcome)
 def test_only_a_full_cache_is_called_full(
-    media_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    recwarn: pytest.WarningsRecorder,
-    outcome: Outcome,
+    media_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, outcome: Outcome
 ) -> None:
     """One in which others make room at this moment is not; in neither case are the frames called kept."""
-    monkeypatch.setattr(kept_frames.Store, "write", lambda *_: outcome)
+    monkeypatch.setattr(frame_cache.Store, "write", lambda *_: outcome)
     kept, video = CacheSettings(folder=tmp_path / "cache"), str(media_dir / "video_90.mov")
-    assert kept_frames.keep_file("video", video, SETTINGS, 28, WHOLE, "", kept, None) == (outcome is Outcome.KEPT)
+    assert frame_cache.keep_file("video", video, SETTINGS, 28, WHOLE, "", kept, None) == (outcome is Outcome.KEPT)
     told = [str(one.message) for one in recwarn if "cache" in str(one.message)]
     assert len(told) == (outcome is Outcome.FULL) and all("has no room for more frames" in one for one in told)
 

@@ -19,11 +19,9 @@ from vlm_pg.cache.places import places
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.cache.source_code import source_digest
 from vlm_pg.errors import SampleError
-from vlm_pg.media import kept_frames, torchcodec_decoder
-from vlm_pg.media import made_with as module
-from vlm_pg.media.kept_frames import load_file
+from vlm_pg.media import frame_cache, video_decoders
+from vlm_pg.media.frame_cache import MadeOf, load_file, made_with
 from vlm_pg.media.loader import MediaLoader
-from vlm_pg.media.made_with import MadeOf, made_with
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import MediaRef
 
@@ -34,7 +32,7 @@ SETTINGS = MediaSettings(max_frames=4, max_pixels=20 * 28 * 28, workers=0)
 def anew() -> Iterator[None]:
     yield
     made_with.cache_clear()
-    kept_frames._store.cache_clear()
+    frame_cache._store.cache_clear()
 
 
 def facts(kind: MadeOf, decoder: str = "auto", device: str = "cpu") -> Any:
@@ -43,14 +41,14 @@ def facts(kind: MadeOf, decoder: str = "auto", device: str = "cpu") -> Any:
 
 
 def of_package(name: str) -> Callable[[pytest.MonkeyPatch], None]:
-    version = module._version
-    return lambda patched: patched.setattr(module, "_version", lambda one: "0" if one == name else version(one))
+    version = frame_cache._version
+    return lambda patched: patched.setattr(frame_cache, "_version", lambda one: "0" if one == name else version(one))
 
 
 FFMPEG = {**av.library_versions, "libswscale": (1, 2, 3)}
 # Whether images, and whether videos, depend on it.
 CHANGES: dict[str, tuple[bool, bool, Callable[[pytest.MonkeyPatch], Any]]] = {
-    "our code": (True, True, lambda patched: patched.setattr(module, "source_digest", lambda files: "edited")),
+    "our code": (True, True, lambda patched: patched.setattr(frame_cache, "source_digest", lambda files: "edited")),
     "the machine": (True, True, lambda patched: patched.setattr(platform, "machine", lambda: "aarch64")),
     "qwen-vl-utils": (True, True, of_package("qwen-vl-utils")),
     "Pillow": (True, False, of_package("pillow")),
@@ -97,8 +95,8 @@ def test_what_is_made_with_something_else_is_not_taken(
 
 
 def test_our_code_is_all_of_this_package_by_its_content(tmp_path: Path) -> None:
-    files = sorted(Path(module.__file__).parent.glob("*.py"))
-    assert {"sampling.py", "resizing.py", "decode_file.py", "seeking.py"} <= {file.name for file in files}
+    files = sorted(Path(frame_cache.__file__).parent.glob("*.py"))
+    assert {"sampling.py", "upright.py", "decode_file.py", "seeking.py"} <= {file.name for file in files}
     assert facts("video")["code"] == source_digest(files)
     copies = [tmp_path / file.name for file in files]
     for copy, file in zip(copies, files, strict=True):
@@ -138,7 +136,7 @@ def test_a_gpu_that_decodes_is_named_by_its_driver(
 ) -> None:
     """CUDA is not started for that, unless there is no other way to know."""
     asked: list[int] = []
-    monkeypatch.setattr(torchcodec_decoder, "gpu_number", lambda: 3)
+    monkeypatch.setattr(video_decoders, "gpu_number", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: asked.append(number) or f"GPU {number}")
     monkeypatch.setattr(machine, "_GPUS", tmp_path / "gpus")
     monkeypatch.setattr(machine, "_DRIVERS", (tmp_path / "version",))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from vlm_pg.media.boundary import DecodeFailure
-from vlm_pg.media.naming import MOST_HELD, keep_by_order, keep_by_time
+from vlm_pg.media.seeking import MOST_HELD, keep_by_order, keep_by_time
 
 
 def named(keep_by: Callable, come: list[int], pts: list[int], wanted: list[int], start: int = 0) -> tuple:

@@ -18,8 +18,7 @@ from vlm_pg.media.container import read_header
 from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.index import read_index
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.torchcodec_decoder import TorchCodecDecoder
-from vlm_pg.media.video_decoders import DecordDecoder, PyAVDecoder
+from vlm_pg.media.video_decoders import DecordDecoder, PyAVDecoder, TorchCodecDecoder
 
 RATE = 40  # milliseconds a frame
 

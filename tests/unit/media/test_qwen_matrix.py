@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.qwen_video import fetch
 from vlm_pg.errors import SampleError
-from vlm_pg.media.budget import frames_within
+from vlm_pg.media.sampling import frames_within
 from vlm_pg.media.selection import Part, Timeline, choose
 from vlm_pg.media.settings import MediaSettings
 
@@ -33,10 +33,7 @@ def case(numbers: random.Random) -> dict[str, Any]:
     total = max(1, round(spread(0.05, 3600) * rate))
     factor = numbers.choice((28, 32))
     least = round(spread(1, 256)) * factor**2 - numbers.choice((0, 0, 5))
-    settings = {
-        "min_pixels": least,
-        "max_pixels": least + round(spread(1, 1500 * factor**2)),
-    }
+    settings = {"min_pixels": least, "max_pixels": least + round(spread(1, 1500 * factor**2))}
     if numbers.random() < 0.25:
         settings |= {"frames": "uniform", "num_frames": 2 * round(spread(1, 200))}
     else:

@@ -13,13 +13,11 @@ import pytest
 from tests.support.odd_servers import Server
 from tests.support.watch import Doorbell
 from vlm_pg.errors import SampleError
-from vlm_pg.media import connections
-from vlm_pg.media.connections import is_public
+from vlm_pg.media import remote
 from vlm_pg.media.loader import MediaLoader
-from vlm_pg.media.paths import resolve
-from vlm_pg.media.remote import download
+from vlm_pg.media.paths import checked_url, resolve, shown_url
+from vlm_pg.media.remote import download, is_public
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.urls import checked_url, shown_url
 from vlm_pg.types import MediaRef
 
 
@@ -117,7 +115,7 @@ def test_private_addresses_are_not_connected_to(host: str):
 def test_a_name_with_one_private_address_is_refused(monkeypatch: pytest.MonkeyPatch):
     """However many public ones stand before it; and the address that was judged is the one that is used."""
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in ("93.184.216.34", "10.0.0.1")]
-    monkeypatch.setattr(connections.socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(remote.socket, "getaddrinfo", lambda *_, **__: found)
     assert "host 'example.org' is at 10.0.0.1" in str(fails("http://example.org/x.mp4"))
 
 

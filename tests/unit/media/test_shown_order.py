@@ -10,9 +10,9 @@ import pytest
 
 from tests.support.clips import number_of
 from tests.support.odd_clips import decoded, encode, remux
+from vlm_pg.media.coded_pictures import ShownOrder
 from vlm_pg.media.index import _Frames, read_index
 from vlm_pg.media.keyframes import Syntax
-from vlm_pg.media.shown_order import ShownOrder
 from vlm_pg.media.video_decoders import PyAVDecoder
 
 FRAMES = 48

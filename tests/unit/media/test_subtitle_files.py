@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.subtitle_files import Fault, Written, lines_of, read_srt, read_vtt
-from vlm_pg.media.subtitle_markup import plain_srt, plain_vtt
-from vlm_pg.media.subtitles import read_subtitles
+from vlm_pg.media.subtitles import Fault, Written, lines_of, plain_srt, plain_vtt, read_srt, read_subtitles, read_vtt
 
 V_ONE, V_TWO = "00:01.000 --> 00:02.000", "00:00:03.000 --> 1:00:04.000"
 ONE, TWO = "00:00:01,000 --> 00:00:02,000", "00:00:03,000 --> 00:00:04,000"

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlm_pg.errors import SampleError
-from vlm_pg.media.budget import frames_within, visual_tokens
-from vlm_pg.media.sampling import resized_size, video_max_pixels
+from vlm_pg.media.sampling import frames_within, resized_size, video_max_pixels, visual_tokens
 
 AREA = 28 * 28
 HD = (1080, 1920)

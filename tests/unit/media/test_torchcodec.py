@@ -15,14 +15,14 @@ from pydantic import ValidationError
 
 from tests.support.torchcodec import require_torchcodec
 from vlm_pg.errors import ConfigError, SampleError
-from vlm_pg.media import torchcodec_decoder
+from vlm_pg.media import video_decoders
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.index import read_index
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.selection import Part
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.torchcodec_decoder import TorchCodecDecoder, check_installed
+from vlm_pg.media.video_decoders import TorchCodecDecoder, check_installed
 
 TORCHCODEC = MediaSettings(decoder="torchcodec", workers=0)
 # 10 bits are turned into RGB differently
@@ -115,13 +115,13 @@ def test_the_gpu_of_the_rank_is_asked_and_frames_come_to_the_cpu(
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", fake)
     monkeypatch.setattr(torch, "zeros", lambda *shape, device: started.append(device))
     monkeypatch.setenv("LOCAL_RANK", "3")
-    torchcodec_decoder.gpu_number.cache_clear()
+    video_decoders.gpu_number.cache_clear()
     path = media_dir / "bt709_full_range.mp4"
     index = replace(read_index(path), pts=(0, 1, 2), time_base=Fraction(1, 10))
     decoder = TorchCodecDecoder(path, index, "cuda")
     monkeypatch.undo()
     assert decoder.read([0, 2]).shape == (2, 4, 6, 3)
-    torchcodec_decoder.gpu_number.cache_clear()
+    video_decoders.gpu_number.cache_clear()
     assert started == ["cuda:3"] and decoder._decoder.options["device"] == "cuda:3"
 
 

@@ -20,9 +20,8 @@ from vlm_pg.media.images import decode_image
 from vlm_pg.media.index import read_index
 from vlm_pg.media.selection import Part
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.torchcodec_decoder import TorchCodecDecoder
 from vlm_pg.media.upright import Turn
-from vlm_pg.media.video_decoders import DecordDecoder, PyAVDecoder
+from vlm_pg.media.video_decoders import DecordDecoder, PyAVDecoder, TorchCodecDecoder
 
 SMALL = MediaSettings(min_pixels=784, max_pixels=784 * 4, image_min_pixels=784, image_max_pixels=784 * 4)
 COS, SIN = math.cos(math.radians(0.5)), math.sin(math.radians(0.5))

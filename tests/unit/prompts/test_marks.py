@@ -16,9 +16,8 @@ from vlm_pg.eval.protocols.load import load_protocol
 from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.eval.wording import wording_of
 from vlm_pg.prompts.builder import PromptBuilder, Wording, settings_wording
-from vlm_pg.prompts.marks import with_media
 from vlm_pg.prompts.settings import PromptSettings
-from vlm_pg.prompts.turn import Medium, Turn
+from vlm_pg.prompts.turn import Medium, Turn, with_media
 from vlm_pg.types import Cue, DecodedMedia, MediaKind, MediaRef, Prompt, Sample
 
 IMAGE, VIDEO = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"

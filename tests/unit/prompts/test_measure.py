@@ -24,8 +24,7 @@ from vlm_pg.media.probe import MediaFacts
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.models.loading import WeightlessPolicy, load_policy
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.prompts.builder import PromptBuilder
-from vlm_pg.prompts.measure import PromptMeasure
+from vlm_pg.prompts.builder import PromptBuilder, PromptMeasure
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.engine import stop_token_ids
 from vlm_pg.types import DecodedMedia, MediaRef, Prompt, Sample

@@ -10,18 +10,17 @@ from tests.support.groups import tiny_policy
 from tests.support.table_kernel import TableKernel
 from vlm_pg.attention.kernels.oracle import OracleKernel
 from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel
-from vlm_pg.rollout import cut
-from vlm_pg.rollout.cut import pieces_of, rounded_down
+from vlm_pg.rollout import prefix_attention
 from vlm_pg.rollout.kv import PrefixStore
-from vlm_pg.rollout.prefix_levels import PrefixLevels
+from vlm_pg.rollout.prefix_attention import SplitPrefixAttention, pieces_of, rounded_down
 from vlm_pg.rollout.ragged import RaggedDecoder
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 16
 
 
 def test_pieces_are_nearly_equal_and_make_up_the_node() -> None:
-    assert cut.cut(10, 3) == (3, 3, 4)
-    assert cut.cut(7, 1) == (7,)
+    assert prefix_attention.cut(10, 3) == (3, 3, 4)
+    assert prefix_attention.cut(7, 1) == (7,)
 
 
 def test_numbers_of_pieces_are_few() -> None:
@@ -84,8 +83,8 @@ def test_pieces_attend_to_what_whole_nodes_do(
     paths: list[tuple[int, ...]], kernel: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against one softmax over all keys of each row, its own one first."""
-    monkeypatch.setattr(cut, "LEAST_KEYS", 4)
-    monkeypatch.setattr(cut, "LEAST_KEYS_A_QUERY", 0)
+    monkeypatch.setattr(prefix_attention, "LEAST_KEYS", 4)
+    monkeypatch.setattr(prefix_attention, "LEAST_KEYS_A_QUERY", 0)
     lengths = [29, 60, 13, 9, 30, 17]
     store, generator = stored(lengths), torch.Generator().manual_seed(2)
     q = torch.randn(len(paths), HEADS, HEAD_DIM, generator=generator, dtype=torch.float64)
@@ -103,7 +102,7 @@ def test_pieces_attend_to_what_whole_nodes_do(
     repeats = HEADS // KV_HEADS
     merged = own_v.repeat_interleave(repeats, 1)
     lse = 0.25 * (q * own_k.repeat_interleave(repeats, 1)).sum(-1).transpose(0, 1).contiguous()
-    levels = PrefixLevels(store, cutting, (HEADS, KV_HEADS), q.device)
+    levels = SplitPrefixAttention(store, cutting, (HEADS, KV_HEADS), q.device)
     levels.arrange([(0,)] * len(paths))  # what an earlier arrangement has left does not matter
     levels.arrange(paths)
     levels.merge_into(0, q, merged, lse, 0.25)
@@ -127,8 +126,8 @@ def test_the_engine_samples_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> 
     settings = {"num_generations": 3, "max_batch_rollouts": 7}
     expected = engine(policy, **settings).generate(prompts, step=4)
     monkeypatch.setattr("vlm_pg.rollout.engine.decoder_for", RaggedDecoder)
-    monkeypatch.setattr(cut, "LEAST_KEYS", 2)
-    monkeypatch.setattr(cut, "LEAST_KEYS_A_QUERY", 0)
+    monkeypatch.setattr(prefix_attention, "LEAST_KEYS", 2)
+    monkeypatch.setattr(prefix_attention, "LEAST_KEYS_A_QUERY", 0)
     monkeypatch.setattr(CpuFlashKernel, "multiprocessors", 16)
     pieces: set[int] = set()
 
@@ -137,6 +136,6 @@ def test_the_engine_samples_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> 
         pieces.update(found.values())
         return found
 
-    monkeypatch.setattr("vlm_pg.rollout.prefix_levels.pieces_of", noted)
+    monkeypatch.setattr("vlm_pg.rollout.prefix_attention.pieces_of", noted)
     assert_same(engine(policy, **settings).generate(prompts, step=4), expected)
     assert len(pieces) > 2

@@ -7,8 +7,9 @@ import torch
 
 from tests.support.groups import make_case, tiny_policy
 from vlm_pg.models.policy import Policy
-from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS, DecodeContext, OwnTokens
-from vlm_pg.rollout.kv import PrefixStore
+from vlm_pg.rollout.cohort import OwnTokens
+from vlm_pg.rollout.decoders import DecodeContext
+from vlm_pg.rollout.kv import BLOCK_TOKENS, PrefixStore
 from vlm_pg.rollout.prefill import Prefill
 from vlm_pg.rollout.waiting import WaitingPrompts
 from vlm_pg.types import Prompt

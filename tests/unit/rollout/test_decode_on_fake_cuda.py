@@ -22,10 +22,9 @@ from vlm_pg.rollout.fused import choice
 from vlm_pg.rollout.fused.choice import FusedStep, fused_unchecked
 from vlm_pg.rollout.graphs import DecodeGraph, GraphUse
 from vlm_pg.rollout.kv import PrefixStore
-from vlm_pg.rollout.own_states import OwnStates
 from vlm_pg.rollout.prefill import Prefill
-from vlm_pg.rollout.prefix_levels import PrefixLevels
-from vlm_pg.rollout.ragged import OwnRows, RaggedContext
+from vlm_pg.rollout.prefix_attention import SplitPrefixAttention
+from vlm_pg.rollout.ragged import OwnRows, OwnStates, RaggedContext
 from vlm_pg.rollout.sampling import TokenSampler
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.rollout.waiting import WaitingPrompts
@@ -87,7 +86,7 @@ def step_of(policy: Policy, strict: Strict, monkeypatch: pytest.MonkeyPatch, fus
         own = OwnRows(CUDA, store.keys)
         own.move((), ROWS, 64)
         own.set_lengths(dict.fromkeys(range(7), 3))
-        prompts = PrefixLevels(store, policy.kernel, policy.family.head_shape(policy.model.config)[:2], CUDA)
+        prompts = SplitPrefixAttention(store, policy.kernel, policy.family.head_shape(policy.model.config)[:2], CUDA)
         prompts.arrange(paths)
     context = RaggedContext(own, prompts, policy.kernel, OwnStates(CUDA), fused=fused)
     return DecodeGraph(policy, context, ROWS, None, GraphUse(), fused.deferred or fused.layers)

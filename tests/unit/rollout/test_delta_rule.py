@@ -14,9 +14,8 @@ import torch
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
 from tests.support.traffic import TrafficBytes
-from vlm_pg.rollout import delta_rule
-from vlm_pg.rollout.delta_rule import DeltaRule, delta_rule_for
-from vlm_pg.rollout.delta_step import gated_delta_step_
+from vlm_pg.rollout import linear_step
+from vlm_pg.rollout.linear_step import DeltaRule, delta_rule_for, gated_delta_step_
 
 ROWS, HEADS, KEY, VALUE = 3, 4, 16, 24
 
@@ -114,7 +113,7 @@ def test_the_triton_kernel_compiles_for_gpus_that_are_not_here(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from vlm_pg.rollout.delta_triton import COLUMNS, one_token
+    from vlm_pg.rollout.fused.delta_rule import COLUMNS, one_token
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     pointers = dict.fromkeys(("query", "key", "value", "beta"), "*bf16")
@@ -138,9 +137,9 @@ def without_decay(state: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *
 
 def test_a_rule_is_compared_before_it_is_used() -> None:
     cpu = torch.device("cpu")
-    assert delta_rule._difference(gated_delta_step_, cpu, KEY, VALUE) is None
-    assert "differs from torch's operators by" in str(delta_rule._difference(without_decay, cpu, KEY, VALUE))
-    unknown = delta_rule._difference(lambda *parts: gated_delta_step_(*parts) * torch.nan, cpu, KEY, VALUE)
+    assert linear_step._difference(gated_delta_step_, cpu, KEY, VALUE) is None
+    assert "differs from torch's operators by" in str(linear_step._difference(without_decay, cpu, KEY, VALUE))
+    unknown = linear_step._difference(lambda *parts: gated_delta_step_(*parts) * torch.nan, cpu, KEY, VALUE)
     assert "by nan" in str(unknown)
 
 
@@ -154,7 +153,7 @@ def test_the_triton_kernel_is_taken_where_it_agrees(monkeypatch: pytest.MonkeyPa
 
     cuda, found = torch.device("cuda", 0), {}
     for case, compared in {"same": lambda *_: None, "other": lambda *_: "differs", "broken": no_compiler}.items():
-        monkeypatch.setattr(delta_rule, "_difference", compared)
+        monkeypatch.setattr(linear_step, "_difference", compared)
         found[case] = choose(cuda, KEY, VALUE)
     assert found["same"].name == "triton" and found["same"].step_ is not gated_delta_step_
     assert found["other"] == DeltaRule("torch (Triton kernel: differs)", gated_delta_step_)

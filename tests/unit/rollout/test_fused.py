@@ -104,20 +104,20 @@ OWN = {"KEYS": 256, "K": 4, "REPEATS": 7, "HEADS": 16, "SIZE": 128, "ROOM": 128,
 @pytest.mark.parametrize(
     "kernel, constants, written, compiled",
     [
-        ("norm.normed_rows", WIDTHS | ALONE, 2, 32),
-        ("norm.normed_rows", WIDTHS | {"ADDS": True}, 3, 32),
-        ("norm.normed_rows", {"WIDTH": 128, "ROOM": 128, "ROWS": 16, "AROUND_ONE": True} | ALONE, 1, 16),
-        ("norm.normed_rows", WIDTHS | {"AROUND_ONE": True, "ADDS": True}, 2, 32),
-        ("gate.gated", {"WIDTH": 18944, "NUMBERS": 1024}, 2, 8),
+        ("norms.normed_rows", WIDTHS | ALONE, 2, 32),
+        ("norms.normed_rows", WIDTHS | {"ADDS": True}, 3, 32),
+        ("norms.normed_rows", {"WIDTH": 128, "ROOM": 128, "ROWS": 16, "AROUND_ONE": True} | ALONE, 1, 16),
+        ("norms.normed_rows", WIDTHS | {"AROUND_ONE": True, "ADDS": True}, 2, 32),
+        ("norms.gated", {"WIDTH": 18944, "NUMBERS": 1024}, 2, 8),
         ("rotation.appended", HEADS | {"q_weight": None, "k_weight": None, "NORM": 0}, 12, 2),
         ("rotation.appended", HEADS | {"NORM": 1}, 20, 6),
         ("rotation.appended", PARTLY | {"NORM": 2}, 18, 10),
         ("rotation.appended", HEADS | {"NORM": 1, "queries": None, "starts": None, "PIECES": 0}, 20, 6),
-        ("parts.merged_head", MERGED, 1, 1),
-        ("parts.merged_head", MERGED | {"PARTS": 8}, 1, 1),
+        ("attention.merged_head", MERGED, 1, 1),
+        ("attention.merged_head", MERGED | {"PARTS": 8}, 1, 1),
         # Probabilities of 16 heads and 32 tokens, two to an instruction.
-        ("parts.attended_part", OWN, 1, 2),
-        ("parts.attended_part", OWN | {"REPEATS": 4, "SIZE": 256, "ROOM": 256, "BLOCK": 16}, 1, 2),
+        ("attention.attended_part", OWN, 1, 2),
+        ("attention.attended_part", OWN | {"REPEATS": 4, "SIZE": 256, "ROOM": 256, "BLOCK": 16}, 1, 2),
         ("drawing.run_sums", {"RUN": 256, "RUNS": 16}, 0, 0),
         ("drawing.drawn", {"RUN": 256, "RUNS": 16, "ROOM": 1024}, 0, 0),
         ("fused_logits.row_statistics", {"NUMBERS": 4096}, 0, 0),
@@ -250,10 +250,10 @@ def draw_tokens(scores: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tens
 ROUNDED_ONCE: dict[str, tuple[str, Callable[..., Any]]] = {
     "norms": ("rollout.fused.layers", rms_norm),
     "residual sums": ("rollout.fused.layers", add_norm),
-    "gates": ("rollout.fused.gate", silu_mul),
+    "gates": ("rollout.fused.norms", silu_mul),
     "rotary positions": ("rollout.fused.rotation", rotate_append),
-    "merging": ("rollout.fused.parts", merge_parts),
-    "own tokens": ("rollout.fused.parts", own_attention),
+    "merging": ("rollout.fused.attention", merge_parts),
+    "own tokens": ("rollout.fused.attention", own_attention),
     "drawing": ("rollout.fused.drawing", draw_tokens),
     "log-probabilities": ("models.fused_logits", token_statistics),
 }
@@ -348,7 +348,7 @@ def test_what_does_not_compile_is_not_used() -> None:
 
 
 def test_rows_whose_numbers_lie_apart_are_refused() -> None:
-    from vlm_pg.rollout.fused.norm import rms_norm
+    from vlm_pg.rollout.fused.norms import rms_norm
 
     with pytest.raises(AssertionError):
         rms_norm(torch.randn(8, 4).t(), torch.ones(8), 1e-6, False)

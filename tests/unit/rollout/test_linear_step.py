@@ -13,9 +13,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from tests.support.tiny import tiny_model
 from tests.support.traffic import TrafficBytes
 from vlm_pg.models.linear_attention import LinearLayout, LinearStates, linear_attention_over_tree, route_linear_layers
-from vlm_pg.rollout.delta_step import gated_delta_step_
-from vlm_pg.rollout.linear_step import linear_attention_step, linear_attention_step_
-from vlm_pg.rollout.own_states import RowStates
+from vlm_pg.rollout.linear_step import RowStates, gated_delta_step_, linear_attention_step, linear_attention_step_
 
 # Shorter than the convolution, about a chunk of the chunked rule, and beyond it.
 PREFIX_LENGTHS = (2, 9, 64, 70)
@@ -83,7 +81,7 @@ def test_a_layer_moves_little_beside_its_weights_and_states(rule: str, passes: i
     """Qwen3.5-9B's layer in bf16: bytes of all operators, states counted as often as the rule moves them."""
     if rule == "triton":
         pytest.importorskip("triton")
-        from vlm_pg.rollout.delta_triton import gated_delta_step_ as step_
+        from vlm_pg.rollout.fused.delta_rule import gated_delta_step_ as step_
     else:
         step_ = gated_delta_step_  # type: ignore[assignment]
     config = Qwen3_5TextConfig(

@@ -9,7 +9,8 @@ from tests.support.groups import make_case, tiny_policy
 from tests.support.tiny import FAMILY_NAMES
 from vlm_pg.errors import ConfigError
 from vlm_pg.memory import GIB
-from vlm_pg.rollout.cohort_attention import DecodeContext, OwnTokens
+from vlm_pg.rollout.cohort import OwnTokens
+from vlm_pg.rollout.decoders import DecodeContext
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.memory import TokenCosts, budget_bytes, check_fits
 from vlm_pg.rollout.prefill import Prefill

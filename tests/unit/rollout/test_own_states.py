@@ -7,10 +7,9 @@ import torch
 
 from tests.unit.rollout.test_linear_step import NUM_TOKENS, PREFIX_LENGTHS, over_tree, random_hidden, tiny_mixer
 from vlm_pg.models.linear_attention import LinearStates
-from vlm_pg.rollout.delta_step import gated_delta_step_
 from vlm_pg.rollout.kv import PrefixStore
-from vlm_pg.rollout.linear_step import linear_attention_step, linear_attention_step_
-from vlm_pg.rollout.own_states import OwnStates
+from vlm_pg.rollout.linear_step import gated_delta_step_, linear_attention_step, linear_attention_step_
+from vlm_pg.rollout.ragged import OwnStates
 
 LAYER = 2
 

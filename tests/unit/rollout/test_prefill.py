@@ -37,11 +37,7 @@ def prefilled(
 
 def test_passes_hold_the_budget_and_cover_every_token_once() -> None:
     passes = list(cut_into_passes({3: 5, 4: 12, 8: 2}, 7))
-    assert passes == [
-        [Piece(3, 0, 5), Piece(4, 0, 2)],
-        [Piece(4, 2, 9)],
-        [Piece(4, 9, 12), Piece(8, 0, 2)],
-    ]
+    assert passes == [[Piece(3, 0, 5), Piece(4, 0, 2)], [Piece(4, 2, 9)], [Piece(4, 9, 12), Piece(8, 0, 2)]]
     # The last pass takes along what would be one of few tokens.
     assert list(cut_into_passes({3: 5, 4: 12}, 8, 1)) == [[Piece(3, 0, 5), Piece(4, 0, 3)], [Piece(4, 3, 12)]]
     assert [len(one) for one in cut_into_passes({3: 8, 4: 2}, 8, 1)] == [1, 1]

@@ -19,12 +19,10 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.rollout import graphs, ragged
 from vlm_pg.rollout.cohort import Cohort
 from vlm_pg.rollout.decoders import CohortDecoder, Decoder, decoder_for
-from vlm_pg.rollout.delta_rule import DeltaRule
-from vlm_pg.rollout.delta_step import gated_delta_step_
-from vlm_pg.rollout.experts import experts_wait
 from vlm_pg.rollout.fused import choice
-from vlm_pg.rollout.graphs import LEAST_REPLAYS, GraphUse, decoding_line
+from vlm_pg.rollout.graphs import LEAST_REPLAYS, GraphUse, decoding_line, experts_wait
 from vlm_pg.rollout.kv import PrefixStore
+from vlm_pg.rollout.linear_step import DeltaRule, gated_delta_step_
 from vlm_pg.rollout.memory import TokenCosts
 from vlm_pg.rollout.prefill import Prefill
 from vlm_pg.rollout.ragged import OwnRows, RaggedDecoder, room_for, row_bucket

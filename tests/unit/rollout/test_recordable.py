@@ -16,14 +16,14 @@ from tests.support.groups import tiny_policy
 from tests.support.tiny import FAMILY_NAMES
 from vlm_pg.bench.paper.cuda_kernels import NO_KERNEL
 from vlm_pg.models.policy import Policy
-from vlm_pg.rollout import delta_step, ragged
+from vlm_pg.rollout import linear_step, ragged
 from vlm_pg.rollout.cohort import Cohort
-from vlm_pg.rollout.delta_rule import DeltaRule
 from vlm_pg.rollout.graphs import GraphMemory
+from vlm_pg.rollout.linear_step import DeltaRule
 from vlm_pg.rollout.ragged import RaggedDecoder
 from vlm_pg.rollout.settings import RolloutSettings
 
-TORCH = DeltaRule("torch", delta_step.gated_delta_step_)
+TORCH = DeltaRule("torch", linear_step.gated_delta_step_)
 
 
 TWO_PROMPTS = ((0, 1),) * 3 + ((0, 2),) * 2
@@ -115,7 +115,7 @@ def test_kernels_of_a_layer(family: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_triton_kernel_is_one_operator_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from vlm_pg.rollout.delta_triton import gated_delta_step_
+    from vlm_pg.rollout.fused.delta_rule import gated_delta_step_
 
     policy = tiny_policy(family="qwen3_5", dtype=torch.bfloat16)
     operators = recorded_step(policy, monkeypatch, DeltaRule("triton", gated_delta_step_))
@@ -124,7 +124,7 @@ def test_the_triton_kernel_is_one_operator_a_layer(monkeypatch: pytest.MonkeyPat
 
 def looks(state: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
     if float(parts[-1].max()) > 0.5:
-        return delta_step.gated_delta_step_(state, *parts)
+        return linear_step.gated_delta_step_(state, *parts)
     return parts[2].float()
 
 
@@ -135,11 +135,11 @@ def chooses(state: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
 
 
 def asks_the_host(state: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
-    return delta_step.gated_delta_step_(state, *parts) * torch.tensor([0.5], device=state.device)
+    return linear_step.gated_delta_step_(state, *parts) * torch.tensor([0.5], device=state.device)
 
 
 def is_elsewhere(state: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
-    return delta_step.gated_delta_step_(state, *parts).cpu().to(state.device)
+    return linear_step.gated_delta_step_(state, *parts).cpu().to(state.device)
 
 
 @pytest.mark.parametrize("rule_step_", [looks, chooses, asks_the_host, is_elsewhere])

@@ -13,10 +13,9 @@ from tests.support.groups import make_case, tiny_policy
 from vlm_pg.distributed import SequenceGroup
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.policy import Policy
-from vlm_pg.rollout import booking
-from vlm_pg.rollout.booking import rounds
+from vlm_pg.rollout import memory
 from vlm_pg.rollout.engine import RolloutEngine, Together
-from vlm_pg.rollout.memory import TokenCosts
+from vlm_pg.rollout.memory import TokenCosts, rounds
 from vlm_pg.rollout.ragged import row_bucket
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.training.sequence_ranks import SharedPrompts, sampler_of_all
@@ -43,7 +42,7 @@ def test_rounds_count_the_rows_that_decoding_makes_of_the_largest_share(monkeypa
         def prompt_room(self, tokens: int) -> int:
             return tokens
 
-    monkeypatch.setattr(booking, "decoder_for", lambda *_: Buckets())
+    monkeypatch.setattr(memory, "decoder_for", lambda *_: Buckets())
     assert row_bucket(9) > 9
     assert list(rounds(policy, engine.settings, prompts, room_for_three, TWO)) == [([0, 1], False), ([2, 3], False)]
 

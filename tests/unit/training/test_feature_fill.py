@@ -14,7 +14,7 @@ from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.config import load_config
 from vlm_pg.errors import ConfigError
 from vlm_pg.eval.main import evaluate
-from vlm_pg.media import kept_frames
+from vlm_pg.media import frame_cache
 from vlm_pg.models.family import Family
 from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.loading import load_policy
@@ -59,7 +59,7 @@ def test_frames_that_do_not_fit_are_counted(run: Path, tmp_path: Path, capsys: p
     filled(run, tmp_path / "all", *options)
     assert "3 of 3 media are kept" in capsys.readouterr().out
     limit = 2.5 * max(place.size for place in places(tmp_path / "all"))
-    kept_frames._store.cache_clear()
+    frame_cache._store.cache_clear()
     with pytest.warns(UserWarning, match="has no room for more frames within cache.max_gb"):
         assert filled(run, tmp_path / "fewer", *options, f"cache.max_gb={limit / 2**30}") == 0
     said = capsys.readouterr().out

@@ -24,11 +24,10 @@ from vlm_pg.bench.paper.devices import DEVICES, REACHED, capability_of
 from vlm_pg.bench.paper.replaced import replaced
 from vlm_pg.bench.paper.trees import Tree, extrapolated, tree_of, weighted
 from vlm_pg.rollout import engine
-from vlm_pg.rollout.cohort_attention import BLOCK_TOKENS
 from vlm_pg.rollout.decoders import CohortDecoder
-from vlm_pg.rollout.experts import experts_wait_at
 from vlm_pg.rollout.fused.choice import prefill_unchecked
-from vlm_pg.rollout.graphs import LEAST_REPLAYS, DecodeGraph
+from vlm_pg.rollout.graphs import LEAST_REPLAYS, DecodeGraph, experts_wait_at
+from vlm_pg.rollout.kv import BLOCK_TOKENS
 from vlm_pg.rollout.ragged import RaggedDecoder, StepOperators, room_for
 from vlm_pg.rollout.settings import RolloutSettings
 

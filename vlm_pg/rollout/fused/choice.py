@@ -153,8 +153,8 @@ def _norms(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
 
 
 def _gates(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
-    from vlm_pg.rollout.fused import gate as fused
     from vlm_pg.rollout.fused import layers
+    from vlm_pg.rollout.fused import norms as fused
 
     for module in kinds(language_model, layers.is_gated):
         gate, up = random(1, 64, 512).chunk(2, -1)  # as a packed product has them
@@ -265,7 +265,7 @@ def _rotations(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
 
 def _merges(_: torch.nn.Module, random: Any) -> Iterator[Trial]:
     """Three rows of two heads over their own tokens and five pieces, against all six weighted by a softmax."""
-    from vlm_pg.rollout.fused import parts as fused
+    from vlm_pg.rollout.fused import attention as fused
 
     rows, heads, pieces = 3, 2, 5
     own, own_lse = random(rows, heads, 128), random(heads, rows).float()
@@ -281,7 +281,7 @@ def _merges(_: torch.nn.Module, random: Any) -> Iterator[Trial]:
 def _own(language_model: Any, random: Any) -> Iterator[Trial]:
     """Rows of one token, of a part and one token, and of two parts, against probabilities rounded before they are
     multiplied by the values, as by flash attention."""
-    from vlm_pg.rollout.fused import parts as fused
+    from vlm_pg.rollout.fused import attention as fused
 
     config = language_model.config
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads

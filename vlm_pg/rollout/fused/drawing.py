@@ -28,20 +28,9 @@ def run_sums(scores, sums, tops, stride, count, runs, chunks, RUN: tl.constexpr,
 
 @triton.jit
 def drawn(  # type: ignore[no-untyped-def]
-    scores,
-    uniform,
-    sums,
-    tops,
-    tokens,
-    logprobs,
-    stride,
-    count,
-    runs,
-    chunks,
-    RUN: tl.constexpr,
-    RUNS: tl.constexpr,
-    ROOM: tl.constexpr,
-):
+    scores, uniform, sums, tops, tokens, logprobs, stride, count, runs, chunks,
+    RUN: tl.constexpr, RUNS: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
     """A program: one row. ROOM >= runs. In fp64: fp32 rounds by more than many a token's probability."""
     row = tl.program_id(0).to(tl.int64)
     scores += row * stride
@@ -96,9 +85,5 @@ def draw_tokens(scores: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tens
 
 
 @draw_tokens.register_fake
-def _(scores: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return _results(scores)
-
-
-def _results(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _results(scores: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
     return scores.new_empty(len(scores), dtype=torch.int64), scores.new_empty(len(scores), dtype=torch.float32)

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from vlm_pg.models.layer_globals import layer_function, layer_global, with_globals
-from vlm_pg.rollout.fused.gate import silu_mul
-from vlm_pg.rollout.fused.norm import add_norm, rms_norm
+from vlm_pg.rollout.fused.norms import add_norm, rms_norm, silu_mul
 from vlm_pg.rollout.fused.packed import packed_linears
 
 ROTATION = "apply_rotary_pos_emb"

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vlm_pg.rollout.fused.norm import warps
+from vlm_pg.rollout.fused.norms import warps
 
 # Numbers of pieces' queries that a program writes at a time.
 HELD = 1024
@@ -31,17 +31,9 @@ def scaled(x, scale, weight, epsilon, column, inside, NORM: tl.constexpr):  # ty
 
 @triton.jit
 def turned(  # type: ignore[no-untyped-def]
-    source,
-    weight,
-    epsilon,
-    cos,
-    sin,
-    HALF: tl.constexpr,
-    SIZE: tl.constexpr,
-    ROOM: tl.constexpr,
-    REST: tl.constexpr,
-    NORM: tl.constexpr,
-):
+    source, weight, epsilon, cos, sin,
+    HALF: tl.constexpr, SIZE: tl.constexpr, ROOM: tl.constexpr, REST: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
     """A head's first and second half of what is rotated, and its rest.
 
     Every product is rounded, then their sum, as by operators of torch. ROOM >= HALF, REST >= SIZE - 2 HALF.
@@ -72,15 +64,7 @@ def turned(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def stored(  # type: ignore[no-untyped-def]
-    out,
-    there,
-    left,
-    right,
-    rest,
-    HALF: tl.constexpr,
-    SIZE: tl.constexpr,
-    ROOM: tl.constexpr,
-    REST: tl.constexpr,
+    out, there, left, right, rest, HALF: tl.constexpr, SIZE: tl.constexpr, ROOM: tl.constexpr, REST: tl.constexpr
 ):
     """One head at each of the places ``out`` that are ``there``."""
     column = tl.arange(0, ROOM)[None, :]
@@ -94,37 +78,11 @@ def stored(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def appended(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    v,
-    q_weight,
-    k_weight,
-    cos,
-    sin,
-    newest,
-    starts,
-    q_out,
-    keys,
-    values,
-    queries,
-    epsilon,
-    rows,
-    pieces,
-    q_row,
-    q_head,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    HALF: tl.constexpr,
-    SIZE: tl.constexpr,
-    ROOM: tl.constexpr,
-    REST: tl.constexpr,
-    NORM: tl.constexpr,
-    PIECES: tl.constexpr,
-):
+    q, k, v, q_weight, k_weight, cos, sin, newest, starts, q_out, keys, values, queries, epsilon, rows, pieces, q_row,
+    q_head, k_row, k_head, v_row, v_head,
+    N: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr, SIZE: tl.constexpr, ROOM: tl.constexpr, REST: tl.constexpr,
+    NORM: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
     """A program: one head of one row, of queries, keys or values; PIECES places of a query at a time, 0 if none."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     cos += row * 2 * HALF

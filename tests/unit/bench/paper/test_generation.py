@@ -23,10 +23,10 @@ from vlm_pg.bench.paper.counter import count, count_laps, fake_mode
 from vlm_pg.bench.paper.fake import fake_policy
 from vlm_pg.bench.paper.generation import Generation, _Ours, count_ours, decoding_as_on_cuda
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.rollout import cohort_attention, engine, prefix_levels
-from vlm_pg.rollout.cut import pieces_of
+from vlm_pg.rollout import cohort, engine, prefix_attention
 from vlm_pg.rollout.decoders import decoder_for
 from vlm_pg.rollout.kv import PrefixStore
+from vlm_pg.rollout.prefix_attention import pieces_of
 from vlm_pg.rollout.ragged import RaggedDecoder
 from vlm_pg.rollout.settings import RolloutSettings
 
@@ -56,7 +56,7 @@ def test_rollouts_are_rows_of_one_batch_whose_step_is_recorded(family: str) -> N
 
 def test_steps_that_are_left_out_follow_from_those_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, against a count of every step: blocks of own tokens, and what their growth holds for a moment."""
-    for module in (cohort_attention, generation):
+    for module in (cohort, generation):
         monkeypatch.setattr(module, "BLOCK_TOKENS", 3)
     fakes = fake_mode()
     policy = fake_policy(partial(random_model, "small"), ModelSettings(path="small"), fakes, CpuFlashKernel())
@@ -83,7 +83,7 @@ def test_long_prompts_are_read_in_pieces_as_on_a_gpu(monkeypatch: pytest.MonkeyP
         cut.append((at_once, pieces_of(tokens, queries, kv_heads, at_once)))
         return cut[-1][1]
 
-    monkeypatch.setattr(prefix_levels, "pieces_of", noted)
+    monkeypatch.setattr(prefix_attention, "pieces_of", noted)
     spec: dict[str, Any] = {"model": "small", "dtype": "bf16"}
     point = {"prefix": 4096, "generations": 2, "new_tokens": 2, "groups": 1}
     if beside:

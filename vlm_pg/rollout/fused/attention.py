@@ -6,6 +6,8 @@ pieces' results.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -18,26 +20,10 @@ PART_KEYS, BLOCK_BYTES, PART_WARPS = 256, 8192, 8
 
 @triton.jit
 def attended_part(  # type: ignore[no-untyped-def]
-    q,
-    keys,
-    values,
-    lengths,
-    out,
-    out_lse,
-    rows,
-    scale,
-    q_row,
-    q_head,
-    key_row,
-    key_token,
-    KEYS: tl.constexpr,
-    K: tl.constexpr,
-    REPEATS: tl.constexpr,
-    HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    ROOM: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    q, keys, values, lengths, out, out_lse, rows, scale, q_row, q_head, key_row, key_token,
+    KEYS: tl.constexpr, K: tl.constexpr, REPEATS: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr,
+    ROOM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """A program: KEYS tokens of one row and one key-value head, BLOCK at a time. HEADS >= REPEATS, ROOM >= SIZE."""
     row, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     first, length = part * KEYS, tl.load(lengths + row)
@@ -84,7 +70,7 @@ def own_attention(
     Returns:
         fp32 [S, R, N, H] and fp32 [S, N, R]; where a part has none of a row's tokens, anything, and -inf.
     """
-    out, out_lse = _parts(q, keys)
+    out, out_lse = _attended_results(q, keys)
     if not len(q):
         return out, out_lse
     (rows, heads, size), kv_heads = q.shape, keys.shape[2]
@@ -101,13 +87,7 @@ def own_attention(
 
 
 @own_attention.register_fake
-def _(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _parts(q, keys)
-
-
-def _parts(q: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _attended_results(q: torch.Tensor, keys: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     (rows, heads, size), parts = q.shape, -(-keys.shape[1] // PART_KEYS)
     wide = torch.float32
     return q.new_empty(parts, rows, heads, size, dtype=wide), q.new_empty(parts, heads, rows, dtype=wide)
@@ -125,30 +105,11 @@ def joined(total, weight, top, values, lse):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def merged_head(  # type: ignore[no-untyped-def]
-    own,
-    own_lse,
-    parts,
-    parts_lse,
-    places,
-    out,
-    out_lse,
-    rows,
-    own_parts,
-    pieces,
-    lse_part,
-    lse_head,
-    lse_row,
-    part_row,
-    part_head,
-    part_lse_head,
-    part_lse_row,
-    N: tl.constexpr,
-    REPEATS: tl.constexpr,
-    SIZE: tl.constexpr,
-    ROOM: tl.constexpr,
-    PARTS: tl.constexpr,
+    own, own_lse, parts, parts_lse, places, out, out_lse, rows, own_parts, pieces, lse_part, lse_head, lse_row,
+    part_row, part_head, part_lse_head, part_lse_row,
+    N: tl.constexpr, REPEATS: tl.constexpr, SIZE: tl.constexpr, ROOM: tl.constexpr, PARTS: tl.constexpr,
     PIECES: tl.constexpr,
-):
+):  # fmt: skip
     """A program: one query head of one row, with PARTS of its own tokens and then PIECES pieces at a time."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, ROOM)
@@ -202,7 +163,7 @@ def merge_parts(
     Returns:
         [R, N, H] and fp32 [N, R].
     """
-    out, out_lse = _results(own, own_lse, dtype)
+    out, out_lse = _merged_results(own, own_lse, dtype)
     rows, heads, size = out.shape
     if not out.numel():
         return out, out_lse
@@ -219,16 +180,5 @@ def merge_parts(
 
 
 @merge_parts.register_fake
-def _(
-    own: torch.Tensor,
-    own_lse: torch.Tensor,
-    parts: torch.Tensor,
-    parts_lse: torch.Tensor,
-    places: torch.Tensor,
-    dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _results(own, own_lse, dtype)
-
-
-def _results(own: torch.Tensor, own_lse: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    return own.new_empty(own.shape[1:], dtype=dtype), own_lse.new_empty(own_lse.shape[1:])
+def _merged_results(own: torch.Tensor, own_lse: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return own.new_empty(own.shape[1:], dtype=rest[-1]), own_lse.new_empty(own_lse.shape[1:])

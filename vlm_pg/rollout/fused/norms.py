@@ -1,6 +1,8 @@
-"""Root mean square norms of rows as one kernel, with the residual sum before them where there is one."""
+"""RMS norms, with the residual sum before them where there is one, and the SwiGLU gate as one kernel each."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -12,22 +14,9 @@ HELD = 2048
 
 @triton.jit
 def normed_rows(  # type: ignore[no-untyped-def]
-    x,
-    residual,
-    weight,
-    total,
-    out,
-    rows,
-    inner,
-    outer_stride,
-    stride,
-    epsilon,
-    WIDTH: tl.constexpr,
-    ROOM: tl.constexpr,
-    ROWS: tl.constexpr,
-    AROUND_ONE: tl.constexpr,
-    ADDS: tl.constexpr,
-):
+    x, residual, weight, total, out, rows, inner, outer_stride, stride, epsilon,
+    WIDTH: tl.constexpr, ROOM: tl.constexpr, ROWS: tl.constexpr, AROUND_ONE: tl.constexpr, ADDS: tl.constexpr,
+):  # fmt: skip
     """A program: some rows of x, ``inner`` at a time ``stride`` apart; all others are contiguous. ROOM >= WIDTH.
 
     ADDS: of x + residual, which is rounded and kept as ``total``.
@@ -64,14 +53,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: 
         around_one: times one plus the weight, rounded once, as Qwen3.5 has it; else the normed number is rounded to the
             dtype of x before it is multiplied, as Qwen2 and Qwen3 have it.
     """
-    out = _result(x, weight, around_one)
+    out = _result(x, weight, epsilon, around_one)
     _launch(x, None, weight, None, out, epsilon, around_one)
     return out
-
-
-@rms_norm.register_fake
-def _(x: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: bool) -> torch.Tensor:
-    return _result(x, weight, around_one)
 
 
 @torch.library.custom_op("vlm_pg::add_norm", mutates_args=())
@@ -79,17 +63,15 @@ def add_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x + residual, both [..., D], contiguous and of one dtype, and the ``rms_norm`` of this sum."""
-    total, out = torch.empty_like(x), _result(x, weight, around_one)
+    total, out = torch.empty_like(x), _result(x, weight, epsilon, around_one)
     assert x.is_contiguous() and residual.is_contiguous() and (x.shape, x.dtype) == (residual.shape, residual.dtype)
     _launch(x, residual, weight, total, out, epsilon, around_one)
     return total, out
 
 
 @add_norm.register_fake
-def _(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(x), _result(x, weight, around_one)
+def _(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), _result(x, weight, *rest)
 
 
 def _launch(
@@ -116,7 +98,8 @@ def _launch(
         )  # fmt: skip
 
 
-def _result(x: torch.Tensor, weight: torch.Tensor, around_one: bool) -> torch.Tensor:
+@rms_norm.register_fake
+def _result(x: torch.Tensor, weight: torch.Tensor, epsilon: float, around_one: bool) -> torch.Tensor:
     dtype = x.dtype if around_one else torch.promote_types(x.dtype, weight.dtype)
     return x.new_empty(x.shape, dtype=dtype)
 
@@ -124,3 +107,42 @@ def _result(x: torch.Tensor, weight: torch.Tensor, around_one: bool) -> torch.Te
 def warps(numbers: int) -> int:
     """Of a program that holds so many: some eight to sixteen a thread."""
     return min(8, max(1, numbers // 512))
+
+
+NUMBERS = 1024
+
+
+@triton.jit
+def gated(gate, up, out, count, gate_row, up_row, WIDTH: tl.constexpr, NUMBERS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A program: some numbers of rows of WIDTH, ``gate_row`` and ``up_row`` apart; out is contiguous."""
+    place = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
+    inside = place < count
+    row, column = place // WIDTH, place % WIDTH
+    given = tl.load(gate + row * gate_row + column, mask=inside, other=0.0)
+    wide = given.to(tl.float32)
+    active = (wide / (1.0 + tl.exp(-wide))).to(given.dtype).to(tl.float32)
+    product = active * tl.load(up + row * up_row + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + place, product.to(out.dtype.element_ty), mask=inside)
+
+
+@torch.library.custom_op("vlm_pg::silu_mul", mutates_args=())
+def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up of one shape [..., F] and dtype, with silu(gate) rounded to that dtype as by a module.
+
+    Numbers of a row lie side by side and rows equally far apart: both may be parts of one tensor.
+    """
+    out, width = gate.new_empty(gate.shape), gate.shape[-1]
+    if not out.numel():
+        return out
+    gates, ups = gate.view(-1, width), up.view(-1, width)
+    assert gates.stride(1) == ups.stride(1) == 1
+    with torch.cuda.device_of(gate):
+        gated[(triton.cdiv(out.numel(), NUMBERS),)](
+            gate, up, out, out.numel(), gates.stride(0), ups.stride(0), width, NUMBERS, enable_fp_fusion=False
+        )
+    return out
+
+
+@silu_mul.register_fake
+def _(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return gate.new_empty(gate.shape)

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vlm_pg.rollout.delta_step import NORM_EPSILON
+from vlm_pg.rollout.linear_step import NORM_EPSILON
 
 # Columns of the state that one program holds: [128, 32] in fp32 are 32 registers a thread of 4 warps.
 COLUMNS = 32
@@ -18,20 +18,9 @@ COLUMNS = 32
 
 @triton.jit
 def one_token(  # type: ignore[no-untyped-def]
-    state,
-    query,
-    key,
-    value,
-    log_decay,
-    beta,
-    out,
-    scale,
-    epsilon,
-    KEY: tl.constexpr,
-    VALUE: tl.constexpr,
-    KEY_ROOM: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    state, query, key, value, log_decay, beta, out, scale, epsilon,
+    KEY: tl.constexpr, VALUE: tl.constexpr, KEY_ROOM: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """A program: some columns of the state of one head of one row. All tensors are contiguous; KEY_ROOM >= KEY."""
     head = tl.program_id(0).to(tl.int64)
     rows = tl.arange(0, KEY_ROOM)
@@ -51,16 +40,9 @@ def one_token(  # type: ignore[no-untyped-def]
     tl.store(out + head * VALUE + columns, tl.sum(s * q[:, None], 0), mask=in_value)
 
 
-def gated_delta_step_(
-    state: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    log_decay: torch.Tensor,
-    beta: torch.Tensor,
-) -> torch.Tensor:
-    """As ``delta_step.gated_delta_step_``."""
-    return _step_(state, *(x.contiguous() for x in (query, key, value, log_decay, beta)))
+def gated_delta_step_(state: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
+    """As ``linear_step.gated_delta_step_``."""
+    return _step_(state, *(x.contiguous() for x in operands))
 
 
 @torch.library.custom_op("vlm_pg::gated_delta_step_", mutates_args=("state",))
@@ -72,7 +54,7 @@ def _step_(
     log_decay: torch.Tensor,
     beta: torch.Tensor,
 ) -> torch.Tensor:
-    """An operator of torch, so that whoever watches operators sees it; all operands are contiguous."""
+    """A torch operator, so that dispatch modes count it; all operands are contiguous."""
     size, columns = state.shape[-2:]
     out = state.new_empty(value.shape)
     grid = (state.shape[0] * state.shape[1], triton.cdiv(columns, COLUMNS))
@@ -88,12 +70,5 @@ def _step_(
 
 
 @_step_.register_fake
-def _(
-    state: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    log_decay: torch.Tensor,
-    beta: torch.Tensor,
-) -> torch.Tensor:
+def _(state: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object) -> torch.Tensor:
     return state.new_empty(value.shape)

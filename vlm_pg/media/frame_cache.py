@@ -1,37 +1,42 @@
-"""Media decoded once, ever: their sampled and resized frames on disk, by what they were made of.
+"""Decoded media on disk: sampled and resized frames, decoded once, under a key of all that decides them.
 
-A file's content, the part of it that is shown, everything in the settings that decides about frames, and what decodes
-and resizes (``made_with``) are an entry's key. So the same frames come back bit for bit, whatever a file is called and
-whoever asks, and nothing has to be told when a file or a setting changes.
+The key is of the file's content, the part of it that is shown, the settings that decide about frames, and the decoders,
+machine and source of this package (``made_with``). So the same frames come back bit for bit, whatever a file is called
+and whichever process reads it, and no entry has to be invalidated when a file or a setting changes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from vlm_pg.cache.entry_file import Damaged
+import numpy as np
+
+from vlm_pg.cache.entry_file import Damaged, Entry
+from vlm_pg.cache.machine import gpu_driver, gpu_models
 from vlm_pg.cache.notes import say
 from vlm_pg.cache.room import Outcome
 from vlm_pg.cache.settings import CacheSettings
+from vlm_pg.cache.source_code import source_digest
 from vlm_pg.cache.store import Store, key_of
 from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure
-from vlm_pg.media.container import judge
-from vlm_pg.media.content import open_regular
+from vlm_pg.media.container import judge, open_regular
 from vlm_pg.media.decode_file import decode_file
-from vlm_pg.media.frame_entry import entry_of, media_of, most_entry_bytes, most_frame_bytes
 from vlm_pg.media.frame_folder import content_of_frames, folder_state, list_frames
 from vlm_pg.media.images import check_file_size, most_file_bytes
-from vlm_pg.media.made_with import made_with
+from vlm_pg.media.sampling import MAX_ASPECT_RATIO
 from vlm_pg.media.selection import WHOLE, Part
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.types import DecodedMedia, MediaKind
+from vlm_pg.types import Cue, DecodedMedia, MediaKind
 
 KIND, FEATURES = "frames", "features"
 # They decide how frames are made, not which and how: everything else is part of the key, limits that refuse a file too.
@@ -205,3 +210,172 @@ def _store(folder: Path, max_bytes: int, since: float | None) -> Store:
 
 def _of_frames(settings: MediaSettings) -> Mapping[str, Any]:
     return settings.model_dump(mode="json", exclude=set(_NOT_OF_THE_FRAMES))
+
+
+def most_frame_bytes(kind: MediaKind, settings: MediaSettings, factor: int, part: Part) -> int:
+    """More bytes than any medium's frames can have that is read so."""
+    count = 1 if kind == "image" else max(settings.most_frames, len(part.times))
+    wanted = settings.image_max_pixels if kind == "image" else settings.max_pixels
+    # A frame that is narrow beyond measure has one factor for a side. Sides are rounded, none to its double.
+    return 4 * 3 * count * max(wanted, MAX_ASPECT_RATIO * factor * factor)
+
+
+def most_entry_bytes(frame_bytes: int) -> int:
+    """More than frames of so many bytes and their subtitles take in an entry."""
+    return frame_bytes + frame_bytes // 64 + (32 << 20)
+
+
+def entry_of(media: DecodedMedia) -> Entry:
+    """A medium as an entry."""
+    about = {
+        "kind": media.kind,
+        "shape": list(media.frames.shape),
+        "frame_seconds": list(media.frame_seconds),
+        "sampled_fps": media.sampled_fps,
+        "decoder": media.decoder,
+        "subtitles": [asdict(cue) for cue in media.subtitles],
+    }
+    return Entry({"packed": packed(media.frames)}, about)
+
+
+def media_of(entry: Entry, kind: MediaKind, factor: int, most_bytes: int) -> DecodedMedia:
+    """The medium of an entry.
+
+    Args:
+        entry: of ``entry_of``.
+        kind, factor: what was asked for.
+        most_bytes: of its frames.
+
+    Raises:
+        Damaged: it describes no medium of this kind, or a larger one, or its frames do not unpack.
+    """
+    try:
+        about = entry.about
+        shape, seconds = about["shape"], about["frame_seconds"]
+        cues = tuple(Cue(**cue) for cue in about["subtitles"])
+        numbers = [*seconds, about["sampled_fps"], *(time for cue in cues for time in (cue.start, cue.end))]
+        right = (
+            about["kind"] == kind
+            and _is_shape(shape, factor, most_bytes)
+            and len(seconds) == shape[0]
+            and all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
+            and all(isinstance(text, str) for text in (about["decoder"], *(cue.text for cue in cues)))
+        )
+        if not right:
+            raise Damaged("it describes no such medium")
+        frames = unpacked(entry.tensors["packed"], shape)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
+        raise Damaged(str(error)) from error
+    return DecodedMedia(kind, frames, tuple(seconds), about["sampled_fps"], about["decoder"], cues)
+
+
+def _is_shape(shape: Any, factor: int, most_bytes: int) -> bool:
+    """Whether it is [F, 3, height, width] of frames that the tower takes."""
+    if not isinstance(shape, list) or len(shape) != 4 or not all(type(side) is int and side > 0 for side in shape):
+        return False
+    return shape[1] == 3 and not shape[2] % factor and not shape[3] % factor and math.prod(shape) <= most_bytes
+
+
+def packed(frames: np.ndarray) -> np.ndarray:
+    """Frames [F, 3, height, width] without loss in about half of their bytes: uint8 [N].
+
+    Colours are alike and so are neighbouring rows, so green and blue are stored as differences from red, then each
+    row as one from the row above, and what is left is packed by Zstandard.
+    """
+    import pyarrow
+
+    left = frames.copy()
+    left[:, 1:] -= frames[:, :1]
+    left[:, :, 1:] -= left[:, :, :-1].copy()
+    return np.frombuffer(pyarrow.compress(left.tobytes(), codec="zstd", asbytes=True), dtype=np.uint8)
+
+
+def unpacked(content: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """The frames of ``packed``.
+
+    Raises:
+        OSError: it unpacks to more or fewer bytes, or to none.
+    """
+    import pyarrow
+
+    size = math.prod(shape)
+    whole = pyarrow.decompress(content.tobytes(), decompressed_size=size, codec="zstd", asbytes=True)
+    frames = np.frombuffer(whole, dtype=np.uint8).reshape(shape)
+    frames = np.add.accumulate(frames, axis=2, dtype=np.uint8)
+    frames[:, 1:] += frames[:, :1]
+    return frames
+
+
+# A folder of pictures is a video that Pillow decodes.
+MadeOf = Literal["image", "video", "folder"]
+_HERE = Path(__file__).parent
+_ALWAYS = ("qwen-vl-utils",)
+# PyAV reads the index of a video whatever decodes it.
+_OF_KIND: Mapping[MadeOf, tuple[str, ...]] = {
+    "image": ("pillow",),
+    "video": ("av", "torch"),
+    "folder": ("pillow", "torch"),
+}
+_PILLOW_LIBRARIES = ("jpg", "libjpeg_turbo", "webp", "zlib", "zlib_ng")
+
+
+@cache
+def made_with(kind: MadeOf, decoder: str, device: str) -> Mapping[str, Any]:
+    """Of media of a kind, JSON values by which frames of the same file and settings can differ.
+
+    Our own code is all of this package's: what is left out of a list would be forgotten.
+
+    Args:
+        decoder, device: as in the settings.
+    """
+    chosen = decoder in ("decord", "torchcodec") and kind != "folder"
+    packages = (*_ALWAYS, *_OF_KIND[kind], *((decoder,) if chosen else ()))
+    return {
+        "code": source_digest(_HERE.glob("*.py")),
+        "packages": {package: _version(package) for package in packages},
+        "machine": platform.machine(),
+        **(_of_video(decoder, device) if kind == "video" else _of_image()),
+        **({"instructions": _instructions()} if kind == "folder" else {}),
+    }
+
+
+def _instructions() -> str:
+    import torch
+
+    return str(torch.backends.cpu.get_cpu_capability())
+
+
+def _of_image() -> dict[str, Any]:
+    from PIL import features
+
+    return {"pillow": {name: features.version(name) for name in _PILLOW_LIBRARIES}}
+
+
+def _of_video(decoder: str, device: str) -> dict[str, Any]:
+    import av
+
+    found: dict[str, Any] = {"ffmpeg": [av.ffmpeg_version_info, av.library_versions], "instructions": _instructions()}
+    if decoder == "torchcodec":
+        from vlm_pg.media.video_decoders import ffmpeg_versions
+
+        found["torchcodec's ffmpeg"] = ffmpeg_versions()
+    return found if device == "cpu" else {**found, "gpu": _gpu()}
+
+
+def _gpu() -> list[str]:
+    """A process that finds all frames in the cache need not start CUDA, unless nothing else says what GPU it is."""
+    models = gpu_models()
+    if not models:
+        import torch
+
+        from vlm_pg.media.video_decoders import gpu_number
+
+        models = [torch.cuda.get_device_name(gpu_number())]
+    return [*models, *gpu_driver()]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
