@@ -10,11 +10,10 @@ import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.errors import ConfigError, printable
+from vlm_pg.errors import printable
 from vlm_pg.eval.answer_files import AnswerFiles, Row, answers_path
 from vlm_pg.eval.contracts import Answered, Judged, Output
 from vlm_pg.eval.judging.asked import TooLong, decision, enquiry_about, gold_of
@@ -23,8 +22,7 @@ from vlm_pg.eval.judging.figures import judged_row
 from vlm_pg.eval.judging.forms import Enquiry, prompts_digest
 from vlm_pg.eval.judging.settings import EvalJudgeSettings
 from vlm_pg.eval.reading import WholeReader
-from vlm_pg.http.chat import ChatServer, NoReply
-from vlm_pg.http.keys import read_key
+from vlm_pg.http.chat import ChatServer, NoReply, judge_key
 from vlm_pg.observe.console import Console
 from vlm_pg.rewards.settings import RewardSettings
 
@@ -40,15 +38,11 @@ def check_judge(settings: EvalJudgeSettings) -> str | None:
     """The judge's key; before hours of answering, whether a judge could be asked at all.
 
     Raises:
-        ConfigError: there is a judge, and its key variable is not set, or httpx2 is not installed.
+        ConfigError: there is a judge, and its key variable is not set, or openai is not installed.
     """
     if settings.url is None:
         return None
-    if find_spec("httpx2") is None:
-        raise ConfigError(
-            "eval.judge needs httpx2, which is not installed. Install vlm-pg[server], or set eval.judge.url=null."
-        )
-    return read_key("eval.judge", settings.api_key_variable)
+    return judge_key("eval.judge", settings.api_key_variable, "set eval.judge.url=null")
 
 
 @dataclass(frozen=True)
