@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from vlm_pg.config_errors import describe
+from vlm_pg.config_files import describe
 from vlm_pg.errors import ConfigError
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.models.settings import ModelSettings

@@ -21,7 +21,6 @@ from vlm_pg.media.frame_folder import FrameFolder
 from vlm_pg.media.images import decode_image
 from vlm_pg.media.index import TooManyFrames, VideoIndex, index_of
 from vlm_pg.media.limits import check_frame_size, check_length, too_large
-from vlm_pg.media.parent import ask
 from vlm_pg.media.remote import download
 from vlm_pg.media.resizing import resize_frames
 from vlm_pg.media.seeking import FrameTooLarge
@@ -31,6 +30,7 @@ from vlm_pg.media.subtitles import cues_within, read_subtitles
 from vlm_pg.media.torchcodec_decoder import TorchCodecDecoder
 from vlm_pg.media.urls import shown_url
 from vlm_pg.media.video_decoders import Decoder, DecordDecoder, PyAVDecoder
+from vlm_pg.media.worker import ask
 from vlm_pg.types import Cue, DecodedMedia, MediaKind
 
 # decoded frames are resized in runs, so that a long video in 4K does not fill the memory

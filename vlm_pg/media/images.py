@@ -17,9 +17,9 @@ from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.content import open_regular
 from vlm_pg.media.image_header import MAX_SCANS, jpeg_scans, webp_size
-from vlm_pg.media.parent import ask
 from vlm_pg.media.sampling import resized_size
 from vlm_pg.media.settings import MediaSettings
+from vlm_pg.media.worker import ask
 from vlm_pg.types import DecodedMedia
 
 FORMATS = ("JPEG", "PNG", "WEBP")

@@ -154,11 +154,8 @@ def test_the_first_that_is_no_consequence_is_the_root_cause() -> None:
     echo = Loss(standing(1), Failure("RuntimeError", "gloo", about_others=True))
     gone, gone_too = Loss(standing(2)), Loss(standing(3))
     failed = Loss(standing(4), Failure("ValueError", "no"))
-    assert (
-        root_cause([echo, gone, failed]) == gone
-        and root_cause([echo, failed, gone]) == failed
-        and root_cause([echo]) == echo
-    )
+    assert root_cause([echo, gone, failed]) == gone and root_cause([echo, failed, gone]) == failed
+    assert root_cause([echo]) == echo
     assert root_cause([echo, gone_too, gone]) == Loss(standing(3), None, (2,))
 
 
