@@ -103,20 +103,29 @@ def _is_connected() -> bool:
     return is_distributed()
 
 
-def is_override(word: str) -> bool:
-    """Whether a word of the command line is KEY=VALUE."""
-    return "=" in word and not word.startswith("-")
-
-
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     # argparse takes no overrides that follow an option ("eval CHECKPOINT --config CONFIG training.steps=5").
-    if rest and not (hasattr(arguments, "overrides") and all(map(is_override, rest))):
+    if rest and not (hasattr(arguments, "overrides") and all(map(_is_assignment, rest))):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]
+    # An override in the place of an optional argument ("check CONFIG training.steps=5", "eval training.steps=5").
+    if arguments.command == "check" and arguments.data is not None and _is_override(arguments.config):
+        arguments.overrides = [arguments.config, *arguments.overrides]
+        arguments.data, arguments.config = None, arguments.data
+    if arguments.command == "eval" and arguments.target is not None and _is_override(arguments.target):
+        arguments.target, arguments.overrides = None, [arguments.target, *arguments.overrides]
     return arguments
+
+
+def _is_assignment(word: str) -> bool:
+    return "=" in word and not word.startswith("-")
+
+
+def _is_override(word: str) -> bool:
+    return _is_assignment(word) and not Path(word).exists()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -128,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=raw,
     )
     parser.add_argument("--version", action="version", version=f"vlm-pg {vlm_pg.__version__}")
+    parser.set_defaults(default_run=DEFAULT_RUN)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add(name: str, summary: str) -> argparse.ArgumentParser:

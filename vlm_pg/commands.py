@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm_pg.cli import DEFAULT_RUN, is_override
 from vlm_pg.errors import CheckpointError, ConfigError
 from vlm_pg.files import file_errors_explained
 from vlm_pg.imports import imported_at_once
@@ -74,10 +73,7 @@ def prepare(arguments: argparse.Namespace) -> int:
 def check(arguments: argparse.Namespace) -> int:
     from vlm_pg.config import load_config
 
-    data, path, overrides = arguments.data, arguments.config, list(arguments.overrides)
-    if data is not None and is_override(path) and not Path(path).exists():
-        data, path, overrides = None, data, [path, *overrides]
-    config = load_config(path, overrides)
+    data, config = arguments.data, load_config(arguments.config, arguments.overrides)
     if data is None:
         check_training_data(config)
         check_evaluation_data(config)
@@ -90,15 +86,13 @@ def check(arguments: argparse.Namespace) -> int:
 def eval(arguments: argparse.Namespace) -> int:
     _use_expandable_segments()
     target, overrides = arguments.target, list(arguments.overrides)
-    if target is not None and is_override(target) and not Path(target).exists():
-        target, overrides = None, [target, *overrides]
     if arguments.prompts is not None:
         return _eval_prompts(arguments.prompts, arguments.config, target, overrides)
     if arguments.like is not None:
         return _eval_like(arguments.like, target, arguments.config, overrides)
     from vlm_pg.config import load_config
 
-    config_path, checkpoint = _choose_evaluation(target, arguments.config)
+    config_path, checkpoint = _choose_evaluation(target, arguments.config, arguments.default_run)
     config = load_config(config_path, overrides)
     check_evaluation_data(config)
     with imported_at_once():
@@ -131,7 +125,7 @@ def report(arguments: argparse.Namespace) -> int:
     if not arguments.run_dir.is_dir():
         raise ConfigError(
             f"{arguments.run_dir} is not a folder. A report is written from a run's folder. "
-            f"Give one, for example {DEFAULT_RUN}."
+            f"Give one, for example {arguments.default_run}."
         )
     if (arguments.run_dir / "result.json").is_file():
         from vlm_pg.eval.report import write_eval_report
@@ -146,7 +140,7 @@ def report(arguments: argparse.Namespace) -> int:
     if arguments.compare or arguments.steps:
         raise ConfigError(
             f"{arguments.run_dir} has no result.json. --compare and --steps are for the folders of evaluations, such "
-            f"as {DEFAULT_RUN}/eval-step-000100. Give one."
+            f"as {arguments.default_run}/eval-step-000100. Give one."
         )
     from vlm_pg.observe.report import write_report
 
@@ -296,11 +290,11 @@ def _eval_prompts(name: str, config_path: Path | None, target: str | None, overr
     return EXIT_OK
 
 
-def _choose_evaluation(target: str | None, config: Path | None) -> tuple[Path, Path | None]:
+def _choose_evaluation(target: str | None, config: Path | None, default_run: str) -> tuple[Path, Path | None]:
     """The config and the checkpoint to evaluate; no checkpoint means the model that the config names.
 
     ``target`` may be a run's folder (its newest checkpoint), a checkpoint, a model folder (with ``config``), or a
-    config file. Without a target it is ``DEFAULT_RUN``, unless there is a ``config``.
+    config file. Without a target it is ``default_run``, unless there is a ``config``.
 
     Raises:
         ConfigError: the target does not exist, or no config belongs to it.
@@ -308,7 +302,7 @@ def _choose_evaluation(target: str | None, config: Path | None) -> tuple[Path, P
     """
     if target is None and config is not None:
         return config, None
-    path = Path(DEFAULT_RUN if target is None else target)
+    path = Path(default_run if target is None else target)
     if not path.exists():
         hint = "Run bash scripts/train_video.sh first, or name another." if target is None else _EVAL_TARGETS
         raise ConfigError(f"{path} does not exist. It must be a checkpoint or a run's folder. {hint}")
